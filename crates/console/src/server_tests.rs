@@ -2,12 +2,16 @@
 
 use std::sync::Mutex;
 
+use hyper::header::{self, HeaderMap, HeaderValue};
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use super::request::{BODY_BYTES, cookie, pairs, parse};
 use super::*;
 use crate::config::{RoleName, TokenConfig};
-use crate::parts::{ClusterPart, ClustersPart, ProxyPart, Served};
+use crate::parts::{Action, ClusterPart, ClustersPart, ProxyPart, Refusal, Served};
 use crate::picture::{Client, Clients, Cluster, PoolNumbers, ProxyNumbers, Statement, Statements};
+use crate::search::Search;
 
 const SECRET: &str = "kp_an-operator's-token";
 

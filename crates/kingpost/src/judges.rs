@@ -52,19 +52,23 @@ impl<T> Queue<T> {
         *self.judge.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(judge);
     }
 
-    /// Asks when it is the question's turn; the limit is for waiting and asking together.
+    /// Asks when it is the question's turn; the limit is for waiting and asking together. Where the judge could not judge, `warn` says why.
     async fn ask<E>(
         &self,
         limit: Duration,
         late: impl FnOnce(Duration) -> E,
         asked: impl Future<Output = Result<Verdict, E>>,
-    ) -> Result<Verdict, E> {
+        warn: impl FnOnce(E),
+    ) -> Verdict {
         let in_turn = async {
             // Never closed.
             let _turn = self.asking.acquire().await;
             asked.await
         };
-        timeout(limit, in_turn).await.unwrap_or_else(|_| Err(late(limit)))
+        timeout(limit, in_turn).await.unwrap_or_else(|_| Err(late(limit))).unwrap_or_else(|error| {
+            warn(error);
+            Verdict::Unknown
+        })
     }
 }
 
@@ -108,43 +112,33 @@ impl Judges {
     }
 
     async fn judge(&self, question: &Question) -> Verdict {
+        use crate::{helper, ldap, oauth};
         let user = &*question.user;
         match &question.by {
             Judge::Ldap(by) => {
-                let directory = self.directory.judge();
-                let asked = directory.ask(question, by);
-                let verdict = self.directory.ask(directory.timeout(), crate::ldap::Unable::Late, asked).await;
-                verdict.unwrap_or_else(|error| {
-                    tracing::warn!(user, %error, "the LDAP server could not be asked about a user's password");
-                    Verdict::Unknown
-                })
+                let judge = self.directory.judge();
+                let asked = judge.ask(question, by);
+                let warn =
+                    |error| tracing::warn!(user, %error, "the LDAP server could not be asked about a user's password");
+                self.directory.ask(judge.timeout(), ldap::Unable::Late, asked, warn).await
             }
             Judge::Pam(by) => {
-                let modules = self.modules.judge();
-                let asked = modules.ask(question, by);
-                let verdict = self.modules.ask(modules.timeout(), crate::helper::Unable::Late, asked).await;
-                verdict.unwrap_or_else(|error| {
-                    tracing::warn!(user, service = by.service, %error, "PAM could not be asked about a user's password");
-                    Verdict::Unknown
-                })
+                let judge = self.modules.judge();
+                let asked = judge.ask(question, by);
+                let warn = |error| tracing::warn!(user, service = by.service, %error, "PAM could not be asked about a user's password");
+                self.modules.ask(judge.timeout(), helper::Unable::Late, asked, warn).await
             }
             Judge::Gss(_) => {
-                let tokens = self.tokens.judge();
-                let asked = tokens.ask(question);
-                let verdict = self.tokens.ask(tokens.timeout(), crate::helper::Unable::Late, asked).await;
-                verdict.unwrap_or_else(|error| {
-                    tracing::warn!(user, %error, "a user's token of GSSAPI could not be looked at");
-                    Verdict::Unknown
-                })
+                let judge = self.tokens.judge();
+                let asked = judge.ask(question);
+                let warn = |error| tracing::warn!(user, %error, "a user's token of GSSAPI could not be looked at");
+                self.tokens.ask(judge.timeout(), helper::Unable::Late, asked, warn).await
             }
             Judge::OAuth(by) => {
-                let issuers = self.issuers.judge();
-                let asked = issuers.ask(question, by);
-                let verdict = self.issuers.ask(issuers.timeout(), crate::oauth::Unable::Late, asked).await;
-                verdict.unwrap_or_else(|error| {
-                    tracing::warn!(user, issuer = by.issuer.text(), %error, "a user's token could not be judged");
-                    Verdict::Unknown
-                })
+                let judge = self.issuers.judge();
+                let asked = judge.ask(question, by);
+                let warn = |error| tracing::warn!(user, issuer = by.issuer.text(), %error, "a user's token could not be judged");
+                self.issuers.ask(judge.timeout(), oauth::Unable::Late, asked, warn).await
             }
         }
     }

@@ -47,9 +47,9 @@ pub struct Asked<'a> {
 
 /// Where a client is led.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Lead<'a> {
+pub enum Lead {
     /// To this cluster.
-    To(&'a Arc<str>),
+    To(Arc<str>),
     /// Nowhere: more than one cluster has the database. The text is for the client.
     Nowhere(String),
 }
@@ -152,23 +152,23 @@ impl Directory {
     /// The cluster that a client is led to. What its TLS handshake asks for comes first, then the database by its name, then `*`. Whom nothing
     /// fits goes to the first cluster, which says what is wrong.
     #[must_use]
-    pub fn lead(&self, asked: Asked<'_>) -> Option<Lead<'_>> {
+    pub fn lead(&self, asked: Asked<'_>) -> Option<Lead> {
         let first = self.entries.first()?;
         let database = asked.database.unwrap_or_default();
         if let Some(of) = console_of(database).and_then(|name| self.entries.iter().find(|entry| *entry.name == *name))
             && !self.entries.iter().any(|entry| entry.databases.contains(database))
         {
-            return Some(Lead::To(&of.name));
+            return Some(Lead::To(of.name.clone()));
         }
         if let Some(wanted) = asked.server_name
             && let Some(of) = self.entries.iter().find(|entry| entry.is_called(wanted))
         {
-            return Some(Lead::To(&of.name));
+            return Some(Lead::To(of.name.clone()));
         }
         if console::DATABASES.contains(&database)
             && !self.entries.iter().any(|entry| entry.databases.contains(database))
         {
-            return Some(Lead::To(&first.name));
+            return Some(Lead::To(first.name.clone()));
         }
         for fits in
             [&(|entry: &&Entry| entry.databases.contains(database)) as &dyn Fn(&&Entry) -> bool, &|entry| entry.others]
@@ -176,13 +176,13 @@ impl Directory {
             let fitting: Vec<&Entry> = self.entries.iter().filter(|entry| fits(entry)).collect();
             return Some(match fitting.as_slice() {
                 [] => continue,
-                [one] => Lead::To(&one.name),
+                [one] => Lead::To(one.name.clone()),
                 // The first cluster is the one that is meant where nothing is said.
-                [one, ..] if one.name == first.name => Lead::To(&one.name),
+                [one, ..] if one.name == first.name => Lead::To(one.name.clone()),
                 several => Lead::Nowhere(ambiguous(database, several)),
             });
         }
-        Some(Lead::To(&first.name))
+        Some(Lead::To(first.name.clone()))
     }
 
     /// The clusters' names, the first one first.
@@ -413,8 +413,8 @@ mod tests {
         assert_eq!(led(&directory, None, "any"), "a");
         assert_eq!(led(&directory, Some("b.example"), "any"), "b");
         let asked = Asked { server_name: Some("b.example"), database: None };
-        assert_eq!(directory.lead(asked), Some(Lead::To(&"b".into())));
-        assert_eq!(directory.lead(Asked { server_name: None, database: None }), Some(Lead::To(&"a".into())));
+        assert_eq!(directory.lead(asked), Some(Lead::To("b".into())));
+        assert_eq!(directory.lead(Asked { server_name: None, database: None }), Some(Lead::To("a".into())));
         assert_eq!(led(&Directory::default(), None, "any"), "alone");
     }
 

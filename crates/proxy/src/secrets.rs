@@ -56,19 +56,35 @@ pub enum SecretsError {
 /// One secret, by its form.
 enum Form {
     Scram(Verifier),
+    Other(Other),
+}
+
+/// One that has no salt that all of a user's logins would have to share.
+enum Other {
     Md5(md5::Verifier),
     Password(String),
+}
+
+/// A user's secrets, each kind in the order in which it was given; they can stand beside one another.
+#[derive(Default)]
+struct Sorted {
+    scram: Option<Verifiers>,
+    others: Vec<Other>,
 }
 
 impl Form {
     fn read(text: &str) -> Result<Form, SecretsError> {
         if let Some(verifier) = md5::Verifier::parse(text) {
-            return Ok(Form::Md5(verifier));
+            return Ok(Form::Other(Other::Md5(verifier)));
         }
         if text.starts_with("SCRAM-SHA-256$") {
             return Verifier::parse(text).map(Form::Scram).map_err(|_| SecretsError::Verifier);
         }
-        Ok(Form::Password(text.to_owned()))
+        Ok(Form::password(text))
+    }
+
+    fn password(text: &str) -> Form {
+        Form::Other(Other::Password(text.to_owned()))
     }
 }
 
@@ -89,14 +105,14 @@ impl Given<'_> {
     /// # Errors
     /// [`SecretsError`]: one can't be used, or not beside the others.
     pub fn check(&self) -> Result<(), SecretsError> {
-        self.forms().map(|_| ())
+        self.sorted().map(|_| ())
     }
 
-    fn forms(&self) -> Result<Vec<Form>, SecretsError> {
-        let mut forms: Vec<Form> =
-            self.password.map(|password| Form::Password(password.to_owned())).into_iter().collect();
+    /// The secrets by their forms: all that can be told of them without hashing.
+    fn sorted(&self) -> Result<Sorted, SecretsError> {
+        let mut forms: Vec<Form> = self.password.map(Form::password).into_iter().collect();
         match self.verifier.map(Form::read).transpose()? {
-            Some(Form::Password(_)) => return Err(SecretsError::Verifier),
+            Some(Form::Other(Other::Password(_))) => return Err(SecretsError::Verifier),
             verifier => forms.extend(verifier),
         }
         for text in self.others {
@@ -105,21 +121,21 @@ impl Given<'_> {
         if forms.len() > MOST_SECRETS {
             return Err(SecretsError::TooMany);
         }
-        let mut scram: Option<Verifiers> = None;
-        for form in &forms {
+        let mut sorted = Sorted::default();
+        for form in forms {
             match form {
-                Form::Scram(verifier) => match &mut scram {
-                    None => scram = Some(verifier.clone().into()),
-                    Some(known) => known.add(verifier.clone()).map_err(|_| SecretsError::OtherSalt)?,
+                Form::Scram(verifier) => match &mut sorted.scram {
+                    None => sorted.scram = Some(verifier.into()),
+                    Some(known) => known.add(verifier).map_err(|_| SecretsError::OtherSalt)?,
                 },
-                Form::Password(password) if password.is_empty() => return Err(SecretsError::Empty),
-                Form::Password(_) | Form::Md5(_) => {}
+                Form::Other(Other::Password(password)) if password.is_empty() => return Err(SecretsError::Empty),
+                Form::Other(other) => sorted.others.push(other),
             }
         }
-        if scram.is_some() && forms.iter().any(|form| matches!(form, Form::Md5(_))) {
+        if sorted.scram.is_some() && sorted.others.iter().any(|other| matches!(other, Other::Md5(_))) {
             return Err(SecretsError::Mixed);
         }
-        Ok(forms)
+        Ok(sorted)
     }
 }
 
@@ -129,23 +145,13 @@ impl Secrets {
     /// # Errors
     /// [`SecretsError`]: one can't be used, or not beside the others.
     pub fn new(name: &str, given: &Given<'_>) -> Result<Secrets, SecretsError> {
-        let forms = given.forms()?;
-        let mut secrets = Secrets::default();
-        // Verifiers first: passwords take their salt.
-        for form in &forms {
-            if let Form::Scram(verifier) = form {
-                secrets.scram_only = true;
-                match &mut secrets.scram {
-                    None => secrets.scram = Some(verifier.clone().into()),
-                    Some(known) => known.add(verifier.clone()).map_err(|_| SecretsError::OtherSalt)?,
-                }
-            }
-        }
-        for form in forms {
-            match form {
-                Form::Scram(_) => {}
-                Form::Md5(verifier) => secrets.md5.push(verifier),
-                Form::Password(password) => {
+        let Sorted { scram, others } = given.sorted()?;
+        // Passwords take the salt of the verifiers.
+        let mut secrets = Secrets { scram_only: scram.is_some(), scram, ..Secrets::default() };
+        for other in others {
+            match other {
+                Other::Md5(verifier) => secrets.md5.push(verifier),
+                Other::Password(password) => {
                     match &mut secrets.scram {
                         None => {
                             let verifier = Verifier::from_password(&password).map_err(SecretsError::Password)?;

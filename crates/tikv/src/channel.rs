@@ -7,10 +7,6 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::ClientConfig;
-use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::ack::LateAcks;
@@ -25,7 +21,7 @@ const CONNECTION_WINDOW: u32 = 4 << 20;
 
 /// Whether and how connections are encrypted.
 #[derive(Clone, Default)]
-pub struct Security(Option<Arc<ClientConfig>>);
+pub struct Security(Option<Arc<tls::Connector>>);
 
 impl std::fmt::Debug for Security {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -55,7 +51,7 @@ impl Security {
             ..tls::ConnectConfig::default()
         };
         let connector = tls::Connector::new(&config).map_err(|error| Error::Tls(Arc::new(error)))?;
-        Ok(Security(connector.map(|connector| connector.speaking(&[b"h2"]))))
+        Ok(Security(connector.map(Arc::new)))
     }
 
     /// Of the `http://host:port` and `https://host:port` that a server says it has: the address to use, without the scheme.
@@ -89,7 +85,10 @@ impl Channels {
             return Ok(channel.clone());
         }
         let tls = self.security.0.clone();
-        let connector = tower::service_fn(move |uri| connect(uri, tls.clone()));
+        let connector = tower::service_fn(move |uri: Uri| {
+            let tls = tls.clone();
+            async move { tls::grpc(&uri, tls.as_ref()).await.map(TokioIo::new) }
+        });
         let channel = endpoint(address)?.connect_with_connector_lazy(connector);
         self.open.rcu(|open| {
             let mut open = if open.len() < MOST { HashMap::clone(open) } else { HashMap::new() };
@@ -105,9 +104,9 @@ impl Channels {
     /// When this is no address.
     pub(crate) fn own(&self, address: &str) -> Result<Channel, Error> {
         let tls = self.security.0.clone();
-        let connector = tower::service_fn(move |uri| {
-            let connected = connect(uri, tls.clone());
-            async move { connected.await.map(|stream| TokioIo::new(LateAcks::new(stream.into_inner()))) }
+        let connector = tower::service_fn(move |uri: Uri| {
+            let tls = tls.clone();
+            async move { tls::grpc(&uri, tls.as_ref()).await.map(|stream| TokioIo::new(LateAcks::new(stream))) }
         });
         Ok(endpoint(address)?.connect_with_connector_lazy(connector))
     }
@@ -125,24 +124,6 @@ fn endpoint(address: &str) -> Result<Endpoint, Error> {
         .initial_connection_window_size(CONNECTION_WINDOW))
 }
 
-/// What a connection is made of: bytes, encrypted or not.
-trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
-
-impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Stream for T {}
-
-async fn connect(uri: Uri, tls: Option<Arc<ClientConfig>>) -> std::io::Result<TokioIo<Box<dyn Stream>>> {
-    use std::io::{Error, ErrorKind};
-    let authority = uri.authority().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no host"))?;
-    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-    let port = authority.port_u16().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no port"))?;
-    let stream = TcpStream::connect((host, port)).await?;
-    stream.set_nodelay(true)?;
-    let Some(tls) = tls else { return Ok(TokioIo::new(Box::new(stream))) };
-    let name = ServerName::try_from(host.to_owned()).map_err(|error| Error::new(ErrorKind::InvalidInput, error))?;
-    let stream = TlsConnector::from(tls).connect(name, stream).await?;
-    Ok(TokioIo::new(Box::new(stream)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,13 +133,9 @@ mod tests {
         let urls = ["http://a:1", "https://a:2/"];
         assert_eq!(Security::none().address_of(urls), Some("a:1"));
         assert_eq!(Security::none().address_of(["https://a:2"]), None);
-        let tls = Security(Some(Arc::new(
-            ClientConfig::builder_with_provider(Arc::new(tokio_rustls::rustls::crypto::ring::default_provider()))
-                .with_safe_default_protocol_versions()
-                .expect("versions")
-                .with_root_certificates(tokio_rustls::rustls::RootCertStore::empty())
-                .with_no_client_auth(),
-        )));
+        let unverified = tls::ConnectConfig { mode: tls::ConnectMode::Require, ..tls::ConnectConfig::default() };
+        let tls = Security(tls::Connector::new(&unverified).expect("needs no file").map(Arc::new));
+        assert!(tls.0.is_some());
         assert_eq!(tls.address_of(urls), Some("a:2"));
         assert_eq!(tls.address_of(["http://a:1"]), None);
     }

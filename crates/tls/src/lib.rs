@@ -21,6 +21,8 @@ mod config;
 mod files;
 mod link;
 mod peers;
+#[cfg(feature = "stream")]
+mod stream;
 #[cfg(test)]
 mod tests;
 mod verify;
@@ -32,6 +34,8 @@ pub use link::{Event, Identity, LONGEST_PART, Link, LinkError};
 pub use peers::{Acceptor, Connector, Target};
 /// For those who drive rustls by other means than a [`Link`].
 pub use rustls;
+#[cfg(feature = "stream")]
+pub use stream::{Stream, grpc, secured};
 pub use x509::{common_name, end_point};
 
 /// The name of PostgreSQL's protocol in ALPN: a client that begins with TLS at once must give it.

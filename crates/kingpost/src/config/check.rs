@@ -4,6 +4,7 @@
 mod cluster;
 mod failover;
 mod operation;
+mod password;
 mod registry;
 mod rules;
 
@@ -20,6 +21,7 @@ mod strong;
 use super::Config;
 use super::problem::{Problem, Severity};
 use super::tree::Tree;
+use password::Password;
 use proxy::config::{AuthMethod, AuthQueryConfig, ProxyConfig, UserConfig};
 use proxy::secrets::Given;
 use wire::md5;
@@ -230,29 +232,21 @@ fn check_databases(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: 
             _ => {}
         }
         let path = |key: &str| format!("proxy.databases[{index}].{key}");
-        let given = [
-            ("server_password", database.server_password.is_some()),
-            ("server_password_file", database.server_password_file.is_some()),
-            ("server_password_command", !database.server_password_command.is_empty()),
-        ];
-        let given: Vec<&str> = given.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
+        let password = Password {
+            prefix: "server_",
+            in_place: database.server_password.is_some(),
+            file: database.server_password_file.as_deref(),
+            command: &database.server_password_command,
+            verifier: false,
+        };
         match database.server_user.as_deref() {
             Some("") => findings.error(path("server_user"), "found \"\", expected the name of a user"),
-            None if !given.is_empty() => {
-                findings.error(path("server_user"), "missing, expected the user whose password is given")
+            None if password.is_given() => {
+                findings.error(path("server_user"), "missing, expected the user whose password is given");
             }
             _ => {}
         }
-        if let [first, others @ ..] = given.as_slice()
-            && !others.is_empty()
-        {
-            let others = others.join(" and ");
-            findings.error(path(first), format!("found {others} beside it, expected at most one of them"));
-        }
-        check_command(&database.server_password_command, path("server_password_command"), stat, findings);
-        if let Some(file) = &database.server_password_file {
-            check_password_file(file, path("server_password_file"), stat, findings);
-        }
+        password.check(&format!("proxy.databases[{index}]"), stat, findings);
     }
 }
 
@@ -288,20 +282,15 @@ fn check_user(
     stat: &dyn Fn(&Path) -> Stat,
     findings: &mut Findings,
 ) {
-    let given: Vec<&str> = [
-        ("password", user.password.is_some()),
-        ("password_file", user.password_file.is_some()),
-        ("password_command", !user.password_command.is_empty()),
-        ("verifier", user.verifier.is_some()),
-    ]
-    .iter()
-    .filter(|(_, given)| *given)
-    .map(|(name, _)| *name)
-    .collect();
-    if given.len() > 1 {
-        findings.error(path, format!("found {}, expected at most one of them", given.join(" and ")));
-    }
-    if given.is_empty()
+    let password = Password {
+        in_place: user.password.is_some(),
+        file: user.password_file.as_deref(),
+        command: &user.password_command,
+        verifier: user.verifier.is_some(),
+        ..Password::default()
+    };
+    password.check(path, stat, findings);
+    if !password.is_given()
         && user.secrets.is_empty()
         && !looks_up
         && matches!(auth, AuthMethod::ScramSha256 | AuthMethod::Md5)
@@ -315,10 +304,6 @@ fn check_user(
     if user.password.as_deref() == Some("") {
         findings.error(format!("{path}.password"), "found an empty string, expected a password");
     }
-    if let Some(file) = &user.password_file {
-        check_password_file(file, format!("{path}.password_file"), stat, findings);
-    }
-    check_command(&user.password_command, format!("{path}.password_command"), stat, findings);
     let verifier = user.verifier.as_deref();
     if verifier.and_then(md5::Verifier::parse).is_some() {
         if auth == AuthMethod::ScramSha256 {
@@ -373,16 +358,14 @@ fn check_auth_query(query: &AuthQueryConfig, stat: &dyn Fn(&Path) -> Stat, findi
     if !query.query.contains("$1") {
         findings.error(format!("{of}.query"), "found no $1, expected it where the user's name is compared");
     }
-    check_one_password(
-        of,
-        query.password.is_some(),
-        query.password_file.as_deref(),
-        &query.password_command,
-        stat,
-        findings,
-    );
-    let given = query.password.is_some() || query.password_file.is_some() || !query.password_command.is_empty();
-    if query.user.is_none() && given {
+    let password = Password {
+        in_place: query.password.is_some(),
+        file: query.password_file.as_deref(),
+        command: &query.password_command,
+        ..Password::default()
+    };
+    password.check(of, stat, findings);
+    if query.user.is_none() && password.is_given() {
         findings.error(format!("{of}.user"), "missing, expected the user whose password is given");
     }
 }
@@ -411,58 +394,6 @@ fn check_tls(config: &Config, findings: &mut Findings) {
                 format!("found \"cert\", and no client is asked for a certificate; {expected}"),
             );
         }
-    }
-}
-
-/// At most one of a password, a file and a command.
-fn check_one_password(
-    of: &str,
-    password: bool,
-    file: Option<&Path>,
-    command: &[String],
-    stat: &dyn Fn(&Path) -> Stat,
-    findings: &mut Findings,
-) {
-    let given = [("password", password), ("password_file", file.is_some()), ("password_command", !command.is_empty())];
-    let given: Vec<&str> = given.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
-    if given.len() > 1 {
-        findings.error(of, format!("found {}, expected at most one of them", given.join(" and ")));
-    }
-    if let Some(file) = file {
-        check_password_file(file, format!("{of}.password_file"), stat, findings);
-    }
-    check_command(command, format!("{of}.password_command"), stat, findings);
-}
-
-/// A program that writes a password. It is not run.
-fn check_command(command: &[String], path: String, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
-    let Some(program) = command.first() else { return };
-    if !program.starts_with('/') {
-        return findings.error(path, format!("found {program:?}, expected the absolute path of a program"));
-    }
-    match stat(Path::new(program)) {
-        Stat::Unreadable(why) => findings.error(path, format!("cannot read {program:?}: {why}")),
-        Stat::Readable { mode, .. } if mode & 0o111 == 0 => {
-            findings.error(path, format!("{program:?} has mode {:03o}, nobody may run it", mode & 0o777));
-        }
-        Stat::Readable { mode, .. } if mode & 0o002 != 0 => {
-            findings.warn(path, format!("{program:?} has mode {:03o}, everybody may replace it", mode & 0o777));
-        }
-        Stat::Readable { .. } => {}
-    }
-}
-
-/// A file whose first line is a password.
-fn check_password_file(file: &Path, path: String, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
-    let name = file.display().to_string();
-    match stat(file) {
-        Stat::Unreadable(why) => findings.error(path, format!("cannot read {name:?}: {why}")),
-        Stat::Readable { empty: true, .. } => {
-            findings.error(path, format!("found nothing in the first line of {name:?}, expected a password"));
-        }
-        Stat::Readable { mode, .. } if mode & 0o007 != 0 => findings
-            .warn(path, format!("{name:?} has mode {:03o}, everybody may use it; expected 600 or 640", mode & 0o777)),
-        Stat::Readable { .. } => {}
     }
 }
 

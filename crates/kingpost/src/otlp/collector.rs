@@ -7,9 +7,6 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use proxy::config::TracingConfig;
 use tls::{ConnectConfig, ConnectMode, Connector, Target};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tonic::metadata::{Ascii, MetadataKey, MetadataMap, MetadataValue};
 use tonic::transport::{Channel, Endpoint, Uri};
 
@@ -91,7 +88,11 @@ impl<'a> Collector<'a> {
     /// The endpoint is none, or a file of TLS is no good.
     pub(crate) fn channel(&self) -> Result<Channel, Wrong> {
         let (endpoint, target) = self.way()?;
-        let connector = tower::service_fn(move |uri| connect(uri, target.clone()));
+        let connector = target.map(|target| target.connector);
+        let connector = tower::service_fn(move |uri: Uri| {
+            let connector = connector.clone();
+            async move { tls::grpc(&uri, connector.as_ref()).await.map(TokioIo::new) }
+        });
         let endpoint = endpoint.connect_timeout(CONNECT).timeout(PATIENCE).tcp_nodelay(true);
         let endpoint = endpoint.http2_keep_alive_interval(ALIVE).keep_alive_timeout(ALIVE);
         Ok(endpoint.connect_with_connector_lazy(connector))
@@ -159,23 +160,6 @@ impl std::fmt::Debug for Collector<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Collector").field("endpoint", &self.endpoint).finish_non_exhaustive()
     }
-}
-
-/// What a connection is made of: bytes, encrypted or not.
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
-
-async fn connect(uri: Uri, target: Option<Target>) -> std::io::Result<TokioIo<Box<dyn Stream>>> {
-    use std::io::{Error, ErrorKind};
-    let authority = uri.authority().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no host"))?;
-    let host = authority.host().trim_matches(['[', ']']);
-    let port = authority.port_u16().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no port"))?;
-    let stream = TcpStream::connect((host, port)).await?;
-    stream.set_nodelay(true)?;
-    let Some(target) = target else { return Ok(TokioIo::new(Box::new(stream))) };
-    let connector = TlsConnector::from(target.connector.speaking(&[b"h2"]));
-    Ok(TokioIo::new(Box::new(connector.connect(target.name, stream).await?)))
 }
 
 /// An error with what is behind it: tonic's own text is "transport error".

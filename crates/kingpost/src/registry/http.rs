@@ -10,9 +10,7 @@ use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 
 use crate::error::Failure;
 
@@ -20,11 +18,6 @@ use crate::error::Failure;
 const LARGEST: usize = 256 << 20;
 /// Longest time for a request, its answer included.
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// A connection, with TLS or without.
-trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
 /// What a request failed at.
 #[derive(Debug, thiserror::Error)]
@@ -62,13 +55,7 @@ pub(crate) async fn exchange(
     request: Request<Full<Bytes>>,
 ) -> Result<Response<Incoming>, Broken> {
     let stream = TcpStream::connect(address).await.map_err(Broken::Reach)?;
-    let stream: Box<dyn Stream> = match tls {
-        None => Box::new(stream),
-        Some(target) => {
-            let connector = TlsConnector::from(target.connector.speaking(&[b"http/1.1"]));
-            Box::new(connector.connect(target.name.clone(), stream).await.map_err(Broken::Secure)?)
-        }
-    };
+    let stream = tls::secured(stream, tls, &[b"http/1.1"]).await.map_err(Broken::Secure)?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(Broken::Talk)?;
     tokio::spawn(async move {

@@ -7,7 +7,8 @@ use proxy::config::CommitDurability;
 use topology::ClusterConfig;
 
 use super::super::Config;
-use super::{Findings, Host, Stat, check_one_password, parse_address};
+use super::password::Password;
+use super::{Findings, Host, Stat, parse_address};
 
 /// Each cluster, and what leads clients to it.
 pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
@@ -92,8 +93,8 @@ fn check_leads(config: &Config, all: &[(String, &ClusterConfig)], findings: &mut
 }
 
 fn check_one(of: &str, cluster: &ClusterConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
-    let (file, command) = (cluster.password_file.as_deref(), &cluster.password_command);
-    check_one_password(of, cluster.password.is_some(), file, command, stat, findings);
+    let (file, command) = (cluster.password_file.as_deref(), cluster.password_command.as_slice());
+    Password { in_place: cluster.password.is_some(), file, command, ..Password::default() }.check(of, stat, findings);
     let (nodes, from) = (&cluster.nodes, &cluster.from);
     if nodes.is_empty() && from.urls.is_empty() {
         findings.error(format!("{of}.nodes"), format!("found no node, expected at least one [[{}.nodes]]", table(of)));

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use super::super::Config;
-use super::{Findings, Stat, check_password_file, parse_address};
+use super::password::{self, Password};
+use super::{Findings, Stat, parse_address};
 use crate::failover::config::{FailoverConfig, PartConfig, RelayPartConfig};
 
 pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
@@ -14,20 +15,16 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mu
     if config.cluster.nodes.is_empty() {
         findings.error("failover", "found no [[cluster.nodes]]: there is nothing to fail over to");
     }
-    if failover.password.is_some() && failover.password_file.is_some() {
-        findings.error("failover", "found password and password_file, expected at most one of them");
-    }
+    let (in_place, file) = (failover.password.is_some(), failover.password_file.as_deref());
+    Password { in_place, file, ..Password::default() }.check("failover", stat, findings);
     if let Err(error) = tls::Connector::new(&failover.tls) {
         findings.error(format!("failover.tls.{}", error.setting()), error.to_string());
-    }
-    if let Some(file) = &failover.password_file {
-        check_password_file(file, "failover.password_file".into(), stat, findings);
     }
     if let Err((key, why)) = failover.etcd.check() {
         findings.error(format!("failover.etcd.{key}"), why);
     }
     if let Some(file) = &failover.etcd.password_file {
-        check_password_file(file, "failover.etcd.password_file".into(), stat, findings);
+        password::check_file(file, "failover.etcd.password_file".into(), stat, findings);
     }
     if !failover.relays.is_empty() && failover.acknowledgements > failover.relays.len() {
         findings.error(
@@ -62,12 +59,8 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mu
             if let Err(why) = parse_address(&part.address, false) {
                 findings.error(format!("{path}.address"), why);
             }
-            if part.password.is_some() && part.password_file.is_some() {
-                findings.error(path.clone(), "found password and password_file, expected at most one of them");
-            }
-            if let Some(file) = &part.password_file {
-                check_password_file(file, format!("{path}.password_file"), stat, findings);
-            }
+            let (in_place, file) = (part.password.is_some(), part.password_file.as_deref());
+            Password { in_place, file, ..Password::default() }.check(&path, stat, findings);
         }
     }
 }

@@ -6,7 +6,8 @@ use ::relay::config::{AuthMethod, Engine, RelayConfig};
 use proxy::config::UserConfig;
 use wire::replication::is_slot_name;
 
-use super::{Findings, Stat, check_password_file, check_user, parse_address};
+use super::password::{self, Password};
+use super::{Findings, Stat, check_user, parse_address};
 
 pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     if *relay == RelayConfig::default() {
@@ -27,12 +28,8 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
             ),
         );
     }
-    if upstream.password.is_some() && upstream.password_file.is_some() {
-        findings.error("relay.upstream", "found password and password_file, expected at most one of them");
-    }
-    if let Some(file) = &upstream.password_file {
-        check_password_file(file, "relay.upstream.password_file".into(), stat, findings);
-    }
+    let (in_place, file) = (upstream.password.is_some(), upstream.password_file.as_deref());
+    Password { in_place, file, ..Password::default() }.check("relay.upstream", stat, findings);
     if relay.dir.as_os_str().is_empty() {
         findings.error("relay.dir", "found \"\", expected a directory");
     }
@@ -130,7 +127,7 @@ fn check_mariadb(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &m
         let path = format!("relay.users[{index}]");
         match (&user.password, &user.password_file) {
             (Some(password), None) if !password.is_empty() => {}
-            (None, Some(file)) => check_password_file(file, format!("{path}.password_file"), stat, findings),
+            (None, Some(file)) => password::check_file(file, format!("{path}.password_file"), stat, findings),
             _ => findings.error(&path, "found no password, or two, expected one of password and password_file"),
         }
         if user.verifier.is_some() {

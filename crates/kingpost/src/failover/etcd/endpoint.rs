@@ -9,19 +9,12 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 
 /// Longest answer that is read.
 const LARGEST: usize = 1 << 20;
 /// Most characters of an answer that is no JSON in an error.
 const LONGEST: usize = 200;
-
-/// A connection, with TLS or without.
-trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
 /// A member of an etcd cluster.
 #[derive(Clone)]
@@ -80,15 +73,11 @@ impl Endpoint {
 
     /// Sends one request on a connection of its own, and reads the answer.
     pub(super) async fn ask(&self, path: &str, body: &Value, token: Option<&str>) -> Result<Value, Refused> {
+        if self.is_secure && self.tls.is_none() {
+            return Err(Refused::because("TLS is not set up".into()));
+        }
         let stream = TcpStream::connect(&self.address).await?;
-        let stream: Box<dyn Stream> = match &self.tls {
-            None if self.is_secure => return Err(Refused::because("TLS is not set up".into())),
-            None => Box::new(stream),
-            Some(target) => {
-                let connector = TlsConnector::from(target.connector.speaking(&[b"http/1.1"]));
-                Box::new(connector.connect(target.name.clone(), stream).await.map_err(explained)?)
-            }
-        };
+        let stream = tls::secured(stream, self.tls.as_ref(), &[b"http/1.1"]).await.map_err(explained)?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(async move {
             // An error shows at the request.

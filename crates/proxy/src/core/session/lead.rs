@@ -4,7 +4,6 @@
 //! If that is another cluster than the one whose worker has accepted the connection, the connection goes there, with the packet: the other
 //! worker reads it as if it had accepted the connection itself. The client was told nothing by then but whether there is TLS.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use wire::Sqlstate;
@@ -22,7 +21,11 @@ impl Core {
         let Phase::Startup { led: false, .. } = self.clients[c].phase else { return false };
         let cluster = match packet {
             Startup::Cancel { pid, .. } => self.cluster_of(*pid),
-            Startup::Login { parameters, .. } => self.cluster_wanted(c, parameters),
+            Startup::Login { parameters, .. } => match self.lead(c, parameters) {
+                Some(Lead::To(cluster)) if *cluster != *self.shared.membership.cluster => Some(cluster),
+                // `begin_login` says why a client is led nowhere.
+                Some(Lead::To(_) | Lead::Nowhere(_)) | None => None,
+            },
             Startup::Ssl | Startup::Gss => None,
         };
         match cluster {
@@ -34,30 +37,24 @@ impl Core {
         }
     }
 
-    /// The other cluster that a client with these start-up parameters wants.
-    fn cluster_wanted(&self, c: usize, parameters: &[u8]) -> Option<Arc<str>> {
-        let membership = &self.shared.membership;
-        let directory = membership.fleet.directory();
-        if !directory.has_several() {
-            return None;
-        }
-        let server_name = self.clients[c].identity.as_ref().and_then(|identity| identity.server_name.as_deref());
-        match directory.lead(Asked { server_name, database: database(parameters) })? {
-            Lead::To(cluster) if **cluster != *membership.cluster => Some(cluster.clone()),
-            // `begin_login` says why a client is led nowhere.
-            Lead::To(_) | Lead::Nowhere(_) => None,
+    /// Why a client that has come to this cluster's worker is led to none; `None`: it is led somewhere.
+    pub(super) fn led_nowhere(&self, c: usize, parameters: &[u8]) -> Option<String> {
+        match self.lead(c, parameters)? {
+            Lead::Nowhere(text) => Some(text),
+            Lead::To(_) => None,
         }
     }
 
-    /// Why a client that has come to this cluster's worker is led to none; `None`: it is led somewhere.
-    pub(super) fn led_nowhere(&self, c: usize, parameters: &[u8]) -> Option<String> {
+    /// Where a client with these start-up parameters is led; `None`: it stays, for there is one cluster only, or another one's worker has
+    /// handed it over.
+    fn lead(&self, c: usize, parameters: &[u8]) -> Option<Lead> {
         let directory = self.shared.membership.fleet.directory();
-        let Phase::Startup { led: false, .. } = self.clients[c].phase else { return None };
-        let server_name = self.clients[c].identity.as_ref().and_then(|identity| identity.server_name.as_deref());
-        match directory.lead(Asked { server_name, database: database(parameters) }) {
-            Some(Lead::Nowhere(text)) => Some(text),
-            Some(Lead::To(_)) | None => None,
+        let client = &self.clients[c];
+        if !directory.has_several() || !matches!(client.phase, Phase::Startup { led: false, .. }) {
+            return None;
         }
+        let server_name = client.identity.as_ref().and_then(|identity| identity.server_name.as_deref());
+        directory.lead(Asked { server_name, database: database(parameters) })
     }
 
     /// Whether a client that asks for this database wants the console: of all clusters, or of this one (`kingpost.billing`).

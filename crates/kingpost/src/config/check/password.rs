@@ -1,0 +1,86 @@
+//! Passwords, each of which may be given in one of several ways: in place, by a file, by a program that writes it.
+
+use std::path::Path;
+
+use super::{Findings, Stat};
+
+/// A password as the configuration gives it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Password<'a> {
+    /// What its keys begin with: `server_` of `server_password_file`.
+    pub(super) prefix: &'static str,
+    /// It stands in the configuration itself.
+    pub(super) in_place: bool,
+    /// The file whose first line it is.
+    pub(super) file: Option<&'a Path>,
+    /// The program that writes it, with its arguments; empty: none.
+    pub(super) command: &'a [String],
+    /// A verifier stands in its place.
+    pub(super) verifier: bool,
+}
+
+impl Password<'_> {
+    /// The keys that are given.
+    fn keys(&self) -> Vec<String> {
+        [
+            ("password", self.in_place),
+            ("password_file", self.file.is_some()),
+            ("password_command", !self.command.is_empty()),
+            ("verifier", self.verifier),
+        ]
+        .into_iter()
+        .filter(|(_, given)| *given)
+        .map(|(key, _)| format!("{}{key}", self.prefix))
+        .collect()
+    }
+
+    /// Whether it is given in any way.
+    pub(super) fn is_given(&self) -> bool {
+        !self.keys().is_empty()
+    }
+
+    /// Whether the table `of` gives it in at most one way, and one that can be used.
+    pub(super) fn check(&self, of: &str, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
+        let given = self.keys();
+        if given.len() > 1 {
+            findings.error(of, format!("found {}, expected at most one of them", given.join(" and ")));
+        }
+        let path = |key: &str| format!("{of}.{}{key}", self.prefix);
+        if let Some(file) = self.file {
+            check_file(file, path("password_file"), stat, findings);
+        }
+        check_command(self.command, path("password_command"), stat, findings);
+    }
+}
+
+/// A program that writes a password. It is not run.
+fn check_command(command: &[String], path: String, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
+    let Some(program) = command.first() else { return };
+    if !program.starts_with('/') {
+        return findings.error(path, format!("found {program:?}, expected the absolute path of a program"));
+    }
+    match stat(Path::new(program)) {
+        Stat::Unreadable(why) => findings.error(path, format!("cannot read {program:?}: {why}")),
+        Stat::Readable { mode, .. } if mode & 0o111 == 0 => {
+            findings.error(path, format!("{program:?} has mode {:03o}, nobody may run it", mode & 0o777));
+        }
+        Stat::Readable { mode, .. } if mode & 0o002 != 0 => {
+            findings.warn(path, format!("{program:?} has mode {:03o}, everybody may replace it", mode & 0o777));
+        }
+        Stat::Readable { .. } => {}
+    }
+}
+
+/// A file whose first line is a password.
+pub(super) fn check_file(file: &Path, path: String, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
+    let name = file.display().to_string();
+    match stat(file) {
+        Stat::Unreadable(why) => findings.error(path, format!("cannot read {name:?}: {why}")),
+        Stat::Readable { empty: true, .. } => {
+            findings.error(path, format!("found nothing in the first line of {name:?}, expected a password"));
+        }
+        Stat::Readable { mode, .. } if mode & 0o007 != 0 => findings
+            .warn(path, format!("{name:?} has mode {:03o}, everybody may use it; expected 600 or 640", mode & 0o777)),
+        Stat::Readable { .. } => {}
+    }
+}
