@@ -254,6 +254,69 @@ async fn a_password_holds_for_its_cluster_and_a_host_name_chooses_one() {
 }
 
 #[tokio::test]
+async fn a_replication_connection_reaches_the_cluster_that_it_names_and_never_another() {
+    if only_kingpost() {
+        return;
+    }
+    let (shop, billing) =
+        futures_util::future::join(named("shop").replicas(1).start(), named("billing").replicas(1).start()).await;
+    let _logs = (ShowLogs(shop.dir()), ShowLogs(billing.dir()));
+    for cluster in [&shop, &billing] {
+        cluster.primary().execute("CREATE ROLE rep LOGIN REPLICATION").await;
+    }
+    // Whatever is not listed leads to the second cluster, as PgBouncer's `*` does.
+    let any = text(&[("name", "*"), ("cluster", "billing")]);
+    let mut user = text(&[("name", "rep"), ("password", "rep")]);
+    user.insert("replication".into(), true.into());
+    let kingpost = Kingpost::of(&shop)
+        .set("cluster.name", "shop")
+        .add("clusters", further("billing", &billing, None))
+        .set("proxy.auth", "scram-sha-256")
+        .add("proxy.databases", text(&[("name", "postgres")]))
+        .add("proxy.databases", any)
+        .add("proxy.users", user)
+        .start()
+        .await;
+    let program = async |name: &str, arguments: Vec<String>| {
+        let mut command = std::process::Command::new(kingpost_tests::pg_bin().join(name));
+        command.args(arguments).env("PGPASSWORD", "rep").env("PGSSLMODE", "disable");
+        tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap()
+    };
+    let port = kingpost.port();
+    let whole = format!("host=127.0.0.1 port={port} user=rep");
+    let primaries = [("shop", shop.primary().port()), ("billing", billing.primary().port())];
+    // The clusters come of one template, so the server's port tells them apart, not its system identifier.
+    for (more, expected) in [
+        ("dbname=replication replication=true options='-c kingpost.cluster=shop'", Some("shop")),
+        ("dbname=replication replication=true options='-c kingpost.cluster=billing'", Some("billing")),
+        ("dbname=postgres replication=true", Some("shop")),
+        ("dbname=postgres replication=true options='-ckingpost.cluster=billing'", Some("billing")),
+        ("dbname=postgres replication=database options='-c kingpost.cluster=billing'", Some("billing")),
+        ("dbname=replication replication=true", None),
+        ("dbname=other replication=true", None),
+        ("dbname=postgres replication=true options='-c kingpost.cluster=nobody'", None),
+    ] {
+        let arguments = ["-XAtc", "SHOW port", &format!("{whole} {more}")].map(str::to_owned);
+        let output = program("psql", arguments.into()).await;
+        let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        let reached = primaries.iter().find(|(_, port)| port.to_string() == said).map(|(name, _)| *name);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(reached, expected, "{more}: {said} {errors}");
+        assert_eq!(errors.contains("kingpost.cluster"), expected.is_none(), "{more}: {errors}");
+    }
+    // A backup of whatever cluster there is would look like the right one.
+    let target = kingpost_tests::new_dir("backup");
+    let backup = |more: &str, name: &str| {
+        let to = target.join(name).to_str().unwrap().to_owned();
+        ["-d".into(), format!("{whole}{more}"), "-D".into(), to, "-c".into(), "fast".into(), "-w".into()]
+    };
+    let output = program("pg_basebackup", backup("", "none").into()).await;
+    assert!(!output.status.success() && !target.join("none/PG_VERSION").exists(), "{output:?}");
+    let output = program("pg_basebackup", backup(" options='-c kingpost.cluster=shop'", "shop").into()).await;
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[tokio::test]
 async fn cancel_requests_find_the_cluster_and_a_cluster_that_is_down_harms_no_other() {
     if only_kingpost() {
         return;

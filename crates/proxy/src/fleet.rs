@@ -43,6 +43,10 @@ pub struct Asked<'a> {
     pub server_name: Option<&'a str>,
     /// The database in its start-up packet; `None`: a physical replication connection that names none.
     pub database: Option<&'a str>,
+    /// It is a physical replication connection, so to a server and not to a database. libpq names `replication` as its database.
+    pub physical: bool,
+    /// The cluster that a replication connection names itself.
+    pub cluster: Option<&'a str>,
 }
 
 /// Where a client is led.
@@ -155,6 +159,10 @@ impl Directory {
     pub fn lead(&self, asked: Asked<'_>) -> Option<Lead> {
         let first = self.entries.first()?;
         let database = asked.database.unwrap_or_default();
+        if let Some(name) = asked.cluster {
+            let named = self.entries.iter().find(|entry| *entry.name == *name);
+            return Some(named.map_or_else(|| Lead::Nowhere(unknown(name)), |entry| Lead::To(entry.name.clone())));
+        }
         if let Some(of) = console_of(database).and_then(|name| self.entries.iter().find(|entry| *entry.name == *name))
             && !self.entries.iter().any(|entry| entry.databases.contains(database))
         {
@@ -169,6 +177,10 @@ impl Directory {
             && !self.entries.iter().any(|entry| entry.databases.contains(database))
         {
             return Some(Lead::To(first.name.clone()));
+        }
+        // A backup of another cluster than the one that is meant would look like the right one. So nothing is guessed.
+        if asked.physical && !self.entries.iter().any(|entry| entry.databases.contains(database)) {
+            return Some(Lead::Nowhere(WHICH.into()));
         }
         for fits in
             [&(|entry: &&Entry| entry.databases.contains(database)) as &dyn Fn(&&Entry) -> bool, &|entry| entry.others]
@@ -212,6 +224,16 @@ fn ambiguous(database: &str, clusters: &[&Entry]) -> String {
     let names = names.join(" and ");
     format!("database {database:?} is in the clusters {names}: connect with TLS, by a host name of one of them")
 }
+
+fn unknown(cluster: &str) -> String {
+    format!("{CLUSTER}: no cluster is called {cluster:?}")
+}
+
+/// The start-up parameter by which a replication connection names its cluster.
+pub(crate) const CLUSTER: &str = "kingpost.cluster";
+
+const WHICH: &str = "a physical replication connection has to say to which cluster: connect with TLS, by a host name of the cluster, or \
+                     with options='-c kingpost.cluster=NAME'";
 
 /// `billing` of `kingpost.billing`: the console of one cluster.
 pub(crate) fn console_of(database: &str) -> Option<&str> {
@@ -354,7 +376,7 @@ mod tests {
     }
 
     fn led(directory: &Directory, server_name: Option<&str>, database: &str) -> String {
-        match directory.lead(Asked { server_name, database: Some(database) }) {
+        match directory.lead(Asked { server_name, database: Some(database), physical: false, cluster: None }) {
             Some(Lead::To(name)) => name.to_string(),
             Some(Lead::Nowhere(text)) => text,
             None => "alone".into(),
@@ -412,10 +434,38 @@ mod tests {
         let directory = Directory::new(&config(&[]), &[listed("a", &[]), listed("b", &["b.example"])]);
         assert_eq!(led(&directory, None, "any"), "a");
         assert_eq!(led(&directory, Some("b.example"), "any"), "b");
-        let asked = Asked { server_name: Some("b.example"), database: None };
-        assert_eq!(directory.lead(asked), Some(Lead::To("b".into())));
-        assert_eq!(directory.lead(Asked { server_name: None, database: None }), Some(Lead::To("a".into())));
         assert_eq!(led(&Directory::default(), None, "any"), "alone");
+    }
+
+    #[test]
+    fn a_physical_replication_connection_says_which_cluster_or_is_led_nowhere() {
+        // `*` leads to the second cluster: not what has no database, and not what libpq calls `replication`.
+        let databases = config(&[("shop", None), ("bills", Some("b")), ("*", Some("b"))]);
+        let directory = Directory::new(&databases, &[listed("a", &["a.example"]), listed("b", &["b.example"])]);
+        for (server_name, database, cluster, expected) in [
+            (None, None, None, None),
+            (None, Some("replication"), None, None),
+            (None, Some("any"), None, None),
+            (Some("elsewhere.example"), Some("replication"), None, None),
+            (Some("a.example"), Some("replication"), None, Some("a")),
+            (Some("b.example"), None, None, Some("b")),
+            (None, Some("shop"), None, Some("a")),
+            (None, Some("bills"), None, Some("b")),
+            (None, Some("replication"), Some("a"), Some("a")),
+            (Some("a.example"), Some("shop"), Some("b"), Some("b")),
+            (Some("a.example"), Some("shop"), Some("c"), None),
+        ] {
+            let asked = Asked { server_name, database, physical: true, cluster };
+            let led = match directory.lead(asked) {
+                Some(Lead::To(name)) => Some(name),
+                Some(Lead::Nowhere(text)) => {
+                    assert!(text.contains("kingpost.cluster"), "{text}");
+                    None
+                }
+                None => panic!("there are several"),
+            };
+            assert_eq!(led.as_deref(), expected, "{asked:?}");
+        }
     }
 
     #[test]

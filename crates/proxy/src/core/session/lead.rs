@@ -13,7 +13,7 @@ use super::client::Phase;
 use super::replication::Replication;
 use crate::core::memory::Token;
 use crate::core::{Core, Destination, Newcomer, Peer};
-use crate::fleet::{Asked, Lead, console_of};
+use crate::fleet::{Asked, CLUSTER, Lead, console_of};
 
 impl Core {
     /// Whether a connection leaves for another cluster, now that this packet has come. It leaves at the end of this step, with all of its input.
@@ -54,7 +54,13 @@ impl Core {
             return None;
         }
         let server_name = client.identity.as_ref().and_then(|identity| identity.server_name.as_deref());
-        directory.lead(Asked { server_name, database: database(parameters) })
+        let wanted = Wanted::read(parameters);
+        directory.lead(Asked {
+            server_name,
+            database: wanted.database,
+            physical: wanted.physical,
+            cluster: wanted.cluster.as_deref(),
+        })
     }
 
     /// Whether a client that asks for this database wants the console: of all clusters, or of this one (`kingpost.billing`).
@@ -104,22 +110,35 @@ impl Core {
     }
 }
 
-/// The database that a start-up packet asks for: the user's name where it names none, as in PostgreSQL. `None`: a physical replication
-/// connection, which is to no database, names none.
-fn database(parameters: &[u8]) -> Option<&str> {
-    let value = |wanted: &[u8]| {
-        let mut last = None;
-        for (name, value) in startup::parameters(parameters).map_while(Result::ok) {
-            if name == wanted {
-                last = std::str::from_utf8(value).ok();
+/// What of a start-up packet says to which cluster the client is led.
+#[derive(Debug, PartialEq, Eq)]
+struct Wanted<'a> {
+    /// The user's name where no database is named, as in PostgreSQL; `None` for a physical replication connection that names none.
+    database: Option<&'a str>,
+    physical: bool,
+    cluster: Option<String>,
+}
+
+impl<'a> Wanted<'a> {
+    fn read(parameters: &'a [u8]) -> Wanted<'a> {
+        let value = |wanted: &[u8]| {
+            let mut last = None;
+            for (name, value) in startup::parameters(parameters).map_while(Result::ok) {
+                if name == wanted {
+                    last = std::str::from_utf8(value).ok();
+                }
             }
-        }
-        last.filter(|value| !value.is_empty())
-    };
-    let physical = || {
-        value(b"replication").is_some_and(|value| matches!(Replication::read(value), Ok(Some(Replication::Physical))))
-    };
-    value(b"database").or_else(|| value(b"user").filter(|_| !physical()))
+            last.filter(|value| !value.is_empty())
+        };
+        let replication = value(b"replication").and_then(|value| Replication::read(value).ok().flatten());
+        let physical = replication == Some(Replication::Physical);
+        let named = || {
+            let options = startup::options(value(b"options")?).ok()?;
+            options.into_iter().rev().find_map(|(name, value)| (name == CLUSTER).then_some(value))
+        };
+        let cluster = replication.and_then(|_| named());
+        Wanted { database: value(b"database").or_else(|| value(b"user").filter(|_| !physical)), physical, cluster }
+    }
 }
 
 /// What a client hears that is led nowhere.
@@ -130,18 +149,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_database_that_is_asked_for() {
-        for (parameters, expected) in [
-            ("user\0a\0database\0shop\0\0", Some("shop")),
-            ("database\0shop\0user\0a\0\0", Some("shop")),
-            ("user\0a\0\0", Some("a")),
-            ("user\0a\0database\0\0\0", Some("a")),
-            ("user\0a\0replication\0true\0\0", None),
-            ("user\0a\0replication\0database\0database\0shop\0\0", Some("shop")),
-            ("user\0a\0replication\0off\0\0", Some("a")),
-            ("\0", None),
+    fn what_is_asked_for() {
+        for (parameters, database, physical, cluster) in [
+            ("user\0a\0database\0shop\0\0", Some("shop"), false, None),
+            ("database\0shop\0user\0a\0\0", Some("shop"), false, None),
+            ("user\0a\0\0", Some("a"), false, None),
+            ("user\0a\0database\0\0\0", Some("a"), false, None),
+            ("user\0a\0replication\0true\0\0", None, true, None),
+            ("user\0a\0database\0replication\0replication\0true\0\0", Some("replication"), true, None),
+            ("user\0a\0replication\0true\0options\0-c kingpost.cluster=b\0\0", None, true, Some("b")),
+            ("user\0a\0replication\0database\0database\0shop\0\0", Some("shop"), false, None),
+            ("user\0a\0replication\0database\0options\0-ckingpost.cluster=b\0\0", Some("a"), false, Some("b")),
+            // Not where nothing is replicated.
+            ("user\0a\0replication\0off\0options\0-c kingpost.cluster=b\0\0", Some("a"), false, None),
+            ("\0", None, false, None),
         ] {
-            assert_eq!(database(parameters.as_bytes()), expected, "{parameters:?}");
+            let cluster = cluster.map(str::to_owned);
+            assert_eq!(Wanted::read(parameters.as_bytes()), Wanted { database, physical, cluster }, "{parameters:?}");
         }
     }
 }

@@ -21,6 +21,7 @@ use crate::config::Access;
 use crate::config::{AuthMethod, RouteTo};
 use crate::core::pool::{PoolKey, Want};
 use crate::core::{Core, Effect, Mail, SMALL_MAX, Secure};
+use crate::fleet::CLUSTER;
 use crate::hba;
 use crate::settings::User;
 use secret::Secret;
@@ -231,9 +232,11 @@ impl Core {
         let database = named.clone().unwrap_or_else(|| user.clone());
         let physical = replication == Some(Replication::Physical);
         let tunnel = replication.map(|replication| {
+            // What is for the proxy, servers do not get.
+            let is_own = |name: &str| name == NODE || name == CLUSTER;
             let (own, parameters): (Vec<_>, Vec<_>) =
-                std::mem::take(&mut settings).into_iter().partition(|(name, _)| name == NODE);
-            let node = own.into_iter().next_back().map(|(_, node)| node);
+                std::mem::take(&mut settings).into_iter().partition(|(name, _)| is_own(name));
+            let node = own.into_iter().rev().find_map(|(name, node)| (name == NODE).then_some(node));
             Box::new(Tunnel { replication, database: named, parameters, node })
         });
         if version > V3_2 || !unknown.is_empty() {
