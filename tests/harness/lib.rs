@@ -12,6 +12,7 @@
 //! Environment: `KINGPOST_BIN` (binary under test), `KINGPOST_TEST_DRIVER=io_uring` (its `proxy.driver`), `PG_BIN` (directory of PostgreSQL's programs),
 //! `KINGPOST_TESTS_DIRECT=1` or `KINGPOST_TESTS_PGBOUNCER=1` (run the tests against a stand-in, see [`Subject`]).
 
+mod aurora;
 /// Certificates, and TLS for tests' clients.
 pub mod certs;
 mod cluster;
@@ -35,6 +36,7 @@ mod slow_disk;
 mod template;
 mod wait;
 
+pub use aurora::{PROBER, Tells};
 pub use cluster::{Cluster, ClusterBuilder};
 pub use cut::{Cut, Link};
 pub use endpoint::{DATABASE, Endpoint, SCRAM_PASSWORD, SCRAM_USER, USER, sqlstate};

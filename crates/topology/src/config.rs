@@ -40,6 +40,8 @@ pub struct ClusterConfig {
     /// A replica further behind than this gets no reads.
     #[serde(with = "humantime_serde")]
     pub lag_limit: Duration,
+    /// By what numbers the servers say how far they are.
+    pub positions: Positions,
     /// Shortest time between two LSN questions to the primary while somebody waits for one: a held commit, a strong read. Five times
     /// as long while it is only of use to sessions that have written, whose reads go to the primary until it is there.
     #[serde(with = "humantime_serde")]
@@ -67,12 +69,28 @@ impl Default for ClusterConfig {
             probe_timeout: Duration::from_secs(2),
             probe_failures: 2,
             lag_limit: Duration::from_secs(10),
+            positions: Positions::default(),
             oracle_pace: Duration::from_millis(1),
             nodes: Vec::new(),
             from: RegistrySource::default(),
             relays: Vec::new(),
         }
     }
+}
+
+/// `cluster.positions`: by what numbers the servers say how far they are, and so what a replica's reads can be held against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Positions {
+    /// Each server is asked: its log if it can tell, else transaction ids where servers say that they share one storage, else nothing.
+    #[default]
+    Auto,
+    /// Positions and timelines of the write-ahead log. A server that cannot tell them is down.
+    Wal,
+    /// Ids of transactions. To be said only of servers whose replicas can't have what the primary has lost.
+    Transactions,
+    /// None: only the role is asked for.
+    None,
 }
 
 /// `[cluster.from]`: a registry that has the nodes as instances of a service.
@@ -231,6 +249,7 @@ impl fmt::Debug for ClusterConfig {
             .field("probe_timeout", &self.probe_timeout)
             .field("probe_failures", &self.probe_failures)
             .field("lag_limit", &self.lag_limit)
+            .field("positions", &self.positions)
             .field("oracle_pace", &self.oracle_pace)
             .field("nodes", &self.nodes)
             .field("from", &self.from)
@@ -305,7 +324,6 @@ pub enum StartError {
     },
 }
 
-/// Most nodes of a cluster, counted with removed ones.
 /// Most nodes of a cluster, counted with those removed since the start.
 pub const MOST_NODES: usize = 1024;
 

@@ -13,7 +13,7 @@ use tracing::{error, info, warn};
 use watermark::Lsn;
 
 use crate::config::{ClusterConfig, NodeConfig, StartError, Target};
-use crate::decide::{Decider, Decision, Event, Limits, Mark, Position, Report};
+use crate::decide::{Decider, Decision, Event, Limits, Mark, Report};
 use crate::handle::Shared;
 use crate::oracle::Asked;
 use crate::probe::{Message, Prober, Signal};
@@ -56,7 +56,12 @@ impl Drop for Task {
 }
 
 fn limits(config: &ClusterConfig) -> Limits {
-    Limits { failures: config.probe_failures.max(1), lag: config.lag_limit, back_off: config.probe_interval }
+    Limits {
+        failures: config.probe_failures.max(1),
+        lag: config.lag_limit,
+        back_off: config.probe_interval,
+        positions: config.positions,
+    }
 }
 
 /// An address before its name was resolved.
@@ -203,8 +208,7 @@ impl Coordinator {
             member.address = address;
         }
         if let Report::Up(facts) = &message.report {
-            let (Position::Primary { lsn } | Position::Standby { replayed: lsn, .. }) = facts.position;
-            member.node.said.position.store(lsn.0, Ordering::Relaxed);
+            member.node.said.position.store(facts.log_position().0, Ordering::Relaxed);
             member.node.said.timeline.store(facts.timeline, Ordering::Relaxed);
         }
         if let Some(bytes) = message.slots_held {
@@ -276,14 +280,21 @@ impl Coordinator {
         }
         for event in &decision.events {
             self.log(event);
+            if let Event::Contested { .. } = event {
+                // What one of them said may be of before the other's promotion.
+                self.members.iter().for_each(|member| member.signal.nudge());
+            }
         }
 
-        let asked = decision.primary.and_then(|node| self.members.get(usize::from(node.0))).map(|member| Asked {
-            node: member.node.id,
-            term: decision.term,
-            target: member.target.clone(),
-            config: Arc::clone(&self.config),
-        });
+        let asked =
+            decision.primary.filter(|_| decision.tells).and_then(|node| self.members.get(usize::from(node.0))).map(
+                |member| Asked {
+                    node: member.node.id,
+                    term: decision.term,
+                    target: member.target.clone(),
+                    config: Arc::clone(&self.config),
+                },
+            );
         self.asked.send_if_modified(|before| {
             let modified = *before != asked;
             if modified {
@@ -300,7 +311,7 @@ impl Coordinator {
             Event::Primary { node, term, before } => info!(
                 cluster,
                 node = name(node),
-                timeline = term.timeline,
+                timeline = term.told_timeline(),
                 before = before.as_ref().map_or("none", name),
                 "primary"
             ),
@@ -322,6 +333,17 @@ impl Coordinator {
                 system,
                 expected,
                 "is of another database system: not used; check the node's address"
+            ),
+            Event::Disowned { node } => error!(
+                cluster,
+                node = name(node),
+                "is out of recovery, and is not the writer in its servers' own list (aurora_replica_status): not used"
+            ),
+            Event::Contested { one, other } => error!(
+                cluster,
+                one = name(one),
+                other = name(other),
+                "two nodes take writes, and no timeline says which is the newer one: neither is used until the other is gone or in recovery"
             ),
             Event::Rival { kept, other, timeline } => error!(
                 cluster,

@@ -4,7 +4,10 @@ use std::time::{Duration, Instant};
 
 use watermark::Lsn;
 
+use crate::config::Positions;
+pub(crate) use crate::facts::{Facts, Position, Report};
 use crate::lag::{Lag, Samples};
+pub(crate) use crate::outcome::{Decision, Event, Mark, Outcome};
 use crate::view::{NodeId, Role, Term, WEIGHT_SCALE};
 
 /// Longest time a node that answers is kept out after an ejection.
@@ -15,38 +18,6 @@ const FORGIVEN_AFTER: Duration = Duration::from_secs(60);
 const SLOW_START: Duration = Duration::from_secs(10);
 const SLOW_START_STEPS: u32 = 5;
 
-/// What one probe of a node came to.
-#[derive(Debug, Clone)]
-pub(crate) enum Report {
-    /// It answered.
-    Up(Facts),
-    /// It did not. `suspected`: a worker, or the loss of the probe's own session, had pointed at it before.
-    Down { error: String, suspected: bool },
-    /// The session of the probe broke while nothing was asked: the server may be restarting.
-    Lost,
-}
-
-/// What a node says of itself.
-#[derive(Debug, Clone)]
-pub(crate) struct Facts {
-    /// Its database system.
-    pub(crate) system: u64,
-    /// The timeline it writes, or follows; 0 if it cannot be told.
-    pub(crate) timeline: u32,
-    /// The first answer of a new session: since the last one the server may have been restarted, and a standby that
-    /// recovered from a crash may be behind where it was.
-    pub(crate) fresh: bool,
-    pub(crate) position: Position,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Position {
-    /// Out of recovery; what it has written.
-    Primary { lsn: Lsn },
-    /// In recovery; what it has replayed (0 if nothing), and the age of the last commit it replayed by its own clock.
-    Standby { replayed: Lsn, commit_age: Option<Duration> },
-}
-
 /// The settings that decisions depend on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
@@ -54,85 +25,8 @@ pub(crate) struct Limits {
     pub(crate) lag: Duration,
     /// Back-off after the first ejection.
     pub(crate) back_off: Duration,
-}
-
-/// A node's place in the next view.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Outcome {
-    pub(crate) role: Role,
-    pub(crate) usable: bool,
-    pub(crate) weight: u32,
-    pub(crate) lag: Lag,
-}
-
-/// What is to become of a node's `replayed`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mark {
-    /// Nothing is known any more: back to none, before the new view is seen.
-    Reset,
-    /// Raise it, after the new view is seen.
-    Publish(Lsn),
-}
-
-/// Worth a line in the log, once.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Event {
-    Primary {
-        node: NodeId,
-        term: Term,
-        before: Option<NodeId>,
-    },
-    NoPrimary {
-        last: NodeId,
-    },
-    Role {
-        node: NodeId,
-        from: Role,
-        to: Role,
-    },
-    /// Out of recovery on an older timeline than one already seen.
-    OldTimeline {
-        node: NodeId,
-        timeline: u32,
-        highest: u32,
-    },
-    /// A node of another database system.
-    Foreign {
-        node: NodeId,
-        system: u64,
-        expected: u64,
-    },
-    /// Two nodes take writes on the same timeline.
-    Rival {
-        kept: NodeId,
-        other: NodeId,
-        timeline: u32,
-    },
-    Ejected {
-        node: NodeId,
-        error: String,
-        back_off: Duration,
-    },
-    Returned {
-        node: NodeId,
-    },
-    Lagging {
-        node: NodeId,
-        lag: Duration,
-    },
-    CaughtUp {
-        node: NodeId,
-    },
-}
-
-/// The next view's contents. Marks are in the order in which they apply.
-#[derive(Debug)]
-pub(crate) struct Decision {
-    pub(crate) term: Term,
-    pub(crate) primary: Option<NodeId>,
-    pub(crate) nodes: Vec<Outcome>,
-    pub(crate) marks: Vec<(NodeId, Mark)>,
-    pub(crate) events: Vec<Event>,
+    /// By what numbers the servers are asked: what they said by others means nothing any more.
+    pub(crate) positions: Positions,
 }
 
 /// Everything that was known before.
@@ -144,6 +38,10 @@ pub(crate) struct Decider {
     /// Highest timeline seen anywhere in that system: a node out of recovery below it is stale for good.
     highest: u32,
     term: Term,
+    /// How many terms were counted, of servers without timelines.
+    counted: u32,
+    /// Several nodes take writes and it cannot be told which is the newer one.
+    contested: bool,
     primary: Option<usize>,
     samples: Samples,
     nodes: Vec<Known>,
@@ -166,6 +64,8 @@ struct Known {
     slow_start: bool,
     /// Seen out of recovery on the primary's timeline beside the primary.
     rival: bool,
+    /// Answers in this term, up to 2.
+    answers: u8,
     /// Since when its timeline is not the one its position could be compared on.
     astray_since: Option<Instant>,
     lag: Lag,
@@ -188,6 +88,7 @@ impl Known {
             in_since: None,
             slow_start: false,
             rival: false,
+            answers: 0,
             astray_since: None,
             lag: Lag::default(),
             lagging: false,
@@ -206,6 +107,13 @@ impl Known {
     fn replayed(&self) -> Lsn {
         match self.facts {
             Some(Facts { position: Position::Standby { replayed, .. }, .. }) => replayed,
+            _ => Lsn(0),
+        }
+    }
+
+    fn written(&self) -> Lsn {
+        match self.facts {
+            Some(Facts { position: Position::Primary { lsn }, .. }) => lsn,
             _ => Lsn(0),
         }
     }
@@ -233,6 +141,8 @@ impl Decider {
             system: 0,
             highest: 0,
             term: Term::default(),
+            counted: 0,
+            contested: false,
             primary: None,
             samples: Samples::new(limits.lag),
             nodes: weights.iter().map(|weight| Known::new(*weight)).collect(),
@@ -247,13 +157,18 @@ impl Decider {
         moved: &[NodeId],
         now: Instant,
     ) -> Decision {
+        // Nobody is known by the new numbers yet, and timelines seen before may be told no more.
+        let anew = limits.positions != self.limits.positions;
+        if anew {
+            self.highest = 0;
+        }
         self.limits = limits;
         self.samples.set_span(limits.lag);
         let mut marks = Vec::new();
         for (index, weight) in weights.iter().enumerate() {
             match self.nodes.get_mut(index) {
                 None => self.nodes.push(Known::new(*weight)),
-                Some(known) if weight.is_none() || moved.contains(&id(index)) => {
+                Some(known) if anew || weight.is_none() || moved.contains(&id(index)) => {
                     if self.primary == Some(index) {
                         self.primary = None;
                     }
@@ -305,8 +220,13 @@ impl Decider {
         known.heard = true;
         known.failures = 0;
         known.suspected = false;
+        known.answers = known.answers.saturating_add(1).min(2);
         if facts.fresh {
             marks.push((id(index), Mark::Reset));
+            if self.primary == Some(index) && self.term.is_counted() {
+                // It may have been restarted as another's successor: no timeline would tell.
+                self.primary = None;
+            }
         }
         if known.out {
             // Writes wait for a primary: no back-off for it.
@@ -394,7 +314,8 @@ impl Decider {
                 marks.push((id(index), Mark::Publish(replayed)));
             }
         }
-        Decision { term: self.term, primary: self.primary.map(id), nodes, marks, events }
+        let tells = self.primary.is_some_and(|index| self.nodes[index].written() != Lsn(0));
+        Decision { term: self.term, primary: self.primary.map(id), tells, nodes, marks, events }
     }
 
     /// The system of most nodes; the first such in configured order if there are several.
@@ -418,7 +339,10 @@ impl Decider {
 
     /// Its position can be compared with those of the view's term.
     fn is_on_term(&self, known: &Known) -> bool {
-        self.is_ours(known) && self.term.timeline != 0 && known.timeline() == self.term.timeline
+        match self.term.is_counted() {
+            true => self.is_ours(known) && known.timeline() == 0 && known.answers >= 2,
+            false => self.is_ours(known) && self.term.timeline != 0 && known.timeline() == self.term.timeline,
+        }
     }
 
     fn choose_primary(&mut self, now: Instant, marks: &mut Vec<(NodeId, Mark)>, events: &mut Vec<Event>) {
@@ -429,14 +353,32 @@ impl Decider {
                 self.is_ours(known) && known.is_writable() && known.timeline() >= self.highest && !known.rival
             })
             .collect();
-        self.primary = before.filter(|index| candidates.contains(index)).or(candidates.first().copied());
+        let contested = match candidates[..] {
+            // Nobody tells a timeline: neither is known to be the newer one.
+            [one, other, ..] if self.highest == 0 => Some((one, other)),
+            _ => None,
+        };
+        self.primary = match contested {
+            Some(_) => None,
+            None => before.filter(|index| candidates.contains(index)).or(candidates.first().copied()),
+        };
+        if let (Some((one, other)), false) = (contested, std::mem::replace(&mut self.contested, contested.is_some())) {
+            events.push(Event::Contested { one: id(one), other: id(other) });
+        }
         let Some(primary) = self.primary else {
             if let Some(last) = before {
                 events.push(Event::NoPrimary { last: id(last) });
             }
             return;
         };
-        let term = Term { system: self.system, timeline: self.nodes[primary].timeline() };
+        let term = match self.nodes[primary].timeline() {
+            0 if before == self.primary && self.term.is_counted() => self.term,
+            0 => {
+                self.counted += 1;
+                Term::counted(self.system, self.counted)
+            }
+            timeline => Term { system: self.system, timeline },
+        };
         for rival in candidates.into_iter().filter(|index| *index != primary) {
             self.nodes[rival].rival = true;
             events.push(Event::Rival { kept: id(primary), other: id(rival), timeline: term.timeline });
@@ -449,6 +391,7 @@ impl Decider {
             }
             for (index, known) in self.nodes.iter_mut().enumerate() {
                 known.astray_since = None;
+                known.answers = 0;
                 marks.push((id(index), Mark::Reset));
             }
         }
@@ -464,8 +407,10 @@ impl Decider {
         let (ours, on_term) = (self.is_ours(&self.nodes[index]), self.is_on_term(&self.nodes[index]));
         let known = &mut self.nodes[index];
         let follows_newest = known.timeline() == self.highest;
-        let (replayed, commit_age) = match known.facts {
-            Some(Facts { position: Position::Standby { replayed, commit_age }, .. }) => (replayed, commit_age),
+        let (reached, late, commit_age) = match known.facts {
+            Some(Facts { position: Position::Standby { reached, late, commit_age, .. }, .. }) => {
+                (reached, late, commit_age)
+            }
             Some(Facts { position: Position::Primary { lsn }, .. }) => {
                 (known.lag, known.lagging) = (Lag::default(), false);
                 if self.primary == Some(index) && known.failures == 0 && !known.suspected {
@@ -473,7 +418,7 @@ impl Decider {
                 }
                 return;
             }
-            None => {
+            Some(Facts { position: Position::Disowned, .. }) | None => {
                 (known.lag, known.lagging) = (Lag::default(), false);
                 return;
             }
@@ -483,8 +428,12 @@ impl Decider {
         }
         if on_term {
             known.astray_since = None;
-            if replayed != Lsn(0) {
-                known.lag = self.samples.lag(replayed, commit_age);
+            if reached != Lsn(0) {
+                known.lag = self.samples.lag(reached, commit_age);
+            }
+            if self.term.is_counted() {
+                // A number of transactions is no number of bytes.
+                known.lag = Lag { time: known.lag.time.max(late.unwrap_or_default()), bytes: 0 };
             }
         } else if self.term.timeline != 0 && !follows_newest {
             // Its position cannot be compared. It is at most as fresh as when it was last seen on the right timeline.
@@ -509,7 +458,7 @@ impl Decider {
             _ if system == 0 || known.out || known.weight.is_none() => Role::Unknown,
             None => Role::Unknown,
             Some(_) if is_primary => Role::Primary,
-            Some(facts) if !ours || matches!(facts.position, Position::Primary { .. }) => Role::Stale,
+            Some(facts) if !ours || !matches!(facts.position, Position::Standby { .. }) => Role::Stale,
             Some(_) => Role::Replica,
         };
         if role != known.role {
@@ -521,6 +470,8 @@ impl Decider {
             known.accused = true;
             if !ours {
                 events.push(Event::Foreign { node: id(index), system: facts.system, expected: system });
+            } else if facts.position == Position::Disowned {
+                events.push(Event::Disowned { node: id(index) });
             } else if facts.timeline < highest {
                 events.push(Event::OldTimeline { node: id(index), timeline: facts.timeline, highest });
             }

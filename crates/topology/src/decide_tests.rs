@@ -2,6 +2,10 @@
 
 use super::*;
 
+/// Of servers without timelines.
+#[path = "decide_counted_tests.rs"]
+mod counted;
+
 const SECOND: Duration = Duration::from_secs(1);
 const US: u64 = 77;
 
@@ -15,7 +19,7 @@ struct Story {
 }
 
 fn limits() -> Limits {
-    Limits { failures: 2, lag: SECOND * 10, back_off: SECOND }
+    Limits { failures: 2, lag: SECOND * 10, back_off: SECOND, positions: Positions::Auto }
 }
 
 impl Story {
@@ -61,7 +65,7 @@ impl Story {
     }
 
     fn standby(&mut self, node: u16, timeline: u32, lsn: u64) -> &mut Story {
-        self.up(node, US, timeline, false, Position::Standby { replayed: Lsn(lsn), commit_age: None })
+        self.up(node, US, timeline, false, Position::of_log(Lsn(lsn), None))
     }
 
     fn fails(&mut self, node: u16) -> &mut Story {
@@ -228,7 +232,7 @@ fn a_node_of_another_system_is_stale() {
     foreign(&mut story, Position::Primary { lsn: Lsn(5000) });
     story.primary(0, 1, 10).standby(1, 1, 10);
     assert_eq!(story.roles(), "P R s", "however high its timeline");
-    foreign(&mut story, Position::Standby { replayed: Lsn(5000), commit_age: None });
+    foreign(&mut story, Position::of_log(Lsn(5000), None));
     assert_eq!(story.roles(), "P R s");
     assert!(story.published(2).is_empty());
     assert_eq!(story.count(|event| matches!(event, Event::Foreign { .. })), 1, "said once");
@@ -304,7 +308,7 @@ fn positions_are_forgotten_with_the_session() {
     story.forget();
     story.standby(2, 1, 1000);
     assert!(story.published(1).is_empty(), "not from what is remembered");
-    story.up(1, US, 1, true, Position::Standby { replayed: Lsn(800), commit_age: None });
+    story.up(1, US, 1, true, Position::of_log(Lsn(800), None));
     let of_one: Vec<Mark> = story.marks.iter().filter(|(id, _)| *id == NodeId(1)).map(|(_, mark)| *mark).collect();
     assert_eq!(of_one, [Mark::Reset, Mark::Publish(Lsn(800))], "lower than before the restart");
 

@@ -18,9 +18,15 @@
 //! - Nothing is decided before every configured node was tried once. A node out of recovery on a timeline below the
 //!   highest seen anywhere (also by a replica) is never primary, whether or not the newer primary can be reached. One that
 //!   stood beside the primary on the same timeline does not become primary when that one is lost.
+//! - Where no server tells a timeline, nothing says which of two that take writes is the newer one: then neither is primary, until one of them
+//!   stops to say so. A term is a number counted here, another one with each primary found.
 //! - `Node::replayed` is a position on the view's term, learnt from a standby that is on that timeline, over a session that
 //!   still lasts. It is put back before a view with a new term is seen, when the session breaks, and when a probe fails:
 //!   a standby restarted after a crash may be behind where it was.
+//! - Without timelines a standby's position counts from the second answer on that came in the term: that one was asked for after its
+//!   primary had been found.
+//! - By what numbers a server says where it is (`offer`) is found out once a session. What it lacks is only what it says it lacks: a privilege
+//!   that is missing is a failure.
 //! - An oracle's answer is used only if the server that gave it is out of recovery, on the view's timeline, and the view's
 //!   primary when the answer arrives. Its term is the timeline.
 //! - A term is proven ([`Topology::proof`]) only by answers of relays to a question that was sent after the ticket was taken.
@@ -30,13 +36,17 @@
 //!   there keeps those it began with.
 //! - Nobody outside this crate's tasks waits for a network or a name server.
 
+mod ask;
 pub mod config;
 mod coordinate;
 mod decide;
+mod facts;
 mod flush;
 mod handle;
 mod lag;
+mod offer;
 mod oracle;
+mod outcome;
 mod probe;
 mod proof;
 mod relays;
@@ -45,7 +55,9 @@ pub mod session;
 pub mod times;
 mod view;
 
-pub use config::{Candidacy, ClusterConfig, MOST_NODES, NodeConfig, RegistrySource, RelayConfig, StartError};
+pub use config::{
+    Candidacy, ClusterConfig, MOST_NODES, NodeConfig, Positions, RegistrySource, RelayConfig, StartError,
+};
 pub use flush::Flushing;
 pub use handle::{NotReady, Topology};
 pub use proof::Standing;

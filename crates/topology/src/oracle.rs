@@ -13,10 +13,12 @@ use tokio_postgres::{Client, Statement};
 use tracing::{debug, error};
 use watermark::{Answer, Batch, Lsn, Oracle, Wanted};
 
+use crate::ask::parse_timeline;
 use crate::config::{ClusterConfig, Target};
 use crate::flush::By;
 use crate::handle::Shared;
-use crate::probe::{ProbeError, Session, ask_once, connect, parse_timeline};
+use crate::offer::{self, ASK_SNAPSHOT, Numbers};
+use crate::probe::{ProbeError, Session, connect};
 use crate::view::{NodeId, Term};
 
 /// Most questions on their way.
@@ -74,8 +76,8 @@ struct Line {
     ask: Statement,
     /// The question that also flushes, prepared when it is asked for the first time.
     flush: Option<(By, Statement)>,
-    segment: u64,
-    /// `server_version_num`.
+    numbers: Numbers,
+    /// `server_version_num` of a server with a log that questions could flush; else 0.
     version: i32,
 }
 
@@ -153,11 +155,11 @@ impl Driver {
                     break;
                 };
                 let client = Arc::clone(&line.session.client);
-                let (segment, expected) = (line.segment, line.asked.term.timeline);
+                let (numbers, expected) = (line.numbers, line.asked.term.timeline);
                 let limit = line.asked.config.probe_timeout;
                 replies.spawn(async move {
                     let sent = Instant::now();
-                    let answer = timeout(limit, question(&client, &ask, by, segment, expected)).await;
+                    let answer = timeout(limit, question(&client, &ask, by, numbers, expected)).await;
                     (count, answer.unwrap_or(Err(ProbeError::Timeout(limit))), sent.elapsed())
                 });
             }
@@ -227,15 +229,24 @@ fn at_once(shared: bool, under_way: usize) -> bool {
 impl Line {
     async fn open(asked: Asked, connector: Option<Arc<tls::Connector>>) -> Result<Line, ProbeError> {
         let session = connect(&asked.target, &asked.config, connector, "kingpost oracle", "").await?;
-        let (system, segment, _) = ask_once(&session.client).await?;
+        let (system, numbers) = if asked.term.is_counted() {
+            (offer::system_if_told(&session.client).await?, Numbers::Transactions)
+        } else {
+            let offered = offer::log(&session.client).await?;
+            (offered.system, offered.numbers)
+        };
         if system != asked.term.system {
             return Err(ProbeError::Unexpected(format!("database system {system}, not {}", asked.term.system)));
         }
+        let Numbers::Log { .. } = numbers else {
+            let ask = session.client.prepare(ASK_SNAPSHOT).await?;
+            return Ok(Line { asked, session, ask, flush: None, numbers, version: 0 });
+        };
         // A question that flushes does so whatever the user's default is, and waits for no standby.
         session.client.batch_execute("SET synchronous_commit = local").await?;
         let ask = session.client.prepare(ASK).await?;
         let version = session.client.query_one("SELECT current_setting('server_version_num')::int", &[]).await?;
-        Ok(Line { asked, session, ask, flush: None, segment, version: version.try_get(0)? })
+        Ok(Line { asked, session, ask, flush: None, numbers, version: version.try_get(0)? })
     }
 
     async fn question(&mut self, by: Option<By>) -> Result<Statement, ProbeError> {
@@ -259,13 +270,19 @@ async fn question(
     client: &Client,
     ask: &Statement,
     by: Option<By>,
-    segment: u64,
+    numbers: Numbers,
     expected: u32,
 ) -> Result<Answer, ProbeError> {
     let row = client.query_one(ask, &[]).await?;
     if row.try_get(0)? {
         return Err(ProbeError::Unexpected("it is in recovery".into()));
     }
+    let Numbers::Log { segment, .. } = numbers else {
+        // Whatever had been acknowledged before the question has an id below this one. Nothing is known of a log, and of its flush.
+        let id = row.try_get::<_, i64>(2)?;
+        let id = u64::try_from(id).map_err(|_| ProbeError::Unexpected(format!("{id} is no transaction id")))?;
+        return Ok(Answer { term: u64::from(expected), lsn: Lsn(id), flushed: Lsn(0) });
+    };
     let timeline = parse_timeline(row.try_get(2)?)?;
     if timeline != expected {
         return Err(ProbeError::Unexpected(format!("it is on timeline {timeline}, not {expected}")));

@@ -12,13 +12,12 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_postgres::config::SslMode;
-use tokio_postgres::types::PgLsn;
-use tokio_postgres::{Client, NoTls, Statement};
-use tracing::warn;
+use tokio_postgres::{Client, NoTls};
 use watermark::Lsn;
 
+use crate::ask::{Noted, Watched};
 use crate::config::{ClusterConfig, Target};
-use crate::decide::{Facts, Position, Report};
+use crate::decide::{Position, Report};
 use crate::handle::Shared;
 use crate::secure::Secure;
 use crate::view::{Address, NodeId};
@@ -37,39 +36,6 @@ const LEAST: Duration = Duration::from_millis(5);
 const SILENCE: Duration = Duration::from_secs(5);
 /// Silence after which its host is asked whether it is there, and time from one such question to the next.
 const KEEPALIVE: Duration = Duration::from_secs(1);
-
-/// Of a session: what cannot change while it lasts.
-const ASK_ONCE: &str = "\
-    SELECT system_identifier, pg_size_bytes(current_setting('wal_segment_size')), \
-           pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') \
-    FROM pg_control_system()";
-
-/// `standby` is read first and once: a server leaves recovery but does not return to it, so what is asked of a standby can
-/// still be answered when it has just been promoted. The timeline that is followed is the one being received; a standby
-/// that receives nothing has only the control file, which is behind until its next restart point.
-const ASK: &str = "\
-    SELECT standby, \
-           CASE WHEN standby THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END, \
-           CASE WHEN NOT standby THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END, \
-           CASE WHEN standby THEN greatest( \
-               (SELECT received_tli FROM pg_stat_wal_receiver), \
-               (SELECT min_recovery_end_timeline FROM pg_control_recovery()), \
-               (SELECT timeline_id FROM pg_control_checkpoint())) END, \
-           CASE WHEN standby THEN \
-               extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float8 END, \
-           (SELECT max(CASE WHEN standby THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END - restart_lsn)::float8 \
-            FROM pg_replication_slots) \
-    FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role";
-
-/// How far a standby is, without the control file, which takes longer to read than all else. As above, the timeline is read after the
-/// position.
-const ASK_QUICKLY: &str = "\
-    SELECT standby, \
-           CASE WHEN standby THEN pg_last_wal_replay_lsn() END, \
-           CASE WHEN standby THEN (SELECT received_tli FROM pg_stat_wal_receiver) END, \
-           CASE WHEN standby THEN \
-               extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float8 END \
-    FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role";
 
 /// What others tell a prober.
 #[derive(Debug, Default)]
@@ -265,87 +231,6 @@ where
     Session { client: Arc::new(client), closed, address }
 }
 
-/// `wal_segment_size` in bytes, and the identifier of the database system.
-pub(crate) async fn ask_once(client: &Client) -> Result<(u64, u64, bool), ProbeError> {
-    let row = client.query_one(ASK_ONCE, &[]).await?;
-    let (system, segment): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
-    Ok((system.cast_unsigned(), segment.cast_unsigned(), row.try_get(2)?))
-}
-
-/// A prober's session with what it knows for as long as that lasts.
-struct Watched {
-    session: Session,
-    ask: Statement,
-    /// Prepared when it is needed for the first time.
-    ask_quickly: Option<Statement>,
-    system: u64,
-    /// Highest timeline seen: a server's timeline does not go back, what it says of it may be missing for a while.
-    timeline: u32,
-    fresh: bool,
-    /// Of the last whole answer: bytes that it keeps for the slot that is furthest behind.
-    slots_held: u64,
-}
-
-impl Watched {
-    async fn open(prober: &Prober, warned: &mut bool) -> Result<Watched, ProbeError> {
-        let connector = prober.shared.connector.load_full();
-        let session = connect(&prober.target, &prober.config, connector, "kingpost probe", "").await?;
-        let (system, _, informed) = ask_once(&session.client).await?;
-        if !informed && !std::mem::replace(warned, true) {
-            warn!(
-                node = prober.name,
-                user = prober.config.user,
-                "this user may not see which timeline a replica receives: after a failover replicas stay without reads \
-                 until their next restart point; GRANT pg_monitor to it"
-            );
-        }
-        let ask = session.client.prepare(ASK).await?;
-        Ok(Watched { session, ask, ask_quickly: None, system, timeline: 0, fresh: true, slots_held: 0 })
-    }
-
-    /// Only how far a standby is: nothing if that cannot be told without looking at everything, and `ask` is to be used. It is for
-    /// one that receives on the timeline already known of it: then that is the one it replays.
-    async fn ask_quickly(&mut self) -> Result<Option<Facts>, ProbeError> {
-        if self.ask_quickly.is_none() {
-            self.ask_quickly = Some(self.session.client.prepare(ASK_QUICKLY).await?);
-        }
-        let Some(ask) = &self.ask_quickly else { return Ok(None) };
-        let row = self.session.client.query_one(ask, &[]).await?;
-        let receives = row.try_get::<_, Option<i32>>(2)?.map(i32::cast_unsigned);
-        let Some(lsn) = row.try_get::<_, Option<PgLsn>>(1)?.filter(|_| receives == Some(self.timeline)) else {
-            return Ok(None);
-        };
-        let position = Position::Standby { replayed: Lsn(u64::from(lsn)), commit_age: commit_age(row.try_get(3)?) };
-        Ok(Some(Facts { system: self.system, timeline: self.timeline, fresh: false, position }))
-    }
-
-    async fn ask(&mut self) -> Result<Facts, ProbeError> {
-        let row = self.session.client.query_one(&self.ask, &[]).await?;
-        let lsn = Lsn(row.try_get::<_, Option<PgLsn>>(1)?.map_or(0, u64::from));
-        let (timeline, position) = if row.try_get(0)? {
-            let timeline = row.try_get::<_, Option<i32>>(3)?.unwrap_or(0).cast_unsigned();
-            (timeline, Position::Standby { replayed: lsn, commit_age: commit_age(row.try_get(4)?) })
-        } else {
-            (parse_timeline(row.try_get(2)?)?, Position::Primary { lsn })
-        };
-        self.slots_held = row.try_get::<_, Option<f64>>(5)?.unwrap_or(0.0).max(0.0) as u64;
-        self.timeline = self.timeline.max(timeline);
-        let fresh = std::mem::replace(&mut self.fresh, false);
-        Ok(Facts { system: self.system, timeline: self.timeline, fresh, position })
-    }
-}
-
-/// From seconds. A clock that is ahead makes a negative age: nothing is known then.
-fn commit_age(age: Option<f64>) -> Option<Duration> {
-    age.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-}
-
-/// The first eight digits of a WAL file's name.
-pub(crate) fn parse_timeline(digits: &str) -> Result<u32, ProbeError> {
-    u32::from_str_radix(digits, 16)
-        .map_err(|_| ProbeError::Unexpected(format!("the name of a WAL file begins with {digits:?}, not a timeline")))
-}
-
 // === impl Next ===
 
 impl Next {
@@ -377,7 +262,7 @@ impl Prober {
         // Of a standby: where it is, and how long it is left alone if that is not far enough.
         let mut standby: Option<(Lsn, Duration)> = None;
         let mut quickly = false;
-        let mut warned = false;
+        let mut noted = Noted::default();
         let mut awaited = self.shared.awaited.subscribe();
         loop {
             // Taken before the question is sent: an answer to an earlier question does not clear a later suspicion.
@@ -385,7 +270,7 @@ impl Prober {
             let limit = self.config.probe_timeout;
             let probe = timeout(limit, async {
                 if session.is_none() {
-                    session = Some(Watched::open(&self, &mut warned).await?);
+                    session = Some(Watched::open(&self, &mut noted).await?);
                 }
                 let Some(watched) = &mut session else { return Err(ProbeError::Unexpected("no session".into())) };
                 let told = if quickly { watched.ask_quickly().await? } else { None };
@@ -402,7 +287,7 @@ impl Prober {
                             let before = standby.map_or(QUICK, |(_, before)| before);
                             Some((replayed, patience(before, quickly && replayed < *awaited.borrow())))
                         }
-                        Position::Primary { .. } => None,
+                        Position::Primary { .. } | Position::Disowned => None,
                     };
                     (Report::Up(facts), session.as_ref().map(|watched| watched.session.address.clone()))
                 }

@@ -37,13 +37,36 @@ pub enum Role {
     Stale,
 }
 
-/// One history of the database: LSNs of different terms are never compared.
+/// One history of the database: positions of different terms are never compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Term {
     /// `pg_control_system().system_identifier`; 0 while unknown.
     pub system: u64,
-    /// The primary's timeline.
+    /// The primary's timeline. Of servers that tell none: a number of this process, another one each time a primary is found; see
+    /// [`told_timeline`](Term::told_timeline).
     pub timeline: u32,
+}
+
+/// From here on numbers of terms are no timelines: PostgreSQL makes one a promotion, and begins with 1.
+const COUNTED: u32 = 1 << 31;
+
+impl Term {
+    /// The term after so many others, in a system whose servers tell no timeline.
+    pub(crate) fn counted(system: u64, count: u32) -> Term {
+        Term { system, timeline: COUNTED | count }
+    }
+
+    /// The servers tell no timeline: only this process knows this term by this number, and not after a restart.
+    #[must_use]
+    pub fn is_counted(self) -> bool {
+        self.timeline >= COUNTED
+    }
+
+    /// The timeline that the primary told, for people and for others who know it; 0 if there is none.
+    #[must_use]
+    pub fn told_timeline(self) -> u32 {
+        if self.is_counted() { 0 } else { self.timeline }
+    }
 }
 
 /// Shared by everyone who talks to or about a node; numbers that move without a new [`View`].
@@ -53,8 +76,8 @@ pub struct Node {
     pub id: NodeId,
     /// Its configured name.
     pub name: String,
-    /// Highest LSN known to be replayed (replica) in the current term: a lower bound of the truth, so a read that needs
-    /// `replayed >= x` is always safe. It goes back to 0 when the term changes and whenever the node could have been
+    /// Highest position known to be replayed (replica) in the current term: a lower bound of the truth, so a read that needs
+    /// `replayed >= x` is always safe. An LSN; a transaction id where the servers tell where they are by those. It goes back to 0 when the term changes and whenever the node could have been
     /// restarted: a standby that recovers from a crash may serve less than it had replayed before.
     pub replayed: Watermark,
     /// Milliseconds a replica is behind, by the last probe; 0 on the primary.

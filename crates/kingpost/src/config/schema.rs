@@ -343,7 +343,7 @@ const CLUSTER: &[Key] = &cluster(key("name", Kind::Text));
 const FURTHER_CLUSTER: &[Key] = &cluster(required("name", Kind::Text));
 
 /// What is said of a cluster; `name` is its first key.
-const fn cluster(name: Key) -> [Key; 16] {
+const fn cluster(name: Key) -> [Key; 17] {
     [
         name,
         key("server_names", Kind::Texts),
@@ -357,6 +357,7 @@ const fn cluster(name: Key) -> [Key; 16] {
         key("probe_timeout", POSITIVE),
         key("probe_failures", integer(1, 1000)),
         key("lag_limit", POSITIVE),
+        key("positions", Kind::Choice(&["auto", "wal", "transactions", "none"])),
         key("oracle_pace", POSITIVE),
         key("nodes", Kind::Tables(NODE)),
         key("from", Kind::Table(CLUSTER_FROM)),

@@ -22,7 +22,7 @@ impl ClusterPart for Watched {
         Cluster {
             name: self.name.clone(),
             engine: picture::Engine::Postgresql,
-            timeline: view.term.timeline,
+            timeline: view.term.told_timeline(),
             primary: view.primary_node().map(|node| node.node.name.clone()),
             nodes: view.nodes.iter().map(|node| self.node(node)).collect(),
         }

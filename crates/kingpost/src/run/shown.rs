@@ -32,7 +32,11 @@ pub(super) fn describe_proxy(snapshot: &Snapshot, exposition: &mut Exposition) {
 /// The cluster's metrics.
 pub(crate) fn describe_view(view: &View, exposition: &mut Exposition) {
     exposition.gauge("topology_epoch", "Grows with each change of the cluster's picture.", view.epoch);
-    exposition.gauge("topology_timeline", "Timeline of the current or last primary.", view.term.timeline);
+    exposition.gauge(
+        "topology_timeline",
+        "Timeline of the current or last primary; 0: its servers tell none.",
+        view.term.told_timeline(),
+    );
     exposition.gauge("topology_primary_known", "1 while there is a primary.", view.primary.is_some());
     let mut role = exposition.metric(Type::Gauge, "node_role", "1 for the role that a node has.");
     for node in &view.nodes {

@@ -504,7 +504,7 @@ impl Console {
     fn look_for_primary(&mut self) -> u32 {
         let topology = &self.room.shared.topology;
         let view = topology.view();
-        let there = if view.primary.is_some() { view.term.timeline } else { 0 };
+        let there = if view.primary.is_some() { view.term.told_timeline() } else { 0 };
         let wanted = self.pending.iter().filter_map(|pending| match pending.until {
             Until::Timeline(timeline, _) => Some(timeline),
             _ => None,

@@ -1,7 +1,7 @@
 //! Where a unit goes.
 
 use sql::Hint;
-use topology::{NodeId, Role};
+use topology::{NodeId, Role, Term};
 use watermark::Oracle;
 use wire::frontend::{Message, messages};
 
@@ -235,11 +235,24 @@ impl Mark {
         }
     }
 
-    /// From `timeline:lsn`, as a session was told it.
+    /// From `timeline:lsn`, as a session was told it. Timeline 0: a position that can't be told; the primary is past it.
     pub(in crate::core) fn from_token(token: &str) -> Option<Mark> {
         let (term, lsn) = token.split_once(':')?;
-        let term = term.parse::<u32>().ok()?;
-        Some(Mark::At { term, lsn: lsn.parse().ok()? })
+        let (term, lsn) = (term.parse::<u32>().ok()?, lsn.parse().ok()?);
+        // Only the process that has counted a term knows what its number means, and it tells it to nobody.
+        let known = term != 0 && !Term { system: 0, timeline: term }.is_counted();
+        Some(if known { Mark::At { term, lsn } } else { Mark::Wrote })
+    }
+
+    /// The query for `SHOW kingpost.token`: the primary's insert position. Every commit that this client has been told of is before
+    /// that position.
+    pub(in crate::core) fn token_query(term: Term) -> String {
+        match term.told_timeline() {
+            0 => "SELECT '0:0/0' AS \"kingpost.token\"".into(),
+            timeline => {
+                format!("SELECT '{timeline}:' || pg_catalog.pg_current_wal_insert_lsn() AS \"kingpost.token\"")
+            }
+        }
     }
 }
 
@@ -252,6 +265,9 @@ mod tests {
         for (token, expected) in [
             ("2:0/1a2b", Some((2, 0x1a2b))),
             ("1:16/B374D848", Some((1, 0x16_b374_d848))),
+            ("0:0/0", Some((0, 0))),
+            ("0:16/B374D848", Some((0, 0))),
+            ("2147483649:16/B374D848", Some((0, 0))),
             ("1:", None),
             (":0/1", None),
             ("-1:0/1", None),
@@ -261,6 +277,7 @@ mod tests {
         ] {
             let mark = Mark::from_token(token).map(|mark| match mark {
                 Mark::At { term, lsn } => (term, lsn.0),
+                Mark::Wrote => (0, 0),
                 _ => unreachable!("a position"),
             });
             assert_eq!(mark, expected, "{token:?}");

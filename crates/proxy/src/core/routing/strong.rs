@@ -194,7 +194,7 @@ impl Core {
         format!(
             "a strong read needs proof that its primary has not been replaced: {needed} of {relays} relay(s) have to say so, {stands} did, and \
              {ended} said that its timeline {} is being left or has been; nothing was executed",
-            self.view.term.timeline
+            self.view.term.told_timeline()
         )
     }
 
@@ -280,10 +280,12 @@ impl Core {
         })
     }
 
-    /// Where the fastest replica is that reads may be given to; None if there is none.
+    /// Where the fastest replica is that reads may be given to; None if there is none, or if it never tells.
     fn fastest_replica(&self) -> Option<Lsn> {
         let fit = self.view.nodes.iter().filter(|node| node.role == Role::Replica && node.usable && node.weight > 0);
-        fit.map(|node| node.node.replayed.get()).max()
+        let furthest = fit.map(|node| node.node.replayed.get()).max();
+        // Without timelines there may be no positions either, and nothing to wait for.
+        furthest.filter(|lsn| *lsn > Lsn(0) || !self.view.term.is_counted())
     }
 
     /// Lets go on whoever need not wait any more. To be called each turn: costs two loads while nobody waits.

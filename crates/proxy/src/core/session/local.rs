@@ -176,7 +176,7 @@ impl Core {
         match self.carry_out(c, text) {
             Outcome::Servers => None,
             Outcome::ShowsToken => {
-                let text = self.token_query();
+                let text = Mark::token_query(self.view.term);
                 self.begin(c, s);
                 let undo = self.names_of_query(c, s);
                 self.servers[s].ends_unit(Request::Query, |timing| Note::Query {
@@ -242,7 +242,7 @@ impl Core {
         }
         let Some(Local::Show(name)) = self.classifier.local_command(text) else { return None };
         if name == "token" {
-            return Some(self.token_query().into_bytes());
+            return Some(Mark::token_query(self.view.term).into_bytes());
         }
         let value = self.setting(c, &name)?;
         Some(format!("SELECT '{value}'::pg_catalog.text AS \"kingpost.{name}\"").into_bytes())
@@ -313,13 +313,6 @@ impl Core {
             }
             _ => None,
         }
-    }
-
-    /// The query for `SHOW kingpost.token`: the primary's insert position. Every commit that this client has been told
-    /// of is before that position.
-    fn token_query(&self) -> String {
-        let term = self.view.term.timeline;
-        format!("SELECT '{term}:' || pg_catalog.pg_current_wal_insert_lsn() AS \"kingpost.token\"")
     }
 
     /// Drops a client's message, however much of it has arrived.

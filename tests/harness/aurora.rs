@@ -1,0 +1,90 @@
+//! A model of servers that are compatible with PostgreSQL and tell no position in their log, made of real ones.
+//!
+//! Real data, real replay, real promotions: only what the probes ask is different. They connect as [`PROBER`], whose `search_path` has a
+//! schema before `pg_catalog` with functions and views of the same names, which answer as Amazon's documentation and other programs' bug
+//! reports say that Aurora's do.
+//!
+//! What Aurora's shared storage makes sure of, the test has to: before a reader is promoted the writer is *stopped*
+//! ([`Node::stop`](crate::Node::stop)), not killed, so that no reader has what the new writer lacks.
+
+use crate::cluster::Cluster;
+
+/// The user that probes of a model connect as.
+pub const PROBER: &str = "prober";
+
+/// What the servers of a model tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tells {
+    /// As Aurora: a list of those that share the storage, and snapshots.
+    Members,
+    /// Snapshots, and no list.
+    Snapshots,
+    /// Roles and nothing else.
+    Roles,
+}
+
+/// Functions that are there and fail, and what they would return.
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("pg_last_wal_replay_lsn()", "pg_lsn"),
+    ("pg_last_wal_receive_lsn()", "pg_lsn"),
+    ("pg_last_xact_replay_timestamp()", "timestamptz"),
+    ("pg_stat_get_wal_receiver()", "TABLE (received_tli int)"),
+    ("pg_get_replication_slots()", "TABLE (restart_lsn pg_lsn)"),
+];
+
+/// The same on a writer with `wal_level` below `logical`.
+const NOT_LOGICAL: &[(&str, &str)] = &[
+    ("pg_current_wal_lsn()", "pg_lsn"),
+    ("pg_current_wal_insert_lsn()", "pg_lsn"),
+    ("pg_current_wal_flush_lsn()", "pg_lsn"),
+];
+
+fn failing(name: &str, returns: &str, code: &str, text: &str) -> String {
+    let text = text.replace('\'', "''");
+    format!(
+        "CREATE FUNCTION model.{name} RETURNS {returns} LANGUAGE plpgsql AS \
+         $$BEGIN RAISE EXCEPTION USING ERRCODE = '{code}', MESSAGE = '{text}'; END$$;\n"
+    )
+}
+
+impl Cluster {
+    /// From now on all nodes are servers of the model to whoever connects as [`PROBER`].
+    ///
+    /// # Panics
+    /// When that does not come about in time.
+    pub async fn tell_only(&self, tells: Tells) {
+        let mut sql = format!(
+            "CREATE ROLE {PROBER} LOGIN;\n\
+             ALTER ROLE {PROBER} SET search_path = model, pg_catalog;\n\
+             CREATE SCHEMA model;\n\
+             GRANT USAGE ON SCHEMA model TO {PROBER};\n\
+             CREATE TABLE model.disowned (server_id text);\n"
+        );
+        for (name, returns) in UNSUPPORTED {
+            sql += &failing(name, returns, "0A000", &format!("Function {name} is currently not supported for Aurora"));
+        }
+        for (name, returns) in NOT_LOGICAL {
+            sql += &failing(name, returns, "55000", "wal_level must be set to 'logical'");
+        }
+        sql += "CREATE VIEW model.pg_stat_wal_receiver AS SELECT * FROM model.pg_stat_get_wal_receiver();\n\
+                CREATE VIEW model.pg_replication_slots AS SELECT * FROM model.pg_get_replication_slots();\n";
+        if tells == Tells::Roles {
+            sql += &failing("pg_current_snapshot()", "pg_snapshot", "0A000", "snapshots are not supported");
+        }
+        if tells == Tells::Members {
+            // Of its rows only the own one, which is the one that a probe asks for.
+            sql += "CREATE FUNCTION model.aurora_db_instance_identifier() RETURNS text LANGUAGE sql AS \
+                    $$SELECT pg_catalog.current_setting('cluster_name')$$;\n\
+                    CREATE FUNCTION model.aurora_replica_status() \
+                    RETURNS TABLE (server_id text, session_id text, replica_lag_in_msec double precision) LANGUAGE sql AS $$\
+                    SELECT name, CASE WHEN reader THEN '4b8ad0f0-0000-4000-8000-000000000000' ELSE 'MASTER_SESSION_ID' END, \
+                           CASE WHEN reader THEN 15.5::float8 END \
+                    FROM (SELECT name, pg_catalog.pg_is_in_recovery() \
+                                 OR EXISTS (SELECT FROM model.disowned AS d WHERE d.server_id = name) AS reader \
+                          FROM pg_catalog.current_setting('cluster_name') AS name) AS own$$;\n";
+        }
+        sql += &format!("GRANT SELECT ON ALL TABLES IN SCHEMA model TO {PROBER};\n");
+        self.primary().execute_in("postgres", &sql).await;
+        self.wait_caught_up().await;
+    }
+}
