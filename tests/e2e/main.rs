@@ -57,6 +57,7 @@ mod registry_clients_nacos;
 mod registry_clients_nacos_ends;
 mod registry_clients_xds;
 mod registry_doors;
+mod registry_events;
 mod registry_fire;
 mod registry_fronts;
 mod registry_identity;

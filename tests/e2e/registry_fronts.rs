@@ -220,7 +220,7 @@ async fn consuls_clients_do_not_spin() {
     let node = RegistryNode::start("").await;
     let _logs = ShowLogs(node.dir());
     // 404 would be "nothing there": a client that watches comes back at once. (Keys are watched: `registry_kv`.)
-    assert_eq!(node.get("/v1/event/list").await.status, 501);
+    assert_eq!(node.get("/v1/query").await.status, 501);
     let missing = node.get("/v1/kv/a?recurse=").await;
     assert!(missing.status == 404 && missing.header("x-consul-index").is_some(), "{missing:?}");
     let register = async |port: u16| {
