@@ -64,6 +64,7 @@ mod registry_fronts;
 mod registry_identity;
 mod registry_kv;
 mod registry_machines;
+mod registry_names;
 mod registry_nodes;
 mod registry_paths;
 mod registry_patroni;
