@@ -220,7 +220,13 @@ async fn consuls_clients_do_not_spin() {
     let node = RegistryNode::start("").await;
     let _logs = ShowLogs(node.dir());
     // 404 would be "nothing there": a client that watches comes back at once. (Keys are watched: `registry_kv`.)
-    assert_eq!(node.get("/v1/event/list").await.status, 501);
+    for absent in ["/v1/query", "/v1/acl/tokens", "/v1/agent/metrics", "/v1/agent/connect/ca/roots"] {
+        assert_eq!(node.get(absent).await.status, 501, "{absent}");
+    }
+    for empty in ["/v1/catalog/connect/a", "/v1/catalog/gateway-services/a", "/v1/health/connect/a"] {
+        let answer = node.get(empty).await;
+        assert!(answer.body.trim() == "[]" && answer.header("x-consul-index").is_some(), "{empty}: {answer:?}");
+    }
     let missing = node.get("/v1/kv/a?recurse=").await;
     assert!(missing.status == 404 && missing.header("x-consul-index").is_some(), "{missing:?}");
     let register = async |port: u16| {

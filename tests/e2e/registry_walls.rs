@@ -4,8 +4,8 @@ use std::os::unix::fs::PermissionsExt;
 
 use kingpost_tests::{Kingpost, RegistryNode, SOON, ShowLogs, wait_until};
 use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 const WEB: &str = "/v1/namespaces/default/services/web/instances";
 
@@ -97,6 +97,138 @@ async fn one_token_does_not_take_all_waits() {
     assert_eq!(status, "HTTP/1.1 200", "with {waiting} of 8 places in the hands of another token");
     assert_eq!(waiting, 6);
     assert_eq!(held[7].0, "HTTP/1.1 429");
+}
+
+/// A request that waits, from `from`.
+async fn asks(node: &RegistryNode, from: &str, token: &str, path: &str) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
+    let mut stream = socket.connect(format!("127.0.0.1:{}", node.port()).parse().unwrap()).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nX-Consul-Token: {token}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    stream
+}
+
+/// The status of an answer.
+async fn status(stream: &mut TcpStream) -> u16 {
+    let mut begun = [0; 12];
+    stream.read_exact(&mut begun).await.unwrap();
+    String::from_utf8_lossy(&begun[9..]).parse().unwrap()
+}
+
+/// Blocking queries of each kind: one token, whichever addresses it comes from, does not take all of them, and what another one waits for comes.
+#[tokio::test]
+async fn one_token_does_not_take_all_blocking_queries() {
+    let ((greedy, first), (modest, second)) = (token_of("greedy", &["a"]), token_of("modest", &["b"]));
+    let node = RegistryNode::start(&format!("auth = \"tokens\"\nwaiting = 8\n{first}{second}")).await;
+    let _logs = ShowLogs(node.dir());
+    let waiting = async |many: f64| {
+        wait_until(&format!("{many} that wait"), SOON, node.dir(), async || {
+            (node.metrics().await.sum("kingpost_registry_watchers", &[]) == many).then_some(())
+        })
+        .await;
+    };
+    let service = json!({ "Name": "s", "Port": 1 }).to_string();
+    for (path, write, body) in [
+        ("/v1/health/service/s", "/v1/agent/service/register", service.as_str()),
+        ("/v1/kv/k", "/v1/kv/k", "x"),
+        ("/v1/session/list", "/v1/session/create", "{}"),
+        ("/v1/event/list", "/v1/event/fire/e", "x"),
+    ] {
+        let path = format!("{path}?index=1&wait=60s");
+        let mut held = Vec::new();
+        for n in 1..=8 {
+            held.push(asks(&node, &format!("127.0.0.{n}"), &greedy, &path).await);
+            waiting(f64::from(n.min(6))).await;
+        }
+        for refused in &mut held[6..] {
+            assert_eq!(status(refused).await, 429, "{path}");
+        }
+        let mut own = asks(&node, "127.0.0.9", &modest, &path).await;
+        waiting(7.0).await;
+        let changed = node.ask("PUT", write, &[("X-Consul-Token", &modest)], body).await;
+        assert_eq!(changed.status, 200, "{write}: {}", changed.body);
+        assert_eq!(status(&mut own).await, 200, "{path}");
+        // Nobody of the other namespace was woken.
+        waiting(6.0).await;
+        drop(held);
+        waiting(0.0).await;
+    }
+}
+
+/// One request over a connection that stays open: the status, and the body.
+async fn over(stream: &mut BufReader<TcpStream>, method: &str, path: &str, body: &str) -> (u16, String) {
+    let length = body.len();
+    let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n");
+    let request = format!("{head}Content-Type: application/json\r\n\r\n{body}");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let (mut status, mut length, mut line) = (0, 0, String::new());
+    loop {
+        line.clear();
+        assert!(stream.read_line(&mut line).await.unwrap() > 0, "{method} {path}: the connection was closed");
+        let line = line.trim_end().to_ascii_lowercase();
+        match line.split_once(": ") {
+            _ if line.starts_with("http/1.1 ") => status = line[9..12].parse().unwrap(),
+            Some(("content-length", value)) => length = value.parse().unwrap(),
+            _ if line.is_empty() => break,
+            _ => {}
+        }
+    }
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).await.unwrap();
+    (status, String::from_utf8(body).unwrap())
+}
+
+/// Where the process may have 1,024 descriptors, idle connections leave some for all that keeps a registry alive: the operators' address, the store,
+/// probes; and whoever has a connection goes on. The log says so once.
+#[tokio::test]
+async fn idle_connections_leave_descriptors_for_everything_else() {
+    let more = "[registry.health]\nprobe_allow = [\"127.0.0.1\"]";
+    let node = RegistryNode::start_within(&["prlimit", "--nofile=1024:1024"], None, more).await;
+    let _logs = ShowLogs(node.dir());
+    let mut beats = BufReader::new(TcpStream::connect(("127.0.0.1", node.port())).await.unwrap());
+    let beating = "/v1/namespaces/a/services/web/instances/beats";
+    let leased = json!({ "host": "h", "check": { "type": "ttl", "ttl": "30s" } }).to_string();
+    assert_eq!(over(&mut beats, "PUT", beating, &leased).await.0, 201);
+    let refused = async || node.metrics().await.sum("kingpost_registry_connections_refused_total", &[]);
+    let mut idle = Vec::new();
+    while idle.len() < 1100 {
+        idle.push(TcpStream::connect(("127.0.0.1", node.port())).await.unwrap());
+    }
+    // Those that are held count up to the limit; all others have been turned away, and no accept has failed.
+    wait_until("all others to be turned away", SOON, node.dir(), async || {
+        let accepted = node.metrics().await.sum("kingpost_registry_connections_accepted_total", &[]);
+        (accepted >= 1101.0 && refused().await >= 100.0).then_some(())
+    })
+    .await;
+    // Operators.
+    assert!(node.is_ready().await);
+    // Heartbeats, and the store.
+    assert_eq!(over(&mut beats, "PUT", "/v1/namespaces/a/instances/beats/heartbeat", "").await.0, 204);
+    // Probes need descriptors of their own.
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = server.local_addr().unwrap().port();
+    for namespace in ["a", "b"] {
+        let path = format!("/v1/namespaces/{namespace}/services/probed/instances/p");
+        let check = json!({ "type": "tcp", "interval": "1s", "timeout": "1s", "rise": 1, "fall": 1 });
+        let probed = json!({ "host": "127.0.0.1", "port": port, "health": "critical", "check": check }).to_string();
+        assert_eq!(over(&mut beats, "PUT", &path, &probed).await.0, 201);
+    }
+    for namespace in ["a", "b"] {
+        let path = format!("/v1/namespaces/{namespace}/instances/p");
+        wait_until("a probed instance to be passing", SOON, node.dir(), async || {
+            let (_, shown) = over(&mut beats, "GET", &path, "").await;
+            shown.contains("\"passing\"").then_some(())
+        })
+        .await;
+    }
+    let log = std::fs::read_to_string(node.process().log()).unwrap();
+    let said = log.lines().filter(|line| line.contains("takes no further connection")).count();
+    assert!((1..=2).contains(&said), "said {said} times");
+    assert!(!log.contains("Too many open files"), "{log}");
+    drop(idle);
+    let free = async || node.try_ask("GET", "/v1/status/leader", &[], "").await.filter(|answer| answer.status == 200);
+    wait_until("a place", SOON, node.dir(), free).await;
 }
 
 #[tokio::test]

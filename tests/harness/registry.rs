@@ -22,6 +22,8 @@ pub struct RegistryNode {
     dir: PathBuf,
     port: Port,
     metrics: Port,
+    /// The program, with its arguments, that becomes the registry; none: the registry itself.
+    within: Vec<String>,
     process: Option<Process>,
 }
 
@@ -66,8 +68,17 @@ impl RegistryNode {
     /// # Panics
     /// When it does not become ready.
     pub async fn start_on(store: Option<&str>, more: &str) -> RegistryNode {
+        RegistryNode::start_within(&[], store, more).await
+    }
+
+    /// As [`RegistryNode::start_on`], run by a program, `within` and its arguments, that becomes the registry: `prlimit --nofile=1024`.
+    ///
+    /// # Panics
+    /// When it does not become ready.
+    pub async fn start_within(within: &[&str], store: Option<&str>, more: &str) -> RegistryNode {
         let dir = new_dir("registry");
-        let mut node = RegistryNode { dir, port: Port::reserve(), metrics: Port::reserve(), process: None };
+        let within = within.iter().map(|&word| word.to_owned()).collect();
+        let mut node = RegistryNode { dir, port: Port::reserve(), metrics: Port::reserve(), within, process: None };
         let own = format!("sqlite:{}", node.dir.join("registry.sqlite").display());
         let store = store.unwrap_or(&own);
         let mut text = format!("listen = \"127.0.0.1:{}\"\nstore = \"{store}\"\n{more}\n", node.port.number());
@@ -86,7 +97,14 @@ impl RegistryNode {
     /// # Panics
     /// When it does not become ready.
     pub async fn start_again(&mut self) {
-        let mut kingpost = command(&kingpost_bin(), RunAs::Tests, "KILL");
+        let mut kingpost = match self.within.split_first() {
+            None => command(&kingpost_bin(), RunAs::Tests, "KILL"),
+            Some((program, rest)) => {
+                let mut command = command(Path::new(program), RunAs::Tests, "KILL");
+                command.args(rest).arg(kingpost_bin());
+                command
+            }
+        };
         kingpost.args(["registry", "--config"]).arg(self.config());
         let log = self.dir.join("registry.log");
         self.process = Some(Process::start("registry", kingpost, &log));

@@ -415,17 +415,23 @@ impl Registry {
     }
 
     async fn wait(&self, mark: &Mark, after: Revision, deadline: Instant) -> Result<Revision, WatchError> {
-        let limit = self.inner.settings.limits.watchers;
-        let watching = Watching(&self.inner.watchers);
-        let watchers = watching.0.fetch_add(1, Ordering::Relaxed);
-        if watchers >= limit {
-            return Err(WatchError::TooMany { watchers, limit });
-        }
+        let _counted = self.begin_to_wait()?;
         let mut stop = self.inner.stop.subscribe();
         tokio::select! {
             revision = mark.passed(after, deadline) => Ok(revision),
             _ = stop.wait_for(|stop| *stop) => Err(WatchError::Stopped { at: mark.get() }),
         }
+    }
+
+    /// Counts a call that waits, of whatever, for as long as what it gives lives.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub(crate) fn begin_to_wait(&self) -> Result<Watching<'_>, WatchError> {
+        let limit = self.inner.settings.limits.watchers;
+        let watching = Watching(&self.inner.watchers);
+        let watchers = watching.0.fetch_add(1, Ordering::Relaxed);
+        if watchers < limit { Ok(watching) } else { Err(WatchError::TooMany { watchers, limit }) }
     }
 
     /// What the client of the TiKV cluster that the store is in counts and times; none, where the store is something else.
@@ -466,7 +472,7 @@ impl Registry {
 }
 
 /// A call that waits, counted while it does.
-struct Watching<'a>(&'a AtomicUsize);
+pub(crate) struct Watching<'a>(&'a AtomicUsize);
 
 impl Drop for Watching<'_> {
     fn drop(&mut self) {

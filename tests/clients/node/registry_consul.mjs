@@ -59,4 +59,13 @@ check('who is silent expires', async () => {
   assert.deepEqual(await passing(name), [name])
 })
 
+check('events are fired and listed', async () => {
+  const name = unique('deploy')
+  for (const payload of ['v1', 'v2']) await consul.event.fire({ name, payload })
+  await consul.event.fire({ name, payload: 'for nobody', service: '^no-such-service$' })
+  const events = await consul.event.list(name)
+  assert.deepEqual(events.map((event) => event.Payload), ['v1', 'v2'])
+  assert.ok(events[0].LTime < events[1].LTime)
+})
+
 run()

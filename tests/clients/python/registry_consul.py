@@ -143,4 +143,26 @@ def the_catalog_can_be_written():
     assert c.catalog.service(name)[1] == []
 
 
+@check
+def events_are_told_to_who_waits_for_them():
+    c, name = client(), unique("deploy")
+    first = c.event.fire(name, body="v1")
+    index, events = c.event.list(name)
+    assert [(event["ID"], event["LTime"] > 0) for event in events] == [(first["ID"], True)]
+    seen = {}
+
+    def wait():
+        seen["index"], seen["events"] = client().event.list(name, index=index)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    assert c.event.fire(unique("other"))
+    assert c.event.fire(name, node="no-such-node")
+    second = c.event.fire(name, body="v2")
+    waiter.join(LIMIT)
+    assert not waiter.is_alive(), "not woken"
+    assert [event["ID"] for event in seen["events"]] == [first["ID"], second["ID"]]
+    assert seen["index"] != index
+
+
 run()

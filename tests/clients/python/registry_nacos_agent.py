@@ -16,6 +16,9 @@ from v2.nacos import (
     TLSConfig,
 )
 
+# What clients are told of an instance.
+FIELDS = ["instanceId", "ip", "port", "weight", "healthy", "enabled", "ephemeral", "clusterName", "serviceName", "metadata"]
+
 
 def say(**fields):
     print(json.dumps(fields), flush=True)
@@ -41,6 +44,9 @@ async def carry_out(client, asked):
     elif asked["do"] == "list":
         info = await client.grpc_client_proxy.query_instance_of_service(service, "DEFAULT_GROUP", "", False)
         say(listed=sorted(host.ip for host in info.hosts))
+    elif asked["do"] == "hosts":
+        info = await client.grpc_client_proxy.query_instance_of_service(service, "DEFAULT_GROUP", asked["clusters"], asked["healthy"])
+        say(hosts=[{field: getattr(host, field) for field in FIELDS} for host in info.hosts])
     elif asked["do"] == "subscribe":
 
         async def told(instances):

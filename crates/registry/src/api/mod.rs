@@ -127,6 +127,8 @@ pub struct Context {
     xds: xds::Shared,
     /// Polaris' rules as clients are given them.
     rules: polaris::Shared,
+    /// Regular expressions of events.
+    event_patterns: consul::Patterns,
     /// One for each request that waits for a change.
     places: Arc<Places>,
     /// Becomes true when the server stops: whoever waits answers with what there is.
@@ -159,7 +161,9 @@ impl Front {
             ("prometheus", _) => Some(Front::Prometheus),
             ("nacos", _) => Some(Front::Nacos),
             ("v1", Some("namespaces" | "openapi.json")) => Some(Front::Native),
-            ("v1", Some("agent" | "catalog" | "health" | "status" | "kv" | "session" | "txn")) => Some(Front::Consul),
+            ("v1", Some("agent" | "catalog" | "health" | "status" | "kv" | "session" | "txn" | "event")) => {
+                Some(Front::Consul)
+            }
             ("v1", Some(part)) if consul::ABSENT.contains(&part) => Some(Front::Consul),
             ("v1", Some("RegisterInstance" | "DeregisterInstance" | "Heartbeat" | "Discover" | "ReportClient")) => {
                 Some(Front::Polaris)
@@ -219,6 +223,7 @@ impl Context {
             whole: Whole::new(),
             xds: xds::Shared::default(),
             rules: polaris::Shared::default(),
+            event_patterns: consul::Patterns::default(),
             places,
             stopping,
         }

@@ -33,6 +33,8 @@ pub enum Encoding {
     NacosHosts,
     /// Those that are not critical.
     NacosHealthy,
+    /// The digest of [`Encoding::NacosHosts`].
+    NacosDigest,
     /// The service's entry of Consul's `/v1/catalog/services`: name and tags.
     ConsulTags,
     /// Consul's checks of a piece's instances, without the brackets of the list.

@@ -17,13 +17,16 @@
 //! - One revision a call, so no revision stands for two contents of a key. A call is carried out whole or not at all.
 //! - A key is held by one session at most, and only while that session is in the store. Who ends a session gives back or deletes its keys in the
 //!   same transaction.
-//! - Rules are in namespaces of keys that no name from outside leads to (`rules`). Writes to those of one namespace follow each other.
+//! - Rules and events are in namespaces of keys that no name from outside leads to (`rules`, `events`). Writes to those of one namespace follow each
+//!   other (`own`).
 //! - A lock delay is counted by each node from when it hears of the row: never shorter than asked for. No clocks are compared.
 //! - A session is ended for silence only after twice its time to live without a renewal at any live node; a renewal that not every live node
 //!   could ask for goes through the store before it is answered.
 
+mod events;
 mod judge;
 mod model;
+mod own;
 mod plan;
 mod rules;
 mod state;
@@ -75,8 +78,8 @@ pub(crate) struct Kv {
     error: Mutex<Option<String>>,
     /// How often everything was read anew.
     replaced: AtomicU64,
-    /// Held by who changes rules of some namespaces: on one node one after the other.
-    ruling: [tokio::sync::Mutex<()>; 16],
+    /// Held by who changes what is the registry's own, of some namespaces: on one node one after the other.
+    changing: [tokio::sync::Mutex<()>; 16],
 }
 
 /// What became of a renewal.
@@ -141,7 +144,7 @@ impl Kv {
             behind: Mutex::default(),
             error: Mutex::default(),
             replaced: AtomicU64::new(0),
-            ruling: std::array::from_fn(|_| tokio::sync::Mutex::default()),
+            changing: std::array::from_fn(|_| tokio::sync::Mutex::default()),
         };
         let read = kv.store.read(0, Revision(0)).await?;
         kv.take(KvRead { whole: true, ..read });
@@ -418,7 +421,7 @@ impl Registry {
     /// Waits until the index of `subject` is above `after`, or `deadline`.
     ///
     /// # Errors
-    /// The registry stops.
+    /// The registry stops; too many wait.
     pub(crate) async fn kv_wait(
         &self,
         namespace: &NamespaceName,
@@ -427,6 +430,7 @@ impl Registry {
         deadline: Instant,
     ) -> Result<(), WatchError> {
         let Ok(kv) = self.kv() else { return Ok(()) };
+        let _counted = self.begin_to_wait()?;
         let watcher = kv.watchers.watch(namespace, subject.clone());
         let mut stop = self.inner().stop.subscribe();
         loop {

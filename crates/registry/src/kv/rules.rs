@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use super::Kv;
-use super::model::{Ask, Entry, Operation, Refusal, Verb};
+use super::model::{Entry, Operation, Verb};
 use crate::error::WriteError;
 use crate::model::{NamespaceName, Revision};
 use crate::registry::Registry;
@@ -19,9 +19,6 @@ use crate::settings::RuleLimits;
 /// The key of the count of writes; the keys of rules begin with [`RULE`].
 const WRITES: &str = "writes";
 const RULE: &str = "rule/";
-/// So often a write is decided again before it is given up. On one node writes of a namespace wait for each other, so each time another
-/// node was faster.
-const ATTEMPTS: u32 = 32;
 
 /// As of when a namespace's rules were read: another value where they may be others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,48 +107,25 @@ impl Registry {
         namespace: &NamespaceName,
         mut decide: impl FnMut(&[Arc<Entry>]) -> Result<(Vec<RuleWrite>, T), E>,
     ) -> Result<T, E> {
-        let kv = self.kv()?;
         let space = NamespaceName::of_rules(namespace);
-        let digest = space.rules_digest().unwrap_or_default();
-        let shard = digest.bytes().next().map_or(0, usize::from) % kv.ruling.len();
-        let _one_at_a_time = kv.ruling[shard].lock().await;
-        // What any node has committed before is here.
-        self.kv_settle().await?;
-        for _ in 0..ATTEMPTS {
-            let (entries, writes) = {
-                let state = kv.state();
-                let space = state.space(&space);
-                let entries: Vec<Arc<Entry>> = space.into_iter().flat_map(|space| space.tree(RULE).cloned()).collect();
-                (entries, space.and_then(|space| space.entry(WRITES).cloned()))
-            };
-            let (rules, told) = decide(&entries)?;
+        self.change_own(&space, &format!("the rules of {namespace}"), |entries| {
+            let writes = entries.iter().find(|entry| &*entry.key == WRITES);
+            let counted = counted(writes.map(|entry| &**entry));
+            let known: Vec<Arc<Entry>> =
+                entries.iter().filter(|entry| rule_name(entry).is_some()).map(Arc::clone).collect();
+            let (rules, told) = decide(&known)?;
             if rules.is_empty() {
-                return Ok(told);
+                return Ok((Vec::new(), told));
             }
-            let mut operations = vec![counted(writes.as_deref())];
-            operations.extend(rules.into_iter().map(|rule| match rule {
+            let rules = rules.into_iter().map(|rule| match rule {
                 RuleWrite::Put(name, value, number) => {
                     Operation { key: format!("{RULE}{name}").into(), verb: Verb::Set(value, number) }
                 }
                 RuleWrite::Delete(name) => Operation { key: format!("{RULE}{name}").into(), verb: Verb::Delete },
-            }));
-            match kv.ask(Ask::Operations(space.clone(), operations)).await? {
-                Ok(_) => return Ok(told),
-                Err(refused) => match refused.into_iter().next() {
-                    // A refusal is decided from what the store has, so that is here now.
-                    Some((_, refusal)) if refusal.is_lost_race() => {}
-                    Some((_, Refusal::Full { what, found, limit })) => {
-                        return Err(WriteError::Full { what, found, limit }.into());
-                    }
-                    refused => {
-                        let text = refused.map_or_else(String::new, |(_, refusal)| refusal.to_string());
-                        return Err(WriteError::Unavailable { reason: text.into() }.into());
-                    }
-                },
-            }
-        }
-        let what = format!("the rules of {namespace}");
-        Err(WriteError::Contended { what: what.into(), attempts: ATTEMPTS }.into())
+            });
+            Ok((std::iter::once(counted).chain(rules).collect(), told))
+        })
+        .await
     }
 }
 

@@ -19,6 +19,13 @@ impl Digest {
         content.finish()
     }
 
+    /// Of bytes.
+    pub(crate) fn of_bytes(bytes: &[u8]) -> Digest {
+        let mut content = Content::default();
+        content.0.update(bytes);
+        content.finish()
+    }
+
     /// From its 32 hexadecimal digits.
     pub(crate) fn from_slice(bytes: &[u8]) -> Option<Digest> {
         Some(Digest(bytes.try_into().ok()?))

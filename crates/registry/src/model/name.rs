@@ -7,11 +7,12 @@ use sha2::{Digest as _, Sha256};
 
 use super::limits::{self, Invalid};
 
-/// What the names of namespaces begin with in which rules are kept; the rest says whose.
+/// What the names of namespaces begin with in which rules, and events, are kept; the rest says whose.
 const RULES: &str = "kingpost.rules.";
+const EVENTS: &str = "kingpost.events.";
 /// So many bytes of the digest of whose they are: with the beginning they fit into [`NamespaceName::MAX_BYTES`], and nobody finds two
 /// names with one digest.
-const RULES_DIGEST: usize = 24;
+const OWNER_DIGEST: usize = 24;
 
 /// A namespace: 1 to 64 of `A-Z a-z 0-9 . _ -`. So `/` ends it in the text of a key without ambiguity.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,13 +54,13 @@ impl NamespaceName {
     /// Checks `name`.
     ///
     /// # Errors
-    /// When it is empty, too long, holds another character, or is one of those under which the registry keeps rules.
+    /// When it is empty, too long, holds another character, or is one of those under which the registry keeps what is its own.
     pub fn new(name: &str) -> Result<NamespaceName, Invalid> {
         match Self::stored(name)? {
-            own if own.is_of_rules() => Err(Invalid::Value {
+            own if own.is_own() => Err(Invalid::Value {
                 what: "namespace",
                 found: name.to_owned(),
-                expected: "another name: the registry keeps rules under this one",
+                expected: "another name: the registry keeps its own things under this one",
             }),
             namespace => Ok(namespace),
         }
@@ -68,12 +69,21 @@ impl NamespaceName {
     /// The name of a namespace of keys in which the registry keeps the rules of `namespace`. [`NamespaceName::new`] gives no such name to
     /// anybody, so nothing that a client says leads there; an older program takes it for an ordinary one.
     pub(crate) fn of_rules(namespace: &NamespaceName) -> NamespaceName {
+        namespace.own(RULES)
+    }
+
+    /// As [`NamespaceName::of_rules`], for the events of `namespace`.
+    pub(crate) fn of_events(namespace: &NamespaceName) -> NamespaceName {
+        namespace.own(EVENTS)
+    }
+
+    fn own(&self, kind: &str) -> NamespaceName {
         use std::fmt::Write as _;
 
-        let digest = Sha256::digest(namespace.0.as_bytes());
-        let mut name = String::with_capacity(RULES.len() + 2 * RULES_DIGEST);
-        name.push_str(RULES);
-        for byte in digest.iter().take(RULES_DIGEST) {
+        let digest = Sha256::digest(self.0.as_bytes());
+        let mut name = String::with_capacity(kind.len() + 2 * OWNER_DIGEST);
+        name.push_str(kind);
+        for byte in digest.iter().take(OWNER_DIGEST) {
             // Into a text: it does not fail.
             let _ = write!(name, "{byte:02x}");
         }
@@ -82,13 +92,17 @@ impl NamespaceName {
 
     /// What tells one namespace of rules from another, if this is one.
     pub(crate) fn rules_digest(&self) -> Option<&str> {
-        let digest = self.0.strip_prefix(RULES)?;
-        let hexadecimal = digest.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-        (digest.len() == 2 * RULES_DIGEST && hexadecimal).then_some(digest)
+        self.digest_of(RULES)
     }
 
-    fn is_of_rules(&self) -> bool {
-        self.rules_digest().is_some()
+    fn digest_of(&self, kind: &str) -> Option<&str> {
+        let digest = self.0.strip_prefix(kind)?;
+        let hexadecimal = digest.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        (digest.len() == 2 * OWNER_DIGEST && hexadecimal).then_some(digest)
+    }
+
+    fn is_own(&self) -> bool {
+        [RULES, EVENTS].into_iter().any(|kind| self.digest_of(kind).is_some())
     }
 
     /// The name of a namespace of keys as it stands in the store: one that [`NamespaceName::new`] takes, or one of the registry's own.
@@ -279,22 +293,25 @@ mod tests {
         }
     }
 
-    /// Rules are where nobody's name leads, whatever it is; and each namespace's are somewhere else.
+    /// What is the registry's own is where nobody's name leads, whatever it is; and each namespace's is somewhere else.
     #[test]
-    fn namespaces_of_rules_are_the_registrys_own() {
+    fn namespaces_of_rules_and_events_are_the_registrys_own() {
         let longest = "x".repeat(64);
-        let names = ["default", "a", "b", longest.as_str(), "kingpost.rules.", "kingpost.rules.a", "kingpost"];
-        let spaces: Vec<NamespaceName> =
-            names.iter().map(|name| NamespaceName::of_rules(&NamespaceName::new(name).unwrap())).collect();
-        for (index, space) in spaces.iter().enumerate() {
-            assert!(!spaces[..index].contains(space), "{space}");
+        let names = ["default", "a", "b", longest.as_str(), "kingpost.rules.", "kingpost.rules.a", "kingpost.events."];
+        let names: Vec<NamespaceName> = names.iter().map(|name| NamespaceName::new(name).unwrap()).collect();
+        let rules: Vec<NamespaceName> = names.iter().map(NamespaceName::of_rules).collect();
+        let events: Vec<NamespaceName> = names.iter().map(NamespaceName::of_events).collect();
+        assert!(rules.iter().all(|space| space.rules_digest().map(str::len) == Some(48)));
+        assert!(events.iter().all(|space| space.rules_digest().is_none()), "events are no rules");
+        let all = [rules, events].concat();
+        for (index, space) in all.iter().enumerate() {
+            assert!(!all[..index].contains(space), "{space}");
             assert!(space.as_str().len() <= NamespaceName::MAX_BYTES, "{space}");
             assert!(NamespaceName::new(space.as_str()).is_err(), "{space}");
             assert!(space.as_str().parse::<NamespaceName>().is_err(), "{space}");
             assert!(ServiceKey::parse(&format!("{space}/s")).is_err(), "{space}");
             assert!(serde_json::from_str::<NamespaceName>(&format!("{:?}", space.as_str())).is_err(), "{space}");
             assert_eq!(NamespaceName::stored(space.as_str()).unwrap(), *space);
-            assert_eq!(space.rules_digest().map(str::len), Some(48));
         }
         assert_eq!(NamespaceName::new("default").unwrap().rules_digest(), None);
         assert!(NamespaceName::stored("a/b").is_err());

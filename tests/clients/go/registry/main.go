@@ -374,13 +374,77 @@ func watches(c *api.Client) error {
 	return c.Agent().ServiceDeregister(name)
 }
 
+// events: a watch of events by name is told of each once, in order, and not of others; with no more requests than events.
+func events(c *api.Client) error {
+	name := fmt.Sprintf("go-event-%d", os.Getpid())
+	fire := func(event *api.UserEvent) (string, error) {
+		id, _, err := c.Event().Fire(event, nil)
+		return id, err
+	}
+	if _, err := fire(&api.UserEvent{Name: name, Payload: []byte("0")}); err != nil {
+		return err
+	}
+	requests := &counted{}
+	watcher, err := api.NewClient(&api.Config{Address: "127.0.0.1:" + os.Getenv("CONSUL_PORT"), HttpClient: &http.Client{Transport: requests}})
+	if err != nil {
+		return err
+	}
+	plan, err := watch.Parse(map[string]interface{}{"type": "event", "name": name})
+	if err != nil {
+		return err
+	}
+	told := make(chan []*api.UserEvent, 100)
+	plan.HybridHandler = func(_ watch.BlockingParamVal, result interface{}) {
+		told <- result.([]*api.UserEvent)
+	}
+	go plan.RunWithClientAndHclog(watcher, nil)
+	defer plan.Stop()
+	for n := 0; n <= 3; n++ {
+		payload := fmt.Sprint(n)
+		if n > 0 {
+			// One of another name, and one that is for another node, come before.
+			for _, other := range []*api.UserEvent{{Name: name + "-other"}, {Name: name, NodeFilter: "^nobody$"}} {
+				if _, err := fire(other); err != nil {
+					return err
+				}
+			}
+			if _, err := fire(&api.UserEvent{Name: name, Payload: []byte(payload)}); err != nil {
+				return err
+			}
+		}
+		select {
+		case found := <-told:
+			if len(found) != 1 || string(found[0].Payload) != payload || found[0].LTime == 0 {
+				return fmt.Errorf("told of %+v, expected one with %s", found, payload)
+			}
+		case <-time.After(limit):
+			return fmt.Errorf("not told of %s", payload)
+		}
+	}
+	if n := requests.requests.Load(); n > 5 {
+		return fmt.Errorf("%d requests for four events", n)
+	}
+	if _, err := fire(&api.UserEvent{Name: name, NodeFilter: "("}); err == nil {
+		return fmt.Errorf("an event with a filter that is none was fired")
+	}
+	id, err := fire(&api.UserEvent{Name: name})
+	if err != nil {
+		return err
+	}
+	list, meta, err := c.Event().List(name, nil)
+	if err != nil || len(list) != 5 || list[4].ID != id || meta.LastIndex != c.Event().IDToIndex(id) {
+		return fmt.Errorf("the list: %v %+v %v", list, meta, err)
+	}
+	return nil
+}
+
 func main() {
 	client, err := api.NewClient(&api.Config{Address: "127.0.0.1:" + os.Getenv("CONSUL_PORT")})
 	if err != nil {
 		panic(err)
 	}
 	checks := []check{{"the usual cycle", cycle}, {"who is silent expires", expiry}, {"nodes, their metadata, filters", nodes}, {"several checks", several},
-		{"checks of a node", machine}, {"a watch by hash", watches}}
+		{"checks of a node", machine}, {"a watch by hash", watches}, {"events", events}}
 	failed := 0
 	for n, check := range checks {
 		if err := check.work(client); err != nil {

@@ -15,8 +15,14 @@ use crate::api::whole::Composer;
 use crate::api::{ApiError, Reply, Watched};
 use crate::{Edit, Health, Instance, Patch, Registration};
 
+/// What Consul's agent has beside: its own process and the others that it knows, which the registry's operators see elsewhere.
+const ABSENT: [&str; 9] = ["connect", "force-leave", "host", "join", "leave", "metrics", "monitor", "reload", "token"];
+
 pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     match path {
+        [part, ..] if ABSENT.contains(part) => {
+            Err(ApiError::NotImplemented(format!("Consul's /v1/agent/{part} is not served here")))
+        }
         ["service", "register"] => register(call).await,
         ["service", "deregister", id] => {
             call.writes()?;

@@ -60,7 +60,8 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
             };
             Ok(blocked.show(reply))
         }
-        ["connect", _] => Ok(call.blocked(None).await?.show(Reply::ok(&[(); 0]))),
+        // There is no mesh, and so no gateway.
+        ["connect" | "gateway-services", _] => Ok(call.blocked(None).await?.show(Reply::ok(&[(); 0]))),
         ["nodes"] => {
             let blocked = call.blocked(None).await?;
             Ok(blocked.show(call.whole("consul.nodes", "", nodes).await?))

@@ -29,6 +29,15 @@ const DEEPEST: usize = 32;
 const MOST_PATTERNS: usize = 8;
 const PATTERN_BYTES: usize = 256 << 10;
 
+/// A regular expression that takes up to `bytes` when it is compiled.
+///
+/// # Errors
+/// It is none, or takes more. The text says which expression, and what is wrong with it.
+pub(super) fn pattern(text: &str, bytes: usize) -> Result<Regex, String> {
+    let built = RegexBuilder::new(text).size_limit(bytes).dfa_size_limit(bytes).build();
+    built.map_err(|error| format!("{text:?} is no regular expression that can be used: {error}"))
+}
+
 /// A parsed expression.
 #[derive(Debug, Clone)]
 pub(super) enum Filter {
@@ -383,8 +392,7 @@ impl Parser<'_> {
         if self.patterns > MOST_PATTERNS {
             return Err(format!("more than {MOST_PATTERNS} regular expressions"));
         }
-        let built = RegexBuilder::new(text).size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES).build();
-        built.map_err(|error| format!("{text:?} is no regular expression that can be used: {error}"))
+        pattern(text, PATTERN_BYTES)
     }
 
     fn matching(&mut self) -> Result<Filter, String> {

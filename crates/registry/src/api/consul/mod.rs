@@ -1,5 +1,5 @@
-//! The part of Consul's HTTP API that services and their clients use: agent, catalog, health, status, keys, sessions, transactions; with
-//! blocking queries.
+//! The part of Consul's HTTP API that services and their clients use: agent, catalog, health, status, keys, sessions, transactions, events;
+//! with blocking queries.
 //!
 //! The whole registry is every host's agent, whichever of our nodes is asked: a client that registers here and asks there
 //! finds what it expects. A service belongs to its host: the address of the service, or where that is not given, the address that
@@ -12,6 +12,7 @@ mod agent;
 mod catalog;
 mod checks;
 mod entry;
+mod events;
 mod filter;
 mod health;
 mod kv;
@@ -37,6 +38,7 @@ use crate::{
     Encoding, Instance, InstanceId, NamespaceName, Registration, Registry, Revision, ServiceKey, ServiceSnapshot,
 };
 use entry::DATACENTER;
+pub(super) use events::Patterns;
 use filter::Filter;
 
 const INDEX: HeaderName = HeaderName::from_static("x-consul-index");
@@ -44,8 +46,8 @@ const KNOWN_LEADER: HeaderName = HeaderName::from_static("x-consul-knownleader")
 const LAST_CONTACT: HeaderName = HeaderName::from_static("x-consul-lastcontact");
 /// Parts of Consul that are not here. A 404 means "no such key" to Consul's clients, and whoever watches a key asks again at once: so
 /// these are answered with 501.
-pub(super) const ABSENT: [&str; 9] =
-    ["event", "query", "acl", "config", "connect", "coordinate", "operator", "snapshot", "internal"];
+pub(super) const ABSENT: [&str; 8] =
+    ["query", "acl", "config", "connect", "coordinate", "operator", "snapshot", "internal"];
 const CONTENT_HASH: HeaderName = HeaderName::from_static("x-consul-contenthash");
 /// How long a blocking query waits that does not say.
 const DEFAULT_WAIT: Duration = Duration::from_secs(300);
@@ -91,11 +93,11 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     {
         return Err(ApiError::NotImplemented(format!("Consul's /v1/{part} is not served here")));
     }
-    if let ["v1", part @ ("kv" | "session" | "txn"), ..] = path.as_slice()
+    if let ["v1", part @ ("kv" | "session" | "txn" | "event"), ..] = path.as_slice()
         && !context.registry.has_keys()
     {
         return Err(ApiError::NotImplemented(format!(
-            "Consul's /v1/{part} is not served here: keys and sessions need a store in SQLite, PostgreSQL, MySQL, MariaDB or TiKV"
+            "Consul's /v1/{part} is not served here: keys, sessions and events need a store in SQLite, PostgreSQL, MySQL, MariaDB or TiKV"
         )));
     }
     let named = request.param("ns").or_else(|| request.named_header("x-consul-namespace"));
@@ -109,6 +111,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         ["v1", "health", rest @ ..] => health::handle(&call, rest).await,
         ["v1", "kv", ..] => plainly(kv::handle(&call).await),
         ["v1", "session", rest @ ..] => plainly(session::handle(&call, rest).await),
+        ["v1", "event", rest @ ..] => plainly(events::handle(&call, rest).await),
         ["v1", "txn"] => plainly(txn::handle(&call).await),
         _ => Err(call.no_such_path()),
     }

@@ -208,8 +208,8 @@ fn lock_delay(object: &Object<'_>) -> Result<u64, ApiError> {
     u64::try_from(delay.as_nanos()).map_err(|_| wrong())
 }
 
-/// A random UUID: what tells sessions apart, and cannot be guessed.
-fn uuid() -> Result<String, ApiError> {
+/// A random UUID: what tells sessions, and events, apart, and cannot be guessed.
+pub(super) fn uuid() -> Result<String, ApiError> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes)
         .map_err(|error| ApiError::Unavailable(format!("the system has no random numbers: {error}")))?;

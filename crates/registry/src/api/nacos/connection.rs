@@ -25,9 +25,9 @@ use tokio::time::Instant;
 
 use self::stream::{Subscribed, Subscription};
 use super::super::auth::{Caller, Role};
-use super::messages::{At, Refusal, Said};
+use super::messages::{At, Content, Refusal, Said};
 use super::naming::{Naming, Wanted};
-use super::wire::{self, Lease, Sent, Service};
+use super::wire::{self, Info, Lease, Sent, Service};
 use super::*;
 use crate::{Beat, Edit, InstanceId, NamespaceName, Registry, ServiceKey, WriteError};
 
@@ -75,6 +75,8 @@ pub(in crate::api) struct Connection {
     /// Whether it ever published anything.
     published: AtomicBool,
     subscriptions: Mutex<BTreeMap<Subscribed, Subscription>>,
+    /// Held from before a service is looked at until it is decided what the client is told: so what is told later is no older.
+    telling: tokio::sync::Mutex<()>,
     /// `subscriptions` has others than before.
     resubscribed: Notify,
 }
@@ -140,6 +142,7 @@ impl Opened {
             held: tokio::sync::Mutex::default(),
             published: AtomicBool::new(false),
             subscriptions: Mutex::default(),
+            telling: tokio::sync::Mutex::default(),
             resubscribed: Notify::new(),
         };
         Ok(Opened { connection: Arc::new(connection), context: Arc::clone(context) })
@@ -252,7 +255,7 @@ impl Connection {
         said(name, &request, answer)
     }
 
-    async fn carry_out(&self, context: &Arc<Context>, shown: Shown, asked: Asked) -> Result<Value, Refusal> {
+    async fn carry_out(&self, context: &Arc<Context>, shown: Shown, asked: Asked) -> Result<Content, Refusal> {
         let caller = shown.identify(context);
         context.admit(caller.as_ref().ok(), self.peer)?;
         let naming = |namespace: NamespaceName, role: Role| {
@@ -262,10 +265,10 @@ impl Connection {
             Ok::<_, ApiError>(naming)
         };
         match asked {
-            Asked::ServerCheck => Ok(json!({ "connectionId": self.name, "supportAbilityNegotiation": false })),
+            Asked::ServerCheck => Ok(json!({ "connectionId": self.name, "supportAbilityNegotiation": false }).into()),
             Asked::HealthCheck => {
                 self.set_up().await?;
-                Ok(json!({}))
+                Ok(json!({}).into())
             }
             Asked::Instance { at: At { namespace, service }, register, sent } => {
                 let naming = naming(namespace, Role::Write)?;
@@ -276,31 +279,29 @@ impl Connection {
                     (false, true) => drop(naming.put(&service, &sent, Lease::Beats).await?),
                     (false, false) => naming.remove(&service, &sent).await?,
                 }
-                Ok(json!({ "type": if register { "registerInstance" } else { "deregisterInstance" } }))
+                Ok(json!({ "type": if register { "registerInstance" } else { "deregisterInstance" } }).into())
             }
             Asked::Batch { at: At { namespace, service }, list } => {
                 let naming = naming(namespace, Role::Write)?;
                 self.set_up().await?;
                 context.batch("the list of instances", list.len())?;
                 self.publish(&naming, &service, list).await?;
-                Ok(json!({ "type": "batchRegisterInstance" }))
+                Ok(json!({ "type": "batchRegisterInstance" }).into())
             }
             Asked::Subscribe { at: At { namespace, service }, clusters, begin } => {
                 let naming = naming(namespace, Role::Read)?;
                 self.set_up().await?;
                 let subscribed = Subscribed { key: naming.key(&service)?, clusters };
-                let info = self.subscribe(context, subscribed, &naming.namespace, service, begin)?;
-                Ok(json!({ "serviceInfo": info }))
+                Ok(self.subscribe(context, subscribed, &naming.namespace, service, begin).await?.into())
             }
             Asked::Query { at: At { namespace, service }, wanted } => {
                 let naming = naming(namespace, Role::Read)?;
-                let hosts = naming.hosts(&service, &wanted)?;
-                let info = wire::service_info(&service, &wanted.clusters, hosts, crate::registry::now_millis());
-                Ok(json!({ "serviceInfo": info }))
+                let hosts = naming.hosts(&service, &wanted).await?;
+                Ok(Info::new(&service, &wanted.clusters, hosts, crate::registry::now_millis()).into())
             }
             Asked::List { namespace, group, page, size } => {
                 let (names, count) = naming(namespace, Role::Read)?.services(&group, page, size).await?;
-                Ok(json!({ "count": count, "serviceNames": names }))
+                Ok(json!({ "count": count, "serviceNames": names }).into())
             }
         }
     }

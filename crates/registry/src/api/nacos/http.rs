@@ -5,11 +5,12 @@ use serde_json::json;
 
 use super::super::auth::Role;
 use super::super::reply::JSON;
-use super::super::whole::{Composer, entries};
+use super::super::whole::Composer;
 use super::naming::{Hosts, Naming, Wanted, named};
-use super::wire::{self, Fields, Lease, Sent, Service};
+use super::wire::{self, Fields, Info, Lease, Sent, Service};
 use super::*;
-use crate::{Beat, Encoding, ServiceSnapshot};
+use crate::model::Digest;
+use crate::{Beat, ServiceSnapshot};
 
 /// A beat was taken.
 const BEAT_OK: u64 = 10_200;
@@ -143,23 +144,19 @@ impl Call<'_> {
         let context = self.naming.context;
         let snapshot = context.registry.snapshot(&self.naming.key(&service)?);
         // What nearly everybody asks is kept with the instances.
-        let Some(snapshot) = snapshot.filter(|_| wanted.clusters.is_empty()) else {
-            let reply = Reply::ok(&info(&service, &wanted, self.naming.hosts(&service, &wanted)?));
+        let (Some(snapshot), Some(encoding)) = (snapshot, wanted.kept()) else {
+            let mut body = Vec::new();
+            info(&service, &wanted, self.naming.hosts(&service, &wanted).await?).write(&mut body);
+            let reply = Reply::bytes(StatusCode::OK, JSON, body);
             return Ok(if self.request.accepts_gzip() { reply.gzip() } else { reply });
         };
-        let mut rest = info(&service, &wanted, Hosts { revision: snapshot.revision, list: Vec::new() });
-        rest.as_object_mut().map(|fields| fields.remove("hosts"));
-        let rest = rest.to_string();
-        let encoding = if healthy { Encoding::NacosHealthy } else { Encoding::NacosHosts };
+        let hosts = Hosts { revision: snapshot.revision, parts: Vec::new(), digest: Digest::of_bytes(&[]) };
+        let tail = info(&service, &wanted, hosts).tail();
         let packed = self.request.accepts_gzip();
         let make = move |snapshot: &ServiceSnapshot, out: &mut Composer| {
-            out.text("{\"hosts\":[");
-            out.list(snapshot, encoding, "", ",", |instances| {
-                let list = instances.iter().filter(|instance| wanted.has(instance));
-                entries(list.map(|instance| wire::shown(instance, &service)))
-            });
-            out.text("],");
-            out.text(rest.strip_prefix('{').unwrap_or_default());
+            out.text(wire::HOSTS);
+            out.list(snapshot, encoding, "", ",", |instances| wanted.encode(instances, &service));
+            out.text(tail);
         };
         let body = context.whole.of_service(snapshot, encoding, packed, make).await?;
         Ok(Reply::pieces(JSON, body, packed))
@@ -174,13 +171,16 @@ impl Call<'_> {
 }
 
 /// A list of instances as this API tells it.
-fn info(service: &Service, wanted: &Wanted, hosts: Hosts) -> Value {
-    let mut info = wire::service_info(service, &wanted.clusters, hosts, crate::registry::now_millis());
-    info["name"] = service.full().into();
-    for (key, value) in
-        [("dom", json!(service.full())), ("useSpecifiedURL", json!(false)), ("env", json!("")), ("metadata", json!({}))]
-    {
-        info[key] = value;
+fn info(service: &Service, wanted: &Wanted, hosts: Hosts) -> Info {
+    let mut info = Info::new(service, &wanted.clusters, hosts, crate::registry::now_millis());
+    for (field, value) in [
+        ("name", json!(service.full())),
+        ("dom", json!(service.full())),
+        ("useSpecifiedURL", json!(false)),
+        ("env", json!("")),
+        ("metadata", json!({})),
+    ] {
+        info.set(field, value);
     }
     info
 }

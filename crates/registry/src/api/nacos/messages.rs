@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::naming::{Wanted, named};
-use super::wire::{self, Sent, Service};
+use super::wire::{self, Info, Sent, Service};
 use super::*;
 use crate::NamespaceName;
 
@@ -228,8 +228,46 @@ impl Asked {
     }
 }
 
-/// An answer: what `kind` has in `fields` (an object) beside the fields of every answer; or the refusal.
-pub(in crate::api) fn said(kind: &'static str, request: &str, answer: Result<Value, Refusal>) -> Said {
+/// The fields of a message: an object, and a service, if it tells of one.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::api) struct Content {
+    plain: Value,
+    service: Option<Info>,
+}
+
+impl From<Value> for Content {
+    fn from(plain: Value) -> Content {
+        Content { plain, service: None }
+    }
+}
+
+impl From<Info> for Content {
+    fn from(info: Info) -> Content {
+        Content { plain: json!({}), service: Some(info) }
+    }
+}
+
+impl Content {
+    pub(super) fn with(plain: Value, service: Info) -> Content {
+        Content { plain, service: Some(service) }
+    }
+
+    /// The JSON. There is at least one plain field.
+    fn json(&self) -> Vec<u8> {
+        let mut json = self.plain.to_string().into_bytes();
+        if let Some(service) = &self.service {
+            // The end of the object.
+            json.pop();
+            json.extend_from_slice(b",\"serviceInfo\":");
+            service.write(&mut json);
+            json.push(b'}');
+        }
+        json
+    }
+}
+
+/// An answer: what `kind` has in `fields` beside the fields of every answer; or the refusal.
+pub(in crate::api) fn said(kind: &'static str, request: &str, answer: Result<Content, Refusal>) -> Said {
     match answer {
         Ok(mut fields) => {
             for (key, value) in [
@@ -239,9 +277,9 @@ pub(in crate::api) fn said(kind: &'static str, request: &str, answer: Result<Val
                 ("message", json!("")),
                 ("requestId", json!(request)),
             ] {
-                fields[key] = value;
+                fields.plain[key] = value;
             }
-            Said { kind, json: fields.to_string().into_bytes() }
+            Said { kind, json: fields.json() }
         }
         Err(refusal) => {
             let (code, message) = match &refusal {
@@ -268,11 +306,12 @@ fn code(error: &ApiError) -> u32 {
     }
 }
 
-/// A request of the server, with `fields` (an object) beside those of every request.
-pub(super) fn request(kind: &'static str, id: u64, mut fields: Value) -> Said {
-    fields["requestId"] = json!(id.to_string());
-    fields["headers"] = json!({});
-    Said { kind, json: fields.to_string().into_bytes() }
+/// A request of the server, with `fields` beside those of every request.
+pub(super) fn request(kind: &'static str, id: u64, fields: impl Into<Content>) -> Said {
+    let mut fields = fields.into();
+    fields.plain["requestId"] = json!(id.to_string());
+    fields.plain["headers"] = json!({});
+    Said { kind, json: fields.json() }
 }
 
 #[cfg(test)]
@@ -356,7 +395,7 @@ mod tests {
     #[test]
     fn every_answer_has_what_clients_need() {
         let fields = |said: &Said| serde_json::from_slice::<Value>(&said.json).unwrap();
-        let good = said("InstanceResponse", "7", Ok(json!({"type": "registerInstance"})));
+        let good = said("InstanceResponse", "7", Ok(json!({"type": "registerInstance"}).into()));
         assert_eq!((good.kind, &fields(&good)["requestId"]), ("InstanceResponse", &json!("7")));
         for (refusal, code) in [
             (Refusal::NoConnection, 301),

@@ -1,10 +1,14 @@
 //! What clients of Nacos do, whichever way they speak: which instance and service they mean, and what is done to it.
 
+use bytes::Bytes;
+
 use super::super::auth::{Caller, Role};
+use super::super::whole::{MOST_AT_ONCE, entries};
 use super::super::{namespace, several};
 use super::wire::{self, Lease, Sent, Service};
 use super::*;
-use crate::{Edit, InstanceId, NamespaceName, Registration, Revision, ServiceKey, Written};
+use crate::model::Digest;
+use crate::{Edit, Encoding, InstanceId, NamespaceName, Registration, Revision, ServiceKey, ServiceSnapshot, Written};
 
 /// A caller in a namespace.
 pub(super) struct Naming<'a> {
@@ -20,11 +24,16 @@ pub(super) fn named(name: &str) -> Result<NamespaceName, ApiError> {
 }
 
 /// What clients are told of the instances of a service.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hosts {
     /// Of the service; read before the instances were.
     pub(super) revision: Revision,
-    /// The instances, as [`wire::shown`] makes them.
-    pub(super) list: Vec<Value>,
+    /// The instances, as [`wire::shown`] makes them, in JSON with commas between: parts of a list, none of them empty. They are shared with all who
+    /// are told the same.
+    pub(super) parts: Vec<Bytes>,
+    /// Of the parts. Two lists that say the same may have different digests, where they were cut into pieces at different places; two that differ
+    /// have not one.
+    pub(super) digest: Digest,
 }
 
 /// Which instances of a service are wanted.
@@ -37,8 +46,19 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
+    /// Under what is kept which of a piece's instances are wanted; none, where hardly anybody else asks for the same.
+    pub(super) fn kept(&self) -> Option<Encoding> {
+        let kept = if self.healthy { Encoding::NacosHealthy } else { Encoding::NacosHosts };
+        self.clusters.is_empty().then_some(kept)
+    }
+
+    /// Those of `instances` that are wanted, as [`wire::shown`] makes them, in JSON with commas between.
+    pub(super) fn encode(&self, instances: &[Arc<Instance>], service: &Service) -> Bytes {
+        entries(instances.iter().filter(|instance| self.has(instance)).map(|instance| wire::shown(instance, service)))
+    }
+
     /// Whether the instance is one of them. Who is taken out is not, as in Nacos.
-    pub(super) fn has(&self, instance: &Instance) -> bool {
+    fn has(&self, instance: &Instance) -> bool {
         let mut clusters = self.clusters.split(',').map(str::trim).filter(|name| !name.is_empty()).peekable();
         !instance.isolate
             && (!self.healthy || instance.overall() != crate::Health::Critical)
@@ -126,8 +146,8 @@ impl Naming<'_> {
     }
 
     /// The instances of a service that clients are shown. Whether the caller may see them is asked elsewhere.
-    pub(super) fn hosts(&self, service: &Service, wanted: &Wanted) -> Result<Hosts, ApiError> {
-        Ok(hosts(self.context, service, &self.key(service)?, wanted))
+    pub(super) async fn hosts(&self, service: &Service, wanted: &Wanted) -> Result<Hosts, ApiError> {
+        hosts(self.context, service, &self.key(service)?, wanted).await
     }
 
     /// The names, without group, of the services of `group` that have instances: those of page `page` (from 1), and how many there are
@@ -149,11 +169,48 @@ impl Naming<'_> {
     }
 }
 
-/// The instances of a service that clients are shown.
-pub(super) fn hosts(context: &Context, service: &Service, key: &ServiceKey, wanted: &Wanted) -> Hosts {
-    let before = context.registry.revision_of(key);
-    let snapshot = context.registry.snapshot(key);
-    let list = snapshot.iter().flat_map(|snapshot| snapshot.instances.iter());
-    let list = list.filter(|instance| wanted.has(instance)).map(|instance| wire::shown(instance, service)).collect();
-    Hosts { revision: snapshot.as_ref().map_or(before, |snapshot| snapshot.revision), list }
+/// The instances of a service that clients are shown. What is kept of them with the snapshot is not encoded again; where many are to be encoded,
+/// that is done on another thread.
+///
+/// # Errors
+/// The server stops.
+pub(super) async fn hosts(
+    context: &Context,
+    service: &Service,
+    key: &ServiceKey,
+    wanted: &Wanted,
+) -> Result<Hosts, ApiError> {
+    let revision = context.registry.revision_of(key);
+    let Some(snapshot) = context.registry.snapshot(key) else {
+        return Ok(Hosts { revision, parts: Vec::new(), digest: Digest::of_bytes(&[]) });
+    };
+    let kept = wanted.kept();
+    let made = |encodings: &crate::cache::Encodings| kept.is_some_and(|kept| encodings.made(kept, false));
+    let lacking = snapshot.instances.pieces().filter(|piece| !made(piece.encodings()));
+    let lacking: usize = lacking.map(|piece| piece.len()).sum();
+    if lacking <= MOST_AT_ONCE {
+        return Ok(encoded(&snapshot, service, wanted));
+    }
+    let (service, wanted) = (service.clone(), wanted.clone());
+    context.whole.apart(move || encoded(&snapshot, &service, &wanted)).await
+}
+
+fn encoded(snapshot: &ServiceSnapshot, service: &Service, wanted: &Wanted) -> Hosts {
+    let mut hosts = Hosts { revision: snapshot.revision, parts: Vec::new(), digest: Digest::default() };
+    let mut digests = Vec::new();
+    for piece in snapshot.instances.pieces() {
+        let encode = || wanted.encode(piece, service);
+        let part = wanted.kept().map_or_else(encode, |kept| piece.encodings().get(kept, encode));
+        if part.is_empty() {
+            continue;
+        }
+        let digest = || Bytes::copy_from_slice(&Digest::of_bytes(&part).0);
+        digests.push(match wanted.kept() {
+            Some(Encoding::NacosHosts) => piece.encodings().get(Encoding::NacosDigest, digest),
+            _ => digest(),
+        });
+        hosts.parts.push(part);
+    }
+    hosts.digest = Digest::of_bytes(&digests.concat());
+    hosts
 }

@@ -1,5 +1,6 @@
 //! What Nacos' clients send, and what they are told: parameters of an address or a form, and JSON.
 
+use bytes::Bytes;
 use serde_json::json;
 
 use super::naming::Hosts;
@@ -291,21 +292,57 @@ pub(super) fn connection(instance: &Instance) -> Option<&str> {
     kept(instance)?.connection
 }
 
-/// A service as clients are told of it. `time`, in milliseconds, must not go down from one answer to the next: clients drop a list that is older
-/// than theirs.
-pub(super) fn service_info(service: &Service, clusters: &str, hosts: Hosts, time: i64) -> Value {
-    json!({
-        "name": service.name,
-        "groupName": service.group,
-        "clusters": clusters,
-        "cacheMillis": CACHE_MILLIS,
-        "hosts": hosts.list,
-        "lastRefTime": time,
-        "checksum": hosts.revision.0.to_string(),
-        "allIPs": false,
-        "reachProtectionThreshold": false,
-        "valid": true,
-    })
+/// What a list of instances stands behind in [`Info`].
+pub(super) const HOSTS: &str = "{\"hosts\":[";
+
+/// A service as clients are told of it: JSON in which the instances are put as they were encoded before.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Info {
+    /// Everything but the instances: an object that has something in it.
+    rest: Value,
+    parts: Vec<Bytes>,
+}
+
+impl Info {
+    /// `time`, in milliseconds, must not go down from one answer to the next: clients drop a list that is older than theirs.
+    pub(super) fn new(service: &Service, clusters: &str, hosts: Hosts, time: i64) -> Info {
+        let rest = json!({
+            "name": service.name,
+            "groupName": service.group,
+            "clusters": clusters,
+            "cacheMillis": CACHE_MILLIS,
+            "lastRefTime": time,
+            "checksum": hosts.revision.0.to_string(),
+            "allIPs": false,
+            "reachProtectionThreshold": false,
+            "valid": true,
+        });
+        Info { rest, parts: hosts.parts }
+    }
+
+    pub(super) fn set(&mut self, field: &str, value: Value) {
+        self.rest[field] = value;
+    }
+
+    /// What stands behind the instances.
+    pub(super) fn tail(&self) -> String {
+        self.rest.to_string().replacen('{', "],", 1)
+    }
+
+    /// The JSON.
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        let tail = self.tail();
+        let parts: usize = self.parts.iter().map(|part| part.len() + 1).sum();
+        out.reserve(HOSTS.len() + parts + tail.len());
+        out.extend_from_slice(HOSTS.as_bytes());
+        for (n, part) in self.parts.iter().enumerate() {
+            if n > 0 {
+                out.push(b',');
+            }
+            out.extend_from_slice(part);
+        }
+        out.extend_from_slice(tail.as_bytes());
+    }
 }
 
 /// An instance as clients are told of it.

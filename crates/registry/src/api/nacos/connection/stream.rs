@@ -58,18 +58,18 @@ pub(super) struct Subscription {
 }
 
 impl Subscription {
-    /// What the client is to be told: nothing, if it was told the same already and `always` is not set.
-    fn tell(&mut self, of: &Subscribed, hosts: Hosts, always: bool) -> Option<Value> {
-        self.seen = hosts.revision;
-        let text: Vec<String> = hosts.list.iter().map(Value::to_string).collect();
-        let shown = Digest::of_parts(text.iter().map(String::as_str));
-        if shown == self.shown && !always {
-            return None;
-        }
-        self.shown = shown;
+    /// What the client is told.
+    fn tell(&mut self, of: &Subscribed, hosts: Hosts) -> Info {
+        (self.seen, self.shown) = (hosts.revision, hosts.digest);
         // Clients drop what is older than what they have.
         self.time = crate::registry::now_millis().max(self.time + 1);
-        Some(wire::service_info(&self.service, &of.clusters, hosts, self.time))
+        Info::new(&self.service, &of.clusters, hosts, self.time)
+    }
+
+    /// As [`Subscription::tell`], unless it was told the same already.
+    fn tell_news(&mut self, of: &Subscribed, hosts: Hosts) -> Option<Info> {
+        self.seen = hosts.revision;
+        (hosts.digest != self.shown).then(|| self.tell(of, hosts))
     }
 }
 
@@ -84,21 +84,22 @@ impl Connection {
     }
 
     /// Begins, or ends, to tell of changes. The answer is what there is now.
-    pub(super) fn subscribe(
+    pub(super) async fn subscribe(
         &self,
         context: &Context,
         of: Subscribed,
         namespace: &NamespaceName,
         service: Service,
         begin: bool,
-    ) -> Result<Value, ApiError> {
-        let found = hosts(context, &service, &of.key, &of.wanted());
+    ) -> Result<Info, ApiError> {
+        let _telling = self.telling.lock().await;
+        let found = hosts(context, &service, &of.key, &of.wanted()).await?;
         let mut subscriptions = self.subscriptions();
         if !begin {
             subscriptions.remove(&of);
             drop(subscriptions);
             self.resubscribed.notify_one();
-            return Ok(wire::service_info(&service, &of.clusters, found, crate::registry::now_millis()));
+            return Ok(Info::new(&service, &of.clusters, found, crate::registry::now_millis()));
         }
         if subscriptions.len() >= SUBSCRIPTIONS && !subscriptions.contains_key(&of) {
             return Err(ApiError::Busy {
@@ -114,7 +115,7 @@ impl Connection {
             shown: Digest::default(),
             time: 0,
         });
-        let info = subscription.tell(&of, found, true).unwrap_or_default();
+        let info = subscription.tell(&of, found);
         drop(subscriptions);
         self.resubscribed.notify_one();
         Ok(info)
@@ -123,26 +124,28 @@ impl Connection {
     /// What the client is pushed of a subscription, if that is news to it.
     ///
     /// # Errors
-    /// [`End::NotAllowed`]: the client may not read the namespace any more.
-    fn push(&self, context: &Context, of: &Subscribed, id: &mut u64) -> Result<Option<Said>, End> {
+    /// [`End::NotAllowed`]: the client may not read the namespace any more. [`End::Stopping`].
+    async fn push(&self, context: &Context, of: &Subscribed, id: &mut u64) -> Result<Option<Said>, End> {
         let caller = self.caller(context);
-        let mut subscriptions = self.subscriptions();
-        let Some(subscription) = subscriptions.get_mut(of) else { return Ok(None) };
-        let namespace = subscription.namespace.as_str().to_owned();
-        if !caller.is_ok_and(|caller| caller.may(Role::Read, &namespace)) {
+        let _telling = self.telling.lock().await;
+        let known = self.subscriptions().get(of).map(|it| (it.namespace.clone(), it.service.clone()));
+        let Some((namespace, service)) = known else { return Ok(None) };
+        if !caller.is_ok_and(|caller| caller.may(Role::Read, namespace.as_str())) {
             return Err(self.not_allowed());
         }
-        let found = hosts(context, &subscription.service, &of.key, &of.wanted());
-        let Some(info) = subscription.tell(of, found, false) else { return Ok(None) };
+        let found = hosts(context, &service, &of.key, &of.wanted()).await.map_err(|_| End::Stopping)?;
+        let mut subscriptions = self.subscriptions();
+        let Some(info) = subscriptions.get_mut(of).and_then(|subscription| subscription.tell_news(of, found)) else {
+            return Ok(None);
+        };
         *id += 1;
         let fields = json!({
             "module": "naming",
-            "namespace": namespace,
-            "serviceName": subscription.service.name,
-            "groupName": subscription.service.group,
-            "serviceInfo": info,
+            "namespace": namespace.as_str(),
+            "serviceName": service.name,
+            "groupName": service.group,
         });
-        Ok(Some(messages::request("NotifySubscriberRequest", *id, fields)))
+        Ok(Some(messages::request("NotifySubscriberRequest", *id, Content::with(fields, info))))
     }
 
     /// Serves the stream until it ends: by `signs` the client is heard, and `out` is what it is told. Nothing is queued but what `out` holds: a
@@ -211,7 +214,7 @@ impl Connection {
                 }
                 room = out.reserve(), if !due.is_empty() => {
                     let (Ok(room), Some(of)) = (room, due.pop_first()) else { return End::Left };
-                    match self.push(context, &of, &mut id) {
+                    match self.push(context, &of, &mut id).await {
                         Ok(Some(said)) => room.send(said),
                         Ok(None) => {}
                         Err(end) => return end,
