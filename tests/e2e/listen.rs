@@ -192,6 +192,50 @@ async fn who_can_not_share_is_pinned() {
     }
 }
 
+/// Notifications come in the order of commits, also for a client that was pinned between two LISTENs: it hears all of them by one way. Two
+/// clients, each with channels that the other does not have.
+#[tokio::test]
+async fn who_is_pinned_between_two_listens_hears_in_the_order_of_commits() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 4).set("proxy.workers", 2).start().await;
+    let admin = shared.cluster.primary().admin().await;
+    let refused = async || kingpost.metrics().await.sum("kingpost_listens_refused_total", &[]);
+    let mut listeners = Vec::new();
+    for _ in 0..2 {
+        let (mut listener, channels) = (Listener::new(&kingpost).await, [name("first"), name("second")]);
+        assert_eq!(listener.run(&format!("LISTEN {}", channels[0])).await, "CZ");
+        // The lock keeps the server connection for the client.
+        assert_eq!(listener.run(&format!("SELECT pg_advisory_lock({})", kingpost_tests::unique())).await, "TDCZ");
+        assert_eq!(listener.run(&format!("LISTEN {}", channels[1])).await, "CZ");
+        listeners.push((listener, channels));
+    }
+    assert_eq!((counts(&kingpost).await, refused().await), ((2.0, 2.0), 0.0));
+    for round in 0..100 {
+        for (_, channels) in &listeners {
+            for channel in [&channels[round % 2], &channels[1 - round % 2]] {
+                admin.batch_execute(&format!("NOTIFY {channel}, '{round}'")).await.unwrap();
+            }
+        }
+    }
+    for (listener, channels) in &mut listeners {
+        for round in 0..100 {
+            for expected in [&channels[round % 2], &channels[1 - round % 2]] {
+                let (_, channel, text) = listener.hears().await;
+                assert_eq!((&channel, text), (expected, round.to_string()));
+            }
+        }
+        // Once only, and no more after UNLISTEN.
+        listener.run(&format!("UNLISTEN {}", channels[1])).await;
+        admin.batch_execute(&format!("NOTIFY {}, 'no'", channels[1])).await.unwrap();
+        admin.batch_execute(&format!("NOTIFY {}, 'last'", channels[0])).await.unwrap();
+        assert_eq!(listener.hears_text().await, "last");
+        assert_eq!(listener.run("SELECT 1").await, "TDCZ");
+    }
+}
+
 async fn client_hears(channel: &str, n: i32, admin: &tokio_postgres::Client) -> Heard {
     (value(admin, "SELECT pg_backend_pid()").await.parse().unwrap(), format!("{channel}{n}"), n.to_string())
 }

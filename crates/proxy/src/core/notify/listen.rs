@@ -143,10 +143,15 @@ impl Core {
     /// Whether the shared connection may listen for this client, which is about to send LISTEN to server `s`.
     pub(in crate::core) fn may_share_listen(&self, c: usize, s: usize) -> bool {
         let client = &self.clients[c];
+        // A pinned client's own session listens for it as well. But of two ways by which notifications come, neither knows the other's
+        // order: a client that listens through the shared connection already goes on to, unless its own session has begun to.
+        let one_way = client.pins.is_empty()
+            || (client.pins.0 & Pins::LISTEN.0 == 0
+                && client.listening.as_ref().is_some_and(|listening| !listening.channels.is_empty()));
         // Channel names and payloads arrive in the encoding of the session that listens, which is UTF-8.
         self.settings.notify.listen == ListenMode::Shared
             && self.pools[client.pool].database.mode != PoolMode::Session
-            && client.pins.is_empty()
+            && one_way
             && client.params.is_utf8()
             && self.view.node(self.servers[s].node).is_some_and(|node| node.role == Role::Primary)
     }
