@@ -39,6 +39,7 @@ mod losses;
 mod moving;
 mod name_maps;
 mod oauth;
+mod oauth_https;
 mod observing;
 mod operations;
 mod otlp;
