@@ -55,6 +55,7 @@ mod registry_checks;
 mod registry_clients;
 mod registry_clients_envoy;
 mod registry_clients_nacos;
+mod registry_clients_nacos_all;
 mod registry_clients_nacos_ends;
 mod registry_clients_xds;
 mod registry_doors;
