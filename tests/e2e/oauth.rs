@@ -7,22 +7,24 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use kingpost_tests::certs::Pair;
 use kingpost_tests::raw::{Raw, message, query, startup};
 use kingpost_tests::{Cluster, Kingpost, ShowLogs, new_dir};
 use ring::hmac;
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair, RSA_PKCS1_SHA256, RsaKeyPair};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 
 use crate::common::only_kingpost;
 use crate::ldap::{readable, table};
 
 /// Stands in the signature of no token, and in each token's claims: no log may have it.
-const MARK: &str = "mark-of-tokens";
+pub(crate) const MARK: &str = "mark-of-tokens";
 
-enum Signer {
+pub(crate) enum Signer {
     Rsa(Box<RsaKeyPair>, Vec<u8>),
     Ec(Box<EcdsaKeyPair>),
 }
@@ -33,7 +35,7 @@ fn encode(bytes: &[u8]) -> String {
 
 impl Signer {
     /// ring makes no RSA keys; openssl does.
-    fn rsa() -> Signer {
+    pub(crate) fn rsa() -> Signer {
         let made = Command::new("openssl")
             .args(["genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-outform", "DER"])
             .output();
@@ -45,7 +47,7 @@ impl Signer {
         Signer::Rsa(Box::new(key), public)
     }
 
-    fn ec() -> Signer {
+    pub(crate) fn ec() -> Signer {
         let random = SystemRandom::new();
         let made = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random).unwrap();
         Signer::Ec(Box::new(
@@ -95,7 +97,7 @@ impl Signer {
 
 /// How an issuer answers.
 #[derive(Clone, Copy, PartialEq)]
-enum Mood {
+pub(crate) enum Mood {
     Well,
     /// Takes requests, and never answers.
     Hangs,
@@ -105,56 +107,87 @@ enum Mood {
     Redirects,
     /// An error.
     Fails,
+    /// Its keys are elsewhere, without TLS.
+    Downgrades,
 }
 
-struct Issuer {
-    url: String,
+pub(crate) struct Issuer {
+    pub(crate) url: String,
     signer: Signer,
     state: Arc<Mutex<(Mood, Value)>>,
     task: tokio::task::JoinHandle<()>,
 }
 
+/// Answers one request.
+async fn serve(mut stream: impl AsyncRead + AsyncWrite + Unpin, state: &Mutex<(Mood, Value)>, at: &str) {
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        match stream.read_u8().await {
+            Ok(byte) => request.push(byte),
+            Err(_) => return,
+        }
+    }
+    let (mood, keys) = state.lock().unwrap().clone();
+    let head = |status: &str| format!("HTTP/1.1 {status}\r\nConnection: close\r\n\r\n");
+    let document = if request.starts_with(b"GET /.well-known/openid-configuration ") {
+        let at_keys = if mood == Mood::Downgrades { at.replace("https", "http") } else { at.to_owned() };
+        json!({"issuer": at, "jwks_uri": format!("{at_keys}/keys")})
+    } else {
+        keys
+    };
+    let answer = match mood {
+        Mood::Hangs => return std::future::pending().await,
+        Mood::Huge => head("200 OK") + &" ".repeat(1 << 20) + &document.to_string(),
+        Mood::Redirects => format!("HTTP/1.1 302 Found\r\nLocation: {at}/keys\r\nConnection: close\r\n\r\n"),
+        Mood::Fails => head("503 Service Unavailable"),
+        Mood::Well | Mood::Downgrades => head("200 OK") + &document.to_string(),
+    };
+    let _ = stream.write_all(answer.as_bytes()).await;
+    let _ = stream.shutdown().await;
+}
+
 impl Issuer {
-    async fn start(signer: Signer, id: &str) -> Issuer {
+    pub(crate) async fn start(signer: Signer, id: &str) -> Issuer {
+        Issuer::start_with(signer, id, None).await
+    }
+
+    /// Over TLS, with this certificate.
+    pub(crate) async fn start_secure(signer: Signer, id: &str, pair: &Pair) -> Issuer {
+        let config = tls::ListenConfig {
+            mode: tls::ListenMode::Require,
+            cert_file: Some(pair.cert.clone()),
+            key_file: Some(pair.key.clone()),
+            ..tls::ListenConfig::default()
+        };
+        let acceptor = tls::Acceptor::new(&config).unwrap().unwrap();
+        Issuer::start_with(signer, id, Some(TlsAcceptor::from(acceptor.speaking(&[b"http/1.1"])))).await
+    }
+
+    async fn start_with(signer: Signer, id: &str, acceptor: Option<TlsAcceptor>) -> Issuer {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
+        let scheme = if acceptor.is_some() { "https" } else { "http" };
+        let url = format!("{scheme}://{}", listener.local_addr().unwrap());
         let state = Arc::new(Mutex::new((Mood::Well, json!({"keys": [signer.key(id)]}))));
         let (serving, at) = (state.clone(), url.clone());
         let task = tokio::spawn(async move {
-            while let Ok((mut stream, _)) = listener.accept().await {
-                let (state, at) = (serving.clone(), at.clone());
+            while let Ok((stream, _)) = listener.accept().await {
+                let (state, at, acceptor) = (serving.clone(), at.clone(), acceptor.clone());
                 tokio::spawn(async move {
-                    let mut request = Vec::new();
-                    while !request.ends_with(b"\r\n\r\n") {
-                        match stream.read_u8().await {
-                            Ok(byte) => request.push(byte),
-                            Err(_) => return,
+                    match acceptor {
+                        None => serve(stream, &state, &at).await,
+                        Some(acceptor) => {
+                            if let Ok(stream) = acceptor.accept(stream).await {
+                                serve(stream, &state, &at).await;
+                            }
                         }
                     }
-                    let (mood, keys) = state.lock().unwrap().clone();
-                    let head = |status: &str| format!("HTTP/1.1 {status}\r\nConnection: close\r\n\r\n");
-                    let document = if request.starts_with(b"GET /.well-known/openid-configuration ") {
-                        json!({"issuer": at, "jwks_uri": format!("{at}/keys")})
-                    } else {
-                        keys
-                    };
-                    let answer = match mood {
-                        Mood::Hangs => return std::future::pending().await,
-                        Mood::Huge => head("200 OK") + &" ".repeat(1 << 20) + &document.to_string(),
-                        Mood::Redirects => {
-                            format!("HTTP/1.1 302 Found\r\nLocation: {at}/keys\r\nConnection: close\r\n\r\n")
-                        }
-                        Mood::Fails => head("503 Service Unavailable"),
-                        Mood::Well => head("200 OK") + &document.to_string(),
-                    };
-                    let _ = stream.write_all(answer.as_bytes()).await;
                 });
             }
         });
         Issuer { url, signer, state, task }
     }
 
-    fn set(&self, mood: Mood) {
+    pub(crate) fn set(&self, mood: Mood) {
         self.state.lock().unwrap().0 = mood;
     }
 
@@ -176,7 +209,7 @@ impl Issuer {
         self.signer.sign(&head, &claims)
     }
 
-    fn token(&self, id: &str, user: &str) -> String {
+    pub(crate) fn token(&self, id: &str, user: &str) -> String {
         self.token_with(id, user, &json!({}))
     }
 }
@@ -201,7 +234,12 @@ async fn asked(port: u16, database: &str, user: &str) -> Raw {
 }
 
 /// Logs in with a token: the user's name, or the error's code and text. With a challenge in between if there was one.
-async fn login(port: u16, database: &str, user: &str, token: &str) -> (Option<Value>, Result<String, String>) {
+pub(crate) async fn login(
+    port: u16,
+    database: &str,
+    user: &str,
+    token: &str,
+) -> (Option<Value>, Result<String, String>) {
     let mut raw = asked(port, database, user).await;
     let bearer = if token.is_empty() { String::new() } else { format!("Bearer {token}") };
     raw.send(&initial(format!("n,,\x01auth={bearer}\x01\x01").as_bytes())).await;
@@ -224,7 +262,7 @@ async fn login(port: u16, database: &str, user: &str, token: &str) -> (Option<Va
     (challenge, Ok(String::from_utf8_lossy(&row.body[6..]).into_owned()))
 }
 
-const UNABLE: &str = "08006 the issuer of tokens could not be asked about the token: try again";
+pub(crate) const UNABLE: &str = "08006 the issuer of tokens could not be asked about the token: try again";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_lets_in_its_user_where_its_issuer_counts_and_nobody_else() {

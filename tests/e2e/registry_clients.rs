@@ -126,6 +126,11 @@ async fn java(from: &str, class: &str) {
 
 /// Builds what is in a directory: a program that runs `class`; none without Maven.
 pub(crate) async fn java_program(from: &str, class: &str) -> Option<std::path::PathBuf> {
+    java_program_with(from, class, &[]).await
+}
+
+/// As [`java_program`], with options of Maven's.
+pub(crate) async fn java_program_with(from: &str, class: &str, options: &[&str]) -> Option<std::path::PathBuf> {
     if !there("mvn") {
         return None;
     }
@@ -134,11 +139,11 @@ pub(crate) async fn java_program(from: &str, class: &str) -> Option<std::path::P
     build
         .args(["-q", "-B", "package", "dependency:copy-dependencies"])
         .arg(format!("-DoutputDirectory={}", built.join("lib").display()));
-    build.arg(format!("-Dkingpost.build={}", built.display())).current_dir(here().join(from));
+    build.arg(format!("-Dkingpost.build={}", built.display())).args(options).current_dir(here().join(from));
     let output = build.stdin(Stdio::null()).kill_on_drop(true).output().await.expect("Maven is installed");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     let program = built.join("run");
-    let script = format!("#!/bin/sh\nexec java -cp '{0}/classes:{0}/lib/*' {class}\n", built.display());
+    let script = format!("#!/bin/sh\nexec java -cp '{0}/classes:{0}/lib/*' {class} \"$@\"\n", built.display());
     std::fs::write(&program, script).unwrap();
     std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     Some(program)

@@ -1,6 +1,7 @@
 //! Nacos' naming over gRPC, spoken by nacos-sdk-python 3 and Nacos' Java client as they are: on one node at its usual work, and on two nodes of which each may die.
 
 use std::ffi::OsStr;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,12 +12,12 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use crate::clients::{here, installed};
-use crate::registry_clients::java_program;
+use crate::registry_clients::java_program_with;
 
 /// The usual work of one client, a log-in included.
 const LIMIT: Duration = Duration::from_secs(90);
 /// Whoever dies together with its node is critical once its lease of 40 s is over.
-const LEASES: Duration = Duration::from_secs(120);
+pub(crate) const LEASES: Duration = Duration::from_secs(120);
 const KILL: i32 = 9;
 const TERMINATE: i32 = 15;
 
@@ -87,7 +88,18 @@ async fn registry_nacos_sdk_python_grpc() {
 #[tokio::test]
 #[ignore = "needs Java, Maven and the network: make clients"]
 async fn registry_nacos_java_grpc() {
-    if let Some(program) = java_program("java/nacos", "NacosGrpc").await {
+    java(&[]).await;
+}
+
+/// As [`registry_nacos_java_grpc`], with version 2 of the client.
+#[tokio::test]
+#[ignore = "needs Java, Maven and the network: make clients"]
+async fn registry_nacos_java_grpc_of_version_2() {
+    java(&["-Dkingpost.nacos=2.5.1"]).await;
+}
+
+async fn java(options: &[&str]) {
+    if let Some(program) = java_program_with("java/nacos", "NacosGrpc", options).await {
         run(Command::new(program)).await;
     }
 }
@@ -99,6 +111,18 @@ pub(crate) struct Agent {
     from: Lines<BufReader<ChildStdout>>,
     /// What subscriptions brought while an answer was waited for.
     pub(crate) heard: Vec<Value>,
+    /// Everything that the client has said.
+    pub(crate) said: String,
+    pub(crate) dir: PathBuf,
+}
+
+/// An instance as a subscriber is told of it: its address, whether it is healthy, and `zone` in its metadata.
+pub(crate) type Seen<'a> = (&'a str, bool, &'a str);
+
+/// As clients tell it: a list of address, health and metadata.
+fn seen(hosts: &Value) -> Vec<Seen<'_>> {
+    let hosts = hosts.as_array().unwrap_or_else(|| panic!("{hosts}")).iter();
+    hosts.map(|host| (host[0].as_str().unwrap(), host[1] == true, host[2]["zone"].as_str().unwrap_or(""))).collect()
 }
 
 impl Agent {
@@ -109,19 +133,33 @@ impl Agent {
 
     /// Of the servers at `addresses` (separated by commas), with `variables` in its environment.
     pub(crate) async fn start_with(addresses: &str, namespace: &str, variables: &[(&str, &OsStr)]) -> Agent {
+        Agent::of(Agent::python().await, addresses, namespace, variables).await
+    }
+
+    /// nacos-sdk-python 3.
+    pub(crate) async fn python() -> Command {
         let mut command = Command::new(installed().await.join("nacos/bin/python"));
-        command.arg(here().join("python/registry_nacos_agent.py")).arg(addresses).arg(namespace);
-        command.envs(variables.iter().copied());
-        command.current_dir(new_dir("agent")).env("PYTHONDONTWRITEBYTECODE", "1");
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("the client starts");
+        command.arg(here().join("python/registry_nacos_agent.py")).env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    }
+
+    /// The client that `command` starts: as [`Agent::start_with`].
+    pub(crate) async fn of(
+        mut command: Command,
+        addresses: &str,
+        namespace: &str,
+        variables: &[(&str, &OsStr)],
+    ) -> Agent {
+        let dir = new_dir("agent");
+        command.arg(addresses).arg(namespace).envs(variables.iter().copied()).current_dir(&dir).env("HOME", &dir);
+        // Java asks the system where a user's files go, not the environment.
+        command.env("JAVA_TOOL_OPTIONS", format!("-Duser.home={}", dir.display()));
+        let log = std::fs::File::create(dir.join("client.log")).unwrap();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).kill_on_drop(true);
+        let mut child = command.spawn().expect("the client starts");
         let (to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let mut agent = Agent { child, to, from: BufReader::new(from).lines(), heard: Vec::new() };
+        let from = BufReader::new(from).lines();
+        let mut agent = Agent { child, to, from, heard: Vec::new(), said: String::new(), dir };
         agent.next("ready").await;
         agent
     }
@@ -130,20 +168,32 @@ impl Agent {
         loop {
             let line = tokio::time::timeout(LIMIT, self.from.next_line()).await.expect("a line in time").unwrap();
             // The client's own log is on its output as well.
-            if let Ok(value) = serde_json::from_str(&line.expect("the client goes on")) {
+            let Some(line) = line else {
+                let log = std::fs::read_to_string(self.dir.join("client.log")).unwrap_or_default();
+                panic!("the client has ended: {log}");
+            };
+            if let Ok(value) = serde_json::from_str(&line) {
+                self.said += &line;
                 return value;
             }
         }
     }
 
-    async fn next(&mut self, key: &str) -> Value {
+    /// The next answer that is not about a subscription.
+    async fn answer(&mut self) -> Value {
         loop {
-            let mut line = self.line().await;
-            if line.get(key).is_some() {
-                return line[key].take();
+            let line = self.line().await;
+            if line.get("heard").is_none() {
+                return line;
             }
             self.heard.push(line);
         }
+    }
+
+    async fn next(&mut self, key: &str) -> Value {
+        let mut line = self.answer().await;
+        assert!(line.get(key).is_some(), "{key} was asked for: {line}");
+        line[key].take()
     }
 
     /// Waits for an answer that has `key`: gives what is there.
@@ -157,19 +207,28 @@ impl Agent {
         assert_eq!(done, json!(true), "{service} {ip}");
     }
 
+    /// The addresses of a service's instances.
     pub(crate) async fn list(&mut self, service: &str) -> Value {
-        self.ask(json!({ "do": "list", "service": service }), "listed").await
+        let listed = self.ask(json!({ "do": "list", "service": service }), "listed").await;
+        seen(&listed).into_iter().map(|(ip, ..)| ip).collect()
+    }
+
+    /// Waits until the subscription has brought just these addresses.
+    pub(crate) async fn hears(&mut self, service: &str, ips: &[&str]) {
+        self.until_heard(service, |hosts| hosts.iter().map(|(ip, ..)| *ip).eq(ips.iter().copied())).await;
     }
 
     /// Waits until the subscription has brought just these.
-    pub(crate) async fn hears(&mut self, service: &str, ips: &[&str]) {
-        let wanted = json!({ "heard": service, "ips": ips });
-        for heard in std::mem::take(&mut self.heard) {
-            if heard == wanted {
-                return;
-            }
+    pub(crate) async fn sees(&mut self, service: &str, wanted: &[Seen<'_>]) {
+        self.until_heard(service, |hosts| hosts == wanted).await;
+    }
+
+    async fn until_heard(&mut self, service: &str, is: impl Fn(&[Seen<'_>]) -> bool) {
+        let is = |line: &Value| line["heard"] == service && is(&seen(&line["hosts"]));
+        if std::mem::take(&mut self.heard).iter().any(&is) {
+            return;
         }
-        while self.line().await != wanted {}
+        while !is(&self.line().await) {}
     }
 
     pub(crate) async fn kill(mut self) {
@@ -228,21 +287,27 @@ pub(crate) fn registrations(node: &RegistryNode, ip: &str) -> usize {
 }
 
 /// Two nodes on one store.
-struct World {
+pub(crate) struct World {
     _cluster: Cluster,
-    nodes: [RegistryNode; 2],
-    doors: [Doors; 2],
+    pub(crate) nodes: [RegistryNode; 2],
+    pub(crate) doors: [Doors; 2],
 }
 
 impl World {
     async fn start() -> World {
+        World::start_with("", "").await
+    }
+
+    /// With more in the nodes' configuration: keys of the registry, and tables.
+    pub(crate) async fn start_with(keys: &str, tables: &str) -> World {
         let cluster = Cluster::builder().replicas(0).start().await;
         let store = cluster.primary().endpoint().url();
         let doors = [Doors::new(), Doors::new()];
         // Where much is lost at once the brake keeps it for so long.
         let brake = "[registry.health.brake]\nlongest = \"2s\"\n";
-        let one = RegistryNode::start_on(Some(&store), &format!("{}{brake}", doors[0].key())).await;
-        let two = RegistryNode::start_on(Some(&store), &format!("{}{brake}", doors[1].key())).await;
+        let of = |doors: &Doors| format!("{keys}{}{brake}{tables}", doors.key());
+        let one = RegistryNode::start_on(Some(&store), &of(&doors[0])).await;
+        let two = RegistryNode::start_on(Some(&store), &of(&doors[1])).await;
         for node in [&one, &two] {
             wait_until("the nodes to reach each other", SOON, node.dir(), async || {
                 (node.metrics().await.sum("kingpost_registry_peers_reached", &[]) == 1.0).then_some(())

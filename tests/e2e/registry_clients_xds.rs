@@ -1,4 +1,4 @@
-//! xDS spoken by clients as they are: gRPC in Python, Node and Go, each of which finds its servers by `xds:///NAME`.
+//! xDS spoken by clients as they are: gRPC in Python, Node, Go and Java, each of which finds its servers by `xds:///NAME`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -12,6 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use crate::clients::{build, here, installed, there};
+use crate::registry_clients::java_program;
 use crate::registry_clients_nacos::token;
 
 const LIMIT: Duration = Duration::from_secs(90);
@@ -207,6 +208,22 @@ async fn registry_xds_grpc_go() {
     usual(Command::new(program)).await;
 }
 
+/// As [`registry_xds_grpc_go`].
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs Java, Maven and the network: make clients"]
+async fn registry_xds_grpc_java() {
+    let Some(program) = java_program("java/xds", "XdsAgent").await else { return };
+    usual(Command::new(&program)).await;
+    let xds = Port::reserve();
+    let (writer, first) = token("writer", "write", &json!(["tenant-a", "tenant-b"]));
+    let (reader, second) = token("reader", "read", &json!(["tenant-a"]));
+    let more = format!("auth = \"tokens\"\nxds_listen = \"127.0.0.1:{}\"\n{first}{second}", xds.number());
+    let node = RegistryNode::start(&more).await;
+    let _logs = ShowLogs(node.dir());
+    let java = async |token: &str| Agent::start(Command::new(&program), xds.number(), Some(token)).await;
+    two_tokens(&node, xds.number(), [&writer, &reader], &second, java).await;
+}
+
 /// A client whose host is gone without a word (nothing comes from it, and nothing is closed) keeps no stream open. Part of `make clients` only: the
 /// node asks after 30 s and waits 20 s for the answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -257,8 +274,20 @@ async fn registry_xds_streams_and_tokens() {
     assert!(log.contains("no such thing") && !log.contains(&reader) && !log.contains(&writer), "{log}");
     assert!(metrics.sum("kingpost_registry_requests_total", &[("front", "xds"), ("outcome", "answered")]) > 1.0);
 
-    // Two clients at the address where only xDS is served, with one token each.
-    let mut servers = Agent::python(xds.number(), None).await;
+    let python = async |token: &str| Agent::python(xds.number(), Some(token)).await;
+    two_tokens(&node, xds.number(), [&writer, &reader], &second, python).await;
+}
+
+/// Two clients at the address where only xDS is served, with one token each: the first is for tenant-a and tenant-b, the second for tenant-a only.
+/// `table` is what the configuration has of the second.
+async fn two_tokens(
+    node: &RegistryNode,
+    xds: u16,
+    [writer, reader]: [&str; 2],
+    table: &str,
+    client: impl AsyncFn(&str) -> Agent,
+) {
+    let mut servers = Agent::python(xds, None).await;
     let bearer = format!("Bearer {writer}");
     let headers = [("Authorization", bearer.as_str()), ("Content-Type", "application/json")];
     for (namespace, service) in [("tenant-a", "web"), ("tenant-b", "web")] {
@@ -268,8 +297,8 @@ async fn registry_xds_streams_and_tokens() {
         let answer = node.ask("PUT", &path, &headers, &body).await;
         assert!(matches!(answer.status, 200 | 201), "{} {}", answer.status, answer.body);
     }
-    let mut all = Agent::python(xds.number(), Some(&writer)).await;
-    let mut one = Agent::python(xds.number(), Some(&reader)).await;
+    let mut all = client(writer).await;
+    let mut one = client(reader).await;
     all.finds("tenant-a/web", &["tenant-a"]).await;
     all.finds("tenant-b/web", &["tenant-b"]).await;
     one.finds("tenant-a/web", &["tenant-a"]).await;
@@ -281,10 +310,10 @@ async fn registry_xds_streams_and_tokens() {
     let before = streams().await;
     let path = node.dir().join("kingpost.toml");
     let text = std::fs::read_to_string(&path).unwrap();
-    std::fs::write(&path, text.replace(&second, "")).unwrap();
+    std::fs::write(&path, text.replace(table, "")).unwrap();
     node.process().signal(HANG_UP);
     wait_until("streams to be ended", SOON, node.dir(), async || (streams().await < before).then_some(())).await;
     all.finds("tenant-b/web", &["tenant-b"]).await;
-    let other = RegistryNode::try_ask_at(xds.number(), "GET", "/v1/namespaces/tenant-a/services", &headers, "").await;
+    let other = RegistryNode::try_ask_at(xds, "GET", "/v1/namespaces/tenant-a/services", &headers, "").await;
     assert_ne!(other.map(|answer| answer.status), Some(200), "only xDS is served there");
 }

@@ -9,7 +9,9 @@ import sys
 
 from v2.nacos import (
     ClientConfigBuilder,
+    DeregisterInstanceParam,
     GRPCConfig,
+    ListServiceParam,
     NacosNamingService,
     RegisterInstanceParam,
     SubscribeServiceParam,
@@ -36,23 +38,34 @@ def configured(addresses, namespace):
     return config.build()
 
 
+def told(instances):
+    """Address, health and metadata of each."""
+    return sorted(([host.ip, host.healthy, host.metadata] for host in instances), key=lambda host: host[0])
+
+
 async def carry_out(client, asked):
     service = asked["service"]
     if asked["do"] == "register":
-        param = RegisterInstanceParam(service_name=service, group_name="DEFAULT_GROUP", ip=asked["ip"], port=80)
+        metadata = {"zone": asked["zone"]} if "zone" in asked else {}
+        param = RegisterInstanceParam(service_name=service, group_name="DEFAULT_GROUP", ip=asked["ip"], port=80, metadata=metadata)
         say(registered=await client.register_instance(param))
     elif asked["do"] == "list":
         info = await client.grpc_client_proxy.query_instance_of_service(service, "DEFAULT_GROUP", "", False)
-        say(listed=sorted(host.ip for host in info.hosts))
+        say(listed=told(info.hosts))
     elif asked["do"] == "hosts":
         info = await client.grpc_client_proxy.query_instance_of_service(service, "DEFAULT_GROUP", asked["clusters"], asked["healthy"])
         say(hosts=[{field: getattr(host, field) for field in FIELDS} for host in info.hosts])
+    elif asked["do"] == "deregister":
+        param = DeregisterInstanceParam(service_name=service, group_name="DEFAULT_GROUP", ip=asked["ip"], port=80)
+        say(deregistered=await client.deregister_instance(param))
+    elif asked["do"] == "services":
+        say(services=(await client.list_services(ListServiceParam(page_no=1, page_size=100))).services)
     elif asked["do"] == "subscribe":
 
-        async def told(instances):
-            say(heard=service, ips=sorted(host.ip for host in instances))
+        async def heard(instances):
+            say(heard=service, hosts=told(instances))
 
-        await client.subscribe(SubscribeServiceParam(service_name=service, subscribe_callback=told))
+        await client.subscribe(SubscribeServiceParam(service_name=service, subscribe_callback=heard))
         say(subscribed=service)
 
 
