@@ -230,6 +230,86 @@ async fn a_database_may_have_a_user_of_its_own_on_the_servers() {
     assert!(!log.contains(SCRAM_PASSWORD), "{log}");
 }
 
+/// Row-level security by `current_user`, for two users whom the servers would not let in: one server_user with the role of each. In a second database the
+/// clients are the server_user itself.
+#[tokio::test]
+async fn sessions_take_the_client_s_user_as_their_role() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().replicas(1).start().await;
+    let _logs = ShowLogs(cluster.dir());
+    cluster
+        .primary()
+        .execute(
+            "CREATE ROLE shop_app LOGIN; CREATE ROLE ann; CREATE ROLE ben; GRANT ann, ben TO shop_app; \
+             CREATE TABLE owned (owner text, n int); ALTER TABLE owned ENABLE ROW LEVEL SECURITY; \
+             CREATE POLICY own ON owned USING (owner = current_user); GRANT ALL ON owned TO ann, ben; \
+             INSERT INTO owned SELECT owner, n FROM unnest('{ann,ben}'::text[]) owner, generate_series(1, 3) n",
+        )
+        .await;
+    cluster.wait_caught_up().await;
+    let alias = |name: &str, set_role: bool| {
+        let mut table = database(name, "server_user", "shop_app");
+        table.insert("set_role".into(), set_role.into());
+        table
+    };
+    let kingpost = Kingpost::of(&cluster)
+        .set("proxy.auth", "scram-sha-256")
+        .set("proxy.pool.size", 1)
+        .add("proxy.databases", alias("shop", true))
+        .add("proxy.databases", alias("plain", false))
+        .add("proxy.users", user("ann", "of ann"))
+        .add("proxy.users", user("ben", "of ben"))
+        .add("proxy.users", user("eve", "of eve"))
+        .add("proxy.users", user("none", "of none"))
+        .start()
+        .await;
+    let of = |name: &str, database: &str| {
+        let mut config = config(&kingpost, name, &format!("of {name}"));
+        config.dbname(database);
+        config
+    };
+    let mut clients = Vec::new();
+    for name in ["ann", "ben", "ann", "ben"] {
+        clients.push((name, kingpost.endpoint().connect_as(&of(name, "shop")).await));
+    }
+    let seen = "SELECT string_agg(owner || n, ' ' ORDER BY n) FROM owned";
+    for round in 0..20 {
+        for (name, client) in &clients {
+            let expected = format!("{name}1 {name}2 {name}3");
+            assert_eq!(value(client, seen).await, expected);
+            assert_eq!(value(client, &format!("/* kingpost.route=replica */ {seen}")).await, expected);
+            let rows = client.query("SELECT owner FROM owned WHERE n = $1", &[&1]).await.unwrap();
+            assert_eq!((rows.len(), rows[0].get::<_, &str>(0)), (1, *name));
+            // What changes or clears the role, by every road; what a DO leaves is cleared by the proxy.
+            let reset = [
+                "RESET ROLE",
+                "DISCARD ALL",
+                "RESET ALL",
+                "DO $$ BEGIN RESET ROLE; END $$",
+                "SET ROLE ann; RESET ROLE",
+            ];
+            client.batch_execute(reset[round % reset.len()]).await.unwrap();
+            assert_eq!(value(client, "SELECT current_user || ' ' || session_user").await, format!("{name} shop_app"));
+            client.batch_execute("BEGIN").await.unwrap();
+            assert_eq!(value(client, seen).await, expected);
+            client.batch_execute("COMMIT").await.unwrap();
+        }
+    }
+    // The client's own word at its login does not count.
+    let mut sly = of("ann", "shop");
+    sly.options("-c role=ben");
+    assert_eq!(value(&kingpost.endpoint().connect_as(&sly).await, seen).await, "ann1 ann2 ann3");
+    // Without set_role they are the server_user; who is no role, or none of its, does not get in.
+    let plain = kingpost.endpoint().connect_as(&of("ann", "plain")).await;
+    assert_eq!(value(&plain, "SELECT current_user").await, "shop_app");
+    for name in ["eve", "none"] {
+        let (code, said) = refusal(&kingpost, &of(name, "shop")).await;
+        assert!(["22023", "28000"].contains(&code.as_str()) && said.contains(name), "{code} {said}");
+    }
+}
+
 #[tokio::test]
 async fn md5_users_are_looked_up_and_passed_through() {
     if only_kingpost() {

@@ -1089,6 +1089,9 @@ pub struct DatabaseConfig {
     /// Who logs in to the servers for this database; if not given, each client's own user.
     #[serde(default)]
     pub server_user: Option<String>,
+    /// Whether the sessions of each client take the client's user as their role, as by `SET ROLE`; only together with `server_user`.
+    #[serde(default)]
+    pub set_role: bool,
     /// The password of `server_user`.
     #[serde(default, skip_serializing)]
     pub server_password: Option<Secret>,

@@ -158,6 +158,8 @@ pub struct Database {
     pub dbname: Option<String>,
     /// Who logs in to the servers; None: each client's own user.
     pub server_user: Option<Arc<ServerUser>>,
+    /// The sessions of a client have its user as their role.
+    pub set_role: bool,
     /// Server connections per user and node.
     pub pool_size: usize,
     /// Server connections to the primary that are kept open for a user with clients.
@@ -434,6 +436,7 @@ impl Settings {
         let default = Database {
             dbname: None,
             server_user: None,
+            set_role: false,
             replication: false,
             max_clients: None,
             pool_size: config.pool.size,
@@ -464,6 +467,7 @@ impl Settings {
             let database = Database {
                 dbname: entry.dbname.clone(),
                 server_user: ServerUser::new(entry)?,
+                set_role: entry.set_role && entry.server_user.is_some(),
                 replication: entry.replication,
                 max_clients: entry.max_clients,
                 pool_size: entry.pool_size.unwrap_or(default.pool_size),

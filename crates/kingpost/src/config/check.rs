@@ -244,6 +244,12 @@ fn check_databases(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: 
             None if password.is_given() => {
                 findings.error(path("server_user"), "missing, expected the user whose password is given");
             }
+            None if database.set_role => {
+                findings.error(
+                    path("set_role"),
+                    "found true without server_user: each client's own user logs in, who is that role",
+                );
+            }
             _ => {}
         }
         password.check(&format!("proxy.databases[{index}]"), stat, findings);

@@ -279,6 +279,7 @@ const DATABASE: &[Key] = &[
     key("cluster", Kind::Text),
     key("dbname", Kind::Text),
     key("server_user", Kind::Text),
+    key("set_role", Kind::Boolean),
     key("server_password", Kind::Secret),
     key("server_password_file", Kind::Text),
     key("server_password_command", Kind::Texts),

@@ -578,12 +578,22 @@ impl Core {
             return;
         }
         let Phase::Login(login) = &mut self.clients[c].phase else { return };
-        let params = std::mem::take(&mut login.params);
+        let mut params = std::mem::take(&mut login.params);
         let Some(database) = self.settings.database(&key.database) else {
             let text = format!("database {:?} is not among the proxy's databases", key.database);
             return self.fail_login(c, Sqlstate::INVALID_CATALOG_NAME, &text);
         };
         let route = database.route;
+        if database.set_role {
+            // PostgreSQL takes `none` for no role, so the client would be the database's server_user.
+            if &*key.user == "none" {
+                let text = format!("user \"none\" is no role: database {:?} has set_role", key.database);
+                return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
+            }
+            // What a session begins with: RESET ROLE, RESET ALL and DISCARD ALL come back to it.
+            params.retain(|(name, _)| !name.eq_ignore_ascii_case("role"));
+            params.push(("role".to_owned(), key.user.to_string()));
+        }
         if self.paused.is_disabled(&key.database) {
             return self.database_is_disabled(c, &key.database);
         }
