@@ -40,7 +40,6 @@ mod oracle;
 mod probe;
 mod proof;
 mod relays;
-mod secure;
 pub mod session;
 pub mod times;
 mod view;

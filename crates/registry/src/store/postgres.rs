@@ -3,7 +3,6 @@
 
 mod address;
 mod kv;
-mod secure;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -500,7 +499,7 @@ async fn connect(database: &Database, news: Option<Arc<Notify>>) -> Result<Clien
 }
 
 /// Moves a connection's bytes until it ends, and passes on that it heard of a commit.
-async fn drive(mut connection: Connection<Socket, secure::Secured>, news: Option<Arc<Notify>>) {
+async fn drive(mut connection: Connection<Socket, tls::postgres::Secured<Socket>>, news: Option<Arc<Notify>>) {
     loop {
         match std::future::poll_fn(|context| connection.poll_message(context)).await {
             Some(Ok(AsyncMessage::Notification(_))) => {

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use percent_encoding::percent_decode_str;
+use tls::postgres::Secure;
 use tls::{ConnectConfig, ConnectMode, Connector};
 use tokio_postgres::Config;
 use tokio_postgres::config::SslMode;
 
 use super::STORE;
-use super::secure::Secure;
 use crate::error::StoreError;
 
 /// How the database is reached: the driver's settings, and TLS to go with them. The two agree: a mode that wants TLS never has the
