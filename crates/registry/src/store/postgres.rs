@@ -491,8 +491,8 @@ impl Store for Postgres {
 /// A connection that is set up; whoever wants it is told what it hears.
 async fn connect(database: &Database, news: Option<Arc<Notify>>) -> Result<Client, StoreError> {
     let error = |e| failed("connecting", &e);
-    let (client, connection) =
-        within("connecting", database.config.connect(database.secure.clone())).await?.map_err(error)?;
+    let secure = within("connecting", database.secure()).await??;
+    let (client, connection) = within("connecting", database.config.connect(secure)).await?.map_err(error)?;
     tokio::spawn(drive(connection, news));
     within("connecting", client.batch_execute(SESSION)).await?.map_err(error)?;
     Ok(client)
