@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{SinkExt, TryStreamExt, pin_mut};
-use kingpost_tests::certs::{Authority, Pair, Tls, replace};
+use kingpost_tests::certs::{Authority, Pair, replace};
 use kingpost_tests::raw::{Raw, query, startup};
 use kingpost_tests::{
     Cluster, DATABASE, Kingpost, KingpostBuilder, SCRAM_PASSWORD, SCRAM_USER, SOON, ShowLogs, USER, pg_bin, sqlstate,
     unique, user, within,
 };
+use tls::postgres::Secure;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::Command;
@@ -41,7 +42,7 @@ fn config(kingpost: &Kingpost) -> Config {
     config
 }
 
-async fn connect(config: &Config, tls: &Tls) -> Result<Client, tokio_postgres::Error> {
+async fn connect(config: &Config, tls: &Secure) -> Result<Client, tokio_postgres::Error> {
     let connecting = tokio::time::timeout(SOON, config.connect(tls.clone())).await.expect("an answer to a login");
     let (client, connection) = connecting?;
     tokio::spawn(connection);
@@ -214,8 +215,8 @@ async fn tls_at_once() {
     let kingpost = proxy(&cluster, &authority.issue("proxy", HERE), "require").start().await;
     // The tests' connector offers "postgresql" in ALPN.
     let stream = TcpStream::connect(("127.0.0.1", kingpost.port())).await.unwrap();
-    let mut stream = authority.client(None).begin(stream, "localhost").await.unwrap();
-    assert_eq!(stream.0.get_ref().1.alpn_protocol(), Some(&b"postgresql"[..]));
+    let mut stream = authority.client(None).named("localhost").begin(stream).await.unwrap();
+    assert_eq!(stream.connection().alpn_protocol(), Some(&b"postgresql"[..]));
     let login = startup(3 << 16, &[("user", USER), ("database", DATABASE)]);
     // In one piece with what follows: nothing says that a client waits.
     stream.write_all(&[login, query("SELECT 'through'"), b"X\0\0\0\x04".to_vec()].concat()).await.unwrap();
@@ -226,7 +227,7 @@ async fn tls_at_once() {
     // Where there is no TLS.
     let bare = Kingpost::of(&cluster).start().await;
     let stream = TcpStream::connect(("127.0.0.1", bare.port())).await.unwrap();
-    assert!(authority.client(None).begin(stream, "localhost").await.is_err());
+    assert!(authority.client(None).named("localhost").begin(stream).await.is_err());
 }
 
 #[tokio::test]
@@ -259,7 +260,7 @@ async fn clear_text_before_the_handshake_is_not_taken() {
         stream.write_all(&SSL_REQUEST).await.unwrap();
         let mut answer = [0];
         stream.read_exact(&mut answer).await.unwrap();
-        let mut stream = authority.client(None).begin(stream, "localhost").await.unwrap();
+        let mut stream = authority.client(None).named("localhost").begin(stream).await.unwrap();
         let mut again = SSL_REQUEST;
         again[7] = code;
         stream.write_all(&again).await.unwrap();

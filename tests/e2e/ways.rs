@@ -1,7 +1,8 @@
 //! The ways in which the tests of faults have clients and servers talk: what holds in one has to hold in all.
 
-use kingpost_tests::certs::{Authority, Tls};
+use kingpost_tests::certs::Authority;
 use kingpost_tests::{Cluster, Kingpost, KingpostBuilder, SOON};
+use tls::postgres::Secure;
 use tokio_postgres::Client;
 use tokio_postgres::config::SslMode;
 
@@ -26,7 +27,7 @@ pub(crate) struct Ground {
 /// A proxy that its clients reach in a way.
 pub(crate) struct Front {
     pub(crate) kingpost: Kingpost,
-    tls: Option<Tls>,
+    tls: Option<Secure>,
 }
 
 impl Ground {

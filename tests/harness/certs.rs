@@ -1,20 +1,13 @@
 //! Certificates made for a test, and a driver's TLS that trusts them.
 
 use std::fs::Permissions;
-use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::process::Command;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client;
-use tokio_rustls::rustls::pki_types::ServerName;
+use tls::postgres::Secure;
 
 use crate::process::server_user;
 use crate::run::{new_dir, unique};
@@ -88,7 +81,7 @@ impl Authority {
     ///
     /// # Panics
     /// When a file cannot be used.
-    pub fn client(&self, shows: Option<&Pair>) -> Tls {
+    pub fn client(&self, shows: Option<&Pair>) -> Secure {
         let config = tls::ConnectConfig {
             mode: tls::ConnectMode::VerifyFull,
             ca_file: Some(self.ca_file()),
@@ -96,7 +89,7 @@ impl Authority {
             key_file: shows.map(|pair| pair.key.clone()),
             ..tls::ConnectConfig::default()
         };
-        Tls::new(&config)
+        driver(&config)
     }
 }
 
@@ -116,88 +109,10 @@ pub fn replace(pair: &Pair, by: &Pair) {
     }
 }
 
-// === A driver's TLS ===
-
-/// TLS for tokio-postgres.
-#[derive(Debug, Clone)]
-pub struct Tls(Arc<tls::Connector>);
-
-impl Tls {
-    /// As the configuration says.
-    ///
-    /// # Panics
-    /// When it cannot be used.
-    pub fn new(config: &tls::ConnectConfig) -> Tls {
-        Tls(Arc::new(tls::Connector::new(config).expect("files of TLS").expect("a mode with TLS")))
-    }
-
-    /// Begins TLS on any connection, at once.
-    ///
-    /// # Errors
-    /// The handshake fails.
-    pub async fn begin<S>(&self, stream: S, host: &str) -> io::Result<Stream<S>>
-    where
-        S: AsyncRead + AsyncWrite + Unpin,
-    {
-        let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-        TlsConnector::from(self.0.config().clone()).connect(name, stream).await.map(Stream)
-    }
-}
-
-/// TLS with one host.
-#[derive(Debug)]
-pub struct Named(Tls, String);
-
-/// A connection with TLS.
-#[derive(Debug)]
-pub struct Stream<S>(pub client::TlsStream<S>);
-
-impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for Tls {
-    type Stream = Stream<S>;
-    type TlsConnect = Named;
-    type Error = io::Error;
-
-    fn make_tls_connect(&mut self, domain: &str) -> io::Result<Named> {
-        Ok(Named(self.clone(), domain.to_owned()))
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for Named {
-    type Stream = Stream<S>;
-    type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Stream<S>>> + Send>>;
-
-    fn connect(self, stream: S) -> Self::Future {
-        Box::pin(async move { self.0.begin(stream, &self.1).await })
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for Stream<S> {
-    fn channel_binding(&self) -> ChannelBinding {
-        let certificates = self.0.get_ref().1.peer_certificates();
-        match certificates.and_then(<[_]>::first).and_then(|certificate| tls::end_point(certificate)) {
-            Some(hash) => ChannelBinding::tls_server_end_point(hash),
-            None => ChannelBinding::none(),
-        }
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buf)
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
-    }
+/// A driver's TLS, as the configuration says.
+///
+/// # Panics
+/// When it cannot be used.
+pub fn driver(config: &tls::ConnectConfig) -> Secure {
+    Secure::new(Some(Arc::new(tls::Connector::new(config).expect("files of TLS").expect("a mode with TLS"))))
 }

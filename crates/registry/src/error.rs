@@ -82,6 +82,14 @@ pub enum OpenError {
         /// What the system said.
         reason: String,
     },
+    /// A file of TLS between the nodes is missing, or cannot be used.
+    #[error("opening the registry: TLS between the nodes: {reason}")]
+    PeerTls {
+        /// Which setting.
+        setting: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The certificates that probes verify with cannot be used.
     #[error("opening the registry: health.probe_ca_file: {reason}")]
     Authorities {

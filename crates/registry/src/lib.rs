@@ -47,6 +47,6 @@ pub use health::Beat;
 pub use kv::{KvLimits, KvStatus};
 pub use model::*;
 pub use registry::{Registry, Written};
-pub use settings::{BrakeSettings, HealthSettings, PeerSettings, RuleLimits, Settings};
+pub use settings::{BrakeSettings, HealthSettings, PeerSettings, PeerTls, PeerTlsMode, RuleLimits, Settings};
 pub use status::{Counts, PeerStatus, Status};
 pub use store::{Outcome, Store};

@@ -22,7 +22,7 @@ use crate::model::{
     machines, visible,
 };
 use crate::peers::{self, Peers};
-use crate::settings::Settings;
+use crate::settings::{PeerTls, Settings};
 use crate::status::{Counters, Status, add};
 use crate::store::{Outcome, Record, Store, Write, WriteKind};
 use crate::writable::Writable;
@@ -164,6 +164,14 @@ impl Registry {
         self.inner.stop.send_replace(true);
         let mut tasks = std::mem::take(&mut *self.inner.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         while tasks.join_next().await.is_some() {}
+    }
+
+    /// Reads the files of TLS between the nodes again, for connections that begin after it. Whether there is TLS stays as it is.
+    ///
+    /// # Errors
+    /// They cannot be used: then nothing has changed.
+    pub fn renew_peer_tls(&self, settings: &PeerTls) -> Result<(), OpenError> {
+        self.inner.peers.renew(settings)
     }
 
     /// Addresses of this process that probes do not ask, unless `probe_allow` has them: whoever may register an instance could otherwise

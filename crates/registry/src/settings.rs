@@ -53,10 +53,47 @@ pub struct RuleLimits {
 #[serde(default, deny_unknown_fields)]
 pub struct PeerSettings {
     /// Where this node listens for the others; port 0 leaves the port to the system, and opens it only when there is another node. They prove to each other that they know the
-    /// store's secret; what they say is not encrypted.
+    /// store's secret; what they say is encrypted if there is TLS.
     pub listen: SocketAddr,
     /// Where the others reach it, `host` or `host:port`; empty: where it listens.
     pub advertise: String,
+    /// TLS between the nodes.
+    pub tls: PeerTls,
+}
+
+/// TLS between the nodes on one store. Each shows its certificate to the others, and holds theirs against one CA.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PeerTls {
+    /// Whether there is TLS. All nodes have to say the same: those that do not do not talk to each other.
+    pub mode: PeerTlsMode,
+    /// PEM: this node's certificate, and those between it and its CA. If it says what it may be used for, both that of a server and of a client.
+    pub cert_file: Option<PathBuf>,
+    /// PEM: the certificate's private key, without a passphrase.
+    pub key_file: Option<PathBuf>,
+    /// PEM: CAs that the nodes' certificates are verified with. Best one of their own: everybody else with a certificate of it may speak to them.
+    pub ca_file: Option<PathBuf>,
+}
+
+/// Whether nodes speak TLS to each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PeerTlsMode {
+    /// In clear.
+    #[default]
+    Disable,
+    /// TLS, and nothing else.
+    Require,
+}
+
+impl PeerTls {
+    /// Reads the files, and says what is wrong with them.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check(&self) -> Result<(), OpenError> {
+        crate::peers::check(self)
+    }
 }
 
 /// Heartbeats and probes.
@@ -121,7 +158,11 @@ impl Default for RuleLimits {
 
 impl Default for PeerSettings {
     fn default() -> PeerSettings {
-        PeerSettings { listen: SocketAddr::from(([127, 0, 0, 1], 0)), advertise: String::new() }
+        PeerSettings {
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            advertise: String::new(),
+            tls: PeerTls::default(),
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! The store in PostgreSQL: a real server.
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/authority.rs"]
+mod authority;
 mod common;
 #[path = "common/fire.rs"]
 mod fire;

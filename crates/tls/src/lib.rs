@@ -21,6 +21,8 @@ mod config;
 mod files;
 mod link;
 mod peers;
+#[cfg(feature = "tokio-postgres")]
+pub mod postgres;
 #[cfg(feature = "stream")]
 mod stream;
 #[cfg(test)]
@@ -30,7 +32,7 @@ mod x509;
 
 pub use config::{ClientCert, ConnectConfig, ConnectMode, ListenConfig, ListenMode, ProtocolVersion};
 pub use files::{Error, system_authorities};
-pub use link::{Event, Identity, LONGEST_PART, Link, LinkError};
+pub use link::{Event, Identity, LONGEST_PART, Link, LinkError, explain};
 pub use peers::{Acceptor, Connector, Target};
 /// For those who drive rustls by other means than a [`Link`].
 pub use rustls;

@@ -1,5 +1,6 @@
 //! One connection's record layer.
 
+use std::io;
 use std::sync::{Arc, OnceLock};
 
 use rustls::client::UnbufferedClientConnection;
@@ -146,6 +147,16 @@ impl From<rustls::Error> for LinkError {
             E::AlertReceived(alert) => LinkError::Alert(format!("{alert:?}")),
             _ => LinkError::Protocol(error.to_string()),
         }
+    }
+}
+
+/// An error of those who drive rustls by other means than a [`Link`], in a link's words.
+#[must_use]
+pub fn explain(error: io::Error) -> io::Error {
+    let known = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match known {
+        Some(known) => io::Error::new(error.kind(), LinkError::from(known.clone()).to_string()),
+        None => error,
     }
 }
 

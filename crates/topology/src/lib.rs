@@ -50,7 +50,6 @@ mod outcome;
 mod probe;
 mod proof;
 mod relays;
-mod secure;
 pub mod session;
 pub mod times;
 mod view;

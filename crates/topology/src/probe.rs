@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::net::sockopt;
+use tls::postgres::Named;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
@@ -19,7 +20,6 @@ use crate::ask::{Noted, Watched};
 use crate::config::{ClusterConfig, Target};
 use crate::decide::{Position, Report};
 use crate::handle::Shared;
-use crate::secure::Secure;
 use crate::view::{Address, NodeId};
 
 /// Time between two probes of a replica while it is wanted that one catches up.
@@ -200,7 +200,7 @@ pub(crate) async fn connect(
                                 drive(client, connection, address)
                             }
                             Some(target) => {
-                                let (client, connection) = login.connect_raw(stream, Secure(target)).await?;
+                                let (client, connection) = login.connect_raw(stream, Named::from(target)).await?;
                                 drive(client, connection, address)
                             }
                         });

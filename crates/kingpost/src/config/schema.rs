@@ -475,6 +475,13 @@ const FAILOVER_PROXY: &[Key] = &[
     key("password_file", Kind::Text),
 ];
 
+const REGISTRY_PEER_TLS: &[Key] = &[
+    key("mode", Kind::Choice(&["disable", "require"])),
+    key("cert_file", Kind::Text),
+    key("key_file", Kind::Text),
+    key("ca_file", Kind::Text),
+];
+
 const REGISTRY: &[Key] = &[
     key("listen", Kind::Text),
     key("consul_listen", Kind::Text),
@@ -483,6 +490,7 @@ const REGISTRY: &[Key] = &[
     key("xds_listen", Kind::Text),
     key("peer_listen", Kind::Text),
     key("peer_advertise", Kind::Text),
+    key("peer_tls", Kind::Table(REGISTRY_PEER_TLS)),
     key("dns", Kind::Table(REGISTRY_DNS)),
     key("tls", Kind::Table(PROXY_TLS)),
     key("rate", Kind::Table(REGISTRY_RATE)),

@@ -359,6 +359,26 @@ fn golden_messages() {
             ],
         ),
         (
+            "[registry]\nauth = \"none\"\npeer_listen = \"0.0.0.0:7000\"\nstore = \"postgres://db/r\"\n",
+            &[
+                "k.toml:3:15: warning: registry.peer_listen: what nodes on one store tell each other is authenticated, and crosses the network in clear; [registry.peer_tls] with mode = \"require\" hides it",
+            ],
+        ),
+        // No node comes from elsewhere.
+        ("[registry]\nauth = \"none\"\npeer_listen = \"0.0.0.0:7000\"\n", &[]),
+        (
+            "[registry]\nauth = \"none\"\n[registry.peer_tls]\nca_file = \"/c\"\n",
+            &[
+                "k.toml:3:1: warning: registry.peer_tls.mode: is \"disable\": cert_file, key_file and ca_file are not used",
+            ],
+        ),
+        (
+            "[registry]\nauth = \"none\"\n[registry.peer_tls]\nmode = \"require\"\nca_file = \"/c\"\n",
+            &[
+                "k.toml:3:1: registry.peer_tls.cert_file: cert_file is missing: a node needs a certificate, its key, and the CAs of the others' certificates",
+            ],
+        ),
+        (
             "[relay]\nserve = \"written\"\nlisten = [\"0.0.0.0:6442\"]\n",
             &[
                 "k.toml:1:1: relay.users: found no user, expected at least one [[relay.users]] with a password, for auth is \"scram-sha-256\"",
@@ -549,6 +569,7 @@ fn the_schema_is_that_of_the_types() {
         (&["registry"], known::<RegistryConfig>(&[])),
         (&["registry", "dns"], known::<crate::registry::config::DnsConfig>(&[])),
         (&["registry", "tls"], known::<::tls::ListenConfig>(&[])),
+        (&["registry", "peer_tls"], known::<::registry::PeerTls>(&[])),
         (&["registry", "rate"], known::<crate::registry::config::RateConfig>(&[])),
         (&["registry", "audit"], known::<crate::registry::config::AuditConfig>(&[])),
         (&["registry", "limits"], known::<::registry::Limits>(&[])),

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use registry::api::{Auth, HttpLimits, RateLimit, Role, Token, TokenHash};
-use registry::{HealthSettings, KvLimits, Limits, NamespaceName, PeerSettings, RuleLimits, Settings, dns};
+use registry::{HealthSettings, KvLimits, Limits, NamespaceName, PeerSettings, PeerTls, RuleLimits, Settings, dns};
 use serde::{Deserialize, Serialize};
 
 /// So far above the port of `nacos_listen` Nacos' clients expect gRPC.
@@ -33,6 +33,8 @@ pub(crate) struct RegistryConfig {
     pub(crate) peer_listen: String,
     /// What the others are told instead of that: `host` or `host:port`.
     pub(crate) peer_advertise: String,
+    /// TLS between the nodes.
+    pub(crate) peer_tls: PeerTls,
     /// The DNS server.
     pub(crate) dns: DnsConfig,
     /// TLS on all addresses but that of DNS.
@@ -243,6 +245,7 @@ impl Default for RegistryConfig {
             xds_listen: String::new(),
             peer_listen: String::new(),
             peer_advertise: String::new(),
+            peer_tls: PeerTls::default(),
             dns: DnsConfig::default(),
             tls: tls::ListenConfig::default(),
             rate: RateConfig::default(),
@@ -273,7 +276,7 @@ impl Default for RegistryConfig {
 impl RegistryConfig {
     /// The core's part; `peers`: where it listens for other nodes.
     pub(crate) fn settings(&self, peers: SocketAddr) -> Settings {
-        let peers = PeerSettings { listen: peers, advertise: self.peer_advertise.clone() };
+        let peers = PeerSettings { listen: peers, advertise: self.peer_advertise.clone(), tls: self.peer_tls.clone() };
         let (limits, kv, rules) = (self.limits.clone(), self.kv.clone(), self.rules.clone());
         Settings { limits, kv, rules, health: self.health.clone(), peers, ..Settings::default() }
     }

@@ -103,7 +103,8 @@ impl Running {
         Ok(Running { registry, stats, addresses, dns, door, tls, audit, server: Mutex::new(Some(server)) })
     }
 
-    /// Takes over what can change while it runs: tokens, `auth`, and the files of `[registry.tls]`, for connections that begin after it.
+    /// Takes over what can change while it runs: tokens, `auth`, and the files of `[registry.tls]` and `[registry.peer_tls]`, for connections that begin
+    /// after it.
     /// `old` is what it runs with.
     ///
     /// # Errors
@@ -122,7 +123,12 @@ impl Running {
                 "registry.auth: found \"none\", and the registry listens on {open}: anybody who reaches it could change everything"
             )));
         }
-        if let (Some(tls), Some(rules)) = (&self.tls, tls_of(config)?) {
+        // What can fail comes before what changes something.
+        let rules = tls_of(config)?;
+        self.registry
+            .renew_peer_tls(&config.peer_tls)
+            .map_err(|error| Failure::config(format!("registry.peer_tls: {error}")))?;
+        if let (Some(tls), Some(rules)) = (&self.tls, rules) {
             tls.config.store(rules);
         }
         self.door.store(Arc::new(config.auth()));
@@ -177,11 +183,14 @@ fn fixed(old: &RegistryConfig, new: &RegistryConfig) -> Vec<String> {
     let table = |config: &RegistryConfig| toml::Table::try_from(config).unwrap_or_default();
     let (old_table, new_table) = (table(old), table(new));
     let keys = old_table.keys().chain(new_table.keys().filter(|key| !old_table.contains_key(*key)));
-    let differ = keys.filter(|key| !matches!(key.as_str(), "tokens" | "auth" | "tls"));
+    let differ = keys.filter(|key| !matches!(key.as_str(), "tokens" | "auth" | "tls" | "peer_tls"));
     let mut fixed: Vec<String> =
         differ.filter(|key| old_table.get(*key) != new_table.get(*key)).map(|key| format!("registry.{key}")).collect();
     if old.tls.mode != new.tls.mode {
         fixed.push("registry.tls.mode".into());
+    }
+    if old.peer_tls.mode != new.peer_tls.mode {
+        fixed.push("registry.peer_tls.mode".into());
     }
     fixed
 }
@@ -395,11 +404,13 @@ mod tests {
     #[test]
     fn what_a_reload_cannot_change() {
         type Change = fn(&mut RegistryConfig);
-        let cases: [(Change, &[&str]); 8] = [
+        let cases: [(Change, &[&str]); 10] = [
             (|_| {}, &[]),
             (|c| c.auth = AuthMethod::None, &[]),
             (|c| c.tls.cert_file = Some("other.pem".into()), &[]),
             (|c| c.tls.mode = tls::ListenMode::Require, &["registry.tls.mode"]),
+            (|c| c.peer_tls.ca_file = Some("other.pem".into()), &[]),
+            (|c| c.peer_tls.mode = registry::PeerTlsMode::Require, &["registry.peer_tls.mode"]),
             (|c| c.listen = "127.0.0.1:1".into(), &["registry.listen"]),
             (|c| c.store.0 = "postgres://u:secret@h/d".into(), &["registry.store"]),
             (|c| c.health.probes = 7, &["registry.health"]),

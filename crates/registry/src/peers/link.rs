@@ -8,12 +8,13 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout_at};
 
 use super::Contact;
-use super::wire::{self, Channel, Direction, Handshake, Introduced, Message, PeerError, Silence};
+use super::secure::{Binding, Reading, Way, Writing};
+use super::wire::{self, Direction, Handshake, Introduced, Message, PeerError, Silence};
 use crate::registry::Inner;
 use crate::store::{Interner, NodeRow};
 
@@ -52,13 +53,25 @@ struct Saying {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Ended {
     #[error("{0}")]
-    Io(#[from] std::io::Error),
+    Io(std::io::Error),
     #[error("{0}")]
     Peer(#[from] PeerError),
     #[error("nothing for {0:?}")]
     Late(Duration),
     #[error("the secret of the store is not known yet")]
     Secret,
+    #[error("what answers there is not TLS, which registry.peer_tls of this node asks for: that node does not have it")]
+    NoTls,
+    #[error(
+        "it takes connections and has said nothing for {HANDSHAKE:?}: it hangs, or takes TLS only: it has registry.peer_tls, this node does not"
+    )]
+    Mute,
+}
+
+impl From<std::io::Error> for Ended {
+    fn from(error: std::io::Error) -> Ended {
+        Ended::Io(tls::explain(error))
+    }
 }
 
 impl Link {
@@ -94,10 +107,9 @@ async fn run(inner: Arc<Inner>, row: NodeRow, mut queue: mpsc::Receiver<Saying>,
     let mut pause = PAUSE;
     let mut last = String::new();
     loop {
-        let ended = match tokio::time::timeout(HANDSHAKE, connect(&inner, &row)).await {
-            Err(_) => Ended::Late(HANDSHAKE),
-            Ok(Err(error)) => error,
-            Ok(Ok((stream, channel))) => {
+        let ended = match connect(&inner, &row).await {
+            Err(error) => error,
+            Ok((frames, voice)) => {
                 // What was said while nobody listened is old.
                 while queue.try_recv().is_ok() {}
                 contact.heard.store(inner.peers.now(), Ordering::Relaxed);
@@ -105,7 +117,7 @@ async fn run(inner: Arc<Inner>, row: NodeRow, mut queue: mpsc::Receiver<Saying>,
                 contact.failed.store(0, Ordering::Relaxed);
                 tracing::debug!(node = row.id.0, address = row.address, "connected to another node");
                 (pause, last) = (PAUSE, String::new());
-                let Err(ended) = talk(&inner, stream, channel, &mut queue, &contact).await;
+                let Err(ended) = talk(&inner, frames, voice, &mut queue, &contact).await;
                 contact.connected.store(false, Ordering::Release);
                 ended
             }
@@ -122,36 +134,47 @@ async fn run(inner: Arc<Inner>, row: NodeRow, mut queue: mpsc::Receiver<Saying>,
     }
 }
 
-async fn connect(inner: &Inner, row: &NodeRow) -> Result<(TcpStream, Channel), Ended> {
-    let mut stream = TcpStream::connect(&row.address).await?;
-    stream.set_nodelay(true)?;
+/// Connects, within [`HANDSHAKE`].
+async fn connect(inner: &Inner, row: &NodeRow) -> Result<(Frames, Voice), Ended> {
+    let deadline = Instant::now() + HANDSHAKE;
+    let late = |_| Ended::Late(HANDSHAKE);
+    let reached = async {
+        let stream = TcpStream::connect(&row.address).await?;
+        let secure = inner.peers.secure();
+        Way::out(stream, secure.as_deref()).await
+    };
+    let mut way = timeout_at(deadline, reached).await.map_err(late)??;
     let mut greeting = [0; wire::GREETING];
-    stream.read_exact(&mut greeting).await?;
-    let (introduction, introduced): (Bytes, Introduced) = handshake(inner)?.introduction(&greeting)?;
-    stream.write_all(&introduction).await?;
+    // Who speaks TLS waits to be spoken to, who does not begins.
+    let mute = |_| if way.binding.is_none() { Ended::Mute } else { Ended::Late(HANDSHAKE) };
+    timeout_at(deadline, way.read.read_exact(&mut greeting)).await.map_err(mute)??;
+    timeout_at(deadline, introduce(inner, row, way, &greeting)).await.map_err(late)?
+}
+
+async fn introduce(inner: &Inner, row: &NodeRow, mut way: Way, greeting: &[u8]) -> Result<(Frames, Voice), Ended> {
+    let (introduction, introduced): (Bytes, Introduced) = handshake(inner, way.binding)?.introduction(greeting)?;
+    way.send(&introduction).await?;
     let mut welcome = [0; wire::WELCOME];
-    stream.read_exact(&mut welcome).await?;
+    way.read.read_exact(&mut welcome).await?;
     let channel = introduced.welcomed(&welcome, row.id)?;
-    Ok((stream, channel))
+    Ok((Frames::new(way.read, channel.receive), Voice { write: way.write, direction: channel.send }))
 }
 
 /// This node's side of a hand-shake.
-pub(super) fn handshake(inner: &Inner) -> Result<Handshake, Ended> {
+pub(super) fn handshake(inner: &Inner, binding: Option<Binding>) -> Result<Handshake, Ended> {
     let secret = inner.peers.secret.get().ok_or(Ended::Secret)?;
     let mut nonce = [0; 16];
     getrandom::fill(&mut nonce).map_err(|error| std::io::Error::other(error.to_string()))?;
-    Ok(Handshake::new(secret, inner.peers.own, nonce)?)
+    Ok(Handshake::new(secret, inner.peers.own, nonce, binding.as_ref())?)
 }
 
 async fn talk(
     inner: &Inner,
-    stream: TcpStream,
-    channel: Channel,
+    mut frames: Frames,
+    mut voice: Voice,
     queue: &mut mpsc::Receiver<Saying>,
     contact: &Contact,
 ) -> Result<std::convert::Infallible, Ended> {
-    let (read, write) = stream.into_split();
-    let (mut frames, mut voice) = (Frames::new(read, channel.receive), Voice { write, direction: channel.send });
     let mut interner = Interner::default();
     let mut questions: HashMap<u64, Answers> = HashMap::new();
     let mut ticks = tokio::time::interval(NEWS);
@@ -191,7 +214,7 @@ async fn talk(
 
 /// The sending half.
 pub(super) struct Voice {
-    pub(super) write: OwnedWriteHalf,
+    pub(super) write: Writing,
     pub(super) direction: Direction,
 }
 
@@ -201,12 +224,13 @@ impl Voice {
         let write = async {
             // Large bodies are not copied for the sake of one system call.
             if body.len() <= 8192 {
-                self.write.write_all(&[&length, body, &tag].concat()).await
+                self.write.write_all(&[&length, body, &tag].concat()).await?;
             } else {
                 self.write.write_all(&length).await?;
                 self.write.write_all(body).await?;
-                self.write.write_all(&tag).await
+                self.write.write_all(&tag).await?;
             }
+            self.write.flush().await
         };
         Ok(tokio::time::timeout(WRITE, write).await.map_err(|_| Ended::Late(WRITE))??)
     }
@@ -214,13 +238,13 @@ impl Voice {
 
 /// The receiving half. A read may be given up at any time: what has come stays.
 pub(super) struct Frames {
-    read: OwnedReadHalf,
+    read: Reading,
     buffer: BytesMut,
     direction: Direction,
 }
 
 impl Frames {
-    pub(super) fn new(read: OwnedReadHalf, direction: Direction) -> Frames {
+    pub(super) fn new(read: Reading, direction: Direction) -> Frames {
         Frames { read, buffer: BytesMut::new(), direction }
     }
 

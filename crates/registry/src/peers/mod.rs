@@ -23,6 +23,7 @@
 
 mod link;
 mod members;
+mod secure;
 mod serve;
 pub mod wire;
 
@@ -32,19 +33,20 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::net::TcpSocket;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use self::link::Link;
 use self::members::Members;
+use self::secure::Secure;
 use self::wire::Silence;
 use crate::error::{OpenError, StoreError};
 use crate::health::Beat;
 use crate::model::{InstanceId, Revision};
 use crate::registry::Inner;
-use crate::settings::PeerSettings;
+use crate::settings::{PeerSettings, PeerTls};
 use crate::status::{PeerStatus, add};
 use crate::store::{MOST_NODES, NodeId, NodeRow, Record, Roll, Secret};
 
@@ -77,6 +79,8 @@ pub(crate) struct Peers {
     judging: AtomicBool,
     began: Instant,
     secret: OnceLock<Secret>,
+    /// How nodes speak TLS; none: in clear.
+    secure: ArcSwapOption<Secure>,
     view: ArcSwap<View>,
     links: Mutex<HashMap<NodeId, Link>>,
     /// Live, and not to be reached.
@@ -138,6 +142,7 @@ impl Peers {
             judging: AtomicBool::new(judges),
             began: Instant::now(),
             secret: OnceLock::new(),
+            secure: ArcSwapOption::from_pointee(Secure::new(&settings.tls)?),
             view: ArcSwap::from_pointee(View { judges: Vec::new() }),
             links: Mutex::default(),
             shunned: Mutex::default(),
@@ -150,6 +155,24 @@ impl Peers {
             closed: Mutex::new(Some(socket)),
         };
         Ok(peers)
+    }
+
+    /// How a connection that begins now speaks TLS.
+    fn secure(&self) -> Option<Arc<Secure>> {
+        self.secure.load_full()
+    }
+
+    /// Reads the files of TLS again, for connections that begin after it. Whether there is TLS stays as it is.
+    ///
+    /// # Errors
+    /// They cannot be used: then nothing has changed.
+    pub(crate) fn renew(&self, settings: &PeerTls) -> Result<(), OpenError> {
+        if self.secure.load().is_some()
+            && let Some(secure) = Secure::new(settings)?
+        {
+            self.secure.store(Some(Arc::new(secure)));
+        }
+        Ok(())
     }
 
     /// Begins to listen, unless that has begun.
@@ -270,6 +293,11 @@ impl Contact {
     fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Acquire)
     }
+}
+
+/// Whether the files of TLS can be used.
+pub(crate) fn check(settings: &PeerTls) -> Result<(), OpenError> {
+    Secure::new(settings).map(drop)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

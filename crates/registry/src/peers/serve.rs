@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Duration;
 
 use super::link::{Ended, Frames, HANDSHAKE, SILENCE, Voice, handshake};
-use super::wire::{self, Channel, Message, PeerError};
+use super::secure::Way;
+use super::wire::{self, Message, PeerError};
 use crate::registry::Inner;
 use crate::status::add;
 use crate::store::{Interner, MOST_NODES, NodeId};
@@ -79,24 +80,24 @@ pub(super) async fn run(inner: Arc<Inner>, listener: TcpListener) {
     }
 }
 
-async fn welcome(inner: &Inner, stream: &mut TcpStream) -> Result<(NodeId, Channel), Ended> {
-    stream.set_nodelay(true)?;
-    let handshake = handshake(inner)?;
-    stream.write_all(&handshake.greeting()).await?;
+async fn welcome(inner: &Inner, stream: TcpStream) -> Result<(NodeId, Frames, Voice), Ended> {
+    let secure = inner.peers.secure();
+    let mut way = Way::to_here(stream, secure.as_deref()).await?;
+    let handshake = handshake(inner, way.binding)?;
+    way.send(&handshake.greeting()).await?;
     let mut introduction = [0; wire::INTRODUCTION];
-    stream.read_exact(&mut introduction).await?;
+    way.read.read_exact(&mut introduction).await?;
     let (welcome, who, channel) = handshake.welcome(&introduction)?;
-    stream.write_all(&welcome).await?;
-    Ok((who, channel))
+    way.send(&welcome).await?;
+    Ok((who, Frames::new(way.read, channel.receive), Voice { write: way.write, direction: channel.send }))
 }
 
-async fn serve(inner: &Inner, mut stream: TcpStream, is_node: &AtomicBool) -> Result<std::convert::Infallible, Ended> {
-    let shaken = tokio::time::timeout(HANDSHAKE, welcome(inner, &mut stream)).await;
-    let (who, channel) = shaken.map_err(|_| Ended::Late(HANDSHAKE))??;
+async fn serve(inner: &Inner, stream: TcpStream, is_node: &AtomicBool) -> Result<std::convert::Infallible, Ended> {
+    // TLS is a part of it: who does not get through that in time is a stranger.
+    let shaken = tokio::time::timeout(HANDSHAKE, welcome(inner, stream)).await;
+    let (who, mut frames, mut voice) = shaken.map_err(|_| Ended::Late(HANDSHAKE))??;
     is_node.store(true, Ordering::Release);
     inner.peers.called_by(who);
-    let (read, write) = stream.into_split();
-    let (mut frames, mut voice) = (Frames::new(read, channel.receive), Voice { write, direction: channel.send });
     let mut interner = Interner::default();
     loop {
         let body = tokio::time::timeout(SILENCE, frames.next()).await.map_err(|_| Ended::Late(SILENCE))??;

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Both know the secret that is in the store, and prove it over both nonces; each frame carries a tag over its number in its
-//! direction, so that nothing can be changed, repeated or left out in between. What is said is not hidden. Numbers are
+//! direction, so that nothing can be changed, repeated or left out in between. What is said is not hidden by this, but by TLS below it
+//! ([`super::secure`]), where there is that: then what both ends of that connection know goes into every proof and tag. Numbers are
 //! big-endian.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
@@ -146,9 +147,20 @@ pub(crate) struct Channel {
 }
 
 impl Handshake {
-    /// Of a node with the store's `secret`. `nonce`: random, used once.
-    pub(crate) fn new(secret: &Secret, own: NodeId, nonce: [u8; NONCE]) -> Result<Handshake, PeerError> {
-        Ok(Handshake { key: Key::new(&secret.0).ok_or(PeerError::Proof)?, own, nonce })
+    /// Of a node with the store's `secret`. `nonce`: random, used once. `binding`: what both ends of the connection below know; it makes a key
+    /// that is good for this connection alone.
+    pub(crate) fn new(
+        secret: &Secret,
+        own: NodeId,
+        nonce: [u8; NONCE],
+        binding: Option<&[u8; 32]>,
+    ) -> Result<Handshake, PeerError> {
+        let key = Key::new(&secret.0).ok_or(PeerError::Proof)?;
+        let key = match binding {
+            None => key,
+            Some(binding) => Key::new(&key.over(&[b"tls", binding]).finalize().into_bytes()).ok_or(PeerError::Proof)?,
+        };
+        Ok(Handshake { key, own, nonce })
     }
 
     fn greeting_into(&self, out: &mut BytesMut) {

@@ -9,9 +9,21 @@ const SECRET: Secret = Secret([7; 32]);
 
 /// A connection of node 1 (asking) to node 2, with these secrets and this expectation.
 fn connect(asking: Secret, asked: Secret, expected: i64) -> Result<(Channel, Channel), PeerError> {
-    let asked = Handshake::new(&asked, NodeId(2), [2; NONCE])?;
+    connect_over(asking, asked, expected, None, None)
+}
+
+/// The same, over connections of TLS that have these bindings.
+fn connect_over(
+    asking: Secret,
+    asked: Secret,
+    expected: i64,
+    asking_over: Option<&[u8; 32]>,
+    asked_over: Option<&[u8; 32]>,
+) -> Result<(Channel, Channel), PeerError> {
+    let asked = Handshake::new(&asked, NodeId(2), [2; NONCE], asked_over)?;
     let greeting = asked.greeting();
-    let (introduction, introduced) = Handshake::new(&asking, NodeId(1), [1; NONCE])?.introduction(&greeting)?;
+    let (introduction, introduced) =
+        Handshake::new(&asking, NodeId(1), [1; NONCE], asking_over)?.introduction(&greeting)?;
     assert_eq!((greeting.len(), introduction.len()), (GREETING, INTRODUCTION));
     let (welcome, who, there) = asked.welcome(&introduction)?;
     assert_eq!((welcome.len(), who), (WELCOME, NodeId(1)));
@@ -40,12 +52,27 @@ fn who_has_the_secret_is_let_in() {
     ] {
         assert_eq!(connect(asking, asked, expected).err(), Some(error));
     }
-    let strange = Handshake::new(&SECRET, NodeId(1), [1; NONCE]).unwrap().introduction(b"HTTP/1.1 400 Bad Request\r\n");
+    let strange =
+        Handshake::new(&SECRET, NodeId(1), [1; NONCE], None).unwrap().introduction(b"HTTP/1.1 400 Bad Request\r\n");
     assert_eq!(strange.err(), Some(PeerError::Stranger));
-    let mut newer = Handshake::new(&SECRET, NodeId(2), [2; NONCE]).unwrap().greeting().to_vec();
+    let mut newer = Handshake::new(&SECRET, NodeId(2), [2; NONCE], None).unwrap().greeting().to_vec();
     newer[5] = 9;
-    let newer = Handshake::new(&SECRET, NodeId(1), [1; NONCE]).unwrap().introduction(&newer);
+    let newer = Handshake::new(&SECRET, NodeId(1), [1; NONCE], None).unwrap().introduction(&newer);
     assert_eq!(newer.err(), Some(PeerError::Version { found: 9, known: VERSION }));
+}
+
+#[test]
+fn a_hand_shake_is_not_passed_on_between_two_connections_of_tls() {
+    let (one, other) = ([1; 32], [2; 32]);
+    for (asking, asked, good) in [
+        (Some(&one), Some(&one), true),
+        (Some(&one), Some(&other), false),
+        (Some(&one), None, false),
+        (None, Some(&one), false),
+    ] {
+        let connected = connect_over(SECRET, SECRET, 2, asking, asked);
+        assert_eq!(connected.err(), (!good).then_some(PeerError::Proof), "{asking:?} {asked:?}");
+    }
 }
 
 #[test]
@@ -154,8 +181,8 @@ proptest! {
             *first = *kind;
         }
         let _ = Message::read(&body, &mut Interner::default());
-        let _ = Handshake::new(&SECRET, NodeId(1), [0; NONCE]).unwrap().introduction(&body).map(drop);
-        let _ = Handshake::new(&SECRET, NodeId(1), [0; NONCE]).unwrap().welcome(&body).map(drop);
+        let _ = Handshake::new(&SECRET, NodeId(1), [0; NONCE], None).unwrap().introduction(&body).map(drop);
+        let _ = Handshake::new(&SECRET, NodeId(1), [0; NONCE], None).unwrap().welcome(&body).map(drop);
     }
 }
 

@@ -4,6 +4,7 @@
 //! and until its end: so transactions of all nodes come one after the other, revisions rise in the order of commits, and
 //! whoever reads rows in one snapshot with `v` has seen all rows up to `v`. Nothing slow happens under that lock.
 
+mod address;
 pub(crate) mod kv;
 mod mysql;
 mod plan;

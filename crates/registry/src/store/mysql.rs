@@ -2,15 +2,17 @@
 //! looks for commits: there is nothing to listen to. A connection on which anything went wrong is thrown away: its transaction
 //! ends with it.
 
+mod address;
 mod kv;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use mysql_async::prelude::Queryable as _;
-use mysql_async::{Conn, Opts, OptsBuilder, Params, Row, Value};
+use mysql_async::{Conn, Params, Row, Value};
 use tokio::sync::Mutex;
 
+use self::address::Database;
 use super::plan::{Existing, plan};
 use super::row::{self, Columns, INSTANCE_COLUMNS, ISOLATED, Interner, SERVICE_COLUMNS};
 use super::{
@@ -74,18 +76,13 @@ pub struct MySql {
 }
 
 impl MySql {
-    /// Connects to the database of `address`, `mysql://user@host/database`, and brings the schema up to date. Without TLS.
+    /// Connects to the database of `address`, `mysql://user@host/database`, and brings the schema up to date. With TLS as
+    /// `ssl-mode` and the other parameters of MySQL's clients say; `PREFERRED` without.
     ///
     /// # Errors
-    /// When the address makes no sense, the database does not answer, or has a newer schema.
+    /// When the address makes no sense, a file of TLS cannot be used, the database does not answer (or not with TLS where it has to), or
+    /// has a newer schema.
     pub async fn open(address: &str) -> Result<MySql, StoreError> {
-        // The parser's message may hold a part of the address, and so of a password.
-        let options =
-            Opts::from_url(address).map_err(|_| StoreError::Address { reason: "MySQL's cannot be understood" })?;
-        // The driver is built without TLS, and panics where it is asked for.
-        if options.ssl_opts().is_some() {
-            return Err(StoreError::Address { reason: "require_ssl: there is no TLS to MySQL yet" });
-        }
         // At the default isolation, ranges are locked too, and batches deadlock.
         let setup = vec![
             "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED".to_owned(),
@@ -93,7 +90,7 @@ impl MySql {
             // What does not fit is an error, not cut off.
             "SET SESSION sql_mode = 'STRICT_ALL_TABLES'".to_owned(),
         ];
-        let server = Server(OptsBuilder::from_opts(options).setup(setup).stmt_cache_size(64).into());
+        let server = Server(Database::parse(address, setup)?);
         let store = MySql {
             kv: Arc::new(kv::MySqlKv::new(server.clone())),
             server,
@@ -290,11 +287,11 @@ impl Store for MySql {
 
 /// How the database is reached.
 #[derive(Clone)]
-struct Server(Opts);
+struct Server(Database);
 
 impl Server {
     async fn connect(&self) -> Result<Conn, StoreError> {
-        within("connecting", Conn::new(self.0.clone())).await?.map_err(|e| failed("connecting", &e))
+        self.0.connect().await
     }
 
     /// The connection in `slot`, taken out; a new one where there is none. A connection that is dropped ends, and its transaction with it.
@@ -312,7 +309,7 @@ async fn within<T>(doing: &'static str, work: impl Future<Output = T>) -> Result
 }
 
 fn failed(doing: &'static str, error: &mysql_async::Error) -> StoreError {
-    let reason = error.to_string().into();
+    let reason = address::describe(error).into();
     // Lock wait timeout, deadlock.
     let conflict = matches!(error, mysql_async::Error::Server(e) if [1205, 1213].contains(&e.code));
     match conflict {

@@ -3,7 +3,6 @@
 
 mod address;
 mod kv;
-mod secure;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -492,15 +491,15 @@ impl Store for Postgres {
 /// A connection that is set up; whoever wants it is told what it hears.
 async fn connect(database: &Database, news: Option<Arc<Notify>>) -> Result<Client, StoreError> {
     let error = |e| failed("connecting", &e);
-    let (client, connection) =
-        within("connecting", database.config.connect(database.secure.clone())).await?.map_err(error)?;
+    let secure = within("connecting", database.secure()).await??;
+    let (client, connection) = within("connecting", database.config.connect(secure)).await?.map_err(error)?;
     tokio::spawn(drive(connection, news));
     within("connecting", client.batch_execute(SESSION)).await?.map_err(error)?;
     Ok(client)
 }
 
 /// Moves a connection's bytes until it ends, and passes on that it heard of a commit.
-async fn drive(mut connection: Connection<Socket, secure::Secured>, news: Option<Arc<Notify>>) {
+async fn drive(mut connection: Connection<Socket, tls::postgres::Secured<Socket>>, news: Option<Arc<Notify>>) {
     loop {
         match std::future::poll_fn(|context| connection.poll_message(context)).await {
             Some(Ok(AsyncMessage::Notification(_))) => {

@@ -1,53 +1,8 @@
 //! Stores whose server lets in over TCP only who comes with TLS, and one that has none. Each connection is looked up in pg_stat_ssl: the
 //! server's word, not ours.
 
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
-
-use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair};
-
+use super::authority::Authority;
 use super::*;
-
-/// A certificate authority, and where its files are.
-struct Authority {
-    issuer: Issuer<'static, KeyPair>,
-    directory: tempfile::TempDir,
-}
-
-impl Authority {
-    fn new() -> Authority {
-        let directory = tempfile::Builder::new().prefix("kp-registry-ca-").tempdir().unwrap();
-        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(DnType::CommonName, "an authority");
-        let key = KeyPair::generate().unwrap();
-        std::fs::write(directory.path().join("ca.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
-        Authority { issuer: Issuer::new(params, key), directory }
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn ca(&self) -> String {
-        self.file("ca.crt").display().to_string()
-    }
-
-    /// `NAME.crt` and `NAME.key`, in this directory.
-    fn issue(&self, name: &str, hosts: &[&str], into: &Path) {
-        let mut params =
-            CertificateParams::new(hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>()).unwrap();
-        params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, name);
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        std::fs::write(into.join(format!("{name}.crt")), certificate.pem()).unwrap();
-        let file = into.join(format!("{name}.key"));
-        std::fs::write(&file, key.serialize_pem()).unwrap();
-        std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600)).unwrap();
-    }
-}
 
 /// Two databases of two users with passwords, `a` and `b`; and a user who comes in by certificate alone.
 struct Encrypted {
@@ -214,4 +169,20 @@ async fn a_server_without_tls_is_refused_where_tls_is_wanted() {
     for query in ["sslmode=prefer", "sslmode=disable", ""] {
         store::open(&format!("{}?{query}", server.address())).await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_are_read_for_each_connection() {
+    let encrypted = Encrypted::start().await;
+    let (right, wrong) = (std::fs::read(encrypted.authority.ca()), std::fs::read(Authority::new().ca()));
+    let file = encrypted.authority.file("changing.crt");
+    std::fs::write(&file, right.as_ref().unwrap()).unwrap();
+    let query = format!("sslmode=verify-full&sslrootcert={}", file.display());
+    let store = store::open(&encrypted.address("a", "127.0.0.1", &query)).await.unwrap();
+    store.resolve(1).await.unwrap();
+    std::fs::write(&file, wrong.unwrap()).unwrap();
+    let said = store.resolve(1).await.unwrap_err().to_string();
+    assert!(said.contains("certificate"), "{said}");
+    std::fs::write(&file, right.unwrap()).unwrap();
+    store.resolve(1).await.unwrap();
 }

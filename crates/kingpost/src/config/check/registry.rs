@@ -1,5 +1,7 @@
 //! What the values of `[registry]` mean together.
 
+use ::registry::{OpenError, PeerTlsMode};
+
 use super::{Config, Findings, Host, parse_address};
 use crate::registry::config::{AuthMethod, NACOS_GRPC, NACOS_LISTEN, parse_hash};
 
@@ -33,6 +35,7 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
     }
     dns(config, findings);
     secure(config, findings);
+    between_nodes(config, findings);
     if registry.listen.is_empty() {
         findings.error("registry.listen", "found \"\", expected host:port");
     }
@@ -138,6 +141,35 @@ fn dns(config: &Config, findings: &mut Findings) {
         if let Err(why) = registry::NamespaceName::new(name) {
             findings.error(format!("registry.dns.namespaces[{index}]"), why.to_string());
         }
+    }
+}
+
+/// TLS between the nodes.
+fn between_nodes(config: &Config, findings: &mut Findings) {
+    let registry = &config.registry;
+    let tls = &registry.peer_tls;
+    if let Err(OpenError::PeerTls { setting, reason }) = tls.check() {
+        findings.error(format!("registry.peer_tls.{setting}"), reason);
+    }
+    if tls.mode == PeerTlsMode::Require {
+        return;
+    }
+    if [&tls.cert_file, &tls.key_file, &tls.ca_file].into_iter().any(Option::is_some) {
+        findings.warn("registry.peer_tls.mode", "is \"disable\": cert_file, key_file and ca_file are not used");
+    }
+    // Where nobody says, it is at the address of `listen`. On SQLite there are no others from elsewhere.
+    let (key, address) = match registry.peer_listen.as_str() {
+        "" => ("listen", &registry.listen),
+        _ => ("peer_listen", &registry.peer_listen),
+    };
+    let shared = ["postgres://", "postgresql://", "mysql://", "tikv://"];
+    if shared.iter().any(|kind| registry.store.0.starts_with(kind))
+        && parse_address(address, true).is_ok_and(|host| !host.is_local())
+    {
+        findings.warn(
+            format!("registry.{key}"),
+            "what nodes on one store tell each other is authenticated, and crosses the network in clear; [registry.peer_tls] with mode = \"require\" hides it",
+        );
     }
 }
 

@@ -135,9 +135,7 @@ fn not_json(status: u16, bytes: &[u8]) -> Refused {
 
 /// In the words that the other connections use.
 fn explained(error: std::io::Error) -> Refused {
-    let known = error.get_ref().and_then(|inner| inner.downcast_ref::<tls::rustls::Error>());
-    let why = known.map_or_else(|| error.to_string(), |known| tls::LinkError::from(known.clone()).to_string());
-    Refused::because(format!("TLS: {why}"))
+    Refused::because(format!("TLS: {}", tls::explain(error)))
 }
 
 impl Refused {

@@ -1,30 +1,37 @@
 //! What a store's address says of the database, and of TLS with it. `sslmode` and what belongs to it are read here: the driver knows
 //! three of the modes and none of the files.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use percent_encoding::percent_decode_str;
-use tls::{ConnectConfig, ConnectMode, Connector};
+use tls::postgres::Secure;
+use tls::{ConnectConfig, ConnectMode};
 use tokio_postgres::Config;
 use tokio_postgres::config::SslMode;
 
+use super::super::address::Names;
 use super::STORE;
-use super::secure::Secure;
 use crate::error::StoreError;
 
+const NAMES: Names = Names {
+    mode: "sslmode",
+    ca: "sslrootcert",
+    cert: "sslcert",
+    key: "sslkey",
+    both: "sslcert and sslkey belong together",
+    reading: ["reading sslrootcert", "reading sslcert", "reading sslkey"],
+};
+
 /// How the database is reached: the driver's settings, and TLS to go with them. The two agree: a mode that wants TLS never has the
-/// driver go on without. Cloning is cheap where files are concerned: they are read once.
+/// driver go on without.
 #[derive(Clone)]
 pub(super) struct Database {
     pub(super) config: Config,
-    pub(super) secure: Secure,
+    tls: ConnectConfig,
 }
 
 impl Database {
-    /// Reads `postgres://…` and the files that it names. No error holds a part of the address but the name of such a file.
+    /// Reads `postgres://…`. No error holds a part of the address.
     pub(super) fn parse(address: &str) -> Result<Database, StoreError> {
-        let wrong = |reason| StoreError::Address { reason };
         let (rest, tls) = split(address)?;
         // The parser's message may hold a part of the address, and so of a password.
         let mut config: Config = rest.parse().map_err(|_| wrong("PostgreSQL's cannot be understood"))?;
@@ -39,74 +46,47 @@ impl Database {
             ConnectMode::Prefer => SslMode::Prefer,
             ConnectMode::Require | ConnectMode::VerifyCa | ConnectMode::VerifyFull => SslMode::Require,
         });
-        let connector = Connector::new(&tls).map_err(|error| {
-            let doing = match error.setting() {
-                "ca_file" => "reading sslrootcert",
-                "cert_file" => "reading sslcert",
-                "key_file" => "reading sslkey",
-                _ => "preparing TLS",
-            };
-            StoreError::unavailable(STORE, doing, error)
-        })?;
-        Ok(Database { config, secure: Secure::new(connector.map(Arc::new)) })
+        Ok(Database { config, tls })
     }
+
+    /// TLS for one connection, with the files as they are now.
+    pub(super) async fn secure(&self) -> Result<Secure, StoreError> {
+        Ok(Secure::new(NAMES.connector(STORE, &self.tls).await?.map(Arc::new)))
+    }
+}
+
+fn wrong(reason: &'static str) -> StoreError {
+    StoreError::Address { reason }
 }
 
 /// The address without what it says of TLS, and that.
 fn split(address: &str) -> Result<(String, ConnectConfig), StoreError> {
-    let wrong = |reason| StoreError::Address { reason };
-    let mut tls = ConnectConfig { mode: ConnectMode::Prefer, ..ConnectConfig::default() };
     // A password may have a question mark in it: as in the driver, everything up to the first @ is not looked at.
     let host = address.find('@').map_or(0, |at| at + 1);
-    let Some(query) = address[host..].find('?').map(|at| host + at) else { return Ok((address.to_owned(), tls)) };
-    let mut system = false;
-    let mut kept = Vec::new();
-    for parameter in address[query + 1..].split('&') {
-        let (key, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-        let value = || percent_decode_str(value).decode_utf8().map_err(|_| wrong("a parameter of TLS is not UTF-8"));
-        let file = || Ok::<_, StoreError>(Some(PathBuf::from(&*value()?)).filter(|path| !path.as_os_str().is_empty()));
-        match key {
-            "sslmode" => {
-                tls.mode = match &*value()? {
-                    "disable" => ConnectMode::Disable,
-                    "prefer" => ConnectMode::Prefer,
-                    "require" => ConnectMode::Require,
-                    "verify-ca" => ConnectMode::VerifyCa,
-                    "verify-full" => ConnectMode::VerifyFull,
-                    _ => return Err(wrong("sslmode is none of disable, prefer, require, verify-ca and verify-full")),
-                }
+    let (rest, said) = NAMES.take(address, address[host..].find('?').map(|at| host + at))?;
+    let mode = match said.mode.as_deref() {
+        None | Some("prefer") => ConnectMode::Prefer,
+        Some("disable") => ConnectMode::Disable,
+        Some("require") => ConnectMode::Require,
+        Some("verify-ca") => ConnectMode::VerifyCa,
+        Some("verify-full") => ConnectMode::VerifyFull,
+        Some(_) => return Err(wrong("sslmode is none of disable, prefer, require, verify-ca and verify-full")),
+    };
+    let ca_file = match said.ca {
+        Some(path) if path.as_os_str() == "system" => {
+            // Of the CAs that everybody trusts, anybody has a certificate: for a name of their own.
+            if mode != ConnectMode::VerifyFull {
+                return Err(wrong("sslrootcert=system needs sslmode=verify-full"));
             }
-            "sslrootcert" => {
-                tls.ca_file = file()?;
-                system = tls.ca_file.as_deref().is_some_and(|path| path.as_os_str() == "system");
-            }
-            "sslcert" => tls.cert_file = file()?,
-            "sslkey" => tls.key_file = file()?,
-            _ => kept.push(parameter),
+            Some(tls::system_authorities().to_owned())
         }
+        given => given,
+    };
+    if matches!(mode, ConnectMode::VerifyCa | ConnectMode::VerifyFull) && ca_file.is_none() {
+        return Err(wrong("sslmode=verify-ca and verify-full need sslrootcert, a file of CAs in PEM"));
     }
-    if system {
-        // Of the CAs that everybody trusts, anybody has a certificate: for a name of their own.
-        if tls.mode != ConnectMode::VerifyFull {
-            return Err(wrong("sslrootcert=system needs sslmode=verify-full"));
-        }
-        tls.ca_file = Some(tls::system_authorities().to_owned());
-    }
-    match tls.mode {
-        ConnectMode::VerifyCa | ConnectMode::VerifyFull if tls.ca_file.is_none() => {
-            return Err(wrong("sslmode=verify-ca and verify-full need sslrootcert, a file of CAs in PEM"));
-        }
-        _ if tls.cert_file.is_some() != tls.key_file.is_some() => {
-            return Err(wrong("sslcert and sslkey belong together"));
-        }
-        _ => {}
-    }
-    let mut rest = address[..query].to_owned();
-    if !kept.is_empty() {
-        rest.push('?');
-        rest.push_str(&kept.join("&"));
-    }
-    Ok((rest, tls))
+    let (cert_file, key_file) = (said.cert, said.key);
+    Ok((rest, ConnectConfig { mode, ca_file, cert_file, key_file, ..ConnectConfig::default() }))
 }
 
 #[cfg(test)]
@@ -151,7 +131,12 @@ mod tests {
             assert!(matches!(error, StoreError::Address { .. }), "{query}: {error}");
             assert!(!format!("{error} {error:?}").contains("sesame"), "{error:?}");
         }
-        let error = Database::parse("postgres://u:sesame@h/d?sslmode=verify-ca&sslrootcert=/not/there").err().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_not_there_is_named() {
+        let database = Database::parse("postgres://u:sesame@h/d?sslmode=verify-ca&sslrootcert=/not/there").unwrap();
+        let error = database.secure().await.err().unwrap();
         let said = error.to_string();
         assert!(said.contains("reading sslrootcert") && said.contains("/not/there"), "{said}");
         assert!(!format!("{error} {error:?}").contains("sesame"), "{error:?}");
