@@ -5,7 +5,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use kingpost_tests::{Cluster, DATABASE, Kingpost, ShowLogs, USER, unique};
 use toml::Table;
 
-use crate::common::only_kingpost;
+use crate::common::{only_kingpost, value};
+use crate::traffic::connect;
 
 #[tokio::test]
 async fn a_unix_socket_has_the_permissions_and_the_group_that_are_configured() {
@@ -64,4 +65,46 @@ async fn a_unix_socket_has_the_permissions_and_the_group_that_are_configured() {
         assert_eq!(output.status.success(), good, "{mode}: {said}");
         assert!(good || said.contains("mode"), "{said}");
     }
+}
+
+/// Servers of the same machine are reached by their Unix sockets: two databases, two users, reads on a replica, a primary that is lost.
+#[tokio::test]
+async fn servers_are_reached_by_unix_sockets() {
+    if only_kingpost() {
+        return;
+    }
+    let dir = kingpost_tests::new_dir("sockets");
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
+    // Over TCP nobody but replicas and the tests' administrator gets in.
+    let hba = "local all all trust\nhost replication all 127.0.0.1/32 trust\nhost all postgres 127.0.0.1/32 trust\n";
+    let builder = Cluster::builder().replicas(1).hba(hba);
+    let cluster = builder.setting("unix_socket_directories", &dir.display().to_string()).start().await;
+    let _logs = ShowLogs(cluster.dir());
+    cluster.primary().execute("CREATE ROLE bert LOGIN").await;
+    cluster.primary().execute("CREATE DATABASE second").await;
+    cluster.wait_caught_up().await;
+    let node = |node: &kingpost_tests::Node| {
+        let mut table = Table::new();
+        table.insert("name".into(), node.name().into());
+        table.insert("address".into(), dir.join(format!(".s.PGSQL.{}", node.port())).display().to_string().into());
+        toml::Value::Table(table)
+    };
+    let nodes: Vec<toml::Value> = cluster.nodes().iter().map(node).collect();
+    let kingpost = Kingpost::of(&cluster).set("cluster.nodes", nodes).start().await;
+    for (user, database) in [(USER, DATABASE), ("bert", DATABASE), (USER, "second"), ("bert", "second")] {
+        let client = connect(&kingpost, user, database).await;
+        for route in ["primary", "replica"] {
+            let sql = format!(
+                "/* kingpost.route={route} */ SELECT current_user || ' ' || current_database() || ' ' || pg_is_in_recovery() || ' ' || coalesce(inet_server_port()::text, 'socket')"
+            );
+            let expected = format!("{user} {database} {} socket", route == "replica");
+            // The replica may not be known yet.
+            let said = async || Some(value(&client, &sql).await).filter(|said| *said == expected);
+            cluster.wait(&expected, said).await;
+        }
+    }
+    cluster.primary().kill9().await;
+    cluster.nodes()[1].promote().await;
+    let client = connect(&kingpost, "bert", "second").await;
+    client.batch_execute("CREATE TEMP TABLE written (n int)").await.unwrap();
 }

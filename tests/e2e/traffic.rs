@@ -43,7 +43,7 @@ fn rule<const N: usize>(name: &str, settings: [(&str, Value); N]) -> Table {
     table
 }
 
-async fn connect(kingpost: &Kingpost, user: &str, database: &str) -> Client {
+pub(crate) async fn connect(kingpost: &Kingpost, user: &str, database: &str) -> Client {
     let mut config = kingpost.endpoint().config();
     config.user(user).dbname(database);
     kingpost.endpoint().connect_as(&config).await

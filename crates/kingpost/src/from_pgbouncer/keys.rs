@@ -310,7 +310,12 @@ pub(super) const KEYS: &[Key] = &[
     carried(D, "max_db_connections", "proxy.databases.max_connections", "to one node"),
     carried(D, "max_db_client_connections", "proxy.databases.max_clients", ""),
     carried(D, "server_lifetime", "proxy.databases.server_lifetime", ""),
-    refused(D, "client_encoding", &["", "utf8", "UTF8", "utf-8", "UTF-8"], "clients set their encoding themselves"),
+    refused(
+        D,
+        "client_encoding",
+        &["", "utf8", "UTF8", "utf-8", "UTF-8", "unicode", "UNICODE"],
+        "clients set their encoding themselves",
+    ),
     carried(D, "datestyle", "proxy.databases.parameters", ""),
     carried(D, "timezone", "proxy.databases.parameters", ""),
     carried(U, "pool_size", "proxy.users.pool_size", ""),

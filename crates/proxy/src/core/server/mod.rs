@@ -362,3 +362,22 @@ impl Core {
         self.view.primary == Some(self.servers[s].node)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Backends that were started together, so with process ids in a row, get lifetimes all over the jitter.
+    #[test]
+    fn lifetimes_are_spread() {
+        for first in [1, 30_000, 4_000_000] {
+            let mut tenths = [0; 10];
+            for pid in first..first + 100 {
+                let part = spread(pid);
+                assert!((0.0..1.0).contains(&part), "{pid}: {part}");
+                tenths[(part * 10.0) as usize] += 1;
+            }
+            assert!(tenths.iter().all(|count| (8..=12).contains(count)), "{first}: {tenths:?}");
+        }
+    }
+}
