@@ -345,3 +345,110 @@ async fn a_directory_lets_in_whom_postgresql_lets_in_by_it() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_user_logs_in_by_a_directory_without_rules() {
+    if only_kingpost() {
+        return;
+    }
+    let authority = Authority::new();
+    let dir = new_dir("ldap-user");
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let Some(slapd) = Slapd::start(&dir, &authority).await else { return };
+    let cluster = Cluster::builder().hba("host all,replication all 127.0.0.1/32 trust\n").start().await;
+    let _logs = ShowLogs(cluster.dir());
+    // `alice` is there already.
+    for role in ["bob", "gone", "twin"] {
+        cluster.primary().execute(&format!("CREATE ROLE {role} LOGIN")).await;
+    }
+    for database in ["one", "two"] {
+        cluster.primary().execute(&format!("CREATE DATABASE {database}")).await;
+    }
+    let port = Port::reserve();
+    let socket = dir.join(format!(".s.PGSQL.{}", port.number()));
+    let options = |more: &str| {
+        format!(
+            "ldapserver=127.0.0.1 ldapport={} ldapbasedn=\"{BASE}\" ldapbinddn=\"cn=finder,{BASE}\" ldapbindpasswd={FINDER_PASSWORD}{more}",
+            slapd.plain.number()
+        )
+    };
+    let kingpost = Kingpost::of(&cluster)
+        .set("proxy.auth", "scram-sha-256")
+        .set("proxy.ldap.options", options(""))
+        .set("proxy.ldap.timeout", "3s")
+        .add("proxy.listen", table(&[("address", &socket.display().to_string()), ("mode", "0777")]))
+        .add("proxy.users", table(&[("name", "alice"), ("auth", "ldap")]))
+        // Its password here is for servers.
+        .add("proxy.users", table(&[("name", "gone"), ("auth", "ldap"), ("password", "for-servers")]))
+        .add("proxy.users", table(&[("name", "bob"), ("password", "bobs-scram")]))
+        .add("proxy.operators", table(&[("name", "gone"), ("auth", "ldap")]))
+        .start()
+        .await;
+    let proxied = port.number();
+    let who = async |database: &str, user: &str, password: &str| who(&dir, proxied, database, user, password).await;
+    for database in ["one", "two"] {
+        for (user, password, refused) in [
+            ("alice", "alices-own", None),
+            ("alice", "wrong", Some("28000 LDAP authentication failed")),
+            ("alice", "bobs-own", Some("28000 LDAP authentication failed")),
+            ("alice", "bobs-scram", Some("28000 LDAP authentication failed")),
+            ("alice", "", Some("28P01")),
+            ("gone", "gones-own", None),
+            ("gone", "for-servers", Some("28000 LDAP authentication failed")),
+            ("bob", "bobs-scram", None),
+            ("bob", "bobs-own", Some("28P01")),
+            ("bob", "alices-own", Some("28P01")),
+            // Whom nobody has listed the directory is not asked about.
+            ("twin", "twins-own", Some("28P01")),
+        ] {
+            let came = who(database, user, password).await;
+            match (&came, refused) {
+                (Ok(name), None) => assert_eq!(name, user),
+                (Err(said), Some(expected)) => assert!(said.starts_with(expected), "{user} {password:?}: {said}"),
+                _ => panic!("{user} with {password:?} in {database}: {came:?}, expected {refused:?}"),
+            }
+        }
+    }
+    // An operator likewise, and nobody else by its name.
+    let operate = async |password: &str| {
+        let mut config = Config::new();
+        config.host_path(&dir).port(proxied).dbname("kingpost").user("gone").password(password);
+        config
+            .connect(NoTls)
+            .await
+            .map(drop)
+            .map_err(|error| error.as_db_error().map(|said| said.code().code().to_owned()))
+    };
+    assert_eq!(operate("gones-own").await, Ok(()));
+    for password in ["for-servers", "alices-own"] {
+        assert_eq!(operate(password).await, Err(Some("28000".to_owned())));
+    }
+
+    // Without the directory alice has to come again, and bob notices nothing.
+    slapd.signal(libc::SIGSTOP);
+    let (alice, bob) = tokio::join!(who("one", "alice", "alices-own"), who("two", "bob", "bobs-scram"));
+    slapd.signal(libc::SIGCONT);
+    assert_eq!(alice.unwrap_err(), "08006 the LDAP server could not be asked about the password: try again");
+    assert_eq!(bob.as_deref(), Ok("bob"));
+
+    // Options that make no sense are refused as a whole, and nobody hears the password among them.
+    kingpost.reload("proxy.ldap.options", options(" ldapprefix=x"));
+    let log = || std::fs::read_to_string(kingpost.process().log()).unwrap_or_default();
+    let says = "proxy.ldap.options: found ldapprefix";
+    cluster.wait("the log to name what is wrong", async || log().contains(says).then_some(())).await;
+    assert_eq!(who("one", "alice", "alices-own").await.as_deref(), Ok("alice"));
+    let check = Kingpost::run(&["check", "--config", kingpost.config_path().to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&check.stderr).into_owned();
+    assert!(check.status.code() == Some(3) && said.contains(says), "{said}");
+
+    // Everybody by the directory, whoever has no method of its own.
+    kingpost.reload("proxy.ldap.options", options(""));
+    kingpost.reload("proxy.auth", "ldap");
+    cluster.wait("bob to be asked about", async || who("two", "bob", "bobs-own").await.ok()).await;
+    assert!(who("two", "bob", "bobs-scram").await.unwrap_err().starts_with("28000 LDAP authentication failed"));
+    for (text, what) in [(log(), "the log"), (said, "what check says")] {
+        for secret in [FINDER_PASSWORD, "alices-own", "bobs-own", "bobs-scram", "gones-own", "for-servers"] {
+            assert!(!text.contains(secret), "{what} has {secret}");
+        }
+    }
+}

@@ -47,6 +47,36 @@ fn executable(path: &Path, text: &str) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
+/// Whether services of the tests' own can be made here, with the modules that they need.
+fn can_have_services() -> bool {
+    let module = |name: &str| {
+        let places = ["/usr/lib/x86_64-linux-gnu/security", "/usr/lib/aarch64-linux-gnu/security", "/lib64/security"];
+        places.iter().any(|place| Path::new(place).join(name).exists())
+    };
+    let probe = Path::new("/etc/pam.d").join(Services::name("probe"));
+    let can = module("pam_exec.so") && module("pam_listfile.so") && std::fs::write(&probe, "").is_ok();
+    let _ = std::fs::remove_file(&probe);
+    if !can {
+        eprintln!("skipped: no pam_exec, or /etc/pam.d can't be written to (only root can)");
+    }
+    can
+}
+
+/// A directory in which modules find users' passwords: a file `NAME` for each table, and `in-table`, which looks into one.
+fn tables(name: &str, of: &[(&str, &[(&str, &str)])]) -> PathBuf {
+    let dir = new_dir(name);
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
+    for (name, pairs) in of {
+        let lines: String = pairs.iter().map(|(user, password)| format!("{user} {password}\n")).collect();
+        readable(&dir.join(name), &lines);
+    }
+    executable(
+        &dir.join("in-table"),
+        "#!/bin/sh\npassword=$(/usr/bin/tr -d '\\000')\nexec /bin/grep -qxF -- \"$PAM_USER $password\" \"$1\"\n",
+    );
+    dir
+}
+
 /// Processes below `parent`.
 fn descendants(parent: u32) -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
@@ -82,16 +112,9 @@ async fn pam_lets_in_whom_postgresql_lets_in_by_it() {
     if only_kingpost() {
         return;
     }
-    let module = |name: &str| {
-        let places = ["/usr/lib/x86_64-linux-gnu/security", "/usr/lib/aarch64-linux-gnu/security", "/lib64/security"];
-        places.iter().any(|place| Path::new(place).join(name).exists())
-    };
-    let probe = Path::new("/etc/pam.d").join(Services::name("probe"));
-    if !module("pam_exec.so") || !module("pam_listfile.so") || std::fs::write(&probe, "").is_err() {
-        eprintln!("skipped: no pam_exec, or /etc/pam.d can't be written to (only root can)");
+    if !can_have_services() {
         return;
     }
-    let _ = std::fs::remove_file(&probe);
     let helper = kingpost_bin().with_file_name("kingpost-pam");
     assert!(helper.exists(), "no {}: build it (cargo build -p kingpost-pam)", helper.display());
 
@@ -100,18 +123,9 @@ async fn pam_lets_in_whom_postgresql_lets_in_by_it() {
     let libraries = String::from_utf8_lossy(&libraries.stdout).into_owned();
     assert!(libraries.contains("libc.so") && !libraries.contains("libpam"), "{libraries}");
 
-    let dir = new_dir("pam");
-    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let dir = tables("pam", &[("first", FIRST), ("second", SECOND)]);
     let at = dir.display().to_string();
-    for (name, pairs) in [("first", FIRST), ("second", SECOND)] {
-        let lines: String = pairs.iter().map(|(user, password)| format!("{user} {password}\n")).collect();
-        readable(&dir.join(name), &lines);
-    }
     readable(&dir.join("expired"), "gone\n");
-    executable(
-        &dir.join("in-table"),
-        "#!/bin/sh\npassword=$(/usr/bin/tr -d '\\000')\nexec /bin/grep -qxF -- \"$PAM_USER $password\" \"$1\"\n",
-    );
     executable(&dir.join("from-host"), "#!/bin/sh\n[ \"$PAM_RHOST\" = \"$1\" ]\n");
     // Says which process it is in, and never ends.
     executable(&dir.join("hang"), "#!/bin/sh\n/usr/bin/tr -d '\\000' >/dev/null\nexec /bin/sleep 1000\n");
@@ -326,4 +340,49 @@ async fn pam_lets_in_whom_postgresql_lets_in_by_it() {
     kingpost.kill9().await;
     asking.await.unwrap();
     cluster.wait("the module to be gone", async || has_ended(asleep).then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_user_logs_in_by_pam_without_rules() {
+    if only_kingpost() || !can_have_services() {
+        return;
+    }
+    let dir = tables("pam-user", &[("first", FIRST)]);
+    let at = dir.display();
+    let mut services = Services(Vec::new());
+    services.add(
+        "user",
+        &format!(
+            "auth required pam_exec.so expose_authtok quiet {at}/in-table {at}/first\naccount required pam_permit.so\n"
+        ),
+    );
+    let cluster = Cluster::builder().hba("host all,replication all 127.0.0.1/32 trust\n").start().await;
+    let _logs = ShowLogs(cluster.dir());
+    for role in ["ann", "ben"] {
+        cluster.primary().execute(&format!("CREATE ROLE {role} LOGIN")).await;
+        cluster.primary().execute(&format!("CREATE DATABASE of_{role}")).await;
+    }
+    let port = Port::reserve();
+    let socket = dir.join(format!(".s.PGSQL.{}", port.number()));
+    let _kingpost = Kingpost::of(&cluster)
+        .set("proxy.auth", "scram-sha-256")
+        .set("proxy.pam.options", format!("pamservice={}", Services::name("user")))
+        .add("proxy.listen", table(&[("address", &socket.display().to_string()), ("mode", "0777")]))
+        .add("proxy.users", table(&[("name", "ann"), ("auth", "pam")]))
+        .add("proxy.users", table(&[("name", "ben"), ("password", "bens-scram")]))
+        .start()
+        .await;
+    for database in ["of_ann", "of_ben"] {
+        for (user, password, expected) in [
+            ("ann", "anns-first", Ok("ann")),
+            ("ann", "bens-first", Err("28000 PAM authentication failed for user \"ann\"")),
+            ("ann", "bens-scram", Err("28000 PAM authentication failed for user \"ann\"")),
+            ("ben", "bens-scram", Ok("ben")),
+            ("ben", "bens-first", Err("28P01 password authentication failed for user \"ben\"")),
+            ("ben", "anns-first", Err("28P01 password authentication failed for user \"ben\"")),
+        ] {
+            let came = who(&dir, port.number(), database, user, password).await;
+            assert_eq!(came.as_deref().map_err(String::as_str), expected, "{user} with {password} in {database}");
+        }
+    }
 }

@@ -36,6 +36,7 @@ mod profile;
 mod registry;
 mod relay;
 mod relay_mariadb;
+mod reload;
 mod run;
 mod serve;
 mod systemd;

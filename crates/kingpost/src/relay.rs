@@ -23,6 +23,7 @@ use crate::console::{Scene, Shown, Watched};
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
 use crate::otlp::metrics::Pushing;
+use crate::reload::settle;
 use crate::run::{describe_view, primary_of};
 use crate::serve::{INTERRUPTED, StopSignals, control_runtime, listen_for, warn};
 use crate::{logging, out, relay_mariadb};
@@ -353,23 +354,19 @@ async fn serve(path: &Path, mut config: Config, is_new: bool) -> Result<(), Fail
 /// Reads the file again. Anything wrong with it: the running configuration stays.
 fn reload(path: &Path, config: &mut Config, relaying: &Relaying) {
     let loaded = config::load(path).and_then(|loaded| loaded.accept(path));
-    match loaded.and_then(|(new, warnings)| relaying.reload(&new).map(|()| (new, warnings))) {
-        Ok((new, warnings)) => {
-            warn(&warnings);
-            let fixed = |config: &RelayConfig| (config.listen.clone(), config.dir.clone());
-            if fixed(&new.relay) != fixed(&config.relay)
-                || new.metrics != config.metrics
-                || new.log != config.log
-                || new.console != config.console
-            {
-                tracing::warn!(
-                    "changes of relay.listen, relay.dir, [metrics], [console] and [log] take effect at the next start"
-                );
-            }
-            *config = new;
-            tracing::info!(file = %path.display(), "reloaded");
-        }
-        Err(failure) => tracing::error!(file = %path.display(), "not reloaded, the old configuration stays: {failure}"),
+    let applied = loaded.and_then(|(new, warnings)| relaying.reload(&new).map(|()| (new, warnings)));
+    // Its failure is in the log.
+    let _ = settle(path, config, applied, say_what_comes_later);
+}
+
+/// Warns of what a relay takes up at its next start only.
+pub(crate) fn say_what_comes_later(old: &Config, new: &Config) {
+    let fixed = |config: &RelayConfig| (config.listen.clone(), config.dir.clone());
+    let same = fixed(&new.relay) == fixed(&old.relay) && new.metrics == old.metrics;
+    if !same || new.log != old.log || new.console != old.console {
+        tracing::warn!(
+            "changes of relay.listen, relay.dir, [metrics], [console] and [log] take effect at the next start"
+        );
     }
 }
 

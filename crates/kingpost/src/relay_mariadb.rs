@@ -15,8 +15,9 @@ use crate::console::{Scene, ShownBinlog};
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
 use crate::otlp::metrics::Pushing;
-use crate::relay::failure_of;
-use crate::serve::{StopSignals, listen_for, warn};
+use crate::relay::{failure_of, say_what_comes_later};
+use crate::reload::settle;
+use crate::serve::{StopSignals, listen_for};
 
 /// How often the log is asked whether it works.
 const WATCH: Duration = Duration::from_millis(500);
@@ -127,7 +128,7 @@ pub(crate) fn check(config: &RelayConfig) -> Result<(), Failure> {
 
 /// Reads the file again. Anything wrong with it: the running configuration stays.
 fn reload(path: &Path, config: &mut Config, relay: &BinlogRelay) {
-    let new = config::load(path).and_then(|loaded| loaded.accept(path)).and_then(|(new, warnings)| {
+    let applied = config::load(path).and_then(|loaded| loaded.accept(path)).and_then(|(new, warnings)| {
         if new.relay.engine != Engine::Mariadb {
             return Err(Failure::config("relay.engine is another one, which takes a restart"));
         }
@@ -136,21 +137,8 @@ fn reload(path: &Path, config: &mut Config, relay: &BinlogRelay) {
             .map_err(|error| Failure::config(format!("the new configuration is refused: {error}")))?;
         Ok((new, warnings))
     });
-    match new {
-        Ok((new, warnings)) => {
-            warn(&warnings);
-            let fixed = |config: &RelayConfig| (config.listen.clone(), config.dir.clone());
-            let same = fixed(&new.relay) == fixed(&config.relay) && new.metrics == config.metrics;
-            if !same || new.log != config.log || new.console != config.console {
-                let what =
-                    "changes of relay.listen, relay.dir, [metrics], [console] and [log] take effect at the next start";
-                tracing::warn!("{what}");
-            }
-            *config = new;
-            tracing::info!(file = %path.display(), "reloaded");
-        }
-        Err(failure) => tracing::error!(file = %path.display(), "not reloaded, the old configuration stays: {failure}"),
-    }
+    // Its failure is in the log.
+    let _ = settle(path, config, applied, say_what_comes_later);
 }
 
 /// The relay's metrics.

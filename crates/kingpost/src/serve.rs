@@ -19,6 +19,7 @@ use crate::error::Failure;
 use crate::otlp::metrics::Pushing;
 use crate::passwords::Passwords;
 use crate::registry::source::Sources;
+use crate::reload::settle;
 use crate::run::{self, Running};
 use crate::upgrade::{self, Heir, Sockets, inherited};
 use crate::{logging, out, systemd};
@@ -443,32 +444,20 @@ fn reload(
         passwords.adopt(&new, store);
         Ok((new, warnings))
     });
-    match applied {
-        Ok((new, warnings)) => {
-            warn(&warnings);
-            if new.metrics != config.metrics || new.log != config.log || new.console != config.console {
-                tracing::warn!("changes of [metrics], [console] and [log] take effect at the next start");
-            }
-            let at_start =
-                |proxy: &ProxyConfig| (proxy.listen.clone(), proxy.workers, proxy.driver, proxy.upgrade_socket.clone());
-            if at_start(&new.proxy) != at_start(&config.proxy) {
-                tracing::warn!(
-                    "changes of proxy.listen, workers, driver and upgrade_socket take effect at the next start"
-                );
-            }
-            let at_start = |tracing: &TracingConfig| TracingConfig { ratio: None, comments: true, ..tracing.clone() };
-            if at_start(&new.proxy.tracing) != at_start(&config.proxy.tracing) {
-                tracing::warn!("changes of [proxy.tracing] but for ratio and comments take effect at the next start");
-            }
-            *config = new;
-            tracing::info!(file = %path.display(), "reloaded");
-            Ok(())
+    settle(path, config, applied, |old, new| {
+        if new.metrics != old.metrics || new.log != old.log || new.console != old.console {
+            tracing::warn!("changes of [metrics], [console] and [log] take effect at the next start");
         }
-        Err(failure) => {
-            tracing::error!(file = %path.display(), "not reloaded, the old configuration stays: {failure}");
-            Err(failure)
+        let at_start =
+            |proxy: &ProxyConfig| (proxy.listen.clone(), proxy.workers, proxy.driver, proxy.upgrade_socket.clone());
+        if at_start(&new.proxy) != at_start(&old.proxy) {
+            tracing::warn!("changes of proxy.listen, workers, driver and upgrade_socket take effect at the next start");
         }
-    }
+        let at_start = |tracing: &TracingConfig| TracingConfig { ratio: None, comments: true, ..tracing.clone() };
+        if at_start(&new.proxy.tracing) != at_start(&old.proxy.tracing) {
+            tracing::warn!("changes of [proxy.tracing] but for ratio and comments take effect at the next start");
+        }
+    })
 }
 
 /// SIGINT and SIGTERM.

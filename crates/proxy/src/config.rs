@@ -407,11 +407,9 @@ pub enum AuthMethod {
     /// The operating system says who is at the other end of a Unix socket. In rules only.
     #[serde(skip)]
     Peer,
-    /// A directory judges the password that the client sends in clear. In rules only.
-    #[serde(skip)]
+    /// A directory judges the password that the client sends in clear: by the options of the rule, or of `[proxy.ldap]`.
     Ldap,
-    /// PAM judges the password that the client sends in clear. In rules only.
-    #[serde(skip)]
+    /// PAM judges the password that the client sends in clear: by the options of the rule, or of `[proxy.pam]`.
     Pam,
     /// Kerberos says who the client is, by GSSAPI. In rules only.
     #[serde(skip)]
@@ -454,10 +452,14 @@ impl AuthMethod {
     }
 }
 
-/// `[proxy.ldap]`: what rules of PostgreSQL have no option for.
+/// `[proxy.ldap]`: the options of `auth = "ldap"`, and what rules of PostgreSQL have no option for.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LdapConfig {
+    /// The options of `auth = "ldap"`, as behind the method in a rule: `ldapserver=… ldapbasedn=…`. There may be a password among them. A rule
+    /// has its own.
+    #[serde(skip_serializing)]
+    pub options: Option<Secret>,
     /// PEM: CAs that certificates of LDAP servers are verified with; not set: the system's.
     pub ca_file: Option<std::path::PathBuf>,
     /// Longest time in which all servers of a rule together have to judge a password.
@@ -469,14 +471,16 @@ pub struct LdapConfig {
 
 impl Default for LdapConfig {
     fn default() -> Self {
-        LdapConfig { ca_file: None, timeout: Duration::from_secs(10), max_binds: 32 }
+        LdapConfig { options: None, ca_file: None, timeout: Duration::from_secs(10), max_binds: 32 }
     }
 }
 
-/// `[proxy.pam]`: what rules of PostgreSQL have no option for.
+/// `[proxy.pam]`: the options of `auth = "pam"`, and what rules of PostgreSQL have no option for.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PamConfig {
+    /// The options of `auth = "pam"`, as behind the method in a rule: `pamservice=…`. A rule has its own.
+    pub options: String,
     /// The program that asks PAM; not set: `kingpost-pam` beside the running program.
     pub helper: Option<std::path::PathBuf>,
     /// Longest time in which PAM has to judge a password. The modules are killed after that.
@@ -488,7 +492,7 @@ pub struct PamConfig {
 
 impl Default for PamConfig {
     fn default() -> Self {
-        PamConfig { helper: None, timeout: Duration::from_secs(10), max_checks: 32 }
+        PamConfig { options: String::new(), helper: None, timeout: Duration::from_secs(10), max_checks: 32 }
     }
 }
 

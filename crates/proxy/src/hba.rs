@@ -2,8 +2,7 @@
 //! first rule that fits a connection decides; if none does, the client is refused.
 //!
 //! Supported are: `local`, `host`, `hostssl`, `hostnossl`; databases by name, `all`, `sameuser`; users by name, `all`;
-//! an address with a prefix length or a mask, `all`; the methods of [`Method`]; `clientcert=verify-ca|verify-full`;
-//! `map=` with `cert`, `peer` and `oauth`; the options of `ldap` ([`crate::ldap`]), `pam` ([`crate::pam`]) and `oauth` ([`crate::oauth`]).
+//! an address with a prefix length or a mask, `all`; the methods and options of [`Demand`].
 //! Everything else that PostgreSQL knows (`+role`, `@file`, `/regex`, `samehost`, host names, other methods) is an
 //! error and is never skipped: a rule that is not understood must not let somebody in, or keep somebody out.
 
@@ -12,16 +11,16 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::config::AuthMethod;
+use crate::demand::{Certificate, Demand, EXPECTED_METHOD};
 use crate::tokens::{self, Word, single, split};
 pub use crate::tokens::{Error, MAX_TEXT};
-use crate::verify::{Judge, Reading};
 
 /// Most rules.
 pub const MAX_RULES: usize = 10_000;
 
 /// Rules, in the order in which they are tried.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Rules(Vec<Arc<Rule>>);
+pub struct Rules(Vec<Rule>);
 
 /// One rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,14 +33,8 @@ pub struct Rule {
     pub users: Vec<Name>,
     /// The client's network; `None`: any address.
     pub from: Option<Network>,
-    /// What the client must do.
-    pub method: Method,
-    /// The certificate that the client must show, besides the method.
-    pub certificate: Certificate,
-    /// The name map that says which users a client may be, with `cert`, `peer` and `oauth`; `None`: the user of the same name.
-    pub map: Option<Box<str>>,
-    /// Who judges passwords or tokens, with the methods `ldap`, `pam` and `oauth`.
-    pub judge: Option<Judge>,
+    /// What the client must do; `None`: it is refused.
+    pub demand: Option<Arc<Demand>>,
 }
 
 /// The kind of connection.
@@ -73,26 +66,6 @@ pub enum Name {
 pub struct Network {
     address: IpAddr,
     bits: u8,
-}
-
-/// What a rule demands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Method {
-    /// The client is refused.
-    Reject,
-    /// The client authenticates by this method.
-    Auth(AuthMethod),
-}
-
-/// The certificate that a rule demands besides its method.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Certificate {
-    /// No certificate.
-    No,
-    /// A certificate of a CA in `[proxy.tls]`.
-    Any,
-    /// A certificate whose common name is the user's name.
-    OfUser,
 }
 
 /// A connection that rules are applied to.
@@ -131,7 +104,7 @@ impl Rules {
     /// # Errors
     /// There are more than [`MAX_RULES`].
     pub fn new(rules: Vec<Rule>) -> Result<Rules, String> {
-        if rules.len() > MAX_RULES { Err(too_many()) } else { Ok(Rules(rules.into_iter().map(Arc::new).collect())) }
+        if rules.len() > MAX_RULES { Err(too_many()) } else { Ok(Rules(rules)) }
     }
 
     /// Reads the text of a rules file.
@@ -139,18 +112,18 @@ impl Rules {
     /// # Errors
     /// All invalid lines, up to a maximum.
     pub fn parse(text: &str) -> Result<Rules, Vec<Error>> {
-        tokens::parse_lines(text, MAX_RULES, |line| Ok(parse_line(line)?.map(Arc::new))).map(Rules)
+        tokens::parse_lines(text, MAX_RULES, parse_line).map(Rules)
     }
 
     /// The first rule that fits the connection.
     #[must_use]
-    pub fn first(&self, attempt: &Attempt<'_>) -> Option<&Arc<Rule>> {
+    pub fn first(&self, attempt: &Attempt<'_>) -> Option<&Rule> {
         self.0.iter().find(|rule| rule.fits(attempt))
     }
 
     /// All rules, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Rule> {
-        self.0.iter().map(|rule| &**rule)
+        self.0.iter()
     }
 }
 
@@ -211,10 +184,8 @@ impl Rule {
     /// True if the rule lets clients from other machines in without authentication.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.kind != Kind::Local
-            && self.method == Method::Auth(AuthMethod::Trust)
-            && self.certificate == Certificate::No
-            && !self.is_near()
+        let open = |demand: &Arc<Demand>| demand.method == AuthMethod::Trust && demand.certificate == Certificate::No;
+        self.kind != Kind::Local && !self.is_near() && self.demand.as_ref().is_some_and(open)
     }
 
     /// True if the rule is for clients of this machine only.
@@ -254,7 +225,6 @@ impl Name {
 pub const REPLICATION: &str = "\0";
 
 const EXPECTED_ADDRESS: &str = "an IP address with a prefix length such as 10.0.0.0/8, an address and a mask, or all";
-const EXPECTED_METHOD: &str = "trust, reject, scram-sha-256, md5, cert, peer, ldap, pam, gss or oauth";
 
 // === impl Network ===
 
@@ -347,73 +317,22 @@ fn finish(
     method: &[Word],
     options: impl Iterator<Item = Vec<Word>>,
 ) -> Result<Rule, String> {
-    let found = &single(method, "one method")?.text;
-    let method = match found.as_str() {
-        "trust" => Method::Auth(AuthMethod::Trust),
-        "reject" => Method::Reject,
-        "scram-sha-256" => Method::Auth(AuthMethod::ScramSha256),
-        "md5" => Method::Auth(AuthMethod::Md5),
-        "cert" => Method::Auth(AuthMethod::Cert),
-        "peer" => Method::Auth(AuthMethod::Peer),
-        "ldap" => Method::Auth(AuthMethod::Ldap),
-        "pam" => Method::Auth(AuthMethod::Pam),
-        "gss" => Method::Auth(AuthMethod::Gss),
-        "oauth" => Method::Auth(AuthMethod::OAuth),
-        _ => return Err(format!("found the method {found:?}, expected {EXPECTED_METHOD}")),
-    };
-    let (mut certificate, mut map) = (Certificate::No, None);
-    let mut judge = match method {
-        Method::Auth(method) => Reading::of(method),
-        Method::Reject => None,
-    };
-    for option in options {
-        let (name, value) = option.first().and_then(|word| word.text.split_once('=')).unwrap_or_default();
-        if name == "ldapbindpasswd" && (option.len() != 1 || method != Method::Auth(AuthMethod::Ldap)) {
-            return Err("found the option ldapbindpasswd with a list or without the method ldap, expected one text in quotation marks".into());
-        }
-        let option = &single(&option, "one option")?.text;
-        if let Some(judge) = &mut judge
-            && judge.take(name, value)?
-        {
-            continue;
-        }
-        if let Some(name) = option.strip_prefix("map=") {
-            if !matches!(
-                method,
-                Method::Auth(AuthMethod::Cert | AuthMethod::Peer | AuthMethod::Gss | AuthMethod::OAuth)
-            ) {
-                return Err(format!(
-                    "found the option {option:?}, expected the method cert, peer, gss or oauth with it"
-                ));
-            }
-            map = Some(name.into());
-            continue;
-        }
-        certificate = match option.as_str() {
-            "clientcert=verify-ca" => Certificate::Any,
-            "clientcert=verify-full" => Certificate::OfUser,
-            _ => {
-                return Err(format!(
-                    "found the option {option:?}, expected clientcert=verify-ca, clientcert=verify-full or map=NAME, or none"
-                ));
-            }
-        };
-    }
-    if method == Method::Auth(AuthMethod::Cert) && kind != Kind::HostSsl {
+    let demand = Demand::read(method, options)?;
+    let method = demand.as_ref().map(|demand| demand.method);
+    if method == Some(AuthMethod::Cert) && kind != Kind::HostSsl {
         return Err("found the method \"cert\", expected the type hostssl with it".into());
     }
-    if method == Method::Auth(AuthMethod::Peer) && kind != Kind::Local {
+    if method == Some(AuthMethod::Peer) && kind != Kind::Local {
         return Err("found the method \"peer\", expected the type local with it".into());
     }
-    if method == Method::Auth(AuthMethod::Gss) && kind == Kind::Local {
+    if method == Some(AuthMethod::Gss) && kind == Kind::Local {
         return Err("found the method \"gss\" with the type local, expected host, hostssl or hostnossl with it".into());
     }
-    if certificate != Certificate::No && kind != Kind::HostSsl {
+    if demand.as_ref().is_some_and(|demand| demand.certificate != Certificate::No) && kind != Kind::HostSsl {
         return Err("found the option clientcert, expected the type hostssl with it".into());
     }
-    let judge = judge.map(|judge| judge.finish(map.is_some())).transpose()?;
-    let rule = Rule { kind, databases, users, from, method, certificate, map, judge };
-    if method == Method::Auth(AuthMethod::OAuth) && kind == Kind::HostNoSsl && !rule.is_near() {
+    let rule = Rule { kind, databases, users, from, demand: demand.map(Arc::new) };
+    if method == Some(AuthMethod::OAuth) && kind == Kind::HostNoSsl && !rule.is_near() {
         return Err(
             "found the method \"oauth\" with the type hostnossl, expected hostssl: a token is as good as a password"
                 .into(),
@@ -469,36 +388,37 @@ host    app             "quo""ted"  ::/0                trust
     #[test]
     fn first_match_wins() {
         let rules = Rules::parse(FILE).unwrap();
-        let scram = Some(Method::Auth(AuthMethod::ScramSha256));
+        let scram = Some(Some(AuthMethod::ScramSha256));
         for (address, tls, database, user, expected) in [
-            (None, false, "anything", "anybody", Some(Method::Auth(AuthMethod::Trust))),
-            (Some("10.1.2.3"), false, "secret", "a", Some(Method::Reject)),
-            (Some("10.1.2.3"), true, "secret", "boss", Some(Method::Reject)),
+            (None, false, "anything", "anybody", Some(Some(AuthMethod::Trust))),
+            (Some("10.1.2.3"), false, "secret", "a", Some(None)),
+            (Some("10.1.2.3"), true, "secret", "boss", Some(None)),
             (Some("10.1.2.3"), true, "app", "boss", scram),
             (Some("::ffff:10.1.2.3"), true, "app", "boss", scram),
-            (Some("10.1.2.3"), false, "app", "boss", Some(Method::Reject)),
+            (Some("10.1.2.3"), false, "app", "boss", Some(None)),
             (Some("11.1.2.3"), true, "app", "boss", None),
-            (Some("192.168.1.77"), false, "x", "x", Some(Method::Auth(AuthMethod::Md5))),
+            (Some("192.168.1.77"), false, "x", "x", Some(Some(AuthMethod::Md5))),
             (Some("192.168.2.77"), false, "x", "x", None),
             (Some("192.168.1.77"), false, "x", "y", None),
             (Some("10.1.9.9"), false, "other", "b", scram),
             (Some("10.1.9.9"), false, "all", "b", scram),
             (Some("10.1.9.9"), false, "more", "b", None),
             (Some("10.1.9.9"), false, "app", "c", None),
-            (Some("::1"), true, "app", "c", Some(Method::Auth(AuthMethod::Cert))),
+            (Some("::1"), true, "app", "c", Some(Some(AuthMethod::Cert))),
             (Some("::2"), true, "app", "c", None),
-            (Some("fe80::2"), false, "app", "quo\"ted", Some(Method::Auth(AuthMethod::Trust))),
+            (Some("fe80::2"), false, "app", "quo\"ted", Some(Some(AuthMethod::Trust))),
             (Some("1.2.3.4"), false, "app", "quo\"ted", None),
-            (Some("1.2.3.4"), false, REPLICATION, "a", Some(Method::Auth(AuthMethod::Trust))),
+            (Some("1.2.3.4"), false, REPLICATION, "a", Some(Some(AuthMethod::Trust))),
             (None, false, REPLICATION, "a", None),
             // A rule for replication is for no database, not even for one of that name.
             (Some("1.2.3.4"), false, "replication", "a", None),
         ] {
-            let found = rules.first(&attempt(address, tls, database, user)).map(|rule| rule.method);
+            let method = |rule: &Rule| rule.demand.as_ref().map(|demand| demand.method);
+            let found = rules.first(&attempt(address, tls, database, user)).map(method);
             assert_eq!(found, expected, "{address:?} {tls} {database} {user}");
         }
         let of_boss = rules.first(&attempt(Some("10.9.9.9"), true, "app", "boss")).unwrap();
-        assert_eq!(of_boss.certificate, Certificate::OfUser);
+        assert_eq!(of_boss.demand.as_ref().unwrap().certificate, Certificate::OfUser);
     }
 
     #[test]
@@ -544,7 +464,7 @@ host    app             "quo""ted"  ::/0                trust
     fn fields() {
         let fields = |address, method| Fields { kind: "host", database: "a,b", user: "all", address, method };
         let rule = Rule::from_fields(fields(Some("10.0.0.0 255.0.0.0"), "md5")).unwrap();
-        assert_eq!(rule, *Rules::parse("host a,b all 10.0.0.0/8 md5").unwrap().0[0]);
+        assert_eq!(rule, Rules::parse("host a,b all 10.0.0.0/8 md5").unwrap().0[0]);
         for (address, method) in
             [(None, "md5"), (Some("10.0.0.0"), "md5"), (Some("1.1.1.1 2.2.2.2 3"), "md5"), (Some("all"), "")]
         {

@@ -287,7 +287,7 @@ mod tests {
     fn options(text: &str) -> Result<Options, String> {
         let rules = Rules::parse(&format!("host all all all ldap {text}"));
         let rule = rules.map_err(|errors| errors[0].message.clone())?;
-        match &rule.iter().next().unwrap().judge {
+        match &rule.iter().next().unwrap().demand.as_ref().unwrap().judge {
             Some(crate::verify::Judge::Ldap(options)) => Ok((**options).clone()),
             other => Err(format!("{other:?}")),
         }

@@ -13,6 +13,7 @@ pub mod accounts;
 pub mod config;
 pub mod console;
 pub mod core;
+pub mod demand;
 mod driver;
 pub mod fleet;
 pub mod gss;

@@ -203,8 +203,10 @@ mod tests {
     fn options(text: &str) -> Result<(Options, Option<String>), String> {
         let rules = Rules::parse(text).map_err(|errors| errors[0].message.clone())?;
         let rule = rules.iter().next().unwrap();
-        match &rule.judge {
-            Some(Judge::OAuth(options)) => Ok(((**options).clone(), rule.map.as_deref().map(str::to_owned))),
+        match &rule.demand.as_ref().unwrap().judge {
+            Some(Judge::OAuth(options)) => {
+                Ok(((**options).clone(), rule.demand.as_ref().unwrap().map.as_deref().map(str::to_owned)))
+            }
             other => Err(format!("{other:?}")),
         }
     }

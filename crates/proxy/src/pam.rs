@@ -64,7 +64,7 @@ mod tests {
 
     fn options(text: &str) -> Result<Options, String> {
         let rules = Rules::parse(&format!("host all all all {text}")).map_err(|errors| errors[0].message.clone())?;
-        match rules.iter().next().unwrap().judge.clone() {
+        match rules.iter().next().unwrap().demand.as_ref().unwrap().judge.clone() {
             Some(Judge::Pam(options)) => Ok((*options).clone()),
             other => Err(format!("{other:?}")),
         }

@@ -15,6 +15,7 @@ use crate::config::{
     OperatorConfig, PoolMode, ProxyConfig, RouteTo, TracingConfig, UnknownFunctions, UnnamedMode, UserConfig,
 };
 use crate::console;
+use crate::demand::{Certificate, Demand, OptionsError};
 use crate::hba::{self, Rules};
 use crate::ident::Maps;
 pub use crate::limits::{ConnectionLimits, Lifetime, OwnLimits, TimeLimits};
@@ -27,8 +28,8 @@ use crate::traffic::{Rule, RuleError};
 /// What workers need of the configuration. Immutable; a reload makes a new value.
 #[derive(Debug)]
 pub struct Settings {
-    /// The authentication method of clients, unless a rule or their user says otherwise.
-    pub auth: AuthMethod,
+    /// How clients authenticate, unless a rule or their user says otherwise.
+    pub demand: Arc<Demand>,
     /// TLS with clients; `None` if there is none.
     pub tls: Option<Arc<tls::Acceptor>>,
     /// Rules for who may come from where; `None`: no rules, and `auth` applies to all.
@@ -283,8 +284,8 @@ pub struct Gate {
 /// A user that may log in.
 #[derive(Clone)]
 pub struct User {
-    /// The authentication method.
-    pub auth: AuthMethod,
+    /// How the user's clients authenticate; `None`: as everybody does.
+    pub demand: Option<Arc<Demand>>,
     /// What the user's clients have to know one of, and what the proxy logs in to servers with.
     pub secrets: Secrets,
     /// The password can be read again.
@@ -338,6 +339,9 @@ pub enum SettingsError {
     /// Certificates or keys can't be used.
     #[error("[proxy.tls] {0}")]
     Tls(#[from] tls::Error),
+    /// The options of a method that `auth` names can't be used.
+    #[error(transparent)]
+    Options(#[from] OptionsError),
     /// A user authenticates by certificate, and the listener asks for none.
     #[error(
         "user {0:?} has auth = \"cert\": [proxy.tls] needs a mode other than \"disable\" and a client_cert other than \"none\""
@@ -503,13 +507,13 @@ impl Settings {
         let certificates = tls.as_ref().is_some_and(|tls| tls.client_cert != tls::ClientCert::None);
         let mut users = HashMap::new();
         for entry in &config.users {
-            if users.insert(entry.name.clone(), User::new(entry, config.auth, certificates)?).is_some() {
+            if users.insert(entry.name.clone(), User::new(entry, config, certificates)?).is_some() {
                 return Err(SettingsError::Twice { kind: "user", name: entry.name.clone() });
             }
         }
         let mut operators = HashMap::new();
         for entry in &config.operators {
-            if operators.insert(entry.name.clone(), Operator::new(entry, config.auth, certificates)?).is_some() {
+            if operators.insert(entry.name.clone(), Operator::new(entry, config, certificates)?).is_some() {
                 return Err(SettingsError::Twice { kind: "operator", name: entry.name.clone() });
             }
         }
@@ -529,7 +533,7 @@ impl Settings {
             || databases.values().any(|database: &Database| database.time_limits.any())
             || users.values().any(|user: &User| user.time_limits != OwnLimits::default());
         Ok(Settings {
-            auth: config.auth,
+            demand: Arc::new(config.demand(config.auth)?),
             tls,
             maps: maps(config, hba.as_ref())?,
             any_case_of_principals: config.gss.case_insensitive,
@@ -720,10 +724,8 @@ fn rules(config: &ProxyConfig, certificates: bool) -> Result<Option<Rules>, Sett
             Rules::new(rules).map_err(|message| SettingsError::Rule { index: hba::MAX_RULES, message })?
         }
     };
-    let asks = |rule: &hba::Rule| {
-        rule.certificate != hba::Certificate::No || rule.method == hba::Method::Auth(AuthMethod::Cert)
-    };
-    if !certificates && rules.iter().any(asks) {
+    let asks = |demand: &Demand| demand.certificate != Certificate::No || demand.method == AuthMethod::Cert;
+    if !certificates && rules.iter().filter_map(|rule| rule.demand.as_deref()).any(asks) {
         return Err(SettingsError::RuleWithoutCertificates);
     }
     Ok(Some(rules))
@@ -747,7 +749,7 @@ fn maps(config: &ProxyConfig, rules: Option<&Rules>) -> Result<Maps, SettingsErr
         None => Maps::default(),
         Some(path) => parsed("ident_file", path, Maps::parse)?,
     };
-    let mut named = rules.into_iter().flat_map(Rules::iter).filter_map(|rule| rule.map.as_deref());
+    let mut named = rules.into_iter().flat_map(Rules::iter).filter_map(|rule| rule.demand.as_ref()?.map.as_deref());
     match named.find(|map| !maps.has(map)) {
         Some(map) => Err(SettingsError::NoMap(map.to_owned())),
         None => Ok(maps),
@@ -775,22 +777,22 @@ fn read_bounded(path: &Path) -> std::io::Result<String> {
 }
 
 impl Operator {
-    fn new(entry: &OperatorConfig, auth: AuthMethod, certificates: bool) -> Result<Operator, SettingsError> {
-        let account = User::new(&entry.as_user(), auth, certificates)?;
+    fn new(entry: &OperatorConfig, config: &ProxyConfig, certificates: bool) -> Result<Operator, SettingsError> {
+        let account = User::new(&entry.as_user(), config, certificates)?;
         Ok(Operator { account, access: entry.role })
     }
 }
 
 impl User {
-    /// `auth`: for one that does not say; `certificates`: clients can show theirs.
-    fn new(entry: &UserConfig, auth: AuthMethod, certificates: bool) -> Result<User, SettingsError> {
-        if entry.auth == Some(AuthMethod::Trust) && auth != AuthMethod::Trust {
+    /// `certificates`: clients can show theirs.
+    fn new(entry: &UserConfig, config: &ProxyConfig, certificates: bool) -> Result<User, SettingsError> {
+        if entry.auth == Some(AuthMethod::Trust) && config.auth != AuthMethod::Trust {
             return Err(SettingsError::Trusted(entry.name.clone()));
         }
-        let auth = entry.auth.unwrap_or(auth);
-        if auth == AuthMethod::Cert && !certificates {
+        if entry.auth.unwrap_or(config.auth) == AuthMethod::Cert && !certificates {
             return Err(SettingsError::NoCertificates(entry.name.clone()));
         }
+        let demand = entry.auth.map(|method| config.demand(method)).transpose()?.map(Arc::new);
         let secrets = [
             entry.password.is_some(),
             entry.password_file.is_some(),
@@ -809,7 +811,7 @@ impl User {
         let secrets = Secrets::new(&entry.name, &given)
             .map_err(|source| SettingsError::Unusable { user: entry.name.clone(), source })?;
         Ok(User {
-            auth,
+            demand,
             secrets,
             renewable: entry.renewable,
             pool_size: entry.pool_size,
@@ -837,7 +839,7 @@ impl User {
         let secrets = Secrets::looked_up(name, secret)
             .map_err(|source| SettingsError::Unusable { user: name.to_owned(), source })?;
         Ok(User {
-            auth: AuthMethod::ScramSha256,
+            demand: None,
             secrets,
             renewable: false,
             pool_size: None,

@@ -1,6 +1,7 @@
 //! What the values mean together. Pure but for `stat`, which looks at password files, and for the files of `[proxy.tls]` and
 //! `[cluster.tls]`, which are read as the parts themselves read them.
 
+mod auth;
 mod cluster;
 mod failover;
 mod operation;
@@ -143,6 +144,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Findin
         let access = rules::Access::of(&config.proxy);
         check_users(&config.proxy, access.proves_otherwise(), stat, &mut findings);
         access.check(&config.proxy, &mut findings);
+        auth::check(&config.proxy, &mut findings);
         check_auth_query(&config.proxy.auth_query, stat, &mut findings);
         check_routing(&config.proxy, &mut findings);
         operation::check(&config.proxy, &mut findings);
@@ -260,7 +262,7 @@ fn check_databases(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: 
 fn check_users(proxy: &ProxyConfig, by_rule: bool, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     let looks_up = proxy.auth_query.is_on();
     if proxy.auth != AuthMethod::Trust && proxy.users.is_empty() && !looks_up {
-        let proof = if proxy.auth == AuthMethod::Cert { "" } else { " with a password" };
+        let proof = if proxy.auth.proves_otherwise() { "" } else { " with a password" };
         let auth = proxy.auth.name();
         findings.error(
             "proxy.users",

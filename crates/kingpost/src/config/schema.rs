@@ -72,6 +72,8 @@ const CONSISTENCY: Kind = Kind::Choice(&["eventual", "session", "strong"]);
 const ON_DEGRADED: Kind = Kind::Choice(&["wait", "local"]);
 const FLUSH: Kind = Kind::Choice(&["commit", "batch", "batch-transaction"]);
 const TLS_VERSION: Kind = Kind::Choice(&["TLSv1.2", "TLSv1.3"]);
+/// Of one user or operator.
+const OWN_AUTH: Kind = Kind::Choice(&["scram-sha-256", "md5", "cert", "ldap", "pam"]);
 const POOL_SIZE: Kind = integer(1, 10_000);
 
 /// The whole file.
@@ -94,7 +96,7 @@ const PROXY: &[Key] = &[
     key("driver", Kind::Choice(&["epoll", "io_uring", "auto"])),
     key("upgrade_socket", Kind::Text),
     key("drain_timeout", POSITIVE),
-    key("auth", Kind::Choice(&["trust", "scram-sha-256", "md5", "cert"])),
+    key("auth", Kind::Choice(&["trust", "scram-sha-256", "md5", "cert", "ldap", "pam"])),
     key("hba", Kind::Tables(HBA)),
     key("hba_file", Kind::Text),
     key("ident_file", Kind::Text),
@@ -164,7 +166,12 @@ const AUTH_QUERY: &[Key] = &[
     key("timeout", POSITIVE),
 ];
 
-const PAM: &[Key] = &[key("helper", Kind::Text), key("timeout", POSITIVE), key("max_checks", integer(1, 1000))];
+const PAM: &[Key] = &[
+    key("options", Kind::Text),
+    key("helper", Kind::Text),
+    key("timeout", POSITIVE),
+    key("max_checks", integer(1, 1000)),
+];
 
 const GSS: &[Key] = &[
     key("helper", Kind::Text),
@@ -183,7 +190,12 @@ const OAUTH: &[Key] = &[
     key("max_questions", integer(1, 1000)),
 ];
 
-const LDAP: &[Key] = &[key("ca_file", Kind::Text), key("timeout", POSITIVE), key("max_binds", integer(1, 1000))];
+const LDAP: &[Key] = &[
+    key("options", Kind::Secret),
+    key("ca_file", Kind::Text),
+    key("timeout", POSITIVE),
+    key("max_binds", integer(1, 1000)),
+];
 
 const TRAFFIC: &[Key] = &[
     required("name", Kind::Text),
@@ -309,7 +321,7 @@ const DATABASE: &[Key] = &[
 const USER: &[Key] = &[
     required("name", Kind::Text),
     key("cluster", Kind::Text),
-    key("auth", Kind::Choice(&["scram-sha-256", "md5", "cert"])),
+    key("auth", OWN_AUTH),
     key("password", Kind::Secret),
     key("password_file", Kind::Text),
     key("password_command", Kind::Texts),
@@ -330,7 +342,7 @@ const USER: &[Key] = &[
 
 const OPERATOR: &[Key] = &[
     required("name", Kind::Text),
-    key("auth", Kind::Choice(&["scram-sha-256", "md5", "cert"])),
+    key("auth", OWN_AUTH),
     key("password", Kind::Secret),
     key("password_file", Kind::Text),
     key("password_command", Kind::Texts),

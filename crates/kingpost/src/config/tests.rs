@@ -123,7 +123,7 @@ fn golden_messages() {
             &[
                 "k.toml:2:1: proxy.wrokers: unknown key; did you mean `workers`?",
                 "k.toml:3:15: proxy.max_clients: found the integer 0, expected an integer from 1 to 1000000",
-                "k.toml:4:8: proxy.auth: found \"scram\", expected \"trust\", \"scram-sha-256\", \"md5\" or \"cert\"",
+                "k.toml:4:8: proxy.auth: found \"scram\", expected \"trust\", \"scram-sha-256\", \"md5\", \"cert\", \"ldap\" or \"pam\"",
                 "k.toml:5:17: proxy.login_timeout: found the integer 15, expected a duration above zero such as \"30s\", \"500ms\" or \"1h\"",
                 "k.toml:6:10: proxy.listen: found \"127.0.0.1:1\", expected an array of addresses",
                 "k.toml:8:8: proxy.pool.size: found \"many\", expected an integer from 1 to 10000",
@@ -214,6 +214,30 @@ fn golden_messages() {
                 "k.toml:4:18: proxy.upgrade_socket: found \"/run/k.sock\", which is proxy.listen[0]; expected a path of its own",
                 "k.toml:5:20: proxy.tracing.endpoint: found \"grpc://c:4317\", expected http://host:port or https://host:port of a collector that takes OTLP over gRPC",
                 "k.toml:10:18: metrics.profiler_token: found fewer than 16 characters, expected a long random text",
+            ],
+        ),
+        // A user by a directory, and what crosses the network in clear. The options are wrong once, however many have the method.
+        (
+            "[proxy]\nlisten = [\"0.0.0.0:6432\"]\nldap.options = \"ldapserver=h ldapbasedn=x ldapbindpasswd=s3cret\"\n\
+             [[proxy.users]]\nname = \"a\"\nauth = \"ldap\"\n[[proxy.operators]]\nname = \"b\"\nauth = \"pam\"\n\
+             [[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n",
+            &[
+                "k.toml:3:16: warning: proxy.ldap.options: the method ldap sends passwords to the LDAP server in clear: expected ldaptls=1 or ldapscheme=ldaps",
+                "k.toml:6:8: warning: proxy.users[0].auth: a login with the method ldap has clients send their passwords in clear, without TLS: expected [proxy.tls] with mode = \"require\"",
+                "k.toml:9:8: warning: proxy.operators[0].auth: a login with the method pam has clients send their passwords in clear, without TLS: expected [proxy.tls] with mode = \"require\"",
+            ],
+        ),
+        (
+            "[proxy]\npam.options = \"pamservice=a/b\"\n\
+             [[proxy.users]]\nname = \"a\"\nauth = \"ldap\"\n[[proxy.users]]\nname = \"b\"\nauth = \"ldap\"\n\
+             [[proxy.users]]\nname = \"c\"\nauth = \"pam\"\n[[proxy.hba]]\ntype = \"local\"\ndatabase = \"all\"\nuser = \"all\"\n\
+             method = \"peer\"\n[[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n",
+            &[
+                "k.toml:1:1: proxy.ldap.options: missing, and auth is \"ldap\": expected options as in a rule, ldapserver=HOST ldapbasedn=\"dc=example,dc=net\" for one",
+                "k.toml:2:15: proxy.pam.options: found pamservice=a/b, expected the name of a file in /etc/pam.d: letters, digits, and any of \"-_.@\" behind the first",
+                "k.toml:5:8: warning: proxy.users[0].auth: is not used: rules of who may come from where decide how everybody logs in",
+                "k.toml:8:8: warning: proxy.users[1].auth: is not used: rules of who may come from where decide how everybody logs in",
+                "k.toml:11:8: warning: proxy.users[2].auth: is not used: rules of who may come from where decide how everybody logs in",
             ],
         ),
         // What collectors are sent. A header's value is never shown.

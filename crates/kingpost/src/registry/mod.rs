@@ -24,6 +24,7 @@ use crate::config::{self as file, LogFlags};
 use crate::console::Scene;
 use crate::error::Failure;
 use crate::otlp::metrics::Pushing;
+use crate::reload::settle;
 use crate::serve::{StopSignals, control_runtime, listen_for, warn};
 use crate::{logging, out};
 use config::RegistryConfig;
@@ -120,25 +121,17 @@ async fn serve(path: &Path, mut config: file::Config, grace: Duration) -> Result
 /// Reads the file again. Anything wrong with it: the running configuration stays.
 fn reload(path: &Path, config: &mut file::Config, running: &Running) -> Result<(), Failure> {
     let loaded = file::load(path).and_then(|loaded| loaded.accept(path));
-    match loaded.and_then(|(new, warnings)| running.reload(&config.registry, &new.registry).map(|()| (new, warnings))) {
-        Ok((new, warnings)) => {
-            warn(&warnings);
-            let (mut old, mut now) = (config.clone(), new.clone());
-            for config in [&mut old, &mut now] {
-                config.registry = RegistryConfig::default();
-            }
-            if old != now {
-                tracing::warn!("outside of [registry] nothing takes effect before the next start");
-            }
-            *config = new;
-            tracing::info!(file = %path.display(), "reloaded");
-            Ok(())
+    let applied =
+        loaded.and_then(|(new, warnings)| running.reload(&config.registry, &new.registry).map(|()| (new, warnings)));
+    settle(path, config, applied, |old, new| {
+        let (mut old, mut new) = (old.clone(), new.clone());
+        for config in [&mut old, &mut new] {
+            config.registry = RegistryConfig::default();
         }
-        Err(failure) => {
-            tracing::error!(file = %path.display(), "not reloaded, the old configuration stays: {failure}");
-            Err(failure)
+        if old != new {
+            tracing::warn!("outside of [registry] nothing takes effect before the next start");
         }
-    }
+    })
 }
 
 /// Makes a token, and says what of it goes where.

@@ -40,6 +40,33 @@ pub(super) struct Cluster {
     pub(super) relay: Option<LocalRelay>,
 }
 
+impl State {
+    /// That of a cluster whose earlier run may have left something: its data stay where they are, and its nodes are kept if all of them were made.
+    /// `programs`: what the servers are, of which version, and where.
+    pub(super) fn taken_up(
+        directory: &Directory,
+        previous: Option<&State>,
+        account: Option<&Account>,
+        (engine, version, bin): (Engine, u32, PathBuf),
+    ) -> Result<State, Failure> {
+        let usable = previous.filter(|state| state.complete);
+        let data = match previous {
+            Some(state) => state.data.clone(),
+            None => data_root(directory, account)?,
+        };
+        Ok(State {
+            format: FORMAT,
+            engine,
+            complete: usable.is_some(),
+            version,
+            bin,
+            sockets: socket_directory(&data, account)?,
+            nodes: usable.map(|state| state.nodes.clone()).unwrap_or_default(),
+            data,
+        })
+    }
+}
+
 impl Cluster {
     /// Looks at what is there: programs, account, earlier data. Starts nothing.
     ///
@@ -50,20 +77,8 @@ impl Cluster {
         let usable = previous.as_ref().filter(|state| state.complete);
         let installation = install::find(pg_bin, usable.map(|state| (state.version, state.bin.as_path())))?;
         let account = Account::choose(&directory.path, Engine::Postgresql)?;
-        let data = match &previous {
-            Some(state) => state.data.clone(),
-            None => data_root(directory, account.as_ref())?,
-        };
-        let state = State {
-            format: FORMAT,
-            engine: Engine::Postgresql,
-            complete: usable.is_some(),
-            version: installation.version,
-            bin: installation.bin.clone(),
-            sockets: socket_directory(&data, account.as_ref())?,
-            nodes: usable.map(|state| state.nodes.clone()).unwrap_or_default(),
-            data,
-        };
+        let programs = (Engine::Postgresql, installation.version, installation.bin.clone());
+        let state = State::taken_up(directory, previous.as_ref(), account.as_ref(), programs)?;
         let launcher = Launcher { account, logs: directory.logs(), cwd: state.data.clone(), stop };
         Ok(Cluster { directory: directory.clone(), state, installation, launcher, servers: Vec::new(), relay: None })
     }
@@ -335,7 +350,7 @@ impl Cluster {
 
 /// Where data go: the cluster's directory, or a shared place if the servers' user cannot get into it (as with root's
 /// home).
-pub(super) fn data_root(directory: &Directory, account: Option<&Account>) -> Result<PathBuf, Failure> {
+fn data_root(directory: &Directory, account: Option<&Account>) -> Result<PathBuf, Failure> {
     let Some(account) = account else { return Ok(directory.path.clone()) };
     let own = fs::metadata(&directory.path).map_err(|error| Failure::path("look at", &directory.path, &error))?;
     if own.uid() == 0 {
@@ -368,7 +383,7 @@ fn tag(path: &Path) -> String {
 }
 
 /// A directory for sockets, whose paths may not be long.
-pub(super) fn socket_directory(data: &Path, account: Option<&Account>) -> Result<PathBuf, Failure> {
+fn socket_directory(data: &Path, account: Option<&Account>) -> Result<PathBuf, Failure> {
     let near = data.join("sockets");
     let longest = near.join(".s.PGSQL.65535");
     if longest.as_os_str().len() <= SOCKET_PATH_LIMIT {

@@ -12,6 +12,7 @@ mod dir;
 mod install;
 mod mariadb;
 mod plan;
+mod port;
 mod postgres;
 mod process;
 mod rejoin;

@@ -9,6 +9,7 @@ use tokio_postgres::{NoTls, SimpleQueryMessage, SimpleQueryRow};
 
 use super::install::Installation;
 use super::plan::OnDisk;
+use super::port::Attempts;
 use super::process::{self, Launcher, Starting};
 use crate::error::Failure;
 
@@ -175,20 +176,15 @@ impl Server {
         sockets: &Path,
         follow: Option<u16>,
     ) -> Result<(), Failure> {
-        const ATTEMPTS: u32 = 4;
         launcher.stop.covers(self.data.clone());
-        for attempt in 1..=ATTEMPTS {
-            if self.port == 0 || !port_is_free(self.port) {
-                self.port = free_port()?;
-            }
+        let mut attempts = Attempts::default();
+        loop {
+            attempts.choose(&mut self.port)?;
             match self.try_start(installation, launcher, sockets, follow).await {
-                Err(failure) if attempt < ATTEMPTS && failure.to_string().contains("Address already in use") => {
-                    self.port = 0;
-                }
+                Err(failure) if attempts.may_try_another(&failure) => self.port = 0,
                 result => return result,
             }
         }
-        Ok(())
     }
 
     async fn try_start(
@@ -262,18 +258,6 @@ pub(super) async fn stop_data(installation: &Installation, launcher: &Launcher, 
         }
     }
     process::kill_server(data);
-}
-
-/// A port that nothing listens on; the system chooses.
-pub(super) fn free_port() -> Result<u16, Failure> {
-    std::net::TcpListener::bind("127.0.0.1:0")
-        .and_then(|listener| listener.local_addr())
-        .map(|address| address.port())
-        .map_err(|error| Failure::environment(format!("cannot get a free port on 127.0.0.1: {error}")))
-}
-
-pub(super) fn port_is_free(port: u16) -> bool {
-    std::net::TcpListener::bind(("127.0.0.1", port)).is_ok()
 }
 
 /// Asks a server of the cluster, as superuser, on a connection of its own. Bounded in time.

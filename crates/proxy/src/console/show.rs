@@ -559,7 +559,7 @@ impl Scene<'_> {
         let default = settings.default_database();
         // Under PgBouncer's names where it has the same thing: exporters read max_client_conn and default_pool_size.
         for (key, value, changeable) in [
-            ("auth_type", settings.auth.name().to_owned(), true),
+            ("auth_type", settings.demand.method.name().to_owned(), true),
             ("client_login_timeout", seconds(Some(settings.login_timeout)), true),
             ("default_pool_size", default.pool_size.to_string(), true),
             ("max_client_conn", settings.max_clients.to_string(), true),

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use proxy::config::ProxyConfig;
+use proxy::config::{AuthMethod, ProxyConfig};
+use proxy::demand::Demand;
 use proxy::hba::{self, Rule, Rules};
 use proxy::ident::Maps;
 use proxy::verify::Judge;
@@ -38,10 +39,14 @@ impl Access {
         self.file.iter().flatten().flat_map(Rules::iter)
     }
 
+    /// What the rules demand that can be read.
+    fn demands(&self) -> impl Iterator<Item = &Demand> {
+        self.entries.iter().flatten().chain(self.of_file()).filter_map(|rule| rule.demand.as_deref())
+    }
+
     /// Whether some rule lets clients in whose secret the proxy does not know: by certificate, by the operating system, by a directory, by PAM, by a token.
     pub(super) fn proves_otherwise(&self) -> bool {
-        let otherwise = |rule: &Rule| matches!(rule.method, hba::Method::Auth(method) if method.proves_otherwise());
-        self.entries.iter().flatten().chain(self.of_file()).any(otherwise)
+        self.demands().any(|demand| demand.method.proves_otherwise())
     }
 
     /// The rules, and that each map that a rule names is there.
@@ -53,8 +58,8 @@ impl Access {
 
     /// What rules with the method oauth need beside them.
     fn check_tokens(&self, proxy: &ProxyConfig, findings: &mut Findings) {
-        let judges = || self.entries.iter().flatten().chain(self.of_file()).filter_map(|rule| rule.judge.as_ref());
-        let mut options = judges().filter_map(|judge| match judge {
+        let judges = self.demands().filter_map(|demand| demand.judge.as_ref());
+        let mut options = judges.filter_map(|judge| match judge {
             Judge::OAuth(options) => Some(options),
             _ => None,
         });
@@ -102,7 +107,7 @@ impl Access {
             }
         };
         let missing = |rule: &Rule| {
-            rule.map.as_deref().filter(|map| !maps.has(map)).map(|map| {
+            rule.demand.as_ref().and_then(|demand| demand.map.as_deref()).filter(|map| !maps.has(map)).map(|map| {
                 format!(
                     "found map={map}, and proxy.ident_file has no line of that map: nobody could log in by the rule"
                 )
@@ -139,20 +144,29 @@ fn parsed<T>(file: &Path, parse: impl FnOnce(&str) -> Result<T, Vec<hba::Error>>
 
 /// A password that crosses the network in clear, to the proxy or to a directory.
 fn warn_of_clear(rule: &Rule, path: &str, findings: &mut Findings) {
-    let (Some(judge), hba::Method::Auth(method)) = (&rule.judge, rule.method) else { return };
+    let Some(demand) = &rule.demand else { return };
+    let Some(judge) = &demand.judge else { return };
     // A token is refused there.
     let is_token = matches!(judge, Judge::OAuth(_));
     if matches!(rule.kind, hba::Kind::Host | hba::Kind::HostNoSsl) && !rule.is_near() && !is_token {
-        let method = method.name();
-        findings.warn(path, format!("a rule with the method {method} has clients send their passwords in clear, without TLS: expected the type hostssl"));
+        findings.warn(path, format!("a rule {}", is_in_clear(demand.method, "the type hostssl")));
     }
+    warn_of_plain_directory(judge, path, findings);
+}
+
+/// Says that clients' passwords cross the network in clear, and what was expected against that.
+pub(super) fn is_in_clear(method: AuthMethod, expected: &str) -> String {
+    let method = method.name();
+    format!("with the method {method} has clients send their passwords in clear, without TLS: expected {expected}")
+}
+
+/// Warns of a directory on another machine that is told passwords in clear.
+pub(super) fn warn_of_plain_directory(judge: &Judge, path: &str, findings: &mut Findings) {
     let Judge::Ldap(ldap) = judge else { return };
-    if ldap.is_plain()
-        && !ldap
-            .servers
-            .iter()
-            .all(|server| server.starts_with("ldap://127.") || server.starts_with("ldap://localhost:"))
-    {
-        findings.warn(path, "a rule with the method ldap sends passwords to the LDAP server in clear: expected ldaptls=1 or ldapscheme=ldaps");
+    let is_near = |server: &String| server.starts_with("ldap://127.") || server.starts_with("ldap://localhost:");
+    if ldap.is_plain() && !ldap.servers.iter().all(is_near) {
+        let text =
+            "the method ldap sends passwords to the LDAP server in clear: expected ldaptls=1 or ldapscheme=ldaps";
+        findings.warn(path, text);
     }
 }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use ::relay::config::{Engine as Of, RelayConfig, UpstreamConfig, UserConfig};
 use ::relay::{BinlogRelay, last_source};
 
-use super::super::cluster::{DEFAULT_REPLICAS, data_root, own_directory, socket_directory};
-use super::super::dir::{Directory, Engine, FORMAT, NodeState, State};
+use super::super::cluster::{DEFAULT_REPLICAS, own_directory};
+use super::super::dir::{Directory, Engine, NodeState, State};
 use super::super::process::{self, Account, Launcher};
 use super::super::stop::Stop;
 use super::look::observe;
@@ -55,23 +55,10 @@ impl Cluster {
     /// No usable MariaDB, no account for it, or a directory that cannot be used.
     pub(super) fn prepare(directory: &Directory, stop: Stop) -> Result<Cluster, Failure> {
         let previous = directory.state()?;
-        let usable = previous.as_ref().filter(|state| state.complete);
         let programs = Programs::find()?;
         let account = Account::choose(&directory.path, Engine::Mariadb)?;
-        let data = match &previous {
-            Some(state) => state.data.clone(),
-            None => data_root(directory, account.as_ref())?,
-        };
-        let state = State {
-            format: FORMAT,
-            engine: Engine::Mariadb,
-            complete: usable.is_some(),
-            version: programs.version,
-            bin: PathBuf::new(),
-            sockets: socket_directory(&data, account.as_ref())?,
-            nodes: usable.map(|state| state.nodes.clone()).unwrap_or_default(),
-            data,
-        };
+        let what = (Engine::Mariadb, programs.version, PathBuf::new());
+        let state = State::taken_up(directory, previous.as_ref(), account.as_ref(), what)?;
         let launcher = Launcher { account, logs: directory.logs(), cwd: state.data.clone(), stop };
         let secret = directory.password()?;
         let names = state.nodes.iter().map(|node| (node.server_id, node.name.clone())).collect();

@@ -10,7 +10,7 @@ use ::binlog::protocol::reply::Row;
 use ::relay::{MariaDbAccess, MariaDbSession};
 use tokio::process::Child;
 
-use super::super::postgres::{free_port, port_is_free};
+use super::super::port::Attempts;
 use super::super::process::{self, Launcher, Starting};
 use crate::error::Failure;
 
@@ -175,20 +175,15 @@ impl Server {
         part: Part,
         secret: &str,
     ) -> Result<(), Failure> {
-        const ATTEMPTS: u32 = 4;
         launcher.stop.covers(self.data.clone());
-        for attempt in 1..=ATTEMPTS {
-            if self.port == 0 || !port_is_free(self.port) {
-                self.port = free_port()?;
-            }
+        let mut attempts = Attempts::default();
+        loop {
+            attempts.choose(&mut self.port)?;
             match self.try_start(programs, launcher, sockets, part, secret).await {
-                Err(failure) if attempt < ATTEMPTS && failure.to_string().contains("Address already in use") => {
-                    self.port = 0;
-                }
+                Err(failure) if attempts.may_try_another(&failure) => self.port = 0,
                 result => return result,
             }
         }
-        Ok(())
     }
 
     async fn try_start(

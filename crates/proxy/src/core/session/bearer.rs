@@ -57,8 +57,7 @@ impl Core {
             Ok(Response::Token(token)) => self.ask_judge(c, known, Secret::new(token)),
             Ok(response) => {
                 let Phase::Login(login) = &self.clients[c].phase else { return Err(Step::Blocked) };
-                let by = login.rule.as_ref().and_then(|rule| rule.judge.clone());
-                let Some(Judge::OAuth(by)) = by else { return Err(Step::Blocked) };
+                let Some(Judge::OAuth(by)) = login.demand.judge.clone() else { return Err(Step::Blocked) };
                 match response {
                     // A client that asks who gives tokens comes again with one. It is no refusal, in no count and in no log.
                     Response::Discovery => self.tell_issuer(c, &by),

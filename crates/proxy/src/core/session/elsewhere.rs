@@ -15,7 +15,7 @@ use crate::settings::User;
 use crate::verify::{Judge, Question, Verdict};
 
 impl Core {
-    /// Has the judge of the client's rule judge the password in a client's `PasswordMessage`.
+    /// Has the client's judge judge the password in a client's `PasswordMessage`.
     pub(super) fn verify_elsewhere(&mut self, c: usize, known: Option<Arc<User>>, message: &[u8]) -> Result<(), Step> {
         let password = payload::cstr(message).filter(|(_, rest)| rest.is_empty());
         let Some(Ok(password)) = password.map(|(password, _)| std::str::from_utf8(password)) else {
@@ -39,11 +39,11 @@ impl Core {
         self.ask_judge(c, known, Secret::new(STANDARD.encode(token)))
     }
 
-    /// Puts the question to the judge of the client's rule.
+    /// Puts the question to the client's judge.
     pub(super) fn ask_judge(&mut self, c: usize, known: Option<Arc<User>>, password: Secret) -> Result<(), Step> {
         let (client, from) = (self.clients[c].token, self.clients[c].address);
         let Phase::Login(login) = &mut self.clients[c].phase else { return Err(Step::Blocked) };
-        let Some(by) = login.rule.as_ref().and_then(|rule| rule.judge.clone()) else { return Err(Step::Blocked) };
+        let Some(by) = login.demand.judge.clone() else { return Err(Step::Blocked) };
         login.exchange = Exchange::Verifying(known, password.clone());
         let user = login.key.user.clone();
         let question = Question { user, password, by, from, waiting: (self.id, client) };
@@ -56,8 +56,8 @@ impl Core {
         let Phase::Login(login) = &mut self.clients[c].phase else { return };
         let user = login.key.user.clone();
         let console = login.console.is_some();
-        let Some(rule) = login.rule.clone() else { return };
-        let Some(judge) = &rule.judge else { return };
+        let demand = login.demand.clone();
+        let Some(judge) = &demand.judge else { return };
         let (known, password) = match std::mem::replace(&mut login.exchange, Exchange::Proved) {
             Exchange::Verifying(known, password) => (known, password),
             other => {
@@ -65,7 +65,7 @@ impl Core {
                 return;
             }
         };
-        let map = rule.map.as_deref();
+        let map = demand.map.as_deref();
         let right = match verdict {
             Verdict::Right => known.is_some(),
             Verdict::Is(proven) => {

@@ -21,6 +21,7 @@ use crate::config::Access;
 use crate::config::{AuthMethod, RouteTo};
 use crate::core::pool::{PoolKey, Want};
 use crate::core::{Core, Effect, Mail, SMALL_MAX, Secure};
+use crate::demand::{Certificate, Demand};
 use crate::fleet::CLUSTER;
 use crate::hba;
 use crate::settings::User;
@@ -44,15 +45,15 @@ pub(in crate::core) struct Login {
     pub console: Option<Access>,
     /// Set for a replication connection.
     pub tunnel: Option<Box<Tunnel>>,
-    /// The rule of `proxy.hba` by which the client logs in.
-    pub rule: Option<Arc<hba::Rule>>,
+    /// What the client has to do. Decided when the login began, too.
+    pub demand: Arc<Demand>,
     pub exchange: Exchange,
 }
 
 /// How far the authentication is.
 pub(in crate::core) enum Exchange {
-    /// This method will be used, once the user's account has been looked up.
-    Asked(AuthMethod),
+    /// The method will be used, once the user's account has been looked up.
+    Asked,
     /// `SASLInitialResponse` is awaited; the user, if there is one of that name.
     First(Box<scram::Server>, Option<Arc<User>>),
     /// `SASLResponse` is awaited.
@@ -259,19 +260,16 @@ impl Core {
         let known = self.settings.account(&user, console).cloned().map(Arc::new);
         // A physical replication connection is to no database, whichever its client has named.
         let ruled = if physical { hba::REPLICATION } else { &database };
-        let rule = match self.rule(c, ruled, &user) {
-            Ok(rule) => rule,
+        let demand = match self.demand(c, ruled, &user, known.as_deref()) {
+            Ok(demand) => demand,
             Err(text) => return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text),
         };
-        let method = match rule.as_deref().map(|rule| rule.method) {
-            Some(hba::Method::Auth(method)) => method,
-            _ => known.as_ref().map_or(self.settings.auth, |user| user.auth),
-        };
+        let method = demand.method;
         let access = console.then(|| self.settings.access(&user));
         let unproved = !console && self.settings.looks_up && known.as_ref().is_none_or(|known| !known.has_secret());
         let key = PoolKey { database: database.into(), user: user.into() };
-        let exchange = Exchange::Asked(method);
-        let login = Login { key, version, params: settings, console: access, tunnel, rule, exchange };
+        let exchange = Exchange::Asked;
+        let login = Login { key, version, params: settings, console: access, tunnel, demand, exchange };
         let name = login.key.user.clone();
         self.clients[c].phase = Phase::Login(Box::new(login));
         self.clients[c].looked_up = match method {
@@ -291,10 +289,13 @@ impl Core {
         }
     }
 
-    /// The rule of `proxy.hba` that a client has to log in by, whose method is never to reject; `None` if there are no rules. `Err`: why the
-    /// client is refused.
-    fn rule(&self, c: usize, database: &str, user: &str) -> Result<Option<Arc<hba::Rule>>, String> {
-        let Some(rules) = &self.settings.hba else { return Ok(None) };
+    /// What a client has to do to log in: what the first rule of `proxy.hba` that fits it demands, and where there are no rules what its user,
+    /// or `proxy.auth`, demands. `Err`: why the client is refused.
+    fn demand(&self, c: usize, database: &str, user: &str, known: Option<&User>) -> Result<Arc<Demand>, String> {
+        let Some(rules) = &self.settings.hba else {
+            let own = known.and_then(|known| known.demand.as_ref());
+            return Ok(own.unwrap_or(&self.settings.demand).clone());
+        };
         let client = &self.clients[c];
         let identity = client.identity.as_deref();
         // The listener says whether a client came over a Unix socket; an unknown address does not.
@@ -309,22 +310,20 @@ impl Core {
         let Some(rule) = rules.first(&attempt) else {
             return Err(format!("no rule of proxy.hba lets in a client {}", who()));
         };
-        if rule.method == hba::Method::Reject {
+        let Some(demand) = &rule.demand else {
             return Err(format!("a rule of proxy.hba rejects clients {}", who()));
-        }
+        };
         let shown = identity.filter(|identity| identity.certificate);
-        match (rule.certificate, shown) {
-            (hba::Certificate::No, _) | (hba::Certificate::Any, Some(_)) => Ok(Some(rule.clone())),
-            (hba::Certificate::OfUser, Some(shown)) if shown.common_name.as_deref() == Some(user) => {
-                Ok(Some(rule.clone()))
-            }
+        match (demand.certificate, shown) {
+            (Certificate::No, _) | (Certificate::Any, Some(_)) => Ok(demand.clone()),
+            (Certificate::OfUser, Some(shown)) if shown.common_name.as_deref() == Some(user) => Ok(demand.clone()),
             (_, shown) => Err(certificate_refusal(shown.unwrap_or(&tls::Identity::default()), user)),
         }
     }
 
     /// Takes the result of a user lookup that a client waits for.
     pub(in crate::core) fn looked_up(&mut self, c: usize, answer: Answer) {
-        if !matches!(&self.clients[c].phase, Phase::Login(login) if matches!(login.exchange, Exchange::Asked(_))) {
+        if !matches!(&self.clients[c].phase, Phase::Login(login) if matches!(login.exchange, Exchange::Asked)) {
             return;
         }
         match answer {
@@ -338,10 +337,13 @@ impl Core {
     /// against.
     fn challenge(&mut self, c: usize, known: Option<Arc<User>>) {
         let Phase::Login(login) = &self.clients[c].phase else { return };
-        let Exchange::Asked(method) = login.exchange else { return };
+        if !matches!(login.exchange, Exchange::Asked) {
+            return;
+        }
+        let demand = login.demand.clone();
         let (user, console) = (login.key.user.clone(), login.console.is_some());
-        let map = login.rule.as_ref().and_then(|rule| rule.map.as_deref());
-        let exchange = match method {
+        let map = demand.map.as_deref();
+        let exchange = match demand.method {
             AuthMethod::Trust if known.is_some() || self.settings.trusts(&user, console) => Exchange::Proved,
             AuthMethod::Trust => {
                 let of = if console { "operators" } else { "users" };
@@ -432,7 +434,7 @@ impl Core {
             self.close_client(c);
             return Step::Gone;
         }
-        if matches!(login.exchange, Exchange::Proved | Exchange::Asked(_) | Exchange::Verifying(..)) {
+        if matches!(login.exchange, Exchange::Proved | Exchange::Asked | Exchange::Verifying(..)) {
             // Statements sent before the greeting wait for it. A password that was not asked for yet waits for the
             // question.
             return Step::Blocked;
@@ -497,7 +499,7 @@ impl Core {
                 self.farewell(c, data);
                 return Step::Gone;
             }
-            Exchange::Proved | Exchange::Asked(_) | Exchange::Verifying(..) => return Step::Blocked,
+            Exchange::Proved | Exchange::Asked | Exchange::Verifying(..) => return Step::Blocked,
         };
         match (answer, next) {
             (Ok(answer), Some(next)) => {
