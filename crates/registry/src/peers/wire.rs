@@ -9,7 +9,7 @@
 //!
 //! Both know the secret that is in the store, and prove it over both nonces; each frame carries a tag over its number in its
 //! direction, so that nothing can be changed, repeated or left out in between. What is said is not hidden by this, but by TLS below it
-//! ([`super::secure`]), where there is that: then what both ends of that connection know goes into every proof and tag. Numbers are
+//! (`super::secure`), where there is that: then what both ends of that connection know goes into every proof and tag. Numbers are
 //! big-endian.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
