@@ -531,6 +531,8 @@ async fn a_store_without_keys_says_so() {
         ("PUT /v1/session/create", "501"),
         ("GET /v1/session/list", "501"),
         ("PUT /v1/txn", "501"),
+        ("PUT /v1/event/fire/deploy", "501"),
+        ("GET /v1/event/list", "501"),
         ("GET /v1/catalog/services", "200"),
     ] {
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
@@ -539,7 +541,11 @@ async fn a_store_without_keys_says_so() {
         let mut answer = String::new();
         tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
         assert_eq!(answer.split(' ').nth(1), Some(status), "{ask}: {answer}");
-        assert_eq!(answer.contains("keys and sessions need a store in SQLite"), status == "501", "{ask}: {answer}");
+        assert_eq!(
+            answer.contains("keys, sessions and events need a store in SQLite"),
+            status == "501",
+            "{ask}: {answer}"
+        );
     }
     server.shutdown(PATIENCE).await;
     registry.shutdown().await;
