@@ -98,7 +98,8 @@ impl Server {
         let process = server.stdout(Stdio::null()).stderr(log).spawn().unwrap();
         let mut server = Server { directory, port, process };
         let began = Instant::now();
-        while !socket.exists() {
+        // That it is there does not mean yet that it listens.
+        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
             let ended = server.process.try_wait().unwrap();
             let log = || std::fs::read_to_string(server.directory.path().join("log")).unwrap_or_default();
             assert!(ended.is_none() && began.elapsed() < PATIENCE, "{}", log());
