@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use kingpost_tests::{Kingpost, RegistryNode, SOON, ShowLogs, wait_until};
+use kingpost_tests::{Cluster, Kingpost, RegistryNode, SOON, ShowLogs, wait_until};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -44,6 +44,51 @@ async fn the_file_of_the_store_is_for_its_user_only() {
     node.start_again().await;
     let found = modes(&node);
     assert!(found.iter().all(|(_, mode)| *mode == 0o600), "{found:?}");
+}
+
+/// The TCP ports on which a process listens, from the kernel's tables.
+fn listening(pid: u32) -> std::collections::BTreeSet<u16> {
+    let sockets: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap()
+        .filter_map(|fd| Some(std::fs::read_link(fd.ok()?.path()).ok()?.display().to_string()))
+        .filter_map(|link| Some(link.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
+        .collect();
+    let mut ports = std::collections::BTreeSet::new();
+    for table in ["tcp", "tcp6"] {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
+        for fields in text.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>()) {
+            // Local address, state (0A: it listens) and inode.
+            if fields[3] == "0A" && sockets.iter().any(|inode| *inode == fields[9]) {
+                ports.insert(u16::from_str_radix(fields[1].rsplit(':').next().unwrap(), 16).unwrap());
+            }
+        }
+    }
+    ports
+}
+
+/// A node listens for other nodes only where there is one: not on SQLite, and not alone on a store in PostgreSQL.
+#[tokio::test]
+async fn nobody_listens_for_other_nodes_where_there_are_none() {
+    let cluster = Cluster::builder().start().await;
+    cluster.primary().execute("CREATE DATABASE registry").await;
+    let shared = format!("postgres://postgres@127.0.0.1:{}/registry", cluster.primary().port());
+    let others = |node: &RegistryNode| {
+        let config = std::fs::read_to_string(node.dir().join("kingpost.toml")).unwrap();
+        let mut ports = listening(node.process().pid());
+        let all = ports.len();
+        ports.retain(|port| !config.contains(&format!("127.0.0.1:{port}\"")));
+        (all - ports.len(), ports.len())
+    };
+    let alone = RegistryNode::start("").await;
+    let first = RegistryNode::start_on(Some(&shared), "").await;
+    let _logs = (ShowLogs(alone.dir()), ShowLogs(first.dir()));
+    assert_eq!((others(&alone), others(&first)), ((2, 0), (2, 0)));
+    let second = RegistryNode::start_on(Some(&shared), "").await;
+    for node in [&first, &second] {
+        let listens = async || (others(node) == (2, 1)).then_some(());
+        wait_until("a node that listens for the other one", SOON, node.dir(), listens).await;
+    }
+    assert_eq!(others(&alone), (2, 0));
 }
 
 #[tokio::test]
