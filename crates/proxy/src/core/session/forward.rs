@@ -94,9 +94,8 @@ impl Core {
                 self.pass_on(c, s, bytes, frame)
             }
             Message::FunctionCall => {
-                let act = self.act(c, Class::UNKNOWN, 0, b"");
-                if let Some(refused) = self.admit_sent(c, s, act) {
-                    return self.refuse_query(c, s, frame, Refusal::Rule(refused));
+                if let Some(why) = self.admit_sent(c, s, (Class::UNKNOWN, 0, b"")) {
+                    return self.refuse_query(c, s, frame, why);
                 }
                 let class = Class { flags: Flags::UNKNOWN, ..Class::UNKNOWN };
                 self.clients[c].unflushed = true;
@@ -159,9 +158,8 @@ impl Core {
         if frame.tag == b'P' {
             self.forward_long_parse(c, s);
         } else {
-            let act = self.act(c, Class::UNKNOWN, 0, b"");
-            if let Some(refused) = self.admit_sent(c, s, act) {
-                return self.refuse_query(c, s, frame, Refusal::Rule(refused));
+            if let Some(why) = self.admit_sent(c, s, (Class::UNKNOWN, 0, b"")) {
+                return self.refuse_query(c, s, frame, why);
             }
             let undo = self.names_of_query(c, s);
             let class = Class { flags: Flags::LOCAL, ..Class::UNKNOWN };
@@ -241,9 +239,7 @@ impl Core {
         (text, bytes): (&[u8], &[u8]),
         frame: Frame,
     ) -> Step {
-        let act = self.act(c, class, key, text);
-        let by_rule = self.admit_sent(c, s, act).map(Refusal::Rule);
-        if let Some(why) = by_rule.or_else(|| self.refusal(s, class)) {
+        if let Some(why) = self.admit_sent(c, s, (class, key, text)).or_else(|| self.refusal(s, class)) {
             return self.refuse_query(c, s, frame, why);
         }
         let changes = self.changes_of(c, s, class, || None, text);

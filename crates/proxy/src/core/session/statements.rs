@@ -285,13 +285,12 @@ impl Core {
             }
         }
         let Some((server_name, statement)) = self.server_name(c, s, name) else { return Step::Blocked };
-        let act = match (&statement, &server_name) {
-            (Some(statement), _) => self.act(c, statement.class(), !statement.id(), statement.text()),
+        let by_rule = match (&statement, &server_name) {
+            (Some(statement), _) => self.admit_sent(c, s, (statement.class(), !statement.id(), statement.text())),
             // A statement of SQL's PREPARE may do anything.
-            (None, ServerName::Sqls(_)) => self.act(c, Class::UNKNOWN, 0, b""),
+            (None, ServerName::Sqls(_)) => self.admit_sent(c, s, (Class::UNKNOWN, 0, b"")),
             (None, _) => None,
         };
-        let by_rule = self.admit_sent(c, s, act).map(Refusal::Rule);
         let of_class = || statement.as_ref().and_then(|statement| self.refusal(s, statement.class()));
         let refused = by_rule.or_else(of_class);
         let server_name = refused.map_or(server_name, ServerName::Refused);

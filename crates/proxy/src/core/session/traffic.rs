@@ -12,6 +12,7 @@ use wire::message::Status;
 use super::client::Step;
 use crate::core::Core;
 use crate::core::memory::Token;
+use crate::core::server::Refusal;
 use crate::traffic::{Act, Permit, Refused, is_governed};
 
 /// Most fingerprints that a worker knows. With more, it begins anew.
@@ -65,9 +66,17 @@ impl Core {
         }
     }
 
-    /// A statement that is being passed on to server `s`: gives by what it is refused.
-    pub(super) fn admit_sent(&mut self, c: usize, s: usize, act: Option<Act>) -> Option<Refused> {
-        let act = act?;
+    /// A statement that is being passed on to server `s`: gives by what it is refused. One that was let pass when its unit was looked at is not
+    /// looked at again.
+    pub(super) fn admit_sent(
+        &mut self,
+        c: usize,
+        s: usize,
+        (class, key, text): (Class, u64, &[u8]),
+    ) -> Option<Refusal> {
+        if !is_governed(class) {
+            return None;
+        }
         let client = &mut self.clients[c];
         if client.unit.admitted > 0 {
             client.unit.admitted -= 1;
@@ -77,7 +86,8 @@ impl Core {
         if client.again.admitted || self.servers[s].protocol.status() == Status::Failed {
             return None;
         }
-        self.admit(c, act).err()
+        let act = self.act(c, class, key, text)?;
+        self.admit(c, act).err().map(Refusal::Rule)
     }
 
     fn admit(&mut self, c: usize, act: Act) -> Result<(), Refused> {
