@@ -84,10 +84,10 @@ pub(super) fn describe_traffic(rules: &[RuleReport], exposition: &mut Exposition
             |of| of.running,
         ),
     ];
+    if rules.is_empty() {
+        return;
+    }
     for (name, kind, help, count) in counts {
-        if rules.is_empty() {
-            return;
-        }
         let mut metric = exposition.metric(kind, name, help);
         for of in rules {
             metric.sample(&[("rule", &of.rule.name)], count(of));

@@ -306,12 +306,16 @@ fn set(text: &str) -> Result<Command, String> {
     Ok(Command::Set { key: key.to_ascii_lowercase(), value })
 }
 
-/// Reads `30s`, `2min` or a number of seconds.
+/// Reads how long a lease is to last.
 fn lease(text: &str) -> Result<Duration, String> {
+    time(text, LEASE).ok_or_else(|| format!("PAUSE FOR {text:?}: expected a time from 1s to 10min, such as 30s"))
+}
+
+/// Reads `30s`, `2min` or a number of seconds, from the shortest to the longest time of `range`.
+pub(super) fn time(text: &str, range: (Duration, Duration)) -> Option<Duration> {
     let seconds = text.parse().ok().map(Duration::from_secs);
     let time = seconds.or_else(|| humantime::parse_duration(text).ok());
-    time.filter(|time| (LEASE.0..=LEASE.1).contains(time))
-        .ok_or_else(|| format!("PAUSE FOR {text:?}: expected a time from 1s to 10min, such as 30s"))
+    time.filter(|time| (range.0..=range.1).contains(time))
 }
 
 /// Splits a text into words, in double quotes (a name), in single quotes (a text, in which `''` stands for a quote) or not. A semicolon at the end is dropped; comments are white space.
@@ -334,23 +338,10 @@ fn words(text: &str) -> Result<Vec<String>, String> {
             let end = quoted.find('"').ok_or("a quoted name has no end")?;
             words.push(quoted[..end].to_owned());
             rest = &quoted[end + 1..];
-        } else if let Some(mut quoted) = rest.strip_prefix('\'') {
-            let mut word = String::new();
-            loop {
-                let end = quoted.find('\'').ok_or("a quoted text has no end")?;
-                word.push_str(&quoted[..end]);
-                match quoted[end + 1..].strip_prefix('\'') {
-                    Some(after) => {
-                        word.push('\'');
-                        quoted = after;
-                    }
-                    None => {
-                        rest = &quoted[end + 1..];
-                        break;
-                    }
-                }
-            }
+        } else if let Some(after) = rest.strip_prefix('\'') {
+            let (word, after) = quoted_text(after).ok_or("a quoted text has no end")?;
             words.push(word);
+            rest = after;
         } else {
             let end = rest.find(|c: char| c.is_whitespace() || c == ';' || c == '"').unwrap_or(rest.len());
             words.push(rest[..end].to_owned());
@@ -359,6 +350,18 @@ fn words(text: &str) -> Result<Vec<String>, String> {
         rest = rest.trim_start();
     }
     Ok(words)
+}
+
+/// A text in single quotes, behind the first of them, and what follows the last. `None`: there is no last one.
+fn quoted_text(mut rest: &str) -> Option<(String, &str)> {
+    let mut text = String::new();
+    loop {
+        let (before, after) = rest.split_once('\'')?;
+        text.push_str(before);
+        let Some(more) = after.strip_prefix('\'') else { return Some((text, after)) };
+        text.push('\'');
+        rest = more;
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use sql::Access;
 
+use super::command::time;
 use super::table::Of::{Number, Text};
 use super::table::Table;
 use crate::traffic::{Given, Rule, RuleReport};
@@ -42,19 +43,16 @@ pub(super) fn parse(block: bool, mut words: impl Iterator<Item = String>) -> Res
                 "RUN" => given.dry_run = true,
                 other => return Err(format!("DRY {other}: expected DRY RUN")),
             },
-            "FOR" => ending = Some(time(&value()?)?),
+            "FOR" => ending = Some(length(&value()?)?),
             _ => return Err(format!("unexpected {word:?} after {verb}: SHOW HELP has the form")),
         }
     }
     Ok((given.check().map_err(|error| format!("{verb}: {error}"))?, ending))
 }
 
-/// Reads `30s`, `2h` or a number of seconds.
-fn time(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().map(Duration::from_secs);
-    let time = seconds.or_else(|| humantime::parse_duration(text).ok());
-    time.filter(|time| (FOR.0..=FOR.1).contains(time))
-        .ok_or_else(|| format!("FOR {text:?}: expected a time from 1s to 30days, such as 10min"))
+/// Reads for how long a rule is to hold.
+fn length(text: &str) -> Result<Duration, String> {
+    time(text, FOR).ok_or_else(|| format!("FOR {text:?}: expected a time from 1s to 30days, such as 10min"))
 }
 
 /// `SHOW TRAFFIC`.
