@@ -196,6 +196,16 @@ async fn registry_xds_grpc_js() {
     usual(client).await;
 }
 
+/// A node with tokens, and its port for xDS: one token may write for two tenants, one may read of the first; of that one also its table.
+async fn of_two_tenants() -> (RegistryNode, Port, String, (String, String)) {
+    let xds = Port::reserve();
+    let (writer, first) = token("writer", "write", &json!(["tenant-a", "tenant-b"]));
+    let (reader, second) = token("reader", "read", &json!(["tenant-a"]));
+    let more = format!("auth = \"tokens\"\nxds_listen = \"127.0.0.1:{}\"\n{first}{second}", xds.number());
+    let node = RegistryNode::start(&more).await;
+    (node, xds, writer, (reader, second))
+}
+
 /// Part of `make clients` only: fetching and compiling Go's packages takes longer than all the rest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs Go and the network: make clients"]
@@ -214,11 +224,7 @@ async fn registry_xds_grpc_go() {
 async fn registry_xds_grpc_java() {
     let Some(program) = java_program("java/xds", "XdsAgent").await else { return };
     usual(Command::new(&program)).await;
-    let xds = Port::reserve();
-    let (writer, first) = token("writer", "write", &json!(["tenant-a", "tenant-b"]));
-    let (reader, second) = token("reader", "read", &json!(["tenant-a"]));
-    let more = format!("auth = \"tokens\"\nxds_listen = \"127.0.0.1:{}\"\n{first}{second}", xds.number());
-    let node = RegistryNode::start(&more).await;
+    let (node, xds, writer, (reader, second)) = of_two_tenants().await;
     let _logs = ShowLogs(node.dir());
     let java = async |token: &str| Agent::start(Command::new(&program), xds.number(), Some(token)).await;
     two_tokens(&node, xds.number(), [&writer, &reader], &second, java).await;
@@ -249,11 +255,7 @@ async fn registry_xds_half_open() {
 /// What is said on a stream, message by message; and a client whose token may read one of two namespaces.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn registry_xds_streams_and_tokens() {
-    let xds = Port::reserve();
-    let (writer, first) = token("writer", "write", &json!(["tenant-a", "tenant-b"]));
-    let (reader, second) = token("reader", "read", &json!(["tenant-a"]));
-    let more = format!("auth = \"tokens\"\nxds_listen = \"127.0.0.1:{}\"\n{first}{second}", xds.number());
-    let node = RegistryNode::start(&more).await;
+    let (node, xds, writer, (reader, second)) = of_two_tenants().await;
     let _logs = ShowLogs(node.dir());
     let mut script = Command::new(installed().await.join("venv/bin/python"));
     script

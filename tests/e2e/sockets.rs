@@ -6,7 +6,7 @@ use kingpost_tests::{Cluster, DATABASE, Kingpost, ShowLogs, USER, unique};
 use toml::Table;
 
 use crate::common::{only_kingpost, value};
-use crate::traffic::connect;
+use crate::governed::connect;
 
 #[tokio::test]
 async fn a_unix_socket_has_the_permissions_and_the_group_that_are_configured() {
@@ -92,7 +92,7 @@ async fn servers_are_reached_by_unix_sockets() {
     let nodes: Vec<toml::Value> = cluster.nodes().iter().map(node).collect();
     let kingpost = Kingpost::of(&cluster).set("cluster.nodes", nodes).start().await;
     for (user, database) in [(USER, DATABASE), ("bert", DATABASE), (USER, "second"), ("bert", "second")] {
-        let client = connect(&kingpost, user, database).await;
+        let client = connect(&kingpost, user, "", database).await;
         for route in ["primary", "replica"] {
             let sql = format!(
                 "/* kingpost.route={route} */ SELECT current_user || ' ' || current_database() || ' ' || pg_is_in_recovery() || ' ' || coalesce(inet_server_port()::text, 'socket')"
@@ -105,6 +105,6 @@ async fn servers_are_reached_by_unix_sockets() {
     }
     cluster.primary().kill9().await;
     cluster.nodes()[1].promote().await;
-    let client = connect(&kingpost, "bert", "second").await;
+    let client = connect(&kingpost, "bert", "", "second").await;
     client.batch_execute("CREATE TEMP TABLE written (n int)").await.unwrap();
 }

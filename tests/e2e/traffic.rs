@@ -7,6 +7,7 @@ use toml::{Table, Value};
 
 use crate::common::{only_kingpost, value};
 use crate::console::{console, rows};
+use crate::governed::connect;
 
 const SECOND: &str = "second";
 const OTHER: &str = "bert";
@@ -43,12 +44,6 @@ fn rule<const N: usize>(name: &str, settings: [(&str, Value); N]) -> Table {
     table
 }
 
-pub(crate) async fn connect(kingpost: &Kingpost, user: &str, database: &str) -> Client {
-    let mut config = kingpost.endpoint().config();
-    config.user(user).dbname(database);
-    kingpost.endpoint().connect_as(&config).await
-}
-
 /// The SQLSTATE that a statement ends with, and the message; empty if it has been carried out.
 async fn code(client: &Client, sql: &str) -> String {
     client.simple_query(sql).await.map_or_else(|error| sqlstate(&error).to_owned(), |_| String::new())
@@ -82,7 +77,7 @@ async fn a_blocked_statement_fails_for_whom_it_is_blocked_and_for_nobody_else() 
     let text = "SELECT of FROM guarded WHERE n = 1";
     let mut everybody = Vec::new();
     for (user, database) in [(USER, DATABASE), (OTHER, DATABASE), (USER, SECOND), (OTHER, SECOND)] {
-        let client = connect(&kingpost, user, database).await;
+        let client = connect(&kingpost, user, "", database).await;
         // The statement is known by name before it is blocked.
         let prepared = client.prepare("SELECT of FROM guarded WHERE n = $1").await.unwrap();
         everybody.push((user, database, client, prepared));
@@ -175,7 +170,7 @@ async fn a_refused_statement_leaves_the_session_as_a_failed_one_does() {
     }
     // Nothing of all that was carried out, in either database; and nobody's rows are gone.
     for database in [DATABASE, SECOND] {
-        let reader = connect(&kingpost, OTHER, database).await;
+        let reader = connect(&kingpost, OTHER, "", database).await;
         assert_eq!(value(&reader, "SELECT count(*) FROM guarded").await, "9");
     }
     // A dry run counts what it would have refused.
@@ -205,7 +200,7 @@ async fn a_rate_holds_over_workers_and_each_user_has_its_own() {
         .await;
     let mut clients = Vec::new();
     for n in 0..8 {
-        clients.push(connect(&kingpost, USER, if n % 2 == 0 { DATABASE } else { SECOND }).await);
+        clients.push(connect(&kingpost, USER, "", if n % 2 == 0 { DATABASE } else { SECOND }).await);
     }
     let all = clients.iter().map(|client| async move {
         let mut passed = 0;
@@ -222,7 +217,7 @@ async fn a_rate_holds_over_workers_and_each_user_has_its_own() {
     let console = console(&kingpost).await;
     assert_eq!(counts(&console, "few").await, [0, 40, 120]);
     // The other user has a rate of its own.
-    let other = connect(&kingpost, OTHER, SECOND).await;
+    let other = connect(&kingpost, OTHER, "", SECOND).await;
     assert_eq!(code(&other, "SELECT of FROM guarded LIMIT 1").await, "");
     // A statement that a replica refuses, and that is sent to the primary then, is one.
     console.batch_execute("LIMIT few RATE 1/h BURST 1 EACH USER READS").await.unwrap();
@@ -275,10 +270,10 @@ async fn so_many_run_at_a_time_and_whoever_ends_makes_room() {
     one.send(&raw::query(locks)).await;
     two.send(&raw::query(locks)).await;
     runs(2).await;
-    let third = connect(&kingpost, USER, DATABASE).await;
+    let third = connect(&kingpost, USER, "", DATABASE).await;
     assert_eq!(code(&third, locks).await, "53400");
     assert_eq!(code(&third, "SELECT count(*) FROM guarded").await, "", "reads are not limited");
-    assert_eq!(code(&connect(&kingpost, USER, SECOND).await, locks).await, "", "nor is the other database");
+    assert_eq!(code(&connect(&kingpost, USER, "", SECOND).await, locks).await, "", "nor is the other database");
     // A client that goes in the middle of its statement gives its place back.
     drop(one);
     runs(1).await;
@@ -291,7 +286,7 @@ async fn so_many_run_at_a_time_and_whoever_ends_makes_room() {
     runs(0).await;
     // In a transaction the place is for the statement, not for the transaction.
     admin.batch_execute("SELECT pg_advisory_unlock(7)").await.unwrap();
-    let [first, second] = [connect(&kingpost, USER, DATABASE).await, connect(&kingpost, OTHER, DATABASE).await];
+    let [first, second] = [connect(&kingpost, USER, "", DATABASE).await, connect(&kingpost, OTHER, "", DATABASE).await];
     for client in [&first, &second, &third] {
         client.batch_execute("BEGIN").await.unwrap();
         client.batch_execute("SELECT pg_advisory_xact_lock_shared(8)").await.unwrap();
