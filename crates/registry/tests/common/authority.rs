@@ -33,6 +33,12 @@ impl Authority {
         self.file("ca.crt").display().to_string()
     }
 
+    /// The paths of a certificate for a client of this name, and of its key.
+    pub(crate) fn client(&self, name: &str) -> [String; 2] {
+        self.issue(name, &[], self.directory.path());
+        ["crt", "key"].map(|kind| self.file(&format!("{name}.{kind}")).display().to_string())
+    }
+
     /// `NAME.crt` and `NAME.key`, in this directory.
     pub(crate) fn issue(&self, name: &str, hosts: &[&str], into: &Path) {
         let mut params =

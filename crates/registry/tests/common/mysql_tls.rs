@@ -144,21 +144,19 @@ async fn modes_are_as_mysqls_clients_have_them() {
 async fn a_certificate_is_shown_to_a_server_that_asks_for_one() {
     let encrypted = Encrypted::start().await;
     let own = &encrypted.authority;
-    for name in ["shown", "b"] {
-        own.issue(name, &[], own.directory.path());
-    }
     let query = |name: &str| {
-        let (cert, key) = (own.file(&format!("{name}.crt")), own.file(&format!("{name}.key")));
-        format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={}&ssl-cert={}&ssl-key={}", own.ca(), cert.display(), key.display())
+        let [cert, key] = own.client(name);
+        format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={}&ssl-cert={}&ssl-key={}", own.ca(), cert, key)
     };
-    let _store = store::open(&encrypted.address("shown", "127.0.0.1", &query("shown"))).await.unwrap();
+    let shown = query("shown");
+    let _store = store::open(&encrypted.address("shown", "127.0.0.1", &shown)).await.unwrap();
     // Another's certificate, and none.
     for query in [query("b"), "ssl-mode=REQUIRED".into()] {
         let said = refused(&encrypted.address("shown", "127.0.0.1", &query)).await;
         assert!(said.contains("Access denied"), "{said}");
     }
     std::fs::set_permissions(own.file("shown.key"), std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
-    let said = refused(&encrypted.address("shown", "127.0.0.1", &query("shown"))).await;
+    let said = refused(&encrypted.address("shown", "127.0.0.1", &shown)).await;
     assert!(said.contains("reading ssl-key") && said.contains("others may use it"), "{said}");
 }
 

@@ -137,12 +137,9 @@ async fn modes_are_as_libpq_has_them() {
 async fn a_certificate_is_shown_to_a_server_that_asks_for_one() {
     let encrypted = Encrypted::start().await;
     let own = &encrypted.authority;
-    for name in ["shown", "b"] {
-        own.issue(name, &[], own.directory.path());
-    }
     let query = |name: &str| {
-        let (cert, key) = (own.file(&format!("{name}.crt")), own.file(&format!("{name}.key")));
-        format!("sslmode=verify-full&sslrootcert={}&sslcert={}&sslkey={}", own.ca(), cert.display(), key.display())
+        let [cert, key] = own.client(name);
+        format!("sslmode=verify-full&sslrootcert={}&sslcert={}&sslkey={}", own.ca(), cert, key)
     };
     let _store = store::open(&encrypted.address("shown", "127.0.0.1", &query("shown"))).await.unwrap();
     // Another's certificate, and none.
