@@ -37,6 +37,9 @@ pub(crate) struct Before {
     pub(crate) listens_behind_notify: bool,
     /// The client has begun to listen in a text with other statements.
     pub(crate) listens_inside: bool,
+    /// Somebody has notified between the client's LISTEN and the end of the transaction it stands in: `a: P '' "listen c"; B; E`, then `b: Q "notify c"`,
+    /// then `a: S`.
+    pub(crate) notified_before_listening: bool,
     /// The client has sent SET TRANSACTION behind the Parse of another statement, without a Sync in between.
     pub(crate) sets_transaction_behind: bool,
     /// The client has made a temporary table that takes the place of another one: `create temp table t as …`.
@@ -65,6 +68,12 @@ const WRITES: [&str; 10] =
 fn ends(text: &str) -> bool {
     let text = text.trim_start().to_ascii_lowercase();
     ["commit", "rollback", "end", "abort"].iter().any(|word| text.starts_with(word))
+}
+
+/// The statement begins a transaction.
+fn begins(text: &str) -> bool {
+    let text = text.trim_start().to_ascii_lowercase();
+    ["begin", "start transaction"].iter().any(|word| text.starts_with(word))
 }
 
 /// The text has another statement behind one that ends a transaction.
@@ -133,6 +142,24 @@ impl Before {
             listens_inside: own_messages()
                 .filter_map(Message::sql)
                 .any(|text| text.to_ascii_lowercase().contains("listen ") && text.contains(';')),
+            notified_before_listening: {
+                let (mut in_transaction, mut listens) = (false, false);
+                packets().any(|packet| {
+                    if packet.client != client {
+                        return listens && says(packet, &["notify"]);
+                    }
+                    for message in &packet.messages {
+                        if let Some(text) = message.sql() {
+                            let text = text.to_ascii_lowercase();
+                            in_transaction = (in_transaction || begins(&text)) && !ends(&text);
+                            listens |= text.contains("listen ");
+                        }
+                        let is_over = matches!(message, Message::Sync | Message::Query(_)) && !in_transaction;
+                        listens &= !is_over;
+                    }
+                    false
+                })
+            },
             shadows: own().any(|packet| says(packet, &["create temp table t as"])),
             unlistens_behind_notify: own().any(|packet| says(packet, &["notify"]))
                 && last.iter().filter(|packet| packet.client == client).any(|packet| {
@@ -192,7 +219,7 @@ mod tests {
     use super::*;
     use crate::text::parse;
 
-    /// `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i`, `g`, `s`, `u`, `t`, `w` for what holds for client `a` in the last step.
+    /// `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i`, `g`, `s`, `u`, `t`, `w`, `h` for what holds for client `a` in the last step.
     fn before(text: &str, open: bool) -> String {
         let session = parse(text).unwrap().session;
         let before = Before::of(&session, session.steps.len() - 1, 0, open);
@@ -212,6 +239,7 @@ mod tests {
             (before.unlistens_behind_notify, 'u'),
             (before.sets_transaction_behind, 't'),
             (before.others_write_before_sync, 'w'),
+            (before.notified_before_listening, 'h'),
         ];
         flags.iter().filter(|(holds, _)| *holds).map(|(_, letter)| *letter).collect()
     }
@@ -244,6 +272,11 @@ mod tests {
             (PLAIN, "a: Q \"listen c\" ; Q \"notify c\"", false, ""),
             (PLAIN, "a: Q \"begin; listen c\"\na: Q \"rollback\"", false, "i"),
             (PLAIN, "b: Q \"begin; listen c\"\na: S", false, ""),
+            (PLAIN, "a: P '' \"listen c\" ; B '' '' ; E ''\nb: Q \"notify c\"\na: S", false, "h"),
+            (PLAIN, "a: P '' \"listen c\" ; B '' '' ; E '' ; S\nb: Q \"notify c\"\na: S", false, ""),
+            (PLAIN, "a: Q \"begin\" ; Q \"listen c\"\nb: Q \"notify c\"\na: Q \"commit\"", false, "h"),
+            (PLAIN, "a: Q \"begin\" ; Q \"listen c\" ; Q \"commit\"\nb: Q \"notify c\"", false, ""),
+            (PLAIN, "b: P '' \"listen c\" ; B '' '' ; E ''\na: Q \"notify c\"", false, ""),
             (PLAIN, "b: P s \"select 1\"\na: Q \"deallocate s\"", false, ""),
             (PLAIN, "a: P s \"COMMIT\" ; B '' s ; E ''\na: P s \"select 1\"", false, "g"),
             (PLAIN, "a: P s \"commit\" ; B '' s ; E '' ; S ; P s \"select 1\"", false, ""),

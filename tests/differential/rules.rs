@@ -86,7 +86,7 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "notification-time",
         what: "when a notification comes (compared: that it comes, between two transactions, and in which order), also one's own; none that has not come \
-               before `UNLISTEN`, as where one packet has both; one that was sent right before a `LISTEN` may be heard; and those of two channels may come in another order, where one \
+               before `UNLISTEN`, as where one packet has both; one that was sent right before a `LISTEN` may be heard; one that came between a `LISTEN` and its commit need not be; and those of two channels may come in another order, where one \
                `LISTEN` stood in a text with other statements",
         why: "one server connection listens for all clients of a pool ([0024](decisions/0024-listen.md)); what stands in such a text listens on the client's own",
         covers: notification_time,
@@ -356,7 +356,9 @@ fn notification_time(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<
     {
         return Some(Verdict::Same);
     }
-    if matches!(direct, Some(Reply::Notification { .. })) && scene.before.unlistens_behind_notify {
+    // PostgreSQL promises what is committed behind an instant within the commit of a LISTEN. A session that listens to something already hears more.
+    let may_be_missing = scene.before.unlistens_behind_notify || scene.before.notified_before_listening;
+    if matches!(direct, Some(Reply::Notification { .. })) && may_be_missing {
         return Some(Verdict::Missing);
     }
     let early = direct.is_none() && matches!(proxied, Some(Reply::Notification { .. }));
@@ -615,6 +617,8 @@ mod tests {
             (none, heard(2), on_d(), ""),
             (Before { unlistens_behind_notify: true, ..none }, heard(2), done(), "notification-time Missing"),
             (Before { unlistens_behind_notify: true, ..none }, done(), heard(2), ""),
+            (Before { notified_before_listening: true, ..none }, heard(2), done(), "notification-time Missing"),
+            (Before { notified_before_listening: true, ..none }, done(), heard(2), ""),
             (none, heard(2), done(), ""),
             (none, done(), old_plan(), ""),
             (Before { shadows: true, ..none }, row(Some("1")), old_plan(), "first-temporary Over"),
