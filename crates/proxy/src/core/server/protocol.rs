@@ -99,6 +99,8 @@ pub(crate) struct Protocol<N> {
     owed: VecDeque<Owed<N>>,
     /// The transaction status of the last `ReadyForQuery`.
     status: Status,
+    /// An Execute in this unit ends the failed transaction that `status` is about, or its failed part, if anything behind it is run.
+    recovers: bool,
     /// Messages of the extended protocol were sent, and no Sync after them.
     in_unit: bool,
     /// The server has sent an error and skips messages up to a Sync, and that Sync has not been sent yet.
@@ -119,6 +121,7 @@ impl<N: Note> Protocol<N> {
         Protocol {
             owed: VecDeque::new(),
             status: Status::Idle,
+            recovers: false,
             in_unit: false,
             skipping: false,
             copies_in: false,
@@ -134,6 +137,12 @@ impl<N: Note> Protocol<N> {
     /// The status of the last `ReadyForQuery`, or [`Status::Transaction`] after [`begins`](Protocol::begins).
     pub(crate) fn status(&self) -> Status {
         self.status
+    }
+
+    /// True if the next message comes within a failed transaction, as far as the server has said. Behind a ROLLBACK in
+    /// the same unit it does not: should the ROLLBACK fail, then the server skips the message.
+    pub(crate) fn is_failed(&self) -> bool {
+        self.status == Status::Failed && !self.recovers
     }
 
     /// True if the server owes no answer. (The connection may be in the middle of a unit.)
@@ -218,6 +227,7 @@ impl<N: Note> Protocol<N> {
             Request::Sync | Request::Query => {
                 self.in_unit = false;
                 self.skipping = false;
+                self.recovers = false;
                 self.units_sent += 1;
                 self.depended_before = self.depended;
             }
@@ -248,6 +258,12 @@ impl<N: Note> Protocol<N> {
     pub(crate) fn enters_unit(&mut self, skips: bool) {
         self.in_unit = true;
         self.skipping |= skips;
+    }
+
+    /// An Execute is sent of a text that is not empty. In a failed transaction that succeeds only if it ends the transaction or its failed
+    /// part: COMMIT, ROLLBACK, ROLLBACK TO.
+    pub(crate) fn recovers(&mut self) {
+        self.recovers = true;
     }
 
     /// A BEGIN was sent without a Sync behind it: if the connection is lost from here on, a transaction is lost.

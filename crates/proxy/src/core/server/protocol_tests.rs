@@ -95,3 +95,37 @@ fn a_server_that_skips_reads_on_to_sync() {
     assert_eq!(protocol.received(b'2', None), Reply::Broken("BindComplete without a Bind"));
     assert_eq!(protocol.received(b'Z', Some(b'x')), Reply::Broken("invalid ReadyForQuery"));
 }
+
+#[test]
+fn a_failed_transaction_ends_within_a_unit() {
+    let mut protocol = Protocol::new();
+    let fails = |protocol: &mut Protocol<u32>| {
+        protocol.sent(Request::Query, 1);
+        assert!(!protocol.is_failed(), "not known before it is answered");
+        protocol.received(b'E', None);
+        protocol.received(b'Z', Some(b'E'));
+        assert!(protocol.is_failed());
+    };
+    fails(&mut protocol);
+    // P '' "rollback"; B; E: what follows runs only if that has ended the transaction.
+    protocol.sent(Request::Parse, 2);
+    protocol.sent(Request::Bind, 3);
+    assert!(protocol.is_failed());
+    protocol.recovers();
+    protocol.sent(Request::Execute, 4);
+    assert!(!protocol.is_failed());
+    // The next unit runs also if that has failed.
+    protocol.sent(Request::Sync, 5);
+    assert!(protocol.is_failed());
+    for (tag, first) in [(b'1', None), (b'2', None), (b'C', None), (b'Z', Some(b'I'))] {
+        protocol.received(tag, first);
+    }
+    assert!(!protocol.is_failed());
+    // In a transaction that has not failed, an Execute says nothing about the next failure.
+    protocol.recovers();
+    protocol.sent(Request::Execute, 6);
+    protocol.sent(Request::Sync, 7);
+    protocol.received(b'C', None);
+    protocol.received(b'Z', Some(b'T'));
+    fails(&mut protocol);
+}

@@ -164,13 +164,17 @@ impl Core {
             return None;
         }
         let protocol = &self.servers[s].protocol;
-        if protocol.is_in_unit() || protocol.status() == Status::Failed {
-            // Inside a unit of the extended protocol, or in a failed transaction, the server has to answer.
+        if protocol.is_in_unit() {
+            // Inside a unit of the extended protocol the server has to answer.
             return None;
         }
         if !protocol.is_settled() {
-            // Answers that the server owes come first.
+            // Answers that the server owes come first. They may also end a failed transaction: `Q "rollback"; Q "deallocate s"`.
             return Some(Step::Blocked);
+        }
+        if protocol.is_failed() {
+            // In a failed transaction, too, the server has to answer.
+            return None;
         }
         let status = protocol.status();
         match self.carry_out(c, text) {
@@ -225,7 +229,7 @@ impl Core {
     /// Carries out an Execute of a statement about the proxy's own state. Gives the answer, and how to undo it. `None`:
     /// the server runs the statement.
     pub(super) fn execute_local(&mut self, c: usize, s: usize, statement: &Arc<Statement>) -> Option<(Answer, Undo)> {
-        if self.servers[s].protocol.status() == Status::Failed {
+        if self.servers[s].protocol.is_failed() {
             return None;
         }
         match self.carry_out(c, statement.text()) {

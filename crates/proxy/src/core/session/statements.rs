@@ -357,14 +357,14 @@ impl Core {
     }
 
     pub(super) fn forward_execute(&mut self, c: usize, s: usize, portal: &[u8], bytes: &[u8], frame: Frame) -> Step {
-        if self.may_be_gone(s, portal) {
+        if self.waits_for_end(s, portal) {
             return Step::Blocked;
         }
         let Run { statement, changes, again } = self.servers[s].portals.run(portal);
         let mut dropped = None;
         if let Some(statement) = &statement {
             let class = statement.class();
-            if class.local && again && self.servers[s].protocol.status() != Status::Failed {
+            if class.local && again && !self.servers[s].protocol.is_failed() {
                 // The proxy has run this portal to its end. A second Execute is an error, which the server gives.
                 self.send(s, |out| message::execute(out, NOBODYS));
                 self.servers[s].protocol.sent(Request::Execute, Note::Finished(portal.into()));
@@ -380,19 +380,24 @@ impl Core {
             self.note_in_force(c, s, class, changes.as_deref());
             dropped = self.drops_statements(c, s, class, statement.text());
         }
+        let runs_nothing = statement.is_some_and(|statement| statement.class().flags.has(Flags::EMPTY));
+        if !runs_nothing {
+            self.servers[s].protocol.recovers();
+        }
         self.servers[s].protocol.sent(Request::Execute, Note::Execute { changes, dropped });
         self.pass_on(c, s, bytes, frame)
     }
 
-    /// True if the portal runs what the proxy carries out by itself, and was bound in an earlier unit whose end is not answered yet:
-    /// `P '' "deallocate s"; B '' ''; S; E ''`. The end of that unit may have ended the transaction, and the portal with it.
-    fn may_be_gone(&self, s: usize, portal: &[u8]) -> bool {
+    /// True if the portal runs what the proxy carries out by itself, and the end of an earlier unit decides what comes of it: the unit in which
+    /// the portal was bound, whose end may have ended the transaction and the portal with it (`P '' "deallocate s"; B '' ''; S; E ''`); or one
+    /// that may end a failed transaction (`B '' rollback; E ''; S; B '' deallocate; E ''`).
+    fn waits_for_end(&self, s: usize, portal: &[u8]) -> bool {
         let server = &self.servers[s];
         let Some(portal) = server.portals.get(portal) else { return false };
         let carries_out = |class: Class| class.local || class.flags.has(Flags::DROPS_STATEMENTS);
         portal.statement.as_ref().is_some_and(|statement| carries_out(statement.class()))
-            && portal.unit < server.protocol.unit()
-            && !server.protocol.has_ended(portal.unit)
+            && (portal.unit < server.protocol.unit() && !server.protocol.has_ended(portal.unit)
+                || server.protocol.is_failed() && server.protocol.owes_end())
     }
 
     /// A statement that drops prepared statements (DEALLOCATE ALL, DISCARD ALL) is run: drops them from the client's
@@ -486,7 +491,7 @@ impl Core {
         let Some(portal) = self.servers[s].portals.get(portal) else { return };
         let Some(statement) = self.clients[c].names.set_told(&portal.called, true) else { return };
         // In a failed transaction PostgreSQL describes only what returns no rows, and the proxy's own Describe would fail first.
-        if statement.columns().is_none() && self.servers[s].protocol.status() != Status::Failed {
+        if statement.columns().is_none() && !self.servers[s].protocol.is_failed() {
             let statement = statement.clone();
             // A portal's description depends on its result formats; the statement's own description is the one to
             // compare.
@@ -524,7 +529,7 @@ impl Core {
         let Some(statement) = self.as_read_now(c, s, (name, told), statement) else { return outdated() };
         let server = &self.servers[s];
         // (In a failed transaction the Describe would fail before the client's own message does.)
-        let checks = told && statement.columns().is_some() && server.protocol.status() != Status::Failed;
+        let checks = told && statement.columns().is_some() && !server.protocol.is_failed();
         self.prepare(s, &statement);
         if checks && !self.servers[s].held.is_described(&statement) {
             // The client relies on the columns that it was told; the Parse on this connection may have found others.
@@ -577,7 +582,7 @@ impl Core {
             return Some(if statement.is_outdated() { self.renew(c, name, &statement) } else { statement });
         }
         let held = self.servers[s].held.has(&statement) && !statement.is_outdated();
-        if held && self.servers[s].protocol.status() == Status::Failed {
+        if held && self.servers[s].protocol.is_failed() {
             // Only a statement that ends the transaction is run here; a Parse would fail earlier than the Bind should.
             return Some(statement);
         }

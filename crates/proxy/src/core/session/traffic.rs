@@ -7,7 +7,6 @@
 use std::collections::HashMap;
 
 use sql::Class;
-use wire::message::Status;
 
 use super::client::Step;
 use crate::core::Core;
@@ -83,7 +82,7 @@ impl Core {
             return None;
         }
         // In a failed transaction the server runs nothing, and says so.
-        if client.again.admitted || self.servers[s].protocol.status() == Status::Failed {
+        if client.again.admitted || self.servers[s].protocol.is_failed() {
             return None;
         }
         let act = self.act(c, class, key, text)?;
