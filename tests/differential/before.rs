@@ -152,7 +152,7 @@ impl Before {
                         if let Some(text) = message.sql() {
                             let text = text.to_ascii_lowercase();
                             in_transaction = (in_transaction || begins(&text)) && !ends(&text);
-                            listens |= text.contains("listen ");
+                            listens |= text.contains("listen ") && !text.contains("unlisten ");
                         }
                         let is_over = matches!(message, Message::Sync | Message::Query(_)) && !in_transaction;
                         listens &= !is_over;

@@ -347,6 +347,15 @@ fn notification_process(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&
     (channel == c && payload == p).then_some(Verdict::Same)
 }
 
+/// Both are the same notification, of whichever process.
+fn is_heard(direct: Option<&Reply>, proxied: Option<&Reply>) -> bool {
+    let said = |reply: Option<&Reply>| match reply {
+        Some(Reply::Notification { channel, payload, .. }) => Some((channel.clone(), payload.clone())),
+        _ => None,
+    };
+    said(direct).is_some_and(|said_directly| said(proxied) == Some(said_directly))
+}
+
 fn notification_time(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     // Each of the two is looked at, so one that is missing is found.
     if let (Some(Reply::Notification { channel: one, .. }), Some(Reply::Notification { channel: other, .. })) =
@@ -358,7 +367,7 @@ fn notification_time(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<
     }
     // PostgreSQL promises what is committed behind an instant within the commit of a LISTEN. A session that listens to something already hears more.
     let may_be_missing = scene.before.unlistens_behind_notify || scene.before.notified_before_listening;
-    if matches!(direct, Some(Reply::Notification { .. })) && may_be_missing {
+    if matches!(direct, Some(Reply::Notification { .. })) && may_be_missing && !is_heard(direct, proxied) {
         return Some(Verdict::Missing);
     }
     let early = direct.is_none() && matches!(proxied, Some(Reply::Notification { .. }));
@@ -617,6 +626,8 @@ mod tests {
             (none, heard(2), on_d(), ""),
             (Before { unlistens_behind_notify: true, ..none }, heard(2), done(), "notification-time Missing"),
             (Before { unlistens_behind_notify: true, ..none }, done(), heard(2), ""),
+            (Before { unlistens_behind_notify: true, ..none }, heard(2), heard(0), "notification-process Same"),
+            (Before { unlistens_behind_notify: true, ..none }, heard(2), heard(1), ""),
             (Before { notified_before_listening: true, ..none }, heard(2), done(), "notification-time Missing"),
             (Before { notified_before_listening: true, ..none }, done(), heard(2), ""),
             (none, heard(2), done(), ""),
