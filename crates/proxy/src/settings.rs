@@ -190,7 +190,7 @@ pub struct Database {
     /// Where statements go.
     pub route: RouteTo,
     /// How answers to commits are held back, unless the user says otherwise.
-    pub gate: Gate,
+    pub gate: CommitGate,
 }
 
 impl Database {
@@ -272,7 +272,7 @@ fn read(user: &str, file: Option<&Path>, command: &[String]) -> Result<Option<St
 
 /// How a pool's answers to commits are held back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gate {
+pub struct CommitGate {
     /// Until this many relays have the commit durably; 0: not at all.
     pub relays: usize,
     /// When too few relays confirm anything, commits are acknowledged nevertheless.
@@ -460,7 +460,7 @@ impl Settings {
             lanes: config.pool.lanes == LaneMode::Auto,
             consistency: config.routing.consistency,
             route: config.routing.route,
-            gate: Gate {
+            gate: CommitGate {
                 relays: config.gate.commit_durability.relays(),
                 degrade: config.gate.on_degraded == OnDegraded::Local,
                 barrier: config.gate.read_barrier,
@@ -493,7 +493,7 @@ impl Settings {
                 lanes: entry.lanes.map_or(default.lanes, |lanes| lanes == LaneMode::Auto),
                 consistency: entry.consistency.unwrap_or(default.consistency),
                 route: entry.route.unwrap_or(default.route),
-                gate: Gate {
+                gate: CommitGate {
                     relays: entry.commit_durability.map_or(default.gate.relays, |durability| durability.relays()),
                     degrade: entry.on_degraded.map_or(default.gate.degrade, |then| then == OnDegraded::Local),
                     barrier: entry.read_barrier.unwrap_or(default.gate.barrier),
@@ -612,10 +612,10 @@ impl Settings {
     }
 
     /// How commits of this database and user are held back.
-    pub fn gate(&self, database: &str, user: &str) -> Gate {
+    pub fn gate(&self, database: &str, user: &str) -> CommitGate {
         let gate = self.database(database).unwrap_or(&self.default).gate;
         let relays = self.user(user).and_then(|user| user.relays).unwrap_or(gate.relays);
-        Gate { relays, barrier: gate.barrier && relays > 0, ..gate }
+        CommitGate { relays, barrier: gate.barrier && relays > 0, ..gate }
     }
 
     /// How a database without settings of its own is served.

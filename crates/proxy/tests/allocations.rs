@@ -119,7 +119,7 @@ impl World {
                 } else {
                     self.heard += count;
                 }
-                self.core.wrote(token, count);
+                self.core.written(token, count);
             }
             if !any {
                 return;

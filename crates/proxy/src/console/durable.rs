@@ -112,10 +112,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::settings::Gate;
+    use crate::settings::CommitGate;
 
     fn report(relays: usize, degrade: bool, degraded: bool) -> GateReport {
-        let settings = Gate { relays, degrade, barrier: false };
+        let settings = CommitGate { relays, degrade, barrier: false };
         GateReport { settings, lazy: false, degraded, held: 2, longest: Duration::from_millis(3) }
     }
 

@@ -9,7 +9,7 @@ use topology::NodeId;
 use crate::config::PoolMode;
 use crate::core::statistics::StatementReport;
 use crate::core::token::Token;
-use crate::settings::Gate;
+use crate::settings::CommitGate;
 
 /// What a report is to contain besides its pools.
 #[derive(Debug, Clone, Copy, Default)]
@@ -120,7 +120,7 @@ pub struct PoolReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GateReport {
     /// The configuration.
-    pub settings: Gate,
+    pub settings: CommitGate,
     /// Servers do not flush commits of this pool; the oracle's queries have them flushed.
     pub lazy: bool,
     /// Fewer relays than `settings.relays` have confirmed anything for longer than the limit.

@@ -343,12 +343,12 @@ impl Core {
     }
 
     /// The driver has written the first `count` bytes of the connection's output.
-    pub fn wrote(&mut self, token: Token, count: usize) {
+    pub fn written(&mut self, token: Token, count: usize) {
         let limit = self.settings.buffer_limit / 2;
         match token.kind() {
             Kind::Client if self.is_client(token) => {
                 let client = &mut self.clients[token.index()];
-                client.output.wrote(count, &mut self.buffers);
+                client.output.written(count, &mut self.buffers);
                 let server = client.at.either();
                 if client.output.unread() < limit
                     && let Some(server) = server.and_then(|s| self.servers.get_mut(s))
@@ -365,7 +365,7 @@ impl Core {
             }
             Kind::Server if self.is_server(token) => {
                 let server = &mut self.servers[token.index()];
-                server.output.wrote(count, &mut self.buffers);
+                server.output.written(count, &mut self.buffers);
                 if server.output.len() < limit
                     && let Some(c) = server.client
                     && self.clients[c].paused
@@ -374,7 +374,7 @@ impl Core {
                 }
             }
             Kind::Cancel if self.is_cancel(token) => {
-                self.cancels[token.index()].output.wrote(count, &mut self.buffers);
+                self.cancels[token.index()].output.written(count, &mut self.buffers);
             }
             _ => {}
         }

@@ -122,7 +122,7 @@ impl Worker {
             match sys::send(socket.fd.as_fd(), bytes) {
                 Ok(n) => {
                     let all = n == bytes.len();
-                    self.core.wrote(token, n);
+                    self.core.written(token, n);
                     if !all {
                         // The socket is full: its next event says when there is room.
                         return;

@@ -167,7 +167,7 @@ impl Worker {
         }
         for (token, count) in sent.drain(..) {
             match short.iter().find(|(of, _)| *of == token) {
-                None => self.core.wrote(token, count),
+                None => self.core.written(token, count),
                 Some(&(_, result)) => self.sent_in_part(token, result),
             }
         }
@@ -181,7 +181,7 @@ impl Worker {
     fn sent_in_part(&mut self, token: Token, result: i32) {
         match usize::try_from(result) {
             Ok(count) => {
-                self.core.wrote(token, count);
+                self.core.written(token, count);
                 self.want_room(token);
             }
             Err(_) if matches!(-result, libc::EAGAIN | libc::EINTR) => self.want_room(token),

@@ -37,7 +37,7 @@ impl Worker {
         if count > 0 {
             // Output in clear: the answer to the client's SSLRequest.
             link.prime(plain);
-            self.core.wrote(token, count);
+            self.core.written(token, count);
         }
         let Some(socket) = slot(&mut self.sockets, token) else { return };
         socket.link = Some(link);
@@ -129,7 +129,7 @@ impl Worker {
                         return self.core.insecure(token, &error.to_string());
                     }
                     let count = plain.len();
-                    self.core.wrote(token, count);
+                    self.core.written(token, count);
                 }
             }
             let bytes = link.pending();

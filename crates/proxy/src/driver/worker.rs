@@ -241,12 +241,12 @@ impl Worker {
     fn settle(&mut self) {
         loop {
             let idle = !self.effects();
-            let mut wrote = false;
+            let mut has_written = false;
             while let Some(token) = self.core.next_dirty() {
-                wrote = true;
+                has_written = true;
                 self.flush(token);
             }
-            if idle && !wrote {
+            if idle && !has_written {
                 return;
             }
         }

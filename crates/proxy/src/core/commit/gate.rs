@@ -28,7 +28,7 @@ use super::waiting::Held;
 use crate::config::Consistency;
 use crate::core::Core;
 use crate::core::memory::Token;
-use crate::settings::Gate as Settings;
+use crate::settings::CommitGate;
 
 /// Most gates of one client; beyond that two commits share one.
 const MOST_GATES: usize = 64;
@@ -121,7 +121,7 @@ impl Gate {
 
 impl Core {
     /// How this server's pool gates commits; None: it does not.
-    fn gate_of(&self, s: usize) -> Option<Settings> {
+    fn gate_of(&self, s: usize) -> Option<CommitGate> {
         let server = &self.servers[s];
         let gate = self.pools[server.pool].gate;
         // Lanes have nothing but reads in them.
@@ -157,7 +157,7 @@ impl Core {
     /// that is not proven.
     pub(in crate::core) fn bar_reads(&mut self, s: usize) {
         let Some(c) = self.servers[s].client else { return };
-        let barrier = matches!(self.gate_of(s), Some(Settings { barrier: true, .. })) && self.shows_undurable(s);
+        let barrier = matches!(self.gate_of(s), Some(CommitGate { barrier: true, .. })) && self.shows_undurable(s);
         if barrier || self.lacks_proof(s) {
             self.close_gate(c);
         }

@@ -34,7 +34,7 @@ use crate::core::memory::Token;
 use crate::core::pool::{KEEP, Want};
 use crate::core::prepared::{Statement, Undo, Unnamed};
 use crate::core::server::{Note, Request, SentAs, ServerPhase};
-use crate::core::session::{Again, At, Phase, error};
+use crate::core::session::{At, Attempts, Phase, error};
 use crate::core::{Core, DRAINING, Effect, over};
 
 pub(in crate::core) use self::fit::is_plain;
@@ -124,7 +124,7 @@ impl Core {
                 && !self.pools[p].suspended,
             unit: *client.unit,
             pinned: !client.pins.is_empty() || client.begun.is_some(),
-            alone: client.again.alone,
+            alone: client.attempts.alone,
         };
         if !is_fit(&candidate) || !matches!(client.phase, Phase::Ready) || unit.len() != client.unit.scanned {
             return false;
@@ -354,8 +354,8 @@ impl Core {
         let server = &mut self.servers[s];
         if let Some(client) = server.client.map(|c| &mut self.clients[c]) {
             client.output.retract(&mut self.buffers);
-            client.again.attempts = client.again.attempts.saturating_add(1);
-            client.again.alone = true;
+            client.attempts.count = client.attempts.count.saturating_add(1);
+            client.attempts.alone = true;
             server.discard = true;
             self.metrics.lane_redone.add(1);
         }
@@ -387,7 +387,7 @@ impl Core {
             if discard {
                 self.send_again(c);
             } else {
-                client.again = Again::default();
+                client.attempts = Attempts::default();
                 if client.replay.forget(&mut self.buffers) {
                     client.output.release();
                 }
@@ -482,7 +482,7 @@ impl Core {
             let Some(c) = self.servers[s].lane.seats[at].client.take() else { continue };
             let client = &mut self.clients[c];
             client.at.leave_lane();
-            client.again.alone = true;
+            client.attempts.alone = true;
             client.output.retract(&mut self.buffers);
             self.metrics.lane_moved.add(1);
             self.send_again(c);
@@ -502,7 +502,7 @@ impl Core {
         self.leave_lane(c);
         let client = &mut self.clients[c];
         client.output.retract(&mut self.buffers);
-        client.again = Again::default();
+        client.attempts = Attempts::default();
         client.replay.forget(&mut self.buffers);
         let token = client.token;
         self.tell(c, |out| {

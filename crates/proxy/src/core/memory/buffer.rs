@@ -99,7 +99,7 @@ impl Output {
     }
 
     /// The first `count` bytes of [`writable`](Output::writable) were written. An empty output gives its buffer back.
-    pub fn wrote(&mut self, count: usize, buffers: &mut Buffers) {
+    pub fn written(&mut self, count: usize, buffers: &mut Buffers) {
         let Some(queue) = &mut self.0 else { return debug_assert_eq!(count, 0) };
         queue.head += count;
         debug_assert!(queue.head <= queue.bytes.len());
@@ -145,7 +145,7 @@ impl Output {
         if let Some(from) = queue.held.take() {
             queue.bytes.truncate(from);
             queue.gates.retain(|gate| gate.0 < from || !gate.1.is_open());
-            self.wrote(0, buffers);
+            self.written(0, buffers);
         }
     }
 
@@ -250,7 +250,7 @@ impl Output {
         queue.gates.clear();
         queue.held = None;
         queue.bytes.truncate(from);
-        self.wrote(0, buffers);
+        self.written(0, buffers);
     }
 }
 
@@ -266,7 +266,7 @@ mod tests {
         out.hold(&mut buffers);
         out.append(&mut buffers).extend(b"two");
         assert_eq!((out.writable(), out.held()), (&b"one"[..], Some(3)));
-        out.wrote(3, &mut buffers);
+        out.written(3, &mut buffers);
         assert_eq!((out.writable(), out.len()), (&b""[..], 3));
         out.retract(&mut buffers);
         assert!(out.is_empty() && out.held().is_none());
@@ -280,12 +280,12 @@ mod tests {
         let mut out = Output::default();
         out.append(&mut buffers).extend(b"one");
         out.hold(&mut buffers);
-        out.wrote(3, &mut buffers);
+        out.written(3, &mut buffers);
         out.append(&mut buffers).extend(b"two");
         assert_eq!(out.writable(), b"");
         out.release();
         assert_eq!(out.writable(), b"two");
-        out.wrote(3, &mut buffers);
+        out.written(3, &mut buffers);
         assert_eq!((buffers.spare.len(), buffers.queues.len()), (1, 1), "nothing is kept by who has nothing to say");
     }
 
@@ -300,18 +300,18 @@ mod tests {
         out.close_gate(gate(), &mut buffers);
         out.append(&mut buffers).extend(b"three");
         assert_eq!((out.writable(), out.gates()), (&b"one"[..], 2));
-        out.wrote(3, &mut buffers);
+        out.written(3, &mut buffers);
         assert_eq!(out.writable(), b"");
         out.open_gate(&mut buffers);
         assert_eq!(out.writable(), b"two");
-        out.wrote(3, &mut buffers);
+        out.written(3, &mut buffers);
         out.open_gate(&mut buffers);
         assert_eq!(out.writable(), b"three");
-        out.wrote(5, &mut buffers);
+        out.written(5, &mut buffers);
         // A gate at the end of what has been written outlives the buffer.
         out.append(&mut buffers).extend(b"four");
         out.close_gate(gate(), &mut buffers);
-        out.wrote(4, &mut buffers);
+        out.written(4, &mut buffers);
         out.append(&mut buffers).extend(b"five");
         assert_eq!(out.writable(), b"");
         out.cut(&mut buffers);
@@ -327,7 +327,7 @@ mod tests {
             out.close_gate(Gate::open(std::time::Instant::now()), &mut buffers);
             out.append(&mut buffers).extend(b"gated");
             let count = out.writable().len();
-            out.wrote(count, &mut buffers);
+            out.written(count, &mut buffers);
             out.open_gate(&mut buffers);
         }
         assert_eq!((out.writable(), out.len()), (&b"gated"[..], 5));

@@ -45,7 +45,7 @@ pub(in crate::core) struct Sender {
     /// Process id (as told by the proxy) of the last client that wrote; 0 if none has.
     writer: u32,
     /// The current client has sent a statement that may notify.
-    wrote: bool,
+    has_written: bool,
     /// Once this probe is answered, all notifications of the last writer have arrived.
     left: u64,
 }
@@ -98,12 +98,12 @@ impl Tide {
 
 impl Sender {
     pub(in crate::core) fn new() -> Sender {
-        Sender { seen: Arc::default(), writer: 0, wrote: false, left: 0 }
+        Sender { seen: Arc::default(), writer: 0, has_written: false, left: 0 }
     }
 
     /// A client sends a statement that may notify.
     fn writes(&mut self, pid: u32) {
-        self.wrote = true;
+        self.has_written = true;
         if self.writer != pid {
             // `since` is stored before `writer`: whoever reads in between finds the old client in doubt, and so no
             // certain one.
@@ -115,7 +115,7 @@ impl Sender {
 
     /// The client has left the server connection, and none of its statements runs any more.
     pub(in crate::core) fn rest(&mut self, tide: &Tide) {
-        if std::mem::take(&mut self.wrote) {
+        if std::mem::take(&mut self.has_written) {
             self.left = tide.mark();
         }
     }

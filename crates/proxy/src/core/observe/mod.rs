@@ -67,7 +67,7 @@ impl Core {
         let key = self.observing.statistics.begin(key, text);
         let span = match self.servers[s].meter.timing.span.take() {
             None => self.trace_begin(c, s, text, spoken),
-            Some(span) => Some(span.again(text)),
+            Some(span) => Some(span.of_next(text)),
         };
         self.servers[s].meter.timing = Timing { key, since: self.now, span };
     }

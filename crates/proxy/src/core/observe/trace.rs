@@ -77,7 +77,7 @@ pub(in crate::core) struct Dice(u64);
 
 impl Span {
     /// Another statement follows in the same unit: the span shows the last one's text.
-    pub(in crate::core) fn again(mut self: Box<Self>, text: &[u8]) -> Box<Span> {
+    pub(in crate::core) fn of_next(mut self: Box<Self>, text: &[u8]) -> Box<Span> {
         self.text = Text::new(text);
         self
     }

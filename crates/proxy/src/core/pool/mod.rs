@@ -26,7 +26,7 @@ use crate::core::prepared::Place;
 use crate::core::server::{Server, ServerPhase};
 use crate::core::session::{At, Phase};
 use crate::core::{Core, DRAINING, Destination, Effect, Mail, Moved, Moving, over};
-use crate::settings::{Database, Gate};
+use crate::settings::{CommitGate, Database};
 use crate::traffic::Governed;
 
 use budget::Full;
@@ -84,7 +84,7 @@ pub(in crate::core) struct Pool {
     /// The traffic rules for the pool's statements, as of when one was last asked about.
     pub governed: Governed,
     /// How answers to commits are held back.
-    pub gate: Gate,
+    pub gate: CommitGate,
     /// Connections were opened that do not flush at commit. Never reset: waiting a little longer does no harm.
     pub lazy: bool,
     /// An operator has paused the pool: it gives out no connections, and closes those that come back.

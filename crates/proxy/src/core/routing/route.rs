@@ -88,7 +88,7 @@ impl Core {
             route: client.route.unwrap_or(RouteTo::Auto),
             mode: self.pools[client.pool].database.mode,
             pinned: !client.pins.is_empty(),
-            refused: client.again.primary,
+            refused: client.attempts.primary,
             begun: match &client.begun {
                 None => Begun::No,
                 Some(begin) if begins_read_only(begin) => Begun::ReadOnly(begin.class().hint),
@@ -110,7 +110,7 @@ impl Core {
             self.metrics.consistency_primary.add(1);
             return self.view.primary;
         };
-        let avoid = self.clients[c].again.avoid;
+        let avoid = self.clients[c].attempts.avoid;
         let (r1, r2) = (self.random(), self.random());
         let mut late = false;
         // At most this many replicas are looked at; a cluster has a handful.

@@ -450,12 +450,12 @@ impl Core {
                 let login = matches!(self.clients[c].phase, Phase::Login(_));
                 if login {
                     self.fail_login_as(c, &error);
-                } else if self.clients[c].again.setups < MOST_SETUPS && !self.is_bound(c) && !owed {
+                } else if self.clients[c].attempts.setups < MOST_SETUPS && !self.is_bound(c) && !owed {
                     // The parameters were accepted once, and nothing of the client's unit was sent. The cause may lie
                     // in this connection (a role or a `statement_timeout` in force): the client tries another
                     // connection.
                     let client = &mut self.clients[c];
-                    client.again.setups += 1;
+                    client.attempts.setups += 1;
                     client.unit.reset();
                     self.release(s);
                 } else {

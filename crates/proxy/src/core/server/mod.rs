@@ -157,7 +157,7 @@ pub(in crate::core) enum Begin {
 #[derive(Debug, Default)]
 pub(in crate::core) struct Work {
     /// A statement that may write was sent.
-    pub wrote: bool,
+    pub has_written: bool,
     /// A statement was sent that may write more than the session's own state.
     pub changed: bool,
     /// A read was sent to the primary because of its hint: a function that it calls may have written. (The read may be

@@ -40,7 +40,7 @@ pub(in crate::core) struct Run {
     /// What the statement changes, if the portal is run for the first time.
     pub changes: Option<Arc<Changes>>,
     /// The portal was run before.
-    pub again: bool,
+    pub has_run: bool,
 }
 
 impl Portals {
@@ -93,7 +93,7 @@ impl Portals {
         portal.map_or_else(Run::default, |portal| Run {
             statement: portal.statement.clone(),
             changes: portal.changes.take(),
-            again: std::mem::replace(&mut portal.has_run, true),
+            has_run: std::mem::replace(&mut portal.has_run, true),
         })
     }
 
@@ -128,7 +128,7 @@ mod tests {
         assert!(portals.get(b"").is_some_and(|portal| portal.called == b"s") && portals.get(b"q").is_none());
         let (first, second) = (portals.run(b"p"), portals.run(b"p"));
         assert!(first.changes.is_some() && second.changes.is_none(), "it changes that once");
-        assert!(!first.again && second.again);
+        assert!(!first.has_run && second.has_run);
         for n in 0..MOST - 1 {
             assert!(portals.bind((0, n.to_string().as_bytes()), None, b"", None));
         }

@@ -17,7 +17,7 @@ use crate::config::PoolMode;
 use crate::core::observe::{Timing, rows_of};
 use crate::core::parameters::{Applied, Circumstances, Completed, Followed, applied, changed};
 use crate::core::prepared::{Columns, Statement, Unnamed};
-use crate::core::session::{Aborted, Again, MOST_EXPECTED, NO_BLOCKS, Pass, Phase};
+use crate::core::session::{Aborted, Attempts, MOST_EXPECTED, NO_BLOCKS, Pass, Phase};
 use crate::core::{Core, DESCRIPTION_MAX, DRAINING, HOLD_MAX, SMALL_MAX};
 
 /// What is done with a message from the server.
@@ -681,7 +681,7 @@ impl Core {
         let server = &mut self.servers[s];
         let done = server.protocol.is_settled();
         let failed = server.work.failed;
-        let wrote = server.work.wrote || server.work.may_have_written;
+        let may_have_written = server.work.has_written || server.work.may_have_written;
         server.barrier &= !done;
         if done {
             // With nothing in flight, nothing can be committing.
@@ -703,11 +703,11 @@ impl Core {
         }
         self.note_cost(c, s, failed);
         let client = &mut self.clients[c];
-        client.again = Again::default();
+        client.attempts = Attempts::default();
         if client.replay.forget(&mut self.buffers) {
             client.output.release();
         }
-        if idle && wrote && !self.is_replica(s) {
+        if idle && may_have_written && !self.is_replica(s) {
             self.mark_write(c);
         }
         if idle && done && self.is_bound(c) && !self.servers[s].params.is(&self.clients[c].params) {
@@ -762,7 +762,7 @@ impl Core {
             self.buffers.give(std::mem::replace(&mut client.input, unit));
             client.begun = begun;
         }
-        client.again.admitted = true;
+        client.attempts.admitted = true;
         client.unit.reset();
         self.runnable.push_back(client.token);
     }
@@ -854,13 +854,13 @@ impl Core {
     fn discard_unit(&mut self, s: usize, code: Sqlstate, outdated: bool) -> bool {
         let on_replica = self.is_replica(s);
         let Some(c) = self.servers[s].client else { return false };
-        if self.clients[c].replay.is_none() || self.clients[c].again.attempts >= 3 || self.is_bound(c) {
+        if self.clients[c].replay.is_none() || self.clients[c].attempts.count >= 3 || self.is_bound(c) {
             return false;
         }
         let client = &mut self.clients[c];
         client.output.retract(&mut self.buffers);
-        client.again.attempts += 1;
-        client.again.primary |= on_replica && !outdated;
+        client.attempts.count += 1;
+        client.attempts.primary |= on_replica && !outdated;
         // A conflict with recovery says nothing about the statement itself.
         if !outdated && is_for_good(code) {
             let replay = std::mem::take(&mut client.replay);

@@ -15,7 +15,7 @@ use wire::Frame;
 use wire::frontend::{Message, messages};
 use wire::message;
 
-use super::client::{Aborted, Again, Sole, Step};
+use super::client::{Aborted, Attempts, Sole, Step};
 use crate::core::Core;
 use crate::core::pool::Want;
 use crate::core::prepared::Statement;
@@ -124,7 +124,7 @@ impl Core {
     fn end_begin(&mut self, c: usize) {
         let client = &mut self.clients[c];
         client.unit.reset();
-        client.again = Again::default();
+        client.attempts = Attempts::default();
         self.metrics.begins_put_off.add(1);
         self.metrics.statements_local.add(1);
         self.ready(c);

@@ -98,7 +98,7 @@ pub(crate) struct Client {
     /// The client's socket is not read, because its server is slow or its buffered input is full.
     pub paused: bool,
     /// What earlier attempts at the current unit have shown.
-    pub again: Again,
+    pub attempts: Attempts,
     /// When the client connected, in seconds since its worker started.
     pub connected: u32,
 }
@@ -343,8 +343,8 @@ pub(in crate::core) enum Sole {
 
 /// What earlier attempts at a unit have shown.
 #[derive(Debug, Clone, Copy, Default)]
-pub(in crate::core) struct Again {
-    pub attempts: u8,
+pub(in crate::core) struct Attempts {
+    pub count: u8,
     /// A replica refused the unit, so the primary gets it.
     pub primary: bool,
     /// The unit was in a lane, and now gets a server connection to itself.
@@ -436,7 +436,7 @@ impl Client {
             skipping: false,
             dirty: false,
             paused: false,
-            again: Again::default(),
+            attempts: Attempts::default(),
             connected,
         }
     }

@@ -10,7 +10,7 @@ use wire::frontend::Message;
 use wire::message::{self, Status};
 use wire::{Frame, HEADER};
 
-use super::client::{Again, Pass, Step};
+use super::client::{Attempts, Pass, Step};
 use crate::config::{PoolMode, UnknownFunctions};
 use crate::core::Core;
 use crate::core::prepared::Undo;
@@ -216,7 +216,7 @@ impl Core {
         } else if !unit.routed {
             // Another unit follows before the first is answered.
             self.give_up_replay(c);
-            self.clients[c].again = Again::default();
+            self.clients[c].attempts = Attempts::default();
         }
     }
 
@@ -403,7 +403,7 @@ impl Core {
                 Control::Begin { .. } | Control::Rollback => {}
                 Control::Commit => work.committing = true,
                 Control::None => {
-                    work.wrote = true;
+                    work.has_written = true;
                     work.changed |= !class.flags.has(Flags::SESSION);
                     work.committing |= server.protocol.status() == Status::Idle || class.flags.has(Flags::TRANSACTION);
                 }

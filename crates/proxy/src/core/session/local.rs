@@ -12,7 +12,7 @@ use wire::message::Status;
 use wire::payload::Named;
 use wire::{Frame, Sqlstate, message};
 
-use super::client::{Again, Mark, Pass, Step, Unit};
+use super::client::{Attempts, Mark, Pass, Step, Unit};
 use super::login::error;
 use crate::config::{Consistency, RouteTo};
 use crate::core::Core;
@@ -84,7 +84,7 @@ impl Core {
             Message::Sync => {
                 let client = &mut self.clients[c];
                 client.unit.reset();
-                client.again = Again::default();
+                client.attempts = Attempts::default();
                 self.ready(c);
             }
             // Nothing to send: every message before Flush has been answered.

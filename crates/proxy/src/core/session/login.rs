@@ -610,7 +610,7 @@ impl Core {
         self.pools[pool].looked_up |= self.clients[c].looked_up != LookedUp::No;
         let params = self.params.intern(params);
         let client = &mut self.clients[c];
-        client.again = super::client::Again::default();
+        client.attempts = super::client::Attempts::default();
         client.pool = pool;
         if client.route.is_none() && route != RouteTo::Auto {
             client.route = Some(route);

@@ -4,7 +4,7 @@ use wire::Sqlstate;
 use wire::message::{self, Status};
 
 use super::aborted::LOST;
-use super::client::{Aborted, Again, Pass, Phase};
+use super::client::{Aborted, Attempts, Pass, Phase};
 use super::login::error;
 use crate::core::parameters::Applied;
 use crate::core::pool::Want;
@@ -35,9 +35,9 @@ enum Loss {
     Read,
 }
 
-fn loss(status: Status, committing: bool, wrote: bool) -> Loss {
+fn loss(status: Status, committing: bool, has_written: bool) -> Loss {
     match (status, committing) {
-        (Status::Idle, _) if committing || wrote => Loss::Statement,
+        (Status::Idle, _) if committing || has_written => Loss::Statement,
         (Status::Idle, _) => Loss::Read,
         (_, true) => Loss::Commit,
         (_, false) => Loss::Transaction,
@@ -99,11 +99,11 @@ impl Core {
         // the implicit transaction, while closing the connection rolls it back. (An explicit transaction may also be at
         // its end: a unit in flight can contain its COMMIT.)
         let may_be_alone = protocol.status() == Status::Idle || protocol.owes_end();
-        let half_done = protocol.is_in_unit() && may_be_alone && (server.work.wrote || server.work.committing);
+        let half_done = protocol.is_in_unit() && may_be_alone && (server.work.has_written || server.work.committing);
         if half_sent || half_done {
             return self.give_up_server(s);
         }
-        let only_reads = protocol.status() == Status::Idle && !server.work.wrote && !server.work.committing;
+        let only_reads = protocol.status() == Status::Idle && !server.work.has_written && !server.work.committing;
         if protocol.copies_in() {
             self.send(s, copy_fail);
             self.servers[s].protocol.ends_copy(Note::Client);
@@ -211,7 +211,7 @@ impl Core {
             return self.drop_server(s);
         };
         let (protocol, work) = (&server.protocol, &server.work);
-        let loss = loss(protocol.status(), work.committing, work.wrote);
+        let loss = loss(protocol.status(), work.committing, work.has_written);
         let mid_message = server.pass > 0 && server.pass_on;
         let units = protocol.all().filter(|(_, note)| note.ends_clients_unit()).count();
         // A correction after RESET (`goes_back`) was under way: the client still waits for the end of that unit as
@@ -239,8 +239,8 @@ impl Core {
             client.pass = Pass::Discard(left);
         }
         if matches!(client.phase, Phase::Login(_)) {
-            client.again.attempts += 1;
-            if client.again.attempts > MOST_ATTEMPTS {
+            client.attempts.count += 1;
+            if client.attempts.count > MOST_ATTEMPTS {
                 return self.fail_login(
                     c,
                     Sqlstate::CANNOT_CONNECT_NOW,
@@ -250,10 +250,10 @@ impl Core {
             self.acquire(c, Want::Any);
             return;
         }
-        if client.replay.is_some() && client.repeatable && client.again.attempts < MOST_ATTEMPTS && !bound {
+        if client.replay.is_some() && client.repeatable && client.attempts.count < MOST_ATTEMPTS && !bound {
             client.output.retract(&mut self.buffers);
-            client.again.attempts += 1;
-            client.again.avoid = Some(node);
+            client.attempts.count += 1;
+            client.attempts.avoid = Some(node);
             self.metrics.replays_lost.add(1);
             return self.send_again(c);
         }
@@ -282,12 +282,12 @@ impl Core {
     /// The lane that a client's unit was in is lost. `mid_message`: the client may have received half a message.
     pub(in crate::core) fn seat_lost(&mut self, c: usize, node: topology::NodeId, mid_message: bool) {
         let client = &mut self.clients[c];
-        if client.replay.is_some() && client.again.attempts < MOST_ATTEMPTS {
+        if client.replay.is_some() && client.attempts.count < MOST_ATTEMPTS {
             client.output.retract(&mut self.buffers);
-            client.again.attempts += 1;
-            client.again.avoid = Some(node);
+            client.attempts.count += 1;
+            client.attempts.avoid = Some(node);
             // The unit itself may be the cause: from the second loss on it gets a server connection to itself.
-            client.again.alone |= client.again.attempts > 1;
+            client.attempts.alone |= client.attempts.count > 1;
             self.metrics.replays_lost.add(1);
             return self.send_again(c);
         }
@@ -318,7 +318,7 @@ impl Core {
         }
         let client = &mut self.clients[c];
         client.unit.reset();
-        client.again = Again::default();
+        client.attempts = Attempts::default();
         if in_transaction && loss == Loss::Transaction {
             client.aborted = if told { Aborted::Told } else { Aborted::Untold };
         }
@@ -355,8 +355,8 @@ mod tests {
             (Transaction, true, true, Loss::Commit),
             (Failed, false, true, Loss::Transaction),
         ];
-        for (status, committing, wrote, expected) in cases {
-            assert_eq!(loss(status, committing, wrote), expected, "{status:?} {committing} {wrote}");
+        for (status, committing, has_written, expected) in cases {
+            assert_eq!(loss(status, committing, has_written), expected, "{status:?} {committing} {has_written}");
         }
     }
 }

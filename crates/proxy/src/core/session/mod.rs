@@ -38,7 +38,7 @@ mod unit;
 
 pub(in crate::core) use begin::begins_read_only;
 pub(in crate::core) use cancel::Cancel;
-pub(in crate::core) use client::{Aborted, Again, At, Client, Mark, Pass, Phase, Sole, Unit};
+pub(in crate::core) use client::{Aborted, At, Attempts, Client, Mark, Pass, Phase, Sole, Unit};
 pub(in crate::core) use forward::MOST_EXPECTED;
 pub(in crate::core) use journal::Journal;
 pub(crate) use limits::Counts;

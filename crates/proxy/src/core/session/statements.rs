@@ -360,11 +360,11 @@ impl Core {
         if self.waits_for_end(s, portal) {
             return Step::Blocked;
         }
-        let Run { statement, changes, again } = self.servers[s].portals.run(portal);
+        let Run { statement, changes, has_run } = self.servers[s].portals.run(portal);
         let mut dropped = None;
         if let Some(statement) = &statement {
             let class = statement.class();
-            if class.local && again && !self.servers[s].protocol.is_failed() {
+            if class.local && has_run && !self.servers[s].protocol.is_failed() {
                 // The proxy has run this portal to its end. A second Execute is an error, which the server gives.
                 self.send(s, |out| message::execute(out, NOBODYS));
                 self.servers[s].protocol.sent(Request::Execute, Note::Finished(portal.into()));

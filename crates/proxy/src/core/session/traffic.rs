@@ -59,7 +59,7 @@ impl Core {
         if client.unit.refused.is_some() {
             return;
         }
-        match if client.again.admitted { Ok(()) } else { self.admit(c, act) } {
+        match if client.attempts.admitted { Ok(()) } else { self.admit(c, act) } {
             Ok(()) => self.clients[c].unit.admitted += 1,
             Err(refused) => self.clients[c].unit.refused = Some(refused),
         }
@@ -82,7 +82,7 @@ impl Core {
             return None;
         }
         // In a failed transaction the server runs nothing, and says so.
-        if client.again.admitted || self.servers[s].protocol.is_failed() {
+        if client.attempts.admitted || self.servers[s].protocol.is_failed() {
             return None;
         }
         let act = self.act(c, class, key, text)?;

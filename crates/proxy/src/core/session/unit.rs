@@ -13,7 +13,7 @@ use wire::message::Status;
 use wire::payload::Named;
 use wire::{Frame, Severity, Sqlstate, message};
 
-use super::client::{Aborted, Again, Pass, Sole, Step, Unit};
+use super::client::{Aborted, Attempts, Pass, Sole, Step, Unit};
 use super::login::error;
 use crate::config::PoolMode;
 use crate::core::routing::{Hold, UNPROVEN_HINT};
@@ -478,7 +478,7 @@ impl Core {
     pub(in crate::core) fn fail_unit(&mut self, c: usize, code: Sqlstate, text: &str) {
         let client = &mut self.clients[c];
         let unit = client.unit.take();
-        client.again = Again::default();
+        client.attempts = Attempts::default();
         let first = Frame::read(&client.input).ok().flatten();
         let query = matches!(first, Some(Frame { tag: b'Q' | b'F', .. }));
         let ends = match first {

@@ -104,7 +104,7 @@ impl World {
             if token == of {
                 came.out.extend(&bytes);
             }
-            self.core.wrote(token, bytes.len());
+            self.core.written(token, bytes.len());
         }
         for effect in effects {
             match effect {

@@ -458,7 +458,7 @@ impl World {
                 link.to_server.extend(piece);
             }
         }
-        self.cores[core].wrote(token, count);
+        self.cores[core].written(token, count);
     }
 
     // --- what happens ---
