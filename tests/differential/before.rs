@@ -89,8 +89,9 @@ fn is_batch(packet: &Packet) -> bool {
 }
 
 impl Before {
-    /// For what `client` is told in step `step`. `open`: it is in a transaction, or what it has sent is not over.
-    pub(crate) fn of(session: &Session, step: usize, client: usize, open: bool) -> Before {
+    /// For what `client` is told in step `step`. `open`: it is in a transaction, or what it has sent is not over. `takes_role`: it began with a
+    /// role, too.
+    pub(crate) fn of(session: &Session, step: usize, client: usize, (open, takes_role): (bool, bool)) -> Before {
         let so_far = &session.steps[..session.steps.len().min(step + 1)];
         let packets = || so_far.iter().flat_map(Step::packets);
         let own = || packets().filter(|packet| packet.client == client);
@@ -109,7 +110,7 @@ impl Before {
             hidden_past: packets().filter(past).any(|packet| says(packet, &["create table if not exists a.sw"]))
                 && own().any(|packet| says(packet, &["from sw"])),
             deallocates: own().any(|packet| says(packet, &["deallocate"])),
-            resets_inside: !session.clients[client].parameters.is_empty() && resets && (open || batch),
+            resets_inside: (takes_role || !session.clients[client].parameters.is_empty()) && resets && (open || batch),
             reads_elsewhere: packets().any(|packet| says(packet, &["read only"])),
             others_lock: packets()
                 .filter(|packet| packet.client != client)
@@ -222,7 +223,7 @@ mod tests {
     /// `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i`, `g`, `s`, `u`, `t`, `w`, `h` for what holds for client `a` in the last step.
     fn before(text: &str, open: bool) -> String {
         let session = parse(text).unwrap().session;
-        let before = Before::of(&session, session.steps.len() - 1, 0, open);
+        let before = Before::of(&session, session.steps.len() - 1, 0, (open, false));
         let flags = [
             (before.changed_past, 'c'),
             (before.swapped_past, 'x'),

@@ -34,6 +34,8 @@ pub(crate) struct Config {
     pub(crate) session_mode: bool,
     /// What becomes of what functions leave.
     pub(crate) functions: Functions,
+    /// Sessions are of [`POOLED`](crate::world::POOLED), with the client's user as their role.
+    pub(crate) takes_role: bool,
     /// Clients often read at the same time.
     pub(crate) crowded: bool,
     /// Part of `make test`.
@@ -59,13 +61,14 @@ const PLAIN: Config = Config {
     relay: false,
     session_mode: false,
     functions: Functions::None,
+    takes_role: false,
     crowded: false,
     usual: false,
     proof: &[],
 };
 
 /// All of them.
-pub(crate) const CONFIGS: [Config; 13] = [
+pub(crate) const CONFIGS: [Config; 14] = [
     Config {
         name: "one",
         what: "one worker",
@@ -150,6 +153,16 @@ pub(crate) const CONFIGS: [Config; 13] = [
         replica: true,
         late: true,
         proof: &["statements_replica", "consistency_primary"],
+        ..PLAIN
+    },
+    Config {
+        name: "role",
+        what: "one user towards the servers, and the client's as the role of its sessions",
+        settings: &[
+            ("proxy.workers", "1"),
+            ("proxy.databases", "[{ name = '*', server_user = 'pooled', set_role = true }]"),
+        ],
+        takes_role: true,
         ..PLAIN
     },
     Config {

@@ -12,7 +12,7 @@ use crate::reply::Reply;
 use crate::rules::{Allowed, Scene};
 use crate::session::{Client, Message, Packet, Session, Step, client_name};
 use crate::wire::Wire;
-use crate::world::{Proxy, Worlds};
+use crate::world::{POOLED, Proxy, Worlds};
 
 /// How long PostgreSQL's answer may take. A machine that is busy with other things takes a second for what usually takes a millisecond.
 const ANSWER: Duration = Duration::from_secs(8);
@@ -228,6 +228,16 @@ fn excused(session: &Session, config: &Config) -> Vec<bool> {
     excused
 }
 
+/// How a client logs in to PostgreSQL directly, to have the session that the proxy is to give it.
+fn as_directly(spec: &Client, config: &Config) -> Client {
+    if !config.takes_role || spec.past {
+        return spec.clone();
+    }
+    let mut parameters = spec.parameters.clone();
+    parameters.push(("role".into(), spec.user.clone()));
+    Client { user: POOLED.into(), parameters, ..spec.clone() }
+}
+
 impl Run<'_> {
     async fn all(&mut self) -> Result<(), Stop> {
         for (index, step) in self.session.steps.iter().enumerate() {
@@ -252,8 +262,9 @@ impl Run<'_> {
     async fn login(&mut self, client: usize) -> Result<(), Stop> {
         let spec = &self.session.clients[client];
         let port = if spec.past { self.worlds.proxied.port() } else { self.proxy.port() };
+        let directly = as_directly(spec, self.config);
         let (direct, proxied) =
-            tokio::join!(Wire::login(self.worlds.direct.port(), spec, ANSWER), Wire::login(port, spec, ANSWER));
+            tokio::join!(Wire::login(self.worlds.direct.port(), &directly, ANSWER), Wire::login(port, spec, ANSWER));
         let (direct, one) = direct?;
         let Ok((proxied, other)) = proxied else {
             let title = format!("({} connects)", client_name(client));
@@ -330,7 +341,11 @@ impl Run<'_> {
             others.any(|(_, pair)| pair.as_ref().is_some_and(|pair| holds(&pair.direct)))
         };
         let (others_unfinished, others_prepare) = (others(Wire::is_unfinished), others(Wire::only_prepares));
-        Before { others_unfinished, others_prepare, ..Before::of(self.session, self.step, client, open) }
+        Before {
+            others_unfinished,
+            others_prepare,
+            ..Before::of(self.session, self.step, client, (open, self.config.takes_role))
+        }
     }
 
     fn differs(&mut self, mismatch: &Mismatch) -> Stop {
@@ -450,8 +465,9 @@ impl Run<'_> {
                 continue;
             }
             let plain = Client { parameters: Vec::new(), ..spec.clone() };
+            let directly = as_directly(&plain, self.config);
             let (direct, proxied) = tokio::join!(
-                Wire::login(self.worlds.direct.port(), &plain, ANSWER),
+                Wire::login(self.worlds.direct.port(), &directly, ANSWER),
                 Wire::login(self.proxy.port(), &plain, self.patience.answer)
             );
             let ((mut direct, _), (mut proxied, _)) = (direct?, proxied?);

@@ -220,6 +220,10 @@ impl Features {
         if config.late {
             out.extend([Feature::Past, Feature::Reconnect, Feature::Together, Feature::Databases]);
         }
+        if config.takes_role {
+            // A role that is made later is none that the server's user is a member of.
+            out.push(Feature::New);
+        }
         match config.functions {
             Functions::None => out.push(Feature::Functions),
             Functions::Kept => {}

@@ -15,6 +15,8 @@ use crate::session::Session;
 pub(crate) const DATABASES: [&str; 2] = ["app", "shop"];
 /// Users that clients log in as.
 pub(crate) const USERS: [&str; 3] = ["alice", "bob", "carol"];
+/// Whose server connections are where clients' users are only roles.
+pub(crate) const POOLED: &str = "pooled";
 /// Who changes things past the proxy.
 pub(crate) const PAST_USER: &str = "boss";
 

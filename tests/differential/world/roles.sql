@@ -6,5 +6,8 @@ create role low;
 create role bob login;
 create role carol login;
 grant owners, low to alice, bob, carol;
+-- Whose sessions take the client's user as their role.
+create role pooled login;
+grant alice, bob, carol to pooled;
 create database shop;
 grant all on database app, shop to public;
