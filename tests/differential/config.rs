@@ -68,7 +68,7 @@ const PLAIN: Config = Config {
 };
 
 /// All of them.
-pub(crate) const CONFIGS: [Config; 14] = [
+pub(crate) const CONFIGS: [Config; 15] = [
     Config {
         name: "one",
         what: "one worker",
@@ -163,6 +163,15 @@ pub(crate) const CONFIGS: [Config; 14] = [
             ("proxy.databases", "[{ name = '*', server_user = 'pooled', set_role = true }]"),
         ],
         takes_role: true,
+        ..PLAIN
+    },
+    Config {
+        name: "traffic",
+        what: "a traffic rule that lets as many clients pass as there are, unless one that is done still counts",
+        settings: &[
+            ("proxy.workers", "3"),
+            ("proxy.traffic", "[{ name = 'all', concurrency = 6 }, { name = 'fast', rate = '1000000/s' }]"),
+        ],
         ..PLAIN
     },
     Config {
