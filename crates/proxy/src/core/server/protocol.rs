@@ -101,6 +101,8 @@ pub(crate) struct Protocol<N> {
     status: Status,
     /// An Execute in this unit ends the failed transaction that `status` is about, or its failed part, if anything behind it is run.
     recovers: bool,
+    /// A statement of the unit whose answers arrive has succeeded: if the transaction had failed, it has not any more.
+    recovered: bool,
     /// Messages of the extended protocol were sent, and no Sync after them.
     in_unit: bool,
     /// The server has sent an error and skips messages up to a Sync, and that Sync has not been sent yet.
@@ -122,6 +124,7 @@ impl<N: Note> Protocol<N> {
             owed: VecDeque::new(),
             status: Status::Idle,
             recovers: false,
+            recovered: false,
             in_unit: false,
             skipping: false,
             copies_in: false,
@@ -143,6 +146,11 @@ impl<N: Note> Protocol<N> {
     /// the same unit it does not: should the ROLLBACK fail, then the server skips the message.
     pub(crate) fn is_failed(&self) -> bool {
         self.status == Status::Failed && !self.recovers
+    }
+
+    /// True if the server gives its present answer within a failed transaction.
+    pub(crate) fn answers_in_failed(&self) -> bool {
+        self.status == Status::Failed && !self.recovered
     }
 
     /// True if the server owes no answer. (The connection may be in the middle of a unit.)
@@ -287,6 +295,7 @@ impl<N: Note> Protocol<N> {
             b'D' | b'd' | b'c' | b'H' | b'V' => Reply::Data,
             b'C' | b'I' | b's' => {
                 self.copies_in = false;
+                self.recovered |= tag == b'C';
                 let ends = self.is_at(Request::Execute);
                 Reply::Completed(if ends { self.settle() } else { None })
             }
@@ -410,6 +419,7 @@ impl<N: Note> Protocol<N> {
             return Reply::Broken("ReadyForQuery out of order");
         }
         self.status = status;
+        self.recovered = false;
         self.copies_in = false;
         match self.settle() {
             Some(note) => Reply::Ready(note),

@@ -813,7 +813,7 @@ impl Core {
             Some(Note::Refused(why)) => Some(self.refused(*why)),
             Some(Note::Missing(name)) if code == Sqlstate::INVALID_STATEMENT_NAME => Some(missing(data, name)),
             Some(Note::Doomed(name)) if code == Sqlstate::DUPLICATE_STATEMENT => Some(taken(data, name)),
-            Some(Note::Finished(portal)) => Some(cannot_be_run(portal, server.protocol.status())),
+            Some(Note::Finished(portal)) => Some(cannot_be_run(portal, server.protocol.answers_in_failed())),
             Some(_) => None,
             None => match server.protocol.front() {
                 Some((_, Note::RefusedQuery { why, .. })) => Some(self.refused(*why)),
@@ -1038,14 +1038,14 @@ fn fatal(data: &[u8]) -> Option<String> {
     matches!(severity, Some(b"FATAL" | b"PANIC")).then(text)
 }
 
-/// PostgreSQL's error for an Execute of a portal that was run to its end, in a transaction of this status. PostgreSQL looks at the transaction first.
-fn cannot_be_run(portal: &[u8], status: Status) -> Box<[u8]> {
-    let (code, text) = match status {
-        Status::Failed => (
+/// PostgreSQL's error for an Execute of a portal that was run to its end. PostgreSQL looks first whether the transaction has failed.
+fn cannot_be_run(portal: &[u8], has_failed: bool) -> Box<[u8]> {
+    let (code, text) = match has_failed {
+        true => (
             Sqlstate::IN_FAILED_TRANSACTION,
             "current transaction is aborted, commands ignored until end of transaction block".to_owned(),
         ),
-        Status::Idle | Status::Transaction => (
+        false => (
             Sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE,
             format!("portal \"{}\" cannot be run", String::from_utf8_lossy(portal)),
         ),
