@@ -214,7 +214,7 @@ pub(crate) const RULES: &[Rule] = &[
         name: "replica-words",
         what: "on a replica 25006 says \"during recovery\" where the primary says \"in a read-only transaction\"; and a transaction that goes on there by \
                `AND CHAIN` after a failure is one that may not write; and in a transaction READ ONLY that has begun with what a replica can do, `LOCK TABLE`, \
-               `txid_current()` and `SET TRANSACTION READ WRITE` are refused (25006, 0A000)",
+               `txid_current()`, `NOTIFY` and `SET TRANSACTION READ WRITE` are refused (25006, 0A000)",
         why: "they are PostgreSQL's own words there; who may have to write, or to lock, says `BEGIN` without READ ONLY",
         covers: replica_words,
     },
@@ -327,9 +327,10 @@ fn replica_words(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Rep
     if !is_error(proxied, "25006") {
         return None;
     }
-    let numbered = matches!(proxied, Some(Reply::Error(fields)) if fields.message().contains("pg_current_xact_id"));
+    let about = |what| matches!(proxied, Some(Reply::Error(fields)) if fields.message().contains(what));
     match direct {
-        Some(Reply::Row(_)) if numbered => Some(Verdict::Over),
+        Some(Reply::Row(_)) if about("pg_current_xact_id") || about("NOTIFY") => Some(Verdict::Over),
+        Some(Reply::Complete(tag)) if tag == "NOTIFY" && about("NOTIFY") => Some(Verdict::Over),
         // Another error, too: a replica looks at that first (`COMMIT PREPARED` in a transaction).
         Some(Reply::Error(_)) => Some(Verdict::Same),
         Some(Reply::Complete(tag)) if tag == "LOCK TABLE" => Some(Verdict::Over),
@@ -720,6 +721,19 @@ mod tests {
                 "replica-words Same",
             ),
             (Before { reads_elsewhere: true, ..none }, done(), refused("during recovery"), ""),
+            (
+                Before { reads_elsewhere: true, ..none },
+                row(Some("")),
+                refused("cannot execute NOTIFY during recovery"),
+                "replica-words Over",
+            ),
+            (none, row(Some("")), refused("cannot execute NOTIFY during recovery"), ""),
+            (
+                Before { reads_elsewhere: true, ..none },
+                row(Some("")),
+                refused("cannot execute INSERT during recovery"),
+                "",
+            ),
             (
                 Before { reads_elsewhere: true, ..none },
                 Reply::Complete("LOCK TABLE".into()),
