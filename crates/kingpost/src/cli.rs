@@ -467,7 +467,12 @@ pub(crate) enum ConfigCommand {
     ///
     /// Strict: a setting that can't be carried over is an error that names it, and nothing is written. What is written passes `kingpost check`.
     #[command(after_help = EXIT_CODES)]
-    FromPgbouncer(FromPgbouncerArgs),
+    FromPgbouncer(FromDatabasesArgs),
+    /// Translates PgCat's configuration, users included
+    ///
+    /// Strict: a setting that can't be carried over is an error that names it, and nothing is written. What is written passes `kingpost check`.
+    #[command(after_help = EXIT_CODES)]
+    FromPgcat(FromDatabasesArgs),
     /// Prints a configuration file with every key, its default and what it does
     #[command(after_help = EXIT_CODES)]
     Default,
@@ -477,28 +482,43 @@ pub(crate) enum ConfigCommand {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct FromPgbouncerArgs {
-    /// PgBouncer's file, usually pgbouncer.ini
+pub(crate) struct FromDatabasesArgs {
+    /// The program's file, usually pgbouncer.ini or pgcat.toml
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) how: Translation,
+    #[command(flatten)]
+    pub(crate) which: WhichDatabases,
+}
+
+/// What all translations of other programs' files have in common.
+#[derive(Debug, Args)]
+pub(crate) struct Translation {
     /// File to write, which must not exist; standard output if not given. It may hold passwords.
     #[arg(long, short, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
     /// Setting to leave out, as the error names it (`databases.shop.connect_query`) or by its last part; may be given several times
     #[arg(long, value_name = "KEY")]
     pub(crate) ignore: Vec<String>,
+    /// User that watches the servers; without it one that the file names for such things, or postgres. Its password comes by
+    /// KINGPOST__CLUSTER__PASSWORD
+    #[arg(long, value_name = "NAME")]
+    pub(crate) probe_user: Option<String>,
+    /// Writes also what `kingpost check` finds wrong, because the files that it names are on another machine
+    #[arg(long)]
+    pub(crate) no_check: bool,
+}
+
+/// For programs whose files name databases.
+#[derive(Debug, Args)]
+pub(crate) struct WhichDatabases {
     /// Database to translate; may be given several times. Without it all are
     #[arg(long, value_name = "NAME")]
     pub(crate) database: Vec<String>,
     /// The servers that the databases lead to are one primary and its replicas
     #[arg(long)]
     pub(crate) same_cluster: bool,
-    /// User that watches the servers; without it auth_user, or postgres. Its password comes by KINGPOST__CLUSTER__PASSWORD
-    #[arg(long, value_name = "NAME")]
-    pub(crate) probe_user: Option<String>,
-    /// Writes also what `kingpost check` finds wrong, because the files that it names are on another machine
-    #[arg(long)]
-    pub(crate) no_check: bool,
 }
 
 #[derive(Debug, Args)]

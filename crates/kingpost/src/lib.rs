@@ -7,7 +7,7 @@
 //!      ├─▶ failover, switchover ─▶ config ─▶ failover (orders to relays, SQL to servers, commands to proxies' consoles)
 //!      ├─▶ check ─▶ config
 //!      ├─▶ console ─▶ the parts as a web page shows them; a token for it
-//!      ├─▶ config from-pgbouncer ─▶ a configuration's text
+//!      ├─▶ config from-… ─▶ a configuration's text
 //!      └─▶ up ───▶ PostgreSQL servers in a directory ─▶ config (generated) ─▶ run, registry ◀─ admin
 //! ```
 //!
@@ -20,13 +20,13 @@ mod console;
 mod error;
 mod exposition;
 mod failover;
-mod from_pgbouncer;
 mod gss;
 mod helper;
 mod judges;
 mod ldap;
 mod logging;
 mod lookup;
+mod moving;
 mod oauth;
 mod otlp;
 mod out;
@@ -73,12 +73,12 @@ pub fn problems(text: &str, variables: impl IntoIterator<Item = (OsString, OsStr
     config::parse("text", text, variables, &unseen).problems.iter().map(ToString::to_string).collect()
 }
 
-/// What `kingpost config from-pgbouncer` makes of a text; files that it names are empty.
+/// What `kingpost config from-PROGRAM` makes of a text; files that it names are empty.
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn translated(text: &str) -> Result<String, String> {
-    from_pgbouncer::translated(text).map_err(|failure| failure.to_string())
+pub fn translated(program: &str, text: &str) -> Result<String, String> {
+    moving::translated(program, text).map_err(|failure| failure.to_string())
 }
 
 fn dispatch(cli: Cli) -> Result<(), Failure> {
@@ -89,15 +89,14 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Registry(args) => registry::command(&args, &log),
         Command::Console(command) => console::command(&command),
         Command::Check(args) => serve::check(&args, &log),
-        Command::Config(ConfigCommand::FromPgbouncer(args)) => from_pgbouncer::run(&args),
-        Command::Config(ConfigCommand::Default) => {
-            out::raw(config::DESCRIBED);
+        Command::Config(command) => moving::command(&command).unwrap_or_else(|| {
+            if matches!(command, ConfigCommand::Schema) {
+                out::line(format!("{:#}", config::json_schema()));
+            } else {
+                out::raw(config::DESCRIBED);
+            }
             Ok(())
-        }
-        Command::Config(ConfigCommand::Schema) => {
-            out::line(format!("{:#}", config::json_schema()));
-            Ok(())
-        }
+        }),
         Command::Up(args) => up::up(&args, &log),
         Command::Down(args) => up::down(&args),
         Command::Status(args) => match &args.config {

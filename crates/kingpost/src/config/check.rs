@@ -348,7 +348,7 @@ fn check_auth_query(query: &AuthQueryConfig, stat: &dyn Fn(&Path) -> Stat, findi
         if *query != AuthQueryConfig::default() {
             findings.error(
                 format!("{of}.query"),
-                format!("missing, expected a query such as {:?}", crate::from_pgbouncer::SAFE_QUERY),
+                format!("missing, expected a query such as {:?}", crate::moving::SAFE_QUERY),
             );
         }
         return;
@@ -359,7 +359,7 @@ fn check_auth_query(query: &AuthQueryConfig, stat: &dyn Fn(&Path) -> Stat, findi
             format!("{of}.query"),
             format!(
                 "lets in roles that have expired, for pg_shadow has their passwords, too; better is {:?}",
-                crate::from_pgbouncer::SAFE_QUERY
+                crate::moving::SAFE_QUERY
             ),
         );
     }

@@ -36,7 +36,10 @@ use relay::config::RelayConfig;
 pub(crate) use check::{Stat, is_loopback, stat_file};
 pub(crate) use json_schema::{DESCRIBED, json_schema};
 pub(crate) use overrides::Overrides;
-pub(crate) use problem::{Problem, Severity};
+pub(crate) use problem::{Origin, Problem, Severity};
+#[cfg(test)]
+pub(crate) use schema::has as is_key;
+pub(crate) use tree::{Tree, Value, parse as parse_tree};
 
 /// A password that is given itself, or as the first line of a file.
 ///

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 use super::env;
 use super::schema::Kind;
-use crate::from_pgbouncer::{carried_to, needless};
+use crate::moving::{carried_to, needless};
 
 /// Settings over the file and the environment: by their path, values as variables have them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -49,6 +49,20 @@ pub(super) struct Key {
     pub(super) required: bool,
 }
 
+/// Whether there is a key or table of this path, `proxy.users.password`, also in a list of tables.
+#[cfg(test)]
+pub(crate) fn has(path: &str) -> bool {
+    let mut keys = ROOT;
+    for step in path.split('.') {
+        let Some(key) = keys.iter().find(|key| key.name == step) else { return false };
+        keys = match key.kind {
+            Kind::Table(inner) | Kind::Tables(inner) | Kind::TextsOrTables(inner) => inner,
+            _ => &[],
+        };
+    }
+    true
+}
+
 const fn key(name: &'static str, kind: Kind) -> Key {
     Key { name, kind, required: false }
 }

@@ -9,16 +9,16 @@ use super::problem::{Origin, Problem};
 
 /// A value and where it was written.
 #[derive(Debug, Clone)]
-pub(super) struct Tree {
-    pub(super) value: Value,
+pub(crate) struct Tree {
+    pub(crate) value: Value,
     /// Of the value.
-    pub(super) origin: Origin,
+    pub(crate) origin: Origin,
     /// Of the key before it; the same as `origin` for elements of arrays.
-    pub(super) key_origin: Origin,
+    pub(crate) key_origin: Origin,
 }
 
 #[derive(Debug, Clone)]
-pub(super) enum Value {
+pub(crate) enum Value {
     Text(String),
     Integer(i64),
     Float(f64),
@@ -32,7 +32,7 @@ pub(super) enum Value {
 
 impl Value {
     /// What it is, for a message. `secret` keeps the content out.
-    pub(super) fn describe(&self, secret: bool) -> String {
+    pub(crate) fn describe(&self, secret: bool) -> String {
         match self {
             Value::Text(_) if secret => "a string".into(),
             Value::Text(text) => format!("{text:?}"),
@@ -94,7 +94,7 @@ impl Positions<'_> {
 }
 
 /// Parses a document. Syntax errors go to `problems`; what could be read all the same is returned.
-pub(super) fn parse(name: &str, text: &str, problems: &mut Vec<Problem>) -> Tree {
+pub(crate) fn parse(name: &str, text: &str, problems: &mut Vec<Problem>) -> Tree {
     let positions = Positions { name, text };
     let (table, errors) = DeTable::parse_recoverable(text);
     let mut last_line = 0;

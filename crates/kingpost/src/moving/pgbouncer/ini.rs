@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use super::Read;
 use crate::error::Failure;
+use crate::moving::Read;
 
 /// Deepest `%include` in an `%include`.
 const DEEPEST: usize = 10;
@@ -16,8 +16,20 @@ pub(super) struct Entry {
     pub(super) section: String,
     pub(super) key: String,
     pub(super) value: String,
-    /// File and line.
-    pub(super) at: String,
+    /// Where it stands.
+    pub(super) file: String,
+    pub(super) line: usize,
+}
+
+impl Entry {
+    /// Where it stands, for a message.
+    pub(super) fn at(&self) -> String {
+        at(&self.file, self.line)
+    }
+}
+
+fn at(file: &str, line: usize) -> String {
+    format!("{file}, line {line}")
 }
 
 /// The settings of a file and of those that it includes, in their order.
@@ -37,21 +49,24 @@ fn read_file(
     let text = read(file)?;
     for (number, line) in text.lines().enumerate() {
         let line = line.trim();
-        let at = format!("{}, line {}", file.display(), number + 1);
+        let (file, number) = (file.display().to_string(), number + 1);
         if line.is_empty() || line.starts_with(';') || line.starts_with('#') {
             continue;
         }
         if let Some(path) = line.strip_prefix("%include") {
             let Some(left) = deepest.checked_sub(1) else {
-                return Err(Failure::config(format!("{at}: too many %include in one another")));
+                return Err(Failure::config(format!("{}: too many %include in one another", at(&file, number))));
             };
             read_file(Path::new(path.trim()), read, left, section, entries)?;
         } else if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
             *section = name.trim().to_ascii_lowercase();
         } else if let Some((key, value)) = key_and_value(line) {
-            entries.push(Entry { section: section.clone(), key, value, at });
+            entries.push(Entry { section: section.clone(), key, value, file, line: number });
         } else {
-            return Err(Failure::config(format!("{at}: found {line:?}, expected key = value or [section]")));
+            return Err(Failure::config(format!(
+                "{}: found {line:?}, expected key = value or [section]",
+                at(&file, number)
+            )));
         }
     }
     Ok(())

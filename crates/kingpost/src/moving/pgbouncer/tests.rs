@@ -1,6 +1,8 @@
 //! Whole files: what they come to, and what makes them refused.
 
 use super::*;
+use crate::config;
+use crate::moving::lookup::SAFE_QUERY;
 
 const INI: &str = r#"
 ;; a usual file
@@ -54,7 +56,7 @@ fn with(ini: &str, options: &Options) -> Result<String, Failure> {
         Some("again.ini") => Ok("%include again.ini".to_owned()),
         _ => Err(Failure::environment("no such file")),
     };
-    translate(Path::new("pgbouncer.ini"), &read, options)
+    Ok(plan(Path::new("pgbouncer.ini"), &read, options)?.render())
 }
 
 /// The translation of a file that is to be good, checked as it is before it is written; files that it names are not looked at.
@@ -370,12 +372,9 @@ fn databases_of_several_clusters() {
 #[test]
 fn the_old_auth_query_is_replaced() {
     for (lines, expected) in [
-        ("auth_user = app", translate::SAFE_QUERY),
-        ("auth_user = app\nauth_query = SELECT usename, passwd FROM pg_shadow WHERE usename=$1", translate::SAFE_QUERY),
-        (
-            "auth_user = app\nauth_query = select usename, passwd  from pg_shadow where usename = $1;",
-            translate::SAFE_QUERY,
-        ),
+        ("auth_user = app", SAFE_QUERY),
+        ("auth_user = app\nauth_query = SELECT usename, passwd FROM pg_shadow WHERE usename=$1", SAFE_QUERY),
+        ("auth_user = app\nauth_query = select usename, passwd  from pg_shadow where usename = $1;", SAFE_QUERY),
         ("auth_user = app\nauth_query = SELECT * FROM lookup($1)", "SELECT * FROM lookup($1)"),
     ] {
         let table = good(&settings(lines));

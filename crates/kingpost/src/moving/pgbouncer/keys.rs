@@ -1,82 +1,25 @@
 //! Every key that PgBouncer 1.25 documents, and what becomes of it. The table of docs/guide/pgbouncer.md is made from this one.
 
-/// Where a key stands in PgBouncer's file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Section {
-    /// `[pgbouncer]`
-    Pgbouncer,
-    /// In a line of `[databases]`.
-    Databases,
-    /// In a line of `[users]`.
-    Users,
-    /// In a line of `[peers]`.
-    Peers,
-}
+use super::super::keys::{
+    CIPHERS, KEEP_ALIVE, Key, PROBED, RESOLVED, STANDARD_ERROR, Table, carried, needless, refused,
+};
 
-impl Section {
-    /// All, in the order of PgBouncer's documentation.
-    pub(super) const ALL: [Section; 4] = [Section::Pgbouncer, Section::Databases, Section::Users, Section::Peers];
+/// `[pgbouncer]`
+pub(super) const P: &str = "pgbouncer";
+/// In a line of `[databases]`.
+pub(super) const D: &str = "databases";
+/// In a line of `[users]`.
+pub(super) const U: &str = "users";
+/// In a line of `[peers]`.
+pub(super) const R: &str = "peers";
 
-    /// As it stands between the brackets.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Section::Pgbouncer => "pgbouncer",
-            Section::Databases => "databases",
-            Section::Users => "users",
-            Section::Peers => "peers",
-        }
-    }
-}
-
-/// What becomes of a key.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Fate {
-    /// It becomes this key of Kingpost's.
-    Carried(&'static str),
-    /// It is left out, and a comment says why: nothing that a client, a login or an operator relies on is lost.
-    Needless,
-    /// An error, unless it has one of these values: with them PgBouncer does what Kingpost does anyway.
-    Refused(&'static [&'static str]),
-}
-
-/// A key of PgBouncer's.
-#[derive(Debug)]
-pub(super) struct Key {
-    pub(super) section: Section,
-    pub(super) name: &'static str,
-    pub(super) fate: Fate,
-    /// What is special about the translation, or why there is none.
-    pub(super) note: &'static str,
-}
-
-/// The key of this name; None: PgBouncer 1.25 documents no such key.
-pub(super) fn find(section: Section, name: &str) -> Option<&'static Key> {
-    KEYS.iter().find(|key| key.section == section && key.name == name)
-}
-
-const fn carried(section: Section, name: &'static str, to: &'static str, note: &'static str) -> Key {
-    Key { section, name, fate: Fate::Carried(to), note }
-}
-
-const fn needless(section: Section, name: &'static str, note: &'static str) -> Key {
-    Key { section, name, fate: Fate::Needless, note }
-}
-
-const fn refused(section: Section, name: &'static str, harmless: &'static [&'static str], note: &'static str) -> Key {
-    Key { section, name, fate: Fate::Refused(harmless), note }
-}
-
-use Section::{Databases as D, Peers as R, Pgbouncer as P, Users as U};
-
-const STANDARD_ERROR: &str = "Kingpost logs to standard error, which the service manager keeps";
-const PROBED: &str = "Kingpost probes every node";
-const RESOLVED: &str = "host names are resolved by the system, anew for each connection";
 const INSIDE: &str = "concerns PgBouncer's inside only";
 const OWN_LOOKUP: &str = "Kingpost has one lookup for all databases";
-const CIPHERS: &str = "Kingpost offers the safe cipher suites of TLS 1.2 and 1.3, and has no list of them";
 
 /// The table.
-pub(super) const KEYS: &[Key] = &[
+pub(in super::super) const TABLE: Table = Table { program: "PgBouncer 1.25", sections: &[P, D, U, R], keys: KEYS };
+
+const KEYS: &[Key] = &[
     needless(P, "logfile", STANDARD_ERROR),
     needless(P, "pidfile", "Kingpost stays in the foreground: the service manager knows its process"),
     carried(P, "listen_addr", "proxy.listen", "`*` becomes `[::]`, which is every address of IPv4 and IPv6"),
@@ -277,7 +220,7 @@ pub(super) const KEYS: &[Key] = &[
     needless(P, "so_reuseport", "one process uses every core (proxy.workers)"),
     needless(P, "tcp_defer_accept", INSIDE),
     needless(P, "tcp_socket_buffer", INSIDE),
-    needless(P, "tcp_keepalive", "connections have keep-alives, with the system's times"),
+    needless(P, "tcp_keepalive", KEEP_ALIVE),
     needless(P, "tcp_keepcnt", "set by the system: net.ipv4.tcp_keepalive_probes"),
     needless(P, "tcp_keepidle", "set by the system: net.ipv4.tcp_keepalive_time"),
     needless(P, "tcp_keepintvl", "set by the system: net.ipv4.tcp_keepalive_intvl"),
@@ -344,49 +287,8 @@ pub(super) const KEYS: &[Key] = &[
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    /// The rows of the guide's table for a section.
-    fn rows(section: Section) -> Vec<String> {
-        let mut rows = Vec::new();
-        for key in KEYS.iter().filter(|key| key.section == section) {
-            let (becomes, note) = match key.fate {
-                Fate::Carried(to) => {
-                    let to: Vec<String> = to.split(", ").map(|key| format!("`{key}`")).collect();
-                    (to.join(", "), key.note.to_owned())
-                }
-                Fate::Needless => ("not needed".to_owned(), key.note.to_owned()),
-                Fate::Refused([]) => ("an error".to_owned(), key.note.to_owned()),
-                Fate::Refused(harmless) => {
-                    let named = |value: &&str| if value.is_empty() { "empty".to_owned() } else { format!("`{value}`") };
-                    let harmless: Vec<String> = harmless.iter().map(named).collect();
-                    (format!("an error, unless {}", harmless.join(" or ")), key.note.to_owned())
-                }
-            };
-            rows.push(format!("| `{}` | {becomes} | {note} |", key.name));
-        }
-        rows
-    }
-
     #[test]
     fn the_guide_has_this_table() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide/pgbouncer.md");
-        let guide = std::fs::read_to_string(path).expect("docs/guide/pgbouncer.md");
-        for section in Section::ALL {
-            let begin = format!("### `[{}]`\n", section.name());
-            let part = guide.split(&begin).nth(1).unwrap_or_else(|| panic!("{path} has no heading {begin:?}"));
-            let part = part.split("\n#").next().unwrap_or_default();
-            let found: Vec<&str> = part.lines().filter(|line| line.starts_with("| `")).collect();
-            assert_eq!(found, rows(section), "[{}]: the table should be\n{}", section.name(), rows(section).join("\n"));
-        }
-    }
-
-    #[test]
-    fn no_key_is_there_twice() {
-        for (index, key) in KEYS.iter().enumerate() {
-            let twice = KEYS[index + 1..].iter().any(|other| (other.section, other.name) == (key.section, key.name));
-            assert!(!twice, "[{}] {}", key.section.name(), key.name);
-            assert!(!key.note.is_empty() || matches!(key.fate, Fate::Carried(_)), "{}: no reason", key.name);
-        }
+        super::super::super::keys::tests::the_guide_has(&super::TABLE, "pgbouncer.md");
     }
 }

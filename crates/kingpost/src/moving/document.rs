@@ -1,0 +1,170 @@
+//! TOML files of other programs: tables whose settings are judged one by one.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::Read;
+use super::report::{Found, Report, boolean};
+use crate::config::{Origin, Tree, Value, parse_tree};
+use crate::error::Failure;
+
+/// Most problems with a file's form that are reported.
+const MOST: usize = 20;
+
+/// Reads a file. What is wrong with its form is said with line and column, without the line, which may hold a password.
+pub(super) fn read(file: &Path, read: Read<'_>) -> Result<BTreeMap<String, Tree>, Failure> {
+    let mut problems = Vec::new();
+    let tree = parse_tree(&file.display().to_string(), &read(file)?, &mut problems);
+    if !problems.is_empty() {
+        let lines: Vec<String> = problems.iter().take(MOST).map(|problem| format!("  {problem}")).collect();
+        return Err(Failure::config(format!(
+            "cannot read {}; nothing is written\n{}",
+            file.display(),
+            lines.join("\n")
+        )));
+    }
+    match tree.value {
+        Value::Table(table) => Ok(table),
+        // A document is a table.
+        _ => Ok(BTreeMap::new()),
+    }
+}
+
+/// The settings of one table that are to be carried over.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    /// By which errors have them: `pools.shop`.
+    pub(super) name: String,
+    values: BTreeMap<String, Value>,
+}
+
+impl Settings {
+    /// Judges every key of a table. `further`: keys that are tables of their own, which are looked at elsewhere.
+    pub(super) fn judged(
+        report: &mut Report<'_>,
+        section: &str,
+        name: &str,
+        table: &BTreeMap<String, Tree>,
+        further: &[&str],
+    ) -> Settings {
+        let mut values = BTreeMap::new();
+        for (key, tree) in table.iter().filter(|(key, _)| !further.contains(&key.as_str())) {
+            let full = format!("{name}.{key}");
+            let value = text_of(&tree.value);
+            if report.judge(&Found { section, key, name: &full, value: &value, line: line_of(tree) }) {
+                values.insert(key.clone(), tree.value.clone());
+            }
+        }
+        Settings { name: name.to_owned(), values }
+    }
+
+    /// All of a table, without a judgement.
+    pub(super) fn whole(name: &str, table: &BTreeMap<String, Tree>) -> Settings {
+        let values = table.iter().map(|(key, tree)| (key.clone(), tree.value.clone())).collect();
+        Settings { name: name.to_owned(), values }
+    }
+
+    /// The full name of a key.
+    pub(super) fn of(&self, key: &str) -> String {
+        format!("{}.{key}", self.name)
+    }
+
+    pub(super) fn value(&self, key: &str) -> Option<&Value> {
+        self.values.get(key)
+    }
+
+    /// A text, a number or a truth value, as text.
+    pub(super) fn get(&self, key: &str) -> Option<String> {
+        self.values.get(key).map(text_of)
+    }
+
+    /// As [`Settings::get`]; an empty text is none.
+    pub(super) fn filled(&self, key: &str) -> Option<String> {
+        self.get(key).filter(|value| !value.is_empty())
+    }
+
+    /// A truth value; `default` if it is not there.
+    pub(super) fn flag(&self, report: &mut Report<'_>, key: &str, default: bool) -> bool {
+        let Some(value) = self.get(key) else { return default };
+        boolean(&value).unwrap_or_else(|| {
+            report.problem(&self.of(key), "expected true or false");
+            default
+        })
+    }
+
+    /// A list of texts.
+    pub(super) fn texts(&self, report: &mut Report<'_>, key: &str) -> Vec<String> {
+        match self.values.get(key) {
+            None => Vec::new(),
+            Some(Value::Array(array)) if array.iter().all(|item| matches!(item.value, Value::Text(_))) => {
+                array.iter().map(|item| text_of(&item.value)).collect()
+            }
+            Some(_) => {
+                report.problem(&self.of(key), "expected a list of texts");
+                Vec::new()
+            }
+        }
+    }
+}
+
+/// The tables of a table of tables, with the names of each; what else is there is a problem.
+pub(super) fn tables<'t>(
+    report: &mut Report<'_>,
+    name: &str,
+    tree: Option<&'t Tree>,
+) -> Vec<(String, &'t BTreeMap<String, Tree>)> {
+    let found: Vec<(String, &Tree)> = match tree.map(|tree| &tree.value) {
+        None => return Vec::new(),
+        Some(Value::Table(table)) => table.iter().map(|(key, tree)| (key.clone(), tree)).collect(),
+        Some(Value::Array(array)) => array.iter().enumerate().map(|(at, tree)| (at.to_string(), tree)).collect(),
+        Some(_) => {
+            report.insist(name, "expected tables");
+            return Vec::new();
+        }
+    };
+    let mut tables = Vec::new();
+    for (key, tree) in found {
+        match &tree.value {
+            Value::Table(table) => tables.push((key, table)),
+            _ => report.insist(&format!("{name}.{key}"), "expected a table"),
+        }
+    }
+    tables
+}
+
+/// A single table; what else is there is a problem.
+pub(super) fn table<'t>(
+    report: &mut Report<'_>,
+    name: &str,
+    tree: Option<&'t Tree>,
+) -> Option<&'t BTreeMap<String, Tree>> {
+    match &tree?.value {
+        Value::Table(table) => Some(table),
+        _ => {
+            report.insist(name, "expected a table");
+            None
+        }
+    }
+}
+
+/// What a value is, for a message and for comparisons. Of lists and tables it says no more than that they are there.
+pub(super) fn text_of(value: &Value) -> String {
+    match value {
+        Value::Text(text) => text.clone(),
+        Value::Integer(number) => number.to_string(),
+        Value::Float(number) => number.to_string(),
+        Value::Boolean(value) => value.to_string(),
+        Value::Array(array) if array.is_empty() => String::new(),
+        Value::Table(table) if table.is_empty() => String::new(),
+        Value::Array(_) => "[…]".into(),
+        Value::Table(_) => "{…}".into(),
+        Value::Datetime(_) | Value::Unreadable(_) => "…".into(),
+    }
+}
+
+fn line_of(tree: &Tree) -> Option<usize> {
+    match tree.key_origin {
+        Origin::File { line, .. } => Some(line),
+        Origin::Variable(_) => None,
+    }
+}

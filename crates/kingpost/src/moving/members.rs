@@ -1,0 +1,190 @@
+//! Programs that list users for each database. Kingpost has one list of users, so rules say who may log in to what, and a setting of a user in one database has to find a
+//! place: for all, for the database, or for the user.
+
+use std::collections::BTreeMap;
+
+use super::plan::{Line, Plan, quoted};
+use super::report::Report;
+
+/// A user of one database.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) database: String,
+    pub(super) user: String,
+    /// By which errors have it: `pools.shop.users.0`.
+    pub(super) name: String,
+    /// The method of the rule by which it comes.
+    pub(super) method: &'static str,
+    /// What `proxy.users` has of its secret.
+    pub(super) secret: Vec<Line>,
+    /// Who logs in to the servers for it, and the password; None: itself.
+    pub(super) server: Option<(String, Option<String>)>,
+    /// Settings as TOML, by their key in the other program.
+    pub(super) settings: BTreeMap<&'static str, String>,
+}
+
+/// Where a setting of a member may go. The first that can hold it is taken: for all, for databases, for users.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// The key in the other program.
+    pub(super) key: &'static str,
+    /// The key in `[proxy.pool]`.
+    pub(super) pool: Option<&'static str>,
+    /// In `[[proxy.databases]]`.
+    pub(super) database: Option<&'static str>,
+    /// In `[[proxy.users]]`.
+    pub(super) user: Option<&'static str>,
+}
+
+/// A user, as Kingpost lists it: with the cluster, where there are several.
+type Account = (Option<String>, String);
+
+/// Writes down who may log in to what, and the settings of each. The databases are in the plan, with their clusters.
+pub(super) fn settle(report: &mut Report<'_>, plan: &mut Plan, members: &[Member], places: &[Place]) {
+    let account = |plan: &Plan, member: &Member| -> Account {
+        let first = plan.first_cluster();
+        let cluster = first.map(|first| plan.cluster_of(&member.database).unwrap_or(first));
+        (cluster, member.user.clone())
+    };
+    let accounts: Vec<Account> = members.iter().map(|member| account(plan, member)).collect();
+    let mut users: BTreeMap<Account, Vec<Line>> = BTreeMap::new();
+    for (at, member) in members.iter().enumerate() {
+        let first = accounts.iter().position(|account| *account == accounts[at]).unwrap_or(at);
+        if members[first].secret != member.secret {
+            let why = format!(
+                "{} has another one for the same user: Kingpost has one for all databases of a cluster",
+                members[first].name
+            );
+            report.problem(&format!("{}.password", member.name), why);
+        }
+        users.entry(accounts[at].clone()).or_insert_with(|| member.secret.clone());
+    }
+    admit(report, plan, members);
+    towards_servers(report, plan, members);
+    for place in places {
+        settle_one(report, plan, members, &accounts, &mut users, place);
+    }
+    for ((cluster, user), mut lines) in users {
+        if let Some(cluster) = cluster {
+            lines.insert(0, ("cluster", cluster));
+        }
+        plan.users.push((user, lines));
+    }
+}
+
+/// Rules: each database lets in its members and nobody else.
+fn admit(report: &mut Report<'_>, plan: &mut Plan, members: &[Member]) {
+    let databases: Vec<String> = plan.databases.iter().map(|(name, _)| name.clone()).collect();
+    for database in databases {
+        let mut methods: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for member in members.iter().filter(|member| member.database == database) {
+            match in_rule(&member.user) {
+                Some(user) => methods.entry(member.method).or_default().push(user),
+                None => report.insist(&member.name, "the user's name has a line break or a NUL"),
+            }
+        }
+        if methods.is_empty() {
+            report.leave(&format!("users of {database}"), "there are none: nobody can log in to it");
+        }
+        match in_rule(&database) {
+            Some(database) => {
+                plan.rules
+                    .extend(methods.iter().map(|(method, users)| rule("host", &database, &users.join(","), method)));
+            }
+            None => report.insist(&database, "the database's name has a line break or a NUL"),
+        }
+    }
+}
+
+/// A rule for clients from anywhere.
+pub(super) fn rule(kind: &str, database: &str, user: &str, method: &str) -> Vec<Line> {
+    vec![
+        ("type", quoted(kind)),
+        ("database", quoted(database)),
+        ("user", quoted(user)),
+        ("address", quoted("all")),
+        ("method", quoted(method)),
+    ]
+}
+
+/// A name as a word of a rule, which is not taken for a keyword or a list.
+fn in_rule(name: &str) -> Option<String> {
+    if name.contains(['\n', '\r', '\0']) || name.is_empty() {
+        return None;
+    }
+    let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+    let keyword = ["all", "sameuser", "samerole", "samegroup", "replication"].contains(&name);
+    Some(if plain && !keyword { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) })
+}
+
+/// Whoever logs in to the servers in place of a database's users is one for all of them.
+fn towards_servers(report: &mut Report<'_>, plan: &mut Plan, members: &[Member]) {
+    for (database, lines) in &mut plan.databases {
+        let mut of = members.iter().filter(|member| member.database == *database);
+        let Some(first) = of.next() else { continue };
+        if let Some(other) = of.find(|other| other.server != first.server) {
+            let why = format!("{} has another one: Kingpost has one for all users of a database", first.name);
+            report.problem(&format!("{}.server_user", other.name), why);
+            continue;
+        }
+        if let Some((user, password)) = &first.server {
+            lines.push(("server_user", quoted(user)));
+            lines.extend(password.as_ref().map(|password| ("server_password", quoted(password))));
+        }
+    }
+}
+
+fn settle_one(
+    report: &mut Report<'_>,
+    plan: &mut Plan,
+    members: &[Member],
+    accounts: &[Account],
+    users: &mut BTreeMap<Account, Vec<Line>>,
+    place: &Place,
+) {
+    let value = |at: usize| members[at].settings.get(place.key);
+    let all = 0..members.len();
+    // The members that have another value than the first one that they are one with.
+    let apart = |same: &dyn Fn(usize, usize) -> bool| -> Option<usize> {
+        all.clone().find(|at| (0..*at).any(|other| same(other, *at) && value(other) != value(*at)))
+    };
+    let for_all = apart(&|_, _| true);
+    if let (None, Some(key)) = (for_all, place.pool) {
+        plan.pool.extend(all.clone().next().and_then(value).map(|value| (key, value.clone())));
+        return;
+    }
+    let for_databases = apart(&|one, other| members[one].database == members[other].database);
+    if let (None, Some(key)) = (for_databases, place.database) {
+        for (database, lines) in &mut plan.databases {
+            let of = all.clone().find(|at| members[*at].database == *database);
+            lines.extend(of.and_then(value).map(|value| (key, value.clone())));
+        }
+        return;
+    }
+    let for_users = apart(&|one, other| accounts[one] == accounts[other]);
+    if let (None, Some(key)) = (for_users, place.user) {
+        for (account, lines) in users {
+            let of = accounts.iter().position(|other| other == account);
+            lines.extend(of.and_then(value).map(|value| (key, value.clone())));
+        }
+        return;
+    }
+    let differs = if place.user.is_some() {
+        for_users
+    } else if place.database.is_some() {
+        for_databases
+    } else {
+        for_all
+    };
+    let why = match (place.database, place.user) {
+        (None, None) => "it is not the same everywhere: Kingpost has one for all",
+        (Some(_), None) => "it is not the same for all users of the database: Kingpost has one for a database",
+        (None, Some(_)) => "it is not the same in all databases of the user: Kingpost has one for a user",
+        (Some(_), Some(_)) => {
+            "it is not the same for all users of a database, nor in all databases of a user: Kingpost has one for a database or for a user"
+        }
+    };
+    if let Some(at) = differs {
+        report.problem(&format!("{}.{}", members[at].name, place.key), why);
+    }
+}

@@ -1,0 +1,155 @@
+//! `kingpost config from-pgbouncer`, `from-pgcat`: a configuration made from another program's.
+//!
+//! ```text
+//!  pgbouncer.ini, auth_file ──────▶ pgbouncer ─┐
+//!  pgcat.toml ────────────────────▶ pgcat      ├─ each by its table of keys ─▶ Report ─▶ Plan ─▶ text ─config::parse─▶ good, or why not
+//! ```
+//!
+//! It is strict: a setting that can't be carried over is an error that names it, and nothing is written unless `--ignore` names it,
+//! too. What is written is what `kingpost check` finds good.
+
+mod document;
+mod keys;
+mod lookup;
+mod members;
+mod pgbouncer;
+mod pgcat;
+mod plan;
+mod report;
+mod server;
+
+use std::path::{Path, PathBuf};
+
+use crate::cli::{ConfigCommand, Translation};
+use crate::config::{self, Problem, Severity};
+use crate::error::Failure;
+use crate::out;
+
+pub(crate) use lookup::SAFE_QUERY;
+pub(crate) use pgbouncer::{carried_to, needless};
+
+/// Reads a file that the settings name.
+type Read<'a> = &'a dyn Fn(&Path) -> Result<String, Failure>;
+
+/// Longest file that is read, in bytes.
+const LONGEST: u64 = 16 << 20;
+
+/// How to translate.
+#[derive(Debug, Default)]
+struct Options {
+    /// Settings to leave out.
+    ignored: Vec<String>,
+    /// Leaves out whatever can't be carried over.
+    ignore_all: bool,
+    /// Databases to translate; none: all.
+    databases: Vec<String>,
+    /// All servers are one primary and its replicas.
+    same_cluster: bool,
+    /// Who watches the nodes.
+    probe_user: Option<String>,
+}
+
+/// The files of a program.
+#[derive(Debug)]
+enum Source {
+    Pgbouncer { file: PathBuf },
+    Pgcat { file: PathBuf },
+}
+
+impl Source {
+    /// The file that names the others.
+    fn file(&self) -> &Path {
+        match self {
+            Source::Pgbouncer { file } | Source::Pgcat { file } => file,
+        }
+    }
+
+    /// Reads the files, and gives the whole configuration as text.
+    fn translate(&self, read: Read<'_>, options: &Options) -> Result<String, Failure> {
+        let plan = match self {
+            Source::Pgbouncer { file } => pgbouncer::plan(file, read, options)?,
+            Source::Pgcat { file } => pgcat::plan(file, read, options)?,
+        };
+        Ok(plan.render())
+    }
+}
+
+/// Prints the translation of a file, or writes it. `None`: this command translates nothing.
+pub(crate) fn command(command: &ConfigCommand) -> Option<Result<(), Failure>> {
+    let (source, how, which) = match command {
+        ConfigCommand::FromPgbouncer(args) => {
+            (Source::Pgbouncer { file: args.file.clone() }, &args.how, Some(&args.which))
+        }
+        ConfigCommand::FromPgcat(args) => (Source::Pgcat { file: args.file.clone() }, &args.how, Some(&args.which)),
+        ConfigCommand::Default | ConfigCommand::Schema => return None,
+    };
+    let options = Options {
+        ignored: how.ignore.clone(),
+        ignore_all: false,
+        databases: which.map(|which| which.database.clone()).unwrap_or_default(),
+        same_cluster: which.is_none_or(|which| which.same_cluster),
+        probe_user: how.probe_user.clone(),
+    };
+    Some(run(&source, how, &options))
+}
+
+fn run(source: &Source, how: &Translation, options: &Options) -> Result<(), Failure> {
+    let text = source.translate(&read_file, options)?;
+    if let Some(about) = text.lines().find_map(|line| line.strip_prefix("# Databases on different servers")) {
+        out::note(format!("kingpost: databases on different servers{about}"));
+    }
+    let name = how.out.as_deref().unwrap_or(Path::new("the translation"));
+    let checked = config::parse(&name.display().to_string(), &text, [], &config::stat_file);
+    let errors = |problem: &&Problem| problem.severity == Severity::Error;
+    let errors: Vec<String> = checked.problems.iter().filter(errors).map(|problem| format!("  {problem}")).collect();
+    if !errors.is_empty() && !how.no_check {
+        let file = source.file().display();
+        let what = format!("what {file} comes to is not good; nothing is written\n{}", errors.join("\n"));
+        return Err(Failure::config(what).advise(
+            "mend it in that file. If the files that it names are on another machine: --no-check, and `kingpost check` there",
+        ));
+    }
+    for problem in checked.problems {
+        out::note(format!("kingpost: {problem}"));
+    }
+    match &how.out {
+        None => out::raw(&text),
+        Some(path) => {
+            use std::io::Write;
+            use std::os::unix::fs::OpenOptionsExt;
+            // It may hold passwords: for its owner alone, and nothing is overwritten.
+            let mut options = std::fs::OpenOptions::new();
+            options.write(true).create_new(true).mode(0o600);
+            let written = options.open(path).and_then(|mut file| file.write_all(text.as_bytes()));
+            written.map_err(|error| Failure::path("write", path, &error))?;
+        }
+    }
+    Ok(())
+}
+
+fn read_file(path: &Path) -> Result<String, Failure> {
+    use std::io::Read;
+    let mut text = String::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(LONGEST + 1).read_to_string(&mut text));
+    match read.map_err(|error| Failure::path("read", path, &error))? as u64 {
+        0..=LONGEST => Ok(text),
+        _ => Err(Failure::config(format!("{}: found more than {LONGEST} bytes", path.display()))),
+    }
+}
+
+/// The translation of a text, without what can't be carried over; whatever it refers to is empty.
+pub(crate) fn translated(program: &str, text: &str) -> Result<String, Failure> {
+    let file = PathBuf::from("text");
+    let options = Options { ignore_all: true, ..Options::default() };
+    let read = |path: &Path| Ok(if path == Path::new("text") { text.to_owned() } else { String::new() });
+    let source = match program {
+        "pgbouncer" => Source::Pgbouncer { file },
+        "pgcat" => Source::Pgcat { file },
+        _ => {
+            return Err(Failure::config(format!(
+                "found the program {program:?}, expected one whose files are translated"
+            )));
+        }
+    };
+    source.translate(&read, &options)
+}

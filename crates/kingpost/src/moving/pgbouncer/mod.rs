@@ -1,0 +1,34 @@
+//! PgBouncer's pgbouncer.ini and auth_file.
+
+mod ini;
+mod keys;
+#[cfg(test)]
+mod tests;
+mod translate;
+
+use std::path::Path;
+
+use super::keys::Fate;
+use super::plan::Plan;
+use super::{Options, Read};
+use crate::error::Failure;
+
+/// The key that a key of PgBouncer's `[pgbouncer]` becomes.
+pub(crate) fn carried_to(key: &str) -> Option<&'static str> {
+    match keys::TABLE.find(keys::P, key)?.fate {
+        Fate::Carried(to) => Some(to),
+        Fate::Needless | Fate::Refused(_) => None,
+    }
+}
+
+/// Why a key of PgBouncer's `[pgbouncer]` is not needed; `None`: it is, or there is no such key.
+pub(crate) fn needless(key: &str) -> Option<&'static str> {
+    let key = keys::TABLE.find(keys::P, key)?;
+    matches!(key.fate, Fate::Needless).then_some(key.note)
+}
+
+/// Reads `file` and what it refers to, and gives what to write.
+pub(super) fn plan(file: &Path, read: Read<'_>, options: &Options) -> Result<Plan, Failure> {
+    let entries = ini::read(file, read)?;
+    translate::translate(file, &entries, read, options)
+}
