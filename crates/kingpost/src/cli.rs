@@ -473,6 +473,11 @@ pub(crate) enum ConfigCommand {
     /// Strict: a setting that can't be carried over is an error that names it, and nothing is written. What is written passes `kingpost check`.
     #[command(after_help = EXIT_CODES)]
     FromPgcat(FromDatabasesArgs),
+    /// Translates PgDog's configuration, users included
+    ///
+    /// Strict: a setting that can't be carried over is an error that names it, and nothing is written. What is written passes `kingpost check`.
+    #[command(after_help = EXIT_CODES)]
+    FromPgdog(FromPgdogArgs),
     /// Prints a configuration file with every key, its default and what it does
     #[command(after_help = EXIT_CODES)]
     Default,
@@ -486,6 +491,20 @@ pub(crate) struct FromDatabasesArgs {
     /// The program's file, usually pgbouncer.ini or pgcat.toml
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) how: Translation,
+    #[command(flatten)]
+    pub(crate) which: WhichDatabases,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FromPgdogArgs {
+    /// PgDog's file, usually pgdog.toml
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// PgDog's users; without it users.toml beside the file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) users: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) how: Translation,
     #[command(flatten)]

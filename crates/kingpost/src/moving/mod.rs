@@ -1,8 +1,9 @@
-//! `kingpost config from-pgbouncer`, `from-pgcat`: a configuration made from another program's.
+//! `kingpost config from-pgbouncer`, `from-pgcat`, `from-pgdog`: a configuration made from another program's.
 //!
 //! ```text
 //!  pgbouncer.ini, auth_file ──────▶ pgbouncer ─┐
 //!  pgcat.toml ────────────────────▶ pgcat      ├─ each by its table of keys ─▶ Report ─▶ Plan ─▶ text ─config::parse─▶ good, or why not
+//!  pgdog.toml, users.toml ────────▶ pgdog      │                              (what is    (what is
 //! ```
 //!
 //! It is strict: a setting that can't be carried over is an error that names it, and nothing is written unless `--ignore` names it,
@@ -14,6 +15,7 @@ mod lookup;
 mod members;
 mod pgbouncer;
 mod pgcat;
+mod pgdog;
 mod plan;
 mod report;
 mod server;
@@ -54,13 +56,14 @@ struct Options {
 enum Source {
     Pgbouncer { file: PathBuf },
     Pgcat { file: PathBuf },
+    Pgdog { file: PathBuf, users: PathBuf },
 }
 
 impl Source {
     /// The file that names the others.
     fn file(&self) -> &Path {
         match self {
-            Source::Pgbouncer { file } | Source::Pgcat { file } => file,
+            Source::Pgbouncer { file } | Source::Pgcat { file } | Source::Pgdog { file, .. } => file,
         }
     }
 
@@ -69,6 +72,7 @@ impl Source {
         let plan = match self {
             Source::Pgbouncer { file } => pgbouncer::plan(file, read, options)?,
             Source::Pgcat { file } => pgcat::plan(file, read, options)?,
+            Source::Pgdog { file, users } => pgdog::plan(file, users, read, options)?,
         };
         Ok(plan.render())
     }
@@ -81,6 +85,10 @@ pub(crate) fn command(command: &ConfigCommand) -> Option<Result<(), Failure>> {
             (Source::Pgbouncer { file: args.file.clone() }, &args.how, Some(&args.which))
         }
         ConfigCommand::FromPgcat(args) => (Source::Pgcat { file: args.file.clone() }, &args.how, Some(&args.which)),
+        ConfigCommand::FromPgdog(args) => {
+            let users = args.users.clone().unwrap_or_else(|| args.file.with_file_name("users.toml"));
+            (Source::Pgdog { file: args.file.clone(), users }, &args.how, Some(&args.which))
+        }
         ConfigCommand::Default | ConfigCommand::Schema => return None,
     };
     let options = Options {
@@ -145,6 +153,8 @@ pub(crate) fn translated(program: &str, text: &str) -> Result<String, Failure> {
     let source = match program {
         "pgbouncer" => Source::Pgbouncer { file },
         "pgcat" => Source::Pgcat { file },
+        // One text for both: each finds its tables in it.
+        "pgdog" => Source::Pgdog { users: file.clone(), file },
         _ => {
             return Err(Failure::config(format!(
                 "found the program {program:?}, expected one whose files are translated"
