@@ -478,6 +478,11 @@ pub(crate) enum ConfigCommand {
     /// Strict: a setting that can't be carried over is an error that names it, and nothing is written. What is written passes `kingpost check`.
     #[command(after_help = EXIT_CODES)]
     FromPgdog(FromPgdogArgs),
+    /// Translates pgpool-II's configuration, rules and passwords included
+    ///
+    /// Strict: a setting that can't be carried over is an error that names it, and nothing is written. What is written passes `kingpost check`.
+    #[command(after_help = EXIT_CODES)]
+    FromPgpool(FromPgpoolArgs),
     /// Prints a configuration file with every key, its default and what it does
     #[command(after_help = EXIT_CODES)]
     Default,
@@ -509,6 +514,21 @@ pub(crate) struct FromPgdogArgs {
     pub(crate) how: Translation,
     #[command(flatten)]
     pub(crate) which: WhichDatabases,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FromPgpoolArgs {
+    /// pgpool-II's file, usually pgpool.conf
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// pgpool-II's rules; without it pool_hba.conf beside the file. Read with enable_pool_hba = on only
+    #[arg(long, value_name = "FILE")]
+    pub(crate) hba: Option<PathBuf>,
+    /// pgpool-II's passwords; without it what the file names, or pool_passwd beside it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) passwords: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) how: Translation,
 }
 
 /// What all translations of other programs' files have in common.

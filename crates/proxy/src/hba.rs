@@ -283,7 +283,7 @@ fn prefix_of(mask: IpAddr) -> Option<u8> {
 
 // === lines ===
 
-fn parse_line(line: &str) -> Result<Option<Rule>, String> {
+pub(crate) fn parse_line(line: &str) -> Result<Option<Rule>, String> {
     let mut fields = split(line)?.into_iter();
     let Some(kind) = fields.next() else { return Ok(None) };
     let kind = Kind::parse(&single(&kind, "a type")?.text)?;

@@ -18,6 +18,7 @@ mod driver;
 pub mod fleet;
 pub mod gss;
 pub mod hba;
+pub mod hba_entries;
 pub mod ident;
 pub mod ldap;
 mod limits;

@@ -1,9 +1,10 @@
-//! `kingpost config from-pgbouncer`, `from-pgcat`, `from-pgdog`: a configuration made from another program's.
+//! `kingpost config from-pgbouncer`, `from-pgcat`, `from-pgdog`, `from-pgpool`: a configuration made from another program's.
 //!
 //! ```text
 //!  pgbouncer.ini, auth_file ──────▶ pgbouncer ─┐
 //!  pgcat.toml ────────────────────▶ pgcat      ├─ each by its table of keys ─▶ Report ─▶ Plan ─▶ text ─config::parse─▶ good, or why not
 //!  pgdog.toml, users.toml ────────▶ pgdog      │                              (what is    (what is
+//!  pgpool.conf, hba, pool_passwd ─▶ pgpool ────┘                               lost)       written)
 //! ```
 //!
 //! It is strict: a setting that can't be carried over is an error that names it, and nothing is written unless `--ignore` names it,
@@ -16,6 +17,7 @@ mod members;
 mod pgbouncer;
 mod pgcat;
 mod pgdog;
+mod pgpool;
 mod plan;
 mod report;
 mod server;
@@ -57,6 +59,7 @@ enum Source {
     Pgbouncer { file: PathBuf },
     Pgcat { file: PathBuf },
     Pgdog { file: PathBuf, users: PathBuf },
+    Pgpool(pgpool::Files),
 }
 
 impl Source {
@@ -64,6 +67,7 @@ impl Source {
     fn file(&self) -> &Path {
         match self {
             Source::Pgbouncer { file } | Source::Pgcat { file } | Source::Pgdog { file, .. } => file,
+            Source::Pgpool(files) => &files.conf,
         }
     }
 
@@ -73,6 +77,7 @@ impl Source {
             Source::Pgbouncer { file } => pgbouncer::plan(file, read, options)?,
             Source::Pgcat { file } => pgcat::plan(file, read, options)?,
             Source::Pgdog { file, users } => pgdog::plan(file, users, read, options)?,
+            Source::Pgpool(files) => pgpool::plan(files, read, options)?,
         };
         Ok(plan.render())
     }
@@ -88,6 +93,10 @@ pub(crate) fn command(command: &ConfigCommand) -> Option<Result<(), Failure>> {
         ConfigCommand::FromPgdog(args) => {
             let users = args.users.clone().unwrap_or_else(|| args.file.with_file_name("users.toml"));
             (Source::Pgdog { file: args.file.clone(), users }, &args.how, Some(&args.which))
+        }
+        ConfigCommand::FromPgpool(args) => {
+            let (hba, passwords) = (args.hba.clone(), args.passwords.clone());
+            (Source::Pgpool(pgpool::Files { conf: args.file.clone(), hba, passwords }), &args.how, None)
         }
         ConfigCommand::Default | ConfigCommand::Schema => return None,
     };
@@ -155,6 +164,7 @@ pub(crate) fn translated(program: &str, text: &str) -> Result<String, Failure> {
         "pgcat" => Source::Pgcat { file },
         // One text for both: each finds its tables in it.
         "pgdog" => Source::Pgdog { users: file.clone(), file },
+        "pgpool" => Source::Pgpool(pgpool::Files { conf: file, hba: None, passwords: None }),
         _ => {
             return Err(Failure::config(format!(
                 "found the program {program:?}, expected one whose files are translated"
