@@ -38,6 +38,7 @@ mod listen;
 mod login;
 mod losses;
 mod moving;
+mod moving_others;
 mod name_maps;
 mod oauth;
 mod oauth_https;

@@ -1,0 +1,383 @@
+//! Moving from PgCat, PgDog and pgpool-II: what the commands write is checked and run, before two databases of two users on a primary and a replica. pgpool-II itself
+//! is asked whom it lets in.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use kingpost_tests::{
+    Cluster, Kingpost, Port, Process, RunAs, SOON, ShowLogs, command, kingpost_bin, new_dir, sqlstate, unique,
+};
+use tokio_postgres::{Client, Config, NoTls};
+
+use crate::clusters::named;
+use crate::common::{only_kingpost, simple, value};
+
+/// Files of another program, and what they come to.
+struct Old {
+    dir: PathBuf,
+}
+
+impl Old {
+    fn new(program: &str, files: &[(&str, &str)]) -> Old {
+        let dir = new_dir(program);
+        for (name, text) in files {
+            std::fs::write(dir.join(name), text).unwrap();
+        }
+        Old { dir }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.join(name).to_str().unwrap().to_owned()
+    }
+
+    /// Translates it to kingpost.toml, which is not there before.
+    fn translate(&self, command: &str, file: &str, further: &[&str]) -> Output {
+        let (file, out) = (self.path(file), self.path("kingpost.toml"));
+        let mut arguments = vec!["config", command, &file, "--out", &out];
+        arguments.extend(further);
+        Kingpost::run(&arguments)
+    }
+
+    /// The proxy with what was written.
+    fn start(&self, logs: &Path) -> Process {
+        let (toml, metrics) = (self.path("kingpost.toml"), Port::reserve());
+        let check = Kingpost::run(&["check", "--config", &toml]);
+        assert!(check.status.success(), "{}", said(&check));
+        let mut kingpost = command(&kingpost_bin(), RunAs::Tests, "KILL");
+        kingpost.args(["proxy", "--config", &toml]);
+        kingpost.env("KINGPOST__METRICS__LISTEN", format!("127.0.0.1:{}", metrics.number()));
+        kingpost.env("KINGPOST__PROXY__WORKERS", "2");
+        Process::start("kingpost", kingpost, &logs.join("moved.log"))
+    }
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Somebody who logs in: user, password, database.
+type Who<'w> = (&'w str, &'w str, &'w str);
+
+const ANN: Who<'_> = ("ann", "ann's own", "shop");
+const BOB: Who<'_> = ("bob", "bob's own", "books");
+
+async fn connect(port: u16, (user, password, database): Who<'_>) -> Result<Client, tokio_postgres::Error> {
+    let mut config = Config::new();
+    config.host("127.0.0.1").port(port).user(user).password(password).dbname(database).connect_timeout(SOON);
+    let (client, connection) = config.connect(NoTls).await?;
+    tokio::spawn(connection);
+    Ok(client)
+}
+
+/// The first client that gets in.
+async fn first(cluster: &Cluster, process: &Process, port: u16, who: Who<'_>) -> Client {
+    cluster
+        .wait("the translated configuration to serve", async || {
+            assert!(process.exit_status().is_none(), "{}", std::fs::read_to_string(process.log()).unwrap());
+            connect(port, who).await.ok()
+        })
+        .await
+}
+
+/// Users and databases of both, a table in each.
+async fn furnish(cluster: &Cluster, databases: &[&str]) {
+    let primary = cluster.primary();
+    primary.execute("CREATE ROLE ann LOGIN; CREATE ROLE bob LOGIN").await;
+    for database in databases {
+        primary.execute(&format!("CREATE DATABASE {database}")).await;
+        let table =
+            format!("CREATE TABLE t (what text); INSERT INTO t VALUES ('{database}'); GRANT ALL ON t TO ann, bob");
+        primary.execute_in(database, &table).await;
+    }
+    cluster.wait_caught_up().await;
+}
+
+/// Nobody gets in but to the own database with the own password. `refused`: how one who is known is kept out of another's database.
+async fn kept_apart(port: u16) {
+    let (ann, ann_password, shop) = ANN;
+    let (bob, bob_password, books) = BOB;
+    for (who, code) in [
+        ((ann, ann_password, books), "28000"),
+        ((bob, bob_password, shop), "28000"),
+        ((ann, ann_password, "postgres"), "28000"),
+        ((ann, bob_password, shop), "28P01"),
+        ((bob, ann_password, books), "28P01"),
+        ((ann, "", shop), "28P01"),
+        ((ann, ann_password, "kingpost"), "28P01"),
+        (("postgres", "x", shop), "28000"),
+    ] {
+        match connect(port, who).await {
+            Ok(_) => panic!("{who:?} was let in"),
+            // Without a password the client itself gives up.
+            Err(error) if error.as_db_error().is_none() => assert_eq!(who.1, "", "{who:?}: {error:?}"),
+            Err(error) => assert_eq!(sqlstate(&error), code, "{who:?}: {error:?}"),
+        }
+    }
+}
+
+/// Whether the replica, and nobody else, answers a read. The servers log each statement.
+async fn reads_on_replica(cluster: &Cluster, client: &Client) -> bool {
+    let marker = format!("mark{}end", unique());
+    simple(client, &format!("SELECT what, '{marker}' FROM t")).await;
+    cluster.replica(0).saw(&marker) && !cluster.primary().saw(&marker)
+}
+
+/// Waits for that: after a write a client reads at the primary until a replica is known to have it.
+async fn settles_on_replica(cluster: &Cluster, client: &Client) {
+    cluster.wait("reads on the replica", async || reads_on_replica(cluster, client).await.then_some(())).await;
+}
+
+#[tokio::test]
+async fn pgcats_pools_run_with_the_same_users_and_reads() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().replicas(1).log_statements().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    furnish(&cluster, &["shop_live", "books"]).await;
+    let port = Port::reserve();
+    let servers = format!(
+        "[[\"127.0.0.1\", {}, \"primary\"], [\"127.0.0.1\", {}, \"replica\"]]",
+        cluster.primary().port(),
+        cluster.replica(0).port()
+    );
+    let file = format!(
+        "[general]\nhost = \"127.0.0.1\"\nport = {port}\nadmin_username = \"boss\"\nadmin_password = \"boss's own\"\nautoreload = 15000\n\
+         connect_timeout = 20000\n\
+         [pools.shop]\nquery_parser_enabled = true\nquery_parser_read_write_splitting = true\nprimary_reads_enabled = false\n\
+         [pools.shop.users.0]\nusername = \"ann\"\npassword = \"{ann}\"\npool_size = 3\nstatement_timeout = 60000\n\
+         [pools.shop.shards.0]\ndatabase = \"shop_live\"\nservers = {servers}\n\
+         [pools.books]\npool_mode = \"session\"\ndefault_role = \"primary\"\n\
+         [pools.books.users.0]\nusername = \"bob\"\npassword = \"{bob}\"\npool_size = 2\n\
+         [pools.books.shards.0]\ndatabase = \"books\"\nservers = {servers}\n",
+        port = port.number(),
+        ann = ANN.1,
+        bob = BOB.1,
+    );
+    let old = Old::new("pgcat", &[("pgcat.toml", &file)]);
+    let refused = old.translate("from-pgcat", "pgcat.toml", &[]);
+    assert_eq!(refused.status.code(), Some(3), "{}", said(&refused));
+    assert!(
+        said(&refused).contains("general.autoreload = 15000") && !said(&refused).contains("own"),
+        "{}",
+        said(&refused)
+    );
+    assert!(!old.dir.join("kingpost.toml").exists() && refused.stdout.is_empty());
+    let written = old.translate("from-pgcat", "pgcat.toml", &["--ignore", "autoreload"]);
+    assert!(written.status.success(), "{}", said(&written));
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::metadata(old.dir.join("kingpost.toml")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    let process = old.start(cluster.dir());
+    let ann = first(&cluster, &process, port.number(), ANN).await;
+    let bob = connect(port.number(), BOB).await.unwrap();
+    assert_eq!(value(&ann, "SELECT what FROM t").await, "shop_live");
+    assert_eq!(value(&bob, "SELECT what FROM t").await, "books");
+    settles_on_replica(&cluster, &ann).await;
+    assert!(!reads_on_replica(&cluster, &bob).await, "default_role = primary");
+    // A write goes to the primary, and its client sees it.
+    ann.batch_execute("UPDATE t SET what = 'sold'").await.unwrap();
+    assert_eq!(value(&ann, "SELECT what FROM t").await, "sold");
+    assert_eq!(value(&bob, "SELECT what FROM t").await, "books");
+    kept_apart(port.number()).await;
+    let boss = connect(port.number(), ("boss", "boss's own", "pgbouncer")).await.unwrap();
+    assert!(boss.simple_query("SHOW POOLS").await.is_ok());
+}
+
+#[tokio::test]
+async fn pgdogs_databases_on_two_clusters_run_with_the_same_users_and_reads() {
+    if only_kingpost() {
+        return;
+    }
+    let (one, two) =
+        futures_util::future::join(named("one").replicas(1).log_statements().start(), named("two").start()).await;
+    let _logs = (ShowLogs(one.dir()), ShowLogs(two.dir()));
+    furnish(&one, &["shop"]).await;
+    furnish(&two, &["books"]).await;
+    let port = Port::reserve();
+    let file = format!(
+        "[general]\nhost = \"127.0.0.1\"\nport = {port}\nread_write_split = \"exclude_primary\"\nauth_type = \"scram\"\ncheckout_timeout = 20000\n\
+         [admin]\nuser = \"boss\"\npassword = \"boss's own\"\n\
+         [[databases]]\nname = \"shop\"\nhost = \"127.0.0.1\"\nport = {primary}\nrole = \"auto\"\nlock_timeout = 7000\n\
+         [[databases]]\nname = \"shop\"\nhost = \"127.0.0.1\"\nport = {replica}\nrole = \"auto\"\nlock_timeout = 7000\n\
+         [[databases]]\nname = \"books\"\nhost = \"127.0.0.1\"\nport = {other}\nread_only = true\n",
+        port = port.number(),
+        primary = one.primary().port(),
+        replica = one.replica(0).port(),
+        other = two.primary().port(),
+    );
+    let users = format!(
+        "[[users]]\nname = \"ann\"\ndatabase = \"shop\"\npassword = \"{}\"\n[[users]]\nname = \"bob\"\ndatabases = [\"books\"]\npassword = \"{}\"\n",
+        ANN.1, BOB.1
+    );
+    let old = Old::new("pgdog", &[("pgdog.toml", &file), ("people.toml", &users)]);
+    let missing = old.translate("from-pgdog", "pgdog.toml", &[]);
+    assert!(!missing.status.success() && said(&missing).contains("users.toml"), "{}", said(&missing));
+    let written = old.translate("from-pgdog", "pgdog.toml", &["--users", &old.path("people.toml")]);
+    assert!(written.status.success(), "{}", said(&written));
+    assert!(said(&written).contains("databases on different servers"), "{}", said(&written));
+
+    let process = old.start(one.dir());
+    let ann = first(&one, &process, port.number(), ANN).await;
+    let bob = first(&two, &process, port.number(), BOB).await;
+    assert_eq!(value(&ann, "SELECT what FROM t").await, "shop");
+    assert_eq!(value(&bob, "SELECT what FROM t").await, "books");
+    assert_eq!(
+        (value(&ann, "SHOW cluster_name").await, value(&bob, "SHOW cluster_name").await),
+        ("one".into(), "two".into())
+    );
+    settles_on_replica(&one, &ann).await;
+    ann.batch_execute("UPDATE t SET what = 'sold'").await.unwrap();
+    assert_eq!(value(&ann, "SELECT what FROM t").await, "sold");
+    assert_eq!(value(&ann, "SHOW lock_timeout").await, "7s");
+    let forbidden = bob.batch_execute("UPDATE t SET what = 'sold'").await.expect_err("read_only = true");
+    assert_eq!(sqlstate(&forbidden), "25006");
+    kept_apart(port.number()).await;
+    let boss = connect(port.number(), ("boss", "boss's own", "kingpost")).await.unwrap();
+    assert!(boss.simple_query("SHOW POOLS").await.is_ok());
+}
+
+/// What a login came to, for comparisons: PostgreSQL's words for a refusal are not pgpool-II's.
+async fn decided(port: u16, who: Who<'_>) -> &'static str {
+    let client = match connect(port, who).await {
+        Ok(client) => client,
+        Err(_) => return "refused",
+    };
+    match client.simple_query("SELECT 1").await {
+        Ok(_) => "let in",
+        Err(_) => "refused",
+    }
+}
+
+#[tokio::test]
+async fn pgpools_rules_decide_as_in_pgpool_itself() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().replicas(1).log_statements().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    furnish(&cluster, &["shop", "books"]).await;
+    cluster.primary().execute("CREATE ROLE carl LOGIN; CREATE ROLE dora LOGIN").await;
+    cluster.wait_caught_up().await;
+    let (port, theirs, pcp) = (Port::reserve(), Port::reserve(), Port::reserve());
+    // Order matters: the rule that refuses bob stands before the one that lets everybody into books.
+    let hba = "# TYPE DATABASE USER ADDRESS METHOD\n\
+        host shop  ann  127.0.0.1 255.255.255.255 scram-sha-256\n\
+        host all   carl 10.0.0.0/8   trust\n\
+        host books bob  127.0.0.1/32 md5\n\
+        host books dora 127.0.0.1/32 reject\n\
+        host books all  127.0.0.0/8  md5\n\
+        host postgres dora 127.0.0.1/32 trust\n";
+    let hash = format!("md5{}", cluster.primary().query("SELECT md5('dora''s owndora')").await);
+    let passwords = format!("ann:TEXT{}\nbob:TEXT{}\ncarl:TEXTcarl's own\ndora:{hash}\n", ANN.1, BOB.1);
+    let conf = |port: u16| {
+        format!(
+            "listen_addresses = '127.0.0.1'\nport = {port}\n\
+             backend_clustering_mode = 'streaming_replication'\n\
+             backend_hostname0 = '127.0.0.1'\nbackend_port0 = {primary}\nbackend_weight0 = 0\nbackend_flag0 = 'ALLOW_TO_FAILOVER'\n\
+             backend_hostname1 = '127.0.0.1'\nbackend_port1 = {replica}\nbackend_weight1 = 1\nbackend_flag1 = 'ALLOW_TO_FAILOVER'\n\
+             enable_pool_hba = on\npool_passwd = 'pool_passwd'\nallow_clear_text_frontend_auth = off\n\
+             num_init_children = 10\nmax_pool = 2\nauthentication_timeout = 30s\nload_balance_mode = on\n\
+             sr_check_user = 'postgres'\nsr_check_database = 'postgres'\nhealth_check_period = 0\n\
+             use_watchdog = off\nmemory_cache_enabled = off\nfailover_command = ''\n",
+            primary = cluster.primary().port(),
+            replica = cluster.replica(0).port(),
+        )
+    };
+    let old = Old::new(
+        "pgpool",
+        &[("pgpool.conf", &conf(port.number())), ("pool_hba.conf", hba), ("pool_passwd", &passwords)],
+    );
+    let written = old.translate("from-pgpool", "pgpool.conf", &[]);
+    assert!(written.status.success(), "{}", said(&written));
+    let process = old.start(cluster.dir());
+    let ann = first(&cluster, &process, port.number(), ANN).await;
+    let bob = connect(port.number(), BOB).await.unwrap();
+    assert_eq!(
+        (value(&ann, "SELECT what FROM t").await, value(&bob, "SELECT what FROM t").await),
+        ("shop".into(), "books".into())
+    );
+    settles_on_replica(&cluster, &ann).await;
+    ann.batch_execute("UPDATE t SET what = 'sold'").await.unwrap();
+    assert_eq!(value(&ann, "SELECT what FROM t").await, "sold");
+    // There is no operator: nobody gets to the console, whomever rules trust.
+    for user in ["ann", "dora", "postgres"] {
+        assert_eq!(decided(port.number(), (user, "x", "kingpost")).await, "refused", "{user}");
+    }
+
+    let mut logins = vec![("stranger", "x", "books"), ("postgres", "x", "books"), ("dora", "anything", "postgres")];
+    for (user, password) in [("ann", ANN.1), ("bob", BOB.1), ("carl", "carl's own"), ("dora", "dora's own")] {
+        for database in ["shop", "books", "postgres"] {
+            logins.extend([(user, password, database), (user, "wrong", database)]);
+        }
+    }
+    let mut expected = Vec::new();
+    match Pgpool::start(&old, &cluster, &conf(theirs.number()), pcp.number()) {
+        Some(pgpool) => {
+            first(&cluster, &pgpool.0, theirs.number(), ANN).await;
+            for who in &logins {
+                expected.push(decided(theirs.number(), *who).await);
+            }
+        }
+        None => {
+            eprintln!("skipped: pgpool-II is not there to be compared with (apt-get install pgpool2)");
+            return;
+        }
+    }
+    assert!(expected.contains(&"let in") && expected.contains(&"refused"), "{expected:?}");
+    for (who, expected) in logins.iter().zip(expected) {
+        assert_eq!(decided(port.number(), *who).await, expected, "{who:?}: Kingpost, and pgpool-II");
+    }
+}
+
+/// pgpool-II itself with the same rules and passwords.
+struct Pgpool(Process);
+
+impl Drop for Pgpool {
+    /// Killed, it would leave its children and its semaphores behind.
+    fn drop(&mut self) {
+        self.0.signal(libc::SIGINT);
+        let ended = (0..1_000).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            self.0.exit_status().is_some()
+        });
+        if !ended {
+            eprintln!("pgpool-II did not stop: see {}", self.0.log().display());
+        }
+    }
+}
+
+impl Pgpool {
+    /// None: it is not installed.
+    fn start(old: &Old, cluster: &Cluster, conf: &str, pcp: u16) -> Option<Pgpool> {
+        let binary =
+            ["/usr/sbin/pgpool", "/usr/bin/pgpool"].map(PathBuf::from).into_iter().find(|path| path.exists())?;
+        // Sockets of its own; versions before 4.4 call their directory socket_dir.
+        let dir = old.path("");
+        let further = format!(
+            "socket_dir = '{dir}'\npcp_socket_dir = '{dir}'\nwd_ipc_socket_dir = '{dir}'\npcp_listen_addresses = '127.0.0.1'\npcp_port = {pcp}\n\
+             pid_file_name = '{dir}/pgpool.pid'\nlogdir = '{dir}'\nwork_dir = '{dir}'\n"
+        );
+        std::fs::write(old.dir.join("theirs.conf"), format!("{conf}{further}")).unwrap();
+        std::fs::write(old.dir.join("pcp.conf"), "").unwrap();
+        // The servers' user may read it all.
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(&old.dir, std::fs::Permissions::from_mode(0o777)).unwrap();
+        for file in ["theirs.conf", "pool_hba.conf", "pool_passwd", "pcp.conf"] {
+            std::fs::set_permissions(old.dir.join(file), std::fs::Permissions::from_mode(0o666)).unwrap();
+        }
+        let mut pgpool = command(&binary, RunAs::Server, "INT");
+        pgpool.args([
+            "-n",
+            "-D",
+            "-f",
+            &old.path("theirs.conf"),
+            "-a",
+            &old.path("pool_hba.conf"),
+            "-F",
+            &old.path("pcp.conf"),
+        ]);
+        Some(Pgpool(Process::start("pgpool", pgpool, &cluster.dir().join("pgpool.log"))))
+    }
+}
