@@ -4,9 +4,12 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
+use kingpost_tests::certs::Authority;
 use kingpost_tests::{
     Cluster, Kingpost, Port, Process, RunAs, SOON, ShowLogs, command, kingpost_bin, new_dir, sqlstate, unique,
 };
+use tls::postgres::Secure;
+use tokio_postgres::config::SslMode;
 use tokio_postgres::{Client, Config, NoTls};
 
 use crate::clusters::named;
@@ -61,10 +64,15 @@ type Who<'w> = (&'w str, &'w str, &'w str);
 const ANN: Who<'_> = ("ann", "ann's own", "shop");
 const BOB: Who<'_> = ("bob", "bob's own", "books");
 
-async fn connect(port: u16, (user, password, database): Who<'_>) -> Result<Client, tokio_postgres::Error> {
+fn config(port: u16, (user, password, database): Who<'_>) -> Config {
     let mut config = Config::new();
-    config.host("127.0.0.1").port(port).user(user).password(password).dbname(database).connect_timeout(SOON);
-    let (client, connection) = config.connect(NoTls).await?;
+    config.host("localhost").hostaddr([127, 0, 0, 1].into()).port(port);
+    config.user(user).password(password).dbname(database).connect_timeout(SOON);
+    config
+}
+
+async fn connect(port: u16, who: Who<'_>) -> Result<Client, tokio_postgres::Error> {
+    let (client, connection) = config(port, who).ssl_mode(SslMode::Disable).connect(NoTls).await?;
     tokio::spawn(connection);
     Ok(client)
 }
@@ -239,14 +247,19 @@ async fn pgdogs_databases_on_two_clusters_run_with_the_same_users_and_reads() {
 }
 
 /// What a login came to, for comparisons: PostgreSQL's words for a refusal are not pgpool-II's.
-async fn decided(port: u16, who: Who<'_>) -> &'static str {
-    let client = match connect(port, who).await {
-        Ok(client) => client,
-        Err(_) => return "refused",
+async fn decided(port: u16, who: Who<'_>, tls: Option<&Secure>) -> &'static str {
+    let client = match tls {
+        None => connect(port, who).await,
+        Some(tls) => {
+            config(port, who).ssl_mode(SslMode::Require).connect(tls.clone()).await.map(|(client, connection)| {
+                tokio::spawn(connection);
+                client
+            })
+        }
     };
-    match client.simple_query("SELECT 1").await {
-        Ok(_) => "let in",
-        Err(_) => "refused",
+    match client {
+        Ok(client) if client.simple_query("SELECT 1").await.is_ok() => "let in",
+        _ => "refused",
     }
 }
 
@@ -261,33 +274,41 @@ async fn pgpools_rules_decide_as_in_pgpool_itself() {
     cluster.primary().execute("CREATE ROLE carl LOGIN; CREATE ROLE dora LOGIN").await;
     cluster.wait_caught_up().await;
     let (port, theirs, pcp) = (Port::reserve(), Port::reserve(), Port::reserve());
-    // Order matters: the rule that refuses bob stands before the one that lets everybody into books.
+    let authority = Authority::new();
+    let pair = authority.issue("proxy", &["localhost"]);
+    let tls = authority.client(None);
+    // Order matters: the rule that refuses dora stands before the one that lets everybody into books.
     let hba = "# TYPE DATABASE USER ADDRESS METHOD\n\
         host shop  ann  127.0.0.1 255.255.255.255 scram-sha-256\n\
         host all   carl 10.0.0.0/8   trust\n\
         host books bob  127.0.0.1/32 md5\n\
         host books dora 127.0.0.1/32 reject\n\
         host books all  127.0.0.0/8  md5\n\
-        host postgres dora 127.0.0.1/32 trust\n";
+        host postgres dora 127.0.0.1/32 trust\n\
+        hostssl postgres bob 127.0.0.1/32 md5\n\
+        hostnossl postgres ann 127.0.0.1/32 scram-sha-256\n";
     let hash = format!("md5{}", cluster.primary().query("SELECT md5('dora''s owndora')").await);
     let passwords = format!("ann:TEXT{}\nbob:TEXT{}\ncarl:TEXTcarl's own\ndora:{hash}\n", ANN.1, BOB.1);
-    let conf = |port: u16| {
+    let conf = |port: u16, key: &Path| {
         format!(
             "listen_addresses = '127.0.0.1'\nport = {port}\n\
              backend_clustering_mode = 'streaming_replication'\n\
              backend_hostname0 = '127.0.0.1'\nbackend_port0 = {primary}\nbackend_weight0 = 0\nbackend_flag0 = 'ALLOW_TO_FAILOVER'\n\
              backend_hostname1 = '127.0.0.1'\nbackend_port1 = {replica}\nbackend_weight1 = 1\nbackend_flag1 = 'ALLOW_TO_FAILOVER'\n\
+             ssl = on\nssl_cert = '{cert}'\nssl_key = '{key}'\n\
              enable_pool_hba = on\npool_passwd = 'pool_passwd'\nallow_clear_text_frontend_auth = off\n\
              num_init_children = 10\nmax_pool = 2\nauthentication_timeout = 30s\nload_balance_mode = on\n\
              sr_check_user = 'postgres'\nsr_check_database = 'postgres'\nhealth_check_period = 0\n\
              use_watchdog = off\nmemory_cache_enabled = off\nfailover_command = ''\n",
             primary = cluster.primary().port(),
             replica = cluster.replica(0).port(),
+            cert = pair.cert.display(),
+            key = key.display(),
         )
     };
     let old = Old::new(
         "pgpool",
-        &[("pgpool.conf", &conf(port.number())), ("pool_hba.conf", hba), ("pool_passwd", &passwords)],
+        &[("pgpool.conf", &conf(port.number(), &pair.key)), ("pool_hba.conf", hba), ("pool_passwd", &passwords)],
     );
     let written = old.translate("from-pgpool", "pgpool.conf", &[]);
     assert!(written.status.success(), "{}", said(&written));
@@ -303,7 +324,7 @@ async fn pgpools_rules_decide_as_in_pgpool_itself() {
     assert_eq!(value(&ann, "SELECT what FROM t").await, "sold");
     // There is no operator: nobody gets to the console, whomever rules trust.
     for user in ["ann", "dora", "postgres"] {
-        assert_eq!(decided(port.number(), (user, "x", "kingpost")).await, "refused", "{user}");
+        assert_eq!(decided(port.number(), (user, "x", "kingpost"), None).await, "refused", "{user}");
     }
 
     let mut logins = vec![("stranger", "x", "books"), ("postgres", "x", "books"), ("dora", "anything", "postgres")];
@@ -312,23 +333,23 @@ async fn pgpools_rules_decide_as_in_pgpool_itself() {
             logins.extend([(user, password, database), (user, "wrong", database)]);
         }
     }
-    let mut expected = Vec::new();
-    match Pgpool::start(&old, &cluster, &conf(theirs.number()), pcp.number()) {
-        Some(pgpool) => {
-            first(&cluster, &pgpool.0, theirs.number(), ANN).await;
-            for who in &logins {
-                expected.push(decided(theirs.number(), *who).await);
-            }
-        }
-        None => {
-            eprintln!("skipped: pgpool-II is not there to be compared with (apt-get install pgpool2)");
-            return;
-        }
+    let logins: Vec<_> = logins.into_iter().flat_map(|who| [(who, None), (who, Some(&tls))]).collect();
+    // Its key has to be its user's.
+    let key = authority.issue_server("pgpool", &["localhost"]);
+    std::fs::copy(&pair.key, &key.key).unwrap();
+    let Some(pgpool) = Pgpool::start(&old, &cluster, &conf(theirs.number(), &key.key), pcp.number()) else {
+        eprintln!("skipped: pgpool-II is not there to be compared with (apt-get install pgpool2)");
+        return;
+    };
+    first(&cluster, &pgpool.0, theirs.number(), ANN).await;
+    let (mut let_in, mut refused) = (0, 0);
+    for (who, tls) in logins {
+        let expected = decided(theirs.number(), who, tls).await;
+        let found = decided(port.number(), who, tls).await;
+        assert_eq!(found, expected, "{who:?}, with TLS: {}; Kingpost, and pgpool-II", tls.is_some());
+        *(if expected == "let in" { &mut let_in } else { &mut refused }) += 1;
     }
-    assert!(expected.contains(&"let in") && expected.contains(&"refused"), "{expected:?}");
-    for (who, expected) in logins.iter().zip(expected) {
-        assert_eq!(decided(port.number(), *who).await, expected, "{who:?}: Kingpost, and pgpool-II");
-    }
+    assert!(let_in >= 10 && refused >= 10, "{let_in} were let in, {refused} refused");
 }
 
 /// pgpool-II itself with the same rules and passwords.
