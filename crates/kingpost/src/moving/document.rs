@@ -113,6 +113,7 @@ pub(super) fn tables<'t>(
     name: &str,
     tree: Option<&'t Tree>,
 ) -> Vec<(String, &'t BTreeMap<String, Tree>)> {
+    report.stands(name, tree.and_then(line_of));
     let found: Vec<(String, &Tree)> = match tree.map(|tree| &tree.value) {
         None => return Vec::new(),
         Some(Value::Table(table)) => table.iter().map(|(key, tree)| (key.clone(), tree)).collect(),
@@ -124,6 +125,7 @@ pub(super) fn tables<'t>(
     };
     let mut tables = Vec::new();
     for (key, tree) in found {
+        report.stands(&format!("{name}.{key}"), line_of(tree));
         match &tree.value {
             Value::Table(table) => tables.push((key, table)),
             _ => report.insist(&format!("{name}.{key}"), "expected a table"),
@@ -138,6 +140,7 @@ pub(super) fn table<'t>(
     name: &str,
     tree: Option<&'t Tree>,
 ) -> Option<&'t BTreeMap<String, Tree>> {
+    report.stands(name, tree.and_then(line_of));
     match &tree?.value {
         Value::Table(table) => Some(table),
         _ => {
@@ -159,6 +162,14 @@ pub(super) fn text_of(value: &Value) -> String {
         Value::Array(_) => "[…]".into(),
         Value::Table(_) => "{…}".into(),
         Value::Datetime(_) | Value::Unreadable(_) => "…".into(),
+    }
+}
+
+/// Tables of a document that nobody looks at.
+pub(super) fn unknown(report: &mut Report<'_>, program: &str, document: &BTreeMap<String, Tree>, known: &[&str]) {
+    for (key, tree) in document.iter().filter(|(key, _)| !known.contains(&key.as_str())) {
+        report.stands(key, line_of(tree));
+        report.problem(key, format!("{program} has no such table here"));
     }
 }
 

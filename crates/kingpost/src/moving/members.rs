@@ -34,6 +34,8 @@ pub(super) struct Place {
     pub(super) database: Option<&'static str>,
     /// In `[[proxy.users]]`.
     pub(super) user: Option<&'static str>,
+    /// Whether who has none may have another's.
+    pub(super) shared: bool,
 }
 
 /// A user, as Kingpost lists it: with the cluster, where there are several.
@@ -145,12 +147,16 @@ fn settle_one(
     let value = |at: usize| members[at].settings.get(place.key);
     let all = 0..members.len();
     // The members that have another value than the first one that they are one with.
+    let differ = |one: usize, other: usize| match (value(one), value(other)) {
+        (None, _) | (_, None) if place.shared => false,
+        (one, other) => one != other,
+    };
     let apart = |same: &dyn Fn(usize, usize) -> bool| -> Option<usize> {
-        all.clone().find(|at| (0..*at).any(|other| same(other, *at) && value(other) != value(*at)))
+        all.clone().find(|at| (0..*at).any(|other| same(other, *at) && differ(other, *at)))
     };
     let for_all = apart(&|_, _| true);
     if let (None, Some(key)) = (for_all, place.pool) {
-        plan.pool.extend(all.clone().next().and_then(value).map(|value| (key, value.clone())));
+        plan.pool.extend(all.clone().find_map(value).map(|value| (key, value.clone())));
         return;
     }
     let for_databases = apart(&|one, other| members[one].database == members[other].database);

@@ -39,10 +39,18 @@ impl<'a> Report<'a> {
         Report { options, table, lines: BTreeMap::new(), problems: Vec::new(), left_out: Vec::new() }
     }
 
-    /// True if `--ignore` names this setting: by its full name, `databases.shop.connect_query`, or by its last part.
+    /// True if `--ignore` names this setting: by its full name, `databases.shop.connect_query`, by its last part, or by that of a table above it.
     pub(super) fn ignores(&self, name: &str) -> bool {
         let last = name.rsplit('.').next().unwrap_or(name);
-        self.options.ignored.iter().any(|ignored| ignored == name || ignored == last)
+        let above = |ignored: &str| name.strip_prefix(ignored).is_some_and(|rest| rest.starts_with('.'));
+        self.options.ignored.iter().any(|ignored| ignored == name || ignored == last || above(ignored))
+    }
+
+    /// Where a setting stands, for errors.
+    pub(super) fn stands(&mut self, name: &str, line: Option<usize>) {
+        if let Some(line) = line {
+            self.lines.insert(name.to_owned(), line);
+        }
     }
 
     /// A setting can't be carried over.
@@ -74,9 +82,7 @@ impl<'a> Report<'a> {
     /// True if a setting is one to carry over; otherwise what is said about it is noted.
     pub(super) fn judge(&mut self, found: &Found<'_>) -> bool {
         let Found { section, key, name, value, line } = *found;
-        if let Some(line) = line {
-            self.lines.insert(name.to_owned(), line);
-        }
+        self.stands(name, line);
         let known = self.table.find(section, key);
         // Of a key that nobody knows nobody knows whether it is a secret.
         let shown =

@@ -63,7 +63,6 @@ database = "shop_live"
 [pools.books]
 default_role = "primary"
 server_lifetime = 60000
-prepared_statements_cache_size = 200
 
 [pools.books.users.0]
 username = "bob"
@@ -264,7 +263,7 @@ fn what_cannot_be_carried_over_is_an_error_that_names_it() {
         (small("tls_certificate = \"/c\"", "", PASSWORD), "general.tls_certificate: there is no tls_private_key"),
         (
             twice("[pools.shop.shards.1]\nservers = [[\"db3\", 5432, \"primary\"]]\ndatabase = \"x\""),
-            "pools.shop.shards: found 2: Kingpost does not shard",
+            "pools.shop.shards: found 2: Kingpost does not shard, a pool has one (line ",
         ),
         (
             twice("[pools.shop.plugins.table_access]\nenabled = true\ntables = [\"pg_user\"]"),

@@ -16,14 +16,32 @@ use crate::moving::{Options, Read};
 
 /// Settings of members, and where they may go.
 const PLACES: &[Place] = &[
-    Place { key: "pool_mode", pool: Some("mode"), database: Some("pool_mode"), user: Some("pool_mode") },
-    Place { key: "pool_size", pool: Some("size"), database: Some("pool_size"), user: Some("pool_size") },
-    Place { key: "min_pool_size", pool: Some("min_size"), database: Some("min_pool_size"), user: None },
-    Place { key: "connect_timeout", pool: Some("wait_timeout"), database: None, user: None },
-    Place { key: "idle_timeout", pool: Some("server_idle_timeout"), database: None, user: None },
-    Place { key: "server_lifetime", pool: Some("server_lifetime"), database: Some("server_lifetime"), user: None },
-    Place { key: "prepared_statements_cache_size", pool: Some("prepared_per_server"), database: None, user: None },
-    Place { key: "statement_timeout", pool: None, database: Some("query_timeout"), user: Some("query_timeout") },
+    Place { key: "pool_mode", pool: Some("mode"), database: Some("pool_mode"), user: Some("pool_mode"), shared: false },
+    Place { key: "pool_size", pool: Some("size"), database: Some("pool_size"), user: Some("pool_size"), shared: false },
+    Place { key: "min_pool_size", pool: Some("min_size"), database: Some("min_pool_size"), user: None, shared: false },
+    Place { key: "connect_timeout", pool: Some("wait_timeout"), database: None, user: None, shared: false },
+    Place { key: "idle_timeout", pool: Some("server_idle_timeout"), database: None, user: None, shared: false },
+    Place {
+        key: "server_lifetime",
+        pool: Some("server_lifetime"),
+        database: Some("server_lifetime"),
+        user: None,
+        shared: false,
+    },
+    Place {
+        key: "prepared_statements_cache_size",
+        pool: Some("prepared_per_server"),
+        database: None,
+        user: None,
+        shared: true,
+    },
+    Place {
+        key: "statement_timeout",
+        pool: None,
+        database: Some("query_timeout"),
+        user: Some("query_timeout"),
+        shared: false,
+    },
 ];
 
 /// Reads PgCat's file, and gives what to write.
@@ -31,9 +49,7 @@ pub(in super::super) fn plan(file: &Path, read: Read<'_>, options: &Options) -> 
     let document = document::read(file, read)?;
     let mut report = Report::new(options, &TABLE);
     let mut plan = Plan::new(file, "from-pgcat", "PgCat");
-    for key in document.keys().filter(|key| !["general", "plugins", "pools", "path"].contains(&key.as_str())) {
-        report.problem(key, "PgCat 1.3.0 has no such table");
-    }
+    document::unknown(&mut report, TABLE.program, &document, &[G, "plugins", "pools", "path"]);
     let general = match table(&mut report, G, document.get(G)) {
         Some(table) => Settings::judged(&mut report, G, G, table, &[]),
         None => Settings::default(),

@@ -122,13 +122,18 @@ impl Split {
 
 impl Database {
     fn of(report: &mut Report<'_>, split: &Split, name: String, mut entries: Vec<Settings>) -> Option<Database> {
+        let is_replica = |entry: &Settings| entry.get("role").as_deref() == Some("replica");
+        // What is said of a primary counts for all.
+        entries.sort_by_key(is_replica);
         let first = entries.first()?;
         if ["kingpost", "pgbouncer", "*"].contains(&name.as_str()) {
             report.insist(&first.of("name"), format!("{name:?} has a meaning of its own in Kingpost"));
             return None;
         }
         for other in &entries[1..] {
-            for key in COMMON.iter().filter(|key| first.get(key) != other.get(key)) {
+            // A replica is read-only, whether it says so or not.
+            let own = |key: &str| key == "read_only" && is_replica(other);
+            for key in COMMON.iter().filter(|key| first.get(key) != other.get(key) && !own(key)) {
                 let why = format!("{} has it otherwise: what entries of one name say has to be the same", first.name);
                 report.problem(&other.of(key), why);
             }

@@ -298,7 +298,12 @@ const KEYS: &[Key] = &[
     carried(D, "statement_timeout", "proxy.databases.parameters", ""),
     carried(D, "lock_timeout", "proxy.databases.parameters", ""),
     carried(D, "idle_timeout", "proxy.pool.server_idle_timeout", "the same everywhere"),
-    carried(D, "read_only", "proxy.databases.parameters", "`default_transaction_read_only=on`"),
+    carried(
+        D,
+        "read_only",
+        "proxy.databases.parameters",
+        "`default_transaction_read_only=on`. Of a replica beside a primary it is left out: it is so anyway",
+    ),
     carried(D, "server_lifetime", "proxy.databases.server_lifetime", ""),
     carried(D, "server_lifetime_jitter", "proxy.pool.server_lifetime_jitter", "the same everywhere"),
     refused(D, "resharding_only", &["false"], SHARDS),

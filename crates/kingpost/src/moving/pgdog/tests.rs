@@ -277,7 +277,7 @@ fn what_cannot_be_carried_over_is_an_error_that_names_it() {
             ANN.into(),
             "multi_tenant.column = tenant: Kingpost looks for no column",
         ),
-        (format!("{}[extra]\na = 1\n", small("")), ANN.into(), "extra: PgDog 0.1.54 has no such table"),
+        (format!("{}[extra]\na = 1\n", small("")), ANN.into(), "extra: PgDog 0.1.54 has no such table here (line 11)"),
         (
             small("").replace("name = \"a\"", "name = \"kingpost\""),
             ANN.replace("\"a\"", "\"kingpost\""),
@@ -305,6 +305,17 @@ fn what_cannot_be_carried_over_is_an_error_that_names_it() {
         assert!(error.contains(expected), "{expected}\n{text}\n{error}");
         assert!(error.contains("nothing is written") && !error.contains("hidden"), "{error}");
     }
+}
+
+#[test]
+fn a_replica_may_be_read_only_and_a_table_may_be_ignored() {
+    let text = format!("{}read_only = true\n[[sharded_tables]]\ndatabase = \"a\"\ncolumn = \"id\"\n", small(""));
+    let ignoring = |name: &str| Options { ignored: vec![name.to_owned()], ..Options::default() };
+    let error = with(&text, ANN, &ignoring("sharded")).expect_err("half a name").to_string();
+    assert!(error.contains("2 settings") && error.contains("sharded_tables.0.column"), "{error}");
+    let text = with(&text, ANN, &ignoring("sharded_tables")).expect("a translation");
+    assert!(text.contains("#   sharded_tables.0.column = id: left out by --ignore"), "{text}");
+    assert!(!text.contains("default_transaction_read_only"), "{text}");
 }
 
 #[test]

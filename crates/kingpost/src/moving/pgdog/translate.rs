@@ -17,14 +17,38 @@ use crate::moving::{Options, Read};
 
 /// Settings of members, and where they may go.
 const PLACES: &[Place] = &[
-    Place { key: "pooler_mode", pool: Some("mode"), database: Some("pool_mode"), user: Some("pool_mode") },
-    Place { key: "pool_size", pool: Some("size"), database: Some("pool_size"), user: Some("pool_size") },
-    Place { key: "min_pool_size", pool: Some("min_size"), database: Some("min_pool_size"), user: None },
-    Place { key: "idle_timeout", pool: Some("server_idle_timeout"), database: None, user: None },
-    Place { key: "server_lifetime", pool: Some("server_lifetime"), database: Some("server_lifetime"), user: None },
-    Place { key: "server_lifetime_jitter", pool: Some("server_lifetime_jitter"), database: None, user: None },
-    Place { key: "statement_timeout", pool: None, database: Some("query_timeout"), user: Some("query_timeout") },
-    Place { key: "replication_mode", pool: None, database: None, user: Some("replication") },
+    Place {
+        key: "pooler_mode",
+        pool: Some("mode"),
+        database: Some("pool_mode"),
+        user: Some("pool_mode"),
+        shared: false,
+    },
+    Place { key: "pool_size", pool: Some("size"), database: Some("pool_size"), user: Some("pool_size"), shared: false },
+    Place { key: "min_pool_size", pool: Some("min_size"), database: Some("min_pool_size"), user: None, shared: false },
+    Place { key: "idle_timeout", pool: Some("server_idle_timeout"), database: None, user: None, shared: false },
+    Place {
+        key: "server_lifetime",
+        pool: Some("server_lifetime"),
+        database: Some("server_lifetime"),
+        user: None,
+        shared: false,
+    },
+    Place {
+        key: "server_lifetime_jitter",
+        pool: Some("server_lifetime_jitter"),
+        database: None,
+        user: None,
+        shared: false,
+    },
+    Place {
+        key: "statement_timeout",
+        pool: None,
+        database: Some("query_timeout"),
+        user: Some("query_timeout"),
+        shared: false,
+    },
+    Place { key: "replication_mode", pool: None, database: None, user: Some("replication"), shared: false },
 ];
 
 /// Reads PgDog's files, and gives what to write.
@@ -40,13 +64,9 @@ pub(in super::super) fn plan(file: &Path, users: &Path, read: Read<'_>, options:
     for section in OTHERS {
         others(&mut report, section, document.get(section));
     }
-    let known = |key: &String| [G, A, LAG, "databases"].contains(&key.as_str()) || OTHERS.contains(&key.as_str());
-    for key in document.keys().filter(|key| !known(key)) {
-        report.problem(key, "PgDog 0.1.54 has no such table in pgdog.toml");
-    }
-    for key in accounts.keys().filter(|key| ![A, "users"].contains(&key.as_str())) {
-        report.problem(key, "PgDog 0.1.54 has no such table in users.toml");
-    }
+    let known: Vec<&str> = [G, A, LAG, "databases"].into_iter().chain(OTHERS).collect();
+    document::unknown(&mut report, TABLE.program, &document, &known);
+    document::unknown(&mut report, TABLE.program, &accounts, &[A, "users"]);
     let auth = Auth::of(&mut report, &general);
     let mut databases = databases::read(&mut report, &general, document.get("databases"));
     report.chosen(&mut databases, "databases", |database| &database.name);
