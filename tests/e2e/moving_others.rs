@@ -143,6 +143,11 @@ async fn pgcats_pools_run_with_the_same_users_and_reads() {
     let cluster = Cluster::builder().replicas(1).log_statements().start().await;
     let _logs = ShowLogs(cluster.dir());
     furnish(&cluster, &["shop_live", "books"]).await;
+    // Two who are looked up, one of whom has expired.
+    let roles = "SET password_encryption = md5; CREATE ROLE carl LOGIN PASSWORD 'carl''s own'; \
+                 CREATE ROLE late LOGIN PASSWORD 'late''s own' VALID UNTIL '2020-01-01'";
+    cluster.primary().execute(roles).await;
+    cluster.wait_caught_up().await;
     let port = Port::reserve();
     let servers = format!(
         "[[\"127.0.0.1\", {}, \"primary\"], [\"127.0.0.1\", {}, \"replica\"]]",
@@ -152,11 +157,14 @@ async fn pgcats_pools_run_with_the_same_users_and_reads() {
     let file = format!(
         "[general]\nhost = \"127.0.0.1\"\nport = {port}\nadmin_username = \"boss\"\nadmin_password = \"boss's own\"\nautoreload = 15000\n\
          connect_timeout = 20000\n\
+         auth_query = \"SELECT usename, passwd FROM pg_shadow WHERE usename='$1'\"\nauth_query_user = \"postgres\"\nauth_query_password = \"any\"\n\
          [pools.shop]\nquery_parser_enabled = true\nquery_parser_read_write_splitting = true\nprimary_reads_enabled = false\n\
          [pools.shop.users.0]\nusername = \"ann\"\npassword = \"{ann}\"\npool_size = 3\nstatement_timeout = 60000\n\
          [pools.shop.shards.0]\ndatabase = \"shop_live\"\nservers = {servers}\n\
          [pools.books]\npool_mode = \"session\"\ndefault_role = \"primary\"\n\
          [pools.books.users.0]\nusername = \"bob\"\npassword = \"{bob}\"\npool_size = 2\n\
+         [pools.books.users.1]\nusername = \"carl\"\npool_size = 2\n\
+         [pools.books.users.2]\nusername = \"late\"\npool_size = 2\n\
          [pools.books.shards.0]\ndatabase = \"books\"\nservers = {servers}\n",
         port = port.number(),
         ann = ANN.1,
@@ -189,6 +197,15 @@ async fn pgcats_pools_run_with_the_same_users_and_reads() {
     assert_eq!(value(&ann, "SELECT what FROM t").await, "sold");
     assert_eq!(value(&bob, "SELECT what FROM t").await, "books");
     kept_apart(port.number()).await;
+    let carl = connect(port.number(), ("carl", "carl's own", "books")).await.unwrap();
+    assert_eq!(value(&carl, "SELECT current_user").await, "carl");
+    for (who, code) in [
+        (("carl", "wrong", "books"), "28P01"),
+        (("carl", "carl's own", "shop"), "28000"),
+        (("late", "late's own", "books"), "28P01"),
+    ] {
+        assert_eq!(sqlstate(&connect(port.number(), who).await.expect_err("a login")), code, "{who:?}");
+    }
     let boss = connect(port.number(), ("boss", "boss's own", "pgbouncer")).await.unwrap();
     assert!(boss.simple_query("SHOW POOLS").await.is_ok());
 }
