@@ -64,25 +64,39 @@ type Who<'w> = (&'w str, &'w str, &'w str);
 const ANN: Who<'_> = ("ann", "ann's own", "shop");
 const BOB: Who<'_> = ("bob", "bob's own", "books");
 
-fn config(port: u16, (user, password, database): Who<'_>) -> Config {
-    let mut config = Config::new();
-    config.host("localhost").hostaddr([127, 0, 0, 1].into()).port(port);
-    config.user(user).password(password).dbname(database).connect_timeout(SOON);
-    config
+/// Where to log in, and how.
+#[derive(Clone)]
+struct Door {
+    port: u16,
+    tls: Option<Secure>,
 }
 
-async fn connect(port: u16, who: Who<'_>) -> Result<Client, tokio_postgres::Error> {
-    let (client, connection) = config(port, who).ssl_mode(SslMode::Disable).connect(NoTls).await?;
+impl Door {
+    fn clear(port: &Port) -> Door {
+        Door { port: port.number(), tls: None }
+    }
+}
+
+async fn connect(door: &Door, (user, password, database): Who<'_>) -> Result<Client, tokio_postgres::Error> {
+    let mut config = Config::new();
+    config.host("localhost").hostaddr([127, 0, 0, 1].into()).port(door.port);
+    config.user(user).password(password).dbname(database).connect_timeout(SOON);
+    if let Some(tls) = &door.tls {
+        let (client, connection) = config.ssl_mode(SslMode::Require).connect(tls.clone()).await?;
+        tokio::spawn(connection);
+        return Ok(client);
+    }
+    let (client, connection) = config.ssl_mode(SslMode::Disable).connect(NoTls).await?;
     tokio::spawn(connection);
     Ok(client)
 }
 
 /// The first client that gets in.
-async fn first(cluster: &Cluster, process: &Process, port: u16, who: Who<'_>) -> Client {
+async fn first(cluster: &Cluster, process: &Process, door: &Door, who: Who<'_>) -> Client {
     cluster
         .wait("the translated configuration to serve", async || {
             assert!(process.exit_status().is_none(), "{}", std::fs::read_to_string(process.log()).unwrap());
-            connect(port, who).await.ok()
+            connect(door, who).await.ok()
         })
         .await
 }
@@ -101,7 +115,7 @@ async fn furnish(cluster: &Cluster, databases: &[&str]) {
 }
 
 /// Nobody gets in but to the own database with the own password. `refused`: how one who is known is kept out of another's database.
-async fn kept_apart(port: u16) {
+async fn kept_apart(door: &Door) {
     let (ann, ann_password, shop) = ANN;
     let (bob, bob_password, books) = BOB;
     for (who, code) in [
@@ -114,7 +128,7 @@ async fn kept_apart(port: u16) {
         ((ann, ann_password, "kingpost"), "28P01"),
         (("postgres", "x", shop), "28000"),
     ] {
-        match connect(port, who).await {
+        match connect(door, who).await {
             Ok(_) => panic!("{who:?} was let in"),
             // Without a password the client itself gives up.
             Err(error) if error.as_db_error().is_none() => assert_eq!(who.1, "", "{who:?}: {error:?}"),
@@ -185,9 +199,9 @@ async fn pgcats_pools_run_with_the_same_users_and_reads() {
     let mode = std::fs::metadata(old.dir.join("kingpost.toml")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 
-    let process = old.start(cluster.dir());
-    let ann = first(&cluster, &process, port.number(), ANN).await;
-    let bob = connect(port.number(), BOB).await.unwrap();
+    let (process, door) = (old.start(cluster.dir()), Door::clear(&port));
+    let ann = first(&cluster, &process, &door, ANN).await;
+    let bob = connect(&door, BOB).await.unwrap();
     assert_eq!(value(&ann, "SELECT what FROM t").await, "shop_live");
     assert_eq!(value(&bob, "SELECT what FROM t").await, "books");
     settles_on_replica(&cluster, &ann).await;
@@ -196,17 +210,17 @@ async fn pgcats_pools_run_with_the_same_users_and_reads() {
     ann.batch_execute("UPDATE t SET what = 'sold'").await.unwrap();
     assert_eq!(value(&ann, "SELECT what FROM t").await, "sold");
     assert_eq!(value(&bob, "SELECT what FROM t").await, "books");
-    kept_apart(port.number()).await;
-    let carl = connect(port.number(), ("carl", "carl's own", "books")).await.unwrap();
+    kept_apart(&door).await;
+    let carl = connect(&door, ("carl", "carl's own", "books")).await.unwrap();
     assert_eq!(value(&carl, "SELECT current_user").await, "carl");
     for (who, code) in [
         (("carl", "wrong", "books"), "28P01"),
         (("carl", "carl's own", "shop"), "28000"),
         (("late", "late's own", "books"), "28P01"),
     ] {
-        assert_eq!(sqlstate(&connect(port.number(), who).await.expect_err("a login")), code, "{who:?}");
+        assert_eq!(sqlstate(&connect(&door, who).await.expect_err("a login")), code, "{who:?}");
     }
-    let boss = connect(port.number(), ("boss", "boss's own", "pgbouncer")).await.unwrap();
+    let boss = connect(&door, ("boss", "boss's own", "pgbouncer")).await.unwrap();
     assert!(boss.simple_query("SHOW POOLS").await.is_ok());
 }
 
@@ -215,14 +229,19 @@ async fn pgdogs_databases_on_two_clusters_run_with_the_same_users_and_reads() {
     if only_kingpost() {
         return;
     }
-    let (one, two) =
-        futures_util::future::join(named("one").replicas(1).log_statements().start(), named("two").start()).await;
+    let authority = Authority::new();
+    let servers = authority.issue_server("server", &["127.0.0.1"]);
+    let (one, two) = (named("one").replicas(1).log_statements().tls(&servers), named("two").tls(&servers));
+    let (one, two) = futures_util::future::join(one.start(), two.start()).await;
     let _logs = (ShowLogs(one.dir()), ShowLogs(two.dir()));
     furnish(&one, &["shop"]).await;
     furnish(&two, &["books"]).await;
     let port = Port::reserve();
+    let pair = authority.issue("proxy", &["localhost"]);
     let file = format!(
         "[general]\nhost = \"127.0.0.1\"\nport = {port}\nread_write_split = \"exclude_primary\"\nauth_type = \"scram\"\ncheckout_timeout = 20000\n\
+         tls_certificate = \"{cert}\"\ntls_private_key = \"{key}\"\ntls_client_required = true\n\
+         tls_verify = \"verify_full\"\ntls_server_ca_certificate = \"{ca}\"\n\
          [admin]\nuser = \"boss\"\npassword = \"boss's own\"\n\
          [[databases]]\nname = \"shop\"\nhost = \"127.0.0.1\"\nport = {primary}\nrole = \"auto\"\nlock_timeout = 7000\n\
          [[databases]]\nname = \"shop\"\nhost = \"127.0.0.1\"\nport = {replica}\nrole = \"auto\"\nlock_timeout = 7000\n\
@@ -231,6 +250,9 @@ async fn pgdogs_databases_on_two_clusters_run_with_the_same_users_and_reads() {
         primary = one.primary().port(),
         replica = one.replica(0).port(),
         other = two.primary().port(),
+        cert = pair.cert.display(),
+        key = pair.key.display(),
+        ca = authority.ca_file().display(),
     );
     let users = format!(
         "[[users]]\nname = \"ann\"\ndatabase = \"shop\"\npassword = \"{}\"\n[[users]]\nname = \"bob\"\ndatabases = [\"books\"]\npassword = \"{}\"\n",
@@ -244,8 +266,9 @@ async fn pgdogs_databases_on_two_clusters_run_with_the_same_users_and_reads() {
     assert!(said(&written).contains("databases on different servers"), "{}", said(&written));
 
     let process = old.start(one.dir());
-    let ann = first(&one, &process, port.number(), ANN).await;
-    let bob = first(&two, &process, port.number(), BOB).await;
+    let door = Door { port: port.number(), tls: Some(authority.client(None)) };
+    let ann = first(&one, &process, &door, ANN).await;
+    let bob = first(&two, &process, &door, BOB).await;
     assert_eq!(value(&ann, "SELECT what FROM t").await, "shop");
     assert_eq!(value(&bob, "SELECT what FROM t").await, "books");
     assert_eq!(
@@ -256,25 +279,22 @@ async fn pgdogs_databases_on_two_clusters_run_with_the_same_users_and_reads() {
     ann.batch_execute("UPDATE t SET what = 'sold'").await.unwrap();
     assert_eq!(value(&ann, "SELECT what FROM t").await, "sold");
     assert_eq!(value(&ann, "SHOW lock_timeout").await, "7s");
+    // TLS on both sides: nobody comes in clear, and no server is spoken to in clear.
+    for client in [&ann, &bob] {
+        assert_eq!(value(client, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").await, "t");
+    }
+    let clear = connect(&Door::clear(&port), ANN).await.expect_err("a client without TLS");
+    assert_eq!(sqlstate(&clear), "28000");
     let forbidden = bob.batch_execute("UPDATE t SET what = 'sold'").await.expect_err("read_only = true");
     assert_eq!(sqlstate(&forbidden), "25006");
-    kept_apart(port.number()).await;
-    let boss = connect(port.number(), ("boss", "boss's own", "kingpost")).await.unwrap();
+    kept_apart(&door).await;
+    let boss = connect(&door, ("boss", "boss's own", "kingpost")).await.unwrap();
     assert!(boss.simple_query("SHOW POOLS").await.is_ok());
 }
 
 /// What a login came to, for comparisons: PostgreSQL's words for a refusal are not pgpool-II's.
-async fn decided(port: u16, who: Who<'_>, tls: Option<&Secure>) -> &'static str {
-    let client = match tls {
-        None => connect(port, who).await,
-        Some(tls) => {
-            config(port, who).ssl_mode(SslMode::Require).connect(tls.clone()).await.map(|(client, connection)| {
-                tokio::spawn(connection);
-                client
-            })
-        }
-    };
-    match client {
+async fn decided(door: &Door, who: Who<'_>) -> &'static str {
+    match connect(door, who).await {
         Ok(client) if client.simple_query("SELECT 1").await.is_ok() => "let in",
         _ => "refused",
     }
@@ -329,9 +349,9 @@ async fn pgpools_rules_decide_as_in_pgpool_itself() {
     );
     let written = old.translate("from-pgpool", "pgpool.conf", &[]);
     assert!(written.status.success(), "{}", said(&written));
-    let process = old.start(cluster.dir());
-    let ann = first(&cluster, &process, port.number(), ANN).await;
-    let bob = connect(port.number(), BOB).await.unwrap();
+    let (process, door) = (old.start(cluster.dir()), Door::clear(&port));
+    let ann = first(&cluster, &process, &door, ANN).await;
+    let bob = connect(&door, BOB).await.unwrap();
     assert_eq!(
         (value(&ann, "SELECT what FROM t").await, value(&bob, "SELECT what FROM t").await),
         ("shop".into(), "books".into())
@@ -341,7 +361,7 @@ async fn pgpools_rules_decide_as_in_pgpool_itself() {
     assert_eq!(value(&ann, "SELECT what FROM t").await, "sold");
     // There is no operator: nobody gets to the console, whomever rules trust.
     for user in ["ann", "dora", "postgres"] {
-        assert_eq!(decided(port.number(), (user, "x", "kingpost"), None).await, "refused", "{user}");
+        assert_eq!(decided(&door, (user, "x", "kingpost")).await, "refused", "{user}");
     }
 
     let mut logins = vec![("stranger", "x", "books"), ("postgres", "x", "books"), ("dora", "anything", "postgres")];
@@ -350,7 +370,7 @@ async fn pgpools_rules_decide_as_in_pgpool_itself() {
             logins.extend([(user, password, database), (user, "wrong", database)]);
         }
     }
-    let logins: Vec<_> = logins.into_iter().flat_map(|who| [(who, None), (who, Some(&tls))]).collect();
+    let logins = logins.into_iter().flat_map(|who| [(who, None), (who, Some(tls.clone()))]);
     // Its key has to be its user's.
     let key = authority.issue_server("pgpool", &["localhost"]);
     std::fs::copy(&pair.key, &key.key).unwrap();
@@ -358,12 +378,13 @@ async fn pgpools_rules_decide_as_in_pgpool_itself() {
         eprintln!("skipped: pgpool-II is not there to be compared with (apt-get install pgpool2)");
         return;
     };
-    first(&cluster, &pgpool.0, theirs.number(), ANN).await;
+    first(&cluster, &pgpool.0, &Door::clear(&theirs), ANN).await;
     let (mut let_in, mut refused) = (0, 0);
     for (who, tls) in logins {
-        let expected = decided(theirs.number(), who, tls).await;
-        let found = decided(port.number(), who, tls).await;
-        assert_eq!(found, expected, "{who:?}, with TLS: {}; Kingpost, and pgpool-II", tls.is_some());
+        let ours = Door { port: port.number(), tls };
+        let expected = decided(&Door { port: theirs.number(), ..ours.clone() }, who).await;
+        let found = decided(&ours, who).await;
+        assert_eq!(found, expected, "{who:?}, with TLS: {}; Kingpost, and pgpool-II", ours.tls.is_some());
         *(if expected == "let in" { &mut let_in } else { &mut refused }) += 1;
     }
     assert!(let_in >= 10 && refused >= 10, "{let_in} were let in, {refused} refused");
