@@ -349,7 +349,6 @@ const KEYS: &[Key] = &[
         "proxy.users.pool_size, proxy.databases.pool_size",
         "the same for all, for a database, or for a user",
     ),
-    carried(U, "max_pool_size", "proxy.users.pool_size, proxy.databases.pool_size", "the other name of pool_size"),
     carried(U, "min_pool_size", "proxy.databases.min_pool_size", "the same for all users of a database"),
     carried(U, "pooler_mode", "proxy.users.pool_mode, proxy.databases.pool_mode", ""),
     carried(U, "server_user", "proxy.databases.server_user", "of all users of a database one and the same"),
