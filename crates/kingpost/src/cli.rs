@@ -537,7 +537,7 @@ pub(crate) struct Translation {
     /// File to write, which must not exist; standard output if not given. It may hold passwords.
     #[arg(long, short, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
-    /// Setting to leave out, as the error names it (`databases.shop.connect_query`) by its last part, or by the table above it; may be given several times
+    /// Setting to leave out, as the error names it (`databases.shop.connect_query`), by its last part, or by the table above it; may be given several times
     #[arg(long, value_name = "KEY")]
     pub(crate) ignore: Vec<String>,
     /// User that watches the servers; without it one that the file names for such things, or postgres. Its password comes by
