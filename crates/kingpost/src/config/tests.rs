@@ -379,6 +379,14 @@ fn golden_messages() {
                 "k.toml:4:1: warning: cluster.tls.mode: is \"disable\": ca_file and cert_file are not used",
             ],
         ),
+        (
+            "[proxy]\nauth = \"trust\"\n[proxy.gate]\ncommit_durability = \"relay\"\n[cluster]\npositions = \"none\"\n\
+             [[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n[[cluster.relays]]\nname = \"r\"\naddress = \"r:6442\"\n",
+            &[
+                "k.toml:4:21: proxy.gate.commit_durability: found \"relay\", and cluster.positions is \"none\": a commit would wait in vain; expected \"local\"",
+                "k.toml:10:1: warning: cluster.relays: with cluster.positions = \"none\" servers are not asked for their log's positions: no commit can wait for a relay",
+            ],
+        ),
         // A relay's own file, and all that can be wrong with it.
         ("[relay]\nauth = \"trust\"\n[relay.upstream]\naddress = \"db:5432\"\n", &[]),
         // It follows the primary of these nodes, and needs no [proxy] for that.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use proxy::config::CommitDurability;
-use topology::ClusterConfig;
+use topology::{ClusterConfig, Positions};
 
 use super::super::Config;
 use super::password::Password;
@@ -168,6 +168,17 @@ pub(super) fn check_gates(config: &Config, findings: &mut Findings) {
                 Err(why) => findings.error(path, why),
             }
         }
+        let without_log = match cluster.positions {
+            Positions::Auto | Positions::Wal => None,
+            Positions::Transactions => Some("transactions"),
+            Positions::None => Some("none"),
+        };
+        if let (Some(positions), false) = (without_log, relays.is_empty()) {
+            findings.warn(
+                format!("{of}.relays"),
+                format!("with {of}.positions = {positions:?} servers are not asked for their log's positions: no commit can wait for a relay"),
+            );
+        }
         let leads_here = |name: Option<&str>| name.map_or(at == 0, |name| name == cluster.name);
         let own: Vec<_> =
             proxy.databases.iter().enumerate().filter(|(_, of)| leads_here(of.cluster.as_deref())).collect();
@@ -182,8 +193,18 @@ pub(super) fn check_gates(config: &Config, findings: &mut Findings) {
         let users =
             users.map(|(index, user)| (format!("proxy.users[{index}].commit_durability"), user.commit_durability));
         for (path, durability) in std::iter::once(general).chain(databases).chain(users) {
-            let too_many = |durability: &CommitDurability| durability.relays() > relays.len();
-            let Some(durability) = durability.filter(too_many) else { continue };
+            let Some(durability) = durability.filter(|durability| durability.relays() > 0) else { continue };
+            if let Some(positions) = without_log {
+                let found = String::from(durability);
+                findings.error(
+                    path,
+                    format!("found {found:?}, and {of}.positions is {positions:?}: a commit would wait in vain; expected \"local\""),
+                );
+                continue;
+            }
+            if durability.relays() <= relays.len() {
+                continue;
+            }
             let (found, table, listed) = (String::from(durability), table(&of), relays.len());
             // Of several clusters the name says which one it is.
             let which =
