@@ -1,13 +1,17 @@
-//! Socket activation: the service manager listens, and starts the proxy when somebody comes.
+//! A service manager: it listens, and starts the proxy when somebody comes (socket activation); it is told who serves, and who ends (`Type=notify`).
 
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram as StdDatagram};
 use std::path::Path;
 
 use kingpost_tests::{
-    Cluster, DATABASE, Port, Process, RunAs, SOON, ShowLogs, USER, command, kingpost_bin, new_dir, wait_until,
+    Cluster, DATABASE, Port, Process, RegistryNode, Relay, RunAs, SOON, ShowLogs, USER, command, kingpost_bin, new_dir,
+    wait_until, within,
 };
+use tokio::net::UnixDatagram;
 use tokio_postgres::{Config, NoTls};
 
-use crate::common::{only_kingpost, value};
+use crate::common::{only_kingpost, shared, value};
 
 /// systemd's own program that listens as a socket unit does and starts a command with the sockets.
 const ACTIVATE: &str = "/usr/bin/systemd-socket-activate";
@@ -74,4 +78,73 @@ async fn clients_wait_in_the_managers_socket_until_the_proxy_serves() {
     let _ = tokio::net::TcpStream::connect(("127.0.0.1", other.number())).await;
     wait_until("the proxy to refuse", SOON, cluster.dir(), async || process.exit_status()).await;
     assert!(log().contains("which is no address of proxy.listen"), "{}", log());
+}
+
+/// What a service manager does with `Type=notify`: it hears what a process says of itself, at a socket of its own.
+struct Manager {
+    name: String,
+    socket: UnixDatagram,
+}
+
+impl Manager {
+    fn listen(unit: &str) -> Manager {
+        let name = format!("kingpost-tests-{}-{unit}", std::process::id());
+        // Without a file, so that whoever the process runs as may write to it.
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let socket = StdDatagram::bind_addr(&address).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        Manager { name, socket: UnixDatagram::from_std(socket).unwrap() }
+    }
+
+    fn variable(&self) -> (String, String) {
+        ("NOTIFY_SOCKET".to_owned(), format!("@{}", self.name))
+    }
+
+    async fn hear(&self, what: &str, logs: &Path) -> String {
+        let mut said = [0; 512];
+        let length = within(what, SOON, logs, self.socket.recv(&mut said)).await.unwrap();
+        String::from_utf8_lossy(&said[..length]).into_owned()
+    }
+
+    /// The process serves, and is the one that it says; asked to end, it says so before it does.
+    async fn sees_it_live_and_end(&self, process: &Process, logs: &Path) {
+        let ready = self.hear("READY", logs).await;
+        assert_eq!(ready, format!("MAINPID={}\nREADY=1", process.pid()), "{}", self.name);
+        process.signal(libc::SIGTERM);
+        assert_eq!(self.hear("STOPPING", logs).await, "STOPPING=1", "{}", self.name);
+        process.wait_exit(SOON).await;
+        let mut more = [0; 512];
+        assert!(self.socket.try_recv(&mut more).is_err(), "{} heard of another unit", self.name);
+    }
+}
+
+/// Each has a manager of its own, who must hear nothing of the others. `systemctl start` returns when they serve, and says when they do not.
+#[tokio::test]
+async fn relays_and_registry_tell_the_manager_when_they_serve_and_when_they_end() {
+    if only_kingpost() {
+        return;
+    }
+    let (shared, _logs) = shared().await;
+    let logs = shared.cluster.dir();
+    let managers = ["relay", "relay-mariadb", "registry"].map(Manager::listen);
+    let [relay, of_mariadb, registry] = &managers;
+    // Nobody is there for them to follow: they serve what they have all the same.
+    let nobody = Port::reserve();
+    let of = |manager: &Manager| Relay::of(&shared.cluster, nobody.number()).environment([manager.variable()]);
+    let mut replicas = toml::Table::new();
+    replicas.insert("name".into(), "replica".into());
+    replicas.insert("password".into(), "replica's".into());
+    let binlog = of(of_mariadb)
+        .set("relay.engine", "mariadb")
+        .set("relay.server_id", 77)
+        .set("relay.auth", "scram-sha-256")
+        .set("relay.users", vec![toml::Value::Table(replicas)]);
+    let mut relays = [(of(relay), relay), (binlog, of_mariadb)];
+    relays.iter_mut().for_each(|(process, _)| process.launch());
+    let variable = registry.variable();
+    let node = RegistryNode::start_within(&["env", &format!("{}={}", variable.0, variable.1)], None, "").await;
+    for (process, manager) in &relays {
+        manager.sees_it_live_and_end(process.process(), logs).await;
+    }
+    registry.sees_it_live_and_end(node.process(), logs).await;
 }

@@ -26,7 +26,7 @@ use crate::otlp::metrics::Pushing;
 use crate::reload::settle;
 use crate::run::{describe_view, primary_of};
 use crate::serve::{INTERRUPTED, StopSignals, control_runtime, listen_for, warn};
-use crate::{logging, out, relay_mariadb};
+use crate::{logging, out, relay_mariadb, systemd};
 
 /// How often the topology is asked who is primary, and the log whether it works.
 const WATCH: Duration = Duration::from_millis(500);
@@ -322,6 +322,7 @@ async fn serve(path: &Path, mut config: Config, is_new: bool) -> Result<(), Fail
         dir = %config.relay.dir.display(),
         "started"
     );
+    systemd::ready();
     let result = loop {
         tokio::select! {
             name = stop.next() => {
@@ -332,6 +333,7 @@ async fn serve(path: &Path, mut config: Config, is_new: bool) -> Result<(), Fail
             failure = relaying.watch() => break Err(failure),
         }
     };
+    systemd::notify("STOPPING=1");
     if let Some(pushing) = &pushing {
         pushing.flush().await;
     }

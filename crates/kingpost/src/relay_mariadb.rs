@@ -18,6 +18,7 @@ use crate::otlp::metrics::Pushing;
 use crate::relay::{failure_of, say_what_comes_later};
 use crate::reload::settle;
 use crate::serve::{StopSignals, listen_for};
+use crate::systemd;
 
 /// How often the log is asked whether it works.
 const WATCH: Duration = Duration::from_millis(500);
@@ -83,6 +84,7 @@ pub(crate) async fn serve(path: &Path, mut config: Config) -> Result<(), Failure
         dir = %config.relay.dir.display(),
         "started"
     );
+    systemd::ready();
     let result = loop {
         tokio::select! {
             name = stop.next() => {
@@ -96,6 +98,7 @@ pub(crate) async fn serve(path: &Path, mut config: Config) -> Result<(), Failure
             }
         }
     };
+    systemd::notify("STOPPING=1");
     if let Some(pushing) = &pushing {
         pushing.flush().await;
     }

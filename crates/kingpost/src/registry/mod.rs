@@ -26,7 +26,7 @@ use crate::error::Failure;
 use crate::otlp::metrics::Pushing;
 use crate::reload::settle;
 use crate::serve::{StopSignals, control_runtime, listen_for, warn};
-use crate::{logging, out};
+use crate::{logging, out, systemd};
 use config::RegistryConfig;
 use run::Running;
 use tokio::signal::unix::SignalKind;
@@ -93,6 +93,7 @@ async fn serve(path: &Path, mut config: file::Config, grace: Duration) -> Result
         instances = running.registry.status().instances,
         "registry started"
     );
+    systemd::ready();
     let name = loop {
         tokio::select! {
             name = stop.next() => break name,
@@ -103,6 +104,7 @@ async fn serve(path: &Path, mut config: file::Config, grace: Duration) -> Result
         }
     };
     tracing::info!(signal = name, ?grace, "stopping");
+    systemd::notify("STOPPING=1");
     drop(console);
     if let Some(pushing) = &pushing {
         pushing.flush().await;
