@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use proxy::config::CommitDurability;
 use topology::{ClusterConfig, Positions};
 
 use super::super::Config;
