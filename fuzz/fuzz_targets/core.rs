@@ -87,7 +87,7 @@ impl World {
                 assert!(output.len() < MOST);
                 let count = output.writable().len();
                 self.written += count;
-                self.core.wrote(token, count);
+                self.core.written(token, count);
             }
             if !any {
                 return;

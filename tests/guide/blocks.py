@@ -387,6 +387,7 @@ RUNS: list[tuple[str, str, str, Run]] = [
 ELSEWHERE: list[tuple[str, str, str, list[str]]] = [
     (README, "make up", "scripts/test", ["up --once"]),
     ("docs/guide/installing.md", "apt install ./kingpost", "scripts/try-dist", ["dpkg -i", "check --config /etc/kingpost/kingpost.toml"]),
+    ("docs/guide/installing.md", "editor /etc/kingpost/relay.toml", "scripts/try-units", ["kingpost-relay", "kingpost-registry"]),
     ("docs/guide/installing.md", "tar -xzf", "scripts/try-dist", ["-xzf", "bin/kingpost config default"]),
     ("docs/guide/kubernetes.md", "helm install", "scripts/charts", ["helm", "template", "packaging/helm/kingpost"]),
     ("docs/guide/kubernetes.md", "# kingpost.yaml", "scripts/charts", ["packaging/helm/kingpost"]),
