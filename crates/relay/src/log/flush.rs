@@ -120,6 +120,12 @@ pub(crate) fn flush_here<L: Flush>(log: &L) -> bool {
     }
 }
 
+/// Waits until the pass that is under way, if there is one, has ended, with all that follows from it.
+#[cfg(test)]
+pub(crate) fn wait_settled<L: Flush>(log: &L) {
+    drop(log.flushing().turn.lock());
+}
+
 /// To be called in turn.
 fn flush_once<L: Flush>(log: &L) -> Pass {
     if log.has_failed() {

@@ -101,6 +101,8 @@ fn flushed(log: &Log) {
         flush::flush_here(log);
         std::thread::yield_now();
     }
+    // The flusher says that it has flushed before it says what is durable by that.
+    flush::wait_settled(log);
 }
 
 #[test]
