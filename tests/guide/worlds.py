@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pages import Block, ROOT
 
 # Longest wait for anything, in seconds.
-SOON = 30
+SOON = 60
 # Directories that are empty in here, whatever is there outside.
 OWN = ["/etc/kingpost", "/var/lib/kingpost", "/run/kingpost", "/etc/pgbouncer", "/etc/pgcat", "/etc/pgdog", "/etc/pgpool2"]
 # Hosts that pages name, each with an address of its own: two servers may have the same port.
