@@ -19,6 +19,8 @@ from pages import Block, ROOT
 
 # Longest wait for anything, in seconds.
 SOON = 60
+# How long a command may take to end; then it is killed. Whatever it leaves ends with the namespace of processes.
+ENDS = 15
 # Directories that are empty in here, whatever is there outside.
 OWN = ["/etc/kingpost", "/var/lib/kingpost", "/run/kingpost", "/etc/pgbouncer", "/etc/pgcat", "/etc/pgdog", "/etc/pgpool2"]
 # Hosts that pages name, each with an address of its own: two servers may have the same port.
@@ -168,7 +170,7 @@ class World:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
                 try:
-                    process.wait(SOON)
+                    process.wait(ENDS)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
