@@ -150,6 +150,14 @@ pub(super) fn table<'t>(
     }
 }
 
+/// The settings of a single table of the document; none, if it is not there.
+pub(super) fn one(report: &mut Report<'_>, document: &BTreeMap<String, Tree>, name: &str) -> Settings {
+    match table(report, name, document.get(name)) {
+        Some(table) => Settings::judged(report, name, name, table, &[]),
+        None => Settings::default(),
+    }
+}
+
 /// What a value is, for a message and for comparisons. Of lists and tables it says no more than that they are there.
 pub(super) fn text_of(value: &Value) -> String {
     match value {

@@ -38,6 +38,33 @@ pub(super) struct Place {
     pub(super) shared: bool,
 }
 
+// Settings that PgCat and PgDog call alike.
+pub(super) const POOL_SIZE: Place =
+    Place { key: "pool_size", pool: Some("size"), database: Some("pool_size"), user: Some("pool_size"), shared: false };
+pub(super) const MIN_POOL_SIZE: Place =
+    Place { key: "min_pool_size", pool: Some("min_size"), database: Some("min_pool_size"), user: None, shared: false };
+pub(super) const IDLE_TIMEOUT: Place =
+    Place { key: "idle_timeout", pool: Some("server_idle_timeout"), database: None, user: None, shared: false };
+pub(super) const SERVER_LIFETIME: Place = Place {
+    key: "server_lifetime",
+    pool: Some("server_lifetime"),
+    database: Some("server_lifetime"),
+    user: None,
+    shared: false,
+};
+pub(super) const STATEMENT_TIMEOUT: Place = Place {
+    key: "statement_timeout",
+    pool: None,
+    database: Some("query_timeout"),
+    user: Some("query_timeout"),
+    shared: false,
+};
+
+/// Where the mode of pools goes, which the program calls `key`.
+pub(super) const fn mode(key: &'static str) -> Place {
+    Place { key, pool: Some("mode"), database: Some("pool_mode"), user: Some("pool_mode"), shared: false }
+}
+
 /// A user, as Kingpost lists it: with the cluster, where there are several.
 type Account = (Option<String>, String);
 

@@ -10,6 +10,8 @@
 //! It is strict: a setting that can't be carried over is an error that names it, and nothing is written unless `--ignore` names it,
 //! too. What is written is what `kingpost check` finds good.
 
+#[cfg(test)]
+mod checked;
 mod document;
 mod keys;
 mod lookup;

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use super::*;
-use crate::config;
 use crate::error::Failure;
 use crate::moving::Options;
+use crate::moving::checked::{checked, text};
 use crate::moving::lookup::SAFE_QUERY;
 
 const FILE: &str = r#"
@@ -85,14 +85,7 @@ fn with(text: &str, options: &Options) -> Result<String, Failure> {
 /// The translation of a file that is to be good, checked as it is before it is written.
 fn good(text: &str) -> toml::Table {
     let text = with(text, &Options::default()).unwrap_or_else(|error| panic!("{error}\n{text}"));
-    let checked = config::parse("text", &text, [], &|_| config::Stat::Readable { mode: 0o600, empty: false });
-    // Certificates are not there.
-    let wrong = |problem: &&config::Problem| {
-        problem.severity == config::Severity::Error && !problem.message.contains("No such file")
-    };
-    let wrong: Vec<_> = checked.problems.iter().filter(wrong).collect();
-    assert!(wrong.is_empty(), "{wrong:?}\n{text}");
-    text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"))
+    checked(&text)
 }
 
 fn refusal(text: &str) -> String {
@@ -109,10 +102,6 @@ fn small(general: &str, pool: &str, user: &str) -> String {
 }
 
 const PASSWORD: &str = "password = \"p\"";
-
-fn text<'t>(of: &'t toml::Value, key: &str) -> Option<&'t str> {
-    of.get(key).and_then(toml::Value::as_str)
-}
 
 #[test]
 fn settings_become_keys() {

@@ -6,7 +6,7 @@ use super::keys::{G, TABLE};
 use super::pools::{Lookup, Pool, Reads};
 use crate::config::is_loopback;
 use crate::error::Failure;
-use crate::moving::document::{self, Settings, table, tables};
+use crate::moving::document::{self, Settings, tables};
 use crate::moving::keys::SYSTEM_CAS;
 use crate::moving::lookup;
 use crate::moving::members::{self, Place, rule};
@@ -16,18 +16,12 @@ use crate::moving::{Options, Read};
 
 /// Settings of members, and where they may go.
 const PLACES: &[Place] = &[
-    Place { key: "pool_mode", pool: Some("mode"), database: Some("pool_mode"), user: Some("pool_mode"), shared: false },
-    Place { key: "pool_size", pool: Some("size"), database: Some("pool_size"), user: Some("pool_size"), shared: false },
-    Place { key: "min_pool_size", pool: Some("min_size"), database: Some("min_pool_size"), user: None, shared: false },
+    members::mode("pool_mode"),
+    members::POOL_SIZE,
+    members::MIN_POOL_SIZE,
     Place { key: "connect_timeout", pool: Some("wait_timeout"), database: None, user: None, shared: false },
-    Place { key: "idle_timeout", pool: Some("server_idle_timeout"), database: None, user: None, shared: false },
-    Place {
-        key: "server_lifetime",
-        pool: Some("server_lifetime"),
-        database: Some("server_lifetime"),
-        user: None,
-        shared: false,
-    },
+    members::IDLE_TIMEOUT,
+    members::SERVER_LIFETIME,
     Place {
         key: "prepared_statements_cache_size",
         pool: Some("prepared_per_server"),
@@ -35,13 +29,7 @@ const PLACES: &[Place] = &[
         user: None,
         shared: true,
     },
-    Place {
-        key: "statement_timeout",
-        pool: None,
-        database: Some("query_timeout"),
-        user: Some("query_timeout"),
-        shared: false,
-    },
+    members::STATEMENT_TIMEOUT,
 ];
 
 /// Reads PgCat's file, and gives what to write.
@@ -50,10 +38,7 @@ pub(in super::super) fn plan(file: &Path, read: Read<'_>, options: &Options) -> 
     let mut report = Report::new(options, &TABLE);
     let mut plan = Plan::new(file, "from-pgcat", "PgCat");
     document::unknown(&mut report, TABLE.program, &document, &[G, "plugins", "pools", "path"]);
-    let general = match table(&mut report, G, document.get(G)) {
-        Some(table) => Settings::judged(&mut report, G, G, table, &[]),
-        None => Settings::default(),
-    };
+    let general = document::one(&mut report, &document, G);
     let plugins = document.get("plugins");
     let mut pools: Vec<Pool> = tables(&mut report, "pools", document.get("pools"))
         .into_iter()

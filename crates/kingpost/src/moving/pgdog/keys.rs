@@ -8,8 +8,21 @@ pub(super) const D: &str = "databases";
 pub(super) const U: &str = "users";
 pub(super) const LAG: &str = "replica_lag";
 
-/// Tables of which nothing but these keys is read: name, and whether there may be several.
-pub(super) const OTHERS: [&str; 14] = [
+const SHARDS: &str = "Kingpost does not shard";
+const UNUSED: &str = "of sharding: without shards, which are errors, PgDog does not use it";
+const MIRROR: &str = "Kingpost sends nothing to a second server";
+const BY_ROLE: &str = "Kingpost has one size for a database on each of its nodes";
+const VAULT: &str = "Kingpost gets passwords from files and programs (proxy.users.password_file, password_command)";
+const GRPC: &str = "metrics are sent by OTLP over gRPC: see metrics.otlp";
+const TWO_PHASE: &str = "of two_phase_commit, which is an error";
+
+/// All tables, in the order of the documentation: those that are looked at, and behind them [`OTHERS`].
+const SECTIONS: [&str; 19] = [
+    G,
+    A,
+    D,
+    U,
+    LAG,
     "tcp",
     "memory",
     "rewrite",
@@ -26,39 +39,10 @@ pub(super) const OTHERS: [&str; 14] = [
     "vault",
 ];
 
-const SHARDS: &str = "Kingpost does not shard";
-const UNUSED: &str = "of sharding: without shards, which are errors, PgDog does not use it";
-const MIRROR: &str = "Kingpost sends nothing to a second server";
-const BY_ROLE: &str = "Kingpost has one size for a database on each of its nodes";
-const VAULT: &str = "Kingpost gets passwords from files and programs (proxy.users.password_file, password_command)";
-const GRPC: &str = "metrics are sent by OTLP over gRPC: see metrics.otlp";
-const TWO_PHASE: &str = "of two_phase_commit, which is an error";
+/// Tables of which nothing is carried over.
+pub(super) const OTHERS: &[&str] = SECTIONS.split_at(5).1;
 
-pub(super) const TABLE: Table = Table {
-    program: "PgDog 0.1.54",
-    sections: &[
-        G,
-        A,
-        D,
-        U,
-        LAG,
-        "tcp",
-        "memory",
-        "rewrite",
-        "replication",
-        "multi_tenant",
-        "mirroring",
-        "plugins",
-        "query_parsers",
-        "sharded_tables",
-        "sharded_mappings",
-        "sharded_schemas",
-        "omnisharded_tables",
-        "otel",
-        "vault",
-    ],
-    keys: KEYS,
-};
+pub(super) const TABLE: Table = Table { program: "PgDog 0.1.54", sections: &SECTIONS, keys: KEYS };
 
 const KEYS: &[Key] = &[
     carried(G, "host", "proxy.listen", "without it: 0.0.0.0, as in PgDog"),

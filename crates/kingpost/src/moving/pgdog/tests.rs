@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use super::*;
-use crate::config;
 use crate::error::Failure;
 use crate::moving::Options;
+use crate::moving::checked::{checked, text};
 
 const FILE: &str = r#"
 [general]
@@ -83,14 +83,7 @@ fn with(text: &str, users: &str, options: &Options) -> Result<String, Failure> {
 /// The translation of files that are to be good, checked as it is before it is written.
 fn good(text: &str, users: &str) -> toml::Table {
     let text = with(text, users, &Options::default()).unwrap_or_else(|error| panic!("{error}\n{text}"));
-    let checked = config::parse("text", &text, [], &|_| config::Stat::Readable { mode: 0o600, empty: false });
-    // Certificates are not there.
-    let wrong = |problem: &&config::Problem| {
-        problem.severity == config::Severity::Error && !problem.message.contains("No such file")
-    };
-    let wrong: Vec<_> = checked.problems.iter().filter(wrong).collect();
-    assert!(wrong.is_empty(), "{wrong:?}\n{text}");
-    text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"))
+    checked(&text)
 }
 
 fn refusal(text: &str, users: &str) -> String {
@@ -106,10 +99,6 @@ fn small(general: &str) -> String {
 }
 
 const ANN: &str = "[[users]]\nname = \"ann\"\ndatabase = \"a\"\npassword = \"p\"\n";
-
-fn text<'t>(of: &'t toml::Value, key: &str) -> Option<&'t str> {
-    of.get(key).and_then(toml::Value::as_str)
-}
 
 #[test]
 fn settings_become_keys() {

@@ -8,7 +8,7 @@ use super::keys::{A, G, LAG, OTHERS, TABLE};
 use super::users::{self, Auth};
 use crate::config::{Tree, is_loopback};
 use crate::error::Failure;
-use crate::moving::document::{self, Settings, table, tables};
+use crate::moving::document::{self, Settings, tables};
 use crate::moving::keys::SYSTEM_CAS;
 use crate::moving::members::{self, Place, rule};
 use crate::moving::plan::{Plan, quoted};
@@ -17,23 +17,11 @@ use crate::moving::{Options, Read};
 
 /// Settings of members, and where they may go.
 const PLACES: &[Place] = &[
-    Place {
-        key: "pooler_mode",
-        pool: Some("mode"),
-        database: Some("pool_mode"),
-        user: Some("pool_mode"),
-        shared: false,
-    },
-    Place { key: "pool_size", pool: Some("size"), database: Some("pool_size"), user: Some("pool_size"), shared: false },
-    Place { key: "min_pool_size", pool: Some("min_size"), database: Some("min_pool_size"), user: None, shared: false },
-    Place { key: "idle_timeout", pool: Some("server_idle_timeout"), database: None, user: None, shared: false },
-    Place {
-        key: "server_lifetime",
-        pool: Some("server_lifetime"),
-        database: Some("server_lifetime"),
-        user: None,
-        shared: false,
-    },
+    members::mode("pooler_mode"),
+    members::POOL_SIZE,
+    members::MIN_POOL_SIZE,
+    members::IDLE_TIMEOUT,
+    members::SERVER_LIFETIME,
     Place {
         key: "server_lifetime_jitter",
         pool: Some("server_lifetime_jitter"),
@@ -41,13 +29,7 @@ const PLACES: &[Place] = &[
         user: None,
         shared: false,
     },
-    Place {
-        key: "statement_timeout",
-        pool: None,
-        database: Some("query_timeout"),
-        user: Some("query_timeout"),
-        shared: false,
-    },
+    members::STATEMENT_TIMEOUT,
     Place { key: "replication_mode", pool: None, database: None, user: Some("replication"), shared: false },
 ];
 
@@ -57,14 +39,18 @@ pub(in super::super) fn plan(file: &Path, users: &Path, read: Read<'_>, options:
     let accounts = document::read(users, read)?;
     let mut report = Report::new(options, &TABLE);
     let mut plan = Plan::new(file, "from-pgdog", "PgDog");
-    let general = one(&mut report, &document, G);
+    let general = document::one(&mut report, &document, G);
     // What users.toml says of the operator counts.
-    let admin = if accounts.contains_key(A) { one(&mut report, &accounts, A) } else { one(&mut report, &document, A) };
-    let lag = one(&mut report, &document, LAG);
-    for section in OTHERS {
+    let admin = if accounts.contains_key(A) {
+        document::one(&mut report, &accounts, A)
+    } else {
+        document::one(&mut report, &document, A)
+    };
+    let lag = document::one(&mut report, &document, LAG);
+    for &section in OTHERS {
         others(&mut report, section, document.get(section));
     }
-    let known: Vec<&str> = [G, A, LAG, "databases"].into_iter().chain(OTHERS).collect();
+    let known: Vec<&str> = [G, A, LAG, "databases"].into_iter().chain(OTHERS.iter().copied()).collect();
     document::unknown(&mut report, TABLE.program, &document, &known);
     document::unknown(&mut report, TABLE.program, &accounts, &[A, "users"]);
     let auth = Auth::of(&mut report, &general);
@@ -86,13 +72,6 @@ pub(in super::super) fn plan(file: &Path, users: &Path, read: Read<'_>, options:
     plan.watch(options, None);
     plan.left_out = report.finish(file, "Moving from PgDog")?;
     Ok(plan)
-}
-
-fn one(report: &mut Report<'_>, document: &BTreeMap<String, Tree>, name: &str) -> Settings {
-    match table(report, name, document.get(name)) {
-        Some(table) => Settings::judged(report, name, name, table, &[]),
-        None => Settings::default(),
-    }
 }
 
 /// Judges a table, or several of one name, of which nothing is carried over.

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use super::*;
-use crate::config;
 use crate::error::Failure;
 use crate::moving::Options;
+use crate::moving::checked::{checked, text};
 
 const CONF: &str = "\
 listen_addresses = '127.0.0.1, ::1'
@@ -71,14 +71,7 @@ fn with(conf: &str, hba: &str, passwords: &str, options: &Options) -> Result<Str
 /// The translation of files that are to be good, checked as it is before it is written.
 fn good(conf: &str, hba: &str) -> toml::Table {
     let text = with(conf, hba, PASSWD, &Options::default()).unwrap_or_else(|error| panic!("{error}\n{conf}"));
-    let checked = config::parse("text", &text, [], &|_| config::Stat::Readable { mode: 0o600, empty: false });
-    // Certificates are not there.
-    let wrong = |problem: &&config::Problem| {
-        problem.severity == config::Severity::Error && !problem.message.contains("No such file")
-    };
-    let wrong: Vec<_> = checked.problems.iter().filter(wrong).collect();
-    assert!(wrong.is_empty(), "{wrong:?}\n{text}");
-    text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"))
+    checked(&text)
 }
 
 fn refusal(conf: &str, hba: &str, passwords: &str) -> String {
@@ -88,10 +81,6 @@ fn refusal(conf: &str, hba: &str, passwords: &str) -> String {
 /// A file with two backends and these lines.
 fn small(lines: &str) -> String {
     format!("backend_hostname0 = 'db1'\nbackend_weight0 = 1\nbackend_hostname1 = 'db2'\nbackend_weight1 = 1\n{lines}\n")
-}
-
-fn text<'t>(of: &'t toml::Value, key: &str) -> Option<&'t str> {
-    of.get(key).and_then(toml::Value::as_str)
 }
 
 #[test]
