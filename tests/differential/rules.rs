@@ -340,21 +340,19 @@ fn replica_words(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Rep
 
 /// Each notification's process is the place of its client, counted from 1; 0: nobody's that is known.
 fn notification_process(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
-    let (Reply::Notification { channel, payload, .. }, Reply::Notification { process: 0, channel: c, payload: p }) =
-        (direct?, proxied?)
-    else {
-        return None;
-    };
-    (channel == c && payload == p).then_some(Verdict::Same)
+    let unknown = matches!(proxied, Some(Reply::Notification { process: 0, .. }));
+    (unknown && is_heard(direct, proxied)).then_some(Verdict::Same)
 }
 
 /// Both are the same notification, of whichever process.
 fn is_heard(direct: Option<&Reply>, proxied: Option<&Reply>) -> bool {
-    let said = |reply: Option<&Reply>| match reply {
-        Some(Reply::Notification { channel, payload, .. }) => Some((channel.clone(), payload.clone())),
-        _ => None,
-    };
-    said(direct).is_some_and(|said_directly| said(proxied) == Some(said_directly))
+    matches!(
+        (direct, proxied),
+        (
+            Some(Reply::Notification { channel, payload, .. }),
+            Some(Reply::Notification { channel: c, payload: p, .. }),
+        ) if channel == c && payload == p
+    )
 }
 
 fn notification_time(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
