@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from pages import Block, ROOT
+from pages import Block
 
 # Longest wait for anything, in seconds.
 SOON = 60
@@ -98,7 +98,7 @@ class World:
     """A directory in which commands are run one after the other, and what runs beside them."""
 
     def __init__(self, inside: Inside, name: str) -> None:
-        self.inside, self.name = inside, name
+        self.inside = inside
         self.directory = inside.place / name
         self.directory.mkdir()
         self.directory.chmod(0o755)
