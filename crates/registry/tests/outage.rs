@@ -104,6 +104,8 @@ async fn who_says_that_it_lives_while_the_store_is_away_is_there_when_it_is_back
     // The one that said no more goes: so the time is over, and the node has judged.
     until(&node, "the end of the other one", |node| health(node, 2).is_none()).await;
     assert_eq!(health(&node, 1), Some(Health::Passing));
+    // It is counted behind the commit that everybody can see.
+    until(&node, "the count of it", |node| node.status().counts.reaped > 0).await;
     assert_eq!(node.status().counts.reaped, 1);
     node.shutdown().await;
 }
