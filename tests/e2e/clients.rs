@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use kingpost_tests::certs::Authority;
-use kingpost_tests::{Cluster, DATABASE, Kingpost, Subject, USER, new_dir, subject, user, within};
+use kingpost_tests::{Cluster, DATABASE, Kingpost, Subject, USER, new_dir, skipped, subject, user, within};
 use tokio::process::Command;
 use tokio::sync::OnceCell;
 
@@ -128,7 +128,7 @@ pub(crate) fn there(tool: &str) -> bool {
     let found =
         std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(tool).exists()));
     if !found {
-        eprintln!("skipped: {tool} is not installed");
+        skipped(&format!("{tool} is not installed"));
     }
     found
 }

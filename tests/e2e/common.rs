@@ -1,6 +1,6 @@
 //! What several modules share.
 
-use kingpost_tests::{Cluster, Kingpost, ShowLogs, Subject, subject, unique};
+use kingpost_tests::{Cluster, Kingpost, ShowLogs, Subject, skipped, subject, unique};
 use tokio::sync::OnceCell;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
@@ -30,7 +30,7 @@ pub(crate) async fn shared() -> (&'static Shared, ShowLogs<'static>) {
 pub(crate) fn only_kingpost() -> bool {
     let skip = subject() != Subject::Kingpost;
     if skip {
-        eprintln!("skipped: a stand-in cannot do this");
+        skipped("a stand-in cannot do this");
     }
     skip
 }

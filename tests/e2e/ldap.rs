@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kingpost_tests::certs::Authority;
-use kingpost_tests::{Cluster, Kingpost, Port, Process, RunAs, ShowLogs, command, new_dir, wait_until};
+use kingpost_tests::{Cluster, Kingpost, Port, Process, RunAs, ShowLogs, command, new_dir, skipped, wait_until};
 use tokio_postgres::{Config, NoTls};
 use toml::Table;
 
@@ -36,7 +36,7 @@ impl Slapd {
     /// Starts the slapd that is installed; none, and says so, if there is none.
     async fn start(cluster: &Path, authority: &Authority) -> Option<Slapd> {
         if !Path::new("/usr/sbin/slapd").exists() {
-            eprintln!("skipped: no slapd (scripts/setup test installs it)");
+            skipped("no slapd (scripts/setup test installs it)");
             return None;
         }
         let dir = new_dir("slapd");

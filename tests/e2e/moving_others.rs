@@ -6,7 +6,7 @@ use std::process::Output;
 
 use kingpost_tests::certs::Authority;
 use kingpost_tests::{
-    Cluster, Kingpost, Port, Process, RunAs, SOON, ShowLogs, command, kingpost_bin, new_dir, sqlstate, unique,
+    Cluster, Kingpost, Port, Process, RunAs, SOON, ShowLogs, command, kingpost_bin, new_dir, skipped, sqlstate, unique,
 };
 use tls::postgres::Secure;
 use tokio_postgres::config::SslMode;
@@ -375,7 +375,7 @@ async fn pgpools_rules_decide_as_in_pgpool_itself() {
     let key = authority.issue_server("pgpool", &["localhost"]);
     std::fs::copy(&pair.key, &key.key).unwrap();
     let Some(pgpool) = Pgpool::start(&old, &cluster, &conf(theirs.number(), &key.key), pcp.number()) else {
-        eprintln!("skipped: pgpool-II is not there to be compared with (apt-get install pgpool2)");
+        skipped("pgpool-II is not there to be compared with (apt-get install pgpool2)");
         return;
     };
     first(&cluster, &pgpool.0, &Door::clear(&theirs), ANN).await;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use kingpost_tests::{Kingpost, new_dir};
+use kingpost_tests::{Kingpost, new_dir, skipped};
 use serde_json::Value;
 
 use crate::common::{only_kingpost, shared, value};
@@ -44,7 +44,7 @@ fn promtool(arguments: &[&str], dir: &Path, input: Option<&Path>) -> Option<(boo
         }
         Err(error) => {
             assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{error}");
-            eprintln!("skipped: promtool is not installed (package prometheus)");
+            skipped("promtool is not installed (package prometheus)");
             None
         }
     }

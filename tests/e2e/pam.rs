@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use kingpost_tests::{Cluster, Kingpost, Port, ShowLogs, kingpost_bin, new_dir, wait_until};
+use kingpost_tests::{Cluster, Kingpost, Port, ShowLogs, kingpost_bin, new_dir, skipped, wait_until};
 use tokio_postgres::{Config, NoTls};
 
 use crate::common::only_kingpost;
@@ -57,7 +57,7 @@ fn can_have_services() -> bool {
     let can = module("pam_exec.so") && module("pam_listfile.so") && std::fs::write(&probe, "").is_ok();
     let _ = std::fs::remove_file(&probe);
     if !can {
-        eprintln!("skipped: no pam_exec, or /etc/pam.d can't be written to (only root can)");
+        skipped("no pam_exec, or /etc/pam.d can't be written to (only root can)");
     }
     can
 }

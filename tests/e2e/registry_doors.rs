@@ -1,7 +1,7 @@
 //! What the registry does not answer to, what it does not tell, and what it does not ask: other hosts' names, other namespaces' changes,
 //! names that nobody can read, its own ports.
 
-use kingpost_tests::{RegistryNode, SOON, ShowLogs, new_dir, wait_until};
+use kingpost_tests::{RegistryNode, SOON, ShowLogs, new_dir, skipped, wait_until};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -217,7 +217,7 @@ async fn the_registrys_own_ports_are_not_probed_unless_that_is_allowed() {
 async fn who_cannot_write_is_not_ready() {
     let place = new_dir("small");
     let Some(_small) = Small::mount(&place, 4) else {
-        eprintln!("skipped: no file system can be mounted here");
+        skipped("no file system can be mounted here");
         return;
     };
     let store = format!("sqlite:{}", place.join("registry.sqlite").display());

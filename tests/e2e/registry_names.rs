@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kingpost_tests::{RegistryNode, SOON, ShowLogs, new_dir, wait_until};
+use kingpost_tests::{RegistryNode, SOON, ShowLogs, new_dir, skipped, wait_until};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::AbortHandle;
@@ -128,7 +128,7 @@ async fn passing(node: &RegistryNode, namespace: &str) -> usize {
 #[tokio::test]
 async fn names_that_are_not_answered_are_nothing_to_other_namespaces() {
     let Some(names) = Names::start().await else {
-        eprintln!("skipped: a DNS server needs port 53, which only root may open here");
+        skipped("a DNS server needs port 53, which only root may open here");
         return;
     };
     let dir = new_dir("resolver");

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use kingpost_tests::{
-    Port, Process, RegistryNode, RunAs, ShowLogs, command, http_get, new_dir, pg_bin, signal, wait_until,
+    Port, Process, RegistryNode, RunAs, ShowLogs, command, http_get, new_dir, pg_bin, signal, skipped, wait_until,
 };
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -117,7 +117,7 @@ async fn leader(registry: &RegistryNode) -> String {
 #[ignore = "needs the network: make clients"]
 async fn registry_patroni_clients() {
     if !Path::new("/usr/bin/python3").exists() {
-        eprintln!("skipped: Patroni needs /usr/bin/python3, which the servers' user may run");
+        skipped("Patroni needs /usr/bin/python3, which the servers' user may run");
         return;
     }
     let setup = Command::new(here().join("setup")).arg("--patroni").stdin(Stdio::null()).kill_on_drop(true).output();

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use kingpost_tests::{Cluster, Failover, Relay, SOON, ShowLogs, within};
+use kingpost_tests::{Cluster, Failover, Relay, SOON, ShowLogs, skipped, within};
 
 use crate::relay_life::Small;
 use crate::relay_orders::order;
@@ -34,7 +34,7 @@ async fn on_a_small_disk() -> Option<(Cluster, Relay, Small)> {
     let (primary, replica) = (cluster.primary(), cluster.replica(0));
     let mut relay = Relay::of(&cluster, primary.port());
     let Some(small) = Small::mount(relay.dir().parent().unwrap(), 150) else {
-        eprintln!("skipped: no file system can be mounted here");
+        skipped("no file system can be mounted here");
         return None;
     };
     relay.start().await;

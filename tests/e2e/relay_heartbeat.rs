@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kingpost_tests::{Cluster, Relay, ShowLogs, SlowDisk, within};
+use kingpost_tests::{Cluster, Relay, ShowLogs, SlowDisk, skipped, within};
 
 /// Reasons that `/readyz` gives, as long as `done` is not set.
 async fn reasons(relay: &Relay, done: &AtomicBool) -> Vec<String> {
@@ -49,7 +49,7 @@ async fn a_frozen_upstream_is_not_heard() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_disk_is_no_silence() {
     let Some(disk) = SlowDisk::new() else {
-        eprintln!("skipped: there is no C compiler here");
+        skipped("there is no C compiler here");
         return;
     };
     let cluster = Cluster::builder().start().await;

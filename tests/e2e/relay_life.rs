@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use kingpost_tests::{Cluster, Relay, ShowLogs};
+use kingpost_tests::{Cluster, Relay, ShowLogs, skipped};
 
 use crate::relay_orders::order;
 
@@ -33,7 +33,7 @@ async fn a_full_disk_stops_nothing_for_good() {
     let mut relay = Relay::of(&cluster, primary.port());
     let place = relay.dir().parent().unwrap().to_owned();
     let Some(small) = Small::mount(&place, 128) else {
-        eprintln!("skipped: no file system can be mounted here");
+        skipped("no file system can be mounted here");
         return;
     };
     relay.start().await;

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use kingpost_tests::{Cluster, Failover, Relay, SOON, ShowLogs, SlowDisk, pg_bin};
+use kingpost_tests::{Cluster, Failover, Relay, SOON, ShowLogs, SlowDisk, pg_bin, skipped};
 
 use crate::relay::wait_durable;
 
@@ -75,7 +75,7 @@ async fn a_choice_can_be_withdrawn() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_disk_does_not_make_a_fence_fail() {
     let Some(disk) = SlowDisk::new() else {
-        eprintln!("skipped: there is no C compiler here");
+        skipped("there is no C compiler here");
         return;
     };
     let cluster = Cluster::builder().replicas(1).start().await;

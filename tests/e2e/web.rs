@@ -4,7 +4,9 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use kingpost_tests::{Answer, Kingpost, Port, RegistryNode, SOON, ShowLogs, kingpost_bin, new_dir, wait_until, within};
+use kingpost_tests::{
+    Answer, Kingpost, Port, RegistryNode, SOON, ShowLogs, kingpost_bin, new_dir, skipped, wait_until, within,
+};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
@@ -404,8 +406,11 @@ async fn in_a_browser() {
     let there = |program: &str| {
         std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).any(|dir| dir.join(program).exists())
     };
-    if only_kingpost() || (!wanted && !["chromium-headless-shell", "chromium"].into_iter().any(there)) {
-        eprintln!("skipped: no Chromium here; make console-test installs one");
+    if only_kingpost() {
+        return;
+    }
+    if !wanted && !["chromium-headless-shell", "chromium"].into_iter().any(there) {
+        skipped("no Chromium here; make console-test installs one");
         return;
     }
     let dir = new_dir("web");

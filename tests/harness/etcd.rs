@@ -39,7 +39,7 @@ impl Etcd {
     pub async fn start(cluster: &Cluster) -> Option<Etcd> {
         let program = std::env::var("KINGPOST_ETCD").unwrap_or_else(|_| "etcd".into());
         if !Command::new(&program).arg("--version").output().is_ok_and(|output| output.status.success()) {
-            eprintln!("skipped: no etcd (set KINGPOST_ETCD)");
+            crate::skipped("no etcd (set KINGPOST_ETCD)");
             return None;
         }
         let (client, peer) = (Port::reserve(), Port::reserve());

@@ -10,7 +10,8 @@
 //! shows the last lines of all logs involved.
 //!
 //! Environment: `KINGPOST_BIN` (binary under test), `KINGPOST_TEST_DRIVER=io_uring` (its `proxy.driver`), `PG_BIN` (directory of PostgreSQL's programs),
-//! `KINGPOST_TESTS_DIRECT=1` or `KINGPOST_TESTS_PGBOUNCER=1` (run the tests against a stand-in, see [`Subject`]).
+//! `KINGPOST_TESTS_SKIPPED` (file to which each test that is left out adds a line, see [`skipped()`]), `KINGPOST_TESTS_DIRECT=1` or
+//! `KINGPOST_TESTS_PGBOUNCER=1` (run the tests against a stand-in, see [`Subject`]).
 
 mod aurora;
 /// Certificates, and TLS for tests' clients.
@@ -32,6 +33,7 @@ pub mod raw;
 mod registry;
 mod relay;
 mod run;
+mod skipped;
 mod slow_disk;
 mod template;
 mod wait;
@@ -51,6 +53,7 @@ pub use process::{Process, RunAs, command, signal};
 pub use registry::{Answer, RegistryNode};
 pub use relay::Relay;
 pub use run::{new_dir, run_dir, unique};
+pub use skipped::skipped;
 pub use slow_disk::SlowDisk;
 pub use template::pg_bin;
 pub use wait::{SOON, ShowLogs, tails, wait_until, within};

@@ -1,10 +1,13 @@
 //! A stand-in for a TiKV cluster: real PDs, and unistore as the one store. The tests of several crates include this file, so it uses
-//! nothing of the harness.
+//! one file of the harness, and no crate.
 //!
 //! It runs where `tests/tikv/setup` has built the programs and `KINGPOST_TESTS_TIKV=1` is set, as `make clients` does; otherwise tests
 //! print `skipped` and pass.
 
 #![allow(dead_code, unreachable_pub, reason = "each crate uses a part")]
+
+#[path = "../harness/skipped.rs"]
+mod skipped;
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -12,6 +15,8 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use self::skipped::skipped;
 
 /// Whoever is not ready by then never will be.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -53,7 +58,7 @@ fn port() -> u16 {
 /// Where the programs are; none, and says so, if tests are not to use them.
 fn programs() -> Option<PathBuf> {
     if std::env::var("KINGPOST_TESTS_TIKV").as_deref() != Ok("1") {
-        eprintln!("skipped: no stand-in for TiKV (tests/tikv/setup, then KINGPOST_TESTS_TIKV=1)");
+        skipped("no stand-in for TiKV (tests/tikv/setup, then KINGPOST_TESTS_TIKV=1)");
         return None;
     }
     let mut setup = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
@@ -64,7 +69,7 @@ fn programs() -> Option<PathBuf> {
         Command::new(setup.join("tests/tikv/setup")).arg("--installed").output().expect("run tests/tikv/setup");
     let directory = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     if !output.status.success() {
-        eprintln!("skipped: tests/tikv/setup has not built the stand-in for TiKV");
+        skipped("tests/tikv/setup has not built the stand-in for TiKV");
         return None;
     }
     Some(directory.into())
