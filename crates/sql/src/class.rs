@@ -45,7 +45,7 @@ impl Pins {
     pub const PREPARE: Pins = Pins(1 << 4);
     /// Temporary tables, views, sequences.
     pub const TEMP: Pins = Pins(1 << 5);
-    /// `LOAD`.
+    /// `LOAD`, and what an extension keeps in the session (`dblink_connect`): `DISCARD ALL` does not clear it.
     pub const LOAD: Pins = Pins(1 << 6);
     /// `currval`, `lastval`, `setseed`: what only this session knows. `nextval` and `setval` do *not* pin: an INSERT
     /// calls them unseen by a column default, frameworks call them constantly, and few ever ask `currval`. For the
@@ -97,7 +97,7 @@ impl Pins {
 
 /// More about the text, as a set of bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Flags(pub u16);
+pub struct Flags(pub u32);
 
 impl Flags {
     /// More than one statement in the text.
@@ -136,6 +136,11 @@ impl Flags {
     pub const UNKNOWN: Flags = Flags(1 << 14);
     /// Some statement in the text is EXECUTE, FETCH or MOVE: what it returns depends on a statement or a cursor that the session has by SQL.
     pub const OF_SESSION: Flags = Flags(1 << 15);
+    /// Some statement in the text makes something under a name without a schema: it goes where `search_path` begins. Where that is
+    /// `pg_temp` it is temporary, and no word of the text says so.
+    pub const MAKES: Flags = Flags(1 << 16);
+    /// Some statement in the text exports a snapshot or takes one: who has it and who wants it have to be on one server.
+    pub const SNAPSHOT: Flags = Flags(1 << 17);
 
     /// True if all bits of `other` are set.
     #[must_use]

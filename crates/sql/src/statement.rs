@@ -1,7 +1,8 @@
 //! From the parse tree of a whole text to its [`Class`].
 
 use pg_query::protobuf::{
-    DiscardMode, ParseResult, RangeVar, TransactionStmt, TransactionStmtKind, VariableSetKind, VariableSetStmt,
+    CreateStmt, DiscardMode, ParseResult, RangeVar, TransactionStmt, TransactionStmtKind, VariableSetKind,
+    VariableSetStmt,
 };
 use pg_query::{Node, NodeEnum};
 
@@ -335,9 +336,31 @@ impl Text<'_> {
                     self.walk(|walk| walk.call(call));
                 }
             }
-            NodeEnum::CreateStmt(create) => {
-                self.walk(|walk| walk.created(create.relation.as_ref(), create.oncommit));
+            NodeEnum::CreateStmt(create) => self.table(create),
+            NodeEnum::CreateForeignTableStmt(create) => {
+                if let Some(create) = &create.base_stmt {
+                    self.table(create);
+                }
             }
+            NodeEnum::AlterTableStmt(alter) => {
+                self.walk(|walk| walk.definitions(&alter.cmds));
+            }
+            NodeEnum::AlterDomainStmt(alter) => {
+                let definition = alter.def.as_ref().and_then(|def| def.node.as_ref());
+                self.walk(|walk| walk.definition(definition));
+            }
+            NodeEnum::IndexStmt(index) => {
+                self.walk(|walk| {
+                    walk.definitions(&index.index_params);
+                    walk.maybe(index.where_clause.as_deref());
+                });
+            }
+            NodeEnum::CreateSchemaStmt(create) => {
+                let elements = create.schema_elts.iter().filter_map(|element| element.node.as_ref());
+                elements.for_each(|element| self.statement(element));
+            }
+            // An extension's script does as it likes.
+            NodeEnum::CreateExtensionStmt(_) | NodeEnum::AlterExtensionStmt(_) => self.flag(Flags::UNKNOWN),
             NodeEnum::CreateTableAsStmt(create) => {
                 self.inner(create.query.as_deref());
                 if let Some(into) = &create.into {
@@ -358,6 +381,10 @@ impl Text<'_> {
             NodeEnum::CreateEnumStmt(create) => self.named(&create.type_name),
             NodeEnum::CreateRangeStmt(create) => self.named(&create.type_name),
             NodeEnum::CreateDomainStmt(create) => self.named(&create.domainname),
+            NodeEnum::CreateStatsStmt(create) => self.named(&create.defnames),
+            NodeEnum::CreateConversionStmt(create) => self.named(&create.conversion_name),
+            NodeEnum::CreateOpClassStmt(create) => self.named(&create.opclassname),
+            NodeEnum::CreateOpFamilyStmt(create) => self.named(&create.opfamilyname),
             _ => {}
         }
         false
@@ -365,9 +392,21 @@ impl Text<'_> {
 
     /// Something made under this name.
     fn named(&mut self, parts: &[Node]) {
-        if name(parts).is_some_and(|(schema, _)| is_temp_schema(schema)) {
-            self.pin(Pins::TEMP);
+        match name(parts) {
+            Some(("", _)) => self.flag(Flags::MAKES),
+            Some((schema, _)) if is_temp_schema(schema) => self.pin(Pins::TEMP),
+            _ => {}
         }
+    }
+
+    fn table(&mut self, create: &CreateStmt) {
+        self.walk(|walk| {
+            walk.created(create.relation.as_ref(), create.oncommit);
+            walk.definitions(&create.table_elts);
+            walk.definitions(&create.constraints);
+            walk.bound(create.partbound.as_ref());
+            walk.definitions(create.partspec.as_ref().map_or(&[], |spec| &spec.part_params));
+        });
     }
 
     fn set(&mut self, set: &VariableSetStmt) {
@@ -377,6 +416,7 @@ impl Text<'_> {
                 self.flag(Flags::RESETS_PARAMETERS);
             }
             VariableSetKind::VarReset => self.flag(Flags::RESETS_PARAMETERS),
+            VariableSetKind::VarSetMulti if set.name == "TRANSACTION SNAPSHOT" => self.flag(Flags::SNAPSHOT),
             VariableSetKind::VarSetMulti if set.name != "SESSION CHARACTERISTICS" => {}
             _ if set.is_local => {
                 if changes_reading(&set.name.to_ascii_lowercase()) {

@@ -20,7 +20,7 @@ pub(crate) struct Walk<'a> {
     /// Some function only reads because the operator says so.
     pub(crate) foreign: bool,
     pub(crate) pins: Pins,
-    /// Of [`Flags::LOCAL`], [`Flags::LOCKS`] and [`Flags::UNKNOWN`] those that hold.
+    /// Of [`Flags::LOCAL`], [`Flags::LOCKS`], [`Flags::MAKES`], [`Flags::SNAPSHOT`] and [`Flags::UNKNOWN`] those that hold.
     pub(crate) flags: Flags,
 }
 
@@ -235,7 +235,54 @@ impl<'a> Walk<'a> {
                 self.nodes(&e.target_list);
                 self.nodes(&e.values);
             }
-            _ => self.read = false,
+            // Something may be called in it.
+            _ => {
+                self.read = false;
+                self.flag(Flags::UNKNOWN);
+            }
+        }
+    }
+
+    /// Parts of a definition, with what is called while it is carried out: `ALTER TABLE … ALTER COLUMN c TYPE text USING f(c)` calls `f` for each row.
+    pub(crate) fn definitions(&mut self, nodes: &[Node]) {
+        for node in nodes {
+            self.definition(node.node.as_ref());
+        }
+    }
+
+    pub(crate) fn definition(&mut self, node: Option<&NodeEnum>) {
+        let Some(node) = node else { return };
+        match node {
+            NodeEnum::ColumnDef(column) => {
+                self.maybe(column.raw_default.as_deref());
+                self.definitions(&column.constraints);
+            }
+            NodeEnum::Constraint(constraint) => {
+                self.maybe(constraint.raw_expr.as_deref());
+                self.maybe(constraint.where_clause.as_deref());
+                self.definitions(&constraint.exclusions);
+            }
+            NodeEnum::AlterTableCmd(command) => self.definition(command.def.as_ref().and_then(|def| def.node.as_ref())),
+            NodeEnum::PartitionCmd(partition) => self.bound(partition.bound.as_ref()),
+            NodeEnum::PartitionElem(part) => self.maybe(part.expr.as_deref()),
+            NodeEnum::IndexElem(part) => self.maybe(part.expr.as_deref()),
+            NodeEnum::List(list) => self.definitions(&list.items),
+            // Nothing is called in it.
+            NodeEnum::DefElem(_)
+            | NodeEnum::RangeVar(_)
+            | NodeEnum::ReplicaIdentityStmt(_)
+            | NodeEnum::RoleSpec(_)
+            | NodeEnum::TableLikeClause(_) => {}
+            other => self.statement(other),
+        }
+    }
+
+    /// What a partition holds: `FOR VALUES IN (f('a'))` calls `f`.
+    pub(crate) fn bound(&mut self, bound: Option<&protobuf::PartitionBoundSpec>) {
+        if let Some(bound) = bound {
+            self.definitions(&bound.listdatums);
+            self.definitions(&bound.lowerdatums);
+            self.definitions(&bound.upperdatums);
         }
     }
 
@@ -308,6 +355,9 @@ impl<'a> Walk<'a> {
     pub(crate) fn created(&mut self, relation: Option<&RangeVar>, on_commit: i32) {
         let Some(relation) = relation else { return };
         let temporary = relation.relpersistence == "t" || is_temp_schema(&relation.schemaname);
+        if !temporary && relation.schemaname.is_empty() {
+            self.flag(Flags::MAKES);
+        }
         if temporary && on_commit != protobuf::OnCommitAction::OncommitDrop as i32 {
             self.pin(Pins::TEMP);
         }
@@ -345,6 +395,10 @@ impl<'a> Walk<'a> {
         if is_temp_schema(schema) {
             self.pin(Pins::TEMP);
         }
+        // In whichever schema the extension is.
+        if matches!(name, "dblink_connect" | "dblink_connect_u") {
+            self.pin(Pins::LOAD);
+        }
         if !matches!(schema, "" | "pg_catalog") {
             return;
         }
@@ -356,6 +410,7 @@ impl<'a> Walk<'a> {
             // The parameter's name may be a literal, which the class must not depend on: it could be the role.
             "set_config" if !(call.args.len() == 3 && is_true(&call.args[2])) => self.pin(Pins::PARAMETERS),
             "set_config" => self.flag(Flags::LOCAL),
+            "pg_export_snapshot" => self.flag(Flags::SNAPSHOT),
             "pg_backup_start" | "pg_start_backup" | "pg_replication_origin_session_setup" => self.pin(Pins::FUNCTION),
             _ => {}
         }

@@ -24,14 +24,16 @@ fn classify(text: &str) -> Class {
 }
 
 /// Flags that have tests of their own.
-const APART_TESTED: u16 = Flags::ROWLESS.0
+const APART_TESTED: u32 = Flags::ROWLESS.0
     | Flags::SCHEMA.0
     | Flags::DDL.0
     | Flags::SESSION.0
     | Flags::LOCAL.0
     | Flags::LOCKS.0
     | Flags::UNKNOWN.0
-    | Flags::OF_SESSION.0;
+    | Flags::OF_SESSION.0
+    | Flags::MAKES.0
+    | Flags::SNAPSHOT.0;
 
 #[test]
 fn what_depends_on_statements_and_cursors_of_the_session() {
@@ -90,6 +92,71 @@ fn advisory_locks() {
     }
 }
 
+/// `search_path` may begin with `pg_temp`.
+#[test]
+fn what_is_made_where_search_path_begins() {
+    for (text, expected) in [
+        ("create table t (a int)", true),
+        ("create unlogged table if not exists t (a int)", true),
+        ("create table t as select 1", true),
+        ("select 1 as a into t", true),
+        ("with a as (select 1) select * into t from a", true),
+        ("create foreign table t (a int) server s", true),
+        ("create view v as select 1", true),
+        ("create materialized view v as select 1", true),
+        ("create sequence s", true),
+        ("create type c as (a int)", true),
+        ("create type e as enum ('a')", true),
+        ("create type r as range (subtype = int)", true),
+        ("create domain d as int", true),
+        ("create function f() returns int language sql as 'select 1'", true),
+        ("create aggregate a (int) (sfunc = int4pl, stype = int)", true),
+        ("create operator ### (function = f, leftarg = int)", true),
+        ("create collation c from \"C\"", true),
+        ("create text search configuration c (copy = simple)", true),
+        ("create statistics s on a, b from t", true),
+        ("create operator family f using btree", true),
+        ("select 1; create table t (a int)", true),
+        ("explain analyze create table t as select 1", true),
+        ("create table s.t (a int)", false),
+        ("create temp table t (a int)", false),
+        ("create table pg_temp.t (a int)", false),
+        ("create function s.f() returns int language sql as 'select 1'", false),
+        ("create index on t (a)", false),
+        ("alter table t add a int", false),
+        ("drop table t", false),
+        ("insert into t values (1)", false),
+    ] {
+        let class = Classifier::new(ClassifierConfig::default()).classify(text.as_bytes());
+        assert_eq!(class.flags.has(Flags::MAKES), expected, "{text}");
+    }
+}
+
+#[test]
+fn whose_snapshot_is_another_sessions() {
+    for (text, expected) in [
+        ("set transaction snapshot '00000003-1'", true),
+        ("begin; set transaction snapshot 'a'", true),
+        ("select pg_export_snapshot()", true),
+        ("select pg_catalog.pg_export_snapshot() from t", true),
+        ("set transaction isolation level repeatable read", false),
+        ("select pg_current_snapshot()", false),
+        ("select my.pg_export_snapshot()", false),
+    ] {
+        let class = Classifier::new(ClassifierConfig::default()).classify(text.as_bytes());
+        assert_eq!(class.flags.has(Flags::SNAPSHOT), expected, "{text}");
+    }
+}
+
+#[test]
+fn what_an_extension_keeps_in_the_session() {
+    for text in ["select dblink_connect('a', 'host=h')", "select ext.dblink_connect_u('host=h')", "load 'auto_explain'"]
+    {
+        assert_eq!(whole_class(text).pins.0 & Pins::LOAD.0, Pins::LOAD.0, "{text}");
+    }
+    assert_eq!(whole_class("select * from dblink('host=h', 'select 1') as t (a int)").pins, Pins::NONE);
+}
+
 #[test]
 fn what_runs_something_unknown() {
     let mut classifier =
@@ -108,7 +175,37 @@ fn what_runs_something_unknown() {
         ("copy (select login('a')) to stdout", true),
         ("create table x as select login('a')", true),
         ("not sql", true),
+        ("alter table t add column b text default login('a')", true),
+        ("alter table t add column b text constraint c check (login(b) is not null)", true),
+        ("alter table t alter column b type text using login(b)", true),
+        ("alter table t alter column b set default login('a')", true),
+        ("alter table t add constraint c check (login(b) is not null)", true),
+        ("alter table t attach partition p for values in (login('a'))", true),
+        ("alter domain d add constraint c check (login(value) is not null)", true),
+        ("create table p partition of t for values from (login('a')) to (login('b'))", true),
+        ("create table t (a text, check (login(a) is not null))", true),
+        ("create table t (a text) partition by list (login(a))", true),
+        ("create foreign table t (a text default login('a')) server s", true),
+        ("create schema s create table t (a text default login('a'))", true),
+        ("create index on t (login(a))", true),
+        ("create index on t (a) where login(a) is not null", true),
+        ("create extension e", true),
+        ("alter extension e update", true),
         ("select area(a) from t", false),
+        (
+            "alter table t add column b timestamptz default now(), drop column c, alter column d type int using d::int",
+            false,
+        ),
+        ("alter table t inherit u, owner to o, replica identity full, set (fillfactor = 70)", false),
+        ("alter table t attach partition p for values from (minvalue) to (3)", false),
+        (
+            "create table t (like u including all, a int primary key, b int references u on delete cascade, unique (a, b))",
+            false,
+        ),
+        ("create table t (r int4range, exclude using gist (r with &&) where (a > 3))", false),
+        ("create table p partition of t for values with (modulus 2, remainder 0)", false),
+        ("create index on t using gin (to_tsvector('english', a)) include (b)", false),
+        ("create view v as select 1", false),
         ("select now(), count(*), nextval('s'), pg_notify('a', 'b')", false),
         ("insert into t values (gen_random_uuid())", false),
         ("select set_config('a.b', 'c', false)", false),

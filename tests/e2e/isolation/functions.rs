@@ -5,10 +5,10 @@
 
 use kingpost_tests::oracle::{Talk, error, values};
 use kingpost_tests::raw::{bind, close, execute, parse, sync};
-use kingpost_tests::{DATABASE, USER};
+use kingpost_tests::{DATABASE, USER, skipped};
 
 use crate::common::name;
-use crate::isolation::{ONE, PINNED, TWO, world};
+use crate::isolation::{ONE, OTHER_USER, PINNED, TWO, world};
 
 /// Runs a text as a simple query, without a name, or prepared; in a transaction of its own or in a block.
 async fn run(talk: &mut Talk, who: usize, way: usize, text: &str) {
@@ -169,4 +169,41 @@ fn lock_function(take: &str) -> String {
         "CREATE FUNCTION {take}(bigint) RETURNS bool LANGUAGE plpgsql AS
          $$ BEGIN RETURN pg_try_advisory_lock($1); END $$"
     )
+}
+
+/// What no statement clears: a library that was loaded, and the connections that dblink keeps by name, with another user's rights.
+#[tokio::test]
+async fn what_an_extension_keeps_in_a_session_is_its_clients() {
+    let (world, _logs) = world().await;
+    let primary = world.cluster.primary();
+    if primary.query("SELECT count(*) FROM pg_available_extensions WHERE name = 'dblink'").await == "0" {
+        skipped("no dblink here (PostgreSQL's contrib modules)");
+        return;
+    }
+    primary.execute("CREATE EXTENSION IF NOT EXISTS dblink").await;
+    let port = primary.port();
+    let connect =
+        format!("SELECT dblink_connect_u('mine', 'host=127.0.0.1 port={port} dbname={DATABASE} user={OTHER_USER}')");
+    let direct = world
+        .as_postgres(&[ONE, PINNED], async |talk| {
+            for text in ["LOAD 'auto_explain'", "BEGIN; LOAD 'auto_explain'; COMMIT", &connect] {
+                for way in [0, 1, 2] {
+                    let one = talk.login("postgres", DATABASE).await;
+                    if way == 0 || !text.starts_with("BEGIN") {
+                        run(talk, one, way, text).await;
+                    }
+                    talk.query(one, "SELECT 1").await;
+                    talk.query(one, "SELECT dblink_get_connections()").await;
+                    talk.logout(one).await;
+                    for _ in 0..2 {
+                        let two = talk.login("postgres", DATABASE).await;
+                        talk.query(two, "SELECT name FROM pg_settings WHERE name = 'auto_explain.log_format'").await;
+                        talk.query(two, "SELECT dblink_get_connections()").await;
+                        talk.logout(two).await;
+                    }
+                }
+            }
+        })
+        .await;
+    assert_eq!(direct.errors(), [""; 0]);
 }

@@ -348,3 +348,31 @@ async fn what_is_first_in_a_read_only_transaction_is_as_on_the_primary() {
     // Only the last one is an error, by the client's own word.
     assert_eq!(direct.errors(), ["25006"; 4]);
 }
+
+/// A snapshot is the primary's or the replica's: who exports one and who takes it must be on one server, also where both only read.
+#[tokio::test]
+async fn a_snapshot_goes_from_one_reader_to_others() {
+    let (lagging, _logs) = lagging().await;
+    check_lag(lagging).await;
+    let mut talk = Talk::new(lagging.kingpost.port());
+    for begin in [
+        "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
+        "BEGIN READ ONLY; SET TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+    ] {
+        let one = talk.login(USER, DATABASE).await;
+        talk.query(one, begin).await;
+        let snapshot = values(&talk.query(one, "SELECT pg_export_snapshot()").await).concat();
+        let count = "SELECT count(*) FROM visits";
+        let before = values(&talk.query(one, count).await);
+        lagging.cluster.primary().execute("INSERT INTO visits VALUES ('afterwards')").await;
+        for user in [USER, OTHER_USER] {
+            let other = talk.login(user, DATABASE).await;
+            talk.query(other, begin).await;
+            let taken = talk.query(other, &format!("SET TRANSACTION SNAPSHOT '{snapshot}'")).await;
+            assert_eq!(error(&taken), None, "{begin}, {user}: {taken:?}");
+            assert_eq!(values(&talk.query(other, count).await), before, "{begin}, {user}");
+            talk.query(other, "COMMIT").await;
+        }
+        talk.query(one, "COMMIT").await;
+    }
+}

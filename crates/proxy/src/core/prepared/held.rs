@@ -32,6 +32,8 @@ struct Entry {
     /// This connection has described the statement, and with the columns that clients were told of. (Of two
     /// connections, one may have parsed the text before a schema change and the other after it.)
     described: bool,
+    /// No client uses what the connection has under this name: see [`Held::spends`].
+    spent: bool,
 }
 
 /// The statements that a connection had before all were dropped: for [`Held::undo`].
@@ -41,13 +43,13 @@ pub(crate) struct Dropped(HashMap<u64, Entry, foldhash::fast::RandomState>);
 impl Held {
     /// True if the connection has this statement, under its name `kp…`.
     pub(crate) fn has(&self, statement: &Statement) -> bool {
-        self.named.contains_key(&statement.id())
+        self.named.get(&statement.id()).is_some_and(|entry| !entry.spent)
     }
 
     /// Marks the statement as used. False if the connection does not have it.
     pub(crate) fn uses(&mut self, statement: &Statement) -> bool {
         self.clock += 1;
-        match self.named.get_mut(&statement.id()) {
+        match self.named.get_mut(&statement.id()).filter(|entry| !entry.spent) {
             Some(entry) => {
                 entry.used = self.clock;
                 true
@@ -59,12 +61,25 @@ impl Held {
     /// A Parse of the statement is sent.
     pub(crate) fn gets(&mut self, statement: &Statement) {
         self.clock += 1;
-        self.named.insert(statement.id(), Entry { used: self.clock, described: false });
+        self.named.insert(statement.id(), Entry { used: self.clock, ..Entry::default() });
     }
 
-    /// The connection does not have the statement after all, or what it has under that name must not be used any more.
+    /// The connection does not have the statement after all.
     pub(crate) fn loses(&mut self, statement: &Statement) {
         self.named.remove(&statement.id());
+    }
+
+    /// What the connection has under the statement's name must not be used any more. It stays there until room is made.
+    pub(crate) fn spends(&mut self, statement: &Statement) {
+        if let Some(entry) = self.named.get_mut(&statement.id()) {
+            *entry = Entry { spent: true, ..Entry::default() };
+        }
+    }
+
+    /// How many named statements the connection has, by all that was sent: the server has as many, if no one but the proxy has made or dropped
+    /// any.
+    pub(crate) fn count(&self) -> usize {
+        self.named.len()
     }
 
     /// Forgets the least recently used statement and gives its id, for a Close to be sent. `None` if there are fewer
@@ -92,7 +107,7 @@ impl Held {
 
     /// True if the connection has the statement, with the columns that clients were told of.
     pub(crate) fn is_described(&self, statement: &Statement) -> bool {
-        self.named.get(&statement.id()).is_some_and(|entry| entry.described)
+        self.named.get(&statement.id()).is_some_and(|entry| entry.described && !entry.spent)
     }
 
     /// The connection's unnamed statement.
@@ -148,6 +163,14 @@ mod tests {
         // What was not closed after all may be described in any way.
         held.keeps(2);
         assert!(held.has(&statements[1]) && !held.is_described(&statements[1]));
+        // What is not to be used any more is still there, and goes first.
+        held.has_described(&statements[2]);
+        held.spends(&statements[2]);
+        assert!(!held.has(&statements[2]) && !held.uses(&statements[2]) && !held.is_described(&statements[2]));
+        assert_eq!((held.count(), held.makes_room(2), held.count()), (2, Some(3), 1));
+        // Nor is there what was never there.
+        held.spends(&statements[0]);
+        assert_eq!(held.count(), 1);
     }
 
     #[test]

@@ -418,10 +418,15 @@ impl Core {
 
     /// Sends a Query of the proxy's.
     pub(in crate::core) fn own_query(&mut self, s: usize, statement: &str) {
+        self.own_query_as(s, statement, Note::Own);
+    }
+
+    /// Sends a Query of the proxy's, to be remembered as this note: `Own` or `Audit`.
+    pub(in crate::core) fn own_query_as(&mut self, s: usize, statement: &str, note: Note) {
         self.send(s, |out| message::query(out, statement));
         let server = &mut self.servers[s];
         server.held.set_unnamed(Unnamed::Unknown);
-        server.protocol.sent(Request::Query, Note::Own);
+        server.protocol.sent(Request::Query, note);
     }
 
     /// A Query of the proxy's has ended.

@@ -213,8 +213,12 @@ pub(in crate::core) struct Own {
 pub(in crate::core) struct Cleaning {
     /// Anything: DISCARD ALL.
     pub all: bool,
-    /// What functions may have left: everything but prepared statements.
+    /// What functions may have left: anything. Prepared statements are looked at, and dropped only if they were changed.
     pub functions: bool,
+    /// Prepared statements are not those that the proxy has made: all go.
+    pub statements: bool,
+    /// Something was made where `search_path` begins, which may be `pg_temp`: DISCARD TEMP.
+    pub temp: bool,
     /// The session may listen, though the pool's shared connection listens for the client by now.
     pub unlisten: bool,
 }
@@ -292,7 +296,7 @@ impl Server {
 
     /// True if a client's statement, or a message that goes with it, is in flight.
     pub(in crate::core) fn is_running(&self) -> bool {
-        self.protocol.all().any(|(_, note)| !matches!(note, Note::Own))
+        self.protocol.all().any(|(_, note)| !matches!(note, Note::Own | Note::Audit))
     }
 
     /// True if the connection is logged in and has nothing to do.
@@ -319,7 +323,7 @@ impl Server {
 
     /// True if the server's next message answers a statement of the proxy's.
     pub(in crate::core) fn is_at_own(&self) -> bool {
-        matches!(self.protocol.front(), Some((_, Note::Own)))
+        matches!(self.protocol.front(), Some((_, Note::Own | Note::Audit)))
     }
 
     /// Remembers what a `ParameterStatus` message says.
@@ -345,6 +349,18 @@ fn spread(pid: u32) -> f32 {
 }
 
 impl Cleaning {
+    /// The row (one column of text, `t`) that says that prepared statements were changed.
+    pub(in crate::core) const STATEMENTS_CHANGED: &[u8] = b"\0\x01\0\0\0\x01t";
+
+    /// Asks for that row, of a connection that should have so many prepared statements. What the proxy has prepared is not `from_sql`. Operators are
+    /// named with their schema, for the role may have another `search_path`.
+    pub(in crate::core) fn ask_for_statements(count: usize) -> String {
+        format!(
+            "SELECT pg_catalog.count(*) OPERATOR(pg_catalog.<>) {count} OR pg_catalog.bool_or(from_sql) \
+             FROM pg_catalog.pg_prepared_statements"
+        )
+    }
+
     /// True if nothing has to be cleaned up.
     pub(in crate::core) fn is_none(self) -> bool {
         self == Cleaning::default()

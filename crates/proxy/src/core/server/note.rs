@@ -18,6 +18,8 @@ pub(in crate::core) enum Note {
     Client,
     /// A message in a unit of the proxy's. The client gets none of the answer, and waits for the unit's end.
     Own,
+    /// As `Own`: the Query that asks whether the connection has the prepared statements that the proxy has made, and no others.
+    Audit,
     /// A message in a unit of the proxy's, sent ahead of the client's unit. The client does not wait for the unit's
     /// end.
     Ahead,
@@ -144,9 +146,8 @@ impl Note {
             Note::RefusedQuery { undo, .. } | Note::FailedQuery { undo, .. } => [std::mem::take(undo), Undo::Nothing],
             Note::Execute { dropped, .. } => [of_dropped(dropped), Undo::Nothing],
             Note::Query { undo, dropped, .. } => [of_dropped(dropped), std::mem::take(undo)],
-            Note::Client | Note::Own | Note::Begin | Note::Ahead | Note::ParseAhead(_) | Note::Inserted => {
-                Default::default()
-            }
+            Note::Client | Note::Own | Note::Audit | Note::Begin => Default::default(),
+            Note::Ahead | Note::ParseAhead(_) | Note::Inserted => Default::default(),
             Note::ParseOwn(_) | Note::ParseUnnamed | Note::Evict(_) | Note::CloseOwn => Default::default(),
             Note::Doomed(_) | Note::Bind(_) | Note::Missing(_) | Note::Refused(_) => Default::default(),
             Note::Finished(_) | Note::Check(_) | Note::Sync(_) => Default::default(),
@@ -176,7 +177,7 @@ impl protocol::Note for Note {
             Note::RefusedQuery { undo, .. } | Note::FailedQuery { undo, .. } => undo.is_change(),
             // Messages that the proxy adds around the client's own: no later unit relies on them.
             Note::Ahead | Note::ParseAhead(_) | Note::Inserted => false,
-            Note::Client | Note::Own | Note::Begin | Note::Evict(_) | Note::CloseOwn => false,
+            Note::Client | Note::Own | Note::Audit | Note::Begin | Note::Evict(_) | Note::CloseOwn => false,
             Note::Bind(_)
             | Note::Missing(_)
             | Note::Finished(_)

@@ -12,7 +12,7 @@ use wire::{Frame, HEADER, Sqlstate};
 
 use super::note::{Note, Refusal, SentAs};
 use super::protocol::{Reply, Request};
-use super::{Begin, ServerPhase, Work};
+use super::{Begin, Cleaning, ServerPhase, Work};
 use crate::config::PoolMode;
 use crate::core::observe::{Timing, rows_of};
 use crate::core::parameters::{Applied, Circumstances, Completed, Followed, applied, changed};
@@ -315,8 +315,11 @@ impl Core {
             server.fatal = Some(text);
             return Verdict::Swallow;
         }
+        if tag == b'D' && matches!(server.protocol.front(), Some((_, Note::Audit))) {
+            server.cleaning.statements |= !whole || data == Cleaning::STATEMENTS_CHANGED;
+        }
         let whose = match server.protocol.front() {
-            Some((_, Note::Own | Note::Ahead | Note::ParseAhead(_))) => For::Own,
+            Some((_, Note::Own | Note::Audit | Note::Ahead | Note::ParseAhead(_))) => For::Own,
             _ => For::Client { unheard: server.discard || server.client.is_none() },
         };
         let unheard = whose != For::Client { unheard: false };
@@ -324,7 +327,7 @@ impl Core {
         let verdict = if unheard || inserted { Verdict::Swallow } else { Verdict::Forward };
         match server.protocol.received(tag, data.first().copied()) {
             Reply::Parsed(note) => self.parsed(s, note, verdict),
-            Reply::Bound(Note::Begin | Note::Own | Note::Ahead | Note::Inserted) => Verdict::Swallow,
+            Reply::Bound(Note::Begin | Note::Own | Note::Audit | Note::Ahead | Note::Inserted) => Verdict::Swallow,
             Reply::Bound(_) => verdict,
             Reply::Closed(Note::Client) => verdict,
             Reply::Closed(_) => Verdict::Swallow,
@@ -392,7 +395,7 @@ impl Core {
                     statement.outdate();
                     // This connection has the statement with other columns; it stays there unused, and the next use
                     // parses it under a new name.
-                    self.servers[s].held.loses(&statement);
+                    self.servers[s].held.spends(&statement);
                     if !self.servers[s].lane.is_empty() {
                         self.redo_alone(s);
                         return Verdict::Swallow;
@@ -451,7 +454,7 @@ impl Core {
             return Verdict::Swallow;
         }
         if whose == For::Own {
-            if data.starts_with(b"DISCARD ALL\0") {
+            if data.starts_with(b"DISCARD ALL\0") || data.starts_with(b"DEALLOCATE ALL\0") {
                 let held = &mut self.servers[s].held;
                 held.drops_all();
                 held.set_unnamed(Unnamed::Unknown);
@@ -582,7 +585,7 @@ impl Core {
                 server.own.owes_ready = false;
                 return Verdict::Ready;
             }
-            Note::Own => {
+            Note::Own | Note::Audit => {
                 // `unit_done` looks at the result.
                 server.own.done = true;
                 return Verdict::SwallowReady;
@@ -888,7 +891,7 @@ impl Core {
         };
         statement.outdate();
         // On this connection the statement stays, under a name that is not used again.
-        self.servers[s].held.loses(statement);
+        self.servers[s].held.spends(statement);
         let Some(c) = self.servers[s].client else { return false };
         let names = &mut self.clients[c].names;
         if let Some(name) = asked {
@@ -972,7 +975,7 @@ impl Core {
             }
             Note::Execute { dropped: None, .. } | Note::Query { dropped: None, .. } => {}
             Note::RefusedQuery { .. } | Note::FailedQuery { .. } | Note::Answer { .. } | Note::Describe { .. } => {}
-            Note::Client | Note::Own | Note::Begin | Note::Ahead | Note::Inserted | Note::CloseOwn => {}
+            Note::Client | Note::Own | Note::Audit | Note::Begin | Note::Ahead | Note::Inserted | Note::CloseOwn => {}
             Note::Doomed(_) | Note::Bind(_) | Note::Missing(_) | Note::Refused(_) | Note::Finished(_) => {}
             Note::Check(_) | Note::Sync(_) => {}
         }

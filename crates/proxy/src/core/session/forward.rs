@@ -396,6 +396,18 @@ impl Core {
                 UnknownFunctions::Pin => pins = pins.with(Pins::FUNCTION),
             }
         }
+        if class.flags.has(Flags::MAKES) {
+            // Where `search_path` begins with `pg_temp`, what is made is temporary. In doubt (a role's own `search_path`, one that a function has
+            // set) it is dropped before another client gets the connection; where it is known, its client stays, as with CREATE TEMP TABLE.
+            let list = self.servers[s].tracker.in_force.list(&self.clients[c].params);
+            let path = list.iter().flatten().find(|(name, _)| name == "search_path");
+            // A text of several statements may set another `search_path` for a part of them.
+            let sets = class.flags.has(Flags::MULTI) && is_about_parameters(class);
+            if sets || path.is_some_and(|(_, path)| path.to_ascii_lowercase().contains("pg_temp")) {
+                pins = pins.with(Pins::TEMP);
+            }
+            self.servers[s].cleaning.temp = true;
+        }
         let server = &mut self.servers[s];
         let work = &mut server.work;
         if class.access == Access::Write {
@@ -441,6 +453,7 @@ impl Core {
             // A client pinned to a replica could not write any more. What a read-only transaction leaves is cleaned up
             // at its end instead.
             self.servers[s].cleaning.all = true;
+            self.servers[s].retire |= pins.0 & Pins::LOAD.0 != 0;
             return;
         }
         let client = &mut self.clients[c];

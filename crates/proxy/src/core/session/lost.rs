@@ -1,5 +1,6 @@
 //! A client leaves its server connection, or a server connection is lost under its client.
 
+use sql::Pins;
 use wire::Sqlstate;
 use wire::message::{self, Status};
 
@@ -11,8 +12,8 @@ use crate::core::pool::Want;
 use crate::core::server::{Cleaning, Note, Request, ServerPhase, Work};
 use crate::core::{Core, Effect};
 
-/// Like `DISCARD ALL`, but keeps prepared statements and plans: the proxy made the statements, and no function can
-/// change them.
+/// Like `DISCARD ALL`, but keeps prepared statements and plans. A function can change prepared statements, too (`EXECUTE 'DEALLOCATE ALL'`), and
+/// hardly any does: so they are looked at (`Note::Audit`), and dropped where they are not those that the proxy has made.
 const CLEAN_FUNCTIONS: &str = "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
                                SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES";
 /// The same for a standby, which has neither listeners nor temporary tables.
@@ -76,12 +77,15 @@ impl Core {
         }
         let half_sent = matches!(self.clients[c].pass, Pass::Forward(_));
         let bound = self.is_bound(c);
+        let keeps = self.clients[c].pins.0 & Pins::LOAD.0 != 0;
         let awaits_listener = self.clients[c].awaits_listener();
         let server = &mut self.servers[s];
         server.client = None;
+        // What no statement clears goes with the connection.
+        server.retire |= keeps;
         server.discard = false;
         server.barrier = false;
-        server.work.unpins = sql::Pins::NONE;
+        server.work.unpins = Pins::NONE;
         server.cleaning.all |= bound;
         if awaits_listener {
             // `ReadyForQuery` was held back until the shared connection answers LISTEN; no client waits for it any
@@ -163,6 +167,10 @@ impl Core {
         }
         // A standby allows no LISTEN.
         let primary = !self.is_replica(s);
+        if cleaning.statements {
+            // They were looked at in the cleaning before this one.
+            tracing::debug!("a function has changed a server connection's prepared statements: all are dropped");
+        }
         if open {
             self.own_query(s, "ROLLBACK");
         }
@@ -172,8 +180,16 @@ impl Core {
         if cleaning.functions {
             self.metrics.functions_cleaned.add(1);
             self.own_query(s, if primary { CLEAN_FUNCTIONS } else { CLEAN_FUNCTIONS_STANDBY });
+            let question = Cleaning::ask_for_statements(self.servers[s].held.count());
+            self.own_query_as(s, &question, Note::Audit);
         }
-        if (cleaning.all || cleaning.functions)
+        if cleaning.statements {
+            self.own_query(s, "DEALLOCATE ALL");
+        }
+        if cleaning.temp && primary && !cleaning.functions {
+            self.own_query(s, "DISCARD TEMP");
+        }
+        if (cleaning.all || cleaning.functions || cleaning.statements)
             && let Some(query) = self.pools[self.servers[s].pool].database.start.query.clone()
         {
             self.own_query(s, &query);

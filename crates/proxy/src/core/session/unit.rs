@@ -44,7 +44,8 @@ impl Unit {
         // A BEGIN in front: the rest of the unit runs in its transaction.
         let first = self.sole == Sole::Nothing;
         self.begins |= begin;
-        self.primary_only |= class.flags.has(Flags::LOCKS) || !class.pins.without(Pins::PARAMETERS).is_empty();
+        let bound = class.flags.has(Flags::LOCKS) || class.flags.has(Flags::SNAPSHOT);
+        self.primary_only |= bound || !class.pins.without(Pins::PARAMETERS).is_empty();
         self.read &= read;
         let session = class.flags.has(Flags::SESSION) && !class.flags.has(Flags::LISTENS);
         let transaction = matches!(class.control, Control::Commit | Control::Rollback)
