@@ -4,14 +4,19 @@ A block is named by its page and the beginning of its first line. Blocks that ru
 """
 
 import dataclasses
-import json
-import os
-import pathlib
-import re
 
-import pages
+import configuration
+import local
+import moving
+import own
+import registry
+import relays
 from pages import ROOT, Block
-from worlds import PASSWORD, Failed, Run, World, listens
+from servers import servers
+from worlds import PASSWORD, Run, expect, plain
+
+# The kinds of worlds, by what stands before the colon in the name of one.
+WORLDS = {"plain": plain, "servers": servers, "relays": relays.relays}
 
 
 @dataclasses.dataclass
@@ -23,345 +28,87 @@ class Plan:
     shown: int
 
 
-# === what checks look at ===
-
-
-def expect(condition: bool, what: str) -> None:
-    if not condition:
-        raise Failed(what)
-
-
-def nodes(world: World) -> list[dict]:
-    return json.loads(world.shell("kingpost status --json"))["nodes"]
-
-
-def primary(world: World) -> dict:
-    found = [node for node in nodes(world) if node["role"] == "primary"]
-    expect(len(found) == 1, f"there are {len(found)} primaries")
-    return found[0]
-
-
-def is_up(world: World) -> bool:
-    return "self-check" in world.said() and world.answers("psql -h 127.0.0.1 -p 6432 -U postgres postgres -Atc 'select 1'", "1")
-
-
-PSQL = "psql -h 127.0.0.1 -p 6432 -U postgres postgres -At -v ON_ERROR_STOP=1"
-CONSOLE = "psql -h 127.0.0.1 -p 6432 -U postgres kingpost -At -v ON_ERROR_STOP=1"
-
-
-def has_the_row(world: World, output: str) -> None:
-    expect("1|hello" in output.splitlines(), f"the row is not there: {output}")
-
-
-def ran_where_it_says(world: World, output: str) -> None:
-    ports = [int(line) for line in output.splitlines() if line.isdigit()]
-    first = int(primary(world)["address"].rsplit(":", 1)[1])
-    expect(len(ports) == 3 and ports[0] == ports[2] == first != ports[1], f"the primary listens on {first}, and statements ran on {ports}")
-
-
-def reads_go_on(world: World, output: str) -> None:
-    for _ in range(20):
-        expect("1|hello" in world.shell(PSQL, "select * from notes").splitlines(), "a read has failed")
-
-
-def kill_the_primary(world: World) -> None:
-    node = primary(world)["name"]
-    world.former = node
-    world.shell(f"kill -9 $(head -n 1 .kingpost/nodes/{node}/postmaster.pid)")
-
-
-def has_failed_over(world: World, output: str) -> None:
-    world.shell(PSQL, "insert into notes (text) values ('after')")
-    expect(primary(world)["name"] != world.former, "the primary is who it was")
-    world.wait("the old primary is a replica", lambda: any(node["name"] == world.former and node["role"] == "replica" for node in nodes(world)))
-
-
-def node1_leads_again(world: World, output: str) -> None:
-    world.wait("node1 is primary", lambda: primary(world)["name"] == "node1")
-    world.shell(PSQL, "create table after_all (id int)")
-
-
-def is_answered(world: World, output: str) -> None:
-    expect("kingpost_clients" in output, "no metrics")
-    expect(output.splitlines()[-1] == "ok", f"/readyz: {output[-300:]}")
-
-
-def has_no_rule(world: World, output: str) -> None:
-    rules = world.shell(CONSOLE, "SHOW TRAFFIC")
-    expect("bad-release" not in rules and "reports|operator" in rules and "search|operator" in rules, rules)
-
-
-def local_mariadb(world: World) -> str:
-    """The client as `kingpost up` prints it."""
-    line = next(line for line in world.said().splitlines() if line.startswith("try"))
-    return line.removeprefix("try").strip()
-
-
-def has_variables(world: World, output: str) -> None:
-    for name, value in (("rpl-semi-sync-master-timeout", "4294967295"), ("rpl-semi-sync-master-wait-no-slave", "TRUE"), ("rpl-semi-sync-master-wait-point", "AFTER_SYNC")):
-        expect(re.search(rf"^{name}\s+{value}$", output, re.MULTILINE) is not None, f"{name} is not {value}")
-
-
-# --- the README's own servers ---
-
-
-def first_toml(page: pathlib.Path) -> str:
-    return page.read_text().split("```toml\n")[1].split("```")[0]
-
-
-def own_servers(world: World) -> None:
-    world.write("kingpost.toml", first_toml(ROOT / "README.md"))
-    pathlib.Path("/etc/kingpost/app.password").write_text(PASSWORD + "\n")
-    os.chmod("/etc/kingpost/app.password", 0o600)
-
-
-APP = f"PGPASSWORD='{PASSWORD}' psql -h 127.0.0.1 -p 6432 -U app app -At -v ON_ERROR_STOP=1"
-
-
-def serves_app(world: World) -> bool:
-    return world.answers(f"{APP} -c 'select 1'", "1")
-
-
-def is_reloaded(world: World, output: str) -> None:
-    """SIGHUP drops no client."""
-    pid = world.beside[-1].pid
-    told = world.shell(f"{APP} -c 'select 1' -c '\\! kill -HUP {pid}' -c 'select 2'")
-    expect(told.split() == ["1", "2"], told)
-
-
-def with_upgrade_socket(world: World) -> None:
-    own_servers(world)
-    text = (world.directory / "kingpost.toml").read_text()
-    world.write("kingpost.toml", text.replace("[proxy]\n", '[proxy]\nupgrade_socket = "/run/kingpost/upgrade.sock"\n', 1))
-    world.start("kingpost proxy --config kingpost.toml")
-    world.wait("the proxy serves", lambda: serves_app(world) and os.path.exists("/run/kingpost/upgrade.sock"))
-    world.old = world.beside[-1]
-
-
-def old_pid(world: World) -> str:
-    return str(world.old.pid)
-
-
-def successor_serves(world: World) -> None:
-    world.wait("the old process has ended, and the one that it has started serves", lambda: world.old.poll() is not None and serves_app(world))
-
-
-def was_taken_over(world: World, output: str) -> None:
-    world.wait("the process that was started by hand serves", lambda: "has taken over" in world.said() and serves_app(world))
-
-
-def with_profiles(world: World) -> None:
-    own_servers(world)
-    world.write("kingpost.toml", (world.directory / "kingpost.toml").read_text() + '\n[metrics]\nprofiler_token = "of-the-guide-and-long"\n')
-    world.start("kingpost proxy --config kingpost.toml")
-    world.wait("the proxy serves", lambda: serves_app(world))
-
-
-def has_profiles(world: World, output: str) -> None:
-    expect((world.directory / "cpu.pb.gz").read_bytes()[:2] == b"\x1f\x8b", "cpu.pb.gz is not compressed")
-    expect("<svg" in (world.directory / "flame.svg").read_text(), "flame.svg is no picture")
-
-
-# --- configurations ---
-
-
-def wrong_configuration(world: World) -> None:
-    world.write("kingpost.toml", '[proxy]\nauth = "trust"\n\nwrokers = 3\n\n\n\n[proxy.pool]\nsize = "many"\n[[cluster.nodes]]\nname = "a"\naddress = "db1:5432"\n')
-    world.environment["KINGPOST__LOG__FORMAT"] = "xml"
-
-
-def is_right_again(world: World, output: str) -> None:
-    del world.environment["KINGPOST__LOG__FORMAT"]
-
-
-# --- the registry ---
-
-
-def registry_configuration(world: World) -> None:
-    world.write(
-        "kingpost.toml",
-        f'[registry]\nauth = "none"\nstore = "sqlite:{world.directory}/registry.sqlite"\nlisten = "127.0.0.1:8632"\nconsul_listen = "127.0.0.1:8500"\n[registry.dns]\nlisten = "127.0.0.1:8600"\n',
-    )
-
-
-def registry_listens(world: World) -> None:
-    world.wait("the registry listens", lambda: listens(8632))
-
-
-def is_registered(world: World, output: str) -> None:
-    world.wait("the stream tells of the instance", lambda: '"host":"10.0.0.1","port":8080' in world.said())
-    expect("10.0.0.1" in world.shell("kingpost registry ls shop"), "not in the list")
-
-
-def polaris_took_it(world: World, output: str) -> None:
-    expect('"code":200000' in output.replace(" ", ""), output)
-
-
-def polaris_has_it(world: World, output: str) -> None:
-    polaris_took_it(world, output)
-    expect("10.0.0.1" in output, output)
-
-
-def dns_answers(world: World, output: str) -> None:
-    expect("10.0.0.1\n" in output and "8080 0a000001.addr.consul." in output, output)
-
-
-def bootstrap_is_json(world: World, output: str) -> None:
-    expect(json.loads((world.directory / "bootstrap.json").read_text())["node"]["id"] == "checkout-1", "bootstrap.json")
-
-
-# --- files of other programs ---
-
-PGBOUNCER = """[databases]
-shop = host=db1 port=5432 dbname=shop
-books = host=db1 port=5432 dbname=books
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = 6432
-auth_type = scram-sha-256
-auth_file = /etc/pgbouncer/userlist.txt
-pool_mode = transaction
-"""
-PGCAT = """[general]
-host = "127.0.0.1"
-port = 6432
-admin_username = "admin"
-admin_password = "of the console"
-[pools.shop]
-pool_mode = "transaction"
-[pools.shop.users.0]
-username = "ann"
-password = "of ann"
-pool_size = 5
-[pools.shop.shards.0]
-servers = [["db1", 5432, "primary"], ["db2", 5432, "replica"]]
-database = "shop"
-"""
-PGDOG = """[general]
-host = "127.0.0.1"
-port = 6432
-[[databases]]
-name = "shop"
-host = "db1"
-role = "primary"
-[[databases]]
-name = "shop"
-host = "db2"
-role = "replica"
-"""
-PGDOG_USERS = """[[users]]
-name = "ann"
-database = "shop"
-password = "of ann"
-"""
-PGPOOL = """listen_addresses = '127.0.0.1'
-port = 9999
-backend_hostname0 = 'db1'
-backend_port0 = 5432
-backend_weight0 = 1
-backend_hostname1 = 'db2'
-backend_port1 = 5432
-backend_weight1 = 1
-load_balance_mode = on
-enable_pool_hba = off
-"""
-
-
-def files(*of: tuple[str, str]):
-    def write(world: World) -> None:
-        for path, text in of:
-            pathlib.Path(path).write_text(text)
-            os.chmod(path, 0o600)
-        for path in pathlib.Path("/etc/kingpost").glob("*"):
-            path.unlink()
-
-    return write
-
-
-def is_translated(world: World, output: str) -> None:
-    text = pathlib.Path("/etc/kingpost/kingpost.toml").read_text()
-    expect("db1:5432" in text and os.stat("/etc/kingpost/kingpost.toml").st_mode & 0o777 == 0o600, text)
-
-
-# --- a relay's directory ---
-
-
-def relay_directory(world: World) -> None:
-    """What the relay of a local cluster has kept."""
-    world.start("kingpost up --dir cluster --listen 127.0.0.1:0 --metrics-listen 127.0.0.1:0 --registry-listen 127.0.0.1:0 --console-listen 127.0.0.1:0")
-    world.wait("the cluster is there", lambda: "self-check" in world.said() and (world.directory / "cluster/kingpost.toml").exists() and world.answers("kingpost status --dir cluster"))
-    world.end()
-    found = [path for path in (world.directory / "cluster").rglob("relay") if path.is_dir()]
-    expect(len(found) == 1, f"the local cluster's relay has these directories: {found}")
-    world.shell(f"rm -rf /var/lib/kingpost/relay; cp -a {found[0]} /var/lib/kingpost/relay")
-
-
-def is_empty(world: World, output: str) -> None:
-    left = [path.name for path in pathlib.Path("/var/lib/kingpost/relay").iterdir() if re.fullmatch("[0-9A-F]{24}", path.name)]
-    expect(not left, f"still there: {left}")
-
-
 # === the table ===
 
 UP = "plain:up"
 README, QUICK, OPERATIONS = "README.md", "docs/guide/quickstart.md", "docs/guide/operations.md"
 REGISTRY, RELAY, FAULTS = "docs/guide/registry.md", "docs/guide/relay.md", "docs/guide/runbooks/relay-faults.md"
-CONFIGURATION = "docs/guide/configuration.md"
+CONFIGURATION, FAILOVER = "docs/guide/configuration.md", "docs/guide/failover.md"
+RELAYS = "relays:relays"
+# A file of a server that is to be restored.
+TO_DB3 = "cat >> db3/postgresql.conf"
+# What the pages leave to the reader of a call to a relay.
+TRUSTED = {"--password-file …": f"--password-file {relays.OF_REPLICATOR}", "--ca-file …": f"--ca-file {relays.ETC}/ca.pem"}
 
 RUNS: list[tuple[str, str, str, Run]] = [
     # The first five minutes, as a reader has them.
-    (UP, QUICK, "$ kingpost up", Run(until=is_up)),
+    (UP, QUICK, "$ kingpost up", Run(until=local.is_up)),
     (UP, QUICK, "psql -h 127.0.0.1", Run(check=lambda world, output: world.shell("psql -h 127.0.0.1 -p 6432 -U postgres postgres", "\\d\n") and None)),
-    (UP, QUICK, "create table notes", Run(into=PSQL, check=has_the_row)),
+    (UP, QUICK, "create table notes", Run(into=local.PSQL, check=local.has_the_row)),
     # A session of its own for each line: behind the first, which may have written for all that Kingpost knows, a reader types for longer than a replica needs.
-    (UP, QUICK, "select inet_server_port();", Run(into=PSQL, by_line=True, check=ran_where_it_says)),
+    (UP, QUICK, "select inet_server_port();", Run(into=local.PSQL, by_line=True, check=local.ran_where_it_says)),
     (UP, OPERATIONS, "psql -h 127.0.0.1 -p 6432 -U alice", Run(check=lambda world, output: expect("database" in output, output))),
-    (UP, OPERATIONS, "BLOCK bad-release", Run(into=CONSOLE, by_line=True, check=has_no_rule)),
+    (UP, OPERATIONS, "BLOCK bad-release", Run(into=local.CONSOLE, by_line=True, check=local.has_no_rule)),
     (UP, "docs/guide/runbooks/README.md", "kingpost status --config FILE", Run(fills={"FILE": ".kingpost/kingpost.toml"}, check=lambda world, output: expect("node1" in output, output))),
-    (UP, QUICK, "kill -9 $(head", Run(check=reads_go_on)),
-    (UP, QUICK, "kingpost failover", Run(before=kill_the_primary, again=True, check=has_failed_over)),
-    (UP, QUICK, "curl -s http://127.0.0.1:9632/metrics", Run(check=is_answered)),
-    ("plain:failover", "docs/guide/failover.md", "kill -9 $(head", Run(before=lambda world: (world.start("kingpost up"), world.wait("the cluster is there", lambda: is_up(world))), again=True, check=node1_leads_again)),
+    (UP, QUICK, "kill -9 $(head", Run(check=local.reads_go_on)),
+    (UP, QUICK, "kingpost failover", Run(before=local.kill_the_primary, again=True, check=local.has_failed_over)),
+    (UP, QUICK, "curl -s http://127.0.0.1:9632/metrics", Run(check=local.is_answered)),
+    ("plain:failover", FAILOVER, "kill -9 $(head", Run(before=lambda world: (world.start("kingpost up"), world.wait("the cluster is there", lambda: local.is_up(world))), again=True, check=local.node1_leads_again)),
     ("plain:mariadb", "docs/guide/relay-mariadb.md", "$ kingpost up --engine mariadb", Run(until=lambda world: "failover kill" in world.said(), printed=True)),
     (
         "plain:mariadb",
         "docs/guide/relay-mariadb.md",
         "CREATE USER relay@",
         # As any name: the local cluster has a user `relay` itself.
-        Run(into="{mariadb} -v", fills={"{mariadb}": local_mariadb, "relay@": "another@"}, check=lambda world, output: expect("GRANT" in output.upper(), output)),
+        Run(into="{mariadb} -v", fills={"{mariadb}": local.local_mariadb, "relay@": "another@"}, check=lambda world, output: expect("GRANT" in output.upper(), output)),
     ),
-    ("plain:mariadb", "docs/guide/relay-mariadb.md", "[mariadb]", Run(into="cat > my.cnf; mariadbd --defaults-file=my.cnf --user=mysql --verbose --help", check=has_variables)),
+    ("plain:mariadb", "docs/guide/relay-mariadb.md", "[mariadb]", Run(into="cat > my.cnf; mariadbd --defaults-file=my.cnf --user=mysql --verbose --help", check=local.has_variables)),
     # The README's configuration, in front of a primary and a replica.
-    ("servers:own", README, "kingpost check --config", Run(before=own_servers, beside=("kingpost proxy",), check=lambda world, output: (world.wait("the proxy serves", lambda: serves_app(world)), is_reloaded(world, output)) and None)),
-    ("servers:upgrade", OPERATIONS, "kill -USR2 PID", Run(before=with_upgrade_socket, fills={"PID": old_pid}, beside=("kingpost proxy",), between=successor_serves, check=was_taken_over)),
+    ("servers:own", README, "kingpost check --config", Run(before=own.own_servers, beside=("kingpost proxy",), check=lambda world, output: (world.wait("the proxy serves", lambda: own.serves_app(world)), own.is_reloaded(world, output)) and None)),
+    ("servers:upgrade", OPERATIONS, "kill -USR2 PID", Run(before=own.with_upgrade_socket, fills={"PID": own.old_pid}, beside=("kingpost proxy",), between=own.successor_serves, check=own.was_taken_over)),
     (
         "servers:profile",
         OPERATIONS,
         "curl -H 'Authorization: Bearer",
-        Run(before=with_profiles, fills={"Bearer …": "Bearer of-the-guide-and-long", "seconds=10": "seconds=1", " && go tool pprof cpu.pb.gz": ""}, check=has_profiles),
+        Run(before=own.with_profiles, fills={"Bearer …": "Bearer of-the-guide-and-long", "seconds=10": "seconds=1", " && go tool pprof cpu.pb.gz": ""}, check=own.has_profiles),
     ),
-    ("plain:configuration", CONFIGURATION, "$ kingpost check", Run(before=wrong_configuration, code=3, printed=True, check=is_right_again)),
+    ("plain:configuration", CONFIGURATION, "$ kingpost check", Run(before=configuration.wrong_configuration, code=3, printed=True, check=configuration.is_right_again)),
     ("plain:configuration", "docs/guide/console.md", "$ kingpost console token dba", Run(printed=True)),
     # The registry.
-    ("plain:registry", REGISTRY, "kingpost registry --config", Run(before=registry_configuration, beside=("kingpost registry --config", "kingpost registry watch"), between=registry_listens, check=is_registered)),
-    ("plain:registry", REGISTRY, "curl -d '{\"service\"", Run(check=polaris_has_it)),
-    ("plain:registry", REGISTRY, "curl -d '[{\"name\": \"pay\"", Run(check=polaris_took_it)),
-    ("plain:registry", REGISTRY, "cat > bootstrap.json", Run(check=bootstrap_is_json)),
-    ("plain:registry", REGISTRY, "kingpost registry register shop", Run(check=dns_answers)),
+    ("plain:registry", REGISTRY, "kingpost registry --config", Run(before=registry.registry_configuration, beside=("kingpost registry --config", "kingpost registry watch"), between=registry.registry_listens, check=registry.is_registered)),
+    ("plain:registry", REGISTRY, "curl -d '{\"service\"", Run(check=registry.polaris_has_it)),
+    ("plain:registry", REGISTRY, "curl -d '[{\"name\": \"pay\"", Run(check=registry.polaris_took_it)),
+    ("plain:registry", REGISTRY, "cat > bootstrap.json", Run(check=registry.bootstrap_is_json)),
+    ("plain:registry", REGISTRY, "kingpost registry register shop", Run(check=registry.dns_answers)),
     # From other programs.
-    ("plain:moving", "docs/guide/moving.md", "kingpost config from-pgcat", Run(before=files(("/etc/pgcat/pgcat.toml", PGCAT)), check=is_translated)),
+    ("plain:moving", "docs/guide/moving.md", "kingpost config from-pgcat", Run(before=moving.files(("/etc/pgcat/pgcat.toml", moving.PGCAT)), check=moving.is_translated)),
     (
         "plain:moving",
         "docs/guide/pgbouncer.md",
         "kingpost config from-pgbouncer",
-        Run(before=files(("/etc/pgbouncer/pgbouncer.ini", PGBOUNCER), ("/etc/pgbouncer/userlist.txt", '"ann" "of ann"\n"bob" "of bob"\n')), check=is_translated),
+        Run(before=moving.files(("/etc/pgbouncer/pgbouncer.ini", moving.PGBOUNCER), ("/etc/pgbouncer/userlist.txt", '"ann" "of ann"\n"bob" "of bob"\n')), check=moving.is_translated),
     ),
-    ("plain:moving", "docs/guide/pgcat.md", "kingpost config from-pgcat", Run(before=files(("/etc/pgcat/pgcat.toml", PGCAT)), check=is_translated)),
-    ("plain:moving", "docs/guide/pgdog.md", "kingpost config from-pgdog", Run(before=files(("/etc/pgdog/pgdog.toml", PGDOG), ("/etc/pgdog/users.toml", PGDOG_USERS)), check=is_translated)),
-    ("plain:moving", "docs/guide/pgpool.md", "kingpost config from-pgpool", Run(before=files(("/etc/pgpool2/pgpool.conf", PGPOOL), ("/etc/pgpool2/pool_passwd", "ann:TEXTof-ann\n")), check=is_translated)),
-    # A relay that has to begin anew.
-    ("plain:relay", RELAY, "kingpost relay reset", Run(before=relay_directory, check=is_empty)),
-    ("plain:relay", FAULTS, "systemctl stop kingpost-relay", Run(before=relay_directory, left_out={"systemctl": "packaging: scripts/try-dist"}, check=is_empty)),
+    ("plain:moving", "docs/guide/pgcat.md", "kingpost config from-pgcat", Run(before=moving.files(("/etc/pgcat/pgcat.toml", moving.PGCAT)), check=moving.is_translated)),
+    ("plain:moving", "docs/guide/pgdog.md", "kingpost config from-pgdog", Run(before=moving.files(("/etc/pgdog/pgdog.toml", moving.PGDOG), ("/etc/pgdog/users.toml", moving.PGDOG_USERS)), check=moving.is_translated)),
+    ("plain:moving", "docs/guide/pgpool.md", "kingpost config from-pgpool", Run(before=moving.files(("/etc/pgpool2/pgpool.conf", moving.PGPOOL), ("/etc/pgpool2/pool_passwd", "ann:TEXTof-ann\n")), check=moving.is_translated)),
+    # Relays, standbys behind them, and servers that are restored from them.
+    (RELAYS, RELAY, "psql \"host=relay", Run(before=relays.the_pages_relay, check=relays.slot_is_made)),
+    (RELAYS, RELAY, "primary_conninfo =", Run(before=relays.base_backup, into="cat >> db2/postgresql.conf", check=relays.standby_follows)),
+    (RELAYS, RELAY, "synchronous_standby_names", Run(into="cat >> db1/postgresql.conf", check=relays.commits_wait_for_the_relay)),
+    (RELAYS, RELAY, "max_slot_wal_keep_size", Run(into="cat >> db1/postgresql.conf", check=relays.slots_have_a_limit)),
+    (RELAYS, RELAY, "restore_command = 'kingpost relay fetch %f %p'      #", Run(before=relays.backup_without_wal, into=TO_DB3, check=relays.is_restored)),
+    (RELAYS, RELAY, "restore_command = 'kingpost relay fetch %f %p --from", Run(before=relays.two_relays, into=TO_DB3, check=relays.is_restored)),
+    (RELAYS, FAULTS, "kingpost relay fetch", Run(user="postgres", before=relays.damaged_segment, fills={"000000010000000000000042": lambda world: world.segment} | TRUSTED, check=relays.relay_starts_again)),
+    (
+        RELAYS,
+        FAULTS,
+        "systemctl stop kingpost-relay",
+        Run(user="postgres", done={"systemctl stop kingpost-relay": relays.end_the_relay, "systemctl start kingpost-relay": relays.start_the_relay}, check=relays.relay_is_reset),
+    ),
+    (RELAYS, FAULTS, "restore_command", Run(before=relays.primary_alone, into="cat >> db2/postgresql.conf", fills=TRUSTED, check=relays.is_not_behind)),
+    (RELAYS, RELAY, "kingpost relay reset", Run(user="postgres", before=relays.end_the_relay, check=relays.is_empty)),
+    # A failover behind them, under a lock that the page's user may take, and another one may not.
+    (RELAYS, FAILOVER, "etcdctl role add", Run(before=relays.etcd_with_users, typed=PASSWORD, check=relays.watcher_has_its_lock)),
 ]
 
 # Commands that something else runs: the file that does, and words that have to be in there. Nothing compares the block with that file: a wrong flag in such
@@ -375,16 +122,9 @@ ELSEWHERE: list[tuple[str, str, str, list[str]]] = [
     ("docs/guide/kubernetes.md", "# kingpost.yaml", "scripts/charts", ["packaging/helm/kingpost"]),
     ("docs/guide/containers.md", "docker run --read-only", "scripts/try-image", ["readonly"]),
     ("docs/guide/relay-mariadb.md", "CHANGE MASTER TO", "tests/harness/mariadb.rs", ["CHANGE MASTER TO", "slave_pos"]),
-    (RELAY, "primary_conninfo =", "tests/harness/node.rs", ["primary_conninfo"]),
-    (RELAY, "synchronous_standby_names", "tests/e2e/relay_failover.rs", ["synchronous_standby_names"]),
-    (RELAY, "restore_command = 'kingpost relay fetch %f %p'      #", "tests/e2e/relay.rs", ["restore_command"]),
-    (RELAY, "restore_command = 'kingpost relay fetch %f %p --from", "tests/e2e/relay_fetch.rs", ["--from", "--password-file", "restore_command"]),
-    (FAULTS, "kingpost relay fetch", "tests/e2e/relay_fetch.rs", ["fetch", "--from"]),
-    (FAULTS, "restore_command", "tests/e2e/relay_fetch.rs", ["--from", "restore_command"]),
     (REGISTRY, "grpcurl", "tests/e2e/registry_races.rs", []),
     (REGISTRY, "kingpost registry import", "tests/e2e/registry_source.rs", []),
     ("docs/guide/tikv.md", "tests/tikv/setup --up", "tests/tikv/setup", ["--up", "--registry"]),
-    ("docs/guide/failover.md", "etcdctl role add", "tests/e2e/watch.rs", []),
 ]
 
 # What nobody here can run, and why.
@@ -404,8 +144,8 @@ SHOWN: list[tuple[str, str]] = [
     (CONFIGURATION, "host all all 10.0.0.0/8 gss"),
     (CONFIGURATION, "hostssl all all 10.0.0.0/8 oauth"),
     (CONFIGURATION, "KINGPOST__PROXY__POOL__SIZE"),
-    ("docs/guide/failover.md", "kingpost failover   [--to"),
-    ("docs/guide/failover.md", "FATAL:"),
+    (FAILOVER, "kingpost failover   [--to"),
+    (FAILOVER, "FATAL:"),
     (OPERATIONS, "INFO kingpost::slow"),
     (OPERATIONS, "[proxy.tracing]"),
     (OPERATIONS, "[metrics.otlp]"),
@@ -415,7 +155,6 @@ SHOWN: list[tuple[str, str]] = [
     ("docs/guide/relay-mariadb.md", "source ──binlog──▶"),
     ("docs/guide/relay-mariadb.md", "/var/lib/kingpost/binlog/"),
     (RELAY, "primary ──WAL──▶"),
-    (RELAY, "max_slot_wal_keep_size"),
     ("docs/guide/strong-reads.md", "client ──read──▶"),
     ("docs/guide/strong-reads.md", "client A"),
 ]

@@ -5,8 +5,9 @@ import dataclasses
 import glob
 import os
 import pathlib
-import pwd
+import pty
 import re
+import select
 import shutil
 import signal
 import socket
@@ -23,13 +24,18 @@ SOON = 60
 ENDS = 15
 # Directories that are empty in here, whatever is there outside.
 OWN = ["/etc/kingpost", "/var/lib/kingpost", "/run/kingpost", "/etc/pgbouncer", "/etc/pgcat", "/etc/pgdog", "/etc/pgpool2"]
-# Hosts that pages name, each with an address of its own: two servers may have the same port.
-HOSTS = {"db1": "127.0.1.1", "db2": "127.0.1.2", "relay1": "127.0.1.3", "relay2": "127.0.1.4"}
+# Hosts that pages name, each with an address of its own: two servers may have the same port. `relay` is the one of relay.md, which listens on loopback.
+HOSTS = {name: f"10.0.0.{number}" for number, name in enumerate(["db1", "db2", "db3", "relay1", "relay2", "etcd1", "etcd2", "etcd3"], 1)} | {"relay": "127.0.0.1"}
 PASSWORD = "of the guide"
 
 
 class Failed(Exception):
     """What a block did is not what the page says."""
+
+
+def expect(condition: bool, what: str) -> None:
+    if not condition:
+        raise Failed(what)
 
 
 @dataclasses.dataclass
@@ -58,6 +64,12 @@ class Run:
     beside: tuple[str, ...] = ()
     # Lines that another test runs, by how they begin, and where.
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)
+    # Lines that the world does itself, whole: there is no service manager in here.
+    done: "dict[str, Callable[[World], None]]" = dataclasses.field(default_factory=dict)
+    # Who types it, if not root: the page says so.
+    user: str | None = None
+    # What is typed at a terminal, as often as asked for.
+    typed: str | None = None
     # The block prints what is printed.
     printed: bool = False
 
@@ -69,6 +81,7 @@ class Inside:
 
     def __init__(self, place: pathlib.Path, binary: pathlib.Path, verbose: bool) -> None:
         self.place, self.verbose = place, verbose
+        self.mounted: list[pathlib.Path] = []
         subprocess.run(["mount", "--make-rprivate", "/"], check=True)
         for directory in OWN:
             if not os.path.isdir(directory):
@@ -76,6 +89,9 @@ class Inside:
                 os.makedirs(directory)
             subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "kingpost-guide", directory], check=True)
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        for address in HOSTS.values():
+            if not address.startswith("127."):
+                subprocess.run(["ip", "address", "add", f"{address}/32", "dev", "lo"], check=True)
         hosts = place / "hosts"
         hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in HOSTS.items()))
         subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)
@@ -83,7 +99,10 @@ class Inside:
         programs.mkdir()
         for program in [binary, *binary.parent.glob("kingpost-*")]:
             if os.access(program, os.X_OK) and program.is_file() and "." not in program.name:
-                (programs / program.name).symlink_to(program)
+                # Not a link: servers, which are another user, need not get to where it points.
+                self.mounted.append(programs / program.name)
+                self.mounted[-1].touch()
+                subprocess.run(["mount", "--bind", str(program), str(programs / program.name)], check=True)
         self.environment = {
             "PATH": f"{programs}:{os.environ.get('PATH', '')}:/usr/sbin:/sbin",
             "HOME": str(place),
@@ -92,6 +111,11 @@ class Inside:
             "PAGER": "cat",
         }
         self.pg_bin = pathlib.Path(sorted(glob.glob("/usr/lib/postgresql/*/bin"), key=lambda one: int(one.split("/")[4]))[-1])
+
+    def close(self) -> None:
+        """So that `place` can be removed."""
+        for file in self.mounted:
+            subprocess.run(["umount", "--lazy", str(file)], check=True)
 
 
 class World:
@@ -108,10 +132,10 @@ class World:
 
     # --- for tables ---
 
-    def shell(self, command: str, text: str = "", code: int | None = 0) -> str:
+    def shell(self, command: str, text: str = "", code: int | None = 0, user: str | None = None) -> str:
         """What a command prints, to both outputs. The exit code must be `code`; None: any."""
         ran = subprocess.run(
-            ["bash", "-e", "-o", "pipefail", "-c", command],
+            [*as_user(user), "bash", "-e", "-o", "pipefail", "-c", command],
             cwd=self.directory,
             env=self.environment,
             input=text,
@@ -127,14 +151,33 @@ class World:
             raise Failed(f"exit code {ran.returncode} of {command!r}:\n{ran.stdout}")
         return ran.stdout
 
-    def start(self, command: str) -> subprocess.Popen:
+    def typed(self, command: str, answer: str) -> str:
+        """What a command prints at a terminal of its own, where each line that ends as a question does is answered."""
+        leader, follower = pty.openpty()
+        ran = subprocess.Popen(["bash", "-c", command], cwd=self.directory, env=self.environment, stdin=follower, stdout=follower, stderr=follower, start_new_session=True)
+        os.close(follower)
+        said, answered = "", 0
+        until = time.monotonic() + SOON
+        # The end of a terminal is an error to whoever reads from it.
+        with contextlib.suppress(OSError):
+            while select.select([leader], [], [], max(0, until - time.monotonic()))[0]:
+                said += os.read(leader, 4096).decode(errors="replace")
+                if said[answered:].endswith(": "):
+                    answered = len(said)
+                    os.write(leader, f"{answer}\n".encode())
+        os.close(leader)
+        if ran.wait(ENDS):
+            raise Failed(f"exit code {ran.returncode} of {command!r}:\n{said}")
+        return said
+
+    def start(self, command: str, user: str | None = None) -> subprocess.Popen:
         """A command that goes on running until the world ends."""
         output = self.directory / f"output-{len(self.beside)}.log"
         self.outputs.append(output)
         with output.open("wb") as file:
             # Ctrl-C goes to the command alone.
             process = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"], cwd=self.directory, env=self.environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                [*as_user(user), "bash", "-c", f"exec {command}"], cwd=self.directory, env=self.environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
             )
         self.beside.append(process)
         return process
@@ -176,6 +219,11 @@ class World:
                     process.wait()
 
 
+def as_user(user: str | None) -> list[str]:
+    """What stands before a command for it to be this user's."""
+    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"] if user else []
+
+
 def listens(port: int, address: str = "127.0.0.1") -> bool:
     with contextlib.suppress(OSError), socket.create_connection((address, port), 1):
         return True
@@ -193,49 +241,6 @@ def plain(inside: Inside, name: str) -> Iterator[World]:
         yield world
     finally:
         world.end()
-
-
-@contextlib.contextmanager
-def servers(inside: Inside, name: str) -> Iterator[World]:
-    """A primary db1 and its replica db2, as the README's configuration has them, with a user `app` and one for probes."""
-    with plain(inside, name) as world:
-        user = pwd.getpwnam("postgres")
-        world.directory.chmod(0o755)
-        as_server = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-
-        def program(*words: str) -> None:
-            ran = subprocess.run([*as_server, str(inside.pg_bin / words[0]), *words[1:]], capture_output=True, text=True, cwd="/", check=False)
-            if ran.returncode:
-                raise Failed(f"{' '.join(words)}: {ran.stdout}{ran.stderr}")
-
-        data = {}
-        try:
-            for node, address in (("db1", HOSTS["db1"]), ("db2", HOSTS["db2"])):
-                data[node] = world.directory / node
-                data[node].mkdir(mode=0o700)
-                os.chown(data[node], user.pw_uid, user.pw_gid)
-                if node == "db1":
-                    program("initdb", "-D", str(data[node]), "-A", "trust", "-U", "postgres", "--no-sync")
-                    rules = "local all all trust\nhost all kingpost all trust\nhost all postgres all trust\nhost replication all all trust\nhost all all all scram-sha-256\n"
-                    (data[node] / "pg_hba.conf").write_text(rules)
-                else:
-                    program("pg_basebackup", "-D", str(data[node]), "-h", HOSTS["db1"], "-U", "postgres", "-R", "-X", "stream", "-c", "fast")
-                options = f"-c listen_addresses={address} -c port=5432 -c unix_socket_directories='' -c fsync=off"
-                program("pg_ctl", "-D", str(data[node]), "-w", "-l", str(data[node]) + "/server.log", "-o", options, "start")
-                if node == "db1":
-                    sql = f"create user kingpost; create user app password '{PASSWORD}'; create database app owner app"
-                    for statement in sql.split("; "):
-                        world.shell(f'psql -qh db1 -U postgres -c "{statement}"')
-            yield world
-        finally:
-            world.end()
-            for directory in data.values():
-                if (directory / "postmaster.pid").exists():
-                    with contextlib.suppress(Failed):
-                        program("pg_ctl", "-D", str(directory), "-m", "immediate", "stop")
-
-
-WORLDS = {"plain": plain, "servers": servers}
 
 
 # === running ===
@@ -289,7 +294,7 @@ def one(world: World, run: Run) -> None:
     if run.before:
         run.before(world)
     if run.into and not run.by_line:
-        output = world.shell(filled(world, run, run.into), filled(world, run, text), run.code)
+        output = world.shell(filled(world, run, run.into), filled(world, run, text) + "\n", run.code)
     elif run.into:
         lines = text.strip().splitlines()
         output = "".join(world.shell(filled(world, run, run.into), filled(world, run, line), run.code) for line in lines)
@@ -301,32 +306,40 @@ def one(world: World, run: Run) -> None:
                 run.between(world)
             if any(command.startswith(begin) for begin in run.left_out):
                 continue
+            if command in run.done:
+                run.done[command](world)
+                continue
             command = filled(world, run, command)
             if run.until or any(command.startswith(begin) for begin in run.beside):
                 world.start(re.split(r"\s+# ", command)[0])
                 if run.until:
                     world.wait("the page's command has come so far", lambda: run.until(world))
                     output += world.said()
+            elif command.startswith("export "):
+                # For whatever comes behind it, as in a reader's shell.
+                name, _, _ = command.removeprefix("export ").partition("=")
+                world.environment[name] = world.shell(f'{command}\nprintf %s "${name}"')
+            elif run.typed is not None:
+                output += world.typed(command, run.typed)
             elif run.again:
                 world.wait(f"{command!r} succeeds", lambda command=command: world.answers(command))
             else:
-                output += world.shell(command, code=run.code)
+                output += world.shell(command, code=run.code, user=run.user)
         if run.printed and not matches(output, printed):
             raise Failed(f"the page prints\n{printed}\nand the command printed\n{output}")
     if run.check:
         run.check(world, output)
 
 
-def run(inside: Inside, kind: str, runs: list[Run]) -> int:
+def run(inside: Inside, kind: "Callable[[Inside, str], contextlib.AbstractContextManager[World]]", name: str, runs: list[Run]) -> int:
     """Runs blocks in a world of their own, in their order."""
-    world_kind, _, name = kind.partition(":")
     began = time.monotonic()
-    with WORLDS[world_kind](inside, name or world_kind) as world:
+    with kind(inside, name) as world:
         for each in runs:
             try:
                 one(world, each)
             except (Failed, subprocess.TimeoutExpired, OSError) as why:
                 sys.exit(f"guide: FAILED: {each.block}: {each.block.first}\n{why}")
-    print(f"guide: {len(runs)} blocks in the world {name or world_kind}: {time.monotonic() - began:.0f} s", flush=True)
+    print(f"guide: {len(runs)} blocks in the world {name}: {time.monotonic() - began:.0f} s", flush=True)
     shutil.rmtree(world.directory, ignore_errors=True)
     return len(runs)
