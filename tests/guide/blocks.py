@@ -21,10 +21,11 @@ WORLDS = {"plain": plain, "servers": servers, "relays": relays.relays}
 
 @dataclasses.dataclass
 class Plan:
-    runs: list[tuple[str, list[Run]]]
+    # By world.
+    runs: dict[str, list[Run]]
     problems: list[str]
     not_run: list[tuple[Block, str]]
-    elsewhere: int
+    scripts: int
     shown: int
 
 
@@ -34,7 +35,7 @@ UP = "plain:up"
 README, QUICK, OPERATIONS = "README.md", "docs/guide/quickstart.md", "docs/guide/operations.md"
 REGISTRY, RELAY, FAULTS = "docs/guide/registry.md", "docs/guide/relay.md", "docs/guide/runbooks/relay-faults.md"
 CONFIGURATION, FAILOVER = "docs/guide/configuration.md", "docs/guide/failover.md"
-RELAYS = "relays:relays"
+RELAYS, PIECES = "relays:relays", "plain:configuration"
 # A file of a server that is to be restored.
 TO_DB3 = "cat >> db3/postgresql.conf"
 # What the pages leave to the reader of a call to a relay.
@@ -53,7 +54,9 @@ RUNS: list[tuple[str, str, str, Run]] = [
     (UP, QUICK, "kill -9 $(head", Run(check=local.reads_go_on)),
     (UP, QUICK, "kingpost failover", Run(before=local.kill_the_primary, again=True, check=local.has_failed_over)),
     (UP, QUICK, "curl -s http://127.0.0.1:9632/metrics", Run(check=local.is_answered)),
-    ("plain:failover", FAILOVER, "kill -9 $(head", Run(before=lambda world: (world.start("kingpost up"), world.wait("the cluster is there", lambda: local.is_up(world))), again=True, check=local.node1_leads_again)),
+    (UP, OPERATIONS, ".kingpost/", Run(into="cat", check=local.has_these_files)),
+    ("plain:failover", FAILOVER, "kill -9 $(head", Run(before=local.another_cluster, again=True, check=local.node1_leads_again)),
+    ("plain:make", README, "make up", Run(before=local.make, left_out={"make test": "this is a step of it"}, until=local.is_up)),
     ("plain:mariadb", "docs/guide/relay-mariadb.md", "$ kingpost up --engine mariadb", Run(until=lambda world: "failover kill" in world.said(), printed=True)),
     (
         "plain:mariadb",
@@ -72,8 +75,19 @@ RUNS: list[tuple[str, str, str, Run]] = [
         "curl -H 'Authorization: Bearer",
         Run(before=own.with_profiles, fills={"Bearer …": "Bearer of-the-guide-and-long", "seconds=10": "seconds=1", " && go tool pprof cpu.pb.gz": ""}, check=own.has_profiles),
     ),
-    ("plain:configuration", CONFIGURATION, "$ kingpost check", Run(before=configuration.wrong_configuration, code=3, printed=True, check=configuration.is_right_again)),
-    ("plain:configuration", "docs/guide/console.md", "$ kingpost console token dba", Run(printed=True)),
+    (PIECES, CONFIGURATION, "$ kingpost check", Run(before=configuration.wrong_configuration, code=3, printed=True, check=configuration.is_right_again)),
+    (PIECES, CONFIGURATION, "[[proxy.users]]", configuration.piece(configuration.NODES)),
+    (PIECES, CONFIGURATION, "[[proxy.users]]", configuration.piece(configuration.NODES, fills={"/run/secrets/": "/etc/kingpost/", "/usr/local/bin/": "/etc/kingpost/"})),
+    (PIECES, CONFIGURATION, "# map", configuration.name_maps()),
+    (PIECES, CONFIGURATION, "hostssl all all 10.0.0.0/8 ldap", configuration.rule("")),
+    (PIECES, CONFIGURATION, "hostssl all all 10.0.0.0/8 pam", configuration.rule("")),
+    (PIECES, CONFIGURATION, "host all all 10.0.0.0/8 gss", configuration.rule("")),
+    (PIECES, CONFIGURATION, "hostssl all all 10.0.0.0/8 oauth", configuration.rule(configuration.OAUTH)),
+    (PIECES, CONFIGURATION, "KINGPOST__PROXY__POOL__SIZE", configuration.variables()),
+    (PIECES, OPERATIONS, "[proxy.tracing]", configuration.piece(configuration.USERS + configuration.NODES)),
+    (PIECES, OPERATIONS, "[metrics.otlp]", configuration.piece(configuration.USERS + configuration.NODES)),
+    (PIECES, FAILOVER, "kingpost failover   [--to", Run(into="cat", check=configuration.has_flags)),
+    (PIECES, "docs/guide/console.md", "$ kingpost console token dba", Run(printed=True)),
     # The registry.
     ("plain:registry", REGISTRY, "kingpost registry --config", Run(before=registry.registry_configuration, beside=("kingpost registry --config", "kingpost registry watch"), between=registry.registry_listens, check=registry.is_registered)),
     ("plain:registry", REGISTRY, "curl -d '{\"service\"", Run(check=registry.polaris_has_it)),
@@ -120,7 +134,6 @@ RUNS: list[tuple[str, str, str, Run]] = [
 # Commands that something else runs: the file that does, and words that have to be in there. Nothing compares the block with that file: a wrong flag in such
 # a block is not noticed.
 ELSEWHERE: list[tuple[str, str, str, list[str]]] = [
-    (README, "make up", "scripts/test", ["up --once"]),
     ("docs/guide/installing.md", "apt install ./kingpost", "scripts/try-dist", ["dpkg -i", "check --config /etc/kingpost/kingpost.toml"]),
     ("docs/guide/installing.md", "editor /etc/kingpost/relay.toml", "scripts/try-units", ["kingpost-relay", "kingpost-registry"]),
     ("docs/guide/installing.md", "tar -xzf", "scripts/try-dist", ["-xzf", "bin/kingpost config default"]),
@@ -140,20 +153,8 @@ NOT_RUN: list[tuple[str, str, str]] = [
 # What is nothing to type: pictures, forms of files, lines of a log.
 SHOWN: list[tuple[str, str]] = [
     (README, "services ──HTTP──▶"),
-    (CONFIGURATION, "[[proxy.users]]"),
-    (CONFIGURATION, "[[proxy.users]]"),
-    (CONFIGURATION, "# map"),
-    (CONFIGURATION, "hostssl all all 10.0.0.0/8 ldap"),
-    (CONFIGURATION, "hostssl all all 10.0.0.0/8 pam"),
-    (CONFIGURATION, "host all all 10.0.0.0/8 gss"),
-    (CONFIGURATION, "hostssl all all 10.0.0.0/8 oauth"),
-    (CONFIGURATION, "KINGPOST__PROXY__POOL__SIZE"),
-    (FAILOVER, "kingpost failover   [--to"),
     (FAILOVER, "FATAL:"),
     (OPERATIONS, "INFO kingpost::slow"),
-    (OPERATIONS, "[proxy.tracing]"),
-    (OPERATIONS, "[metrics.otlp]"),
-    (OPERATIONS, ".kingpost/"),
     ("docs/guide/relay-mariadb.md", "source ──binlog──▶"),
     ("docs/guide/relay-mariadb.md", "/var/lib/kingpost/binlog/"),
     (RELAY, "primary ──WAL──▶"),
@@ -190,4 +191,4 @@ def plan(found: list[Block]) -> Plan:
     not_run = [(block, why) for page, begin, why in NOT_RUN for block in take(page, begin)]
     shown = sum(len(take(page, begin)) for page, begin in SHOWN)
     problems += [f"{block}: nothing runs this block: {block.first!r}; say in tests/guide/blocks.py what does" for block in left]
-    return Plan(list(worlds.items()), problems, not_run, elsewhere, shown)
+    return Plan(worlds, problems, not_run, elsewhere, shown)

@@ -3,6 +3,7 @@
 import json
 import re
 
+from pages import ROOT
 from worlds import World, expect
 
 
@@ -49,6 +50,27 @@ def has_failed_over(world: World, output: str) -> None:
     world.shell(PSQL, "insert into notes (text) values ('after')")
     expect(primary(world)["name"] != world.former, "the primary is who it was")
     world.wait("the old primary is a replica", lambda: any(node["name"] == world.former and node["role"] == "replica" for node in nodes(world)))
+
+
+def another_cluster(world: World) -> None:
+    world.start("kingpost up")
+    world.wait("the cluster is there", lambda: is_up(world))
+
+
+def has_these_files(world: World, output: str) -> None:
+    """`output` is the picture of the directory: a name, and what it is, in each line."""
+    directory, *names = [line.split()[0] for line in output.strip().splitlines()]
+    lacking = [name for name in names if not (world.directory / directory / name).exists()]
+    expect(len(names) > 5 and not lacking, f"{directory} has no {lacking}")
+
+
+def make(world: World) -> None:
+    """What `make up` needs of the checkout. What it installs and builds is there already: scripts/setup and scripts/build-quickly are left out."""
+    (world.directory / "Makefile").symlink_to(ROOT / "Makefile")
+    for script in ["setup", "build-quickly"]:
+        world.write(f"scripts/{script}", "#!/bin/sh\n", 0o755)
+    (world.directory / "target/up").mkdir(parents=True)
+    world.shell("ln -s $(command -v kingpost) target/up/kingpost")
 
 
 def node1_leads_again(world: World, output: str) -> None:

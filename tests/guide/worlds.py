@@ -175,7 +175,7 @@ class World:
         output = self.directory / f"output-{len(self.beside)}.log"
         self.outputs.append(output)
         with output.open("wb") as file:
-            # Ctrl-C goes to the command alone.
+            # Ctrl-C goes to the command and what it has started in its session.
             process = subprocess.Popen(
                 [*as_user(user), "bash", "-c", f"exec {command}"], cwd=self.directory, env=self.environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
             )
@@ -211,7 +211,7 @@ class World:
     def end(self) -> None:
         for process in reversed(self.beside):
             if process.poll() is None:
-                process.send_signal(signal.SIGINT)
+                os.killpg(process.pid, signal.SIGINT)
                 try:
                     process.wait(ENDS)
                 except subprocess.TimeoutExpired:
@@ -337,7 +337,10 @@ def run(inside: Inside, kind: "Callable[[Inside, str], contextlib.AbstractContex
     with kind(inside, name) as world:
         for each in runs:
             try:
+                since = time.monotonic()
                 one(world, each)
+                if inside.verbose:
+                    print(f"guide: {each.block}: {time.monotonic() - since:.1f} s", flush=True)
             except (Failed, subprocess.TimeoutExpired, OSError) as why:
                 sys.exit(f"guide: FAILED: {each.block}: {each.block.first}\n{why}")
     print(f"guide: {len(runs)} blocks in the world {name}: {time.monotonic() - began:.0f} s", flush=True)

@@ -248,6 +248,15 @@ fn golden_messages() {
                 "k.toml:9:8: warning: proxy.operators[0].auth: a login with the method pam has clients send their passwords in clear, without TLS: expected [proxy.tls] with mode = \"require\"",
             ],
         ),
+        // Of the methods that ask somebody else, those with a password: a ticket is none.
+        (
+            "[proxy]\nhba = [{type = \"host\", database = \"all\", user = \"all\", address = \"10.0.0.0/8\", method = \"pam\"},\n\
+             {type = \"host\", database = \"all\", user = \"all\", address = \"10.0.0.0/8\", method = \"gss\"}]\n\
+             [[proxy.users]]\nname = \"a\"\n[[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n",
+            &[
+                "k.toml:2:8: warning: proxy.hba[0]: a rule with the method pam has clients send their passwords in clear, without TLS: expected the type hostssl",
+            ],
+        ),
         (
             "[proxy]\npam.options = \"pamservice=a/b\"\n\
              [[proxy.users]]\nname = \"a\"\nauth = \"ldap\"\n[[proxy.users]]\nname = \"b\"\nauth = \"ldap\"\n\

@@ -146,9 +146,9 @@ fn parsed<T>(file: &Path, parse: impl FnOnce(&str) -> Result<T, Vec<hba::Error>>
 fn warn_of_clear(rule: &Rule, path: &str, findings: &mut Findings) {
     let Some(demand) = &rule.demand else { return };
     let Some(judge) = &demand.judge else { return };
-    // A token is refused there.
-    let is_token = matches!(judge, Judge::OAuth(_));
-    if matches!(rule.kind, hba::Kind::Host | hba::Kind::HostNoSsl) && !rule.is_near() && !is_token {
+    // A token is refused there, and a ticket of Kerberos is no password.
+    let is_password = matches!(judge, Judge::Ldap(_) | Judge::Pam(_));
+    if matches!(rule.kind, hba::Kind::Host | hba::Kind::HostNoSsl) && !rule.is_near() && is_password {
         findings.warn(path, format!("a rule {}", is_in_clear(demand.method, "the type hostssl")));
     }
     warn_of_plain_directory(judge, path, findings);
