@@ -11,6 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use wire::message::{self, Status};
 use wire::{Frame, HEADER, Severity, Sqlstate, payload, startup};
 
+use crate::core::server::Cleaning;
+
 /// The range of numbers of one client.
 pub(super) const OWNER: u64 = 100_000;
 /// Added to a number that a function writes which is declared to only read: when the client leaves, the core may let
@@ -701,6 +703,12 @@ impl Backend {
                 Answer::Done("RESET")
             }
             "SELECT pg_catalog.pg_advisory_unlock_all()" => Answer::Row(String::new(), "SELECT 1"),
+            _ if text.ends_with(" FROM pg_catalog.pg_prepared_statements") => {
+                // Nobody but the proxy prepares here.
+                let named = self.prepared.keys().filter(|name| !name.is_empty()).count();
+                assert_eq!(text, Cleaning::ask_for_statements(named), "session {} has other statements", self.pid);
+                Answer::Row("f".to_owned(), "SELECT 1")
+            }
             _ if text.starts_with("SHOW ") => Answer::Row(self.parameters.get(&text["SHOW ".len()..]), "SHOW"),
             _ if text.starts_with("RESET ") && text != "RESET ALL" => {
                 self.parameters.reset(&text["RESET ".len()..]);
