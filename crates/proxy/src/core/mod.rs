@@ -583,11 +583,16 @@ impl Core {
 
     /// Sends the client a FATAL error and closes it.
     fn fatal(&mut self, c: usize, code: Sqlstate, text: &str) {
+        self.fatal_with_detail(c, code, text, "");
+    }
+
+    fn fatal_with_detail(&mut self, c: usize, code: Sqlstate, text: &str, detail: &str) {
         let client = &mut self.clients[c];
         client.output.retract(&mut self.buffers);
         // What is passed on as it is may have stopped in the middle of a message: an error there would be misread.
         if !matches!(client.phase, Phase::Replicating(_)) {
-            message::error(client.output.append(&mut self.buffers), Severity::Fatal, code, text, "");
+            let out = client.output.append(&mut self.buffers);
+            message::error_with_detail(out, Severity::Fatal, code, text, detail, "");
         }
         self.close_client(c);
     }

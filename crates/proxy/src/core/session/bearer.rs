@@ -14,6 +14,9 @@ use crate::oauth::Options;
 use crate::settings::User;
 use crate::verify::Judge;
 
+/// PostgreSQL's error for a message that violates the RFC; what is wrong is a detail.
+const MALFORMED: &str = "malformed OAUTHBEARER message";
+
 /// Which message of a client's is awaited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Awaited {
@@ -70,6 +73,12 @@ impl Core {
                 self.fail_login(c, Sqlstate::FEATURE_NOT_SUPPORTED, text);
                 Err(Step::Gone)
             }
+            Err(oauth::Error::Malformed(why)) => {
+                self.metrics.clients_refused.add(1);
+                self.log_refusal(c, Sqlstate::PROTOCOL_VIOLATION, &format!("{MALFORMED}: {why}"));
+                self.fatal_with_detail(c, Sqlstate::PROTOCOL_VIOLATION, MALFORMED, why);
+                Err(Step::Gone)
+            }
             Err(error) => self.refuse_message(c, &error.to_string()),
         }
     }
@@ -100,7 +109,9 @@ impl Core {
             let text = self.refusal_of_token(c);
             self.fatal(c, Sqlstate::INVALID_AUTHORIZATION, &text);
         } else {
-            self.violation(c, "malformed OAUTHBEARER message: expected one separator, and nothing else");
+            self.metrics.protocol_errors.add(1);
+            let why = "expected one separator, and nothing else";
+            self.fatal_with_detail(c, Sqlstate::PROTOCOL_VIOLATION, MALFORMED, why);
         }
     }
 

@@ -75,6 +75,17 @@ pub(in crate::core) enum Exchange {
     Proved,
 }
 
+impl Exchange {
+    /// Which response is awaited, in PostgreSQL's words.
+    fn awaits(&self) -> &'static str {
+        match self {
+            Exchange::Md5(..) | Exchange::Clear(_) => "password",
+            Exchange::Token(_) => "GSS",
+            _ => "SASL",
+        }
+    }
+}
+
 /// What a client has proved that it knows.
 pub(super) enum Proved {
     /// The keys of the verifier that fitted.
@@ -439,8 +450,13 @@ impl Core {
             // question.
             return Step::Blocked;
         }
-        if frame.tag != b'p' || frame.payload > SMALL_MAX {
-            self.violation(c, "expected a password message");
+        if frame.tag != b'p' {
+            let text = format!("expected {} response, got message type {}", login.exchange.awaits(), frame.tag);
+            self.violation(c, &text);
+            return Step::Gone;
+        }
+        if frame.payload > SMALL_MAX {
+            self.violation(c, "invalid message length");
             return Step::Gone;
         }
         let Some(data) = bytes.get(wire::HEADER..frame.total()) else { return Step::More };
