@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::wait::wait_until;
 
@@ -70,12 +70,30 @@ fn group_of(user: &str) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// Sends a signal; `false` if there is no such process.
+/// Sends a signal; `false` if there is no such process. Behind `SIGSTOP` the process stands: until all its threads have seen the signal, it may still
+/// answer somebody.
 pub fn signal(pid: u32, signal: i32) -> bool {
     let Ok(pid) = i32::try_from(pid) else { return false };
     assert!(pid > 1, "a signal to pid {pid} would hit more than one child");
     // SAFETY: kill takes two integers and touches no memory of ours.
-    unsafe { libc::kill(pid, signal) == 0 }
+    let sent = unsafe { libc::kill(pid, signal) == 0 };
+    let patience = Instant::now() + Duration::from_secs(10);
+    while sent && signal == libc::SIGSTOP && runs(pid) {
+        assert!(Instant::now() < patience, "process {pid} does not stop");
+        std::thread::yield_now();
+    }
+    sent
+}
+
+/// Whether a thread of the process is neither stopped nor ended.
+fn runs(pid: i32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    threads.flatten().any(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // The state is behind the name, which is in brackets. No file: the thread has ended.
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        !matches!(state, None | Some('T' | 't' | 'Z' | 'X'))
+    })
 }
 
 /// Direct children of a process.
