@@ -42,6 +42,8 @@ mod moving_others;
 mod name_maps;
 mod oauth;
 mod oauth_https;
+mod oauth_postgresql;
+mod oauth_provider;
 mod observing;
 mod operations;
 mod otlp;
