@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use kingpost_tests::{Cluster, DATABASE, Kingpost, SOON, ShowLogs, USER, sqlstate, user, wait_until, within};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-use crate::common::{only_kingpost, shared, value};
+use crate::common::{name, only_kingpost, shared, value};
 
 /// The console of a proxy under `trust`, where everybody is an operator.
 pub(crate) async fn console(kingpost: &Kingpost) -> Client {
@@ -231,6 +231,43 @@ async fn reconnect_replaces_and_wait_close_waits() {
     rows(&console, "RECONNECT").await;
     within("WAIT_CLOSE", SOON, cluster.dir(), console.simple_query("WAIT_CLOSE")).await.unwrap();
     assert_ne!(value(&client, pid).await, before);
+}
+
+/// A column gets another type past the proxy, in each of two databases; then RECONNECT of one of them. There a text that is prepared anew has the new type at once; who
+/// has it prepared keeps the former, as directly.
+#[tokio::test]
+async fn reconnect_ends_what_texts_meant() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = cluster().await;
+    let _logs = ShowLogs(cluster.dir());
+    let primary = cluster.primary();
+    primary.execute("CREATE DATABASE shop").await;
+    let table = name("retyped");
+    for database in [DATABASE, "shop"] {
+        primary.execute_in(database, &format!("CREATE TABLE {table} (v int); GRANT ALL ON {table} TO PUBLIC")).await;
+    }
+    let kingpost = Kingpost::of(&cluster).set("proxy.workers", 1).start().await;
+    let console = console(&kingpost).await;
+    let text = format!("INSERT INTO {table} VALUES ($1)");
+    let took = async |client: &Client| client.prepare(&text).await.unwrap().params()[0].name().to_owned();
+    let login = async |database: &str| {
+        let mut config = kingpost.endpoint().config();
+        kingpost.endpoint().connect_as(config.dbname(database)).await
+    };
+    let [one, other] = [login(DATABASE).await, login("shop").await];
+    let held = one.prepare(&text).await.unwrap();
+    assert_eq!([held.params()[0].name(), &took(&other).await], ["int4"; 2]);
+    for database in [DATABASE, "shop"] {
+        primary.execute_in(database, &format!("ALTER TABLE {table} ALTER v TYPE text")).await;
+    }
+    rows(&console, &format!("RECONNECT {DATABASE}")).await;
+    let new = login(DATABASE).await;
+    assert_eq!([took(&one).await, took(&new).await], ["text"; 2]);
+    new.execute(&text, &[&"007"]).await.unwrap();
+    one.execute(&held, &[&8]).await.unwrap();
+    assert_eq!(value(&new, &format!("SELECT string_agg(v, ' ' ORDER BY v) FROM {table}")).await, "007 8");
 }
 
 #[tokio::test]

@@ -154,6 +154,7 @@ metrics! {
         protocol_errors: "Connections closed for a violation of the protocol",
         prepares: "Prepared statements sent to a server because its connection did not have them",
         parses_local: "Parse messages answered by the proxy itself",
+        parses_asked: "Parse messages of a known text for which a server was asked whether its parameters still have the same types",
         lane_statements: "Statements sent on a server connection shared with other clients",
         lane_batches: "Batches in which they were sent: statements divided by batches is the size of a batch",
         lane_unknown: "Reads that had a server connection to themselves because their cost was not known yet",

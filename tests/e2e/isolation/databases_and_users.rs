@@ -1,8 +1,8 @@
 //! One text means one thing in one database for one user: prepared statements of others are not it.
 
-use kingpost_tests::oracle::Talk;
+use kingpost_tests::oracle::{Said, Talk};
 use kingpost_tests::raw::{bind, close, describe, execute, parse, query, sync};
-use kingpost_tests::{DATABASE, Kingpost, USER, database};
+use kingpost_tests::{DATABASE, Kingpost, SOON, USER, database, wait_until};
 
 use crate::common::{name, only_kingpost};
 use crate::isolation::{ONE, OTHER_DATABASE, OTHER_USER, REPLICA, TWO, UNNAMED, world};
@@ -292,4 +292,78 @@ async fn a_table_that_is_swapped_past_the_proxy() {
         })
         .await;
     assert_eq!(direct.errors(), [""; 0]);
+}
+
+/// A column got another type where the proxy does not see it: past the proxy, or in `DO`. Clients that prepared the text later still got
+/// the parameters of those before, and `'007'` was stored as `7`. PostgreSQL keeps them for the session that has them, and for no other.
+#[tokio::test]
+async fn a_column_that_gets_another_type_unseen() {
+    let (world, _logs) = world().await;
+    let table = name("retyped");
+    let primary = world.cluster.primary();
+    let make = format!(
+        "DROP TABLE IF EXISTS {table}; CREATE TABLE {table} (id int, v int, w date); ALTER TABLE {table} OWNER TO {USER}"
+    );
+    let alter = format!("ALTER TABLE {table} ALTER v TYPE text");
+    let insert = format!("INSERT INTO {table} (v) VALUES ($1)");
+    let find = format!("SELECT v FROM {table} WHERE v = $1");
+    let other = format!("SELECT w FROM {table} WHERE w = $1");
+    let ways = [false, true];
+    for (way, front) in ways.iter().flat_map(|way| [ONE, TWO, UNNAMED].map(|front| (*way, front))) {
+        let direct = world
+            .as_postgres(&[front], async |talk| {
+                for database in [DATABASE, OTHER_DATABASE] {
+                    primary.execute_in(database, &make).await;
+                }
+                // Two that have the statement, and one of the other database, where nothing happens.
+                let old = [talk.login(USER, DATABASE).await, talk.login(USER, DATABASE).await];
+                let stranger = talk.login(USER, OTHER_DATABASE).await;
+                for who in [old[0], old[1], stranger] {
+                    for text in [&insert, &find, &other] {
+                        talk.say(who, &[parse("s", text), describe(b'S', "s"), close(b'S', "s"), sync()]).await;
+                    }
+                    prepared(talk, who, "insert", &insert, &["08"]).await;
+                    prepared(talk, who, "find", &find, &["08"]).await;
+                    unnamed(talk, who, &find, &["8"]).await;
+                    unnamed(talk, who, &find, &["08"]).await;
+                }
+                if way {
+                    talk.query(old[1], &format!("DO $$ BEGIN EXECUTE '{alter}'; END $$")).await;
+                } else {
+                    primary.execute(&alter).await;
+                }
+                // The proxy looks now and then whether a text still means the same.
+                let new = talk.login(USER, DATABASE).await;
+                for text in [&insert, &find] {
+                    let look = [parse("look", text), describe(b'S', "look"), close(b'S', "look"), sync()];
+                    wait_until("parameters of the new type", SOON, world.cluster.dir(), async || {
+                        talk.say_aside(new, &look).await.contains(&Said::Parameters(vec![25])).then_some(())
+                    })
+                    .await;
+                }
+                let newer = talk.login(USER, DATABASE).await;
+                for who in [new, newer, stranger] {
+                    prepared(talk, who, "insert_now", &insert, &["007"]).await;
+                    prepared(talk, who, "find_now", &find, &["007"]).await;
+                    unnamed(talk, who, &find, &["007"]).await;
+                    talk.query(who, "BEGIN").await;
+                    unnamed(talk, who, &insert, &["0010"]).await;
+                    talk.say(who, &[parse("s", &other), describe(b'S', "s"), close(b'S', "s"), sync()]).await;
+                    talk.query(who, "COMMIT").await;
+                }
+                // Who has prepared it before has a parameter of the former type.
+                for who in old {
+                    talk.say(who, &[describe(b'S', "insert"), sync()]).await;
+                    talk.say(who, &[bind("", "insert", &["009"]), execute("", 0), sync()]).await;
+                    // `text = integer`.
+                    talk.say(who, &[bind("", "find", &["009"]), execute("", 0), sync()]).await;
+                }
+                talk.say(stranger, &[bind("", "insert", &["009"]), execute("", 0), sync()]).await;
+                for who in [new, stranger] {
+                    talk.query(who, &format!("SELECT string_agg(v::text, ' ' ORDER BY v::text) FROM {table}")).await;
+                }
+            })
+            .await;
+        assert_eq!(direct.errors(), ["42883"; 2]);
+    }
 }

@@ -11,6 +11,7 @@
 //!   skips what follows an error.
 //! - [`Held`]: which statements one server connection has.
 //! - [`Columns`]: the columns of a statement as clients were told of them.
+//! - `Parameters`: the types of a statement's parameters, which stay as the first server has settled them.
 //!
 //! What must hold: a client gets the statement that its own session would have made of its text, or an error that
 //! PostgreSQL would have given. Nothing in here does I/O.
@@ -18,6 +19,7 @@
 mod columns;
 mod held;
 mod names;
+mod parameters;
 mod registry;
 mod scope;
 mod statement;
@@ -26,5 +28,5 @@ pub(crate) use columns::Columns;
 pub(crate) use held::{Dropped, Held, Unnamed};
 pub(crate) use names::{Full, Names, Undo};
 pub(crate) use registry::{Registry, Statements};
-pub(crate) use scope::{Place, Reading, Scope};
+pub(crate) use scope::{Moment, Place, Reading, Scope};
 pub(crate) use statement::{Statement, StatementName};

@@ -39,6 +39,8 @@ pub(crate) struct Named {
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     statement: Arc<Statement>,
+    /// What the name was charged for in [`Named::bytes`]: the statement may be replaced by one of another size.
+    bytes: usize,
     /// The client was told of the statement's columns, and relies on them.
     told: bool,
     /// Set if `statement` was made while it was unknown under which parameters the client's texts are read. The name
@@ -131,7 +133,7 @@ impl Names {
             return Err(Full::Bytes);
         }
         named.bytes += bytes;
-        let taken = named.entries.insert(name.into(), Entry { statement, told: false, settled: None });
+        let taken = named.entries.insert(name.into(), Entry { statement, bytes, told: false, settled: None });
         debug_assert!(taken.is_none(), "a name that is taken is not given again");
         Ok(Undo::Free(name.into()))
     }
@@ -156,7 +158,7 @@ impl Names {
         }
         let named = self.named.as_mut()?;
         let (name, entry) = named.entries.remove_entry(name)?;
-        named.bytes -= weight(&name, &entry.statement);
+        named.bytes -= entry.bytes;
         if named.entries.is_empty() {
             self.named = None;
         }
@@ -223,11 +225,10 @@ impl Names {
             Undo::Named(was) => {
                 let (name, entry) = *was;
                 let named = self.named.get_or_insert_default();
-                named.bytes += weight(&name, &entry.statement);
+                named.bytes += entry.bytes;
                 named.unsettled |= entry.settled.is_some();
-                let key = name.clone();
                 if let Some(instead) = named.entries.insert(name, entry) {
-                    named.bytes -= weight(&key, &instead.statement);
+                    named.bytes -= instead.bytes;
                 }
             }
             Undo::All(named) => self.named = Some(named),
@@ -359,6 +360,20 @@ mod tests {
         names.replace(b"a", statement(7));
         names.settle();
         assert_eq!(id(&names, b"a"), Some(7));
+    }
+
+    #[test]
+    fn a_statement_of_another_size_costs_what_the_first_did() {
+        let mut names = Names::default();
+        names.parse(b"a", statement(1)).unwrap();
+        names.parse(b"b", statement(2)).unwrap();
+        let longer = Arc::new(Statement::test_of(3, &[b'x'; 1000]));
+        names.replace_for_now(b"a", longer.clone());
+        let undo = names.close(b"a").unwrap();
+        names.undo(undo);
+        names.replace(b"a", longer);
+        names.close(b"a").unwrap();
+        assert_eq!(names.named.as_ref().map(|named| named.bytes), Some(weight(b"b", &statement(2))));
     }
 
     #[test]

@@ -96,6 +96,21 @@ pub(crate) struct Schema {
     last: AtomicU64,
 }
 
+/// A point in time, and the version of a schema then.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moment {
+    /// Milliseconds since the process's table of statements was made.
+    pub(super) millis: u64,
+    pub(super) version: u64,
+}
+
+impl Moment {
+    /// When the answer came to what was asked at this moment: the version of the schema is that of the question.
+    pub(crate) fn answered(self, now: Moment) -> Moment {
+        Moment { millis: now.millis, ..self }
+    }
+}
+
 impl Schema {
     pub(super) fn new(born: Instant) -> Schema {
         Schema { changes: AtomicU64::new(0), declared: AtomicU64::new(0), born, last: AtomicU64::new(0) }
@@ -111,14 +126,22 @@ impl Schema {
         self.declared.load(Ordering::Acquire)
     }
 
+    /// This moment.
+    pub(crate) fn moment(&self, now: Instant) -> Moment {
+        Moment { millis: self.millis(now), version: self.version() }
+    }
+
+    fn millis(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.born).as_millis()).unwrap_or(u64::MAX - 1)
+    }
+
     /// A client changes the schema, or may have committed a change. `declared`: by DDL, after which each Parse makes a
     /// fresh statement, as it would without the proxy.
     pub(crate) fn changes(&self, now: Instant, declared: bool) {
         if declared {
             self.declared.fetch_add(1, Ordering::AcqRel);
         }
-        let at = u64::try_from(now.saturating_duration_since(self.born).as_millis()).unwrap_or(u64::MAX - 1) + 1;
-        self.last.fetch_max(at, Ordering::AcqRel);
+        self.last.fetch_max(self.millis(now) + 1, Ordering::AcqRel);
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
 

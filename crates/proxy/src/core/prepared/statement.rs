@@ -8,14 +8,15 @@ use arc_swap::ArcSwapOption;
 use sql::{Access, Changes, Class};
 
 use super::columns::Columns;
-use super::scope::{SETTLED_AFTER, Scope};
+use super::parameters::Parameters;
+use super::scope::{Moment, SETTLED_AFTER, Scope};
 
 /// Longest unnamed statement that server connections keep, in bytes.
 const MOST_UNNAMED: usize = 8 << 10;
 /// After this many Parses without a name, a statement is expected to come again.
 const MANY: u32 = 2;
 /// Approximate size of a statement besides its text and types, in bytes.
-const FIXED: usize = 320;
+const FIXED: usize = 384;
 
 /// A text and its parameter types, in one scope. Clients of the scope share the statement. A server connection has it
 /// at most once, under a name made from `id`.
@@ -27,6 +28,7 @@ pub(crate) struct Statement {
     scope: Option<Scope>,
     text: Box<[u8]>,
     types: Box<[u8]>,
+    parameters: Parameters,
     class: Class,
     /// [`super::scope::Schema::declared`] when the statement was made.
     declared: u64,
@@ -36,6 +38,8 @@ pub(crate) struct Statement {
     columns: OnceLock<Columns>,
     /// The columns have changed since: the statement is given to no further client.
     outdated: AtomicBool,
+    /// A Parse of the text gives other parameters or columns by now: the statement is given to no further client, and goes on for who has it.
+    superseded: AtomicBool,
     /// A replica has refused to run the statement.
     demoted: AtomicBool,
     /// How often the statement was parsed without a name; not counted beyond [`MANY`].
@@ -71,11 +75,13 @@ impl Statement {
             scope,
             text: text.into(),
             types: types.into(),
+            parameters: Parameters::new(text, types),
             class,
             declared,
             accepted: AtomicBool::new(false),
             columns: OnceLock::new(),
             outdated: AtomicBool::new(false),
+            superseded: AtomicBool::new(false),
             demoted: AtomicBool::new(false),
             unnamed: AtomicU32::new(0),
             described: ArcSwapOption::empty(),
@@ -108,9 +114,42 @@ impl Statement {
         &self.text
     }
 
-    /// The declared parameter types as on the wire: the count, then the type OIDs.
+    /// The parameter types that the client has declared, as on the wire: the count, then the type OIDs.
     pub(crate) fn types(&self) -> &[u8] {
         &self.types
+    }
+
+    /// The parameter types with which a server connection gets the statement: those that the first server has settled, once they are known.
+    pub(crate) fn settled_types(&self) -> &[u8] {
+        self.parameters.settled().unwrap_or(&self.types)
+    }
+
+    /// True if the client has left the type of a parameter open.
+    pub(crate) fn leaves_types_open(&self) -> bool {
+        self.parameters.are_open()
+    }
+
+    /// A server has described the statement with these parameter types. False if the first one has settled others; then no further client gets the statement.
+    pub(crate) fn has_types(&self, types: &[u8]) -> bool {
+        let same = !self.parameters.are_open() || self.parameters.settle(types);
+        self.superseded.fetch_or(!same, Ordering::Relaxed);
+        same
+    }
+
+    /// A server has described a fresh Parse of the text; what is too long to compare is `None`. If the statement was prepared with other parameters, or gives
+    /// other columns, no further client gets the statement.
+    pub(crate) fn parses_as(&self, parameters: Option<&[u8]>, columns: Option<Columns>, at: Moment) {
+        let same = parameters.is_some_and(|types| self.has_types(types))
+            && columns.is_none_or(|columns| self.columns().is_none_or(|told| told == columns));
+        if same {
+            self.parameters.are_still_so(at);
+        }
+        self.superseded.fetch_or(!same, Ordering::Relaxed);
+    }
+
+    /// True if a Parse of the text would give the parameters that this statement has, as far as can be known without asking a server.
+    pub(crate) fn is_sure(&self, now: Moment) -> bool {
+        self.parameters.are_sure(now)
     }
 
     /// The statement's class. A read that a replica has refused counts as a write: it may call a function that writes.
@@ -130,7 +169,9 @@ impl Statement {
     /// True if a Parse of the same text may be answered with this statement. After DDL only a fresh Parse is sure to
     /// see the schema as it is now.
     pub(super) fn is_current(&self, declared: u64) -> bool {
-        !self.is_outdated() && (self.declared == declared || self.class.control != sql::Control::None)
+        !self.is_outdated()
+            && !self.superseded.load(Ordering::Relaxed)
+            && (self.declared == declared || self.class.control != sql::Control::None)
     }
 
     /// True if a server has accepted the statement: the proxy may answer a Parse of it.

@@ -8,7 +8,7 @@ use wire::{Severity, Sqlstate};
 
 use super::protocol;
 use crate::core::observe::Timing;
-use crate::core::prepared::{Dropped, Statement, Undo};
+use crate::core::prepared::{Dropped, Moment, Statement, Undo};
 use crate::traffic::{Refused, Traffic};
 
 /// What a message to a server was. Looked at when the message is answered or skipped.
@@ -57,6 +57,9 @@ pub(in crate::core) enum Note {
     Describe { statement: Arc<Statement>, name: Box<[u8]>, schema: u64, undo: Undo },
     /// A Describe that the proxy inserted: does this connection have the columns that the client was told of?
     Check(Arc<Statement>),
+    /// A Describe that the proxy inserted behind a fresh Parse of this statement's text: what does the text mean by now? `held`: the Parse has given the
+    /// statement to this connection; otherwise it was without a name.
+    Ask { statement: Arc<Statement>, held: bool, asked: Moment },
     /// A client's Execute: what it changes of parameters and channels, and which prepared statements it drops.
     Execute { changes: Option<Arc<Changes>>, dropped: Option<Box<Dropping>> },
     /// Nothing was sent: the proxy answers the client when everything before has been answered.
@@ -150,7 +153,7 @@ impl Note {
             Note::Ahead | Note::ParseAhead(_) | Note::Inserted => Default::default(),
             Note::ParseOwn(_) | Note::ParseUnnamed | Note::Evict(_) | Note::CloseOwn => Default::default(),
             Note::Doomed(_) | Note::Bind(_) | Note::Missing(_) | Note::Refused(_) => Default::default(),
-            Note::Finished(_) | Note::Check(_) | Note::Sync(_) => Default::default(),
+            Note::Finished(_) | Note::Check(_) | Note::Ask { .. } | Note::Sync(_) => Default::default(),
         }
     }
 
@@ -184,6 +187,7 @@ impl protocol::Note for Note {
             | Note::Refused(_)
             | Note::Describe { .. }
             | Note::Check(_)
+            | Note::Ask { .. }
             | Note::Sync(_) => false,
         }
     }

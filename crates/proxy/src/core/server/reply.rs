@@ -367,6 +367,12 @@ impl Core {
         server.describing.clear();
         match server.protocol.front() {
             Some((_, Note::Check(_))) => Verdict::Swallow,
+            Some((_, Note::Ask { .. })) => {
+                if whole {
+                    server.describing.extend_from_slice(data);
+                }
+                Verdict::Swallow
+            }
             Some((_, Note::Describe { .. })) if whole => {
                 server.describing.extend_from_slice(data);
                 verdict
@@ -409,6 +415,18 @@ impl Core {
                 }
                 Verdict::Swallow
             }
+            Note::Ask { statement, held, asked } => {
+                let types = Some(&parameters[..]).filter(|types| !types.is_empty());
+                let now = self.pools[self.servers[s].pool].place.schema().moment(self.now);
+                statement.parses_as(types, whole.then(|| Columns::of(tag, data)), asked.answered(now));
+                // (Two connections were the first at once. This one's client has what it would have without the proxy; nobody else gets it.)
+                self.servers[s].retire |= held && types.is_some_and(|types| statement.settled_types() != types);
+                // The client may wait with its Parse.
+                if let Some(c) = self.servers[s].client {
+                    self.runnable.push_back(self.clients[c].token);
+                }
+                Verdict::Swallow
+            }
             _ => verdict,
         }
     }
@@ -424,6 +442,10 @@ impl Core {
     ) {
         if !statement.has_columns(Columns::of(tag, data)) {
             return statement.outdate();
+        }
+        if !parameters.is_empty() && !statement.has_types(parameters) {
+            self.servers[s].retire = true;
+            return;
         }
         self.servers[s].held.has_described(statement);
         // A replica may not know of a schema change yet, so its description is not kept for others.
@@ -977,7 +999,7 @@ impl Core {
             Note::RefusedQuery { .. } | Note::FailedQuery { .. } | Note::Answer { .. } | Note::Describe { .. } => {}
             Note::Client | Note::Own | Note::Audit | Note::Begin | Note::Ahead | Note::Inserted | Note::CloseOwn => {}
             Note::Doomed(_) | Note::Bind(_) | Note::Missing(_) | Note::Refused(_) | Note::Finished(_) => {}
-            Note::Check(_) | Note::Sync(_) => {}
+            Note::Check(_) | Note::Ask { .. } | Note::Sync(_) => {}
         }
     }
 

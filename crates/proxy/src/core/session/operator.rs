@@ -269,8 +269,11 @@ impl Core {
         }
     }
 
-    /// Closes the server connections of `database` as soon as nobody uses them.
+    /// Closes the server connections of `database` as soon as nobody uses them. Whoever prepares a text from now on gets what it means now.
     fn retire_servers(&mut self, database: Option<&str>) {
+        for pool in self.pools.iter_mut().filter(|pool| is_of(pool, database)) {
+            pool.place.schema().changes(self.now, true);
+        }
         let mut idle = Vec::new();
         for (s, server) in &mut self.servers {
             // A listening connection is in use by its clients as long as they listen.

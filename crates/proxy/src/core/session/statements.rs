@@ -143,6 +143,9 @@ impl Core {
             }
             None => self.statement_for(c, text, types, class),
         };
+        if shown.is_none() && self.asks_first(c, s, name, &statement) {
+            return Step::Blocked;
+        }
         self.count_begin(c, s, self.classifier.shape(), text, true);
         if !name.is_empty() {
             return match self.parse_named(c, s, name, statement) {
@@ -198,7 +201,42 @@ impl Core {
         }
         self.make_room(s);
         self.send_parse(s, &statement, |statement| Note::Parse { statement, sent_as: SentAs::Named, undo });
+        if statement.leaves_types_open() && !self.servers[s].may_have_failed() {
+            // Other connections have to get the statement with the types that this server settles now.
+            self.ask(c, s, statement.clone(), true);
+        }
         Ok(())
+    }
+
+    /// A client prepares a text that servers have had for a while, and its parameters may get other types by now: a server is asked, by a Parse and a Describe in
+    /// the client's unit. True if the client's Parse has to wait for the answer. An error is the client's: its own Parse would have met it.
+    fn asks_first(&mut self, c: usize, s: usize, name: &[u8], statement: &Arc<Statement>) -> bool {
+        let (client, server) = (&self.clients[c], &self.servers[s]);
+        let now = self.pools[client.pool].place.schema().moment(self.now);
+        let known = statement.scope().is_some() && statement.is_accepted() && !statement.is_sure(now);
+        let taken = !name.is_empty() && client.names.get(name).is_some();
+        let free =
+            !server.may_have_failed() && !server.protocol.copies_in() && server.held.unnamed() != Unnamed::TooLong;
+        if !known || taken || !free {
+            return false;
+        }
+        self.metrics.parses_asked.add(1);
+        let server = &mut self.servers[s];
+        server.held.set_unnamed(Unnamed::Unknown);
+        server.protocol.sent(Request::Parse, Note::Inserted);
+        self.send(s, |out| message::parse(out, b"", statement.text(), statement.types()));
+        self.ask(c, s, statement.clone(), false);
+        self.send(s, |out| message::empty(out, b'H'));
+        true
+    }
+
+    /// Has the server describe what it has just parsed of the statement's text: under the statement's name if it is `held`.
+    fn ask(&mut self, c: usize, s: usize, statement: Arc<Statement>, held: bool) {
+        let asked = self.pools[self.clients[c].pool].place.schema().moment(self.now);
+        let name = held.then(|| statement.name());
+        let name = name.as_ref().map_or(&b""[..], StatementName::as_bytes);
+        self.send(s, |out| message::describe_statement(out, name));
+        self.servers[s].protocol.sent(Request::Describe, Note::Ask { statement, held, asked });
     }
 
     /// Handles a client's Parse of an unnamed statement that server connections keep under a name.
@@ -558,7 +596,7 @@ impl Core {
             }
             self.metrics.prepares.add(1);
             self.servers[s].held.set_unnamed(Unnamed::Is(statement.id()));
-            self.send(s, |out| message::parse(out, b"", statement.text(), statement.types()));
+            self.send(s, |out| message::parse(out, b"", statement.text(), statement.settled_types()));
             self.servers[s].protocol.sent(Request::Parse, Note::ParseUnnamed);
         }
         ServerName::Unnamed
@@ -603,8 +641,8 @@ impl Core {
         if held && now == (Reads::Unknown { held_are_good: true }) {
             return Some(statement);
         }
-        // The names in the text stand for other objects now: PostgreSQL would analyse the text again.
-        let fresh = self.statement_for(c, statement.text(), statement.types(), statement.class());
+        // The names in the text stand for other objects now: PostgreSQL would analyse the text again, and keep the types of parameters.
+        let fresh = self.statement_for(c, statement.text(), statement.settled_types(), statement.class());
         if let Some(columns) = statement.columns().filter(|_| told)
             && !fresh.has_columns(columns)
         {
@@ -703,7 +741,9 @@ impl Core {
         self.make_room(s);
         self.metrics.prepares.add(1);
         self.servers[s].held.gets(&statement);
-        self.send(s, |out| message::parse(out, statement.name().as_bytes(), statement.text(), statement.types()));
+        self.send(s, |out| {
+            message::parse(out, statement.name().as_bytes(), statement.text(), statement.settled_types());
+        });
         self.servers[s].protocol.sent(Request::Parse, Note::ParseAhead(statement));
         self.end_ahead(s);
     }
@@ -734,7 +774,9 @@ impl Core {
     fn send_parse(&mut self, s: usize, statement: &Arc<Statement>, note: impl FnOnce(Arc<Statement>) -> Note) {
         self.servers[s].held.gets(statement);
         self.metrics.prepares.add(1);
-        self.send(s, |out| message::parse(out, statement.name().as_bytes(), statement.text(), statement.types()));
+        self.send(s, |out| {
+            message::parse(out, statement.name().as_bytes(), statement.text(), statement.settled_types());
+        });
         self.servers[s].protocol.sent(Request::Parse, note(statement.clone()));
     }
 

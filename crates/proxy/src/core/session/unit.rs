@@ -325,11 +325,13 @@ impl Core {
     fn scan_parse(&mut self, c: usize, name: &[u8], text: &[u8], types: &[u8]) {
         let class = self.classify_parsed(c, text);
         let statement = self.statement_for(c, text, types, class);
-        let accepted = !name.is_empty() && statement.is_accepted();
+        // (Otherwise a server has to be asked what the text means by now: `asks_first`.)
+        let sure = statement.is_sure(self.pools[self.clients[c].pool].place.schema().moment(self.now));
+        let accepted = !name.is_empty() && statement.is_accepted() && sure;
         let described = accepted && statement.described(self.now, self.schema_version(c)).is_some();
         let unit = &mut self.clients[c].unit;
         unit.parses_unnamed |= name.is_empty();
-        unit.single &= name.is_empty() && !unit.bound;
+        unit.single &= name.is_empty() && !unit.bound && (sure || !statement.is_accepted());
         unit.describable = if described { hash(name) } else { 0 };
         unit.key = self.classifier.shape();
         let needs_server = unit.needs_server;

@@ -1,0 +1,152 @@
+//! The types of a statement's parameters where the client has left them open.
+//!
+//! PostgreSQL settles them when it parses the text (`select … where a = $1`: the type of `a`), and they stay for as long as the prepared statement lives. When
+//! `a` gets another type later, a statement that was prepared before still takes the former one, and one that is prepared now takes the new one. So:
+//!
+//! - Each server connection gets the statement with the types that the first one has settled, whatever the schema is by then.
+//! - Whether a Parse would still settle them in the same way is asked of a server now and then, since a schema can change unseen: past the proxy, in `DO`,
+//!   in a function. If it would not, clients that prepare the text from then on get another statement.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::scope::{Moment, SETTLED_AFTER};
+
+/// PostgreSQL settles a parameter that is declared with one of these types as if none was declared: none, `unknown`, `void`.
+const OPEN: [u32; 3] = [0, 705, 2278];
+/// For so long, in milliseconds, nothing is asked again, however often the schema may have changed: a bound on the questions where each statement may hide DDL.
+const ASKED_JUST_NOW: u64 = 1_000;
+
+#[derive(Debug)]
+pub(super) struct Parameters {
+    /// The text has a parameter whose type the client has not declared.
+    open: bool,
+    /// As in Parse and ParameterDescription: the count (Int16), then the type OIDs (Int32 each).
+    settled: OnceLock<Box<[u8]>>,
+    /// When a server last settled a fresh Parse in the same way, as milliseconds of a [`Moment`] plus 1; 0: never. Written behind `version`.
+    asked: AtomicU64,
+    /// The version of the schema when that was asked.
+    version: AtomicU64,
+}
+
+impl Parameters {
+    /// Of a text and the types declared in its Parse.
+    pub(super) fn new(text: &[u8], declared: &[u8]) -> Parameters {
+        Parameters {
+            open: is_open(text, declared),
+            settled: OnceLock::new(),
+            asked: AtomicU64::new(0),
+            version: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn are_open(&self) -> bool {
+        self.open
+    }
+
+    /// The types that the first server has settled.
+    pub(super) fn settled(&self) -> Option<&[u8]> {
+        self.settled.get().map(|types| &**types)
+    }
+
+    /// A server has settled them so. False if another one has settled them otherwise.
+    pub(super) fn settle(&self, types: &[u8]) -> bool {
+        **self.settled.get_or_init(|| types.into()) == *types
+    }
+
+    /// A server that was asked `at` that moment settles a fresh Parse as the first one has.
+    pub(super) fn are_still_so(&self, at: Moment) {
+        self.version.store(at.version, Ordering::Relaxed);
+        self.asked.store(at.millis.saturating_add(1), Ordering::Release);
+    }
+
+    /// True if a fresh Parse would settle them as the first has, as far as can be known without asking.
+    pub(super) fn are_sure(&self, now: Moment) -> bool {
+        if !self.open {
+            return true;
+        }
+        let Some(asked) = self.asked.load(Ordering::Acquire).checked_sub(1) else { return false };
+        let age = now.millis.saturating_sub(asked);
+        let same = self.version.load(Ordering::Relaxed) == now.version;
+        age < ASKED_JUST_NOW || (same && u128::from(age) < SETTLED_AFTER.as_millis())
+    }
+}
+
+/// True if the text may have a parameter of no declared type. `'$1'` and `a$1` count, though they are none.
+fn is_open(text: &[u8], declared: &[u8]) -> bool {
+    let mut most = 0;
+    let mut rest = text;
+    while let Some(at) = rest.iter().position(|&byte| byte == b'$') {
+        rest = &rest[at + 1..];
+        let digits = rest.iter().take_while(|byte| byte.is_ascii_digit());
+        let number =
+            digits.fold(0_usize, |number, digit| number.saturating_mul(10).saturating_add(usize::from(digit - b'0')));
+        most = most.max(number);
+    }
+    let types = declared.get(2..).unwrap_or_default().chunks_exact(4);
+    let mut types = types.map(|oid| u32::from_be_bytes([oid[0], oid[1], oid[2], oid[3]]));
+    most > types.len() || (most > 0 && types.any(|oid| OPEN.contains(&oid)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::core::prepared::Registry;
+
+    fn types(oids: &[u32]) -> Vec<u8> {
+        let count = (oids.len() as u16).to_be_bytes();
+        count.into_iter().chain(oids.iter().flat_map(|oid| oid.to_be_bytes())).collect()
+    }
+
+    #[test]
+    fn which_are_open() {
+        let cases: [(&str, &[u32], bool); 12] = [
+            ("select 1", &[], false),
+            ("select $1", &[], true),
+            ("select $1", &[0], true),
+            ("select $1", &[705], true),
+            ("select $1", &[23], false),
+            ("select $1, $2", &[23], true),
+            ("select $2, $1", &[23, 25], false),
+            ("select $2, $1", &[23, 0], true),
+            ("select 1", &[0], false),
+            ("select $$a$$, $x$b$x$", &[], false),
+            ("select 1$", &[], false),
+            ("select $99999999999999999999999999", &[23], true),
+        ];
+        for (text, declared, expected) in cases {
+            assert_eq!(is_open(text.as_bytes(), &types(declared)), expected, "{text} {declared:?}");
+        }
+    }
+
+    #[test]
+    fn how_long_an_answer_is_good() {
+        let registry = Registry::default();
+        let place = registry.place(("d", "u"), "");
+        let begin = Instant::now();
+        let at = |millis| place.schema().moment(begin + Duration::from_millis(millis));
+        let parameters = Parameters::new(b"select $1", &types(&[]));
+        assert!(!parameters.are_sure(at(0)), "no server was asked");
+        assert!(parameters.settle(&types(&[23])) && parameters.settle(&types(&[23])));
+        assert!(!parameters.settle(&types(&[25])));
+        assert_eq!(parameters.settled(), Some(&types(&[23])[..]));
+        parameters.are_still_so(at(0));
+        assert!(parameters.are_sure(at(9_999)) && !parameters.are_sure(at(10_000)));
+        // Another worker's clock is a little behind.
+        parameters.are_still_so(at(500));
+        assert!(parameters.are_sure(at(499)));
+        // Something that may hide DDL has run.
+        let before = at(20_000);
+        place.schema().changes(begin + Duration::from_secs(20), false);
+        parameters.are_still_so(before);
+        assert!(parameters.are_sure(at(20_999)) && !parameters.are_sure(at(21_000)));
+        parameters.are_still_so(at(21_000));
+        assert!(parameters.are_sure(at(30_000)));
+        // Nobody else's schema counts.
+        registry.place(("e", "u"), "").schema().changes(begin, true);
+        assert!(parameters.are_sure(at(30_000)));
+        assert!(Parameters::new(b"select 1", &types(&[])).are_sure(at(0)));
+    }
+}
