@@ -171,6 +171,11 @@ impl Talk {
         Talk { port, sessions: Vec::new(), turns: Vec::new() }
     }
 
+    /// The port of whoever is talked with.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Logs in one more session and gives its number.
     ///
     /// # Panics

@@ -2,10 +2,12 @@
 
 use kingpost_tests::oracle::{Said, Talk, values};
 use kingpost_tests::raw::{Raw, bind, close, describe, execute, parse, query, sync};
-use kingpost_tests::{DATABASE, USER};
+use kingpost_tests::{Cluster, DATABASE, SOON, ShowLogs, USER, wait_until};
 
 use crate::common::name;
-use crate::isolation::{LOW_ROLE, ONE, REPLICA, TWO, UNNAMED, WIDE, world};
+use crate::isolation::{
+    LOW_ROLE, ONE, OTHER_DATABASE, OTHER_USER, PINNED, REPLICA, TWO, UNNAMED, WIDE, World, people, world,
+};
 
 /// Prepares a text and executes it, in one packet; the name is free again.
 async fn once(talk: &mut Talk, who: usize, text: &str) -> Vec<Said> {
@@ -582,6 +584,78 @@ async fn a_session_authorization_ends_the_role() {
                     for who in [who, other, who] {
                         assert_eq!(values(&talk.query(who, "SELECT current_user").await), [USER], "{way}: {clear}");
                     }
+                }
+            })
+            .await;
+        assert_eq!(direct.errors(), [""; 0]);
+    }
+}
+
+/// The server's configuration was loaded again with another `TimeZone` and `DateStyle`, or a database was altered to begin with others: texts that clients shared kept
+/// the values of their literals for ever, and new clients were told the former parameters.
+#[tokio::test]
+async fn a_time_zone_that_servers_begin_with_later() {
+    let cluster = Cluster::builder().replicas(1).start().await;
+    people(&cluster).await;
+    let world = World { cluster };
+    let _logs = ShowLogs(world.cluster.dir());
+    let primary = world.cluster.primary();
+    let zone = "SELECT current_setting('timezone')";
+    let set = async |zone: &str, style: &str| {
+        for what in [format!("timezone = '{zone}'"), format!("datestyle = '{style}'")] {
+            primary.execute(&format!("ALTER SYSTEM SET {what}")).await;
+        }
+        primary.execute("SELECT pg_reload_conf()").await;
+    };
+    for front in [ONE, TWO, UNNAMED, PINNED] {
+        let direct = world
+            .as_postgres(&[front], async |talk| {
+                set("UTC", "ISO, MDY").await;
+                let mut old = Vec::new();
+                for (user, database) in [(USER, DATABASE), (OTHER_USER, OTHER_DATABASE)] {
+                    old.push(talk.login(user, database).await);
+                    old.push(talk.login_with(user, database, &[("timezone", "Asia/Kolkata")]).await);
+                }
+                let reloaded = async |talk: &mut Talk, who: &[usize], to: &str| {
+                    for &who in who {
+                        wait_until("the reload", SOON, world.cluster.dir(), async || {
+                            let said = talk.say_aside(who, &[query(zone)]).await;
+                            (values(&said) == [to]).then_some(())
+                        })
+                        .await;
+                    }
+                };
+                reloaded(talk, &[old[0], old[2]], "UTC").await;
+                for &who in &old {
+                    once(talk, who, &reading(0)).await;
+                    unnamed(talk, who, &reading(0)).await;
+                    unnamed(talk, who, &reading(0)).await;
+                }
+                set("Asia/Tokyo", "ISO, DMY").await;
+                reloaded(talk, &[old[0], old[2]], "Asia/Tokyo").await;
+                // Whoever prepares the text from now on, new here or not.
+                for (user, database) in [(USER, DATABASE), (OTHER_USER, OTHER_DATABASE)] {
+                    let port = talk.port();
+                    let told = async || {
+                        let (_, said) = Raw::greeted(port, user, database, &[]).await;
+                        let all = said.iter().filter(|message| message.kind == b'S');
+                        all.map(|message| String::from_utf8_lossy(&message.body).into_owned())
+                            .any(|told| told == "TimeZone\0Asia/Tokyo\0")
+                            .then_some(())
+                    };
+                    wait_until("a login that is told the time zone", SOON, world.cluster.dir(), told).await;
+                    let plain = talk.login(user, database).await;
+                    let own = talk.login_with(user, database, &[("timezone", "Asia/Kolkata")]).await;
+                    for who in [plain, own] {
+                        once(talk, who, &reading(0)).await;
+                        unnamed(talk, who, &reading(0)).await;
+                        talk.query(who, zone).await;
+                        talk.query(who, "SHOW datestyle").await;
+                    }
+                }
+                for &who in &old {
+                    once(talk, who, &reading(0)).await;
+                    unnamed(talk, who, &reading(0)).await;
                 }
             })
             .await;

@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use topology::{NodeId, Role};
+use topology::Role;
 use wire::frontend::{Message, messages};
 use wire::payload::Named;
 use wire::{Sqlstate, message};
@@ -174,7 +174,7 @@ impl Core {
                         return false;
                     }
                     if place.connecting == 0 {
-                        self.widen(p, node);
+                        self.open_one(p, node);
                     }
                 }
                 s
@@ -206,15 +206,6 @@ impl Core {
             && server.output.len() < self.settings.buffer_limit
             && server.params.is(&self.clients[c].params)
             && (server.lane.admitted < KEEP || !place.is_asked_for(self.id))
-    }
-
-    /// Opens a connection for one more lane, as none is idle.
-    fn widen(&mut self, p: usize, node: NodeId) {
-        let place = &mut self.pools[p].nodes[usize::from(node.0)];
-        if !place.is_suspect(self.now) && place.budget.try_open(false).is_ok() {
-            place.connecting += 1;
-            self.open(p, node);
-        }
     }
 
     fn begin_lane(&mut self, s: usize) {

@@ -126,6 +126,8 @@ pub(in crate::core) struct PoolNode {
     touched: bool,
     /// Connections given to this worker's clients while another worker waits.
     kept: u32,
+    /// What the last session on the node began with of the parameters by which literals are read; empty: unknown.
+    literals: Vec<(String, String)>,
 }
 
 /// Which of a user's secrets a node is offered: the one that it accepted last, else each in turn.
@@ -400,6 +402,7 @@ impl Core {
                 published: false,
                 touched: false,
                 kept: 0,
+                literals: Vec::new(),
             });
         }
     }
@@ -788,10 +791,16 @@ impl Core {
         // A connection that no client has used yet is not closed for its age, however short `server_lifetime` is: the
         // waiting client would only wait for another.
         let expired = !server.fresh && server.is_aged(self.pools[server.pool].database.server_lifetime, self.now);
-        if server.retire || expired || self.pools[server.pool].paused {
-            let p = server.pool;
+        let otherwise = server.reads_otherwise();
+        if server.retire || expired || otherwise || self.pools[server.pool].paused {
+            let (p, node) = (server.pool, server.node);
             self.drop_server(s);
-            return self.pump(p);
+            self.pump(p);
+            if otherwise && !self.pools[p].paused {
+                // Either something has been left in this session, or sessions begin with something else now: a new one will show.
+                self.open_one(p, node);
+            }
+            return;
         }
         server.idle_since = self.now;
         let (p, n) = (server.pool, usize::from(server.node.0));
@@ -948,6 +957,15 @@ impl Core {
 
     // --- opening and closing ---
 
+    /// Opens a connection to the node that no client waits for, if there may be one more.
+    pub(in crate::core) fn open_one(&mut self, p: usize, node: NodeId) {
+        let Some(place) = self.pools[p].nodes.get_mut(usize::from(node.0)) else { return };
+        if !place.is_suspect(self.now) && place.budget.try_open(false).is_ok() {
+            place.connecting += 1;
+            self.open(p, node);
+        }
+    }
+
     pub(in crate::core) fn open(&mut self, p: usize, node: NodeId) {
         let index = self.servers.vacant_key();
         let token = self.token(Kind::Server, index);
@@ -970,17 +988,46 @@ impl Core {
             return self.tunnel_opened(s);
         }
         self.shared.senders.add(server.node, server.key.0, &server.sender);
+        server.defaults.begin(&server.reported);
         let pool = &mut self.pools[server.pool];
         pool.begins(&server.reported);
         pool.known = true;
         let place = &mut pool.nodes[usize::from(server.node.0)];
+        let begun = server.defaults.begun();
+        let otherwise = !place.literals.is_empty() && place.literals != begun;
+        place.literals = begun.to_vec();
         place.connecting -= 1;
         place.failures = 0;
         place.offers.accepted();
         place.refused = false;
         place.retry_at = None;
         self.metrics.server_connections_opened.add(1);
+        if otherwise {
+            self.literals_change(s);
+        }
         self.rest(s);
+    }
+
+    /// The session `s` reads literals otherwise than those that began before on its node: whoever prepares a text from now on gets what it means now, and
+    /// the connections of those sessions are closed.
+    fn literals_change(&mut self, s: usize) {
+        let (p, node) = (self.servers[s].pool, self.servers[s].node);
+        self.pools[p].place.schema().changes(self.now, true);
+        let mut idle = Vec::new();
+        for (other, server) in &mut self.servers {
+            if other != s && server.pool == p && server.node == node && !server.listener {
+                server.retire = true;
+                idle.extend(server.is_idle().then_some(other));
+            }
+        }
+        tracing::info!(
+            node = self.view.node(node).map(|n| n.node.name.as_str()),
+            connections = idle.len(),
+            "TimeZone, DateStyle or the like is another one for new sessions: closing idle server connections that began before"
+        );
+        for other in idle {
+            self.drop_server(other);
+        }
     }
 
     /// A connection could not be opened. The pause before the next attempt grows with each failure.

@@ -7,6 +7,7 @@
 //! - `connect`: the login to the server, and setting the session to a client's parameters.
 
 mod connect;
+mod defaults;
 mod note;
 mod portal;
 pub(in crate::core) mod protocol;
@@ -23,6 +24,7 @@ use crate::core::over;
 use crate::settings::Lifetime;
 use wire::scram;
 
+use self::defaults::Defaults;
 use super::Core;
 use super::lane::Lane;
 use super::memory::Output;
@@ -75,6 +77,8 @@ pub(crate) struct Server {
     pub(in crate::core) tracker: Tracker,
     /// The parameters as the server reported them (`ParameterStatus`).
     pub(in crate::core) reported: Vec<(String, String)>,
+    /// Whether literals are still read as when the session began.
+    pub(in crate::core) defaults: Defaults,
     /// The `ParameterDescription` of a Describe whose second message is still to come.
     pub(in crate::core) describing: Vec<u8>,
 
@@ -253,6 +257,7 @@ impl Server {
             params: Applied::These(params),
             tracker: Tracker::default(),
             reported: Vec::new(),
+            defaults: Defaults::default(),
             describing: Vec::new(),
             work: Work::default(),
             meter: Meter { measured: 0, answered: 0, timing: Timing::none(now), ended: None, rows: 0, error: None },
@@ -329,10 +334,19 @@ impl Server {
     /// Remembers what a `ParameterStatus` message says.
     pub(in crate::core) fn report(&mut self, name: &[u8], value: &[u8]) {
         let (name, value) = (String::from_utf8_lossy(name), String::from_utf8_lossy(value));
+        if self.defaults.hear(&name) && !self.lane.is_empty() {
+            // No text of a lane sets anything: the server's configuration was loaded again.
+            self.retire = true;
+        }
         match self.reported.iter_mut().find(|(n, _)| *n == name) {
             Some(entry) => entry.1 = value.into_owned(),
             None => self.reported.push((name.into_owned(), value.into_owned())),
         }
+    }
+
+    /// Asked while no client has the session: true if literals are no longer read as when it began.
+    pub(in crate::core) fn reads_otherwise(&mut self) -> bool {
+        self.defaults.have_changed(&self.reported, &self.params)
     }
 
     /// The last reported value of a parameter.

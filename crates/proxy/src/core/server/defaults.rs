@@ -1,0 +1,97 @@
+//! What a server connection began with of the parameters by which literals are read, and whether that still holds.
+//!
+//! A reload of PostgreSQL's configuration changes `TimeZone` and the like in sessions that have not set them, and `ALTER ROLE … SET` in those that begin later.
+//! Texts that were prepared before then mean something else for who prepares them now.
+
+use sql::{Meaning, meaning_of};
+
+use crate::core::parameters::Applied;
+
+/// Pairs of name, in lower case, and value, sorted.
+type List = Vec<(String, String)>;
+
+/// Of the parameters that a server reports.
+#[derive(Debug, Default)]
+pub(in crate::core) struct Defaults {
+    begun: List,
+    /// The server has reported one of them since [`Defaults::have_changed`] was last asked.
+    heard: bool,
+}
+
+impl Defaults {
+    /// The session has begun, and the server has reported these parameters.
+    pub(in crate::core) fn begin(&mut self, reported: &[(String, String)]) {
+        (self.begun, self.heard) = (of_literals(reported), false);
+    }
+
+    /// What the session has begun with.
+    pub(in crate::core) fn begun(&self) -> &[(String, String)] {
+        &self.begun
+    }
+
+    /// The server reports a new value of this parameter. True if literals are read by it.
+    pub(in crate::core) fn hear(&mut self, name: &str) -> bool {
+        let is = is_of_literals(&name.to_ascii_lowercase());
+        self.heard |= is;
+        is
+    }
+
+    /// Asked while no client has the session: true if it no longer has what it began with, but for what the proxy has `applied`.
+    pub(in crate::core) fn have_changed(&mut self, reported: &[(String, String)], applied: &Applied) -> bool {
+        let Applied::These(params) = applied else { return false };
+        if !std::mem::take(&mut self.heard) {
+            return false;
+        }
+        let now = of_literals(reported);
+        self.begun.iter().any(|was| params.get(&was.0).is_none() && !now.contains(was))
+    }
+}
+
+fn is_of_literals(name: &str) -> bool {
+    meaning_of(name) == Meaning::Literals
+}
+
+fn of_literals(reported: &[(String, String)]) -> List {
+    let named = reported.iter().map(|(name, value)| (name.to_ascii_lowercase(), value.clone()));
+    let mut list: List = named.filter(|(name, _)| is_of_literals(name)).collect();
+    list.sort_unstable();
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::core::parameters::Interned;
+    use crate::core::prepared::Registry;
+
+    #[test]
+    fn what_has_changed() {
+        let list = |zone: &str, style: &str, name: &str| {
+            [("TimeZone", zone), ("DateStyle", style), ("application_name", name)]
+                .map(|(n, v)| (n.to_owned(), v.to_owned()))
+        };
+        let mut interned = Interned::new(Arc::new(Registry::default()));
+        let none = Applied::These(interned.none().clone());
+        let zone = Applied::These(interned.intern(vec![("timezone".into(), "UTC".into())]));
+        let mut defaults = Defaults::default();
+        defaults.begin(&list("UTC", "ISO, MDY", "a"));
+        assert_eq!(defaults.begun(), [("datestyle".into(), "ISO, MDY".into()), ("timezone".into(), "UTC".into())]);
+        // Nothing is looked at before something was heard.
+        assert!(!defaults.have_changed(&list("Asia/Tokyo", "ISO, MDY", "a"), &none));
+        assert!(!defaults.hear("application_name") && !defaults.have_changed(&list("UTC", "ISO, MDY", "b"), &none));
+        // There and back.
+        assert!(defaults.hear("TimeZone") && !defaults.have_changed(&list("UTC", "ISO, MDY", "b"), &none));
+        assert!(defaults.hear("TimeZone") && defaults.have_changed(&list("Asia/Tokyo", "ISO, MDY", "b"), &none));
+        // A client's own, and with it what is no client's.
+        assert!(defaults.hear("TimeZone") && !defaults.have_changed(&list("Asia/Tokyo", "ISO, MDY", "b"), &zone));
+        assert!(defaults.hear("DateStyle") && defaults.have_changed(&list("Asia/Tokyo", "SQL, DMY", "b"), &zone));
+        // What is unknown is reset first, and then heard.
+        assert!(
+            defaults.hear("TimeZone")
+                && !defaults.have_changed(&list("Asia/Tokyo", "ISO, MDY", "b"), &Applied::Unknown)
+        );
+        assert!(defaults.have_changed(&list("Asia/Tokyo", "ISO, MDY", "b"), &none));
+    }
+}
