@@ -84,9 +84,8 @@ class Inside:
         self.mounted: list[pathlib.Path] = []
         subprocess.run(["mount", "--make-rprivate", "/"], check=True)
         for directory in OWN:
-            if not os.path.isdir(directory):
-                # Where a system lacks one, a page's own commands make it; here it must not stay.
-                os.makedirs(directory)
+            # What to mount on, where a system lacks one. (Another world may be making it at the same time.)
+            os.makedirs(directory, exist_ok=True)
             subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "kingpost-guide", directory], check=True)
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         for address in HOSTS.values():
