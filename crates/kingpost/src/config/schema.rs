@@ -468,6 +468,7 @@ const FAILOVER: &[Key] = &[
     key("tls", Kind::Table(CLUSTER_TLS)),
     key("stop", Kind::Texts),
     key("rejoin", Kind::Texts),
+    key("rejoined_by", Kind::Text),
     key("etcd", Kind::Table(FAILOVER_ETCD)),
     key("relays", Kind::Tables(FAILOVER_RELAY)),
     key("proxies", Kind::Tables(FAILOVER_PROXY)),

@@ -37,6 +37,8 @@ pub(crate) struct FailoverConfig {
     pub(crate) stop: Vec<String>,
     /// Program that brings a former primary back as a standby; empty: it is said what to do.
     pub(crate) rejoin: Vec<String>,
+    /// Who brings a former primary back without being told, in words; empty: nobody.
+    pub(crate) rejoined_by: String,
     /// `[failover.etcd]`.
     pub(crate) etcd: EtcdConfig,
     /// `[[failover.relays]]`.
@@ -59,6 +61,7 @@ impl Default for FailoverConfig {
             lag_limit: None,
             stop: Vec::new(),
             rejoin: Vec::new(),
+            rejoined_by: String::new(),
             etcd: EtcdConfig::default(),
             relays: Vec::new(),
             proxies: Vec::new(),
@@ -78,6 +81,7 @@ impl fmt::Debug for FailoverConfig {
             .field("lag_limit", &self.lag_limit)
             .field("stop", &self.stop)
             .field("rejoin", &self.rejoin)
+            .field("rejoined_by", &self.rejoined_by)
             .field("etcd", &self.etcd)
             .field("relays", &self.relays)
             .field("proxies", &self.proxies)

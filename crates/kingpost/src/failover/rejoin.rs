@@ -38,7 +38,10 @@ impl Steps {
         }
         if self.config.failover.rejoin.is_empty() {
             self.say(format_args!("{old} is not the primary any more, and gets neither reads nor writes"));
-            out::line(self.recipe(&primary, &upstream, promoted.timeline));
+            out::line(match &*self.config.failover.rejoined_by {
+                "" => self.recipe(&primary, &upstream, promoted.timeline),
+                who => format!("  {who} brings it back as a standby"),
+            });
             return;
         }
         if locked && let Err(why) = lock::take_out_of_files(&self.parts, old).await {

@@ -301,7 +301,8 @@ fn written_config(
 /// What `kingpost failover` and `switchover` need to know of it.
 fn failover_config(record: &UpState) -> String {
     let superuser = postgres::SUPERUSER;
-    let mut text = format!("\n[failover]\nuser = \"{superuser}\"\nstep_timeout = \"20s\"\n");
+    let mut text =
+        format!("\n[failover]\nuser = \"{superuser}\"\nstep_timeout = \"20s\"\nrejoined_by = \"kingpost up\"\n");
     let parts = [("relays", "relay", record.relay.as_ref()), ("proxies", "proxy", record.proxy.first())];
     for (list, name, address) in parts {
         if let Some(address) = address {
