@@ -22,10 +22,16 @@ from bench.process import free_port, tail
 READY_SECONDS = 20
 # Targets that need a name of their own, since they are a peer in front of all nodes.
 KINGPOST_SPLIT, HAPROXY_NODES = "kingpost-split", "haproxy-3"
-# Our own with other settings than its defaults: keys of [proxy] and of [proxy.pool], as TOML.
+# Traffic rules that count each statement, twice if it writes, and refuse none.
+TRAFFIC_RULES = (
+    *("", "[[proxy.traffic]]", 'name = "each"', 'each = ["user", "database"]', 'rate = "1000000/s"', "concurrency = 10000"),
+    *("", "[[proxy.traffic]]", 'name = "writes"', 'access = "write"', "concurrency = 10000"),
+)
+# Our own with other settings than its defaults: keys of [proxy] and of [proxy.pool], and tables behind them, as TOML.
 KINGPOST_VARIANTS = {
     "kingpost-uring": (('driver = "io_uring"',), ()),
     "kingpost-unnamed": ((), ('unnamed = "shared"',)),
+    "kingpost-traffic": ((), TRAFFIC_RULES),
 }
 START_ATTEMPTS = 3
 
