@@ -108,6 +108,8 @@ struct Run<'a> {
     patience: Patience,
     proxy: &'a Kingpost,
     pairs: Vec<Option<Pair>>,
+    /// Process ids of connections that have ended, directly and through the proxy, with the client of each.
+    former: Vec<(usize, (u32, u32))>,
     oids: Oids,
     exchanges: Vec<Exchange>,
     step: usize,
@@ -183,6 +185,7 @@ async fn run(
         patience,
         proxy: &proxy.kingpost,
         pairs: session.clients.iter().map(|_| None).collect(),
+        former: Vec::new(),
         oids: Oids::default(),
         exchanges: Vec::new(),
         step: 0,
@@ -407,10 +410,11 @@ impl Run<'_> {
             if direct.is_empty() && proxied.is_empty() {
                 continue;
             }
-            let processes: Vec<(u32, u32)> =
-                self.pairs.iter().map(|pair| pair.as_ref().map_or((0, 0), processes)).collect();
-            rename(&mut direct, &processes.iter().map(|pair| pair.0).collect::<Vec<_>>());
-            rename(&mut proxied, &processes.iter().map(|pair| pair.1).collect::<Vec<_>>());
+            let current =
+                self.pairs.iter().enumerate().filter_map(|(client, pair)| Some((client, processes(pair.as_ref()?))));
+            let all: Vec<(usize, (u32, u32))> = current.chain(self.former.iter().copied()).collect();
+            rename(&mut direct, &all.iter().map(|(client, pair)| (*client, pair.0)).collect::<Vec<_>>());
+            rename(&mut proxied, &all.iter().map(|(client, pair)| (*client, pair.1)).collect::<Vec<_>>());
             self.compare(client, format!("({}: notifications)", client_name(client)), direct, proxied).await?;
         }
         Ok(())
@@ -420,6 +424,7 @@ impl Run<'_> {
     async fn leave(&mut self, client: usize) -> Result<(), Stop> {
         let Some(pair) = self.pairs[client].take() else { return Ok(()) };
         let process = pair.direct.process;
+        self.former.push((client, processes(&pair)));
         tokio::join!(pair.direct.terminate(), pair.proxied.terminate());
         if process != 0 {
             self.worlds.direct.wait_gone(process).await?;
@@ -523,12 +528,12 @@ fn processes(pair: &Pair) -> (u32, u32) {
     (pair.direct.process, pair.proxied.process)
 }
 
-/// Puts the place of the client in the place of its process id, counted from 1; 0: nobody's.
-fn rename(replies: &mut [Reply], processes: &[u32]) {
+/// Puts the client, counted from 1, in the place of the process id of its connection, or of one that it has had; 0: nobody's.
+fn rename(replies: &mut [Reply], processes: &[(usize, u32)]) {
     for reply in replies {
         if let Reply::Notification { process, .. } = reply {
-            let place = processes.iter().position(|known| known == process);
-            *process = place.map_or(0, |place| place as u32 + 1);
+            let known = processes.iter().find(|(_, known)| known == process);
+            *process = known.map_or(0, |(client, _)| *client as u32 + 1);
         }
     }
 }
@@ -563,8 +568,8 @@ mod tests {
     #[test]
     fn processes_are_named_by_their_client() {
         let notification = |process| Reply::Notification { process, channel: "c".into(), payload: String::new() };
-        let mut replies = vec![notification(7), notification(9)];
-        rename(&mut replies, &[5, 7]);
-        assert_eq!(replies, [notification(2), notification(0)]);
+        let mut replies = vec![notification(7), notification(9), notification(4)];
+        rename(&mut replies, &[(0, 5), (1, 7), (0, 4)]);
+        assert_eq!(replies, [notification(2), notification(0), notification(1)]);
     }
 }

@@ -46,11 +46,6 @@ impl Token {
         }
     }
 
-    /// The generation, as far as it is kept.
-    pub fn generation(self) -> u32 {
-        (self.0 >> 32) as u32 & 0xff_ffff
-    }
-
     /// The connection's slot in the slab of its kind.
     pub fn index(self) -> usize {
         (self.0 & 0xffff_ffff) as usize

@@ -54,12 +54,8 @@ enum CancelPhase {
     Sent,
 }
 
-/// A process id that a client is told. From the highest bit on: `01`, 8 bits of worker, 22 bits of place. With several
-/// proxies side by side, 5 of the 22 bits are the number of the proxy.
-///
-/// The place is the client's slot, counted from 1, and a turn: the next client in the slot is told another process id,
-/// so that what the last one has notified does not look like its own. There are turns only for as many slots as have
-/// clients in practice.
+/// A process id that a client is told. From the highest bit on: `01`, 8 bits of worker, 22 bits of slot (counted from
+/// 1). With several proxies side by side, 5 of the 22 bits are the number of the proxy.
 ///
 /// The number is positive as a signed integer, as drivers expect. It is above 2^22, the highest process id of Linux: so
 /// `pg_cancel_backend()` with the id that a driver was told hits no other client's backend.
@@ -69,23 +65,16 @@ pub(in crate::core) struct ClientPid(u32);
 const MARK: u32 = 1 << 30;
 const SLOT_BITS: u32 = 22;
 const PEER_SLOT_BITS: u32 = 17;
-/// With and without peers: how many slots have turns (counted from 1), and how many turns.
-const TURNS: [(usize, usize); 2] = [(1 << 16, 32), (1 << 12, 8)];
 
 impl ClientPid {
-    /// For the client in slot `slot` of worker `worker`, at this turn; `peer` is this proxy's number, 0 if there is only
-    /// one.
-    fn new(worker: usize, (slot, turn): (usize, u32), peer: u8) -> ClientPid {
-        let (slots, turns) = TURNS[usize::from(peer != 0)];
-        let place = match slot + 1 {
-            slot if slot < slots => turn as usize % turns * slots + slot,
-            slot => slots * (turns - 1) + slot,
-        } as u32;
-        let place = match peer {
-            0 => place & ((1 << SLOT_BITS) - 1),
-            peer => u32::from(peer & 0x1f) << PEER_SLOT_BITS | place & ((1 << PEER_SLOT_BITS) - 1),
+    /// For the client in slot `slot` of worker `worker`; `peer` is this proxy's number, 0 if there is only one.
+    fn new(worker: usize, slot: usize, peer: u8) -> ClientPid {
+        let slot = slot as u32 + 1;
+        let slot = match peer {
+            0 => slot & ((1 << SLOT_BITS) - 1),
+            peer => u32::from(peer & 0x1f) << PEER_SLOT_BITS | slot & ((1 << PEER_SLOT_BITS) - 1),
         };
-        ClientPid(MARK | (worker as u32 & 0xff) << SLOT_BITS | place)
+        ClientPid(MARK | (worker as u32 & 0xff) << SLOT_BITS | slot)
     }
 
     /// Reads the process id of a cancel request. `None`: no client was ever told such an id.
@@ -106,9 +95,7 @@ impl ClientPid {
     /// The client's slot; `None` if no client has it.
     fn slot(self, peers: bool) -> Option<usize> {
         let bits = if peers { PEER_SLOT_BITS } else { SLOT_BITS };
-        let (slots, turns) = TURNS[usize::from(peers)];
-        let place = self.0 as usize & ((1 << bits) - 1);
-        if place < slots * turns { place % slots } else { place - slots * (turns - 1) }.checked_sub(1)
+        (self.0 as usize & ((1 << bits) - 1)).checked_sub(1)
     }
 }
 
@@ -150,8 +137,7 @@ impl Core {
 
     /// The process id that a client is told.
     pub(in crate::core) fn client_pid(&self, c: usize) -> u32 {
-        let turn = self.clients[c].token.generation();
-        ClientPid::new(self.shared.membership.first_worker + self.id, (c, turn), self.settings.peer).0
+        ClientPid::new(self.shared.membership.first_worker + self.id, c, self.settings.peer).0
     }
 
     fn cancel_secret(&self, token: Token) -> [u8; 32] {
@@ -355,17 +341,14 @@ mod tests {
 
     #[test]
     fn process_ids() {
-        let slots = [0, 42, 4093, 4094, 4095, 65_533, 65_534, 65_535, 100_000];
-        let cases = slots.iter().flat_map(|slot| [(0, *slot, 0), (255, *slot, 0), (0, *slot, 1), (7, *slot, 31)]);
-        for (worker, slot, peer) in cases.chain([(255, 2_162_686, 0), (255, 102_398, 31)]) {
-            let at = |turn| ClientPid::new(worker, (slot, turn), peer);
-            for pid in [at(0), at(1), at(7), at(31), at(u32::MAX)] {
-                assert!(pid.0 > 1 << 22 && pid.0 < 1 << 31, "{pid:?}");
-                assert_eq!(ClientPid::read(pid.0), Some(pid));
-                assert_eq!((pid.worker(), pid.slot(peer != 0)), (worker, Some(slot)), "{pid:?} {peer}");
-                assert!(peer == 0 || pid.peer() == peer);
-            }
-            assert_eq!(at(0) != at(1), slot + 1 < if peer == 0 { 65_536 } else { 4_096 }, "{slot} {peer}");
+        for (worker, slot, peer) in
+            [(0, 0, 0), (255, 4_194_302, 0), (7, 42, 0), (0, 0, 1), (255, 131_070, 31), (7, 42, 5)]
+        {
+            let pid = ClientPid::new(worker, slot, peer);
+            assert!(pid.0 > 1 << 22 && pid.0 < 1 << 31, "{pid:?}");
+            assert_eq!(ClientPid::read(pid.0), Some(pid));
+            assert_eq!((pid.worker(), pid.slot(peer != 0)), (worker, Some(slot)));
+            assert!(peer == 0 || pid.peer() == peer);
         }
         for pid in [0, 1, 4_194_304, u32::MAX, 1 << 31] {
             assert_eq!(ClientPid::read(pid), None, "{pid}");
