@@ -335,8 +335,12 @@ async fn a_column_that_gets_another_type_unseen() {
                 // The proxy looks now and then whether a text still means the same.
                 let new = talk.login(USER, DATABASE).await;
                 for text in [&insert, &find] {
-                    let look = [parse("look", text), describe(b'S', "look"), close(b'S', "look"), sync()];
+                    let mut looks = 0;
                     wait_until("parameters of the new type", SOON, world.cluster.dir(), async || {
+                        // (A name that is used again would be taken where a look has failed.)
+                        looks += 1;
+                        let name = format!("look{looks}");
+                        let look = [parse(&name, text), describe(b'S', &name), close(b'S', &name), sync()];
                         talk.say_aside(new, &look).await.contains(&Said::Parameters(vec![25])).then_some(())
                     })
                     .await;

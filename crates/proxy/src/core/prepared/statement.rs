@@ -147,6 +147,11 @@ impl Statement {
         self.superseded.fetch_or(!same, Ordering::Relaxed);
     }
 
+    /// A server does not take the statement with the parameters that the first one has settled. Whoever prepares the text anew has them settled anew.
+    pub(crate) fn does_not_parse(&self) {
+        self.superseded.fetch_or(self.parameters.settled().is_some(), Ordering::Relaxed);
+    }
+
     /// True if a Parse of the text would give the parameters that this statement has, as far as can be known without asking a server.
     pub(crate) fn is_sure(&self, now: Moment) -> bool {
         self.parameters.are_sure(now)

@@ -804,10 +804,16 @@ impl Core {
         whose: For,
         verdict: Verdict,
     ) -> Verdict {
+        let code = payload::sqlstate(data).unwrap_or(Sqlstate::INTERNAL_ERROR);
+        if let Some(Note::ParseOwn(statement) | Note::ParseAhead(statement)) = &failed
+            && code.0.starts_with(b"42")
+        {
+            // The text may still be good, with other parameters.
+            statement.does_not_parse();
+        }
         if whose == For::Own {
             return self.own_failed(s, data, failed, skipped);
         }
-        let code = payload::sqlstate(data).unwrap_or(Sqlstate::INTERNAL_ERROR);
         let server = &mut self.servers[s];
         server.work.failed = true;
         server.work.erred = true;
