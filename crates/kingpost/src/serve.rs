@@ -262,6 +262,8 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
             },
         }
     }
+    // Whoever waits for an answer gets none any more, and is told so.
+    drop(orders);
     if let Some(mut successor) = successor {
         drop((heir, admin, console));
         let quiet = Arc::clone(&running);
