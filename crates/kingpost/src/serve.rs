@@ -1,5 +1,6 @@
 //! `kingpost proxy` and `kingpost check`.
 
+use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -145,7 +146,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
         Some(taken) => std::mem::take(&mut taken.sockets),
         None => systemd::sockets(&config)?,
     };
-    let running = Arc::new(Running::start_on(&filled, topologies, sockets.proxy, &runtime)?);
+    let running = Arc::new(Running::start_on(&filled, topologies, sockets.proxy, BTreeMap::new(), &runtime)?);
     drop(filled);
     running.renew_by(Arc::clone(&passwords));
     let asked = Arc::downgrade(&running);

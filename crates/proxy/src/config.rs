@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::hba::Fields;
-use crate::traffic::{Given, Rule, RuleError};
+use crate::traffic::{Given, Rate, Rule, RuleError};
 
 pub use secret::Secret;
 
@@ -246,6 +246,31 @@ pub enum TrafficEach {
 }
 
 impl TrafficConfig {
+    /// As a configuration would have this rule.
+    #[must_use]
+    pub fn of(rule: &Rule) -> TrafficConfig {
+        let (whose, limits) = (&rule.whose, rule.limits);
+        let access = |access| match access {
+            sql::Access::Read => TrafficAccess::Read,
+            sql::Access::Write => TrafficAccess::Write,
+        };
+        let each = [(whose.each_user, TrafficEach::User), (whose.each_database, TrafficEach::Database)];
+        TrafficConfig {
+            name: rule.name.clone(),
+            cluster: None,
+            user: whose.user.clone(),
+            database: whose.database.clone(),
+            statement: whose.statement.map(|fingerprint| format!("{fingerprint:016x}")),
+            access: whose.access.map(access),
+            each: each.into_iter().filter_map(|(is, each)| is.then_some(each)).collect(),
+            rate: limits.rate.map(Rate::written),
+            burst: limits.rate.map(Rate::burst),
+            concurrency: limits.concurrency,
+            block: limits.block,
+            dry_run: rule.dry_run,
+        }
+    }
+
     /// The rule.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 
 use crate::config::ProxyConfig;
-use crate::console::{self, Desk};
+use crate::console::{self, Changes, Desk};
 use crate::core::MOST_WORKERS;
 use crate::driver::mailbox::{Letter, Mailbox};
 use crate::metrics::Metrics;
@@ -79,6 +79,8 @@ pub struct Fleet {
     state: ArcSwap<State>,
     /// Connections that were handed over: they are spread over a cluster's workers where these are equally busy.
     handed: AtomicU64,
+    /// What operators change, of whichever cluster.
+    pub(crate) changes: Changes,
 }
 
 #[derive(Default)]
@@ -315,6 +317,11 @@ impl Fleet {
         let state = self.state.load();
         let desk = |entry: &Entry| Some((entry.name.clone(), state.crews.get(&entry.name)?.console.clone()));
         state.directory.entries.iter().filter_map(desk).collect()
+    }
+
+    /// Where the consoles of all clusters take commands, by the clusters' names.
+    pub(crate) fn desks(&self) -> Vec<(Arc<str>, Desk)> {
+        self.state.load().crews.iter().map(|(name, crew)| (name.clone(), crew.console.clone())).collect()
     }
 
     /// Posts a letter to the worker of the cluster that has the fewest clients; gives the letter back if the cluster has no workers.

@@ -44,7 +44,7 @@ use topology::Topology;
 
 pub use crate::core::{statistics, trace};
 
-use crate::console::{Observer, Operation, Process, Room};
+use crate::console::{Observer, Operation, Orders, Process, Room};
 use crate::core::{Core, Mail, Shared};
 use config::{Driver, ProxyConfig};
 use driver::acceptor::{self, Listener, Stop};
@@ -215,13 +215,15 @@ impl Proxy {
     /// Listens and starts the workers. Clients that connect before the topology has a primary wait for it. `sockets`:
     /// listening sockets that another process has handed over. Configured addresses that are not among them get new
     /// sockets; sockets whose address is not configured are closed. `fleet`: the clusters of this process, of which the one called `cluster`
-    /// is started; its `config` is what [`ProxyConfig::of_cluster`] gives.
+    /// is started; its `config` is what [`ProxyConfig::of_cluster`] gives. `orders`: what operators have ordered of the process that this one takes
+    /// over from; it holds before the first client comes.
     pub fn start(
         config: &ProxyConfig,
         topology: Arc<Topology>,
         mut sockets: Vec<Socket>,
         fleet: &Arc<Fleet>,
         cluster: &str,
+        orders: Orders,
     ) -> Result<Proxy, StartError> {
         let system = |what| move |source| StartError::System { what, source };
         let settings = Arc::new(Settings::new(config)?);
@@ -257,7 +259,7 @@ impl Proxy {
             (0..count).map(|_| Mailbox::new()).collect::<io::Result<Vec<_>>>().map_err(system("mailboxes"))?;
         let mailboxes = Arc::new(mailboxes);
         let metrics: Vec<Arc<Metrics>> = (0..count).map(|_| Arc::default()).collect();
-        let (desk, requests) = console::desk();
+        let (desk, errands) = console::desk();
         let cluster: Arc<str> = cluster.into();
         let first_worker = fleet
             .enroll(&cluster, &mailboxes, &metrics, &desk)
@@ -272,9 +274,11 @@ impl Proxy {
             mailboxes: mailboxes.clone(),
             metrics: metrics.clone(),
             settings: Mutex::new(settings.clone()),
+            paused: Mutex::default(),
             process: OnceLock::new(),
             started: Instant::now(),
         });
+        let lease = room.follow(orders, Instant::now());
         let mut workers = Vec::new();
         for (id, metrics) in metrics.iter().enumerate() {
             let core = Core::new(id, shared.clone(), settings.clone(), metrics.clone(), Instant::now());
@@ -304,7 +308,7 @@ impl Proxy {
             let room = room.clone();
             let body = move || {
                 or_abort("the console", || {
-                    console::run(room, &requests);
+                    console::run(room, &errands, lease);
                     Ok(())
                 });
             };

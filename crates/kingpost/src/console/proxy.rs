@@ -100,18 +100,21 @@ impl ProxyPart for Observed {
             }
             _ => Ok(database.clone()),
         };
+        let operate = |operation: Operation| {
+            self.observer.operate(&operation).map_err(|error| Refusal::Refused(error.to_string()))
+        };
         let of = |database: &Option<String>| database.clone().unwrap_or_else(|| "all databases".into());
         match action {
             Action::Pause { database } => {
-                self.observer.operate(&Operation::Pause(known(database)?));
+                operate(Operation::Pause(known(database)?))?;
                 Ok(format!("{} is being paused: transactions end, then clients wait", of(database)))
             }
             Action::Resume { database } => {
-                self.observer.operate(&Operation::Resume(known(database)?));
+                operate(Operation::Resume(known(database)?))?;
                 Ok(format!("{} goes on", of(database)))
             }
             Action::Reconnect { database } => {
-                self.observer.operate(&Operation::Reconnect(known(database)?));
+                operate(Operation::Reconnect(known(database)?))?;
                 Ok(format!("server connections of {} are replaced as they become free", of(database)))
             }
             Action::KillClient { id } => {

@@ -3,6 +3,7 @@
 mod part;
 mod shown;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::error::Failure;
 use crate::exposition::Exposition;
 use crate::otlp::traces::Traces;
 use crate::passwords::Passwords;
-use proxy::console::Process;
+use proxy::console::{Orders, Process};
 use proxy::fleet::Fleet;
 use proxy::trace::Sink;
 use proxy::{Proxy, Socket, StartError};
@@ -63,11 +64,11 @@ impl Running {
     /// # Errors
     /// A part cannot start, for example because an address is taken.
     pub(crate) fn start(config: &Config, runtime: &tokio::runtime::Handle) -> Result<Running, Failure> {
-        Running::start_on(config, watch(config, runtime)?, Vec::new(), runtime)
+        Running::start_on(config, watch(config, runtime)?, Vec::new(), BTreeMap::new(), runtime)
     }
 
     /// Starts listening, where the clusters are being watched already (in their order in the configuration), with the sockets that another process has
-    /// handed over.
+    /// handed over, and with what operators have ordered of that one's clusters.
     ///
     /// # Errors
     /// A part cannot start.
@@ -75,6 +76,7 @@ impl Running {
         config: &Config,
         topologies: Vec<Arc<Topology>>,
         sockets: Vec<Socket>,
+        mut orders: BTreeMap<String, Orders>,
         runtime: &tokio::runtime::Handle,
     ) -> Result<Running, Failure> {
         raise_descriptor_limit();
@@ -86,7 +88,8 @@ impl Running {
         let each = config.of_each_cluster();
         for (at, (config, topology)) in each.iter().zip(&topologies).enumerate().rev() {
             let sockets = if at == 0 { sockets.take().unwrap_or_default() } else { Vec::new() };
-            match Part::start(config, Arc::clone(topology), sockets, &fleet, runtime) {
+            let ordered = orders.remove(&config.cluster.name).unwrap_or_default();
+            match Part::start(config, Arc::clone(topology), sockets, &fleet, runtime, ordered) {
                 Ok(part) => parts.insert(0, Arc::new(part)),
                 Err(failure) => {
                     parts.iter().for_each(|part: &Arc<Part>| part.shutdown(Duration::ZERO));
@@ -94,6 +97,9 @@ impl Running {
                     return Err(failure);
                 }
             }
+        }
+        for cluster in orders.keys() {
+            tracing::warn!(cluster, "what operators have ordered of the old process is dropped: no such cluster");
         }
         let running = Running {
             parts: Arc::new(RwLock::new(parts)),
@@ -200,8 +206,9 @@ impl Running {
             let part = match known(of, at) {
                 Some(part) => part,
                 None => {
-                    let started = watch_one(of, &self.runtime)
-                        .and_then(|topology| Part::start(of, topology, Vec::new(), &self.fleet, &self.runtime));
+                    let started = watch_one(of, &self.runtime).and_then(|topology| {
+                        Part::start(of, topology, Vec::new(), &self.fleet, &self.runtime, Orders::default())
+                    });
                     let part = match started {
                         Ok(part) => Arc::new(part),
                         Err(failure) => {

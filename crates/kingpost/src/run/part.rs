@@ -14,6 +14,7 @@ use crate::exposition::Exposition;
 use crate::judges::Judges;
 use crate::lookup::Lookup;
 use crate::passwords::Passwords;
+use proxy::console::Orders;
 use proxy::fleet::Fleet;
 use proxy::{Prepared, Proxy, RenewalDesk, Socket};
 
@@ -60,7 +61,8 @@ impl Pulse {
 }
 
 impl Part {
-    /// Starts the proxy of a cluster that is being watched. `config` is the cluster's own, as [`Config::of_each_cluster`] gives it.
+    /// Starts the proxy of a cluster that is being watched. `config` is the cluster's own, as [`Config::of_each_cluster`] gives it; `orders`: what operators
+    /// have ordered of another process's.
     ///
     /// # Errors
     /// The proxy cannot start; nobody watches the cluster any more.
@@ -70,9 +72,10 @@ impl Part {
         sockets: Vec<Socket>,
         fleet: &Arc<Fleet>,
         runtime: &tokio::runtime::Handle,
+        orders: Orders,
     ) -> Result<Part, Failure> {
         let name = config.cluster.name.clone();
-        match Proxy::start(&config.proxy, Arc::clone(&topology), sockets, fleet, &name) {
+        match Proxy::start(&config.proxy, Arc::clone(&topology), sockets, fleet, &name, orders) {
             Ok(proxy) => Ok(Part {
                 lookup: Lookup::start(topology.clone(), proxy.lookups(), &config.proxy.auth_query, runtime),
                 judges: Judges::start(proxy.verifications(), &config.proxy, runtime),

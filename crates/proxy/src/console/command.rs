@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use super::lease::LONGEST;
 use super::limits::{self, Ending};
 use crate::traffic::Rule;
 
 /// Shortest and longest lease of a pause.
-const LEASE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(600));
+const LEASE: (Duration, Duration) = (Duration::from_secs(1), LONGEST);
 
 /// A command.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,9 +5,12 @@
 
 use std::time::{Duration, Instant};
 
+/// Longest lease.
+pub(super) const LONGEST: Duration = Duration::from_secs(600);
+
 /// Whether everything is paused by a lease, and until when.
 #[derive(Debug, Default)]
-pub(super) struct Lease {
+pub(crate) struct Lease {
     until: Option<Instant>,
 }
 

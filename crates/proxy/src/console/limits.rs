@@ -10,7 +10,7 @@ use super::table::Table;
 use crate::traffic::{Given, Rule, RuleReport};
 
 /// Shortest and longest time for which a rule is set.
-const FOR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30 * 24 * 3600));
+pub(super) const FOR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30 * 24 * 3600));
 
 /// After which time a rule ends by itself, if it does.
 pub(super) type Ending = Option<Duration>;

@@ -19,11 +19,12 @@ mod inside;
 mod lease;
 mod limits;
 mod observer;
+mod orders;
+mod paused;
 mod report;
 mod show;
 mod table;
 
-use std::collections::BTreeSet;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -41,6 +42,9 @@ use gather::Gathering;
 pub(crate) use gather::{Asker, Said};
 use lease::Lease;
 pub use observer::Observer;
+pub(crate) use orders::Changes;
+pub use orders::{Held, NoOrders, Orders, TakingOver};
+pub(crate) use paused::Paused;
 pub use report::{
     ClientReport, GateReport, LaneReport, Look, MemoryReport, Operation, PoolReport, Report, ServerReport, Totals,
 };
@@ -90,9 +94,17 @@ pub(crate) struct Request {
     pub(crate) whole: bool,
 }
 
+/// What a console's thread does, one after the other.
+pub(crate) enum Errand {
+    /// Carries a command out.
+    Command(Request),
+    /// Says what operators have ordered.
+    Orders(SyncSender<Orders>),
+}
+
 /// Where workers put commands.
 #[derive(Clone)]
-pub(crate) struct Desk(SyncSender<Request>);
+pub(crate) struct Desk(SyncSender<Errand>);
 
 /// What the console uses of the proxy.
 pub(crate) struct Room {
@@ -103,6 +115,8 @@ pub(crate) struct Room {
     pub(crate) metrics: Vec<Arc<Metrics>>,
     /// The newest configuration.
     pub(crate) settings: Mutex<Arc<Settings>>,
+    /// What the workers have been told. The lock is held while they are, so that all of them are told the same last.
+    pub(crate) paused: Mutex<Paused>,
     /// Set once the process is there.
     pub(crate) process: OnceLock<Box<dyn Process>>,
     pub(crate) started: Instant,
@@ -114,8 +128,6 @@ struct Console {
     pending: Vec<Pending>,
     lease: Lease,
     averages: Averages,
-    /// Databases to which nobody may log in.
-    disabled: BTreeSet<String>,
 }
 
 /// A command that waits for an event.
@@ -158,7 +170,7 @@ pub fn understands(text: &str) -> Result<(), String> {
 // === impl Desk ===
 
 /// A desk and its other end.
-pub(crate) fn desk() -> (Desk, Receiver<Request>) {
+pub(crate) fn desk() -> (Desk, Receiver<Errand>) {
     let (sender, receiver) = sync_channel(QUEUE);
     (Desk(sender), receiver)
 }
@@ -166,13 +178,18 @@ pub(crate) fn desk() -> (Desk, Receiver<Request>) {
 impl Desk {
     /// Hands a request over; an answer at once if that is impossible.
     pub(crate) fn put(&self, request: Request) -> Result<(), Vec<u8>> {
-        self.0.try_send(request).map_err(|error| {
+        self.0.try_send(Errand::Command(request)).map_err(|error| {
             let text = match error {
                 TrySendError::Full(_) => "the console has too many commands waiting: try again",
                 TrySendError::Disconnected(_) => "the console has ended: the proxy is shutting down",
             };
             Said::Refused(Sqlstate::CANNOT_CONNECT_NOW, text.into()).bytes()
         })
+    }
+
+    /// Has the console say what operators have ordered, once it has carried out what was put before. False: it can take no more.
+    fn ask_for_orders(&self, to: SyncSender<Orders>) -> bool {
+        self.0.try_send(Errand::Orders(to)).is_ok()
     }
 }
 
@@ -181,7 +198,13 @@ impl Room {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    fn paused(&self) -> Paused {
+        self.paused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn tell_all(&self, operation: &Operation) {
+        let mut paused = self.paused.lock().unwrap_or_else(PoisonError::into_inner);
+        paused.note(operation);
         for mailbox in self.mailboxes.iter() {
             mailbox.post(Letter::Core(Mail::Operate(operation.clone())));
         }
@@ -238,18 +261,19 @@ impl Room {
 
 // === impl Console ===
 
-/// Serves consoles until all desks are gone.
-pub(crate) fn run(room: Arc<Room>, requests: &Receiver<Request>) {
+/// Serves consoles until all desks are gone. `lease`: by which everything is paused from the beginning, if it is.
+pub(crate) fn run(room: Arc<Room>, errands: &Receiver<Errand>, lease: Lease) {
     let averages = Averages::new(room.started);
-    let mut console =
-        Console { room, pending: Vec::new(), lease: Lease::default(), averages, disabled: BTreeSet::new() };
+    let mut console = Console { room, pending: Vec::new(), lease, averages };
     loop {
         let now = Instant::now();
         let wait = if console.pending.is_empty() { console.averages.due_in(now) } else { POLL };
         let wait = wait.min(console.lease.left(now).unwrap_or(wait));
         let wait = wait.min(console.room.shared.traffic.due_in(now).unwrap_or(wait));
-        match requests.recv_timeout(wait) {
-            Ok(request) => console.serve(request),
+        match errands.recv_timeout(wait) {
+            Ok(Errand::Command(request)) => console.serve(request),
+            // Who has asked may have stopped waiting.
+            Ok(Errand::Orders(to)) => drop(to.try_send(console.orders())),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
@@ -276,12 +300,20 @@ impl Console {
                 ))
             }
             Ok(command) => {
-                if !command.only_looks() && matches!(request.asker, Asker::Client { .. }) {
-                    tracing::info!(command = request.text.trim(), "an operator's command");
-                }
-                match request.whole && command.is_by_cluster() {
-                    true => self.gather(&command, &request),
-                    false => self.carry_out(command, &request.asker),
+                // What another console passes on has been let in there.
+                let enters = !command.only_looks() && matches!(request.asker, Asker::Client { .. });
+                let fleet = self.room.shared.membership.fleet.clone();
+                match enters.then(|| fleet.changes.begin()).transpose() {
+                    Err(error) => Outcome::Answer(Said::Refused(Sqlstate::CANNOT_CONNECT_NOW, error.to_string())),
+                    Ok(_changing) => {
+                        if enters {
+                            tracing::info!(command = request.text.trim(), "an operator's command");
+                        }
+                        match request.whole && command.is_by_cluster() {
+                            true => self.gather(&command, &request),
+                            false => self.carry_out(command, &request.asker),
+                        }
+                    }
                 }
             }
         };
@@ -293,6 +325,14 @@ impl Console {
             }
             Outcome::Wait(until, tag) => self.pending.push(Pending { asker: request.asker, until, tag }),
         }
+    }
+
+    /// What operators have ordered, for another process.
+    fn orders(&mut self) -> Orders {
+        // It would end a lease here, and not there.
+        self.refuse(&TakingOver.to_string(), |until| matches!(until, Until::Timeline(..)));
+        let now = Instant::now();
+        self.room.orders(self.lease.left(now), now)
     }
 
     /// Has the consoles of all clusters carry a command out, this one among them.
@@ -309,7 +349,7 @@ impl Console {
             let part = Request { asker, text: request.text.clone(), access: request.access, whole: false };
             if cluster == self.room.shared.membership.cluster {
                 self.serve(part);
-            } else if desk.0.try_send(part).is_err() {
+            } else if desk.0.try_send(Errand::Command(part)).is_err() {
                 tracing::warn!(%cluster, "a cluster's console has too many commands waiting");
             }
             parts.push((cluster, receiver));
@@ -357,12 +397,10 @@ impl Console {
                 Outcome::Wait(Until::Suspended, "SUSPEND")
             }
             Command::Disable(database) => {
-                self.room.tell_all(&Operation::Disable(database.clone()));
-                self.disabled.insert(database);
+                self.room.tell_all(&Operation::Disable(database));
                 Outcome::Answer(Said::Done("DISABLE"))
             }
             Command::Enable(database) => {
-                self.disabled.remove(&database);
                 self.room.tell_all(&Operation::Enable(database));
                 Outcome::Answer(Said::Done("ENABLE"))
             }
@@ -462,7 +500,7 @@ impl Console {
             driver: self.room.driver,
             now: Instant::now(),
             lease: self.lease.left(Instant::now()),
-            disabled: &self.disabled,
+            paused: &self.room.paused(),
             own: match asker {
                 Asker::Client { worker, client } => Some(self.room.public_id(*worker, *client)),
                 Asker::Console(_) => None,

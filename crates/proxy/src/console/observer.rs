@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::orders::TakingOver;
 use super::report::{ClientReport, Look, Operation, PoolReport};
 use super::{Room, show};
 use crate::core::statistics::Counts;
@@ -66,8 +67,13 @@ impl Observer {
     }
 
     /// Starts the operation in every worker, and does not wait for its end.
-    pub fn operate(&self, operation: &Operation) {
+    ///
+    /// # Errors
+    /// Another process is taking over, and would not know of it.
+    pub fn operate(&self, operation: &Operation) -> Result<(), TakingOver> {
+        let _changing = self.0.shared.membership.fleet.changes.begin()?;
         self.0.tell_all(operation);
+        Ok(())
     }
 
     /// Closes a client by its number in `SHOW CLIENTS`; false if there is none. Blocks like [`Observer::clients`].

@@ -1,7 +1,7 @@
 //! The tables of `SHOW`.
 
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use topology::{Address, Role, Topology, View};
 
 use super::command::{ACTIONS, SHOWS, Show};
+use super::paused::Paused;
 use super::report::{ClientReport, PoolReport, Report, ServerReport, Totals};
 use super::table::Of::{Number, Text};
 use super::table::{Of, Table, Value};
@@ -34,8 +35,8 @@ pub(super) struct Scene<'a> {
     pub(super) now: Instant,
     /// How much is left of the lease by which everything is paused.
     pub(super) lease: Option<Duration>,
-    /// Databases to which nobody may log in.
-    pub(super) disabled: &'a BTreeSet<String>,
+    /// What operators have paused and disabled.
+    pub(super) paused: &'a Paused,
     /// The number of the console that asks; `None`: it is that of all clusters.
     pub(super) own: Option<u64>,
 }
@@ -285,8 +286,9 @@ impl Scene<'_> {
                 servers.into(),
                 database.max_clients.unwrap_or(self.settings.max_clients).into(),
                 clients.into(),
-                u64::from(of.iter().any(|pool| pool.paused)).into(),
-                u64::from(self.disabled.contains(name)).into(),
+                // A database without pools is paused as well.
+                u64::from(self.paused.has(name) || of.iter().any(|pool| pool.paused)).into(),
+                u64::from(self.paused.is_disabled(name)).into(),
                 database.consistency.name().into(),
                 database.route.name().into(),
             ]);
@@ -720,8 +722,8 @@ impl Scene<'_> {
     fn state(&self) -> Table {
         let mut table = Table::new(&[("key", Text), ("value", Text)]);
         let pools = wholes(self.reports);
-        let all = !pools.is_empty() && pools.iter().all(|whole| whole.paused);
-        let any = pools.iter().any(|whole| whole.paused);
+        let all = self.paused.has_all() || (!pools.is_empty() && pools.iter().all(|whole| whole.paused));
+        let any = self.paused.has_any() || pools.iter().any(|whole| whole.paused);
         let yes = |yes: bool| if yes { "yes" } else { "no" };
         let suspended = self.reports.iter().any(|report| report.suspended.is_some());
         table.row(vec!["active".into(), yes(!any && !suspended).into()]);
@@ -839,6 +841,7 @@ fn wall(at: Instant, now: Instant) -> String {
 mod tests {
     use super::*;
     use crate::config::{PoolMode, ProxyConfig};
+    use crate::console::Operation;
     use crate::core::token::Kind;
 
     fn pool(database: &str, user: &str, waiting: usize, totals: Totals) -> PoolReport {
@@ -879,6 +882,8 @@ mod tests {
         let now = Instant::now();
         let own = Some(public_id(0, Token::new(Kind::Client, 1, 0)));
         let metrics = &[];
+        let mut paused = Paused::default();
+        paused.note(&Operation::Disable("shop".into()));
         let scene = Scene {
             reports,
             settings: &settings,
@@ -891,7 +896,7 @@ mod tests {
             driver: "epoll",
             now,
             lease: None,
-            disabled: &BTreeSet::from(["shop".to_owned()]),
+            paused: &paused,
             own,
         };
         scene.table(show)

@@ -49,6 +49,7 @@ use sql::{Classifier, ClassifierConfig};
 use topology::{NodeId, View};
 use wire::{Severity, Sqlstate, message};
 
+use crate::console::Paused;
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::verify::{Question, Verdict};
@@ -62,7 +63,7 @@ use pool::Pools;
 use prepared::Statements;
 use routing::StrongReads;
 use server::Server;
-use session::{Cancel, Client, Doorkeeper, Governor, Journal, Paused, Phase, Revision};
+use session::{Cancel, Client, Doorkeeper, Governor, Journal, Phase, Revision};
 
 pub use api::{Destination, Effect, Mail, Moved, Peer, Secure};
 use api::{Moving, Newcomer};

@@ -206,6 +206,14 @@ impl Traffic {
         found
     }
 
+    /// What operators have ordered: the rules that they have set, and in how long each ends by itself; and the names of those that they have
+    /// lifted.
+    pub(crate) fn ordered(&self, now: Instant) -> (Vec<(Rule, Option<Duration>)>, HashSet<String>) {
+        let state = self.state();
+        let left = |until: &Option<Instant>| until.map(|until| until.saturating_duration_since(now));
+        (state.live.iter().map(|(rule, until)| (rule.clone(), left(until))).collect(), state.lifted.clone())
+    }
+
     /// Ends rules whose time is over, and gives their names.
     pub(crate) fn expire(&self, now: Instant) -> Vec<String> {
         let state = &mut *self.state();

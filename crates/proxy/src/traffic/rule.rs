@@ -232,6 +232,34 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_is_the_same_once_it_was_written_and_read_again() {
+        let slowest = 1e9 / Rate::LIMITS.0;
+        let mut rates: Vec<Rate> =
+            ["7/h", "0.3601/h", "30/min", "333333.3/s", "999999/s", "1000000/s", "2.5/s", "0.0001"]
+                .iter()
+                .map(|text| Rate::parse(text, None).unwrap())
+                .collect();
+        let others = (1..2_000u32).filter_map(|n| Rate::new(1e9 / (slowest / f64::from(n * n * 3)), n));
+        rates.extend(others);
+        assert!(rates.len() > 1_500);
+        for rate in rates {
+            let limits = Limits { rate: Some(rate), ..Limits::default() };
+            let rule = Rule { limits, ..given().check().unwrap() };
+            let written = crate::config::TrafficConfig::of(&rule);
+            assert_eq!(written.rule(), Ok(rule), "{written:?}");
+        }
+        for given in [
+            Given { rate: None, block: true, dry_run: true, ..given() },
+            Given { concurrency: Some(3), each_user: true, access: Some(Access::Write), ..given() },
+            Given { user: Some("ann".into()), database: Some("a".into()), each_database: true, ..given() },
+            Given { statement: Some("select 1".into()), access: Some(Access::Read), burst: Some(9), ..given() },
+        ] {
+            let rule = given.check().unwrap();
+            assert_eq!(crate::config::TrafficConfig::of(&rule).rule(), Ok(rule));
+        }
+    }
+
+    #[test]
     fn what_is_none() {
         let nothing = Given { rate: None, ..given() };
         for (given, expected) in [

@@ -249,3 +249,25 @@ fn the_log_is_told_once_a_minute() {
     assert_eq!(world.traffic.explain(refused).code, Sqlstate::INSUFFICIENT_PRIVILEGE);
     assert!(world.passes(("a", "ann"), READ));
 }
+
+#[test]
+fn what_was_ordered_is_told_and_holds_elsewhere() {
+    let file = [rate("file", "1/s"), rate("lifted", "1/s")];
+    let old = World::new(file.clone());
+    let now = old.start;
+    old.traffic.set(rate("live", "1/s").check().unwrap(), Some(now + 10 * SECOND)).unwrap();
+    old.traffic.set(at_a_time("file", 3).check().unwrap(), None).unwrap();
+    assert!(old.traffic.lift("lifted"));
+    let (rules, lifted) = old.traffic.ordered(now + 4 * SECOND);
+    let expected = [(rate("live", "1/s"), Some(6 * SECOND)), (at_a_time("file", 3), None)];
+    assert_eq!(rules, expected.map(|(given, left)| (given.check().unwrap(), left)));
+    assert_eq!(lifted, HashSet::from(["lifted".to_owned()]));
+    let new = World::new(file);
+    for name in &lifted {
+        assert!(new.traffic.lift(name));
+    }
+    for (rule, left) in rules {
+        new.traffic.set(rule, left.map(|left| new.start + left)).unwrap();
+    }
+    assert_eq!(new.traffic.report(new.start), old.traffic.report(now + 4 * SECOND));
+}

@@ -44,7 +44,6 @@ pub(in crate::core) use journal::Journal;
 pub(crate) use limits::Counts;
 pub(in crate::core) use limits::Doorkeeper;
 pub(in crate::core) use login::error;
-pub(in crate::core) use operator::Paused;
 pub(in crate::core) use replication::Tunnel;
 pub(in crate::core) use revoke::Revision;
 pub(in crate::core) use traffic::Governor;

@@ -1,6 +1,6 @@
 //! Clients of the console, what a worker reports to the console, and what operators do to a worker.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use wire::{HEADER, Sqlstate, message, payload};
@@ -31,54 +31,6 @@ const GREETING: &[(&str, &str)] = &[
 
 /// The FATAL error for clients of a killed database.
 const KILLED: &str = "terminating connection due to an operator's command";
-
-/// The databases, by the names that clients use, whose pools are paused and give out no server connections.
-#[derive(Debug, Default)]
-pub(in crate::core) struct Paused {
-    all: bool,
-    /// All databases are paused by a lease. Kept apart from `all`: the end of a lease does not undo an operator's
-    /// PAUSE.
-    leased: bool,
-    names: HashSet<String>,
-    /// Nothing is read from clients.
-    suspended: bool,
-    /// Databases to which nobody may log in. RESUME does not change them.
-    disabled: HashSet<String>,
-}
-
-impl Paused {
-    pub(in crate::core) fn has(&self, database: &str) -> bool {
-        self.all || self.leased || self.names.contains(database)
-    }
-
-    /// True while nothing is read from clients.
-    pub(in crate::core) fn is_suspended(&self) -> bool {
-        self.suspended
-    }
-
-    /// True if nobody may log in to this database.
-    pub(in crate::core) fn is_disabled(&self, database: &str) -> bool {
-        self.disabled.contains(database)
-    }
-
-    fn add(&mut self, database: Option<&str>) {
-        match database {
-            Some(name) => {
-                self.names.insert(name.to_owned());
-            }
-            None => self.all = true,
-        }
-    }
-
-    fn remove(&mut self, database: Option<&str>) {
-        match database {
-            Some(name) => {
-                self.names.remove(name);
-            }
-            None => *self = Paused { disabled: std::mem::take(&mut self.disabled), ..Paused::default() },
-        }
-    }
-}
 
 fn is_of(pool: &Pool, database: Option<&str>) -> bool {
     database.is_none_or(|name| *pool.key.database == *name)
@@ -169,32 +121,17 @@ impl Core {
     // --- operations ---
 
     pub(in crate::core) fn operate(&mut self, operation: &Operation) {
+        self.paused.note(operation);
         match operation {
-            Operation::Pause(database) => self.pause(database.as_deref()),
-            Operation::Resume(database) => {
-                self.paused.remove(database.as_deref());
-                self.resume();
-            }
+            Operation::Pause(database) => self.pause_pools(database.as_deref()),
+            Operation::Resume(_) | Operation::ResumeLeased => self.resume(),
             Operation::Suspend => self.suspend(),
-            Operation::Disable(database) => {
-                self.paused.disabled.insert(database.clone());
-            }
-            Operation::Enable(database) => {
-                self.paused.disabled.remove(database);
-            }
-            Operation::PauseLeased => {
-                self.paused.leased = true;
-                self.pause_pools(None);
-            }
-            Operation::ResumeLeased => {
-                self.paused.leased = false;
-                self.resume();
-            }
+            Operation::Disable(_) | Operation::Enable(_) => {}
+            Operation::PauseLeased => self.pause_pools(None),
             Operation::ResetStatements => self.observing.clear(),
             Operation::Reconnect(database) => self.retire_servers(database.as_deref()),
             Operation::Kill(database) => {
-                // Clients that come after KILL wait for RESUME.
-                self.pause(database.as_deref());
+                self.pause_pools(database.as_deref());
                 let of =
                     |client: &Client| self.pools.get(client.pool).is_some_and(|pool| is_of(pool, database.as_deref()));
                 let killed: Vec<_> =
@@ -215,7 +152,6 @@ impl Core {
 
     /// Stops reading clients. Answers under way are delivered, and server connections stay open.
     fn suspend(&mut self) {
-        self.paused.suspended = true;
         for pool in self.pools.iter_mut() {
             pool.suspended = true;
         }
@@ -235,11 +171,6 @@ impl Core {
         clients.count() + self.servers.iter().filter(|(_, server)| ready(server) && busy(server)).count()
     }
 
-    fn pause(&mut self, database: Option<&str>) {
-        self.paused.add(database);
-        self.pause_pools(database);
-    }
-
     /// Applies `paused` to the pools. Server connections of `database` are closed when they are free.
     fn pause_pools(&mut self, database: Option<&str>) {
         for pool in self.pools.iter_mut() {
@@ -256,10 +187,10 @@ impl Core {
         }
         for p in self.pools.ids() {
             self.pools[p].paused = self.paused.has(&self.pools[p].key.database);
-            self.pools[p].suspended = self.paused.suspended;
+            self.pools[p].suspended = self.paused.is_suspended();
             self.pump(p);
         }
-        if !self.paused.suspended {
+        if !self.paused.is_suspended() {
             let held: Vec<usize> = self.clients.iter().filter(|(_, client)| client.paused).map(|(c, _)| c).collect();
             for c in held {
                 if self.clients.contains(c) {
@@ -326,7 +257,7 @@ impl Core {
         if look.clients {
             report.clients = self.clients.iter().map(|(_, client)| self.client_report(client)).collect();
         }
-        report.suspended = self.paused.suspended.then(|| self.unsettled());
+        report.suspended = self.paused.is_suspended().then(|| self.unsettled());
         if look.memory {
             report.memory = self.memory_report();
         }
