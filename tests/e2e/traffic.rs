@@ -9,11 +9,11 @@ use crate::common::{only_kingpost, value};
 use crate::console::{console, rows};
 use crate::governed::connect;
 
-const SECOND: &str = "second";
-const OTHER: &str = "bert";
+pub(crate) const SECOND: &str = "second";
+pub(crate) const OTHER: &str = "bert";
 
 /// Two databases with a table of one name, and two users.
-async fn cluster() -> Cluster {
+pub(crate) async fn cluster() -> Cluster {
     let cluster = Cluster::builder().replicas(1).start().await;
     let admin = cluster.primary().admin().await;
     admin
@@ -37,7 +37,7 @@ async fn cluster() -> Cluster {
     cluster
 }
 
-fn rule<const N: usize>(name: &str, settings: [(&str, Value); N]) -> Table {
+pub(crate) fn rule<const N: usize>(name: &str, settings: [(&str, Value); N]) -> Table {
     let mut table = Table::new();
     table.insert("name".into(), name.into());
     table.extend(settings.map(|(key, value)| (key.into(), value)));
@@ -45,7 +45,7 @@ fn rule<const N: usize>(name: &str, settings: [(&str, Value); N]) -> Table {
 }
 
 /// The SQLSTATE that a statement ends with, and the message; empty if it has been carried out.
-async fn code(client: &Client, sql: &str) -> String {
+pub(crate) async fn code(client: &Client, sql: &str) -> String {
     client.simple_query(sql).await.map_or_else(|error| sqlstate(&error).to_owned(), |_| String::new())
 }
 

@@ -28,6 +28,7 @@ mod logging;
 mod lookup;
 mod moving;
 mod oauth;
+mod orders;
 mod otlp;
 mod out;
 mod pam;
@@ -71,6 +72,12 @@ pub fn main() -> ExitCode {
 pub fn problems(text: &str, variables: impl IntoIterator<Item = (OsString, OsString)>) -> Vec<String> {
     let unseen = |_: &Path| config::Stat::Unreadable("not looked at".into());
     config::parse("text", text, variables, &unseen).problems.iter().map(ToString::to_string).collect()
+}
+
+/// Reads what an old process says operators have ordered of it, and writes it again; `None`: it is no list of orders.
+#[must_use]
+pub fn orders_again(bytes: &[u8]) -> Option<Vec<u8>> {
+    orders::Ordered::read(bytes).ok().and_then(|(ordered, _)| ordered.write().ok())
 }
 
 /// What `kingpost config from-PROGRAM` makes of a text; files that it names are empty.

@@ -1,6 +1,5 @@
 //! `kingpost proxy` and `kingpost check`.
 
-use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,6 +16,7 @@ use crate::cli::{CheckArgs, ProxyArgs};
 use crate::config::{self, Config, LogFlags, Overrides, Problem};
 use crate::console::Serving;
 use crate::error::Failure;
+use crate::orders::Ordered;
 use crate::otlp::metrics::Pushing;
 use crate::passwords::Passwords;
 use crate::registry::source::Sources;
@@ -26,7 +26,7 @@ use crate::upgrade::{self, Heir, Sockets, inherited};
 use crate::{logging, out, systemd};
 use proxy::Socket;
 use proxy::config::{ProxyConfig, TracingConfig};
-use proxy::console::Process;
+use proxy::console::{Held, Process};
 use topology::NodeConfig;
 
 /// How long clients of a cluster that is not served any more may take to end their transactions.
@@ -129,24 +129,36 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
     };
     let mut sources = Sources::start(&mut config).await?;
     let passwords = Passwords::new();
-    let filled = tokio::task::block_in_place(|| {
+    let mut filled = tokio::task::block_in_place(|| {
         let (filled, store) = Passwords::fill_anew(&config)?;
         passwords.adopt(&config, store);
         Ok::<Config, Failure>(filled)
     })?;
     let topologies = run::watch(&filled, &runtime)?;
-    if taken.is_some() {
+    let mut overrides = Overrides::default();
+    let mut ordered = Ordered::default();
+    if let Some(taken) = &mut taken {
         // The old process serves until this one can. A cluster that is down is down for both.
         let ready = topologies.iter().map(|topology| Box::pin(topology.wait_ready(upgrade::READY_WITHIN)));
         select_ok(ready)
             .await
             .map_err(|error| Failure::runtime(format!("not taken over, the old process goes on: {error}")))?;
+        ordered = tokio::task::block_in_place(|| taken.orders())?;
+        overrides = set_again(path, &mut config, &ordered.settings);
+        if overrides != Overrides::default() {
+            filled = tokio::task::block_in_place(|| passwords.fill(&config))?;
+            for (of, topology) in filled.of_each_cluster().iter().zip(&topologies) {
+                if let Err(error) = topology.reload(of.cluster.clone()) {
+                    tracing::warn!(cluster = of.cluster.name, %error, "what operators have set is not used");
+                }
+            }
+        }
     }
     let sockets = match taken.as_mut() {
         Some(taken) => std::mem::take(&mut taken.sockets),
         None => systemd::sockets(&config)?,
     };
-    let running = Arc::new(Running::start_on(&filled, topologies, sockets.proxy, BTreeMap::new(), &runtime)?);
+    let running = Arc::new(Running::start_on(&filled, topologies, sockets.proxy, ordered.clusters, &runtime)?);
     drop(filled);
     running.renew_by(Arc::clone(&passwords));
     let asked = Arc::downgrade(&running);
@@ -181,7 +193,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
         }
     };
     let (operators, mut orders) = Operators::new();
-    running.serve_operators(Box::new(operators));
+    running.serve_operators(Box::new(operators.clone()));
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         listen = running.addresses().join(", "),
@@ -204,16 +216,15 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
     let (handed, mut successors) = mpsc::channel(1);
     systemd::ready();
     let mut successor = None;
-    let mut overrides = Overrides::default();
     loop {
         tokio::select! {
             stream = next_heir(heir.as_ref()) => {
                 let sockets = sockets_of(&config, &running, admin.as_ref(), console.as_ref());
-                let handed = handed.clone();
-                tokio::task::spawn_blocking(move || give(stream, sockets, &handed));
+                let (handed, running, operators) = (handed.clone(), Arc::clone(&running), operators.clone());
+                tokio::task::spawn_blocking(move || give(stream, sockets, &running, &operators, &handed));
             }
-            Some(stream) = successors.recv() => {
-                successor = Some(stream);
+            Some(handed) = successors.recv() => {
+                successor = Some(handed);
                 break;
             }
             _ = upgrade.recv() => match config.proxy.upgrade_socket {
@@ -256,6 +267,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
                     });
                     let _ = answer.send(result);
                 }
+                Order::Tell(answer) => drop(answer.send(overrides.clone())),
                 Order::Stop => {
                     tracing::info!(?grace, "an operator asks to stop");
                     break;
@@ -265,13 +277,14 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
     }
     // Whoever waits for an answer gets none any more, and is told so.
     drop(orders);
-    if let Some(mut successor) = successor {
+    if let Some((mut successor, held)) = successor {
         drop((heir, admin, console));
         let quiet = Arc::clone(&running);
         let limit = config.proxy.drain_timeout;
         let _ = tokio::task::spawn_blocking(move || {
             quiet.stop_accepting();
             upgrade::say_bye(&mut successor);
+            drop(held);
         })
         .await;
         tracing::info!(
@@ -326,12 +339,29 @@ fn sockets_of(
     })
 }
 
-/// Hands the sockets over, and says so once the other process is ready.
-fn give(mut stream: UnixStream, sockets: std::io::Result<Sockets>, done: &mpsc::Sender<UnixStream>) {
-    let given = sockets.and_then(|sockets| upgrade::hand_over(&mut stream, &sockets));
+/// A process that is ready to take over, and what keeps operators from ordering something that it would not know of.
+type Handed = (UnixStream, Option<Held>);
+
+/// Hands the sockets and operators' orders over, and says so once the other process is ready.
+fn give(
+    mut stream: UnixStream,
+    sockets: std::io::Result<Sockets>,
+    running: &Running,
+    operators: &Operators,
+    done: &mpsc::Sender<Handed>,
+) {
+    let mut held = None;
+    let given = sockets.and_then(|sockets| {
+        upgrade::hand_over(&mut stream, &sockets, || {
+            let (clusters, still) = running.orders().map_err(std::io::Error::other)?;
+            held = Some(still);
+            let settings = operators.overrides().map_err(std::io::Error::other)?;
+            Ok(Ordered::new(clusters, &settings).write()?)
+        })
+    });
     match given {
         // A second one at the same time comes too late.
-        Ok(()) => drop(done.blocking_send(stream)),
+        Ok(()) => drop(done.blocking_send((stream, held))),
         Err(error) => tracing::error!(%error, "no process has taken over, this one goes on"),
     }
 }
@@ -355,11 +385,18 @@ pub(crate) async fn end(running: &Arc<Running>, grace: Duration) {
 /// What an operator asks of the process, in the console.
 enum Order {
     Reload(oneshot::Sender<Result<(), String>>),
-    Set { key: String, value: String, answer: oneshot::Sender<Result<(), String>> },
+    Set {
+        key: String,
+        value: String,
+        answer: oneshot::Sender<Result<(), String>>,
+    },
+    /// Says what has been set so far.
+    Tell(oneshot::Sender<Overrides>),
     Stop,
 }
 
 /// Passes operators' orders on to the loop that also hears signals.
+#[derive(Clone)]
 struct Operators(mpsc::Sender<Order>);
 
 impl Operators {
@@ -367,6 +404,14 @@ impl Operators {
         // The console has one thread, which waits for each answer.
         let (sender, receiver) = mpsc::channel(2);
         (Operators(sender), receiver)
+    }
+
+    /// What operators have set. Blocks.
+    fn overrides(&self) -> Result<Overrides, String> {
+        let (answer, answered) = oneshot::channel();
+        let stopping = || "the process is stopping".to_owned();
+        self.0.blocking_send(Order::Tell(answer)).map_err(|_| stopping())?;
+        answered.blocking_recv().map_err(|_| stopping())
     }
 }
 
@@ -414,6 +459,51 @@ fn renew(config: &Config, running: &Running, passwords: &Passwords) {
     }
 }
 
+/// Reads the file again, with these settings over it, which operators of another process have changed. What this version cannot take is left out.
+fn set_again(path: &Path, config: &mut Config, settings: &[(String, String)]) -> Overrides {
+    let mut overrides = Overrides::default();
+    let mut set = |settings: &[(String, String)]| {
+        let with = settings.iter().try_fold(overrides.clone(), |with, (key, value)| with.with(key, value).ok())?;
+        let (new, _) = of_a_proxy(path, &with).ok()?;
+        *config = keep_nodes(new, config);
+        overrides = with;
+        Some(())
+    };
+    if settings.is_empty() || set(settings).is_some() {
+        return overrides;
+    }
+    // One may be refused that is good beside others: that is why all are tried first.
+    for setting in settings {
+        if set(std::slice::from_ref(setting)).is_none() {
+            tracing::warn!(
+                key = setting.0,
+                "what operators have set of the old process is dropped: it is refused here"
+            );
+        }
+    }
+    overrides
+}
+
+/// What was read anew, with the nodes of the clusters that registries list.
+fn keep_nodes(mut new: Config, config: &mut Config) -> Config {
+    for of in std::iter::once(&mut new.cluster).chain(&mut new.clusters) {
+        // A cluster that is new has whatever the file says.
+        let Some(before) = config.cluster_mut(&of.name) else { continue };
+        if of.from != before.from {
+            tracing::warn!(
+                cluster = of.name,
+                "changes of where its nodes are listed ([cluster.from]) take effect at the next start"
+            );
+            of.from.clone_from(&before.from);
+        }
+        // They come from a registry.
+        if !of.from.urls.is_empty() || of.nodes.is_empty() {
+            of.nodes.clone_from(&before.nodes);
+        }
+    }
+    new
+}
+
 /// Reads the file again, with these settings over it. Anything wrong with it: the running configuration stays.
 fn reload(
     path: &Path,
@@ -423,24 +513,7 @@ fn reload(
     overrides: &Overrides,
 ) -> Result<(), Failure> {
     let loaded = of_a_proxy(path, overrides);
-    let loaded = loaded.map(|(mut new, warnings)| {
-        for of in std::iter::once(&mut new.cluster).chain(&mut new.clusters) {
-            // A cluster that is new has whatever the file says.
-            let Some(before) = config.cluster_mut(&of.name) else { continue };
-            if of.from != before.from {
-                tracing::warn!(
-                    cluster = of.name,
-                    "changes of where its nodes are listed ([cluster.from]) take effect at the next start"
-                );
-                of.from.clone_from(&before.from);
-            }
-            // They come from a registry.
-            if !of.from.urls.is_empty() || of.nodes.is_empty() {
-                of.nodes.clone_from(&before.nodes);
-            }
-        }
-        (new, warnings)
-    });
+    let loaded = loaded.map(|(new, warnings)| (keep_nodes(new, config), warnings));
     let applied = loaded.and_then(|(new, warnings)| {
         let (filled, store) = tokio::task::block_in_place(|| Passwords::fill_anew(&new))?;
         running.reload(&filled, GONE_WITHIN)?;
@@ -488,4 +561,40 @@ impl StopSignals {
 
 pub(crate) fn listen_for(kind: SignalKind) -> Result<Signal, Failure> {
     signal(kind).map_err(|error| Failure::runtime(format!("cannot listen for signals: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn settings_of_another_process_are_taken_as_far_as_they_can_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kingpost.toml");
+        let text = "[[cluster.nodes]]\nname = 'a'\naddress = '127.0.0.1:5432'\n[[proxy.users]]\nname = 'ann'\npassword = 'p'\n\
+                    [proxy]\nlisten = ['127.0.0.1:0']\n";
+        std::fs::write(&path, text).unwrap();
+        let (file, _) = of_a_proxy(&path, &Overrides::default()).unwrap();
+        let size = ("proxy.pool.size", "7");
+        for (settings, expected) in [
+            (vec![], vec![]),
+            (vec![size, ("proxy.query_timeout", "9s")], vec![size, ("proxy.query_timeout", "9s")]),
+            // A key that this version does not have, one that is of the start, and a value that it refuses.
+            (vec![("proxy.nonsense", "1"), size], vec![size]),
+            (vec![("proxy.workers", "1"), size], vec![size]),
+            (vec![size, ("proxy.query_timeout", "soon")], vec![size]),
+        ] {
+            let mut config = file.clone();
+            let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+            let settings: Vec<_> = settings.iter().map(owned).collect();
+            let overrides = set_again(&path, &mut config, &settings);
+            let mut set: Vec<_> = overrides.each().collect();
+            set.sort_unstable();
+            assert_eq!(set, expected);
+            assert_eq!(config.proxy.pool.size == 7, expected.contains(&size));
+            assert_eq!(config.cluster.nodes, file.cluster.nodes);
+        }
+    }
 }

@@ -5,10 +5,17 @@
 //!   ── connect to proxy.upgrade_socket ──▶  whose user is it? its own, or root
 //!   ── "kingpost take-over 1\n" ─────────▶
 //!   ◀─ addresses, and the sockets ────────  goes on accepting
-//!   watches the cluster until there is a primary, starts to accept
+//!   watches the cluster until there is a primary
+//!   ── "orders 1\n" ─────────────────────▶  from now on its operators change nothing
+//!   ◀─ "LENGTH\n", and a list in JSON ────
+//!   does what was ordered, starts to accept
 //!   ── "ready\n" ────────────────────────▶  accepts no more, serves those it has until they leave or drain_timeout is over
-//!   ◀─ "bye\n" ───────────────────────────
+//!   ◀─ "bye\n" ───────────────────────────  its operators have their say again: about the clients that are left
 //! ```
+//!
+//! The orders are what operators have said in the console and what still holds ([`crate::orders`]). Versions up to 0.2 know nothing of them, and
+//! work together with later ones: an old process that has orders says so beside its addresses, and a new process that wants none is ready
+//! at once.
 //!
 //! The sockets themselves change hands, so at no moment does nobody listen, and what waits in their queues is served. If the new
 //! process fails before it is ready, nothing has happened to the old one.
@@ -28,16 +35,25 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::Failure;
+use crate::orders::Ordered;
 
 const HELLO: &[u8] = b"kingpost take-over 1\n";
+const ORDERS: &[u8] = b"orders 1\n";
 const READY: &[u8] = b"ready\n";
 const BYE: &[u8] = b"bye\n";
 /// Most sockets that change hands.
 const MOST_SOCKETS: usize = 64;
 /// Longest list of addresses, in bytes.
 const MOST_LIST: usize = 16 << 10;
-/// Longest wait for the other's next word, but for `ready`.
+/// Longest word that the new process says behind the sockets, in bytes.
+const MOST_WORD: usize = 32;
+/// Longest list of orders, in bytes, and the most digits that its length has.
+const MOST_ORDERS: usize = 1 << 20;
+const MOST_DIGITS: usize = 7;
+/// Longest wait for the other's next word, but for `ready` and the orders.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest wait for the orders: commands that are being carried out are waited for.
+const ORDERS_WITHIN: Duration = Duration::from_secs(30);
 /// Longest time that a new process may take to be ready.
 pub(crate) const READY_WITHIN: Duration = Duration::from_secs(60);
 
@@ -49,6 +65,9 @@ struct List {
     /// As `metrics.listen` and `console.listen` have it; their sockets are the last.
     metrics: Option<String>,
     console: Option<String>,
+    /// 1: the process tells what operators have ordered. Not given, or another number: it does not, or not so.
+    #[serde(default)]
+    orders: u32,
 }
 
 /// All that a process listens on.
@@ -67,12 +86,18 @@ pub(crate) struct Sockets {
 pub(crate) struct TakenOver {
     stream: UnixStream,
     pub(crate) sockets: Sockets,
+    /// It tells what operators have ordered.
+    tells_orders: bool,
 }
 
 /// Where a process can be taken over.
 pub(crate) struct Heir {
     listener: tokio::net::UnixListener,
     path: PathBuf,
+}
+
+fn unspoken() -> io::Error {
+    other("it does not speak as a process does in a take-over")
 }
 
 fn other(text: impl Into<String>) -> io::Error {
@@ -107,7 +132,7 @@ fn ask(path: &Path) -> io::Result<TakenOver> {
         metrics: named(list.metrics),
         console: named(list.console),
     };
-    Ok(TakenOver { stream, sockets })
+    Ok(TakenOver { stream, sockets, tells_orders: list.orders == 1 })
 }
 
 /// A message that ends in a line feed, and the descriptors that came with it.
@@ -135,7 +160,61 @@ fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     Ok((list, fds))
 }
 
+/// A line, without its end, of at most so many bytes with it.
+fn line(stream: &mut UnixStream, most: usize) -> io::Result<Vec<u8>> {
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while line.len() < most {
+        stream.read_exact(&mut byte)?;
+        match byte {
+            [b'\n'] => return Ok(line),
+            [byte] => line.push(byte),
+        }
+    }
+    Err(unspoken())
+}
+
+/// What comes behind a line with its length.
+fn counted(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
+    let digits = line(stream, MOST_DIGITS + 1)?;
+    let digits = std::str::from_utf8(&digits).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let length: usize = digits.and_then(|digits| digits.parse().ok()).ok_or_else(unspoken)?;
+    if length > MOST_ORDERS {
+        return Err(other(format!("it sent {length} bytes of operators' orders, more than {MOST_ORDERS}")));
+    }
+    let mut bytes = vec![0; length];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
 impl TakenOver {
+    /// What operators have ordered of the old process: nothing more until this process is ready, or gone.
+    ///
+    /// # Errors
+    /// It says something else.
+    pub(crate) fn orders(&mut self) -> Result<Ordered, Failure> {
+        if !self.tells_orders {
+            tracing::info!("the old process does not tell what operators have ordered of it: none of it holds here");
+            return Ok(Ordered::default());
+        }
+        let ordered = self.ask_for_orders().and_then(|bytes| Ordered::read(&bytes).map_err(io::Error::other));
+        let (ordered, skipped) = ordered.map_err(|error| {
+            Failure::runtime(format!("the old process does not tell what operators have ordered of it: {error}"))
+        })?;
+        for order in skipped {
+            tracing::warn!(order, "an order of the old process's console is dropped");
+        }
+        Ok(ordered)
+    }
+
+    fn ask_for_orders(&mut self) -> io::Result<Vec<u8>> {
+        self.stream.set_read_timeout(Some(ORDERS_WITHIN))?;
+        self.stream.write_all(ORDERS)?;
+        let bytes = counted(&mut self.stream)?;
+        self.stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(bytes)
+    }
+
     /// Tells the old process that it is no longer needed.
     pub(crate) fn confirm(mut self) -> Result<(), Failure> {
         let mut word = [0; BYE.len()];
@@ -192,6 +271,7 @@ impl Sockets {
             proxy: self.proxy.iter().map(|socket| socket.address.clone()).collect(),
             metrics: address(&self.metrics),
             console: address(&self.console),
+            orders: 1,
         }
     }
 
@@ -214,11 +294,15 @@ pub(crate) async fn listen(inherited: Option<OwnedFd>, address: &str) -> io::Res
     }
 }
 
-/// Hands sockets over; once this is Ok, the other process serves.
+/// Hands sockets over, and `orders` when it is asked for them; once this is Ok, the other process serves.
 ///
 /// # Errors
 /// It may not, or was not ready in time: this process serves on.
-pub(crate) fn hand_over(stream: &mut UnixStream, sockets: &Sockets) -> io::Result<()> {
+pub(crate) fn hand_over(
+    stream: &mut UnixStream,
+    sockets: &Sockets,
+    orders: impl FnOnce() -> io::Result<Vec<u8>>,
+) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -241,7 +325,27 @@ pub(crate) fn hand_over(stream: &mut UnixStream, sockets: &Sockets) -> io::Resul
     let sent = rustix::net::sendmsg(&stream, &[IoSlice::new(&text)], &mut control, SendFlags::NOSIGNAL)?;
     stream.write_all(&text[sent..])?;
     stream.set_read_timeout(Some(READY_WITHIN + PATIENCE))?;
-    expect(stream, READY)
+    let mut word = line(stream, MOST_WORD)?;
+    if is(&word, ORDERS) {
+        let bytes = orders()?;
+        if bytes.len() > MOST_ORDERS {
+            return Err(other(format!(
+                "operators' orders take {} bytes, more than {MOST_ORDERS}: end some (RESUME, ENABLE, LIFT)",
+                bytes.len()
+            )));
+        }
+        stream.write_all(format!("{}\n", bytes.len()).as_bytes())?;
+        stream.write_all(&bytes)?;
+        word = line(stream, MOST_WORD)?;
+    } else if is(&word, READY) {
+        tracing::info!("the new process does not ask what operators have ordered: none of it holds there");
+    }
+    if is(&word, READY) { Ok(()) } else { Err(unspoken()) }
+}
+
+/// Whether a line without its end is this word.
+fn is(line: &[u8], word: &[u8]) -> bool {
+    word.strip_suffix(b"\n") == Some(line)
 }
 
 /// Lets the other process know that this one has stopped accepting.
@@ -253,7 +357,7 @@ pub(crate) fn say_bye(stream: &mut UnixStream) {
 fn expect(stream: &mut UnixStream, word: &[u8]) -> io::Result<()> {
     let mut found = vec![0; word.len()];
     stream.read_exact(&mut found)?;
-    if found == word { Ok(()) } else { Err(other("it does not speak as a process that takes over does")) }
+    if found == word { Ok(()) } else { Err(unspoken()) }
 }
 
 /// Starts this very command anew, with `--take-over`.
@@ -272,6 +376,10 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
+
+    fn none() -> io::Result<Vec<u8>> {
+        Ok(b"{\"orders\":[]}".to_vec())
+    }
 
     #[test]
     fn sockets_change_hands() {
@@ -300,7 +408,7 @@ mod tests {
         let (mut stream, _) = listener.accept().unwrap();
         // It waits in the queue while the socket changes hands.
         let client = TcpStream::connect(addresses[0]).unwrap();
-        hand_over(&mut stream, &sockets).unwrap();
+        hand_over(&mut stream, &sockets, || panic!("nobody has asked")).unwrap();
         drop(sockets);
         say_bye(&mut stream);
         new.join().unwrap();
@@ -313,7 +421,7 @@ mod tests {
             let (mut old, mut new) = UnixStream::pair().unwrap();
             new.write_all(words).unwrap();
             new.shutdown(std::net::Shutdown::Write).unwrap();
-            assert!(hand_over(&mut old, &Sockets::default()).is_err());
+            assert!(hand_over(&mut old, &Sockets::default(), none).is_err());
             drop(old);
             let mut rest = Vec::new();
             let _ = new.read_to_end(&mut rest);
@@ -326,6 +434,101 @@ mod tests {
         let (mut old, mut new) = UnixStream::pair().unwrap();
         new.write_all(HELLO).unwrap();
         new.shutdown(std::net::Shutdown::Write).unwrap();
-        assert!(hand_over(&mut old, &Sockets::default()).is_err());
+        assert!(hand_over(&mut old, &Sockets::default(), none).is_err());
+    }
+
+    /// A new process that has the sockets of an old one.
+    fn taken(stream: UnixStream, tells_orders: bool) -> TakenOver {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        TakenOver { stream, sockets: Sockets::default(), tells_orders }
+    }
+
+    #[test]
+    fn orders_are_told_when_they_are_asked_for() {
+        let (mut old, new) = UnixStream::pair().unwrap();
+        let old = std::thread::spawn(move || {
+            let orders = br#"{"orders":[{"order":"disable","cluster":"main","database":"shop"}]}"#;
+            hand_over(&mut old, &Sockets::default(), || Ok(orders.to_vec())).unwrap();
+            say_bye(&mut old);
+        });
+        (&new).write_all(HELLO).unwrap();
+        let (list, _) = receive(&new).unwrap();
+        let list: List = serde_json::from_slice(&list).unwrap();
+        let mut taken = taken(new, list.orders == 1);
+        let ordered = taken.orders().unwrap();
+        assert!(ordered.clusters["main"].disabled.contains("shop"), "{ordered:?}");
+        taken.confirm().unwrap();
+        old.join().unwrap();
+    }
+
+    #[test]
+    fn an_old_process_of_an_earlier_version_is_not_asked() {
+        let list: List = serde_json::from_str(r#"{"proxy":["a"],"metrics":null,"console":null}"#).unwrap();
+        assert_eq!(list.orders, 0);
+        let (mut old, new) = UnixStream::pair().unwrap();
+        let mut taken = taken(new, list.orders == 1);
+        assert_eq!(taken.orders().unwrap(), Ordered::default());
+        let new = std::thread::spawn(move || taken.confirm());
+        expect(&mut old, READY).unwrap();
+        say_bye(&mut old);
+        new.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_new_process_of_an_earlier_version_is_ready_at_once() {
+        let (mut old, mut new) = UnixStream::pair().unwrap();
+        new.write_all(&[HELLO, READY].concat()).unwrap();
+        hand_over(&mut old, &Sockets::default(), || panic!("nobody has asked")).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_answer_ends_the_take_over() {
+        let long = format!("{}\n", MOST_ORDERS + 1);
+        for answer in [
+            "",
+            "\n",
+            "x\n",
+            "-1\n",
+            "+1\n{",
+            "1e3\n",
+            "2",
+            "5\n{}",
+            "2\n{}",
+            "00000000000000000000001\n",
+            "99999999999999999999999999999999999\n",
+            "14\n{\"orders\":[]} ",
+            &long,
+        ] {
+            let (mut old, new) = UnixStream::pair().unwrap();
+            old.write_all(answer.as_bytes()).unwrap();
+            old.shutdown(std::net::Shutdown::Write).unwrap();
+            let good = answer.starts_with("14");
+            assert_eq!(taken(new, true).orders().is_ok(), good, "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn who_says_something_else_behind_the_sockets_does_not_take_over() {
+        for words in ["orders 2\n", "orders\n", "\n", "ready", "orders 1\norders 1\n", "orders 1\nbye\n"] {
+            let (mut old, mut new) = UnixStream::pair().unwrap();
+            new.write_all(&[HELLO, words.as_bytes()].concat()).unwrap();
+            new.shutdown(std::net::Shutdown::Write).unwrap();
+            assert!(hand_over(&mut old, &Sockets::default(), none).is_err(), "{words:?}");
+        }
+        // Bytes without an end are not waited for.
+        let (mut old, mut new) = UnixStream::pair().unwrap();
+        new.write_all(&[HELLO, &[b'x'; MOST_WORD]].concat()).unwrap();
+        assert!(hand_over(&mut old, &Sockets::default(), none).is_err());
+    }
+
+    #[test]
+    fn orders_that_cannot_be_told_end_the_take_over() {
+        let unknown = || Err(other("a console does not answer"));
+        let many = || Ok(vec![b' '; MOST_ORDERS + 1]);
+        for orders in [&unknown as &dyn Fn() -> io::Result<Vec<u8>>, &many] {
+            let (mut old, mut new) = UnixStream::pair().unwrap();
+            new.write_all(&[HELLO, ORDERS, READY].concat()).unwrap();
+            assert!(hand_over(&mut old, &Sockets::default(), orders).is_err());
+        }
     }
 }

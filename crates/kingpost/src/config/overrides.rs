@@ -77,6 +77,11 @@ impl Overrides {
         Ok(new)
     }
 
+    /// Each path, with its value.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(path, value)| (path.as_str(), value.as_str()))
+    }
+
     /// As environment variables.
     pub(crate) fn variables(&self) -> Vec<(OsString, OsString)> {
         self.0.iter().map(|(path, value)| (env::variable(path).into(), value.into())).collect()

@@ -17,7 +17,7 @@ use crate::error::Failure;
 use crate::exposition::Exposition;
 use crate::otlp::traces::Traces;
 use crate::passwords::Passwords;
-use proxy::console::{Orders, Process};
+use proxy::console::{Held, NoOrders, Orders, Process};
 use proxy::fleet::Fleet;
 use proxy::trace::Sink;
 use proxy::{Proxy, Socket, StartError};
@@ -287,6 +287,14 @@ impl Running {
     pub(crate) fn sockets(&self) -> std::io::Result<Vec<Socket>> {
         let sockets = self.first().ask(|proxy| Some(proxy.sockets()));
         sockets.unwrap_or_else(|| Err(std::io::Error::other("the proxy has been stopped")))
+    }
+
+    /// What operators have ordered, by cluster; they order nothing more until the other part of the result is dropped. Blocks.
+    ///
+    /// # Errors
+    /// Another process has the orders, or a console does not answer.
+    pub(crate) fn orders(&self) -> Result<(BTreeMap<String, Orders>, Held), NoOrders> {
+        self.fleet.orders()
     }
 
     /// Another process accepts from now on. Blocks for a moment.
