@@ -408,27 +408,25 @@ impl Operators {
 
     /// What operators have set. Blocks.
     fn overrides(&self) -> Result<Overrides, String> {
+        self.ask(Order::Tell)
+    }
+
+    /// The answer to an order. Blocks.
+    fn ask<T>(&self, order: impl FnOnce(oneshot::Sender<T>) -> Order) -> Result<T, String> {
         let (answer, answered) = oneshot::channel();
         let stopping = || "the process is stopping".to_owned();
-        self.0.blocking_send(Order::Tell(answer)).map_err(|_| stopping())?;
+        self.0.blocking_send(order(answer)).map_err(|_| stopping())?;
         answered.blocking_recv().map_err(|_| stopping())
     }
 }
 
 impl Process for Operators {
     fn reload(&self) -> Result<(), String> {
-        let (answer, answered) = oneshot::channel();
-        let stopping = || "the process is stopping".to_owned();
-        self.0.blocking_send(Order::Reload(answer)).map_err(|_| stopping())?;
-        answered.blocking_recv().map_err(|_| stopping())?
+        self.ask(Order::Reload)?
     }
 
     fn set(&self, key: &str, value: &str) -> Result<(), String> {
-        let (answer, answered) = oneshot::channel();
-        let stopping = || "the process is stopping".to_owned();
-        let order = Order::Set { key: key.to_owned(), value: value.to_owned(), answer };
-        self.0.blocking_send(order).map_err(|_| stopping())?;
-        answered.blocking_recv().map_err(|_| stopping())?
+        self.ask(|answer| Order::Set { key: key.to_owned(), value: value.to_owned(), answer })?
     }
 
     fn stop(&self) {

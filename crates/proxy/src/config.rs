@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::hba::Fields;
-use crate::traffic::{Given, Rate, Rule, RuleError};
+use crate::traffic::{self, Given, Rate, Rule, RuleError};
 
 pub use secret::Secret;
 
@@ -260,7 +260,7 @@ impl TrafficConfig {
             cluster: None,
             user: whose.user.clone(),
             database: whose.database.clone(),
-            statement: whose.statement.map(|fingerprint| format!("{fingerprint:016x}")),
+            statement: whose.statement.map(traffic::digits),
             access: whose.access.map(access),
             each: each.into_iter().filter_map(|(is, each)| is.then_some(each)).collect(),
             rate: limits.rate.map(Rate::written),

@@ -7,7 +7,7 @@ use sql::Access;
 use super::command::time;
 use super::table::Of::{Number, Text};
 use super::table::Table;
-use crate::traffic::{Given, Rule, RuleReport};
+use crate::traffic::{self, Given, Rule, RuleReport};
 
 /// Shortest and longest time for which a rule is set.
 pub(super) const FOR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30 * 24 * 3600));
@@ -89,7 +89,7 @@ pub(super) fn table(rules: Vec<RuleReport>) -> Table {
             if live { "operator" } else { "file" }.into(),
             whose.user.into(),
             whose.database.into(),
-            whose.statement.map(shown).into(),
+            whose.statement.map(traffic::digits).into(),
             access.into(),
             each.into(),
             rule.limits.to_string().into(),
@@ -101,11 +101,6 @@ pub(super) fn table(rules: Vec<RuleReport>) -> Table {
         ]);
     }
     table
-}
-
-/// A fingerprint as tables have it and rules take it.
-pub(super) fn shown(fingerprint: u64) -> String {
-    format!("{fingerprint:016x}")
 }
 
 #[cfg(test)]

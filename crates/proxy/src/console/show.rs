@@ -19,7 +19,7 @@ use crate::core::statistics::{self, Counts};
 use crate::core::token::Token;
 use crate::metrics::{Metrics, Snapshot};
 use crate::settings::Settings;
-use crate::traffic::Traffic;
+use crate::traffic::{self, Traffic};
 
 /// All that tables are made from.
 pub(super) struct Scene<'a> {
@@ -800,7 +800,7 @@ fn statements(reports: &[Report]) -> Table {
             counts.primary.into(),
             counts.calls.saturating_sub(counts.primary).into(),
             shown.into(),
-            text.and_then(statistics::Text::fingerprint).map(limits::shown).into(),
+            text.and_then(statistics::Text::fingerprint).map(traffic::digits).into(),
         ]);
     }
     table

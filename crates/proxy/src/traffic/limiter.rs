@@ -49,8 +49,8 @@ impl Rate {
         // Rounding may lead to a neighbour; the middle of all rates that have this interval does not, but may be out of the limits.
         let interval = self.interval as f64;
         let exact = [1e9 / interval, 1e9 / (interval + 0.5)].map(|per_second| per_second.to_string());
-        let reads_so = |text: &String| Rate::parse(text, Some(self.burst)) == Some(self);
-        exact.into_iter().find(reads_so).filter(|_| !reads_so(&self.to_string())).unwrap_or_else(|| self.to_string())
+        let mut forms = std::iter::once(self.to_string()).chain(exact);
+        forms.find(|text| Rate::parse(text, Some(self.burst)) == Some(self)).unwrap_or_else(|| self.to_string())
     }
 
     /// How many statements may come at once.

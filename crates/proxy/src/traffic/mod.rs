@@ -20,7 +20,7 @@ use wire::Sqlstate;
 use limiter::Limiter;
 
 pub use limiter::Rate;
-pub(crate) use rule::{Act, is_governed};
+pub(crate) use rule::{Act, digits, is_governed};
 pub use rule::{Given, Limits, Rule, RuleError, Whose};
 
 /// Most rules that operators have set, beside those of the configuration.

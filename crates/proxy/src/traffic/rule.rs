@@ -156,6 +156,11 @@ impl Given {
     }
 }
 
+/// A fingerprint as tables have it and rules take it.
+pub(crate) fn digits(fingerprint: u64) -> String {
+    format!("{fingerprint:016x}")
+}
+
 /// Reads a fingerprint, or makes that of a statement.
 fn fingerprint(text: &str) -> Option<u64> {
     let digits = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
