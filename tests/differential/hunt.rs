@@ -8,6 +8,7 @@ use kingpost_tests::Kingpost;
 
 use crate::config::{CONFIGS, Config, Needs};
 use crate::generator;
+use crate::operator::Operated;
 use crate::options::Options;
 use crate::report::report;
 use crate::runner::{Difference, Outcome, Runner};
@@ -136,6 +137,10 @@ impl Hunt<'_> {
         println!(
             "{sessions} sessions ({:?}), {} of them without enough server connections, {} no good, {} crashed PostgreSQL",
             self.sessions, self.starved, self.invalid, self.crashed
+        );
+        let Operated { orders, cut, sent_paused } = self.runner.operated;
+        println!(
+            "operator: {orders} orders; {cut} server connections were cut, {sent_paused} packets sent while the proxy was paused"
         );
         println!("differences that are meant, by rule: {:?}", self.runner.used);
         let mut well = self.kinds.is_empty();

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A step is what one client sends in one write, and all that it must be answered; steps go one after the other, in an order that the seed has
-//! chosen, so what clients do to one another is the same in both worlds. Each session has a proxy process of its own and finds the databases as
+//! chosen, so what clients do to one another is the same in both worlds. Between the steps somebody may operate the proxy (`PAUSE`, `RECONNECT`,
+//! server connections that end), which no client may notice. Each session has a proxy process of its own and finds the databases as
 //! every other does: so a seed gives the same session, and most often the same outcome, again.
 //!
 //! `differential --help` says how it is used; `tests/README.md` how to read what it prints.
@@ -20,6 +21,7 @@ mod compare;
 mod config;
 mod generator;
 mod hunt;
+mod operator;
 mod options;
 mod outstanding;
 mod reply;

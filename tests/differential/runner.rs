@@ -8,6 +8,7 @@ use kingpost_tests::Kingpost;
 use crate::before::Before;
 use crate::compare::{Compared, Mismatch, Oids, compare};
 use crate::config::{Config, Functions, Needs};
+use crate::operator::{Operated, Operator};
 use crate::reply::Reply;
 use crate::rules::{Allowed, Scene};
 use crate::session::{Client, Message, Packet, Session, Step, client_name};
@@ -94,6 +95,14 @@ where
     }
 }
 
+/// What one session did.
+#[derive(Default)]
+struct Did {
+    /// By the proxy's counters.
+    counters: BTreeMap<&'static str, u64>,
+    operated: Operated,
+}
+
 /// One client's connections.
 struct Pair {
     direct: Wire,
@@ -117,6 +126,7 @@ struct Run<'a> {
     notifies: bool,
     /// Clients that call functions which leave something that may be lost.
     excused: Vec<bool>,
+    operator: Operator<'a>,
 }
 
 /// Both worlds, and what has been seen in them.
@@ -129,12 +139,21 @@ pub(crate) struct Runner {
     pub(crate) used: BTreeMap<&'static str, u64>,
     /// What the proxy says that it did, by configuration: counters of `Config::proof`.
     pub(crate) did: BTreeMap<(&'static str, &'static str), u64>,
+    /// What the operator did.
+    pub(crate) operated: Operated,
 }
 
 impl Runner {
     /// Starts the servers that some configurations need. `strict`: no difference is meant.
     pub(crate) async fn start(needs: Needs, strict: bool) -> Runner {
-        Runner { worlds: Worlds::start(needs).await, needs, strict, used: BTreeMap::new(), did: BTreeMap::new() }
+        Runner {
+            worlds: Worlds::start(needs).await,
+            needs,
+            strict,
+            used: BTreeMap::new(),
+            did: BTreeMap::new(),
+            operated: Operated::default(),
+        }
     }
 
     /// New servers in the place of those that have crashed.
@@ -145,12 +164,13 @@ impl Runner {
     /// Runs a session with a proxy of its own, and takes down what was seen.
     pub(crate) async fn judge(&mut self, session: &Session, config: &Config) -> Outcome {
         let mut allowed = Allowed::new(self.strict);
-        let mut did = BTreeMap::new();
+        let mut did = Did::default();
         let outcome = run(&mut self.worlds, session, config, &mut allowed, Patience::LONG, &mut did).await;
         for (rule, count) in allowed.used {
             *self.used.entry(rule).or_default() += count;
         }
-        for (counter, count) in did {
+        self.operated = self.operated.and(did.operated);
+        for (counter, count) in did.counters {
             *self.did.entry((config.name, counter)).or_default() += count;
         }
         outcome
@@ -159,7 +179,7 @@ impl Runner {
     /// The same for a session that is being shrunk: with less patience, and nothing is taken down.
     pub(crate) async fn attempt(&mut self, session: &Session, config: &Config) -> Outcome {
         let mut allowed = Allowed::new(self.strict);
-        run(&mut self.worlds, session, config, &mut allowed, Patience::SHORT, &mut BTreeMap::new()).await
+        run(&mut self.worlds, session, config, &mut allowed, Patience::SHORT, &mut Did::default()).await
     }
 }
 
@@ -169,7 +189,7 @@ async fn run(
     config: &Config,
     allowed: &mut Allowed,
     patience: Patience,
-    did: &mut BTreeMap<&'static str, u64>,
+    did: &mut Did,
 ) -> Outcome {
     let proxy: Proxy = match worlds.begin(session, config).await {
         Ok(proxy) => proxy,
@@ -191,8 +211,10 @@ async fn run(
         step: 0,
         notifies: has("listen") && (has("notify") || has("tell(")),
         excused: excused(session, config),
+        operator: Operator::of(&proxy.kingpost),
     };
     let mut ended = run.all().await;
+    did.operated = run.operator.did;
     if let Some(line) = proxy.broken() {
         if let Err(Stop::Differs(difference)) = ended {
             run.exchanges = difference.exchanges;
@@ -205,7 +227,7 @@ async fn run(
     if !config.proof.is_empty() && proxy.kingpost.process().exit_status().is_none() {
         let metrics = proxy.kingpost.metrics().await;
         for counter in config.proof {
-            did.insert(counter, metrics.sum(&format!("kingpost_{counter}_total"), &[]) as u64);
+            did.counters.insert(counter, metrics.sum(&format!("kingpost_{counter}_total"), &[]) as u64);
         }
     }
     match ended {
@@ -249,9 +271,11 @@ impl Run<'_> {
                 Step::Send(packet) => self.send(std::slice::from_ref(packet)).await?,
                 Step::Together(packets) => self.send(packets).await?,
                 Step::Reconnect(client) => {
+                    self.operator.resume().await?;
                     self.leave(*client).await?;
                     self.login(*client).await?;
                 }
+                Step::Operate(order) => self.operator.order(*order, &self.worlds.proxied).await?,
             }
             self.notifications().await?;
             if self.config.waits && !self.worlds.proxied.catch_up().await? {
@@ -259,6 +283,7 @@ impl Run<'_> {
             }
         }
         self.step = self.session.steps.len();
+        self.operator.resume().await?;
         self.end().await
     }
 
@@ -284,6 +309,7 @@ impl Run<'_> {
         for packet in packets {
             let closed = |pair: &Pair| pair.direct.is_closed() && pair.proxied.is_closed();
             if self.pairs[packet.client].as_ref().is_none_or(closed) {
+                self.operator.resume().await?;
                 self.login(packet.client).await?;
             }
         }
@@ -293,7 +319,14 @@ impl Run<'_> {
         }
         for packet in packets {
             let Some(pair) = &mut self.pairs[packet.client] else { continue };
-            let (direct, proxied) = tokio::join!(pair.direct.settle(ANSWER), pair.proxied.settle(self.patience.answer));
+            let (direct, proxied) = if self.operator.has_paused() {
+                self.operator.did.sent_paused += packets.len() as u64;
+                let direct = pair.direct.settle(ANSWER).await;
+                self.operator.resume().await?;
+                (direct, pair.proxied.settle(self.patience.answer).await)
+            } else {
+                tokio::join!(pair.direct.settle(ANSWER), pair.proxied.settle(self.patience.answer))
+            };
             let ready = direct.iter().any(|reply| matches!(reply, Reply::Ready(_)));
             let end = if self.step == self.session.steps.len() { "(at the end) " } else { "" };
             self.compare(packet.client, format!("{end}{packet}"), direct, proxied).await?;

@@ -46,7 +46,26 @@ pub(crate) enum Step {
     Together(Vec<Packet>),
     /// A client leaves (`Terminate`) and comes back with a new connection.
     Reconnect(usize),
+    /// Somebody does something to the proxy, or to its server connections. Clients must not notice: directly nothing happens.
+    Operate(Order),
 }
+
+/// What is done to the proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// `RECONNECT`: server connections are replaced as they become free.
+    Reconnect,
+    /// `RELOAD` of the same file.
+    Reload,
+    /// `PAUSE`. What the next step sends is sent while the proxy is paused; then `RESUME`.
+    Pause,
+    /// The server ends all connections that wait in a pool.
+    Cut,
+}
+
+/// Each order with its word in the text form.
+pub(crate) const ORDERS: [(Order, &str); 4] =
+    [(Order::Reconnect, "reconnect"), (Order::Reload, "reload"), (Order::Pause, "pause"), (Order::Cut, "cut")];
 
 /// What one client sends in one write.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,13 +170,20 @@ impl Message {
     }
 }
 
+impl Order {
+    /// Its word in the text form.
+    pub(crate) fn name(self) -> &'static str {
+        ORDERS.iter().find(|(order, _)| *order == self).map_or("", |(_, name)| name)
+    }
+}
+
 impl Step {
     /// What is sent in it.
     pub(crate) fn packets(&self) -> &[Packet] {
         match self {
             Step::Send(packet) => std::slice::from_ref(packet),
             Step::Together(packets) => packets,
-            Step::Reconnect(_) => &[],
+            Step::Reconnect(_) | Step::Operate(_) => &[],
         }
     }
 
@@ -166,7 +192,7 @@ impl Step {
         match self {
             Step::Send(packet) => std::slice::from_mut(packet),
             Step::Together(packets) => packets,
-            Step::Reconnect(_) => &mut [],
+            Step::Reconnect(_) | Step::Operate(_) => &mut [],
         }
     }
 }

@@ -82,6 +82,7 @@ fn without_client(session: &Session, gone: usize) -> Session {
         .filter_map(|step| match step {
             Step::Send(one) => (one.client != gone).then(|| Step::Send(packet(one))),
             Step::Reconnect(client) => (client != gone).then(|| Step::Reconnect(moved(client))),
+            Step::Operate(order) => Some(Step::Operate(order)),
             Step::Together(packets) => {
                 let left: Vec<Packet> = packets.into_iter().filter(|one| one.client != gone).map(packet).collect();
                 match left.len() {

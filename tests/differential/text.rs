@@ -13,15 +13,17 @@
 //! & a: Q "select 1"
 //! & b: Q "select 2"
 //! a: reconnect
+//! operator: pause
 //! ```
 //!
 //! One line is one packet. `''` is the unnamed statement or portal; `null` a value that is NULL; lines that begin with `&` and follow
-//! one another are sent at the same time; a client marked `past` connects to the server itself. Messages have the letters of the protocol:
+//! one another are sent at the same time; a client marked `past` connects to the server itself; the operator does something to the proxy
+//! ([`Order`](crate::session::Order)). Messages have the letters of the protocol:
 //! `Q` Query, `P` Parse, `B` Bind, `D` Describe, `E` Execute, `C` Close, `S` Sync, `H` Flush, `d` CopyData, `c` CopyDone, `f` CopyFail.
 
 use std::fmt::{self, Display, Write as _};
 
-use crate::session::{Client, Message, Packet, Session, Setup, Step, Target, client_name};
+use crate::session::{Client, Message, ORDERS, Packet, Session, Setup, Step, Target, client_name};
 
 /// A session as a file holds it: with the configuration that it was found with.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -112,6 +114,7 @@ impl Display for Step {
                 f.write_str(&lines.join("\n"))
             }
             Step::Reconnect(client) => write!(f, "{}: reconnect", client_name(*client)),
+            Step::Operate(order) => write!(f, "operator: {}", order.name()),
         }
     }
 }
@@ -308,6 +311,16 @@ fn place(name: &str, clients: usize) -> Result<usize, String> {
     (0..clients).find(|&index| client_name(index) == name).ok_or_else(|| format!("{name}: no such client"))
 }
 
+fn operate(line: &mut Line<'_>) -> Result<Step, String> {
+    if !line.takes(':') {
+        return Err("expected a colon behind the operator".into());
+    }
+    let word = line.word("an order")?;
+    let found = ORDERS.iter().find(|(_, name)| *name == word);
+    let all = || ORDERS.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ");
+    Ok(Step::Operate(found.ok_or_else(|| format!("{word}: no such order; there are: {}", all()))?.0))
+}
+
 fn step(first: &str, line: &mut Line<'_>, session: &Session, together: bool) -> Result<Step, String> {
     let client = place(first, session.clients.len())?;
     if !line.takes(':') {
@@ -370,6 +383,7 @@ fn parse_line(line: &str, script: &mut Script, joined: bool) -> Result<bool, Str
             }
             session.clients.push(client(&mut line)?);
         }
+        "operator" => session.steps.push(operate(&mut line)?),
         first => match (step(first, &mut line, session, together)?, session.steps.last_mut()) {
             (Step::Together(more), Some(Step::Together(packets))) if joined => packets.extend(more),
             (step, _) => session.steps.push(step),
@@ -400,6 +414,7 @@ a: P s1 "select $1::int,\n'\\'" (23 0) ; B '' s1 ("1" null) binary ; D P '' ; E 
 b: d "1\t2\n" ; c
 b: f "no"
 a: reconnect
+operator: pause
 "#;
 
     #[test]
@@ -407,7 +422,7 @@ a: reconnect
         let script = parse(TEXT).unwrap();
         assert_eq!((&*script.configs, &*script.open), (&["one".to_owned(), "three".to_owned()][..], "finding 1"));
         assert_eq!(script.session.pool, 2);
-        assert_eq!(script.session.steps.len(), 6);
+        assert_eq!(script.session.steps.len(), 7);
         assert_eq!(parse(&script.session.to_string()).unwrap().session, script.session);
     }
 
@@ -419,6 +434,7 @@ a: reconnect
             ("client a x y\n\na: Z", "line 3: Z: no such message"),
             ("client a x y\na: Q \"x", "line 2: a text without its closing quote"),
             ("client a x y\na: D x y", "line 2: x: expected S (a statement) or P (a portal)"),
+            ("operator: rest", "line 1: rest: no such order; there are: reconnect, reload, pause, cut"),
             ("client a x y\na: S S", "line 2: Word(\"S\") behind a message: expected a semicolon"),
         ] {
             assert_eq!(parse(text).unwrap_err(), expected);

@@ -111,6 +111,8 @@ features! {
     Sequences "sequences" 15,
     /// Clients that leave and come back.
     Reconnect "reconnect" 25,
+    /// Somebody operates the proxy: PAUSE, RECONNECT, RELOAD, server connections that end.
+    Operator "operator" 25,
     /// Clients of two databases.
     Databases "databases" 35,
     /// Clients of several users.

@@ -14,7 +14,7 @@ pub(crate) use feature::{FEATURES, Features};
 
 use crate::config::Config;
 use crate::rng::Rng;
-use crate::session::{Client, Message, Packet, Session, Setup, Step, client_name};
+use crate::session::{Client, Message, ORDERS, Packet, Session, Setup, Step, client_name};
 use crate::world::{PAST_USER, USERS};
 use feature::Feature;
 use roads::{Known, Unit};
@@ -159,6 +159,10 @@ impl Generator {
                 let speaker = &mut self.speakers[client];
                 (speaker.known, speaker.holds) = (Known::default(), false);
                 speaker.planned.clear();
+                continue;
+            }
+            if self.has(Feature::Operator) && self.rng.chance(12) {
+                self.session.steps.push(Step::Operate(ORDERS[self.rng.below(ORDERS.len())].0));
                 continue;
             }
             if self.speakers[client].planned.is_empty() {

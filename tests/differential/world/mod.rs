@@ -246,6 +246,18 @@ impl World {
         Ok(())
     }
 
+    /// Ends backends, each given by its server's port and its process id.
+    pub(crate) async fn end_backends(&self, backends: &[(u32, u32)]) -> Result<(), tokio_postgres::Error> {
+        for &(port, process) in backends {
+            let primary = port == u32::from(self.port());
+            let server = if primary { Some(self.admin(DATABASES[0])) } else { self.replica.as_ref() };
+            if let Some(server) = server {
+                server.batch_execute(&format!("select pg_terminate_backend({process})")).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Everything that a session may have changed, as lines.
     pub(crate) async fn dump(&self) -> Result<Vec<String>, tokio_postgres::Error> {
         let mut lines = Vec::new();
