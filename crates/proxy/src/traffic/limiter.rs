@@ -24,7 +24,8 @@ impl Rate {
     /// `per_second` statements a second, `burst` of them at once. `None`: out of [`Rate::LIMITS`] or [`Rate::MOST_BURST`], or no burst.
     #[must_use]
     pub fn new(per_second: f64, burst: u32) -> Option<Rate> {
-        let possible = (Rate::LIMITS.0..=Rate::LIMITS.1).contains(&per_second);
+        // A limit in another unit may come out a bit beside it: 0.36 / 3600 is less than 0.000_1.
+        let possible = (Rate::LIMITS.0 * (1.0 - 1e-9)..=Rate::LIMITS.1 * (1.0 + 1e-9)).contains(&per_second);
         let interval = (1e9 / per_second) as u64;
         (possible && (1..=Rate::MOST_BURST).contains(&burst)).then_some(Rate { interval, burst })
     }
@@ -186,6 +187,9 @@ mod tests {
             ("30/min", "30/min", 1),
             ("90/min", "1.5/s", 1),
             ("7/h", "7/h", 1),
+            ("0.0001", "0.36/h", 1),
+            ("0.36/h", "0.36/h", 1),
+            ("60000000/min", "1000000/s", 1_000_000),
             ("1000000", "1000000/s", 1_000_000),
         ] {
             let rate = Rate::parse(text, None).unwrap();

@@ -17,7 +17,7 @@ use crate::config::PoolMode;
 use crate::core::observe::{Timing, rows_of};
 use crate::core::parameters::{Applied, Circumstances, Completed, Followed, applied, changed};
 use crate::core::prepared::{Columns, Statement, Unnamed};
-use crate::core::session::{Aborted, Attempts, MOST_EXPECTED, NO_BLOCKS, Pass, Phase};
+use crate::core::session::{Aborted, Attempts, IN_FAILED_TRANSACTION, MOST_EXPECTED, NO_BLOCKS, Pass, Phase};
 use crate::core::{Core, DESCRIPTION_MAX, DRAINING, HOLD_MAX, SMALL_MAX};
 
 /// What is done with a message from the server.
@@ -1072,10 +1072,7 @@ fn fatal(data: &[u8]) -> Option<String> {
 /// PostgreSQL's error for an Execute of a portal that was run to its end. PostgreSQL looks first whether the transaction has failed.
 fn cannot_be_run(portal: &[u8], has_failed: bool) -> Box<[u8]> {
     let (code, text) = match has_failed {
-        true => (
-            Sqlstate::IN_FAILED_TRANSACTION,
-            "current transaction is aborted, commands ignored until end of transaction block".to_owned(),
-        ),
+        true => (Sqlstate::IN_FAILED_TRANSACTION, IN_FAILED_TRANSACTION.to_owned()),
         false => (
             Sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE,
             format!("portal \"{}\" cannot be run", String::from_utf8_lossy(portal)),

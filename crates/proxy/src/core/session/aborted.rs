@@ -38,6 +38,10 @@ fn turn(aborted: Aborted, control: Control) -> Turn {
 pub(in crate::core) const LOST: &str =
     "the transaction was rolled back: the connection to its server was lost; it can be run again";
 
+/// PostgreSQL's words for any statement but the last in a failed transaction.
+pub(in crate::core) const IN_FAILED_TRANSACTION: &str =
+    "current transaction is aborted, commands ignored until end of transaction block";
+
 impl Core {
     pub(super) fn aborted_message(&mut self, c: usize, bytes: &[u8], frame: Frame) -> Step {
         let there = bytes.len() >= frame.total();
@@ -180,10 +184,7 @@ impl Core {
         let (code, text) = match turn {
             Turn::Ends => (None, ""),
             Turn::EndsWithError | Turn::First => (Some(Sqlstate::SERIALIZATION_FAILURE), LOST),
-            Turn::Again => (
-                Some(Sqlstate::IN_FAILED_TRANSACTION),
-                "current transaction is aborted, commands ignored until end of transaction block",
-            ),
+            Turn::Again => (Some(Sqlstate::IN_FAILED_TRANSACTION), IN_FAILED_TRANSACTION),
         };
         self.clients[c].aborted = match turn {
             Turn::Ends | Turn::EndsWithError => Aborted::No,

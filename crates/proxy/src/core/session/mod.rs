@@ -36,6 +36,7 @@ mod statements;
 mod traffic;
 mod unit;
 
+pub(in crate::core) use aborted::IN_FAILED_TRANSACTION;
 pub(in crate::core) use begin::begins_read_only;
 pub(in crate::core) use cancel::Cancel;
 pub(in crate::core) use client::{Aborted, At, Attempts, Client, Mark, Pass, Phase, Sole, Unit};
