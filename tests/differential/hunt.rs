@@ -103,7 +103,6 @@ impl Hunt<'_> {
             Outcome::Crashed => {
                 self.crashed += 1;
                 println!("--config {} --seed {seed}: PostgreSQL itself has crashed\n{session}", config.name);
-                self.runner.restart().await;
             }
             Outcome::Invalid(reason) => {
                 self.invalid += 1;

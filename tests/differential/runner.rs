@@ -13,7 +13,7 @@ use crate::reply::Reply;
 use crate::rules::{Allowed, Scene};
 use crate::session::{Client, Message, Packet, Session, Step, client_name};
 use crate::wire::Wire;
-use crate::world::{POOLED, Proxy, Worlds};
+use crate::world::{Crashed, POOLED, Proxy, Worlds};
 
 /// How long PostgreSQL's answer may take. A machine that is busy with other things takes a second for what usually takes a millisecond.
 const ANSWER: Duration = Duration::from_secs(8);
@@ -72,7 +72,7 @@ pub(crate) enum Outcome {
     Differs(Box<Difference>),
     /// More clients held server connections than the pool has: nothing can be said.
     Starved,
-    /// PostgreSQL itself has crashed: [`Runner::restart`] goes on.
+    /// PostgreSQL has crashed without the proxy, too: the session is no good.
     Crashed,
     /// PostgreSQL itself did not answer as the tester expects, or could not be prepared: the session is no good.
     Invalid(String),
@@ -101,6 +101,8 @@ struct Did {
     /// By the proxy's counters.
     counters: BTreeMap<&'static str, u64>,
     operated: Operated,
+    /// A server has crashed.
+    crashed: bool,
 }
 
 /// One client's connections.
@@ -157,8 +159,10 @@ impl Runner {
     }
 
     /// New servers in the place of those that have crashed.
-    pub(crate) async fn restart(&mut self) {
-        self.worlds = Worlds::start(self.needs).await;
+    async fn after(&mut self, did: &Did) {
+        if did.crashed {
+            self.worlds = Worlds::start(self.needs).await;
+        }
     }
 
     /// Runs a session with a proxy of its own, and takes down what was seen.
@@ -169,6 +173,7 @@ impl Runner {
         for (rule, count) in allowed.used {
             *self.used.entry(rule).or_default() += count;
         }
+        self.after(&did).await;
         self.operated = self.operated.and(did.operated);
         for (counter, count) in did.counters {
             *self.did.entry((config.name, counter)).or_default() += count;
@@ -179,7 +184,10 @@ impl Runner {
     /// The same for a session that is being shrunk: with less patience, and nothing is taken down.
     pub(crate) async fn attempt(&mut self, session: &Session, config: &Config) -> Outcome {
         let mut allowed = Allowed::new(self.strict);
-        run(&mut self.worlds, session, config, &mut allowed, Patience::SHORT, &mut Did::default()).await
+        let mut did = Did::default();
+        let outcome = run(&mut self.worlds, session, config, &mut allowed, Patience::SHORT, &mut did).await;
+        self.after(&did).await;
+        outcome
     }
 }
 
@@ -193,8 +201,13 @@ async fn run(
 ) -> Outcome {
     let proxy: Proxy = match worlds.begin(session, config).await {
         Ok(proxy) => proxy,
-        Err(_) if worlds.have_crashed().await => return Outcome::Crashed,
-        Err(error) => return Outcome::Invalid(format!("the worlds cannot be prepared: {error:?}")),
+        Err(error) => {
+            did.crashed = worlds.crashed().await.is_some();
+            return match did.crashed {
+                true => Outcome::Crashed,
+                false => Outcome::Invalid(format!("the worlds cannot be prepared: {error:?}")),
+            };
+        }
     };
     let has = |word: &str| session.texts().any(|text| text.to_ascii_lowercase().contains(word));
     let mut run = Run {
@@ -230,10 +243,21 @@ async fn run(
             did.counters.insert(counter, metrics.sum(&format!("kingpost_{counter}_total"), &[]) as u64);
         }
     }
+    if let Err(Stop::Differs(_) | Stop::Invalid(_)) = ended
+        && let Some(crashed) = run.worlds.crashed().await
+    {
+        did.crashed = true;
+        if crashed != Crashed::Proxied {
+            return Outcome::Crashed;
+        }
+        if let Err(Stop::Differs(difference)) = ended {
+            run.exchanges = difference.exchanges;
+        }
+        ended = Err(run.differs_as("crash of PostgreSQL behind the proxy"));
+    }
     match ended {
         Ok(()) | Err(Stop::Over) => Outcome::Alike,
         Err(Stop::Starved) => Outcome::Starved,
-        Err(_) if worlds.have_crashed().await => Outcome::Crashed,
         Err(Stop::Differs(difference)) => Outcome::Differs(difference),
         Err(Stop::Invalid(reason)) => Outcome::Invalid(reason),
     }

@@ -59,6 +59,17 @@ pub(crate) struct Worlds {
     relay: Option<Relay>,
 }
 
+/// Where PostgreSQL has crashed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Crashed {
+    /// Where clients are connected to it.
+    Direct,
+    /// Behind the proxy alone.
+    Proxied,
+    /// In both worlds.
+    Both,
+}
+
 /// A running proxy; its files are removed with it.
 #[derive(Debug)]
 pub(crate) struct Proxy {
@@ -282,14 +293,20 @@ impl Worlds {
         Worlds { direct, proxied, relay }
     }
 
-    /// True if one of the servers ends all its connections: a backend of it has crashed. It takes a moment until the others hear of that.
-    pub(crate) async fn have_crashed(&self) -> bool {
+    /// Which of the servers ends all its connections: a backend of it has crashed. It takes a moment until the others hear of that.
+    pub(crate) async fn crashed(&self) -> Option<Crashed> {
         let deadline = Instant::now() + CRASH;
-        let closed = || [&self.direct, &self.proxied].iter().any(|world| world.admins.values().any(Client::is_closed));
-        while !closed() && Instant::now() < deadline {
+        let is = |world: &World| world.admins.values().any(Client::is_closed);
+        let closed = || (is(&self.direct), is(&self.proxied));
+        while closed() != (true, true) && Instant::now() < deadline {
             tokio::time::sleep(POLL).await;
         }
-        closed()
+        match closed() {
+            (false, false) => None,
+            (true, false) => Some(Crashed::Direct),
+            (false, true) => Some(Crashed::Proxied),
+            (true, true) => Some(Crashed::Both),
+        }
     }
 
     /// Prepares both worlds for a session, and starts the proxy.

@@ -312,11 +312,15 @@ impl<N: Note> Protocol<N> {
 
     /// The next note of a `Request::Nothing` whose turn has come: the caller sends its answer now.
     pub(crate) fn due(&mut self) -> Option<N> {
+        self.pass_copy_ends();
+        if self.is_at(Request::Nothing) { self.settle() } else { None }
+    }
+
+    /// There was no COPY, so the server has ignored the `CopyDone` that comes next.
+    fn pass_copy_ends(&mut self) {
         while self.is_at(Request::CopyEnd) {
-            // There was no COPY, so the server has ignored CopyDone.
             self.settle();
         }
-        if self.is_at(Request::Nothing) { self.settle() } else { None }
     }
 
     fn front_request(&self) -> Option<Request> {
@@ -421,7 +425,10 @@ impl<N: Note> Protocol<N> {
         self.status = status;
         self.recovered = false;
         self.copies_in = false;
-        match self.settle() {
+        let ended = self.settle();
+        // `Q "copy nosuch from stdin"; d; c`: nothing more is owed.
+        self.pass_copy_ends();
+        match ended {
             Some(note) => Reply::Ready(note),
             None => Reply::Broken("ReadyForQuery out of order"),
         }

@@ -66,6 +66,17 @@ fn copy_data_that_was_not_waited_for() {
 }
 
 #[test]
+fn copy_data_behind_a_query_that_fails_owes_nothing() {
+    // Q "copy nosuch from stdin"; d; c in one packet.
+    let mut protocol = Protocol::new();
+    protocol.sent(Request::Query, 1);
+    protocol.ends_copy(3);
+    assert!(matches!(protocol.received(b'E', None), Reply::Failed { failed: None, .. }));
+    assert_eq!(protocol.received(b'Z', Some(b'I')), Reply::Ready(1));
+    assert!(protocol.is_quiet());
+}
+
+#[test]
 fn what_depends_on_an_answer_waits_for_it() {
     let mut protocol = Protocol::new();
     protocol.sent(Request::Parse, 2);
