@@ -1077,6 +1077,9 @@ impl Core {
             self.pools.touch(server.pool, usize::from(server.node.0));
         }
         let pool = &mut self.pools[server.pool];
+        if matches!(server.phase, ServerPhase::Ready) && !server.listener && server.tunnel.is_none() {
+            pool.place.doubt();
+        }
         pool.servers -= 1;
         pool.note_use(self.now);
         self.metrics.servers.sub(1);

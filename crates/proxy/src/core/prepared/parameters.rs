@@ -5,7 +5,7 @@
 //!
 //! - Each server connection gets the statement with the types that the first one has settled, whatever the schema is by then.
 //! - Whether a Parse would still settle them in the same way is asked of a server now and then, since a schema can change unseen: past the proxy, in `DO`,
-//!   in a function. If it would not, clients that prepare the text from then on get another statement.
+//!   in a function. Or a server connection has ended, and the next one may lead to another database of that name, or begin with another search path. If it would not, clients that prepare the text from then on get another statement.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,20 +23,22 @@ pub(super) struct Parameters {
     open: bool,
     /// As in Parse and ParameterDescription: the count (Int16), then the type OIDs (Int32 each).
     settled: OnceLock<Box<[u8]>>,
-    /// When a server last settled a fresh Parse in the same way, as milliseconds of a [`Moment`] plus 1; 0: never. Written behind `version`.
+    /// When a server last settled a fresh Parse in the same way, as milliseconds of a [`Moment`] plus 1; 0: never. Written behind `version` and `doubts`.
     asked: AtomicU64,
-    /// The version of the schema when that was asked.
+    /// The version of the schema when that was asked, and the doubts.
     version: AtomicU64,
+    doubts: AtomicU64,
 }
 
 impl Parameters {
-    /// Of a text and the types declared in its Parse.
-    pub(super) fn new(text: &[u8], declared: &[u8]) -> Parameters {
+    /// Of a text and the types declared in its Parse, and how often what was known of the place had been doubted.
+    pub(super) fn new(text: &[u8], declared: &[u8], doubts: u64) -> Parameters {
         Parameters {
             open: is_open(text, declared),
             settled: OnceLock::new(),
             asked: AtomicU64::new(0),
             version: AtomicU64::new(0),
+            doubts: AtomicU64::new(doubts),
         }
     }
 
@@ -57,11 +59,15 @@ impl Parameters {
     /// A server that was asked `at` that moment settles a fresh Parse as the first one has.
     pub(super) fn are_still_so(&self, at: Moment) {
         self.version.store(at.version, Ordering::Relaxed);
+        self.doubts.store(at.doubts, Ordering::Relaxed);
         self.asked.store(at.millis.saturating_add(1), Ordering::Release);
     }
 
     /// True if a fresh Parse would settle them as the first has, as far as can be known without asking.
     pub(super) fn are_sure(&self, now: Moment) -> bool {
+        if self.doubts.load(Ordering::Relaxed) != now.doubts {
+            return false;
+        }
         if !self.open {
             return true;
         }
@@ -126,8 +132,8 @@ mod tests {
         let registry = Registry::default();
         let place = registry.place(("d", "u"), "");
         let begin = Instant::now();
-        let at = |millis| place.schema().moment(begin + Duration::from_millis(millis));
-        let parameters = Parameters::new(b"select $1", &types(&[]));
+        let at = |millis| place.moment(begin + Duration::from_millis(millis));
+        let parameters = Parameters::new(b"select $1", &types(&[]), 0);
         assert!(!parameters.are_sure(at(0)), "no server was asked");
         assert!(parameters.settle(&types(&[23])) && parameters.settle(&types(&[23])));
         assert!(!parameters.settle(&types(&[25])));
@@ -144,9 +150,19 @@ mod tests {
         assert!(parameters.are_sure(at(20_999)) && !parameters.are_sure(at(21_000)));
         parameters.are_still_so(at(21_000));
         assert!(parameters.are_sure(at(30_000)));
-        // Nobody else's schema counts.
+        // A server connection has ended, also between a question and its answer.
+        let before = at(30_000);
+        place.doubt();
+        assert!(!parameters.are_sure(at(30_000)));
+        parameters.are_still_so(before.answered(at(30_001)));
+        assert!(!parameters.are_sure(at(30_001)));
+        parameters.are_still_so(at(30_000));
+        assert!(parameters.are_sure(at(30_000)));
+        // Nobody else's schema counts, and no other user's connections.
+        registry.place(("d", "v"), "").doubt();
         registry.place(("e", "u"), "").schema().changes(begin, true);
         assert!(parameters.are_sure(at(30_000)));
-        assert!(Parameters::new(b"select 1", &types(&[])).are_sure(at(0)));
+        assert!(Parameters::new(b"select 1", &types(&[]), 1).are_sure(at(0)));
+        assert!(!Parameters::new(b"select 1", &types(&[]), 0).are_sure(at(0)), "it was made before the doubt");
     }
 }

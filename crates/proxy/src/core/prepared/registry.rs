@@ -10,7 +10,7 @@ use foldhash::quality::RandomState;
 use hashbrown::HashTable;
 use sql::{Class, Flags, Meaning, has_moving_literal, meaning_of};
 
-use super::scope::{Place, Reading, Schema, Scope};
+use super::scope::{Known, Place, Reading, Schema, Scope};
 use super::statement::Statement;
 
 /// Parts of the table of statements, each with its own lock.
@@ -144,34 +144,26 @@ impl Registry {
 
     /// A new statement for one client alone.
     pub(crate) fn private(&self, place: &Place, text: &[u8], types: &[u8], class: Class) -> Arc<Statement> {
-        Arc::new(Statement::new(self.number(), None, text, types, class, place.schema().declared()))
+        Arc::new(Statement::new(self.number(), None, text, types, class, place.known()))
     }
 
     /// The statement for this scope and text. Two kinds of texts give a new statement each time: those with a literal such as `'now'`, which is
     /// evaluated when the text is parsed; and `EXECUTE q1` and `FETCH c1`, whose columns depend on what the session has under that name then.
-    fn intern(
-        &self,
-        hash: u64,
-        scope: Scope,
-        text: &[u8],
-        types: &[u8],
-        class: Class,
-        declared: u64,
-    ) -> Arc<Statement> {
+    fn intern(&self, hash: u64, scope: Scope, text: &[u8], types: &[u8], class: Class, known: Known) -> Arc<Statement> {
         if class.flags.has(Flags::OF_SESSION) || has_moving_literal(text) {
-            return Arc::new(Statement::new(self.number(), None, text, types, class, declared));
+            return Arc::new(Statement::new(self.number(), None, text, types, class, known));
         }
         // The shard is chosen by the highest bits, because the table uses the lowest.
         let mut shard = lock(&self.shards[(hash >> 60) as usize % SHARDS]);
         let is_same = |entry: &(u64, Arc<Statement>)| entry.0 == hash && entry.1.is(scope, text, types);
-        let known = shard.table.find_entry(hash, is_same);
-        if let Ok(mut known) = known {
-            if !known.get().1.is_current(declared) {
-                known.get_mut().1 = Arc::new(Statement::new(self.number(), Some(scope), text, types, class, declared));
+        let found = shard.table.find_entry(hash, is_same);
+        if let Ok(mut found) = found {
+            if !found.get().1.is_current(known) {
+                found.get_mut().1 = Arc::new(Statement::new(self.number(), Some(scope), text, types, class, known));
             }
-            return known.get().1.clone();
+            return found.get().1.clone();
         }
-        let statement = Arc::new(Statement::new(self.number(), Some(scope), text, types, class, declared));
+        let statement = Arc::new(Statement::new(self.number(), Some(scope), text, types, class, known));
         if shard.bytes + statement.weight() > 2 * shard.swept + SLACK {
             shard.sweep();
         }
@@ -233,23 +225,23 @@ impl Statements {
         types: &[u8],
         class: Class,
     ) -> Arc<Statement> {
-        let (scope, declared) = (Scope::new(place, reading.of(text)), place.schema().declared());
+        let (scope, known) = (Scope::new(place, reading.of(text)), place.known());
         self.clock += 1;
         let hash = self.registry.hasher.hash_one((scope, text, types));
-        let known = self.table.find_mut(hash, |entry| entry.hash == hash && entry.statement.is(scope, text, types));
-        if let Some(entry) = known {
+        let found = self.table.find_mut(hash, |entry| entry.hash == hash && entry.statement.is(scope, text, types));
+        if let Some(entry) = found {
             entry.used = self.clock;
-            if entry.statement.is_current(declared) {
+            if entry.statement.is_current(known) {
                 return entry.statement.clone();
             }
         }
-        let statement = self.registry.intern(hash, scope, text, types, class, declared);
+        let statement = self.registry.intern(hash, scope, text, types, class, known);
         if statement.scope().is_none() {
             return statement;
         }
         // (A fresh statement replaces an outdated one in any case.)
-        let known = self.table.find_mut(hash, |entry| entry.hash == hash && entry.statement.is(scope, text, types));
-        match known {
+        let found = self.table.find_mut(hash, |entry| entry.hash == hash && entry.statement.is(scope, text, types));
+        match found {
             Some(entry) => entry.statement = statement.clone(),
             None if statement.is_accepted() => self.keep(hash, &statement),
             None => {}

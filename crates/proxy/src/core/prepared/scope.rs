@@ -69,11 +69,38 @@ impl Scope {
 pub(crate) struct Place {
     number: u64,
     schema: Arc<Schema>,
+    /// Grows when a server connection of this place ends. What was learnt before may be about another database, or
+    /// another search path: `DROP DATABASE d WITH (FORCE); CREATE DATABASE d …` ends all connections, and new ones lead
+    /// to the new database under the same name.
+    doubts: AtomicU64,
 }
 
 impl Place {
     pub(super) fn new(number: u64, schema: Arc<Schema>) -> Place {
-        Place { number, schema }
+        Place { number, schema, doubts: AtomicU64::new(0) }
+    }
+
+    /// A server connection of this place has ended: before what is known of a text's types and columns is given to
+    /// another client, a server is asked.
+    pub(crate) fn doubt(&self) {
+        self.doubts.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The current version of what texts mean here, as far as this process knows: it grows with the schema's, and with
+    /// each doubt.
+    pub(crate) fn version(&self) -> u64 {
+        self.schema.version() + self.doubts.load(Ordering::Acquire)
+    }
+
+    /// What is known now.
+    pub(super) fn known(&self) -> Known {
+        Known { declared: self.schema.declared(), doubts: self.doubts.load(Ordering::Acquire) }
+    }
+
+    /// This moment.
+    pub(crate) fn moment(&self, now: Instant) -> Moment {
+        let doubts = self.doubts.load(Ordering::Acquire);
+        Moment { millis: self.schema.millis(now), version: self.schema.version(), doubts }
     }
 
     /// The schema of the database.
@@ -96,16 +123,28 @@ pub(crate) struct Schema {
     last: AtomicU64,
 }
 
-/// A point in time, and the version of a schema then.
+/// What was known of a place when a statement was made.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Known {
+    /// [`Schema::declared`].
+    pub(super) declared: u64,
+    /// How often what was known had been doubted.
+    pub(super) doubts: u64,
+}
+
+/// A point in time, and what was known of a place then.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Moment {
     /// Milliseconds since the process's table of statements was made.
     pub(super) millis: u64,
     pub(super) version: u64,
+    /// How often what was known of the place has been doubted.
+    pub(super) doubts: u64,
 }
 
 impl Moment {
-    /// When the answer came to what was asked at this moment: the version of the schema is that of the question.
+    /// When the answer came to what was asked at this moment: the version of the schema and the doubts are those of the
+    /// question.
     pub(crate) fn answered(self, now: Moment) -> Moment {
         Moment { millis: now.millis, ..self }
     }
@@ -124,11 +163,6 @@ impl Schema {
     /// The current version of the schema, counting DDL only.
     pub(crate) fn declared(&self) -> u64 {
         self.declared.load(Ordering::Acquire)
-    }
-
-    /// This moment.
-    pub(crate) fn moment(&self, now: Instant) -> Moment {
-        Moment { millis: self.millis(now), version: self.version() }
     }
 
     fn millis(&self, now: Instant) -> u64 {

@@ -5,11 +5,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use arc_swap::ArcSwapOption;
-use sql::{Access, Changes, Class};
+use sql::{Access, Changes, Class, Flags};
 
 use super::columns::Columns;
 use super::parameters::Parameters;
-use super::scope::{Moment, SETTLED_AFTER, Scope};
+use super::scope::{Known, Moment, SETTLED_AFTER, Scope};
 
 /// Longest unnamed statement that server connections keep, in bytes.
 const MOST_UNNAMED: usize = 8 << 10;
@@ -68,16 +68,16 @@ impl Statement {
         text: &[u8],
         types: &[u8],
         class: Class,
-        declared: u64,
+        known: Known,
     ) -> Statement {
         Statement {
             id,
             scope,
             text: text.into(),
             types: types.into(),
-            parameters: Parameters::new(text, types),
+            parameters: Parameters::new(text, types, known.doubts),
             class,
-            declared,
+            declared: known.declared,
             accepted: AtomicBool::new(false),
             columns: OnceLock::new(),
             outdated: AtomicBool::new(false),
@@ -91,7 +91,7 @@ impl Statement {
 
     /// A placeholder for a statement about which nothing is known, and which is not kept.
     pub(crate) fn unknown() -> Statement {
-        Statement::new(0, None, b"", b"\0\0", Class::UNKNOWN, 0)
+        Statement::new(0, None, b"", b"\0\0", Class::UNKNOWN, Known::default())
     }
 
     /// The id: unique in the process; 0 only for [`Statement::unknown`].
@@ -152,9 +152,11 @@ impl Statement {
         self.superseded.fetch_or(self.parameters.settled().is_some(), Ordering::Relaxed);
     }
 
-    /// True if a Parse of the text would give the parameters that this statement has, as far as can be known without asking a server.
+    /// True if a Parse of the text would give the parameters and columns that this statement has, as far as can be known without asking a server.
     pub(crate) fn is_sure(&self, now: Moment) -> bool {
-        self.parameters.are_sure(now)
+        let settled = !self.parameters.are_open();
+        let rowless = self.class.flags.has(Flags::ROWLESS) || self.class.control != sql::Control::None;
+        (settled && rowless) || self.parameters.are_sure(now)
     }
 
     /// The statement's class. A read that a replica has refused counts as a write: it may call a function that writes.
@@ -173,10 +175,10 @@ impl Statement {
 
     /// True if a Parse of the same text may be answered with this statement. After DDL only a fresh Parse is sure to
     /// see the schema as it is now.
-    pub(super) fn is_current(&self, declared: u64) -> bool {
+    pub(super) fn is_current(&self, known: Known) -> bool {
         !self.is_outdated()
             && !self.superseded.load(Ordering::Relaxed)
-            && (self.declared == declared || self.class.control != sql::Control::None)
+            && (self.declared == known.declared || self.class.control != sql::Control::None)
     }
 
     /// True if a server has accepted the statement: the proxy may answer a Parse of it.
@@ -263,7 +265,7 @@ impl Statement {
     }
 
     pub(super) fn test_of(id: u64, text: &[u8]) -> Statement {
-        Statement::new(id, None, text, b"\0\0", Class::UNKNOWN, 0)
+        Statement::new(id, None, text, b"\0\0", Class::UNKNOWN, Known::default())
     }
 }
 

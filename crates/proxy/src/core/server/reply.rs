@@ -417,7 +417,7 @@ impl Core {
             }
             Note::Ask { statement, held, asked } => {
                 let types = Some(&parameters[..]).filter(|types| !types.is_empty());
-                let now = self.pools[self.servers[s].pool].place.schema().moment(self.now);
+                let now = self.pools[self.servers[s].pool].place.moment(self.now);
                 statement.parses_as(types, whole.then(|| Columns::of(tag, data)), asked.answered(now));
                 // (Two connections were the first at once. This one's client has what it would have without the proxy; nobody else gets it.)
                 self.servers[s].retire |= held && types.is_some_and(|types| statement.settled_types() != types);

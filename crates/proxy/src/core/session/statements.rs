@@ -90,9 +90,9 @@ impl Core {
         }
     }
 
-    /// The version of the schema of the client's database, as far as this process knows of changes.
+    /// The version of what texts mean to the client, as far as this process knows of changes.
     pub(in crate::core) fn schema_version(&self, c: usize) -> u64 {
-        self.pools[self.clients[c].pool].place.schema().version()
+        self.pools[self.clients[c].pool].place.version()
     }
 
     /// True if the proxy can answer a Describe of this statement itself.
@@ -212,7 +212,7 @@ impl Core {
     /// the client's unit. True if the client's Parse has to wait for the answer. An error is the client's: its own Parse would have met it.
     fn asks_first(&mut self, c: usize, s: usize, name: &[u8], statement: &Arc<Statement>) -> bool {
         let (client, server) = (&self.clients[c], &self.servers[s]);
-        let now = self.pools[client.pool].place.schema().moment(self.now);
+        let now = self.pools[client.pool].place.moment(self.now);
         let known = statement.scope().is_some() && statement.is_accepted() && !statement.is_sure(now);
         let taken = !name.is_empty() && client.names.get(name).is_some();
         let free =
@@ -232,7 +232,7 @@ impl Core {
 
     /// Has the server describe what it has just parsed of the statement's text: under the statement's name if it is `held`.
     fn ask(&mut self, c: usize, s: usize, statement: Arc<Statement>, held: bool) {
-        let asked = self.pools[self.clients[c].pool].place.schema().moment(self.now);
+        let asked = self.pools[self.clients[c].pool].place.moment(self.now);
         let name = held.then(|| statement.name());
         let name = name.as_ref().map_or(&b""[..], StatementName::as_bytes);
         self.send(s, |out| message::describe_statement(out, name));

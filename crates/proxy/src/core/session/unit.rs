@@ -326,7 +326,7 @@ impl Core {
         let class = self.classify_parsed(c, text);
         let statement = self.statement_for(c, text, types, class);
         // (Otherwise a server has to be asked what the text means by now: `asks_first`.)
-        let sure = statement.is_sure(self.pools[self.clients[c].pool].place.schema().moment(self.now));
+        let sure = statement.is_sure(self.pools[self.clients[c].pool].place.moment(self.now));
         let accepted = !name.is_empty() && statement.is_accepted() && sure;
         let described = accepted && statement.described(self.now, self.schema_version(c)).is_some();
         let unit = &mut self.clients[c].unit;
