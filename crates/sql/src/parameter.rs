@@ -2,10 +2,9 @@
 
 /// Parameters of PostgreSQL that change neither how a text is read (its names, its literals) nor how it is planned: how results are
 /// written, time limits, logging, durability, maintenance. A name that ends in `*` stands for all that begin like it.
-const INDIFFERENT: [&str; 56] = [
+const INDIFFERENT: [&str; 53] = [
     "application_name",
     "backend_flush_after",
-    "bytea_output",
     "check_function_bodies",
     "client_connection_check_interval",
     "client_min_messages",
@@ -20,7 +19,6 @@ const INDIFFERENT: [&str; 56] = [
     "default_toast_compression",
     "default_transaction_*",
     "exit_on_error",
-    "extra_float_digits",
     "file_copy_method",
     "gin_*",
     "icu_validation_level",
@@ -39,7 +37,6 @@ const INDIFFERENT: [&str; 56] = [
     "md5_password_warnings",
     "password_encryption",
     "post_auth_delay",
-    "quote_all_identifiers",
     "scram_iterations",
     "seed",
     "statement_timeout",
