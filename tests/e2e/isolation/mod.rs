@@ -6,6 +6,7 @@ mod functions;
 mod limits;
 mod names;
 mod protocol;
+mod reloads;
 mod replicas;
 mod settings;
 

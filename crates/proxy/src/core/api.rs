@@ -8,6 +8,7 @@ use topology::{Address, NodeId};
 use super::memory::Token;
 use super::notify::Word;
 use super::pool::PoolKey;
+use super::prepared::Place;
 use super::server::Server;
 use super::session::Client;
 use crate::accounts::Answer;
@@ -199,8 +200,9 @@ pub struct Moved(pub(super) Moving);
 
 /// What moves.
 pub(super) enum Moving {
-    /// An idle server connection of the pool `key`.
-    Server { key: PoolKey, server: Box<Server> },
+    /// An idle server connection of the pool `key`. Its sender may have read the configuration, or have heard of
+    /// `RECONNECT`, before its receiver or after: so it says where it was opened to.
+    Server { key: PoolKey, place: Arc<Place>, odd_strings: bool, server: Box<Server> },
     /// A client that has authenticated and has not been told so yet.
     Client(Box<Client>),
     /// A client of another cluster than the one that has accepted it.

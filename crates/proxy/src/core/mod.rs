@@ -618,6 +618,12 @@ impl Core {
             self.classifier = classifier(&self.settings);
             self.statements = Statements::new(self.shared.registry.clone(), self.settings.cache_entries);
         }
+        if old.read_functions != self.settings.read_functions {
+            // What is known of a prepared text depends on them, too.
+            for p in self.pools.ids() {
+                self.pools[p].place.schema().changes(self.now, true);
+            }
+        }
         self.observing.apply(&self.settings, self.now);
         self.shared.topology.set_flushing(self.settings.gate_flush);
         self.apply_to_pools();

@@ -24,7 +24,7 @@ use crate::core::observe::Timing;
 use crate::core::parameters::Params;
 use crate::core::prepared::Place;
 use crate::core::server::{Server, ServerPhase};
-use crate::core::session::{At, Phase};
+use crate::core::session::{At, Client, Phase};
 use crate::core::{Core, DRAINING, Destination, Effect, Mail, Moved, Moving, over};
 use crate::settings::{CommitGate, Database};
 use crate::traffic::Governed;
@@ -242,6 +242,8 @@ const REFUSED_FOR: Duration = Duration::from_secs(1);
 
 /// What a client is told that has waited for `wait_notice`.
 const WAITS: &str = "the statement waits for a server connection: all that the pool may have are in use";
+/// Told to clients whose sessions would have another role if they began now.
+const OTHER_ROLE: &str = "the configuration gives sessions of this database another role now: connect again";
 
 /// How many idle connections are looked at for one with the client's parameters.
 const IDLE_LOOKED_AT: usize = 16;
@@ -414,10 +416,31 @@ impl Core {
         }
     }
 
+    /// The pool's clients are in another database from now on: who listens hears of it, as when the connection that
+    /// listens for them is lost.
+    fn listens_elsewhere(&mut self, p: usize) {
+        let listens = |(s, server): (usize, &Server)| (server.pool == p && server.listener).then_some(s);
+        let listeners: Vec<usize> = self.servers.iter().filter_map(listens).collect();
+        for s in listeners {
+            self.listener_lost(s, "the configuration names another database");
+        }
+    }
+
+    /// Closes the pool's clients: their sessions did not begin as they would now.
+    fn close_all(&mut self, p: usize, why: &str) {
+        let of_pool = |client: &Client| client.pool == p && !matches!(client.phase, Phase::Login(_));
+        let clients: Vec<usize> = self.clients.iter().filter(|(_, client)| of_pool(client)).map(|(c, _)| c).collect();
+        for c in clients {
+            if self.clients.contains(c) {
+                self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, why);
+            }
+        }
+    }
+
     pub(in crate::core) fn apply_to_pools(&mut self) {
         for p in self.pools.ids() {
             let pool = &mut self.pools[p];
-            let mut outdated = false;
+            let (mut outdated, mut elsewhere, mut as_others) = (false, false, false);
             if let Some(database) = self.settings.served(&pool.key.database, &pool.key.user) {
                 if pool.database.dbname != database.dbname
                     || pool.database.server_user != database.server_user
@@ -428,6 +451,8 @@ impl Core {
                     pool.place = self.shared.registry.place(on_servers, &database.start.name());
                     outdated = true;
                 }
+                elsewhere = pool.database.dbname != database.dbname;
+                as_others = pool.database.set_role != database.set_role;
                 pool.database = database;
             }
             let gate = self.settings.gate(&pool.key.database, &pool.key.user);
@@ -435,6 +460,12 @@ impl Core {
             outdated |= std::mem::replace(&mut pool.gate, gate).relays.min(1) != gate.relays.min(1);
             if outdated {
                 self.retire_all(p);
+            }
+            if elsewhere {
+                self.listens_elsewhere(p);
+            }
+            if as_others {
+                self.close_all(p, OTHER_ROLE);
             }
             let pool = &self.pools[p];
             let limits = self.settings.connection_limits(&pool.key.database, &pool.key.user);
@@ -898,25 +929,29 @@ impl Core {
         debug_assert!(server.client.is_none());
         let place = &self.pools[server.pool].nodes[usize::from(server.node.0)];
         place.budget.is_served(to);
-        let key = self.pools[server.pool].key.clone();
         let server = self.servers.remove(s);
         let pool = &mut self.pools[server.pool];
+        let (key, place, odd_strings) = (pool.key.clone(), pool.place.clone(), pool.odd_strings);
         pool.servers -= 1;
         pool.note_use(self.now);
         self.metrics.servers.sub(1);
         let token = server.token;
-        let moving = Moving::Server { key, server: Box::new(server) };
+        let moving = Moving::Server { key, place, odd_strings, server: Box::new(server) };
         self.effects.push(Effect::Move { token, to: Destination::Worker(to), moved: Box::new(Moved(moving)) });
     }
 
     /// Takes in a connection from another worker.
     pub fn adopt(&mut self, moved: Moved) -> Token {
-        let (key, mut server) = match moved.0 {
+        let (key, place, odd_strings, mut server) = match moved.0 {
             Moving::Client(client) => return self.adopt_client(*client),
             Moving::Newcomer(newcomer) => return self.adopt_newcomer(*newcomer),
-            Moving::Server { key, server } => (key, *server),
+            Moving::Server { key, place, odd_strings, server } => (key, place, odd_strings, *server),
         };
         let p = self.pool(&key);
+        let pool = &mut self.pools[p];
+        // The configuration has changed, or RECONNECT was said, while the connection was on its way.
+        server.retire |= !Arc::ptr_eq(&pool.place, &place) || place.renewals() != server.renewals;
+        pool.odd_strings |= odd_strings;
         let index = self.servers.vacant_key();
         server.token = self.token(Kind::Server, index);
         server.pool = p;
@@ -990,6 +1025,7 @@ impl Core {
         self.shared.senders.add(server.node, server.key.0, &server.sender);
         server.defaults.begin(&server.reported);
         let pool = &mut self.pools[server.pool];
+        server.renewals = pool.place.renewals();
         pool.begins(&server.reported);
         pool.known = true;
         let place = &mut pool.nodes[usize::from(server.node.0)];
@@ -1013,6 +1049,8 @@ impl Core {
     fn literals_change(&mut self, s: usize) {
         let (p, node) = (self.servers[s].pool, self.servers[s].node);
         self.pools[p].place.schema().changes(self.now, true);
+        self.pools[p].place.renew();
+        self.servers[s].renewals = self.pools[p].place.renewals();
         let mut idle = Vec::new();
         for (other, server) in &mut self.servers {
             if other != s && server.pool == p && server.node == node && !server.listener {

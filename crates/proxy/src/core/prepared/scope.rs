@@ -73,11 +73,14 @@ pub(crate) struct Place {
     /// another search path: `DROP DATABASE d WITH (FORCE); CREATE DATABASE d …` ends all connections, and new ones lead
     /// to the new database under the same name.
     doubts: AtomicU64,
+    /// Grows when the server connections that there are have to be replaced: by `RECONNECT`, or where new ones begin
+    /// with other parameters.
+    renewals: AtomicU64,
 }
 
 impl Place {
     pub(super) fn new(number: u64, schema: Arc<Schema>) -> Place {
-        Place { number, schema, doubts: AtomicU64::new(0) }
+        Place { number, schema, doubts: AtomicU64::new(0), renewals: AtomicU64::new(0) }
     }
 
     /// A server connection of this place has ended: before what is known of a text's types and columns is given to
@@ -90,6 +93,16 @@ impl Place {
     /// each doubt.
     pub(crate) fn version(&self) -> u64 {
         self.schema.version() + self.doubts.load(Ordering::Acquire)
+    }
+
+    /// The server connections that there are have to be replaced.
+    pub(crate) fn renew(&self) {
+        self.renewals.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// How often that was so.
+    pub(crate) fn renewals(&self) -> u64 {
+        self.renewals.load(Ordering::Acquire)
     }
 
     /// What is known now.

@@ -107,6 +107,8 @@ pub(crate) struct Server {
     pub(in crate::core) silent: bool,
     /// The connection is closed when it is next idle.
     pub(in crate::core) retire: bool,
+    /// [`Place::renewals`](crate::core::prepared::Place::renewals) when the connection was opened.
+    pub(in crate::core) renewals: u64,
 
     /// Set if the connection is a client's own, for replication; it is in no pool.
     pub(in crate::core) tunnel: Option<Box<Tunnel>>,
@@ -221,6 +223,9 @@ pub(in crate::core) struct Cleaning {
     pub functions: bool,
     /// Prepared statements are not those that the proxy has made: all go.
     pub statements: bool,
+    /// Prepared statements were run while literals were read otherwise than when they were prepared: those go. See
+    /// [`Held::runs_outside`](crate::core::prepared::Held::runs_outside).
+    pub outside: bool,
     /// Something was made where `search_path` begins, which may be `pg_temp`: DISCARD TEMP.
     pub temp: bool,
     /// The session may listen, though the pool's shared connection listens for the client by now.
@@ -272,6 +277,7 @@ impl Server {
             sender: Sender::new(),
             silent: false,
             retire: false,
+            renewals: 0,
             tunnel: None,
             greeting: Greeting::ToDo,
             offered: 0,

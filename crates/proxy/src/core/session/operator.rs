@@ -204,6 +204,7 @@ impl Core {
     fn retire_servers(&mut self, database: Option<&str>) {
         for pool in self.pools.iter_mut().filter(|pool| is_of(pool, database)) {
             pool.place.schema().changes(self.now, true);
+            pool.place.renew();
         }
         let mut idle = Vec::new();
         for (s, server) in &mut self.servers {
