@@ -34,6 +34,8 @@ struct Entry {
     described: bool,
     /// No client uses what the connection has under this name: see [`Held::spends`].
     spent: bool,
+    /// See [`Held::runs_outside`].
+    outside: bool,
 }
 
 /// The statements that a connection had before all were dropped: for [`Held::undo`].
@@ -74,6 +76,21 @@ impl Held {
         if let Some(entry) = self.named.get_mut(&statement.id()) {
             *entry = Entry { spent: true, ..Entry::default() };
         }
+    }
+
+    /// The statement is run while literals are read otherwise than when it was prepared. PostgreSQL may then analyse it anew, as it does after
+    /// `ANALYZE` of a table in it, and it has the literals of that moment from then on: no other client may run it here.
+    pub(crate) fn runs_outside(&mut self, statement: &Statement) {
+        if let Some(entry) = self.named.get_mut(&statement.id()) {
+            entry.outside = true;
+        }
+    }
+
+    /// Forgets the statements that were run so, and gives their ids, for them to be dropped.
+    pub(crate) fn loses_outside(&mut self) -> Vec<u64> {
+        let ids: Vec<u64> = self.named.iter().filter(|(_, entry)| entry.outside).map(|(id, _)| *id).collect();
+        self.named.retain(|_, entry| !entry.outside);
+        ids
     }
 
     /// How many named statements the connection has, by all that was sent: the server has as many, if no one but the proxy has made or dropped
@@ -174,6 +191,18 @@ mod tests {
         // Nor is there what was never there.
         held.spends(&statements[0]);
         assert_eq!(held.count(), 1);
+    }
+
+    #[test]
+    fn what_was_run_outside_of_its_reading_goes() {
+        let [one, two] = [1, 2].map(Statement::test);
+        let mut held = Held::default();
+        held.gets(&one);
+        held.gets(&two);
+        held.runs_outside(&one);
+        assert!(held.has(&one), "the client that has run it so goes on with it");
+        assert_eq!((held.loses_outside(), held.loses_outside()), (vec![1], vec![]));
+        assert!(!held.has(&one) && held.has(&two));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::client::{Aborted, Attempts, Pass, Phase};
 use super::login::error;
 use crate::core::parameters::Applied;
 use crate::core::pool::Want;
+use crate::core::prepared::StatementName;
 use crate::core::server::{Cleaning, Note, Request, ServerPhase, Work};
 use crate::core::{Core, Effect};
 
@@ -173,6 +174,14 @@ impl Core {
         }
         if open {
             self.own_query(s, "ROLLBACK");
+        }
+        if std::mem::take(&mut cleaning.outside) {
+            let drop = |id| format!("DEALLOCATE {}", String::from_utf8_lossy(StatementName::of(id).as_bytes()));
+            let drops: Vec<String> = self.servers[s].held.loses_outside().into_iter().map(drop).collect();
+            if !drops.is_empty() && !cleaning.all {
+                cleaning.outside = true;
+                self.own_query(s, &drops.join("; "));
+            }
         }
         if cleaning.all {
             self.own_query(s, "DISCARD ALL");

@@ -673,7 +673,10 @@ impl Core {
     /// parameters of `then`, which is the statement's own reading: `SELECT set_config('DateStyle', 'ISO, MDY', true)`, Parse, and back. Values that
     /// the proxy does not know are kept by the server meanwhile. False: not possible now.
     fn prepare_as_of(&mut self, c: usize, s: usize, statement: &Arc<Statement>, then: Reading) -> bool {
-        if self.servers[s].held.uses(statement) {
+        let server = &mut self.servers[s];
+        if server.held.uses(statement) {
+            server.held.runs_outside(statement);
+            server.cleaning.outside = true;
             return true;
         }
         let server = &self.servers[s];
