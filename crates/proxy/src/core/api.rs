@@ -201,8 +201,9 @@ pub struct Moved(pub(super) Moving);
 /// What moves.
 pub(super) enum Moving {
     /// An idle server connection of the pool `key`. Its sender may have read the configuration, or have heard of
-    /// `RECONNECT`, before its receiver or after: so it says where it was opened to.
-    Server { key: PoolKey, place: Arc<Place>, odd_strings: bool, server: Box<Server> },
+    /// `RECONNECT`, before its receiver or after: so it says where it was opened to, and how often the sender has heard
+    /// of that.
+    Server { key: PoolKey, place: Arc<Place>, reconnects: u64, odd_strings: bool, server: Box<Server> },
     /// A client that has authenticated and has not been told so yet.
     Client(Box<Client>),
     /// A client of another cluster than the one that has accepted it.

@@ -141,6 +141,8 @@ pub struct Core {
     draining: bool,
     /// Up to which ticket passwords were read again: see `renewals`.
     renewed: u64,
+    /// How often operators have had server connections replaced, as far as this worker has heard. Every worker hears of each.
+    reconnects: u64,
     /// When the worker started; [`Client::connected`] counts seconds from here.
     born: Instant,
     /// The node that was primary last, also while there is none.
@@ -188,6 +190,7 @@ impl Core {
             effects: Vec::new(),
             draining: false,
             renewed: 0,
+            reconnects: 0,
             born: now,
             last_primary: None,
             random: 0x9e37_79b9_7f4a_7c15 ^ id as u64,

@@ -8,7 +8,12 @@ mod script;
 mod secure;
 mod world;
 
-use crate::config::UnknownFunctions;
+use std::sync::Arc;
+
+use super::Mail;
+use crate::config::{AuthMethod, DatabaseConfig, ProxyConfig, UnknownFunctions};
+use crate::console::Operation;
+use crate::settings::Settings;
 use script::{Random, Style};
 use world::{Plan, World};
 
@@ -64,6 +69,32 @@ fn every_client_hears_what_a_server_alone_would_say() {
         };
         World::new(plan(seed, style)).run();
     }
+}
+
+#[test]
+fn a_connection_on_its_way_between_workers_is_renewed_as_all_others() {
+    let (mut kept, mut renewed) = (0, 0);
+    for seed in 0..60 {
+        let style = Style { stateful: true, cancels: false, ..under_faults(seed, false) };
+        let world = || {
+            let mut world = World::new(Plan { cores: 2, operator: false, ..plan(seed, style.clone()) });
+            world.run();
+            world
+        };
+        let other = |database: &str| {
+            let database =
+                DatabaseConfig { name: database.into(), dbname: Some("v2".into()), ..DatabaseConfig::default() };
+            let config = ProxyConfig { auth: AuthMethod::Trust, databases: vec![database], ..ProxyConfig::default() };
+            Some(Mail::Settings(Arc::new(Settings::new(&config).unwrap())))
+        };
+        let reconnect = |_: &str| Some(Mail::Operate(Operation::Reconnect(None)));
+        kept += u32::from(world().is_kept(|_| None) == Some(true));
+        for is_kept in [world().is_kept(other), world().is_kept(reconnect)] {
+            assert_ne!(is_kept, Some(true), "seed {seed}");
+            renewed += u32::from(is_kept == Some(false));
+        }
+    }
+    assert!(kept > 5 && renewed > 10, "{kept} {renewed}");
 }
 
 #[test]

@@ -924,7 +924,7 @@ impl Core {
         self.pools.touch(p, n);
     }
 
-    fn hand_over(&mut self, s: usize, to: usize) {
+    pub(in crate::core) fn hand_over(&mut self, s: usize, to: usize) {
         let server = &self.servers[s];
         debug_assert!(server.client.is_none());
         let place = &self.pools[server.pool].nodes[usize::from(server.node.0)];
@@ -936,21 +936,26 @@ impl Core {
         pool.note_use(self.now);
         self.metrics.servers.sub(1);
         let token = server.token;
-        let moving = Moving::Server { key, place, odd_strings, server: Box::new(server) };
+        let reconnects = self.reconnects;
+        let moving = Moving::Server { key, place, reconnects, odd_strings, server: Box::new(server) };
         self.effects.push(Effect::Move { token, to: Destination::Worker(to), moved: Box::new(Moved(moving)) });
     }
 
     /// Takes in a connection from another worker.
     pub fn adopt(&mut self, moved: Moved) -> Token {
-        let (key, place, odd_strings, mut server) = match moved.0 {
+        let (key, place, reconnects, odd_strings, mut server) = match moved.0 {
             Moving::Client(client) => return self.adopt_client(*client),
             Moving::Newcomer(newcomer) => return self.adopt_newcomer(*newcomer),
-            Moving::Server { key, place, odd_strings, server } => (key, place, odd_strings, *server),
+            Moving::Server { key, place, reconnects, odd_strings, server } => {
+                (key, place, reconnects, odd_strings, *server)
+            }
         };
         let p = self.pool(&key);
         let pool = &mut self.pools[p];
-        // The configuration has changed, or RECONNECT was said, while the connection was on its way.
-        server.retire |= !Arc::ptr_eq(&pool.place, &place) || place.renewals() != server.renewals;
+        // The configuration has changed, or RECONNECT was said, while the connection was on its way; or new ones begin
+        // otherwise.
+        server.retire |=
+            !Arc::ptr_eq(&pool.place, &place) || reconnects < self.reconnects || place.renewals() != server.renewals;
         pool.odd_strings |= odd_strings;
         let index = self.servers.vacant_key();
         server.token = self.token(Kind::Server, index);

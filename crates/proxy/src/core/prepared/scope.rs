@@ -73,8 +73,7 @@ pub(crate) struct Place {
     /// another search path: `DROP DATABASE d WITH (FORCE); CREATE DATABASE d …` ends all connections, and new ones lead
     /// to the new database under the same name.
     doubts: AtomicU64,
-    /// Grows when the server connections that there are have to be replaced: by `RECONNECT`, or where new ones begin
-    /// with other parameters.
+    /// Grows when new server connections begin with other parameters than those that there are.
     renewals: AtomicU64,
 }
 
@@ -95,7 +94,7 @@ impl Place {
         self.schema.version() + self.doubts.load(Ordering::Acquire)
     }
 
-    /// The server connections that there are have to be replaced.
+    /// New server connections begin with other parameters than those that there are.
     pub(crate) fn renew(&self) {
         self.renewals.fetch_add(1, Ordering::AcqRel);
     }

@@ -202,9 +202,9 @@ impl Core {
 
     /// Closes the server connections of `database` as soon as nobody uses them. Whoever prepares a text from now on gets what it means now.
     fn retire_servers(&mut self, database: Option<&str>) {
+        self.reconnects += 1;
         for pool in self.pools.iter_mut().filter(|pool| is_of(pool, database)) {
             pool.place.schema().changes(self.now, true);
-            pool.place.renew();
         }
         let mut idle = Vec::new();
         for (s, server) in &mut self.servers {

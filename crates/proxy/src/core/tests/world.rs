@@ -984,6 +984,29 @@ impl World {
         self.at_rest();
     }
 
+    /// When everything is at rest: an idle server connection goes from the first core to the second, which reads `told` when it is on its way.
+    /// Gives whether it is kept there; `None`: there is none. `told` is given the connection's database.
+    pub(super) fn is_kept(&mut self, told: impl Fn(&str) -> Option<Mail>) -> Option<bool> {
+        let [from, to] = &mut self.cores[..] else { return None };
+        let (s, server) = from.servers.iter().find(|(_, server)| server.is_idle() && !server.listener)?;
+        let (pool, node) = (server.pool, usize::from(server.node.0));
+        let database = from.pools[pool].key.database.to_string();
+        from.pools[pool].nodes[node].idle.retain(|&idle| idle != s);
+        from.hand_over(s, 1);
+        let mut effects = Vec::new();
+        from.take_effects(&mut effects);
+        let moved = effects.into_iter().find_map(|effect| match effect {
+            Effect::Move { moved, .. } => Some(moved),
+            _ => None,
+        });
+        if let Some(mail) = told(&database) {
+            to.mail(mail);
+        }
+        let token = to.adopt(*moved.expect("a connection on its way"));
+        to.adopted(token);
+        Some(to.servers.get(token.index()).is_some_and(|server| server.token == token))
+    }
+
     /// How many questions about the term have been answered.
     pub(super) fn proofs(&self) -> u64 {
         self.topology.proof().map_or(0, |proof| watermark::Number::to_u64(proof.answered().get()))
