@@ -53,9 +53,8 @@ async fn who_listens_is_not_left_in_the_former_database() {
         cluster.primary().execute_in(of, &format!("NOTIFY news, 'of {of}'")).await;
     }
     let first = loop {
-        match heard.recv().await.expect("a notification") {
-            AsyncMessage::Notification(first) => break first,
-            _ => {}
+        if let AsyncMessage::Notification(first) = heard.recv().await.expect("a notification") {
+            break first;
         }
     };
     assert_eq!(first.payload(), format!("of {OTHER_DATABASE}"));

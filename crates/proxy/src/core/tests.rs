@@ -77,7 +77,7 @@ fn a_connection_on_its_way_between_workers_is_renewed_as_all_others() {
     for seed in 0..60 {
         let style = Style { stateful: true, cancels: false, ..under_faults(seed, false) };
         let world = || {
-            let mut world = World::new(Plan { cores: 2, operator: false, ..plan(seed, style.clone()) });
+            let mut world = World::new(Plan { cores: 2, operator: false, ..plan(seed, style) });
             world.run();
             world
         };

@@ -129,6 +129,10 @@ impl Core {
         if !is_fit(&candidate) || !matches!(client.phase, Phase::Ready) || unit.len() != client.unit.scanned {
             return false;
         }
+        if self.pools[p].odd_strings && !client.odd_strings {
+            // The client's texts were not read as its server connection reads them: `attach` has them read again.
+            return false;
+        }
         let lanes = &self.settings.lanes;
         let seats = match self.lanes.costs.fit(key, micros(lanes.slow), lanes.bytes, self.now) {
             Fit::Fits(micros) => seats_for(micros, lanes),

@@ -264,14 +264,23 @@ impl Pool {
 
     /// A server connection has logged in, with these reported parameters. If they differ from the last connection's
     /// (`ALTER ROLE … SET`), the greetings are learned again.
-    fn begins(&mut self, reported: &[(String, String)]) {
+    fn begins(&mut self, reported: &[(String, String)], at: Instant) {
         let of_its_server = |name: &str| ["in_hot_standby", "server_version", "server_encoding"].contains(&name);
         let mut now: Vec<_> = reported.iter().filter(|(name, _)| !of_its_server(name)).cloned().collect();
         now.sort_unstable();
-        self.odd_strings |= now.iter().any(|(name, value)| name == "standard_conforming_strings" && value != "on");
+        if now.iter().any(|(name, value)| name == "standard_conforming_strings" && value != "on") {
+            self.has_odd_strings(at);
+        }
         if self.begins_with != now {
             self.greetings.clear();
             self.begins_with = now;
+        }
+    }
+
+    /// A server connection reads a backslash in a string as an escape. What was made of texts before may be wrong: they are looked at again.
+    fn has_odd_strings(&mut self, at: Instant) {
+        if !std::mem::replace(&mut self.odd_strings, true) {
+            self.place.schema().changes(at, true);
         }
     }
 
@@ -956,7 +965,9 @@ impl Core {
         // otherwise.
         server.retire |=
             !Arc::ptr_eq(&pool.place, &place) || reconnects < self.reconnects || place.renewals() != server.renewals;
-        pool.odd_strings |= odd_strings;
+        if odd_strings {
+            pool.has_odd_strings(self.now);
+        }
         let index = self.servers.vacant_key();
         server.token = self.token(Kind::Server, index);
         server.pool = p;
@@ -1031,7 +1042,7 @@ impl Core {
         server.defaults.begin(&server.reported);
         let pool = &mut self.pools[server.pool];
         server.renewals = pool.place.renewals();
-        pool.begins(&server.reported);
+        pool.begins(&server.reported, self.now);
         pool.known = true;
         let place = &mut pool.nodes[usize::from(server.node.0)];
         let begun = server.defaults.begun();
