@@ -1,16 +1,13 @@
 //! The operator of the proxy: what it does while clients are at work, none of them must notice.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kingpost_tests::{Kingpost, SOON};
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Error, SimpleQueryMessage, SimpleQueryRow};
 
 use crate::session::Order;
-use crate::world::World;
-
-/// How often the console is asked.
-const POLL: Duration = Duration::from_millis(2);
+use crate::world::{POLL, World};
 
 /// Somebody at the console.
 pub(crate) struct Operator<'a> {

@@ -158,22 +158,22 @@ impl Runner {
         }
     }
 
-    /// New servers in the place of those that have crashed.
-    async fn after(&mut self, did: &Did) {
+    /// Runs a session with a proxy of its own. Servers that have crashed are replaced.
+    async fn once(&mut self, session: &Session, config: &Config, patience: Patience) -> (Outcome, Allowed, Did) {
+        let (mut allowed, mut did) = (Allowed::new(self.strict), Did::default());
+        let outcome = run(&mut self.worlds, session, config, &mut allowed, patience, &mut did).await;
         if did.crashed {
             self.worlds = Worlds::start(self.needs).await;
         }
+        (outcome, allowed, did)
     }
 
     /// Runs a session with a proxy of its own, and takes down what was seen.
     pub(crate) async fn judge(&mut self, session: &Session, config: &Config) -> Outcome {
-        let mut allowed = Allowed::new(self.strict);
-        let mut did = Did::default();
-        let outcome = run(&mut self.worlds, session, config, &mut allowed, Patience::LONG, &mut did).await;
+        let (outcome, allowed, did) = self.once(session, config, Patience::LONG).await;
         for (rule, count) in allowed.used {
             *self.used.entry(rule).or_default() += count;
         }
-        self.after(&did).await;
         self.operated = self.operated.and(did.operated);
         for (counter, count) in did.counters {
             *self.did.entry((config.name, counter)).or_default() += count;
@@ -183,11 +183,7 @@ impl Runner {
 
     /// The same for a session that is being shrunk: with less patience, and nothing is taken down.
     pub(crate) async fn attempt(&mut self, session: &Session, config: &Config) -> Outcome {
-        let mut allowed = Allowed::new(self.strict);
-        let mut did = Did::default();
-        let outcome = run(&mut self.worlds, session, config, &mut allowed, Patience::SHORT, &mut did).await;
-        self.after(&did).await;
-        outcome
+        self.once(session, config, Patience::SHORT).await.0
     }
 }
 
@@ -229,9 +225,7 @@ async fn run(
     let mut ended = run.all().await;
     did.operated = run.operator.did;
     if let Some(line) = proxy.broken() {
-        if let Err(Stop::Differs(difference)) = ended {
-            run.exchanges = difference.exchanges;
-        }
+        run.take_back(ended);
         let title = format!("(the proxy's log) {line}");
         let said = vec![Reply::Row(vec![Some(line.into())])];
         run.exchanges.push(Exchange { title, direct: Vec::new(), proxied: said });
@@ -247,12 +241,10 @@ async fn run(
         && let Some(crashed) = run.worlds.crashed().await
     {
         did.crashed = true;
-        if crashed != Crashed::Proxied {
+        if crashed == Crashed::Direct {
             return Outcome::Crashed;
         }
-        if let Err(Stop::Differs(difference)) = ended {
-            run.exchanges = difference.exchanges;
-        }
+        run.take_back(ended);
         ended = Err(run.differs_as("crash of PostgreSQL behind the proxy"));
     }
     match ended {
@@ -507,6 +499,13 @@ impl Run<'_> {
                 return Err(self.differs_as("locks"));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// What was said up to a difference, where something worse is behind it.
+    fn take_back(&mut self, ended: Result<(), Stop>) {
+        if let Err(Stop::Differs(difference)) = ended {
+            self.exchanges = difference.exchanges;
         }
     }
 

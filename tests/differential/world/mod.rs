@@ -32,7 +32,7 @@ const ROWS_SHOP: &str = include_str!("rows_shop.sql");
 /// For so long after something went wrong a server is given to end its other connections, if it has crashed.
 const CRASH: Duration = Duration::from_millis(500);
 /// How often a condition is looked at.
-const POLL: Duration = Duration::from_millis(2);
+pub(crate) const POLL: Duration = Duration::from_millis(2);
 /// A replica that has not replayed a step for so long is kept from it.
 const REPLAY: Duration = Duration::from_secs(2);
 /// After so many sessions the catalogs are vacuumed: each session's DDL leaves dead rows in them.
@@ -62,12 +62,10 @@ pub(crate) struct Worlds {
 /// Where PostgreSQL has crashed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Crashed {
-    /// Where clients are connected to it.
+    /// Where clients are connected to it, and perhaps behind the proxy as well.
     Direct,
     /// Behind the proxy alone.
     Proxied,
-    /// In both worlds.
-    Both,
 }
 
 /// A running proxy; its files are removed with it.
@@ -303,9 +301,8 @@ impl Worlds {
         }
         match closed() {
             (false, false) => None,
-            (true, false) => Some(Crashed::Direct),
+            (true, _) => Some(Crashed::Direct),
             (false, true) => Some(Crashed::Proxied),
-            (true, true) => Some(Crashed::Both),
         }
     }
 
