@@ -712,8 +712,7 @@ impl Scene<'_> {
             }
         }
         for ((id, database, user), servers) in counts {
-            let name = crate::core::StatementName::of(id);
-            let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
+            let name = crate::core::StatementName::of(id).to_string();
             table.row(vec![name.into(), servers.into(), database.into(), user.into()]);
         }
         table

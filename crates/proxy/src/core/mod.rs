@@ -623,13 +623,22 @@ impl Core {
         }
         if old.read_functions != self.settings.read_functions {
             // What is known of a prepared text depends on them, too.
-            for p in self.pools.ids() {
-                self.pools[p].place.schema().changes(self.now, true);
+            for pool in self.pools.iter_mut() {
+                pool.place.schema().changes(self.now, true);
             }
         }
         self.observing.apply(&self.settings, self.now);
         self.shared.topology.set_flushing(self.settings.gate_flush);
         self.apply_to_pools();
+    }
+
+    /// Closes these clients with 57P01, as far as they are still there.
+    fn shut_out(&mut self, clients: &[Token], why: &str) {
+        for token in clients {
+            if self.is_client(*token) {
+                self.fatal(token.index(), Sqlstate::ADMIN_SHUTDOWN, why);
+            }
+        }
     }
 
     fn drain(&mut self) {
@@ -643,11 +652,7 @@ impl Core {
         };
         let idle: Vec<Token> =
             self.clients.iter().filter(|(_, client)| is_idle(client)).map(|(_, client)| client.token).collect();
-        for token in idle {
-            if self.is_client(token) {
-                self.fatal(token.index(), Sqlstate::ADMIN_SHUTDOWN, DRAINING);
-            }
-        }
+        self.shut_out(&idle, DRAINING);
     }
 }
 

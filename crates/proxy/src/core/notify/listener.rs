@@ -329,6 +329,14 @@ impl Core {
         self.refuse_all(p);
     }
 
+    /// The pool's clients are in another database from now on: who listens hears of it, as when the connection that
+    /// listens for them is lost.
+    pub(in crate::core) fn listens_elsewhere(&mut self, p: usize) {
+        if let Some(token) = self.pools[p].listener.as_ref().and_then(|listener| listener.server) {
+            self.listener_lost(token.index(), "the configuration names another database");
+        }
+    }
+
     fn close_listener(&mut self, s: usize) {
         if matches!(self.servers[s].phase, ServerPhase::Ready) {
             self.metrics.listeners.sub(1);

@@ -425,25 +425,12 @@ impl Core {
         }
     }
 
-    /// The pool's clients are in another database from now on: who listens hears of it, as when the connection that
-    /// listens for them is lost.
-    fn listens_elsewhere(&mut self, p: usize) {
-        let listens = |(s, server): (usize, &Server)| (server.pool == p && server.listener).then_some(s);
-        let listeners: Vec<usize> = self.servers.iter().filter_map(listens).collect();
-        for s in listeners {
-            self.listener_lost(s, "the configuration names another database");
-        }
-    }
-
     /// Closes the pool's clients: their sessions did not begin as they would now.
     fn close_all(&mut self, p: usize, why: &str) {
         let of_pool = |client: &Client| client.pool == p && !matches!(client.phase, Phase::Login(_));
-        let clients: Vec<usize> = self.clients.iter().filter(|(_, client)| of_pool(client)).map(|(c, _)| c).collect();
-        for c in clients {
-            if self.clients.contains(c) {
-                self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, why);
-            }
-        }
+        let clients: Vec<Token> =
+            self.clients.iter().filter(|(_, client)| of_pool(client)).map(|(_, client)| client.token).collect();
+        self.shut_out(&clients, why);
     }
 
     pub(in crate::core) fn apply_to_pools(&mut self) {
@@ -1122,8 +1109,11 @@ impl Core {
         debug_assert!(server.client.is_none());
         if !server.listener && server.tunnel.is_none() {
             self.shared.senders.remove(server.node, server.key.0, &server.sender);
-            let place = &mut self.pools[server.pool].nodes[usize::from(server.node.0)];
-            if !matches!(server.phase, ServerPhase::Ready) {
+            let pool = &mut self.pools[server.pool];
+            let place = &mut pool.nodes[usize::from(server.node.0)];
+            if matches!(server.phase, ServerPhase::Ready) {
+                pool.place.doubt();
+            } else {
                 place.connecting = place.connecting.saturating_sub(1);
             }
             place.idle.retain(|&idle| idle != s);
@@ -1131,9 +1121,6 @@ impl Core {
             self.pools.touch(server.pool, usize::from(server.node.0));
         }
         let pool = &mut self.pools[server.pool];
-        if matches!(server.phase, ServerPhase::Ready) && !server.listener && server.tunnel.is_none() {
-            pool.place.doubt();
-        }
         pool.servers -= 1;
         pool.note_use(self.now);
         self.metrics.servers.sub(1);

@@ -5,7 +5,8 @@
 //!
 //! - Each server connection gets the statement with the types that the first one has settled, whatever the schema is by then.
 //! - Whether a Parse would still settle them in the same way is asked of a server now and then, since a schema can change unseen: past the proxy, in `DO`,
-//!   in a function. Or a server connection has ended, and the next one may lead to another database of that name, or begin with another search path. If it would not, clients that prepare the text from then on get another statement.
+//!   in a function; and once a server connection has ended, since the next one may lead to another database of that name, or begin with another search
+//!   path. If a Parse would not, clients that prepare the text from then on get another statement.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

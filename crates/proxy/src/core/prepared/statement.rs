@@ -1,5 +1,6 @@
 //! One prepared statement: a text and its parameter types, in one scope.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -275,6 +276,12 @@ pub(crate) struct StatementName {
     from: usize,
 }
 
+impl fmt::Display for StatementName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::str::from_utf8(self.as_bytes()).unwrap_or_default())
+    }
+}
+
 impl StatementName {
     /// The prefix of all such names.
     pub(crate) const PREFIX: &[u8] = b"kp";
@@ -310,6 +317,7 @@ mod tests {
     fn names() {
         assert_eq!(StatementName::of(0).as_bytes(), b"kp0");
         assert_eq!(StatementName::of(1234).as_bytes(), b"kp1234");
+        assert_eq!(StatementName::of(1234).to_string(), "kp1234");
         assert_eq!(StatementName::of(u64::MAX).as_bytes(), b"kp18446744073709551615");
     }
 

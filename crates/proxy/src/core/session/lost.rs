@@ -175,11 +175,12 @@ impl Core {
         if open {
             self.own_query(s, "ROLLBACK");
         }
-        if std::mem::take(&mut cleaning.outside) {
-            let drop = |id| format!("DEALLOCATE {}", String::from_utf8_lossy(StatementName::of(id).as_bytes()));
+        if cleaning.outside {
+            let drop = |id| format!("DEALLOCATE {}", StatementName::of(id));
             let drops: Vec<String> = self.servers[s].held.loses_outside().into_iter().map(drop).collect();
-            if !drops.is_empty() && !cleaning.all {
-                cleaning.outside = true;
+            // None is left if each had to make room since.
+            cleaning.outside = !drops.is_empty();
+            if cleaning.outside {
                 self.own_query(s, &drops.join("; "));
             }
         }

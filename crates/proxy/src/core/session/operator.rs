@@ -136,17 +136,9 @@ impl Core {
                     |client: &Client| self.pools.get(client.pool).is_some_and(|pool| is_of(pool, database.as_deref()));
                 let killed: Vec<_> =
                     self.clients.iter().filter(|(_, client)| of(client)).map(|(_, client)| client.token).collect();
-                for token in killed {
-                    if self.is_client(token) {
-                        self.fatal(token.index(), Sqlstate::ADMIN_SHUTDOWN, KILLED);
-                    }
-                }
+                self.shut_out(&killed, KILLED);
             }
-            Operation::KillClient(token) => {
-                if self.is_client(*token) {
-                    self.fatal(token.index(), Sqlstate::ADMIN_SHUTDOWN, KILLED);
-                }
-            }
+            Operation::KillClient(token) => self.shut_out(&[*token], KILLED),
         }
     }
 
