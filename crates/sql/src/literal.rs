@@ -9,21 +9,27 @@ const MOVING: [&[u8]; 4] = [b"now", b"today", b"tomorrow", b"yesterday"];
 /// True if a text may have a literal like `'now'::timestamptz` or `date 'today'` in it: what a server makes of such a text when it
 /// prepares it is the time of that moment. The function `now()` is no such literal.
 ///
-/// Types are not known here: any string literal with one of the words counts, and one whose escapes could spell it. Most texts are
-/// told apart without the lexer.
+/// Types are not known here: any string literal with one of the words counts, one whose escapes could spell it, and one in pieces
+/// (`'no'` on one line and `'w'` on the next are `'now'`). Most texts are told apart without the lexer.
 #[must_use]
 pub fn has_moving_literal(text: &[u8]) -> bool {
-    let suspect = text.contains(&b'\\') || MOVING.iter().any(|word| mentions(text, word));
-    if !suspect {
+    let spelt_otherwise = text.contains(&b'\\') || mentions(text, b"u&'") || has_quote_first_on_line(text);
+    if !spelt_otherwise && !MOVING.iter().any(|word| mentions(text, word)) {
         return false;
     }
     let Ok(text) = str::from_utf8(text) else { return true };
     // A text that the lexer refuses is not prepared either.
     let Ok(scanned) = pg_query::scan(text) else { return false };
     scanned.tokens.iter().any(|token| {
-        let literal = matches!(Token::try_from(token.token), Ok(Token::Sconst | Token::Usconst));
         let place = usize::try_from(token.start).ok().zip(usize::try_from(token.end).ok());
-        literal && place.and_then(|(from, to)| text.get(from..to)).is_none_or(|word| is_moving(word.as_bytes()))
+        match Token::try_from(token.token) {
+            Ok(Token::Sconst) => {
+                place.and_then(|(from, to)| text.get(from..to)).is_none_or(|of| is_moving(of.as_bytes()))
+            }
+            // Its escape character may be any: `U&'!006eow' UESCAPE '!'`.
+            Ok(Token::Usconst) => true,
+            _ => false,
+        }
     })
 }
 
@@ -33,18 +39,46 @@ pub fn has_literal(text: &[u8]) -> bool {
     text.contains(&b'\'') || text.windows(2).any(|two| two[0] == b'$' && !two[1].is_ascii_digit())
 }
 
-/// True if one of the words stands in a literal by itself, or may, written in escapes.
+/// True if one of the words stands in a literal (with its quotes) by itself, or may: written in escapes, or in pieces.
 fn is_moving(literal: &[u8]) -> bool {
-    let words = literal.split(|byte| !byte.is_ascii_alphabetic());
-    has_numeric_escape(literal) || words.into_iter().any(|word| MOVING.iter().any(|of| word.eq_ignore_ascii_case(of)))
+    let said = |text: &[u8]| {
+        let mut words = text.split(|byte| !byte.is_ascii_alphabetic());
+        words.any(|word| MOVING.iter().any(|of| word.eq_ignore_ascii_case(of)))
+    };
+    if said(literal) {
+        return true;
+    }
+    match literal.first() {
+        // Neither pieces nor escapes.
+        Some(b'$') => false,
+        // `'\xff'::bytea` has no escapes.
+        Some(b'\'') => has_quote_first_on_line(literal),
+        _ => has_quote_first_on_line(literal) || unescaped(literal).is_none_or(|text| said(&text)),
+    }
 }
 
-/// `\x6e`, `\156`, `\u006e`, and `\006e` or `\+00006e` of `U&'…'`. (That may have another escape character: it is rare, and so is `UESCAPE`.)
-fn has_numeric_escape(literal: &[u8]) -> bool {
-    let escapes = literal.first().is_some_and(|first| matches!(first, b'e' | b'E' | b'u' | b'U'));
-    let is_number =
-        |two: &[u8]| two[0] == b'\\' && (two[1].is_ascii_digit() || matches!(two[1], b'x' | b'u' | b'U' | b'+'));
-    escapes && literal.windows(2).any(is_number)
+/// A literal's text without its escapes: `\o` is `o`, `\n` stands between words. `None`: characters are given by number (`\x6e`, `\156`,
+/// `\u006e`).
+fn unescaped(literal: &[u8]) -> Option<Vec<u8>> {
+    let mut text = Vec::with_capacity(literal.len());
+    let mut bytes = literal.iter();
+    while let Some(&byte) = bytes.next() {
+        match (byte, if byte == b'\\' { bytes.next() } else { None }) {
+            (b'\\', Some(b'0'..=b'9' | b'x' | b'u' | b'U')) => return None,
+            (b'\\', Some(b'b' | b'f' | b'n' | b'r' | b't' | b'v')) => text.push(b' '),
+            (_, Some(&escaped)) => text.push(escaped),
+            (byte, None) => text.push(byte),
+        }
+    }
+    Some(text)
+}
+
+/// True if a quote is the first thing on a line, as where a literal goes on from a line above.
+fn has_quote_first_on_line(text: &[u8]) -> bool {
+    let mut lines = text.split(|byte| matches!(byte, b'\n' | b'\r'));
+    lines.next();
+    let is_space = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\x0b' | b'\x0c');
+    lines.any(|line| line.iter().find(|byte| !is_space(byte)) == Some(&b'\''))
 }
 
 fn mentions(text: &[u8], word: &[u8]) -> bool {
@@ -81,6 +115,17 @@ mod tests {
             ("select $x$today$x$::date", true),
             (r"select E'\x6e\x6f\x77'::timestamptz", true),
             (r"select U&'\006e\006f\0077'::timestamptz", true),
+            (r"select U&'!006e!006f!0077' UESCAPE '!'::timestamptz", true),
+            (r"select E'\156ow'::timestamptz", true),
+            (r"select E'n\ow'::timestamptz", true),
+            (r"select E'\nnow'::timestamptz", true),
+            ("select 'no'\n'w'::timestamptz", true),
+            ("select 'no' -- the first half\n  'w'::timestamptz", true),
+            ("select 'no'\r 'w'::timestamptz", true),
+            ("select 'no'\n\x0c'w'::timestamptz", true),
+            ("select 'a',\n'b'", false),
+            ("do $$ begin perform\n'a', E'\\x41'; end $$", false),
+            ("select 'a'\n || 'b', c\n = 'd'", false),
             ("select 1, 'it was now or never'", true),
             ("select now()", false),
             ("select a from t where b = 'x' and c < now() and d = 'y'", false),
@@ -89,7 +134,8 @@ mod tests {
             ("select \"now\", today from yesterday", false),
             ("select 1 -- 'now'", false),
             ("select current_date - 1", false),
-            (r"select E'a\nb', 'c\d'", false),
+            (r"select E'a\nb', 'c\d', '\xff'::bytea, '\now'", true),
+            (r"select E'a\nb', 'c\d', '\xff'::bytea, '\know'", false),
             ("", false),
             ("'now", false),
         ] {
