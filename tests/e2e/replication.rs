@@ -307,3 +307,62 @@ impl Drop for Receiver {
         let _ = self.0.wait();
     }
 }
+
+/// Logical replication connections take SQL as well: to a database with `set_role` they begin with the client's user as their role, and another role in the
+/// startup packet does not count. Physical ones, and databases without it, are the server's user.
+#[tokio::test]
+async fn who_replicates_from_a_database_with_set_role_is_that_role() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = cluster(0).await;
+    let _logs = ShowLogs(cluster.dir());
+    cluster
+        .primary()
+        .execute(
+            "CREATE ROLE shared LOGIN REPLICATION; CREATE ROLE ann REPLICATION; CREATE ROLE ben; GRANT ann, ben TO shared; \
+             CREATE PUBLICATION all_of_it FOR ALL TABLES",
+        )
+        .await;
+    let of = |name: &str, set_role: bool| {
+        let mut table = database(name, "server_user", "shared");
+        table.insert("dbname".into(), DATABASE.into());
+        table.insert("set_role".into(), set_role.into());
+        table.insert("replication".into(), true.into());
+        table
+    };
+    let kingpost = Kingpost::of(&cluster)
+        .set("proxy.auth", "scram-sha-256")
+        .add("proxy.databases", of("roles", true))
+        .add("proxy.databases", of("plain", false))
+        .add("proxy.users", user("ann", "of ann"))
+        .add("proxy.users", user("ben", "of ben"))
+        .start()
+        .await;
+    let psql = async |user: &str, database: &str, options: &str, command: &str| {
+        let mut psql = Command::new(kingpost_tests::pg_bin().join("psql"));
+        psql.args(["-X", "-A", "-t", "-c", command, "-d"]);
+        psql.arg(format!(
+            "host=127.0.0.1 port={} user={user} dbname={database} replication=database sslmode=disable",
+            kingpost.port()
+        ));
+        psql.env("PGPASSWORD", format!("of {user}")).env("PGOPTIONS", options);
+        let output = run(psql).await;
+        let said = if output.status.success() { &output.stdout } else { &output.stderr };
+        (output.status.success(), String::from_utf8_lossy(said).trim().to_owned())
+    };
+    let who = "SELECT current_user || ' ' || session_user";
+    for (user, database, options, expected) in [
+        ("ann", "roles", "", "ann shared"),
+        ("ben", "roles", "", "ben shared"),
+        ("ben", "roles", "-c role=ann", "ben shared"),
+        ("ben", "plain", "", "shared shared"),
+    ] {
+        assert_eq!(psql(user, database, options, who).await, (true, expected.to_owned()), "{user} {database}");
+    }
+    let slot = format!("CREATE_REPLICATION_SLOT s{} TEMPORARY LOGICAL pgoutput", unique());
+    let (made, said) = psql("ann", "roles", "", &slot).await;
+    assert!(made, "{said}");
+    let (made, said) = psql("ben", "roles", "", &slot).await;
+    assert!(!made && said.contains("replication"), "a role that may not replicate: {said}");
+}

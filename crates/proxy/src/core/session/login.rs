@@ -24,7 +24,7 @@ use crate::core::{Core, Effect, Mail, SMALL_MAX, Secure};
 use crate::demand::{Certificate, Demand};
 use crate::fleet::CLUSTER;
 use crate::hba;
-use crate::settings::User;
+use crate::settings::{Database, User};
 use secret::Secret;
 
 /// First byte of a TLS handshake record. No startup packet begins with this byte: its length would be beyond the limit.
@@ -602,15 +602,8 @@ impl Core {
             return self.fail_login(c, Sqlstate::INVALID_CATALOG_NAME, &text);
         };
         let route = database.route;
-        if database.set_role {
-            // PostgreSQL takes `none` for no role, so the client would be the database's server_user.
-            if &*key.user == "none" {
-                let text = format!("user \"none\" is no role: database {:?} has set_role", key.database);
-                return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
-            }
-            // What a session begins with: RESET ROLE, RESET ALL and DISCARD ALL come back to it.
-            params.retain(|(name, _)| !name.eq_ignore_ascii_case("role"));
-            params.push(("role".to_owned(), key.user.to_string()));
+        if let Err(text) = begins_as_role(database, &key, &mut params) {
+            return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
         }
         if self.paused.is_disabled(&key.database) {
             return self.database_is_disabled(c, &key.database);
@@ -721,6 +714,25 @@ fn certificate_refusal(identity: &tls::Identity, user: &str) -> String {
         Some(name) => format!("the certificate is {name:?}'s (CN), not user {user:?}'s"),
         None => format!("the certificate has no single common name (CN), expected user {user:?}'s name"),
     }
+}
+
+/// Where the database has `set_role`, sessions begin with their client's user as the role: `RESET ROLE`, `RESET ALL` and `DISCARD ALL` come back
+/// to it. What the client itself says of a role does not count. An error is for the client.
+pub(super) fn begins_as_role(
+    database: &Database,
+    key: &PoolKey,
+    params: &mut Vec<(String, String)>,
+) -> Result<(), String> {
+    if !database.set_role {
+        return Ok(());
+    }
+    // PostgreSQL takes `none` for no role, so the client would be the database's server_user.
+    if &*key.user == "none" {
+        return Err(format!("user \"none\" is no role: database {:?} has set_role", key.database));
+    }
+    params.retain(|(name, _)| !name.eq_ignore_ascii_case("role"));
+    params.push(("role".to_owned(), key.user.to_string()));
+    Ok(())
 }
 
 /// `ErrorResponse` of severity ERROR.

@@ -7,6 +7,7 @@ use topology::NodeId;
 use wire::{Sqlstate, message};
 
 use super::client::{At, LookedUp, Phase};
+use super::login::begins_as_role;
 use crate::core::memory::Kind;
 use crate::core::pool::{Pool, PoolKey};
 use crate::core::server::Server;
@@ -80,7 +81,7 @@ impl Tunnel {
 
 impl Core {
     /// Connects a client that has authenticated, and wants to replicate, to a server.
-    pub(super) fn begin_replication(&mut self, c: usize, key: &PoolKey, tunnel: Tunnel) {
+    pub(super) fn begin_replication(&mut self, c: usize, key: &PoolKey, mut tunnel: Tunnel) {
         let database = self.settings.database(&key.database);
         let logical = tunnel.replication == Replication::Logical;
         let of_user = self.settings.user(&key.user).is_some_and(|user| user.replication);
@@ -92,9 +93,15 @@ impl Core {
             );
             return self.fail_login(c, Sqlstate::INSUFFICIENT_PRIVILEGE, &text);
         }
-        if logical && database.is_none() {
-            let text = format!("database {:?} is not among the proxy's databases", key.database);
-            return self.fail_login(c, Sqlstate::INVALID_CATALOG_NAME, &text);
+        if logical {
+            let Some(database) = database else {
+                let text = format!("database {:?} is not among the proxy's databases", key.database);
+                return self.fail_login(c, Sqlstate::INVALID_CATALOG_NAME, &text);
+            };
+            // Such a connection takes SQL as well.
+            if let Err(text) = begins_as_role(database, key, &mut tunnel.parameters) {
+                return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
+            }
         }
         if logical && self.paused.is_disabled(&key.database) {
             return self.database_is_disabled(c, &key.database);
