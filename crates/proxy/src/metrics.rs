@@ -118,6 +118,7 @@ metrics! {
         statements_primary: "Statements (simple queries and extended-protocol batches) sent to the primary",
         statements_replica: "Statements sent to a replica",
         functions_cleaned: "Server connections cleared of what a function of which nothing is known may have left",
+        functions_forgotten: "Server connections on which functions are analysed anew, because their literals had been read under another client's TimeZone, DateStyle or the like",
         replica_logins_refused: "Logins that a replica refused, and that the primary was asked for then",
         unnamed_shared: "Unnamed statements that the server connection had already: not parsed again",
         describes_local: "Describes of known statements answered by the proxy itself",

@@ -8,7 +8,7 @@ use kingpost_tests::raw::{bind, close, execute, parse, sync};
 use kingpost_tests::{DATABASE, USER, skipped};
 
 use crate::common::name;
-use crate::isolation::{ONE, OTHER_USER, PINNED, TWO, world};
+use crate::isolation::{Front, ONE, OTHER_DATABASE, OTHER_USER, PINNED, TWO, UNNAMED, world};
 
 /// Runs a text as a simple query, without a name, or prepared; in a transaction of its own or in a block.
 async fn run(talk: &mut Talk, who: usize, way: usize, text: &str) {
@@ -205,5 +205,61 @@ async fn what_an_extension_keeps_in_a_session_is_its_clients() {
             }
         })
         .await;
+    assert_eq!(direct.errors(), [""; 0]);
+}
+
+/// PL/pgSQL keeps the literals of a function as they were when a session first ran it. A client got the time zone and the order of day and
+/// month of whoever had called the function before on its server connection.
+#[tokio::test]
+async fn literals_in_a_function_are_its_callers() {
+    let (world, _logs) = world().await;
+    let function = name("midnight");
+    let sql = format!(
+        "CREATE FUNCTION {function}() RETURNS text LANGUAGE plpgsql AS
+         $$ BEGIN RETURN extract(epoch FROM '2020-01-01 00:00'::timestamptz) || ' ' || ('03/04/2020'::date - '2020-01-01'::date); END $$"
+    );
+    for database in [DATABASE, OTHER_DATABASE] {
+        world.cluster.primary().execute_in(database, &sql).await;
+    }
+    let call = format!("SELECT {function}()");
+    let calls = async |talk: &mut Talk, who: usize| {
+        talk.query(who, &call).await;
+        talk.say(who, &[parse("", &call), bind("", "", &[]), execute("", 0), sync()]).await;
+        talk.say(who, &[parse("s", &call), sync()]).await;
+        talk.say(who, &[bind("", "s", &[]), execute("", 0), close(b'S', "s"), sync()]).await;
+    };
+    let talk = async |talk: &mut Talk| {
+        for database in [DATABASE, OTHER_DATABASE] {
+            let (first, second) = (talk.login(USER, database).await, talk.login(USER, database).await);
+            talk.query(second, "SET timezone = 'Asia/Tokyo'").await;
+            talk.query(second, "SET datestyle = 'ISO, DMY'").await;
+            let third = talk.login_with(USER, database, &[("TimeZone", "America/New_York")]).await;
+            let local = talk.login(USER, database).await;
+            // Of a statement that was prepared under other parameters, the literals stay what they were.
+            let kept = "SELECT extract(epoch FROM '2020-01-01 00:00'::timestamptz)";
+            talk.say(second, &[parse("kept", kept), bind("", "kept", &[]), execute("", 0), sync()]).await;
+            talk.query(second, "SET timezone = 'Asia/Seoul'; SET timezone = 'Asia/Kolkata'").await;
+            for round in 0..3 {
+                for who in [first, second, third, second, first] {
+                    calls(talk, who).await;
+                }
+                talk.say(second, &[bind("", "kept", &[]), execute("", 0), sync()]).await;
+                // What such a call leaves is not what the next client finds.
+                if round == 1 {
+                    for text in [
+                        "BEGIN; SET LOCAL timezone = 'Asia/Tokyo'",
+                        &format!("DO $$ BEGIN PERFORM {function}(); END $$"),
+                        "COMMIT",
+                    ] {
+                        talk.query(local, text).await;
+                    }
+                }
+            }
+            for who in [first, second, third, local] {
+                talk.logout(who).await;
+            }
+        }
+    };
+    let direct = world.as_postgres(&[ONE, TWO, UNNAMED, Front { pool: 8, ..PINNED }], talk).await;
     assert_eq!(direct.errors(), [""; 0]);
 }

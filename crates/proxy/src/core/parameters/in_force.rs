@@ -104,10 +104,12 @@ impl InForce {
         (self.changed_in, self.answered) = (unit, false);
     }
 
-    /// The server reports a new value for this parameter.
-    pub(crate) fn is_reported(&mut self, name: &[u8]) {
+    /// The server reports a new value for this parameter. True if it changes how literals are read.
+    pub(crate) fn is_reported(&mut self, name: &[u8]) -> bool {
         let name = String::from_utf8_lossy(name).to_ascii_lowercase();
-        self.reported |= meaning_of(&name) == Meaning::Literals;
+        let literals = meaning_of(&name) == Meaning::Literals;
+        self.reported |= literals;
+        literals
     }
 
     /// The parameters in force that change how a text is read; `None` if unknown.
@@ -370,9 +372,9 @@ mod tests {
         assert_eq!(in_force.reads(&params), unknown(false), "that was another unit");
         in_force.unit_ended(4, false);
         assert_eq!(in_force.reads(&params), unknown(true), "the server would have said so");
-        in_force.is_reported(b"application_name");
+        assert!(!in_force.is_reported(b"application_name"));
         assert_eq!(in_force.reads(&params), unknown(true));
-        in_force.is_reported(b"TimeZone");
+        assert!(in_force.is_reported(b"TimeZone"));
         assert_eq!(in_force.reads(&params), unknown(false));
         // The same set of values is the same reading, however it came about.
         in_force.unit_ended(4, true);

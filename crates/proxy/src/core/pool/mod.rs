@@ -671,9 +671,13 @@ impl Core {
         pool.totals.assignments += 1;
         pool.nodes[usize::from(server.node.0)].busy += 1;
         let greeting = matches!(client.phase, Phase::Login(_));
-        let ready = server.params.is(&client.params);
+        let suits = server.bodies.suit(client.params.reading());
+        let ready = suits && server.params.is(&client.params);
+        if !suits {
+            self.forget_functions(s);
+        }
         if !ready {
-            let params = client.params.clone();
+            let params = self.clients[c].params.clone();
             self.prepare_session(s, &params);
         }
         if greeting {
@@ -780,6 +784,7 @@ impl Core {
             server.work.unpins = sql::Pins::NONE;
             server.tracker.client_leaves();
             server.held.client_leaves();
+            server.bodies.client_leaves();
             if server.paused {
                 server.paused = false;
                 self.effects.push(Effect::Resume(server.token));

@@ -10,12 +10,14 @@
 //! - [`Names`]: the only place that changes what a client's names stand for. Each change can be undone, since a server
 //!   skips what follows an error.
 //! - [`Held`]: which statements one server connection has.
+//! - [`Bodies`]: under which parameters a server connection has read the literals in functions.
 //! - [`Columns`]: the columns of a statement as clients were told of them.
 //! - `Parameters`: the types of a statement's parameters, which stay as the first server has settled them.
 //!
 //! What must hold: a client gets the statement that its own session would have made of its text, or an error that
 //! PostgreSQL would have given. Nothing in here does I/O.
 
+mod bodies;
 mod columns;
 mod held;
 mod names;
@@ -24,6 +26,7 @@ mod registry;
 mod scope;
 mod statement;
 
+pub(crate) use bodies::Bodies;
 pub(crate) use columns::Columns;
 pub(crate) use held::{Dropped, Held, Unnamed};
 pub(crate) use names::{Full, Names, Undo};

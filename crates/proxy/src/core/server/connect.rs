@@ -416,6 +416,13 @@ impl Core {
         self.own_query(s, &statement);
     }
 
+    /// Has the server analyse functions anew when they are called next, ahead of the client's own messages. Prepared statements go as well: one that
+    /// is run while literals are read otherwise than when it was prepared would be analysed anew, too.
+    pub(in crate::core) fn forget_functions(&mut self, s: usize) {
+        self.metrics.functions_forgotten.add(1);
+        self.own_query(s, "DISCARD PLANS; DEALLOCATE ALL");
+    }
+
     /// Sends a Query of the proxy's.
     pub(in crate::core) fn own_query(&mut self, s: usize, statement: &str) {
         self.own_query_as(s, statement, Note::Own);

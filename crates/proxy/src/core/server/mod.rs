@@ -31,7 +31,7 @@ use super::memory::Output;
 use super::notify::Sender;
 use super::observe::Timing;
 use super::parameters::{Applied, Params, Tracker};
-use super::prepared::Held;
+use super::prepared::{Bodies, Held};
 use super::session::Tunnel;
 use super::token::Token;
 
@@ -62,6 +62,8 @@ pub(crate) struct Server {
     pub(in crate::core) protocol: Protocol<Note>,
     /// The prepared statements that the server connection has.
     pub(in crate::core) held: Held,
+    /// What the server connection has analysed of functions.
+    pub(in crate::core) bodies: Bodies,
     pub(in crate::core) portals: Portals,
     /// The state of a BEGIN that was put off and then sent here.
     pub(in crate::core) begin: Begin,
@@ -255,6 +257,7 @@ impl Server {
             paused: false,
             protocol: Protocol::new(),
             held: Held::default(),
+            bodies: Bodies::default(),
             portals: Portals::default(),
             begin: Begin::No,
             discard: false,

@@ -476,10 +476,14 @@ impl Core {
             return Verdict::Swallow;
         }
         if whose == For::Own {
-            if data.starts_with(b"DISCARD ALL\0") || data.starts_with(b"DEALLOCATE ALL\0") {
-                let held = &mut self.servers[s].held;
-                held.drops_all();
-                held.set_unnamed(Unnamed::Unknown);
+            let server = &mut self.servers[s];
+            let all = data.starts_with(b"DISCARD ALL\0");
+            if all || data.starts_with(b"DEALLOCATE ALL\0") {
+                server.held.drops_all();
+                server.held.set_unnamed(Unnamed::Unknown);
+            }
+            if all || data.starts_with(b"DISCARD PLANS\0") {
+                server.bodies.discard();
             }
             return Verdict::Swallow;
         }
@@ -571,8 +575,8 @@ impl Core {
                     return Verdict::Broken("invalid ParameterStatus");
                 };
                 server.report(name, value);
-                if whose != For::Own {
-                    server.tracker.in_force.is_reported(name);
+                if whose != For::Own && server.tracker.in_force.is_reported(name) {
+                    server.bodies.literals_move();
                 }
                 let told = verdict == Verdict::Forward || (server.own.owes_ready && server.client.is_some());
                 if told

@@ -13,6 +13,7 @@ use wire::{Frame, HEADER};
 use super::client::{Attempts, Pass, Step};
 use crate::config::{PoolMode, UnknownFunctions};
 use crate::core::Core;
+use crate::core::parameters::Reads;
 use crate::core::prepared::Undo;
 use crate::core::server::{Begin, Note, Refusal, Request};
 
@@ -390,6 +391,12 @@ impl Core {
             self.note_sender(c, s);
         }
         if class.flags.has(Flags::UNKNOWN) {
+            let reading = match self.reads(c) {
+                Reads::As(reading) => reading,
+                // What the server reports says whether it is another one by now: `Bodies::literals_move`.
+                Reads::Unknown { .. } => self.clients[c].params.reading(),
+            };
+            self.servers[s].bodies.call(reading);
             match self.unknown_functions(c) {
                 UnknownFunctions::Trust => {}
                 UnknownFunctions::Reset => self.servers[s].cleaning.functions = true,

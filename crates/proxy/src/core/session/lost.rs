@@ -157,6 +157,7 @@ impl Core {
         let server = &mut self.servers[s];
         server.work = Work::default();
         server.tracker.client_leaves();
+        server.bodies.client_leaves();
         server.portals.client_leaves();
         let open = server.protocol.status() != Status::Idle;
         let mut cleaning = std::mem::take(&mut server.cleaning);
