@@ -714,6 +714,7 @@ impl Backend {
                 self.parameters.reset(&text["RESET ".len()..]);
                 Answer::Done("RESET")
             }
+            "DISCARD PLANS" => Answer::Done("DISCARD PLANS"),
             "DEALLOCATE ALL" => {
                 self.prepared.clear();
                 Answer::Done("DEALLOCATE ALL")
