@@ -527,9 +527,12 @@ impl Core {
         let waiting = self.pools[p].writers.len() + self.pools[p].readers.len();
         let place = self.pools[p].nodes.get_mut(usize::from(node.0))?;
         // Prefers a connection that has the client's parameters over the one used last, because changing parameters
-        // takes a round trip.
+        // takes a round trip; and one on which functions need not be analysed anew.
         let wanted = &self.clients[c].params;
-        let fits = place.idle.iter().rev().take(IDLE_LOOKED_AT).position(|&s| self.servers[s].params.is(wanted));
+        let latest = || place.idle.iter().rev().take(IDLE_LOOKED_AT).map(|&s| &self.servers[s]);
+        let suits = |server: &Server| server.bodies.suit(wanted.reading());
+        let fits = latest().position(|server| server.params.is(wanted) && suits(server));
+        let fits = fits.or_else(|| latest().position(suits));
         let found = match fits {
             Some(at) => Some(place.idle.remove(place.idle.len() - 1 - at)),
             None => place.idle.pop(),
