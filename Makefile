@@ -13,6 +13,8 @@ FUZZ_SECONDS ?= 60
 KINGPOST := target/release/kingpost
 # What `make up` runs: built in a fraction of the time, and slower.
 UP := target/up/kingpost
+# What tests run: built with the features of the whole workspace, as by `make test`, since another set compiles half of it once more.
+BUILD_TO_TEST := cargo build --locked --workspace --bins
 
 .PHONY: help
 help: ## This list
@@ -42,9 +44,9 @@ TORTURE_FAILOVERS ?= 100
 .PHONY: torture
 torture: ## Kill, cut and switch over everything, TORTURE_FAILOVERS times, and check what clients were told (long)
 	@scripts/setup test
-	cargo build --locked -p kingpost
+	$(BUILD_TO_TEST)
 	KINGPOST_BIN=$(CURDIR)/target/debug/kingpost KINGPOST_TORTURE_FAILOVERS=$(TORTURE_FAILOVERS) KINGPOST_TEST_WAL_SEGMENT_MB=1 \
-		cargo test --locked -p kingpost-tests --test e2e -- --nocapture torture
+		cargo test --locked --workspace --test e2e -- --nocapture torture
 
 .PHONY: bench
 bench: ## Measure side by side with the peers (long)
@@ -69,10 +71,10 @@ bench-quick: ## The same in under two minutes
 clients: ## Every client in every language, also Go, Java and Rust (those in Python and Node are in make test too); TiKV
 	@scripts/setup test
 	@tests/clients/setup --all
-	cargo build --locked -p kingpost
+	$(BUILD_TO_TEST)
 	@tests/tikv/setup > /dev/null || test $$? = 3
 	KINGPOST_TESTS_TIKV=1 KINGPOST_BIN=$(CURDIR)/target/debug/kingpost \
-		cargo test --locked -p kingpost-tests --test e2e -- --include-ignored clients
+		cargo test --locked --workspace --test e2e -- --include-ignored clients
 	KINGPOST_TESTS_TIKV=1 cargo test --locked -p tikv -p registry --test rig --test tikv
 
 # How many reads all drivers together make.
@@ -82,9 +84,9 @@ READS ?= 1000000
 tenants: ## Tenants behind row-level security with drivers in Python, Node, Go and Java: READS reads, no row of another tenant (minutes)
 	@scripts/setup test
 	@tests/clients/setup --all
-	cargo build --locked -p kingpost
+	$(BUILD_TO_TEST)
 	KINGPOST_TENANTS_READS=$(READS) KINGPOST_BIN=$(CURDIR)/target/debug/kingpost \
-		cargo test --locked -p kingpost-tests --test e2e -- --include-ignored --nocapture --test-threads 1 tenants::
+		cargo test --locked --workspace --test e2e -- --include-ignored --nocapture --test-threads 1 tenants::
 
 .PHONY: conformance
 conformance: ## PostgreSQL's regression tests and psycopg's own through Kingpost, beside a direct connection (minutes)
@@ -95,10 +97,10 @@ conformance: ## PostgreSQL's regression tests and psycopg's own through Kingpost
 .PHONY: console-test
 console-test: ## The web console in a headless Chromium, with screenshots in target/console
 	@scripts/setup browser
-	cargo build --locked -p kingpost
+	$(BUILD_TO_TEST)
 	@mkdir -p target/console
 	KINGPOST_TESTS_BROWSER=1 PICTURES=$(CURDIR)/target/console KINGPOST_BIN=$(CURDIR)/target/debug/kingpost \
-		cargo test --locked -p kingpost-tests --test e2e -- web::
+		cargo test --locked --workspace --test e2e -- web::
 
 # How long random sessions are compared, in seconds, all configurations together; and further flags: SEED=7, ARGS="--without errors".
 SECONDS ?= 600
@@ -107,8 +109,7 @@ SEED ?=
 .PHONY: differential
 differential: ## Random sessions of several clients through Kingpost and directly, compared message by message, for SECONDS
 	@scripts/setup test
-	cargo build --locked -p kingpost
-	cargo build --locked -p kingpost-tests --bin differential
+	$(BUILD_TO_TEST)
 	KINGPOST_BIN=$(CURDIR)/target/debug/kingpost target/debug/differential replay tests/differential/sessions/*.session
 	KINGPOST_BIN=$(CURDIR)/target/debug/kingpost target/debug/differential --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
@@ -139,7 +140,7 @@ try-image: ## Run what make image made: read-only root, a primary and a replica,
 .PHONY: charts
 charts: ## The Helm chart: lint, render, Kubernetes' schemas, kingpost check of each configuration (builds helm with Go where it is missing)
 	@scripts/setup build
-	cargo build --locked -p kingpost
+	$(BUILD_TO_TEST)
 	@scripts/charts $(ARGS)
 
 .PHONY: workflows

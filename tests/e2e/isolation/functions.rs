@@ -5,10 +5,10 @@
 
 use kingpost_tests::oracle::{Talk, error, values};
 use kingpost_tests::raw::{bind, close, execute, parse, sync};
-use kingpost_tests::{DATABASE, USER, skipped};
+use kingpost_tests::{Cluster, DATABASE, ShowLogs, USER, skipped};
 
 use crate::common::name;
-use crate::isolation::{Front, ONE, OTHER_DATABASE, OTHER_USER, PINNED, TWO, UNNAMED, world};
+use crate::isolation::{Front, ONE, OTHER_DATABASE, OTHER_USER, PINNED, TWO, UNNAMED, World, people, world};
 
 /// Runs a text as a simple query, without a name, or prepared; in a transaction of its own or in a block.
 async fn run(talk: &mut Talk, who: usize, way: usize, text: &str) {
@@ -212,7 +212,11 @@ async fn what_an_extension_keeps_in_a_session_is_its_clients() {
 /// month of whoever had called the function before on its server connection.
 #[tokio::test]
 async fn literals_in_a_function_are_its_callers() {
-    let (world, _logs) = world().await;
+    // A world of its own: after a CREATE SCHEMA in another test PostgreSQL reads the literals of all prepared statements anew.
+    let cluster = Cluster::builder().replicas(1).start().await;
+    people(&cluster).await;
+    let world = World { cluster };
+    let _logs = ShowLogs(world.cluster.dir());
     let function = name("midnight");
     let sql = format!(
         "CREATE FUNCTION {function}() RETURNS text LANGUAGE plpgsql AS
