@@ -54,6 +54,24 @@ fn program(name: &str, kingpost: &Kingpost) -> Command {
     command
 }
 
+/// What psql prints for a command over a logical replication connection through the proxy, or its error.
+async fn psql(
+    kingpost: &Kingpost,
+    (user, password): (&str, &str),
+    database: &str,
+    options: &str,
+    command: &str,
+) -> Result<String, String> {
+    let mut psql = Command::new(kingpost_tests::pg_bin().join("psql"));
+    psql.args(["-X", "-A", "-t", "-v", "VERBOSITY=verbose", "-c", command, "-d"]);
+    let port = kingpost.port();
+    psql.arg(format!("host=127.0.0.1 port={port} user={user} dbname={database} replication=database sslmode=disable"));
+    psql.env("PGPASSWORD", password).env("PGOPTIONS", options);
+    let output = run(psql).await;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
 /// Runs a program without blocking the tests' other work.
 async fn run(mut command: Command) -> Output {
     let shown = format!("{command:?}");
@@ -172,16 +190,7 @@ async fn only_who_may_replicates_and_the_node_is_the_primary_or_the_one_that_is_
     let _logs = ShowLogs(cluster.dir());
     let kingpost = proxy(&cluster).await;
     let port_of = async |user: &str, password: &str, options: &str| {
-        let mut psql = Command::new(kingpost_tests::pg_bin().join("psql"));
-        let port = kingpost.port();
-        psql.args(["-X", "-A", "-t", "-v", "VERBOSITY=verbose", "-c", "SHOW port"]);
-        psql.arg("-d").arg(format!(
-            "host=127.0.0.1 port={port} user={user} dbname={DATABASE} replication=database sslmode=disable"
-        ));
-        psql.env("PGPASSWORD", password).env("PGOPTIONS", options);
-        let output = run(psql).await;
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        if output.status.success() { Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()) } else { Err(said) }
+        psql(&kingpost, (user, password), DATABASE, options, "SHOW port").await
     };
     let ports = [cluster.primary(), cluster.replica(0)].map(|node| node.port().to_string());
     assert_eq!(port_of(STREAMER, PASSWORD, "").await.expect("the primary"), ports[0]);
@@ -280,17 +289,7 @@ async fn a_disabled_database_and_a_role_that_may_not_log_in_any_more_end_replica
     // Nobody may log in to a disabled database, to replicate either; the other database is not touched.
     let console = kingpost.endpoint().connect_as(&config(&kingpost, "boss", "manages", "kingpost")).await;
     console.simple_query("DISABLE one").await.expect("DISABLE");
-    let identify = async |database: &str| {
-        let mut psql = Command::new(kingpost_tests::pg_bin().join("psql"));
-        let port = kingpost.port();
-        psql.args(["-X", "-A", "-t", "-c", "SHOW port", "-d"]);
-        psql.arg(format!(
-            "host=127.0.0.1 port={port} user={STREAMER} dbname={database} replication=database sslmode=disable"
-        ));
-        psql.env("PGPASSWORD", PASSWORD);
-        let output = run(psql).await;
-        output.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
-    };
+    let identify = async |database: &str| psql(&kingpost, (STREAMER, PASSWORD), database, "", "SHOW port").await;
     let error = identify("one").await.expect_err("a disabled database");
     assert!(error.contains("disabled by an operator"), "{error}");
     identify("two").await.expect("the other database");
@@ -339,17 +338,8 @@ async fn who_replicates_from_a_database_with_set_role_is_that_role() {
         .add("proxy.users", user("ben", "of ben"))
         .start()
         .await;
-    let psql = async |user: &str, database: &str, options: &str, command: &str| {
-        let mut psql = Command::new(kingpost_tests::pg_bin().join("psql"));
-        psql.args(["-X", "-A", "-t", "-c", command, "-d"]);
-        psql.arg(format!(
-            "host=127.0.0.1 port={} user={user} dbname={database} replication=database sslmode=disable",
-            kingpost.port()
-        ));
-        psql.env("PGPASSWORD", format!("of {user}")).env("PGOPTIONS", options);
-        let output = run(psql).await;
-        let said = if output.status.success() { &output.stdout } else { &output.stderr };
-        (output.status.success(), String::from_utf8_lossy(said).trim().to_owned())
+    let say = async |user: &str, database: &str, options: &str, command: &str| {
+        psql(&kingpost, (user, &format!("of {user}")), database, options, command).await
     };
     let who = "SELECT current_user || ' ' || session_user";
     for (user, database, options, expected) in [
@@ -358,13 +348,12 @@ async fn who_replicates_from_a_database_with_set_role_is_that_role() {
         ("ben", "roles", "-c role=ann", "ben shared"),
         ("ben", "plain", "", "shared shared"),
     ] {
-        assert_eq!(psql(user, database, options, who).await, (true, expected.to_owned()), "{user} {database}");
+        assert_eq!(say(user, database, options, who).await, Ok(expected.to_owned()), "{user} {database}");
     }
-    let (read, said) = psql("ben", "roles", "", "SELECT * FROM anns").await;
-    assert!(!read && said.contains("permission denied"), "{said}");
-    assert_eq!(psql("ann", "roles", "", "SELECT * FROM anns").await, (true, "hers".to_owned()));
+    let error = say("ben", "roles", "", "SELECT * FROM anns").await.expect_err("a table of another role");
+    assert!(error.contains("permission denied"), "{error}");
+    assert_eq!(say("ann", "roles", "", "SELECT * FROM anns").await, Ok("hers".to_owned()));
     // Whether a role may replicate, PostgreSQL asks of who logs in.
     let slot = format!("CREATE_REPLICATION_SLOT s{} TEMPORARY LOGICAL pgoutput", unique());
-    let (made, said) = psql("ben", "roles", "", &slot).await;
-    assert!(made, "{said}");
+    say("ben", "roles", "", &slot).await.expect("a slot");
 }
