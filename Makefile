@@ -140,7 +140,7 @@ try-image: ## Run what make image made: read-only root, a primary and a replica,
 .PHONY: charts
 charts: ## The Helm chart: lint, render, Kubernetes' schemas, kingpost check of each configuration (builds helm with Go where it is missing)
 	@scripts/setup build
-	$(BUILD_TO_TEST)
+	cargo build --locked -p kingpost
 	@scripts/charts $(ARGS)
 
 .PHONY: workflows

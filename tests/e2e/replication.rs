@@ -308,7 +308,7 @@ impl Drop for Receiver {
 }
 
 /// Logical replication connections take SQL as well: to a database with `set_role` they begin with the client's user as their role, and another role in the
-/// startup packet does not count. Physical ones, and databases without it, are the server's user.
+/// startup packet does not count. To a database without it they are the server's user.
 #[tokio::test]
 async fn who_replicates_from_a_database_with_set_role_is_that_role() {
     if only_kingpost() {

@@ -45,16 +45,10 @@ fn is_moving(literal: &[u8]) -> bool {
         let mut words = text.split(|byte| !byte.is_ascii_alphabetic());
         words.any(|word| MOVING.iter().any(|of| word.eq_ignore_ascii_case(of)))
     };
-    if said(literal) {
-        return true;
-    }
-    match literal.first() {
-        // Neither pieces nor escapes.
-        Some(b'$') => false,
-        // `'\xff'::bytea` has no escapes.
-        Some(b'\'') => has_quote_first_on_line(literal),
-        _ => has_quote_first_on_line(literal) || unescaped(literal).is_none_or(|text| said(&text)),
-    }
+    // `$$…$$` has neither pieces nor escapes, `'\xff'::bytea` no escapes.
+    let has_pieces = !literal.starts_with(b"$") && has_quote_first_on_line(literal);
+    let has_escapes = literal.first().is_some_and(|first| first.eq_ignore_ascii_case(&b'e'));
+    said(literal) || has_pieces || (has_escapes && unescaped(literal).is_none_or(|text| said(&text)))
 }
 
 /// A literal's text without its escapes: `\o` is `o`, `\n` stands between words. `None`: characters are given by number (`\x6e`, `\156`,
@@ -63,11 +57,15 @@ fn unescaped(literal: &[u8]) -> Option<Vec<u8>> {
     let mut text = Vec::with_capacity(literal.len());
     let mut bytes = literal.iter();
     while let Some(&byte) = bytes.next() {
-        match (byte, if byte == b'\\' { bytes.next() } else { None }) {
-            (b'\\', Some(b'0'..=b'9' | b'x' | b'u' | b'U')) => return None,
-            (b'\\', Some(b'b' | b'f' | b'n' | b'r' | b't' | b'v')) => text.push(b' '),
-            (_, Some(&escaped)) => text.push(escaped),
-            (byte, None) => text.push(byte),
+        if byte != b'\\' {
+            text.push(byte);
+            continue;
+        }
+        match bytes.next() {
+            Some(b'0'..=b'9' | b'x' | b'u' | b'U') => return None,
+            Some(b'b' | b'f' | b'n' | b'r' | b't' | b'v') => text.push(b' '),
+            Some(&escaped) => text.push(escaped),
+            None => break,
         }
     }
     Some(text)

@@ -675,11 +675,12 @@ impl Core {
         pool.nodes[usize::from(server.node.0)].busy += 1;
         let greeting = matches!(client.phase, Phase::Login(_));
         let suits = server.bodies.suit(client.params.reading());
-        let ready = suits && server.params.is(&client.params);
+        let has_params = server.params.is(&client.params);
+        let ready = suits && has_params;
         if !suits {
             self.forget_functions(s);
         }
-        if !ready {
+        if !has_params {
             let params = self.clients[c].params.clone();
             self.prepare_session(s, &params);
         }

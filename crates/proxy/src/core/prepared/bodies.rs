@@ -16,7 +16,7 @@ pub(crate) struct Bodies {
     moved: bool,
 }
 
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default)]
 enum Analysed {
     #[default]
     Nothing,
@@ -30,11 +30,7 @@ impl Bodies {
     /// The client that has the connection calls a function, while its texts are read so.
     pub(crate) fn call(&mut self, reading: Reading) {
         self.called = true;
-        self.analysed = match self.analysed {
-            Analysed::Nothing => Analysed::Under(reading.literals),
-            Analysed::Under(number) if number == reading.literals => self.analysed,
-            Analysed::Under(_) | Analysed::Mixed => Analysed::Mixed,
-        };
+        self.analysed = if self.suit(reading) { Analysed::Under(reading.literals) } else { Analysed::Mixed };
     }
 
     /// The server has reported that literals are read otherwise from now on, by a statement of the client's.
@@ -53,10 +49,14 @@ impl Bodies {
 
     /// True if functions that a client with this reading calls have the literals that they would have in a session of the client's own.
     pub(crate) fn suit(&self, reading: Reading) -> bool {
-        matches!(self.analysed, Analysed::Nothing) || self.analysed == Analysed::Under(reading.literals)
+        match self.analysed {
+            Analysed::Nothing => true,
+            Analysed::Under(number) => number == reading.literals,
+            Analysed::Mixed => false,
+        }
     }
 
-    /// Nothing is analysed any more: `DISCARD PLANS` or `DISCARD ALL` is sent.
+    /// Nothing is analysed any more: `DISCARD PLANS` or `DISCARD ALL` has been carried out.
     pub(crate) fn discard(&mut self) {
         self.analysed = Analysed::Nothing;
     }
@@ -87,7 +87,9 @@ mod tests {
                 bodies.call(reading);
                 bodies.client_leaves();
             }
-            bodies.call_if(calls.last());
+            if let Some(&reading) = calls.last() {
+                bodies.call(reading);
+            }
             if moved {
                 bodies.literals_move();
             }
@@ -97,14 +99,6 @@ mod tests {
             }
             bodies.discard();
             assert!(bodies.suit(HERE) && bodies.suit(TOKYO));
-        }
-    }
-
-    impl Bodies {
-        fn call_if(&mut self, reading: Option<&Reading>) {
-            if let Some(&reading) = reading {
-                self.call(reading);
-            }
         }
     }
 

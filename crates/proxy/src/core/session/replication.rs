@@ -102,9 +102,9 @@ impl Core {
             if let Err(text) = begins_as_role(database, key, &mut tunnel.parameters) {
                 return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, &text);
             }
-        }
-        if logical && self.paused.is_disabled(&key.database) {
-            return self.database_is_disabled(c, &key.database);
+            if self.paused.is_disabled(&key.database) {
+                return self.database_is_disabled(c, &key.database);
+            }
         }
         let Some(node) = self.replicates_from(&tunnel) else {
             let text = match &tunnel.node {
