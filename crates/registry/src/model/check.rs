@@ -1,4 +1,4 @@
-//! How the health of an instance is known.
+//! Health checks of instances.
 
 use std::time::Duration;
 
@@ -8,95 +8,95 @@ use super::instance::Health;
 use super::limits::{self, Invalid};
 use super::text::visible;
 
-/// How the health of an instance is known, and what becomes of one that stays critical.
+/// The health check of an instance, and the time after which a critical instance is deregistered.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Check {
-    /// Who finds out, and how.
+    /// The kind of check.
     #[serde(flatten)]
     pub kind: CheckKind,
-    /// An instance that was critical for this long is deregistered.
+    /// Time for which an instance may be critical before it is deregistered.
     #[serde(default, with = "humantime_serde::option", skip_serializing_if = "Option::is_none")]
     pub deregister_after: Option<Duration>,
 }
 
-/// Who finds out, and how. Probes are active: the registry connects every `interval`, and changes its mind after
-/// `fall` failures or `rise` successes in a row.
+/// The kind of a check: who determines the health, and how. Probes are active: the registry connects every `interval`, and changes the health only
+/// after `fall` failures or `rise` successes in a row.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum CheckKind {
-    /// The instance says that it lives; without a word for `ttl` it is critical.
+    /// A lease that the instance renews by heartbeats; without one for `ttl` the instance is critical.
     Ttl {
-        /// 1 s to 1 day.
+        /// Lifetime of the lease: 1 s to 1 day.
         #[serde(with = "humantime_serde")]
         ttl: Duration,
     },
-    /// A TCP connection is accepted.
+    /// A probe that passes if a TCP connection is accepted.
     Tcp {
-        /// Whom to connect to, `host:port`; the instance's own address where it is absent.
+        /// Address to connect to, `host:port`; None for the instance's own address.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         target: Option<String>,
-        /// When and how often.
+        /// Interval, timeout and thresholds of the probe.
         #[serde(flatten)]
         pace: Pace,
     },
-    /// `GET` answers with 200 to 299. 429 is a warning.
+    /// A probe that passes if `GET` is answered with 200 to 299. 429 is a warning.
     Http {
         /// `http://host:port/path` or `https://host:port/path`, or a path on the instance's own address, without TLS.
         url: String,
-        /// How TLS is spoken, with `https://`.
+        /// TLS parameters for `https://`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         tls: Option<ProbeTls>,
-        /// When and how often.
+        /// Interval, timeout and thresholds of the probe.
         #[serde(flatten)]
         pace: Pace,
     },
-    /// A PostgreSQL server answers an `SSLRequest`: it accepts connections and speaks the protocol. No credentials needed.
+    /// A probe that passes if a PostgreSQL server answers an `SSLRequest`: it accepts connections and speaks the protocol. Needs no credentials.
     Postgres {
-        /// Whom to connect to, `host:port`; the instance's own address where it is absent.
+        /// Address to connect to, `host:port`; None for the instance's own address.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         target: Option<String>,
-        /// When and how often.
+        /// Interval, timeout and thresholds of the probe.
         #[serde(flatten)]
         pace: Pace,
     },
-    /// A MySQL or MariaDB server accepts connections. No credentials needed: it is asked with a user that need not exist.
+    /// A probe that passes if a MySQL or MariaDB server accepts connections. Needs no credentials: it logs in as a user that need not exist.
     Mysql {
-        /// Whom to connect to, `host:port`; the instance's own address where it is absent.
+        /// Address to connect to, `host:port`; None for the instance's own address.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         target: Option<String>,
-        /// When and how often.
+        /// Interval, timeout and thresholds of the probe.
         #[serde(flatten)]
         pace: Pace,
     },
-    /// A Redis server answers a `PING`, also by asking for a password.
+    /// A probe that passes if a Redis server answers a `PING`, even with a request for a password.
     Redis {
-        /// Whom to connect to, `host:port`; the instance's own address where it is absent.
+        /// Address to connect to, `host:port`; None for the instance's own address.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         target: Option<String>,
-        /// When and how often.
+        /// Interval, timeout and thresholds of the probe.
         #[serde(flatten)]
         pace: Pace,
     },
-    /// `grpc.health.v1.Health/Check` says that it is serving.
+    /// A probe that passes if `grpc.health.v1.Health/Check` answers that the service is serving.
     Grpc {
-        /// Whom to connect to, `host:port`; the instance's own address where it is absent.
+        /// Address to connect to, `host:port`; None for the instance's own address.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         target: Option<String>,
-        /// The service that is asked for; the server as a whole where it is empty.
+        /// The service named in the request; empty for the server as a whole.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         service: String,
-        /// How TLS is spoken; without it the connection is in clear.
+        /// TLS parameters; None for a connection in clear.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         tls: Option<ProbeTls>,
-        /// When and how often.
+        /// Interval, timeout and thresholds of the probe.
         #[serde(flatten)]
         pace: Pace,
     },
-    /// Nobody finds out: the health stays as it was reported last.
+    /// No lease and no probe: the health stays as it was reported last.
     Reported,
-    /// Several checks, each of which has a health of its own. The instance has the worst of them.
+    /// Several checks, each with a health of its own. The instance has the worst of them.
     Several {
-        /// Two to [`MOST_CHECKS`], each with an id of its own. None of them is `Several` again.
+        /// Two to [`MOST_CHECKS`] checks with distinct ids. None of them is `Several` again.
         checks: Vec<Part>,
     },
 }
@@ -106,7 +106,7 @@ pub enum CheckKind {
 pub struct Part {
     /// Unique among the checks of the instance: 1 to 256 bytes.
     pub id: String,
-    /// What the check found last. Of a registration `None` leaves the health as it was; of a new check: passing.
+    /// The check's last result. In a registration, `None` leaves the health unchanged; a new check is then passing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<Health>,
     /// The check.
@@ -114,34 +114,35 @@ pub struct Part {
     pub check: Check,
 }
 
-/// How a probe speaks TLS.
+/// TLS parameters of a probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProbeTls {
-    /// Whether any certificate will do. Otherwise one is wanted of an authority that the registry trusts (`registry.health.probe_ca_file`).
+    /// True if any certificate is accepted. If false, the certificate must come from an authority that the registry trusts
+    /// (`registry.health.probe_ca_file`).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skip_verify: bool,
-    /// The name that the certificate must have, and that the server is told; where it is empty, the host that is connected to. At most 253 bytes.
+    /// The name that is sent as SNI and that the certificate must have; empty for the host that is connected to. At most 253 bytes.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub server_name: String,
 }
 
-/// More checks than this an instance cannot have.
+/// Maximum number of checks of an instance.
 pub const MOST_CHECKS: usize = 16;
 
-/// When and how often a probe is tried.
+/// Interval, timeout and thresholds of a probe.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pace {
-    /// From the start of one try to the next: 1 s to 1 day.
+    /// Time from the start of one attempt to the next: 1 s to 1 day.
     #[serde(with = "humantime_serde")]
     pub interval: Duration,
-    /// A try that has not succeeded after this has failed: 10 ms to 1 minute.
+    /// Time after which an attempt without a result has failed: 10 ms to 1 minute.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
-    /// Failures in a row that make it critical: 1 to 100.
+    /// Failures in a row after which the health is critical: 1 to 100.
     pub fall: u8,
-    /// Successes in a row that make it passing again: 1 to 100.
+    /// Successes in a row after which the health is passing again: 1 to 100.
     pub rise: u8,
 }
 
@@ -154,12 +155,12 @@ impl Default for Pace {
 const DAY: Duration = Duration::from_secs(86_400);
 
 impl Check {
-    /// A heartbeat every `ttl` at the latest.
+    /// Makes a check by heartbeats, at least one every `ttl`.
     pub fn ttl(ttl: Duration) -> Check {
         Check { kind: CheckKind::Ttl { ttl }, deregister_after: None }
     }
 
-    /// The time to live, where the instance itself reports.
+    /// Returns the time to live of a check by heartbeats.
     pub fn time_to_live(&self) -> Option<Duration> {
         match self.kind {
             CheckKind::Ttl { ttl } => Some(ttl),
@@ -167,7 +168,7 @@ impl Check {
         }
     }
 
-    /// The checks of an instance that has several; otherwise none.
+    /// Returns the checks of an instance that has several; otherwise an empty slice.
     pub fn parts(&self) -> &[Part] {
         match &self.kind {
             CheckKind::Several { checks } => checks,
@@ -175,13 +176,13 @@ impl Check {
         }
     }
 
-    /// Whether a registration, a heartbeat or a report says how the instance is; otherwise the registry finds out by itself.
+    /// True if a registration, a heartbeat or a report sets the health; false if the registry determines it by itself.
     pub fn is_reported(&self) -> bool {
         matches!(self.kind, CheckKind::Ttl { .. } | CheckKind::Reported)
     }
 
-    /// Gives each of several checks the health that it has: the one that the registration says, else that of `before`, else passing. The worst
-    /// of them is the instance's; `None` where there are not several.
+    /// Sets the health of each of several checks: that of the registration, else that of `before`, else passing. Returns the worst of them, which is
+    /// the instance's; `None` for a single check.
     pub(crate) fn settle(&mut self, before: Option<&Check>) -> Option<Health> {
         let CheckKind::Several { checks } = &mut self.kind else { return None };
         let known = |id: &str| before?.parts().iter().find(|part| part.id == id)?.health;
@@ -191,7 +192,7 @@ impl Check {
         worst(checks)
     }
 
-    /// Sets the health of those of several checks of which `of` says one. The worst of all then; `None` where there are not several.
+    /// Sets the health of each of several checks for which `of` returns one. Returns the worst of all; `None` for a single check.
     pub(crate) fn report(&mut self, of: impl Fn(&Part) -> Option<Health>) -> Option<Health> {
         let CheckKind::Several { checks } = &mut self.kind else { return None };
         for part in checks.iter_mut() {
@@ -242,7 +243,7 @@ impl Check {
     }
 }
 
-/// The worst health of several checks.
+/// Returns the worst health of several checks.
 fn worst(checks: &[Part]) -> Option<Health> {
     checks.iter().filter_map(|part| part.health).max()
 }

@@ -1,16 +1,15 @@
-//! Digests of content: whether a row says something new, and whether two nodes hold the same.
+//! Digests of content: they tell if a row has changed, and if two nodes hold the same rows.
 
 use std::fmt;
 
 use sha2::{Digest as _, Sha256};
 
-/// 128 bits of SHA-256. A registration whose digest is that of the stored row is not written, so nobody may be able to
-/// make two that collide.
+/// 128 bits of SHA-256. A registration with the digest of the stored row is not written, so the hash must be collision-resistant.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Digest(pub [u8; 16]);
 
 impl Digest {
-    /// Of texts, each kept apart from the next.
+    /// Returns the digest of several texts, each delimited from the next.
     pub(crate) fn of_parts<'a>(parts: impl IntoIterator<Item = &'a str>) -> Digest {
         let mut content = Content::default();
         for part in parts {
@@ -19,32 +18,32 @@ impl Digest {
         content.finish()
     }
 
-    /// Of bytes.
+    /// Returns the digest of bytes.
     pub(crate) fn of_bytes(bytes: &[u8]) -> Digest {
         let mut content = Content::default();
         content.0.update(bytes);
         content.finish()
     }
 
-    /// From its 32 hexadecimal digits.
+    /// Makes a digest from its 16 bytes; `None` for any other length.
     pub(crate) fn from_slice(bytes: &[u8]) -> Option<Digest> {
         Some(Digest(bytes.try_into().ok()?))
     }
 
-    /// Takes `other` out of what it was added to.
+    /// Subtracts `other`: removes an element from the digest of a set.
     #[must_use]
     pub(crate) fn minus(self, other: Digest) -> Digest {
         Digest(u128::from_be_bytes(self.0).wrapping_sub(u128::from_be_bytes(other.0)).to_be_bytes())
     }
 
-    /// Adds `other`: the digest of a set, whatever the order.
+    /// Adds `other`: gives the digest of a set, independent of the order.
     #[must_use]
     pub fn plus(self, other: Digest) -> Digest {
         Digest(u128::from_be_bytes(self.0).wrapping_add(u128::from_be_bytes(other.0)).to_be_bytes())
     }
 }
 
-/// Content on its way into a digest. Every field is preceded by its length, so that no two contents are one text.
+/// Input of a digest. Every field is preceded by its length, so that two different contents never give the same bytes.
 #[derive(Default)]
 pub(crate) struct Content(Sha256);
 

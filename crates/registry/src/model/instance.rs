@@ -1,4 +1,4 @@
-//! Instances: what a client registers, what a client changes, and what the registry then holds.
+//! Instances: registrations and patches of clients, and the records that the registry makes of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,41 +11,41 @@ use super::limits::{self, Invalid, Limits};
 use super::text::visible;
 use super::{Check, Digest, InstanceId, Machines, Metadata, NamespaceName, Revision, ServiceKey};
 
-/// Whether an instance can be used, as far as its check says.
+/// Health of an instance, according to its check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Health {
-    /// In order.
+    /// Healthy.
     #[default]
     Passing,
-    /// In order with a reservation; still served.
+    /// Healthy with a reservation; still served.
     Warning,
-    /// Out of order.
+    /// Unhealthy.
     Critical,
 }
 
-/// Where an instance is. Each part may be empty; together at most 192 bytes.
+/// Location of an instance. Each part may be empty; together at most 192 bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Location {
-    /// Largest part.
+    /// The largest part.
     pub region: Arc<str>,
-    /// Within the region; what routing prefers.
+    /// A part of the region; routing prefers instances of the same zone.
     pub zone: Arc<str>,
-    /// Within the zone.
+    /// A part of the zone.
     pub campus: Arc<str>,
 }
 
-/// What a client says about an instance of its own.
+/// A client's description of one of its instances.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Registration {
-    /// The id; [`InstanceId::derived`] gives one to who has none. In the namespace of `service`.
+    /// The id, in the namespace of `service`; [`InstanceId::derived`] makes one for a client that gives none.
     pub id: InstanceId,
-    /// Which service it belongs to.
+    /// The service that the instance belongs to.
     pub service: ServiceKey,
-    /// Name or address: 1 to 253 bytes.
+    /// Host name or address: 1 to 253 bytes.
     pub host: String,
-    /// 0 where the instance listens on none.
+    /// The port; 0 for an instance that listens on none.
     #[serde(default)]
     pub port: u16,
     /// Free text: at most 32 bytes.
@@ -54,94 +54,94 @@ pub struct Registration {
     /// Free text: at most 64 bytes.
     #[serde(default)]
     pub version: String,
-    /// Share of the traffic among instances of one priority; 0: none.
+    /// Share of the traffic among instances of the same priority; 0: none.
     #[serde(default = "default_weight")]
     pub weight: u16,
-    /// Lower is preferred; 0 is the first choice.
+    /// The priority: lower is preferred, 0 is the first choice.
     #[serde(default)]
     pub priority: u16,
-    /// Where it is.
+    /// The location.
     #[serde(default)]
     pub location: Location,
-    /// Whatever else.
+    /// Free key-value pairs.
     #[serde(default)]
     pub metadata: Metadata,
-    /// How its health is known; without one it stays as reported.
+    /// The health check; without one, the health stays as reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check: Option<Check>,
-    /// Taken out by hand: not to be used, whatever its health. `None` leaves it as it was (an operator's decision survives
-    /// the instance's registering again); of a new one: false.
+    /// True for an instance that is isolated by hand: not to be used, whatever its health. `None` leaves the value unchanged, so that an operator's
+    /// decision survives the next registration; a new instance is then not isolated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub isolate: Option<bool>,
-    /// `None` leaves it as it was; of a new one: passing. Where there are several checks each of them says that for itself.
+    /// `None` leaves the health unchanged; a new instance is then passing. With several checks, the health of each stands in the check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<Health>,
 }
 
-/// What the registry's own ids of checks begin with.
+/// Prefix of the ids that the registry itself gives to checks.
 pub(crate) const WATCHED: &str = "kingpost.check:";
 
 fn default_weight() -> u16 {
     100
 }
 
-/// What is changed of an instance by somebody else than itself. `None`: left as it is.
+/// A change of an instance by a third party. `None` leaves a field unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Patch {
-    /// Taken out by hand, or put back.
+    /// True to isolate the instance by hand, false to undo it.
     pub isolate: Option<bool>,
     /// Share of the traffic.
     pub weight: Option<u16>,
-    /// Replaces all metadata.
+    /// New metadata, which replaces all of the old.
     pub metadata: Option<Metadata>,
-    /// Health set from outside; lasts until the next report of the instance's own check. Where the instance has several checks, it is that of
-    /// each one which the registry does not find out by itself.
+    /// Health set from outside; lasts until the next report of the instance's own check. With several checks, it applies to each one that the
+    /// registry does not determine by itself.
     pub health: Option<Health>,
-    /// The health of some of several checks, by the checks' ids.
+    /// Health of single checks of several, by the checks' ids.
     #[serde(skip)]
     pub checks: BTreeMap<String, Health>,
 }
 
-/// One instance as of [`Instance::revision`]; never changed, only replaced.
+/// An instance as of [`Instance::revision`]; never changed, only replaced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Instance {
     /// The id.
     pub id: InstanceId,
-    /// Which service it belongs to.
+    /// The service that the instance belongs to.
     pub service: ServiceKey,
-    /// Name or address.
+    /// Host name or address.
     pub host: Arc<str>,
-    /// 0: none.
+    /// The port; 0: none.
     pub port: u16,
     /// Free text.
     pub protocol: Arc<str>,
     /// Free text.
     pub version: Arc<str>,
-    /// Share of the traffic among instances of one priority; 0: none.
+    /// Share of the traffic among instances of the same priority; 0: none.
     pub weight: u16,
-    /// Lower is preferred.
+    /// The priority; lower is preferred.
     pub priority: u16,
-    /// Taken out by hand.
+    /// True for an instance that is isolated by hand.
     pub isolate: bool,
-    /// As far as its check says. A brake may keep an earlier verdict: see [`crate::Status`].
+    /// Health according to the check. A brake may keep an earlier result: see [`crate::Status`].
     pub health: Health,
-    /// Where it is.
+    /// The location.
     pub location: Arc<Location>,
-    /// Whatever else.
+    /// Free key-value pairs.
     pub metadata: Metadata,
-    /// How its health is known.
+    /// The health check.
     pub check: Option<Arc<Check>>,
-    /// Of everything above, health included.
+    /// Digest of everything above, health included.
     #[serde(skip)]
     pub digest: Digest,
-    /// The commit that made it so.
+    /// The commit that wrote this state.
     pub revision: Revision,
-    /// When it was first registered, in milliseconds since 1970 by the clock of the node that wrote it. For people.
+    /// Time of the first registration, in milliseconds since 1970 by the clock of the node that wrote it. Informational.
     pub ctime: i64,
-    /// When it was last changed; as `ctime`.
+    /// Time of the last change, in the same unit as `ctime`.
     pub mtime: i64,
-    /// The machines that it runs on and that have a row of their own. Joined by the cache; no part of the row, nor of the digest.
+    /// The machines that the instance runs on and that have a row of their own. Joined by the cache; part of neither the row nor the digest.
     #[serde(skip)]
     pub machines: Machines,
 }
@@ -170,7 +170,7 @@ impl Health {
 // === impl Registration ===
 
 impl Registration {
-    /// The least there can be: everything else at its default.
+    /// Makes a minimal registration, with defaults for everything else.
     pub fn new(id: InstanceId, service: ServiceKey, host: &str, port: u16) -> Registration {
         Registration {
             id,
@@ -189,10 +189,10 @@ impl Registration {
         }
     }
 
-    /// Holds it against `limits` and against what makes sense.
+    /// Validates the registration against `limits` and the rules for each field.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first violation.
     pub fn check(&self, limits: &Limits) -> Result<(), Invalid> {
         if self.id.namespace() != self.service.namespace() {
             return Err(Invalid::Value {
@@ -241,10 +241,10 @@ impl Registration {
 // === impl Instance ===
 
 impl Instance {
-    /// What a registration makes of `before` (an instance that is there; `None`: there is none). Times, revision and digest
-    /// are those of `before`, or 0: whoever commits it sets them.
+    /// Applies a registration to `before`, the present instance; `None` for a new one. Times, revision and digest are those of `before`, or 0: the
+    /// commit sets them.
     pub(crate) fn registered(registration: Registration, before: Option<&Instance>) -> Instance {
-        // What a check found goes with the check: nobody would ever correct it.
+        // The last result of a check is dropped with the check: nothing would ever correct it.
         let has_check = registration.check.is_some();
         let unchecked = |b: &Instance| !has_check && b.check.is_some();
         let kept = before.map(|b| (b.isolate, if unchecked(b) { Health::Passing } else { b.health }));
@@ -273,7 +273,7 @@ impl Instance {
         }
     }
 
-    /// With `patch` applied; digest, revision and times as before.
+    /// Returns a copy with `patch` applied; digest, revision and times are unchanged.
     pub(crate) fn patched(&self, patch: &Patch) -> Instance {
         let mut after = Instance { machines: Machines::default(), ..self.clone() };
         if let Some(isolate) = patch.isolate {
@@ -302,7 +302,7 @@ impl Instance {
         after
     }
 
-    /// The digest of its content: everything but digest, revision and times.
+    /// Returns the digest of the content: everything but digest, revision and times.
     pub(crate) fn content_digest(&self) -> Digest {
         let mut content = Content::default();
         content.text(self.id.as_str());
@@ -325,7 +325,7 @@ impl Instance {
         content.finish()
     }
 
-    /// What the check `id` says: of several checks the one; otherwise the instance's health. One that is not there is critical.
+    /// Returns the health of the check `id`; with a single check, that of the instance. An unknown check is critical.
     pub fn health_of(&self, id: &str) -> Health {
         match self.check.as_deref().map(Check::parts).unwrap_or_default() {
             [] => self.health,
@@ -333,32 +333,32 @@ impl Instance {
         }
     }
 
-    /// Its check as JSON: the form it has in the store.
+    /// Returns the check as JSON, the form stored in the database.
     pub(crate) fn check_text(&self) -> Option<String> {
         self.check.as_ref().and_then(|check| serde_json::to_string(&**check).ok())
     }
 
-    /// Its time to live, for the store's column: operators who look there need not read JSON.
+    /// Returns the time to live for the store's column, so that operators who query it need not read JSON.
     pub(crate) fn ttl_millis(&self) -> Option<i64> {
         let ttl = self.check.as_ref()?.time_to_live()?;
         Some(i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX))
     }
 
-    /// The namespace it is in.
+    /// Returns the instance's namespace.
     pub fn namespace(&self) -> &str {
         self.service.namespace()
     }
 
-    /// Whether traffic may go to it: not isolated, neither it nor one of its machines critical, weight above 0.
+    /// True if traffic may go to the instance: not isolated, neither the instance nor one of its machines critical, weight above 0.
     pub fn is_usable(&self) -> bool {
         !self.isolate && self.overall() != Health::Critical && self.weight > 0
     }
 }
 
 impl NamespaceName {
-    /// The namespace of `service`.
+    /// Returns the namespace of `service`.
     pub fn of(service: &ServiceKey) -> NamespaceName {
-        // A service's namespace was checked when the key was made.
+        // A service's namespace was validated when the key was made.
         NamespaceName::new(service.namespace()).unwrap_or_default()
     }
 }

@@ -1,10 +1,10 @@
-//! How much of everything there may be.
+//! Limits on the number and size of registered objects.
 
 use serde::{Deserialize, Serialize};
 
-/// The registry's limits. What exceeds one is refused with [`Invalid`] or a typed error that names the limit; nothing is cut.
+/// The registry's limits. A value beyond one is refused with [`Invalid`] or a typed error that names the limit; nothing is truncated.
 ///
-/// Names have fixed limits ([`super::NamespaceName::MAX_BYTES`] and its like): they are key columns in the store.
+/// Names have fixed limits ([`super::NamespaceName::MAX_BYTES`] and similar): they are key columns in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
@@ -20,11 +20,11 @@ pub struct Limits {
     pub instances_per_service: usize,
     /// Instances in all.
     pub instances: usize,
-    /// Services in all, those included that are only watched.
+    /// Services in all, including those that are only watched.
     pub services: usize,
     /// Rows of one call (register, deregister, update, heartbeat).
     pub call_rows: usize,
-    /// Writes that wait for their batch; beyond it a call is told that the registry is overloaded.
+    /// Writes that wait for their batch; further calls are refused as overload.
     pub queued_writes: usize,
     /// Calls that watch at the same time.
     pub watchers: usize,
@@ -47,39 +47,39 @@ impl Default for Limits {
     }
 }
 
-/// Why a value from outside was refused.
+/// Reason why an input value was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
-    /// Something needed is empty or absent.
+    /// A required value is empty or absent.
     #[error("{what} is missing")]
     Missing {
-        /// What.
+        /// The value.
         what: &'static str,
     },
-    /// Longer or more than the limit.
+    /// A value beyond its limit.
     #[error("{what}: {found} is more than the limit of {limit}")]
     TooLong {
-        /// What, with its unit.
+        /// The value, with its unit.
         what: &'static str,
-        /// How much there was.
+        /// Size or number found.
         found: usize,
-        /// How much there may be.
+        /// The limit.
         limit: usize,
     },
-    /// A character that may not be there.
+    /// A character that is not allowed.
     #[error("{what} holds a character that is not allowed: {allowed}")]
     Character {
-        /// What.
+        /// The value.
         what: &'static str,
-        /// What is allowed.
+        /// The allowed characters.
         allowed: &'static str,
     },
-    /// A character that a reader does not see, or that changes the order of what is seen.
+    /// A character that is not displayed, or that changes the order of the displayed ones.
     #[error(
         "{what} holds {found}, a control character or one that is not seen: nobody could tell the name from another one"
     )]
     Invisible {
-        /// What.
+        /// The value.
         what: &'static str,
         /// The character, as `U+202E`.
         found: String,
@@ -87,14 +87,14 @@ pub enum Invalid {
     /// A number or combination that makes no sense.
     #[error("{what}: {found}; expected {expected}")]
     Value {
-        /// What.
+        /// The value.
         what: &'static str,
-        /// What there was.
+        /// The value found.
         found: String,
-        /// What would be right.
+        /// The values accepted.
         expected: &'static str,
     },
-    /// A metadata key that is there twice.
+    /// A metadata key that is given twice.
     #[error("metadata key {key:?} is given twice")]
     Twice {
         /// The key.
@@ -102,8 +102,8 @@ pub enum Invalid {
     },
 }
 
-/// A text of `min` to `max` bytes without control characters. (PostgreSQL cannot hold a NUL, and no log or header should
-/// get a line feed from a name.)
+/// Checks that a text has `min` to `max` bytes and no control characters: PostgreSQL cannot store a NUL, and no log or header may get a line feed
+/// from a name.
 pub(crate) fn text(what: &'static str, text: &str, min: usize, max: usize) -> Result<(), Invalid> {
     if text.len() < min {
         return Err(Invalid::Missing { what });

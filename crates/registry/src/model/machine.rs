@@ -1,55 +1,55 @@
-//! Machines: what instances run on, with checks that count for all of them.
+//! Machines on which instances run, with checks that count for all of these instances.
 //!
-//! A machine (Consul calls it a node) may have checks of its own, and may be taken out as a whole. It is kept as an instance of the
-//! service `kingpost.machines` of its namespace. So the store, leases, probes and verdicts treat a machine as every instance, and no
-//! table and no message between nodes is added. An instance names its machines in its metadata ([`ON`], [`AGENT`]); the cache joins
-//! the two ([`super::Instance::machines`]).
+//! A machine (Consul calls it a node) may have checks of its own, and may be isolated as a whole. It is stored as an instance of the service
+//! `kingpost.machines` of its namespace. So the store, leases, probes and verdicts treat a machine like any instance, and need no further table and
+//! no further message between nodes. An instance names its machines in its metadata ([`ON`], [`AGENT`]); the cache joins the two
+//! ([`super::Instance::machines`]).
 
 use std::sync::Arc;
 
 use super::limits::Invalid;
 use super::{Digest, Health, Instance, InstanceId, NamespaceName, ServiceKey};
 
-/// The service that machines are instances of. No front lists it.
+/// The service of all machines. No front lists it.
 const SERVICE: &str = "kingpost.machines";
-/// What the instance ids of machines begin with.
+/// Prefix of the instance ids of machines.
 const ID: &str = "kingpost.machine:";
-/// The metadata key of the machine that an instance runs on; of a machine, its own name.
+/// Metadata key of the machine that an instance runs on; in a machine, its own name.
 pub const ON: &str = "kingpost.machine";
-/// The metadata key of the machine whose agent an instance was registered with, where that is not the machine under [`ON`].
+/// Metadata key of the machine whose agent registered an instance, if it is not the machine under [`ON`].
 pub const AGENT: &str = "kingpost.from";
 
-/// The machines of an instance, as of the snapshot that the instance is from: mostly none.
+/// The machines of an instance, from the same snapshot as the instance; mostly none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machines(Option<Arc<[Arc<Instance>]>>);
 
-/// The instance id of the machine `name`, which ends with the name.
+/// Returns the instance id of the machine `name`; the id ends with the name.
 ///
 /// # Errors
-/// `name` is too long for that, or has a control character.
+/// `name` is too long for an id, or has a control character.
 pub fn machine_id(namespace: &NamespaceName, name: &str) -> Result<InstanceId, Invalid> {
     InstanceId::new(namespace, &format!("{ID}{name}"))
 }
 
-/// The service that the machines of a namespace are instances of.
+/// Returns the service of the machines of a namespace.
 pub fn machines(namespace: &NamespaceName) -> ServiceKey {
     ServiceKey::of_machines(namespace, SERVICE)
 }
 
 impl ServiceKey {
-    /// Whether the instances of this service are machines.
+    /// True if the instances of this service are machines.
     pub fn is_of_machines(&self) -> bool {
         self.name() == SERVICE
     }
 }
 
 impl InstanceId {
-    /// Whether this is the id of a machine.
+    /// True if this is the id of a machine.
     pub fn is_of_machine(&self) -> bool {
         self.machine_name().is_some()
     }
 
-    /// The name of the machine that this is the id of.
+    /// Returns the name of the machine that has this id.
     pub(crate) fn machine_name(&self) -> Option<&str> {
         self.local().strip_prefix(ID)
     }
@@ -60,25 +60,25 @@ impl Machines {
         Machines((!machines.is_empty()).then(|| machines.into()))
     }
 
-    /// Each machine, as the instance that it is kept as.
+    /// Iterates over the machines, each as the instance that stores it.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Instance>> {
         self.0.iter().flat_map(|machines| machines.iter())
     }
 }
 
 impl Instance {
-    /// The worst of what the instance's own checks and those of its machines say. A machine that is taken out is critical.
+    /// Returns the worst health among the instance's own and that of its machines. An isolated machine is critical.
     pub fn overall(&self) -> Health {
         let of_machine = |machine: &Arc<Instance>| if machine.isolate { Health::Critical } else { machine.health };
         self.machines.iter().map(of_machine).fold(self.health, Health::max)
     }
 
-    /// The names of the machines that the instance says it is on, in its metadata.
+    /// Returns the names of the machines in the instance's metadata.
     pub(crate) fn machine_names(&self) -> impl Iterator<Item = &str> {
         [ON, AGENT].into_iter().filter_map(|key| self.metadata.get(key))
     }
 
-    /// The digest of the instance with its machines.
+    /// Returns the digest of the instance with its machines.
     pub(crate) fn digest_with_machines(&self) -> Digest {
         self.machines.iter().fold(self.digest, |sum, machine| sum.plus(machine.digest))
     }
@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    /// Only a machine has a machine's id, and only a machine is in the service of machines.
+    /// A machine's id is allowed only in the service of machines, and only machines are allowed in that service.
     #[test]
     fn machines_and_instances_are_told_apart() {
         let namespace = NamespaceName::default();

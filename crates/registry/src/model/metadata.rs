@@ -9,22 +9,22 @@ use serde::ser::SerializeMap as _;
 
 use super::limits::{self, Invalid, Limits};
 
-/// Metadata of an instance or service: keys in order, each once. A clone shares the text.
+/// Metadata of an instance or service: distinct keys in order. A clone shares the text.
 ///
-/// One string, `key NUL value NUL …`: keys and values hold no NUL (PostgreSQL could not store one), so nothing needs
-/// escaping. The arithmetic for 200,000 instances with 8 entries of 20 bytes: 176 bytes of text and 16 of header are
-/// 38 MB. A table of interned strings with counted 8-byte handles would be 128 bytes an instance where all strings repeat,
-/// and 128 + 16 x 32 where values are unique (ids, addresses): better by 13 MB in the best case, worse by 90 in the worst.
+/// One string, `key NUL value NUL …`: keys and values contain no NUL (PostgreSQL could not store one), so nothing needs escaping. Memory for 200,000
+/// instances with 8 entries of 20 bytes: 176 bytes of text and 16 of header are 38 MB. A table of interned strings with counted 8-byte handles would
+/// need 128 bytes an instance if all strings repeat, and 128 + 16 x 32 if values are unique (ids, addresses): 13 MB less in the best case, 90 MB more
+/// in the worst.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Metadata(Arc<str>);
 
 const NUL: Invalid = Invalid::Character { what: "metadata", allowed: "anything but NUL" };
 
 impl Metadata {
-    /// From pairs in any order.
+    /// Makes metadata from pairs in any order.
     ///
     /// # Errors
-    /// When a key is empty, a key is there twice, or a key or value holds a NUL.
+    /// A key is empty or given twice, or a key or value contains a NUL.
     pub fn from_pairs<K: AsRef<str>, V: AsRef<str>>(
         pairs: impl IntoIterator<Item = (K, V)>,
     ) -> Result<Metadata, Invalid> {
@@ -52,7 +52,7 @@ impl Metadata {
         Ok(Metadata(text.into()))
     }
 
-    /// Keys and values, in the order of the keys.
+    /// Iterates over keys and values in the order of the keys.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         let mut rest = &*self.0;
         let mut next = move || {
@@ -63,24 +63,24 @@ impl Metadata {
         std::iter::from_fn(move || Some((next()?, next()?)))
     }
 
-    /// The value of `key`.
+    /// Returns the value of `key`.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.iter().find(|(k, _)| *k == key).map(|(_, v)| v)
     }
 
-    /// How many entries.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.iter().count()
     }
 
-    /// Whether there is no entry.
+    /// True if there is no entry.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// As a JSON object, keys in order: the form it has in the store.
+    /// Returns the metadata as a JSON object with keys in order, the form stored in the database.
     pub fn to_json(&self) -> String {
-        // Quotes, colon and comma are more than the NULs: of entries of 20 bytes it is all of it, in one allocation.
+        // Quotes, colon and comma need more room than the NULs: for entries of 20 bytes this capacity is enough, so there is one allocation.
         let mut json = Vec::with_capacity(self.0.len() * 3 / 2 + 2);
         match serde_json::to_writer(&mut json, self) {
             Ok(()) => String::from_utf8(json).unwrap_or_else(|_| "{}".into()),
@@ -129,7 +129,7 @@ impl serde::Serialize for Metadata {
 }
 
 impl<'de> serde::Deserialize<'de> for Metadata {
-    /// From a map of strings.
+    /// Reads a map of strings.
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Metadata, D::Error> {
         struct Pairs;
         impl<'de> Visitor<'de> for Pairs {
@@ -139,7 +139,7 @@ impl<'de> serde::Deserialize<'de> for Metadata {
                 f.write_str("a map of strings to strings")
             }
 
-            /// Each text goes straight to its place: that of a client's pairs costs no allocation of its own.
+            /// Appends each text directly to the result, without an allocation per pair.
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Metadata, A::Error> {
                 let mut text = String::with_capacity(256);
                 let (mut last, mut in_order) = (0..0, true);
@@ -154,7 +154,7 @@ impl<'de> serde::Deserialize<'de> for Metadata {
                     map.next_value_seed(Append(&mut text))?;
                 }
                 let metadata = Metadata(text.into());
-                // What is out of order is sorted; and what is wrong is found, and named, there.
+                // Pairs out of order are sorted in from_pairs, which also finds and names invalid ones.
                 if in_order {
                     Ok(metadata)
                 } else {
@@ -166,14 +166,14 @@ impl<'de> serde::Deserialize<'de> for Metadata {
     }
 }
 
-/// Where the first NUL is. Most texts are short: a search that is made for long ones costs several times as much to begin.
+/// Returns the position of the first NUL. Most texts are short, and a search optimised for long ones costs several times as much to begin.
 fn nul(bytes: &[u8]) -> Option<usize> {
     const SHORT: usize = 32;
     let far = || Some(SHORT + CStr::from_bytes_until_nul(bytes.get(SHORT..)?).ok()?.count_bytes());
     bytes.iter().take(SHORT).position(|byte| *byte == 0).or_else(far)
 }
 
-/// A text on its way to the end of another, with a NUL behind it.
+/// A deserializer seed that appends a text and a NUL to a string.
 struct Append<'a>(&'a mut String);
 
 impl<'de> DeserializeSeed<'de> for Append<'_> {

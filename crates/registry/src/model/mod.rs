@@ -1,4 +1,4 @@
-//! What the registry holds, as plain values: no I/O, no clock.
+//! The registry's data model as plain values: no I/O, no clock.
 
 mod check;
 mod digest;
@@ -20,7 +20,7 @@ pub use metadata::Metadata;
 pub use name::{InstanceId, NamespaceName, ServiceKey};
 pub use text::{is_invisible, visible};
 
-/// The number that grows: each committed batch gets the next one, over all nodes of a store. 0 is before the first.
+/// The commit number: each committed batch gets the next one, across all nodes of a store. 0 is before the first commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct Revision(pub u64);

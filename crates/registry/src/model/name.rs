@@ -1,4 +1,4 @@
-//! Names. Whoever holds one of these types holds a checked one.
+//! Names. A value of one of these types has always been validated.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,27 +7,27 @@ use sha2::{Digest as _, Sha256};
 
 use super::limits::{self, Invalid};
 
-/// What the names of namespaces begin with in which rules, and events, are kept; the rest says whose.
+/// Prefixes of the namespaces in which rules and events are stored; the rest is a digest of the owning namespace.
 const RULES: &str = "kingpost.rules.";
 const EVENTS: &str = "kingpost.events.";
-/// So many bytes of the digest of whose they are: with the beginning they fit into [`NamespaceName::MAX_BYTES`], and nobody finds two
-/// names with one digest.
+/// Bytes of the owner's digest in such a name: with the prefix they fit into [`NamespaceName::MAX_BYTES`], and they are enough to make a collision
+/// infeasible.
 const OWNER_DIGEST: usize = 24;
 
-/// A namespace: 1 to 64 of `A-Z a-z 0-9 . _ -`. So `/` ends it in the text of a key without ambiguity.
+/// A namespace: 1 to 64 of `A-Z a-z 0-9 . _ -`. Since it contains no `/`, a `/` ends it unambiguously in the text of a key.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamespaceName(Arc<str>);
 
-/// A service in its namespace. As text `namespace/name`; ordered by that text.
+/// A service in its namespace. Its text is `namespace/name`; ordered by that text.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceKey(Key);
 
-/// An instance in its namespace, in whichever service: registering the same id in another service of the namespace moves
-/// it. As text `namespace/id`; ordered by that text.
+/// An instance in its namespace, independent of the service: registering the same id in another service of the namespace moves the instance. Its text
+/// is `namespace/id`; ordered by that text.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId(Key);
 
-/// `namespace/rest`; only `namespace` is free of `/`. One allocation, shared by whoever holds it.
+/// `namespace/rest`; only `namespace` is free of `/`. One allocation, shared by all clones.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Key(Arc<str>);
 
@@ -48,13 +48,13 @@ impl Key {
 // === impl NamespaceName ===
 
 impl NamespaceName {
-    /// Longest name, in bytes.
+    /// Maximum length of a name, in bytes.
     pub const MAX_BYTES: usize = 64;
 
-    /// Checks `name`.
+    /// Validates `name`.
     ///
     /// # Errors
-    /// When it is empty, too long, holds another character, or is one of those under which the registry keeps what is its own.
+    /// `name` is empty, too long, contains another character, or is one of those that the registry reserves for itself.
     pub fn new(name: &str) -> Result<NamespaceName, Invalid> {
         match Self::stored(name)? {
             own if own.is_own() => Err(Invalid::Value {
@@ -66,13 +66,13 @@ impl NamespaceName {
         }
     }
 
-    /// The name of a namespace of keys in which the registry keeps the rules of `namespace`. [`NamespaceName::new`] gives no such name to
-    /// anybody, so nothing that a client says leads there; an older program takes it for an ordinary one.
+    /// Returns the reserved namespace of keys in which the registry stores the rules of `namespace`. [`NamespaceName::new`] refuses such a name, so
+    /// no client can address it; an older program takes it for an ordinary one.
     pub(crate) fn of_rules(namespace: &NamespaceName) -> NamespaceName {
         namespace.own(RULES)
     }
 
-    /// As [`NamespaceName::of_rules`], for the events of `namespace`.
+    /// Returns the reserved namespace for the events of `namespace`, like [`NamespaceName::of_rules`].
     pub(crate) fn of_events(namespace: &NamespaceName) -> NamespaceName {
         namespace.own(EVENTS)
     }
@@ -84,13 +84,13 @@ impl NamespaceName {
         let mut name = String::with_capacity(kind.len() + 2 * OWNER_DIGEST);
         name.push_str(kind);
         for byte in digest.iter().take(OWNER_DIGEST) {
-            // Into a text: it does not fail.
+            // Writing into a String never fails.
             let _ = write!(name, "{byte:02x}");
         }
         NamespaceName(name.into())
     }
 
-    /// What tells one namespace of rules from another, if this is one.
+    /// Returns the owner's digest if this is a namespace of rules.
     pub(crate) fn rules_digest(&self) -> Option<&str> {
         self.digest_of(RULES)
     }
@@ -105,10 +105,10 @@ impl NamespaceName {
         [RULES, EVENTS].into_iter().any(|kind| self.digest_of(kind).is_some())
     }
 
-    /// The name of a namespace of keys as it stands in the store: one that [`NamespaceName::new`] takes, or one of the registry's own.
+    /// Makes a name as it is stored: one that [`NamespaceName::new`] accepts, or a reserved one.
     ///
     /// # Errors
-    /// As of [`NamespaceName::new`].
+    /// Same as [`NamespaceName::new`], except that reserved names are accepted.
     pub(crate) fn stored(name: &str) -> Result<NamespaceName, Invalid> {
         limits::text("namespace", name, 1, Self::MAX_BYTES)?;
         if name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-')) {
@@ -118,14 +118,14 @@ impl NamespaceName {
         }
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl Default for NamespaceName {
-    /// `default`.
+    /// Returns `default`.
     fn default() -> NamespaceName {
         NamespaceName("default".into())
     }
@@ -134,43 +134,43 @@ impl Default for NamespaceName {
 // === impl ServiceKey ===
 
 impl ServiceKey {
-    /// Longest name within the namespace, in bytes.
+    /// Maximum length of a name within the namespace, in bytes.
     pub const MAX_BYTES: usize = 256;
 
-    /// Service `name` of `namespace`: 1 to 256 bytes of UTF-8 without control characters.
+    /// Makes the key of service `name` in `namespace`: 1 to 256 bytes of UTF-8 without control characters.
     ///
     /// # Errors
-    /// When `name` is empty, too long, or holds a control character.
+    /// `name` is empty, too long, or contains a control character.
     pub fn new(namespace: &NamespaceName, name: &str) -> Result<ServiceKey, Invalid> {
         limits::text("service name", name, 1, Self::MAX_BYTES)?;
         Ok(ServiceKey(Key::new(namespace, name)))
     }
 
-    /// The service of machines, whose name is a good one.
+    /// Makes the key of the service of machines, whose name needs no validation.
     pub(super) fn of_machines(namespace: &NamespaceName, name: &'static str) -> ServiceKey {
         ServiceKey(Key::new(namespace, name))
     }
 
-    /// From `namespace/name`.
+    /// Parses `namespace/name`.
     ///
     /// # Errors
-    /// When either part is not what [`NamespaceName::new`] and [`ServiceKey::new`] take.
+    /// [`NamespaceName::new`] or [`ServiceKey::new`] refuses its part.
     pub fn parse(text: &str) -> Result<ServiceKey, Invalid> {
         let (namespace, name) = text.split_once('/').ok_or(Invalid::Missing { what: "namespace of a service" })?;
         ServiceKey::new(&NamespaceName::new(namespace)?, name)
     }
 
-    /// The namespace.
+    /// Returns the namespace.
     pub fn namespace(&self) -> &str {
         self.0.split().0
     }
 
-    /// The name within the namespace.
+    /// Returns the name within the namespace.
     pub fn name(&self) -> &str {
         self.0.split().1
     }
 
-    /// `namespace/name`.
+    /// Returns `namespace/name`.
     pub fn as_str(&self) -> &str {
         &self.0.0
     }
@@ -179,45 +179,45 @@ impl ServiceKey {
 // === impl InstanceId ===
 
 impl InstanceId {
-    /// Longest id within the namespace, in bytes.
+    /// Maximum length of an id within the namespace, in bytes.
     pub const MAX_BYTES: usize = 256;
 
-    /// Instance `id` of `namespace`: 1 to 256 bytes of UTF-8 without control characters.
+    /// Makes the id of instance `id` in `namespace`: 1 to 256 bytes of UTF-8 without control characters.
     ///
     /// # Errors
-    /// When `id` is empty, too long, or holds a control character.
+    /// `id` is empty, too long, or contains a control character.
     pub fn new(namespace: &NamespaceName, id: &str) -> Result<InstanceId, Invalid> {
         limits::text("instance id", id, 1, Self::MAX_BYTES)?;
         Ok(InstanceId(Key::new(namespace, id)))
     }
 
-    /// From `namespace/id`.
+    /// Parses `namespace/id`.
     ///
     /// # Errors
-    /// When either part is not what [`NamespaceName::new`] and [`InstanceId::new`] take.
+    /// [`NamespaceName::new`] or [`InstanceId::new`] refuses its part.
     pub fn parse(text: &str) -> Result<InstanceId, Invalid> {
         let (namespace, id) = text.split_once('/').ok_or(Invalid::Missing { what: "namespace of an instance" })?;
         InstanceId::new(&NamespaceName::new(namespace)?, id)
     }
 
-    /// The id of a registration that gives none: the same for the same service, address and protocol.
+    /// Derives an id for a registration without one: the same for the same service, address and protocol.
     pub fn derived(service: &ServiceKey, host: &str, port: u16, protocol: &str) -> InstanceId {
         let digest = super::Digest::of_parts([service.as_str(), host, &port.to_string(), protocol]);
         let (namespace, _) = service.0.split();
         InstanceId(Key::new(&NamespaceName(namespace.into()), &digest.to_string()))
     }
 
-    /// The namespace.
+    /// Returns the namespace.
     pub fn namespace(&self) -> &str {
         self.0.split().0
     }
 
-    /// The id within the namespace.
+    /// Returns the id within the namespace.
     pub fn local(&self) -> &str {
         self.0.split().1
     }
 
-    /// `namespace/id`.
+    /// Returns `namespace/id`.
     pub fn as_str(&self) -> &str {
         &self.0.0
     }
@@ -258,7 +258,7 @@ macro_rules! as_text {
             }
         }
 
-        /// As text: a map with this key can be asked by `&str`.
+        /// Borrows the text, so that a map with this key can be looked up by `&str`.
         impl std::borrow::Borrow<str> for $type {
             fn borrow(&self) -> &str {
                 self.as_str()
@@ -293,7 +293,7 @@ mod tests {
         }
     }
 
-    /// What is the registry's own is where nobody's name leads, whatever it is; and each namespace's is somewhere else.
+    /// The registry's reserved namespaces are never valid client names, and each client namespace has distinct ones.
     #[test]
     fn namespaces_of_rules_and_events_are_the_registrys_own() {
         let longest = "x".repeat(64);

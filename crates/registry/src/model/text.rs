@@ -1,9 +1,9 @@
-//! Which characters a name may hold.
+//! Characters that a name may contain.
 
 use super::limits::Invalid;
 
-/// What a reader does not see, or sees in another order: `U+202E` makes `we<U+202E>bsite` look like `weetisb`, and `shop<U+200B>` looks
-/// like `shop`. Unicode's `Default_Ignorable_Code_Point`, the separators of lines and paragraphs, and the marks of annotations. Sorted.
+/// Characters that are not displayed, or that change the displayed order: `U+202E` makes `we<U+202E>bsite` look like `weetisb`, and `shop<U+200B>`
+/// looks like `shop`. Unicode's `Default_Ignorable_Code_Point`, the separators of lines and paragraphs, and the marks of annotations. Sorted.
 /// Source: <https://www.unicode.org/Public/15.1.0/ucd/DerivedCoreProperties.txt>.
 const INVISIBLE: [(char, char); 20] = [
     ('\u{ad}', '\u{ad}'),
@@ -28,17 +28,17 @@ const INVISIBLE: [(char, char); 20] = [
     ('\u{e0000}', '\u{e0fff}'),
 ];
 
-/// Whether a character is a control character or an invisible one.
+/// True for a control character or an invisible one.
 pub fn is_invisible(c: char) -> bool {
     c.is_control() || (c >= '\u{ad}' && INVISIBLE.iter().any(|(first, last)| (*first..=*last).contains(&c)))
 }
 
-/// Refuses a name that a reader could take for another one: with control characters, invisible characters, or characters that turn the
-/// direction of writing. Whatever becomes new in the registry by a name is held against this function, whichever front the name
-/// comes through. A name that is in the store already can still be looked up and removed.
+/// Refuses a name that could be mistaken for another one: with control characters, invisible characters, or characters that change the writing
+/// direction. Every name that is new in the registry is checked here, on every front. A name that is stored already can still be looked up and
+/// removed.
 ///
 /// # Errors
-/// Names the first such character.
+/// The first such character.
 pub fn visible(what: &'static str, text: &str) -> Result<(), Invalid> {
     match text.chars().find(|c| is_invisible(*c)) {
         None => Ok(()),
