@@ -1,4 +1,4 @@
-//! Turns `proto/` into Rust, by a compiler that is itself in Rust: nothing needs `protoc`.
+//! Generates Rust from `proto/` with a compiler written in Rust, so that no `protoc` is needed.
 
 use prost::Message;
 
@@ -8,7 +8,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ["kingpost/registry/v1/registry.proto", "polaris/polaris.proto", "nacos/nacos.proto"],
         ["proto"],
     )?;
-    // What reflection tells.
+    // The descriptors that the reflection service returns.
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("described.bin"), described.encode_to_vec())?;
     tonic_build::configure().build_client(false).build_transport(false).compile_fds(described)?;
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_build::configure()
         .build_client(false)
         .build_transport(false)
-        // With bytes that many streams share.
+        // Our type holds bytes that many streams share.
         .extern_path(".google.protobuf.Any", "crate::api::xds::Resource")
         .include_file("xds.rs")
         .compile_fds(described)?;

@@ -1,4 +1,4 @@
-//! Changes that build on what was read: read, decide, write only if nobody has written meanwhile, else again.
+//! Read-modify-write of instances: read, decide, write only if the instance is unchanged, else start over.
 
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
@@ -11,25 +11,26 @@ use crate::model::{Instance, InstanceId, Patch, Registration, Revision};
 use crate::registry::{Registry, Written};
 use crate::store::{Outcome, Write, WriteKind};
 
-/// What a change makes of an instance.
+/// The decision of a [`Registry::change`].
 #[derive(Clone, Debug)]
 pub enum Edit {
-    /// Make it so. The id must be that of the call.
+    /// Register the instance as given. The id must be that of the call.
     Register(Box<Registration>),
-    /// Change it in part.
+    /// Change single fields.
     Patch(Patch),
-    /// Take it out.
+    /// Deregister the instance.
     Deregister,
-    /// Leave it as it is.
+    /// Leave the instance unchanged.
     Nothing,
 }
 
-/// A change that others are in the way of is tried so often.
+/// Attempts before a contended change fails.
 const ATTEMPTS: u32 = 64;
 /// Locks, shared by all ids.
 const STRIPES: usize = 256;
 
-/// Who tries again waits for the others of this node that try again with the same instance: so each of them succeeds in its turn.
+/// Locks for repeated attempts: a change that is tried again waits for the other ones of this node on the same instance, so that each of them
+/// succeeds in turn.
 #[derive(Debug)]
 pub(crate) struct Turns {
     hasher: RandomState,
@@ -49,12 +50,12 @@ impl Turns {
 }
 
 impl Registry {
-    /// Carries out what `decide` makes of the instance as it is (`None`: there is none). The write takes effect only if the instance
-    /// is still as `decide` saw it; otherwise `decide` is asked again. So of two changes at once none is lost. Where there is no
-    /// instance and `decide` refuses, the store is asked once whether there is one.
+    /// Calls `decide` with the present instance (`None`: not registered) and carries out its decision. The write takes effect only if the instance is
+    /// unchanged since; otherwise `decide` is called again. So of two concurrent changes none is lost. If `decide` refuses an unknown instance, the
+    /// store is read once in case the instance is there.
     ///
     /// # Errors
-    /// What `decide` returns; as of any write; `Contended` where others were faster `ATTEMPTS` times.
+    /// Any error of `decide` or of a write; `Contended` if others were faster `ATTEMPTS` times.
     pub async fn change<E: From<WriteError>>(
         &self,
         id: &InstanceId,

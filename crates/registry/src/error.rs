@@ -1,66 +1,66 @@
-//! What can go wrong, one enum a boundary.
+//! Error types, one enum for each boundary.
 
 use std::sync::Arc;
 
 use crate::model::{Invalid, Revision};
 
-/// Why a write was not carried out, or may not have been.
+/// Reason why a write was not carried out, or may not have been.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum WriteError {
-    /// What was asked makes no sense or exceeds a limit; nothing was tried.
+    /// The request is invalid or exceeds a limit; nothing was tried.
     #[error("{0}")]
     Invalid(#[from] Invalid),
-    /// There is no such instance or service.
+    /// No such instance or service exists.
     #[error("{what} is not registered")]
     NotFound {
-        /// Which.
+        /// The instance or service.
         what: Arc<str>,
     },
-    /// A service with instances is not deleted.
+    /// A service with instances cannot be deleted.
     #[error("{service} still has {instances} instances: deregister them first")]
     NotEmpty {
-        /// Which.
+        /// The service.
         service: Arc<str>,
-        /// How many.
+        /// Number of its instances.
         instances: usize,
     },
-    /// As many writes as may wait do wait already; nothing was tried.
+    /// The write queue is full; nothing was tried.
     #[error("overloaded: {queued} writes wait already, the limit is {limit}; try again later")]
     Overloaded {
-        /// How many wait.
+        /// Writes in the queue.
         queued: usize,
-        /// How many may.
+        /// Limit of the queue.
         limit: usize,
     },
-    /// There are as many instances or services as there may be.
+    /// The limit on instances or services is reached.
     #[error("{what}: there are {found}, the limit is {limit}")]
     Full {
-        /// Of what.
+        /// The limited object.
         what: &'static str,
-        /// How many there are.
+        /// Number present.
         found: usize,
-        /// How many there may be.
+        /// The limit.
         limit: usize,
     },
-    /// Others changed the instance each time before the change could be written: nothing was written.
+    /// Others changed the instance before every attempt; nothing was written.
     #[error("{what}: others changed it {attempts} times meanwhile; try again")]
     Contended {
-        /// Which.
+        /// The instance, or the group of keys.
         what: Arc<str>,
-        /// How often it was tried.
+        /// Number of attempts.
         attempts: u32,
     },
-    /// The store could not be reached, or refused: nothing was written.
+    /// The store could not be reached, or refused; nothing was written.
     #[error("nothing was written: {reason}")]
     Unavailable {
-        /// What the store said.
+        /// The store's error.
         reason: Arc<str>,
     },
-    /// The connection was lost during the commit and the store could not be asked in time whether it happened.
-    /// Repeating the write is safe: all writes are idempotent.
+    /// The connection was lost during the commit, and the store did not say in time if the commit happened. Repeating the write is safe: all writes
+    /// are idempotent.
     #[error("the outcome is unknown: {reason}; repeat it, or read back")]
     Undetermined {
-        /// What happened.
+        /// The error that broke the commit.
         reason: Arc<str>,
     },
     /// The registry is shutting down; nothing was tried.
@@ -68,123 +68,123 @@ pub enum WriteError {
     Stopped,
 }
 
-/// Why the registry did not open.
+/// Reason why the registry did not open.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The store could not be opened, migrated or read.
     #[error("opening the registry: {0}")]
     Store(#[from] StoreError),
-    /// The address at which other nodes should reach this one cannot be listened at.
+    /// The node cannot listen on its address for other nodes.
     #[error("opening the registry: listening on {address} for other nodes: {reason}")]
     Peers {
         /// The address.
         address: std::net::SocketAddr,
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
-    /// A file of TLS between the nodes is missing, or cannot be used.
+    /// A file for TLS between the nodes is missing or unusable.
     #[error("opening the registry: TLS between the nodes: {reason}")]
     PeerTls {
-        /// Which setting.
+        /// The setting.
         setting: &'static str,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
-    /// The certificates that probes verify with cannot be used.
+    /// The CA certificates for probes are unusable.
     #[error("opening the registry: health.probe_ca_file: {reason}")]
     Authorities {
-        /// Which file, and what is wrong with it.
+        /// The file and its fault.
         reason: String,
     },
-    /// A setting that makes no sense.
+    /// An invalid setting.
     #[error("opening the registry: setting {0}")]
     Setting(&'static str),
 }
 
-/// What a store answers instead of doing what it was asked.
+/// Error of a store operation.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Another transaction was in the way, and nothing was written. Trying again helps.
+    /// Another transaction conflicted, and nothing was written. Trying again helps.
     #[error("{store}: {doing}: another transaction is in the way: {reason}")]
     Conflict {
-        /// Which store.
+        /// The store.
         store: &'static str,
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// What it said.
+        /// The store's error.
         reason: Arc<str>,
     },
-    /// The connection was lost after COMMIT was sent: it may have happened. [`crate::store::Store::resolve`] finds out.
+    /// The connection was lost after COMMIT was sent, so the commit may have happened. [`crate::store::Store::resolve`] finds out.
     #[error("{store}: commit: the answer was lost: {reason}")]
     Undetermined {
-        /// Which store.
+        /// The store.
         store: &'static str,
-        /// What happened.
+        /// The connection's error.
         reason: Arc<str>,
-        /// What was committed, if it was.
+        /// The result of the batch, if it was committed.
         planned: Box<crate::store::Committed>,
     },
-    /// Could not be reached or refused, and nothing was written.
+    /// The store could not be reached or refused, and nothing was written.
     #[error("{store}: {doing}: {reason}")]
     Unavailable {
-        /// Which store.
+        /// The store.
         store: &'static str,
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// What it said.
+        /// The store's error.
         reason: Arc<str>,
     },
-    /// What is in the store cannot be what a registry put there.
+    /// The stored data cannot have been written by a registry.
     #[error("{store}: {what} cannot be read: {reason}")]
     Corrupt {
-        /// Which store.
+        /// The store.
         store: &'static str,
-        /// Which row.
+        /// The row.
         what: Arc<str>,
-        /// Why.
+        /// The fault.
         reason: Arc<str>,
     },
-    /// The schema was made by a newer version.
+    /// The schema was made by a newer version of this program.
     #[error("{store}: the schema has version {found}, this program knows up to {known}: use the newer program")]
     Newer {
-        /// Which store.
+        /// The store.
         store: &'static str,
-        /// What there is.
+        /// The schema's version.
         found: i64,
-        /// What is known.
+        /// The newest version that this program knows.
         known: i64,
     },
-    /// The address of a store that cannot be understood. Holds no secret.
+    /// The store's address cannot be parsed. Contains no secret.
     #[error(
         "store address: {reason}; expected sqlite:FILE, postgres://user@host/database, mysql://user@host/database or tikv://pd:2379/PREFIX"
     )]
     Address {
-        /// Why.
+        /// The fault.
         reason: &'static str,
     },
 }
 
-/// Why a watch did not wait.
+/// Reason why a watch did not wait.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum WatchError {
-    /// As many as may watch do.
+    /// The limit on watching calls is reached.
     #[error("{watchers} calls watch already, the limit is {limit}; try again later")]
     TooMany {
-        /// How many watch.
+        /// Calls that watch.
         watchers: usize,
-        /// How many may.
+        /// The limit.
         limit: usize,
     },
-    /// There is no such service, and as many services as there may be.
+    /// The service does not exist, and the limit on services is reached.
     #[error("there are {services} services, which is the limit; a service that does not exist cannot be watched now")]
     Full {
-        /// How many there are.
+        /// Number of services.
         services: usize,
     },
-    /// The registry stopped while waiting.
+    /// The registry stopped during the wait.
     #[error("the registry is stopping (revision {at})")]
     Stopped {
-        /// What was reached.
+        /// The revision reached.
         at: Revision,
     },
 }

@@ -1,7 +1,7 @@
-//! Signs of life, and what a node does about an instance that it has not heard of.
+//! Heartbeats, and the lookup of instances that this node does not know.
 //!
-//! With several nodes a client may register at one and send its first heartbeat to another, before that one has been told. So
-//! nobody is called a stranger before the store, and then the other nodes, were asked once. What is known costs none of it.
+//! With several nodes, a client may register at one and send its first heartbeat to another that has not seen the commit yet. So an instance is
+//! reported as unknown only after the store, and then the other nodes, have been asked once. A known instance costs none of this.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,18 +15,18 @@ use crate::peers;
 use crate::registry::{Inner, Registry};
 use crate::status::add;
 
-/// Calls that may wait to hear what the store says; those beyond go by what is here.
+/// Calls that may wait for the store; further calls are answered from memory.
 const WAITING: usize = 1024;
-/// Longest wait of a call.
+/// Maximum wait of a call.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// At least so long between two reads: whoever comes meanwhile shares the next one.
+/// Minimum time between two reads of the store: calls that arrive meanwhile share the next read.
 const GATHER: Duration = Duration::from_millis(10);
 
-/// Reads of the store because somebody asks for what is not here. Each serves all who came before it began.
+/// Reads of the store for ids that are not in the cache. Each read serves all calls that came before it began.
 #[derive(Debug)]
 pub(crate) struct UnknownIds {
     places: Semaphore,
-    /// When the latest read began that also came to its end. Held by whoever reads.
+    /// Start of the latest read that succeeded. Locked by the call that reads.
     read: Mutex<Option<Instant>>,
 }
 
@@ -37,8 +37,8 @@ impl Default for UnknownIds {
 }
 
 impl UnknownIds {
-    /// Brings the cache up to what the store has now. Without effect when too many wait, the store does not answer, or
-    /// takes too long.
+    /// Brings the cache up to date with the store. Does nothing if too many calls wait already; gives up silently if the store does not answer in
+    /// time.
     async fn ask_store(&self, inner: &Inner) {
         let Ok(_place) = self.places.try_acquire() else { return };
         let came = Instant::now();
@@ -59,8 +59,8 @@ impl UnknownIds {
         let _ = tokio::time::timeout(PATIENCE, read).await;
     }
 
-    /// Which of `ids` another node has heard of: the store may have been read where it lags, or be silent. Who is known elsewhere will be
-    /// known here later, and has been heard here now. Nobody is, when too many wait or the others take too long.
+    /// Asks the other nodes which of `ids` they know: the store may have been read from a replica that lags, or may be silent. An id known elsewhere
+    /// will appear in this cache later, so its lease is renewed in advance. Returns nothing if too many calls wait or the others take too long.
     async fn ask_peers(&self, inner: &Inner, ids: &[InstanceId]) -> Vec<Beat> {
         let Ok(_place) = self.places.try_acquire() else { return Vec::new() };
         let beats = tokio::time::timeout(PATIENCE, peers::heard(inner, ids)).await.unwrap_or_default();
@@ -71,8 +71,8 @@ impl UnknownIds {
 }
 
 impl Registry {
-    /// Instances say that they live. In memory only; one that had expired becomes passing again soon after. Waits only
-    /// where one is not known here: until the store, and then the other nodes, were asked once.
+    /// Renews the leases of instances, in memory only; an expired instance becomes passing again soon after. Waits only for an id unknown to this
+    /// node: until the store, and then the other nodes, have been asked once.
     pub async fn heartbeat(&self, ids: &[InstanceId]) -> Vec<Beat> {
         let inner = self.inner();
         let mut beats = beat(inner, ids);
@@ -91,12 +91,12 @@ impl Registry {
         beats
     }
 
-    /// As [`Registry::heartbeat`], of one of several checks of an instance.
+    /// Renews the lease of one of several checks of an instance, like [`Registry::heartbeat`].
     pub async fn heartbeat_of_check(&self, id: &InstanceId, check: &str) -> Beat {
         self.heartbeat(&[several::unit(id, check)]).await.pop().unwrap_or(Beat::Unknown)
     }
 
-    /// As [`Registry::instance`]; where it is not here, the store is asked once.
+    /// Returns the instance like [`Registry::instance`], but asks the store once if the cache does not have it.
     pub async fn instance_or_ask(&self, id: &InstanceId) -> Option<Arc<Instance>> {
         if let Some(instance) = self.instance(id) {
             return Some(instance);
@@ -114,12 +114,12 @@ fn beat(inner: &Inner, ids: &[InstanceId]) -> Vec<Beat> {
     leased.into_iter().zip(ids).map(known).collect()
 }
 
-/// Those of `ids` that are unknown.
+/// Returns the ids whose answer is `Unknown`.
 fn strangers(beats: &[Beat], ids: &[InstanceId]) -> Vec<InstanceId> {
     beats.iter().zip(ids).filter(|(beat, _)| **beat == Beat::Unknown).map(|(_, id)| id.clone()).collect()
 }
 
-/// What was found out about those that were unknown, in their order; about some at the end it may be nothing.
+/// Replaces each `Unknown` by the next of `answers`, which may be fewer.
 fn fill_in(beats: &mut [Beat], answers: Vec<Beat>) {
     for (beat, answer) in beats.iter_mut().filter(|beat| **beat == Beat::Unknown).zip(answers) {
         *beat = answer;

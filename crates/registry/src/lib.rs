@@ -1,4 +1,4 @@
-//! Services and their instances.
+//! A registry of services and their instances.
 //!
 //! ```text
 //!  register, update, report ─▶ batch writer ──commit──▶ Store                                 the truth
@@ -12,15 +12,15 @@
 //!
 //! # Invariants
 //!
-//! - The store is the truth. Revisions rise in the order of commits, over all nodes: the counter row is locked for the whole
-//!   of a write transaction, and nothing slow happens meanwhile.
-//! - One applier writes to the cache. Its cursor is a revision up to which it has seen everything; it moves only to the `v`
-//!   that was read in one snapshot with the rows, or by one, for a commit that follows directly. While a read of the store waits, commits that other
-//!   nodes tell of are applied: whoever waited for the store here would not be heard by the other nodes.
-//! - A write is answered after its commit and after the own cache has it. An unknown outcome is resolved or said to be unknown.
-//! - A snapshot is never changed. Whoever sees a revision sees what it stands for.
-//! - Readers do no I/O, and wait for nothing but a short lock of one shard.
-//! - Health is judged on monotone time; what is found is written only if the instance is still as it was judged.
+//! - The store is authoritative. Revisions rise in commit order across all nodes: a write transaction locks the counter row from start to end, and
+//!   does nothing slow meanwhile (in TiKV, of two transactions that read the same counter one is started again).
+//! - Only the applier writes to the cache. Its cursor is a revision up to which it has applied every commit. The cursor moves only to the `v` that
+//!   was read in one snapshot with the rows, or by one, for a commit that follows directly. Commits pushed by other nodes are applied even during a
+//!   slow read of the store; otherwise this node could not answer the other nodes meanwhile.
+//! - A write is answered only after its commit, and after this node's cache has applied it. An unknown outcome is resolved or reported as unknown.
+//! - A snapshot is never changed. A reader that has seen a revision never gets a snapshot older than it.
+//! - Readers do no I/O, and wait only for a short lock of one shard.
+//! - Health is judged by a monotonic clock; a verdict is written only if the instance is unchanged since the judgement.
 
 pub mod api;
 mod cache;

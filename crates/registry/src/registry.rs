@@ -1,4 +1,4 @@
-//! The handle that everything else uses.
+//! The handle of a registry node.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -34,17 +34,17 @@ pub struct Registry {
     inner: Arc<Inner>,
 }
 
-/// A write that was carried out.
+/// The result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// The commit in which the row became what it is.
+    /// The commit in which the row got its present content.
     pub revision: Revision,
-    /// What became of it.
+    /// The outcome for the row.
     pub outcome: Outcome,
 }
 
 impl Written {
-    /// Whether it changed anything.
+    /// True if the write changed a row.
     pub fn changed(&self) -> bool {
         matches!(self.outcome, Outcome::Created | Outcome::Updated | Outcome::Removed)
     }
@@ -54,9 +54,9 @@ pub(crate) struct Inner {
     pub(crate) settings: Settings,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) cache: Cache,
-    /// Never held while something is waited for: what other nodes say goes through it.
+    /// Never held across a wait: commits pushed by other nodes need it.
     pub(crate) applier: tokio::sync::Mutex<Applier>,
-    /// Held by whoever reads the store.
+    /// Held while the store is read.
     reading: tokio::sync::Mutex<()>,
     pub(crate) counters: Counters,
     pub(crate) health: Arc<Watch>,
@@ -69,26 +69,26 @@ pub(crate) struct Inner {
     pub(crate) peers: Peers,
     /// The store's history, as of the last read.
     epoch: AtomicI64,
-    /// Another node has something that is not here.
+    /// Signalled when another node has a commit that this one lacks.
     behind: Notify,
-    /// Somebody asks for what is not here.
+    /// Reads of the store for unknown ids.
     pub(crate) unknown_ids: UnknownIds,
-    /// Changes that are tried again.
+    /// Locks for changes that are tried again.
     pub(crate) turns: Turns,
     pub(crate) tasks: Mutex<JoinSet<()>>,
-    /// Keys and sessions, where the store holds them.
+    /// Keys and sessions, if the store holds them.
     pub(crate) kv: Option<Kv>,
 }
 
-/// Milliseconds since 1970. For people and for the age of tombstones; nothing else depends on this clock.
+/// Returns milliseconds since 1970. Informational, and for the age of tombstones and writer records; nothing else depends on this clock.
 pub(crate) fn now_millis() -> i64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// After the store says that there is something, the other nodes have so long to tell what it is.
+/// Time that the other nodes have to push a commit before it is read from the store.
 const GATHER: Duration = Duration::from_millis(50);
-/// How often old tombstones are looked for.
+/// Interval between two collections of old tombstones.
 const COLLECT: Duration = Duration::from_secs(30);
 /// Tombstones that one transaction collects.
 const COLLECT_ROWS: usize = 1000;
@@ -97,11 +97,11 @@ impl Registry {
     /// Reads everything from `store` and starts the node's tasks on the current tokio runtime.
     ///
     /// # Errors
-    /// When a setting makes no sense, or the store cannot be read.
+    /// A setting is invalid, or the store cannot be read.
     pub async fn open(settings: Settings, store: Arc<dyn Store>) -> Result<Registry, OpenError> {
         settings.check()?;
         let memory = Memory { service_changes: settings.service_changes, changes: settings.changes };
-        // A request has at least one row, so the count of rows is reached before the queue is full.
+        // A request has at least one row, so the limit on rows is reached before the channel is full.
         let (queue, requests) = mpsc::channel(settings.limits.queued_writes);
         let peers = Peers::bind(&settings.peers, settings.health.enabled)?;
         let health = Arc::new(Watch::new(&settings.health)?);
@@ -150,7 +150,7 @@ impl Registry {
         Ok(Registry { inner })
     }
 
-    /// The handle of a node.
+    /// Returns the handle of a node.
     pub(crate) fn of(inner: &Arc<Inner>) -> Registry {
         Registry { inner: Arc::clone(inner) }
     }
@@ -159,43 +159,43 @@ impl Registry {
         &self.inner
     }
 
-    /// Finishes the batch under way, tells what waits behind it that the registry stops, and ends the node's tasks.
+    /// Finishes the batch under way, fails the queued writes with `Stopped`, and ends the node's tasks.
     pub async fn shutdown(&self) {
         self.inner.stop.send_replace(true);
         let mut tasks = std::mem::take(&mut *self.inner.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         while tasks.join_next().await.is_some() {}
     }
 
-    /// Reads the files of TLS between the nodes again, for connections that begin after it. Whether there is TLS stays as it is.
+    /// Reloads the files for TLS between the nodes, for new connections. Does not turn TLS on or off.
     ///
     /// # Errors
-    /// They cannot be used: then nothing has changed.
+    /// The files are unusable: then nothing has changed.
     pub fn renew_peer_tls(&self, settings: &PeerTls) -> Result<(), OpenError> {
         self.inner.peers.renew(settings)
     }
 
-    /// Addresses of this process that probes do not ask, unless `probe_allow` has them: whoever may register an instance could otherwise
-    /// look at what only the registry's machine reaches, such as its metrics.
+    /// Excludes addresses of this process from probes, unless `probe_allow` includes them: otherwise a client that may register instances could probe
+    /// endpoints that only the registry's machine reaches, such as its metrics.
     pub fn keep_from_probes(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
         self.inner.health.probing.keep_from(addresses);
     }
 
-    /// The limits that it keeps.
+    /// Returns the limits of this node.
     pub fn limits(&self) -> &Limits {
         &self.inner.settings.limits
     }
 
     // === Writes ===
     //
-    // Answered after the commit, and after this node's own cache has it. The rows of a call succeed or fail each for
-    // itself; the answers are in the order of the rows.
+    // Answered after the commit, and after this node's own cache has applied it. Each row of a call succeeds or fails for itself; the answers are in
+    // the order of the rows.
 
-    /// Makes instances exist as described.
+    /// Registers instances.
     pub async fn register(&self, rows: Vec<Registration>) -> Vec<Result<Written, WriteError>> {
         self.write_checked(rows.into_iter().map(|row| WriteKind::Register(Box::new(row)).always()).collect()).await
     }
 
-    /// Holds what is written against the limits, and writes it. To register is a sign of life.
+    /// Validates rows against the limits and writes them. A registration counts as a heartbeat.
     pub(crate) async fn write_checked(&self, rows: Vec<Write>) -> Vec<Result<Written, WriteError>> {
         let limits = &self.inner.settings.limits;
         let mut quota = QuotaCheck::new(&self.inner);
@@ -212,31 +212,31 @@ impl Registry {
         });
         let writes: Vec<Result<Write, WriteError>> = checked.collect();
         let alive = alive(&writes);
-        // They live now, however long the commit takes; and a time to live that becomes shorter counts from now.
+        // The leases are renewed before the commit, however long it takes; a shorter time to live counts from now.
         for (_, ids) in &alive {
             self.inner.health.leases.renew(ids, Alive::AsReported);
         }
         let answers = self.inner.write(writes).await;
-        // Registering is a sign of life, also where nothing is news.
+        // A registration is a heartbeat even if it changes no row.
         for (alive, ids) in alive {
             self.inner.health.leases.renew(&ids, alive);
-            // How it is, each of several checks says for itself.
+            // Each of several checks has its own health.
             self.inner.health.renew_each_check(&ids, Alive::AsReported);
         }
         answers
     }
 
-    /// Takes instances out.
+    /// Deregisters instances.
     pub async fn deregister(&self, ids: &[InstanceId]) -> Vec<Result<Written, WriteError>> {
         self.inner.write(ids.iter().map(|id| Ok(WriteKind::Deregister(id.clone()).always())).collect()).await
     }
 
-    /// Changes instances in part.
+    /// Changes single fields of instances.
     pub async fn update(&self, patches: Vec<(InstanceId, Patch)>) -> Vec<Result<Written, WriteError>> {
         self.write_checked(patches.into_iter().map(|(id, patch)| WriteKind::Patch(id, patch).always()).collect()).await
     }
 
-    /// A heartbeat that says how the instance is. Written only where that is news.
+    /// Records a heartbeat that states the instance's health. Written to the store only if the health changed.
     pub async fn report(&self, reports: &[(InstanceId, Health)]) -> Vec<Result<Written, WriteError>> {
         for (alive, wanted) in [(Alive::Passing, true), (Alive::Unwell, false)] {
             let said = reports.iter().filter(|(_, health)| (*health == Health::Passing) == wanted);
@@ -263,10 +263,10 @@ impl Registry {
         answers.into_iter().map(|known| known.or_else(|| written.next()).unwrap_or(Err(WriteError::Stopped))).collect()
     }
 
-    /// As [`Registry::report`], of one of several checks of an instance.
+    /// Reports the health of one of several checks of an instance, like [`Registry::report`].
     ///
     /// # Errors
-    /// As of any write; `NotFound` where there is no such instance.
+    /// The same as for any write; `NotFound` if the instance does not exist.
     pub async fn report_check(&self, id: &InstanceId, check: &str, health: Health) -> Result<Written, WriteError> {
         let alive = if health == Health::Passing { Alive::Passing } else { Alive::Unwell };
         self.inner.health.leases.renew(&[several::unit(id, check)], alive);
@@ -274,10 +274,10 @@ impl Registry {
         self.inner.write_one(WriteKind::Patch(id.clone(), patch)).await
     }
 
-    /// Gives a service metadata; it then exists without instances too.
+    /// Gives a service metadata; the service then exists even without instances.
     ///
     /// # Errors
-    /// As of any write.
+    /// The same as for any write.
     pub async fn put_service(&self, key: ServiceKey, metadata: Metadata) -> Result<Written, WriteError> {
         metadata.check(&self.inner.settings.limits)?;
         visible("service name", key.name())?;
@@ -288,10 +288,10 @@ impl Registry {
         self.inner.write_one(WriteKind::PutService(key, metadata)).await
     }
 
-    /// Takes away what [`Registry::put_service`] gave.
+    /// Removes the record made by [`Registry::put_service`].
     ///
     /// # Errors
-    /// `NotEmpty` while there are instances, as far as this node knows.
+    /// `NotEmpty` while the service has instances, as far as this node knows.
     pub async fn delete_service(&self, key: &ServiceKey) -> Result<Written, WriteError> {
         let instances = self.snapshot(key).map_or(0, |snapshot| snapshot.instances.len());
         if instances > 0 {
@@ -302,35 +302,35 @@ impl Registry {
 
     // === Reads: memory only ===
 
-    /// The service, if it exists.
+    /// Returns the service, if it exists.
     pub fn snapshot(&self, key: &ServiceKey) -> Option<Arc<ServiceSnapshot>> {
         self.inner.cache.snapshot(key).filter(|snapshot| snapshot.exists() && !key.is_of_machines())
     }
 
-    /// The instance, in whichever service of its namespace.
+    /// Returns the instance, whichever service of its namespace it belongs to.
     pub fn instance(&self, id: &InstanceId) -> Option<Arc<Instance>> {
         self.inner.cache.instance(id)
     }
 
-    /// The services that exist, of one namespace or of all, sorted by key. Not that of the machines.
+    /// Returns the services of one namespace or of all, sorted by key, without the service of machines.
     pub fn services(&self, namespace: Option<&NamespaceName>) -> Vec<Arc<ServiceSnapshot>> {
         let mut services = self.inner.cache.services(namespace);
         services.retain(|service| !service.key.is_of_machines());
         services
     }
 
-    /// The machines of a namespace, by their ids.
+    /// Returns the machines of a namespace, sorted by id.
     pub fn machines(&self, namespace: &NamespaceName) -> Vec<Arc<Instance>> {
         let snapshot = self.inner.cache.snapshot(&machines(namespace));
         snapshot.map(|snapshot| snapshot.instances.iter().map(Arc::clone).collect()).unwrap_or_default()
     }
 
-    /// The instances on the machine `name`, by their ids.
+    /// Returns the instances on the machine `name`, sorted by id.
     pub fn on_machine(&self, namespace: &NamespaceName, name: &str) -> Vec<Arc<Instance>> {
         self.inner.cache.on_machine(namespace, name)
     }
 
-    /// The namespaces that have a service, sorted.
+    /// Returns the namespaces that have a service, sorted.
     pub fn namespaces(&self) -> Vec<NamespaceName> {
         let mut names: Vec<NamespaceName> =
             self.services(None).iter().map(|service| NamespaceName::of(&service.key)).collect();
@@ -338,46 +338,44 @@ impl Registry {
         names
     }
 
-    /// Up to `limit` instances that have all these metadata entries. No entries find nothing.
+    /// Returns up to `limit` instances that have all of the metadata entries. No entries find nothing.
     pub fn find(&self, namespace: &NamespaceName, pairs: &[(&str, &str)], limit: usize) -> Found {
         self.inner.cache.find(namespace, pairs, limit)
     }
 
-    /// Of the whole: this node has everything that was committed up to it.
+    /// Returns the revision of the whole registry: this node has everything committed up to it.
     pub fn revision(&self) -> Revision {
         self.inner.cache.revision()
     }
 
-    /// The last commit that changed anything in the namespace, whichever of its services; 0 of a namespace in which there never was
-    /// anything. What changes in other namespaces does not show.
+    /// Returns the last commit that changed any service of the namespace; 0 if there never was one. Commits in other namespaces do not show.
     pub fn revision_in(&self, namespace: &NamespaceName) -> Revision {
         self.inner.cache.revision_in(namespace)
     }
 
-    /// The last commit that changed anything of the service; 0 of one that never was. Also of one that has gone, for as long
-    /// as its tombstones are kept; after that 0 again.
+    /// Returns the last commit that changed the service; 0 if there never was one. A removed service keeps its revision until its tombstones are
+    /// collected; then it is 0 again.
     pub fn revision_of(&self, key: &ServiceKey) -> Revision {
         self.inner.cache.snapshot(key).map_or(Revision(0), |snapshot| snapshot.revision)
     }
 
-    /// What changed in the service after `since`; `None` where that is further back than is remembered: take the snapshot.
+    /// Returns the changes of the service after `since`; `None` if they are no longer remembered: take the snapshot then.
     pub fn changes(&self, key: &ServiceKey, since: Revision) -> Option<Vec<Change>> {
         self.inner.cache.changes(key, since)
     }
 
-    /// As [`Registry::changes`], of all services.
+    /// Returns the changes of all services, like [`Registry::changes`].
     pub fn all_changes(&self, since: Revision) -> Option<Vec<Change>> {
         self.inner.cache.all_changes(since)
     }
 
     // === Waits ===
 
-    /// Waits until the service has changed after `after`, also by coming into being, or until `deadline`. Returns its
-    /// revision then: above `after` if it changed; lower than before only if the store's history is another one.
-    /// Dropping the future leaves nothing behind.
+    /// Waits until the service has a revision above `after`, also by being created, or until `deadline`. Returns the service's revision: above
+    /// `after` if the service changed; lower than before only if the store's history is another one. Dropping the future leaves nothing behind.
     ///
     /// # Errors
-    /// When too many watch, or the service is not there and no more can be waited for.
+    /// Too many calls watch, or the service does not exist and the limit on services is reached.
     pub async fn watch(&self, key: &ServiceKey, after: Revision, deadline: Instant) -> Result<Revision, WatchError> {
         let now = self.revision_of(key);
         if now > after {
@@ -391,10 +389,10 @@ impl Registry {
         self.wait(entry.entry.mark(), after, deadline).await
     }
 
-    /// As [`Registry::watch`], for any change in a namespace.
+    /// Waits for any change in a namespace, like [`Registry::watch`].
     ///
     /// # Errors
-    /// When too many watch.
+    /// Too many calls watch.
     pub async fn watch_namespace(
         &self,
         namespace: &NamespaceName,
@@ -410,10 +408,10 @@ impl Registry {
         self.wait(&waited.mark, after, deadline).await
     }
 
-    /// As [`Registry::watch`], for any change at all. For the node itself: a client may see only its own namespaces.
+    /// Waits for any change at all, like [`Registry::watch`]. Only for the node itself: a client may see only its own namespaces.
     ///
     /// # Errors
-    /// When too many watch.
+    /// Too many calls watch.
     pub async fn watch_all(&self, after: Revision, deadline: Instant) -> Result<Revision, WatchError> {
         let now = self.revision();
         if now > after {
@@ -431,10 +429,10 @@ impl Registry {
         }
     }
 
-    /// Counts a call that waits, of whatever, for as long as what it gives lives.
+    /// Counts a waiting call against the limit, until the returned guard is dropped.
     ///
     /// # Errors
-    /// There are too many.
+    /// Too many calls wait.
     pub(crate) fn begin_to_wait(&self) -> Result<Watching<'_>, WatchError> {
         let limit = self.inner.settings.limits.watchers;
         let watching = Watching(&self.inner.watchers);
@@ -442,12 +440,12 @@ impl Registry {
         if watchers < limit { Ok(watching) } else { Err(WatchError::TooMany { watchers, limit }) }
     }
 
-    /// What the client of the TiKV cluster that the store is in counts and times; none, where the store is something else.
+    /// Returns the counters and timings of the TiKV client; `None` for another kind of store.
     pub fn tikv_figures(&self) -> Option<&Arc<crate::store::TikvFigures>> {
         self.inner.store.figures()
     }
 
-    /// How it is.
+    /// Returns the node's status.
     pub fn status(&self) -> Status {
         let inner = &self.inner;
         let store_error = inner.store_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -479,7 +477,7 @@ impl Registry {
     }
 }
 
-/// A call that waits, counted while it does.
+/// Counts a waiting call until dropped.
 pub(crate) struct Watching<'a>(&'a AtomicUsize);
 
 impl Drop for Watching<'_> {
@@ -488,7 +486,7 @@ impl Drop for Watching<'_> {
     }
 }
 
-/// A service that is waited for, for as long as it is.
+/// A watched service: its cache entry is kept until this is dropped.
 struct Waited<'a> {
     cache: &'a Cache,
     key: &'a ServiceKey,
@@ -501,7 +499,7 @@ impl Drop for Waited<'_> {
     }
 }
 
-/// A namespace that is waited for, for as long as it is.
+/// A watched namespace: its mark is kept until this is dropped.
 struct WaitedNamespace<'a> {
     cache: &'a Cache,
     namespace: &'a NamespaceName,
@@ -514,7 +512,7 @@ impl Drop for WaitedNamespace<'_> {
     }
 }
 
-/// Checks that the limits allow what a call registers. As far as this node knows: several may together go a little over.
+/// Checks a call's registrations against the limits, as far as this node knows: several nodes may together exceed a limit a little.
 struct QuotaCheck<'a> {
     inner: &'a Inner,
     new: usize,
@@ -555,7 +553,7 @@ impl<'a> QuotaCheck<'a> {
 // === impl Inner ===
 
 impl Inner {
-    /// Writes what is right, and puts each answer where its row was.
+    /// Writes the valid rows, and returns every answer in the place of its row.
     pub(crate) async fn write(&self, rows: Vec<Result<Write, WriteError>>) -> Vec<Result<Written, WriteError>> {
         let limit = self.settings.limits.call_rows;
         if rows.len() > limit {
@@ -594,7 +592,7 @@ impl Inner {
         self.write(vec![Ok(kind.always())]).await.pop().unwrap_or(Err(WriteError::Stopped))
     }
 
-    /// Waits for the batch that `writes` join.
+    /// Queues `writes` and waits for their batch.
     pub(crate) async fn enqueue(&self, writes: Vec<Write>) -> Vec<Answer> {
         let rows = writes.len();
         if rows == 0 {
@@ -619,12 +617,12 @@ impl Inner {
         }
         match answers.await {
             Ok(answers) => answers,
-            // The writer is gone: what was queued was not begun.
+            // The writer has ended: queued writes were not started.
             Err(_) => all(WriteError::Stopped),
         }
     }
 
-    /// Brings the cache up to the store. While the store is silent, commits of other nodes are applied: other nodes wait for answers behind them.
+    /// Brings the cache up to date with the store. During a slow read, pushed commits are still applied: other nodes wait for answers behind them.
     pub(crate) async fn catch_up(&self) -> Result<(), StoreError> {
         let _one_at_a_time = self.reading.lock().await;
         loop {
@@ -638,9 +636,9 @@ impl Inner {
                 return Err(error);
             }
             let mut applier = self.applier.lock().await;
-            // At most once: whoever distrusts then waits for a read of its own.
+            // Repeats at most once: a caller of distrust() then waits for a read of its own.
             let Some(changes) = applier.take(load, &self.cache, Instant::now()) else { continue };
-            // While the lock is held: so those who judge health hear of changes in the order of revisions.
+            // Under the lock, so that the health part sees changes in the order of revisions.
             self.health.observe(&changes);
             self.epoch.store(applier.epoch(), Ordering::Relaxed);
             self.count(&applier);
@@ -648,8 +646,8 @@ impl Inner {
         }
     }
 
-    /// Takes a commit, of this node or another, without reading the store. Whether everything up to it is here now: otherwise
-    /// something in between is missing, and the store has to be read unless it comes from elsewhere.
+    /// Applies a commit of this or another node without reading the store. True if everything up to it is in the cache; false if a commit in between
+    /// is missing, so that the store must be read unless another node pushes that commit.
     pub(crate) async fn offer(&self, epoch: i64, revision: Revision, records: Vec<Record>) -> bool {
         let mut applier = self.applier.lock().await;
         let changes = applier.offer(&self.cache, epoch, revision, records);
@@ -663,25 +661,25 @@ impl Inner {
         self.counters.rows_applied.store(applier.rows, Ordering::Relaxed);
     }
 
-    /// Another node has everything up to `revision`.
+    /// Notes that another node has everything up to `revision`, and wakes the feed if this node is behind.
     pub(crate) fn told(&self, epoch: i64, revision: Revision) {
         if epoch != self.epoch.load(Ordering::Relaxed) || revision > self.cache.revision() {
             self.behind.notify_one();
         }
     }
 
-    /// What other nodes are told of what is here.
+    /// Returns the message that tells other nodes this node's revision.
     pub(crate) fn news(&self) -> Bytes {
         peers::wire::news(self.epoch.load(Ordering::Relaxed), self.cache.revision())
     }
 }
 
-/// Who shows a sign of life by these writes, and what that says.
+/// Returns the instances for which these writes are a heartbeat, by the health that it states.
 fn alive(writes: &[Result<Write, WriteError>]) -> [(Alive, Vec<InstanceId>); 3] {
     let mut signs = [Alive::Passing, Alive::AsReported, Alive::Unwell].map(|alive| (alive, Vec::new()));
     for write in writes.iter().flatten() {
         if let WriteKind::Register(registration) = &write.kind {
-            // A registration that says nothing of its health is a heartbeat; one that says "passing" writes that itself.
+            // A registration without a health is a heartbeat; one with "passing" writes the health itself.
             let sign = match registration.health {
                 None => 0,
                 Some(Health::Passing) => 1,
@@ -711,7 +709,7 @@ async fn feed(inner: Arc<Inner>) {
             tokio::select! {
                 () = inner.behind.notified() => {}
                 () = inner.store.changed(inner.cache.revision()) => {
-                    // What the nodes say to each other is faster: the store is for what got lost on the way.
+                    // Pushes between nodes are faster: the store is read only for commits whose push was lost.
                     if inner.peers.all_reached() {
                         tokio::time::sleep(GATHER).await;
                     }
@@ -735,7 +733,7 @@ async fn feed(inner: Arc<Inner>) {
     }
 }
 
-/// Collects tombstones, and forgets services that are gone.
+/// Collects tombstones, and removes services that no longer exist.
 async fn collect(inner: Arc<Inner>) {
     let mut stop = inner.stop.subscribe();
     let keep = i64::try_from(inner.settings.tombstones.as_millis()).unwrap_or(i64::MAX);
@@ -745,7 +743,7 @@ async fn collect(inner: Arc<Inner>) {
             _ = stop.wait_for(|stop| *stop) => return,
             () = tokio::time::sleep(COLLECT) => {}
         }
-        // Only what this node itself has seen: so its own cursor is never below gc_floor.
+        // Only tombstones that this node has applied: so its own cursor is never below gc_floor.
         let (cursor, floor) = {
             let applier = inner.applier.lock().await;
             (applier.cursor(), applier.gc_floor())

@@ -1,4 +1,4 @@
-//! What a writer does about a commit that failed. Both writers, of instances and of keys, go by it.
+//! Retries of failed commits, for both writers: that of instances and that of keys.
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use tokio::time::Instant;
 
 use crate::error::StoreError;
 
-/// A commit that another transaction is in the way of is tried so often.
+/// Attempts of a commit that conflicts with another transaction.
 const CONFLICTS: u32 = 8;
-/// A commit that the store did not take is tried so often: a connection that was idle for long is often found dead only then.
+/// Attempts of a commit that the store refuses: a connection that was idle for long is often found dead only then.
 const FAILURES: u32 = 2;
-/// So long the store is asked whether a commit happened.
+/// Time for which the store is asked if a commit happened.
 pub(crate) const RESOLVE: Duration = Duration::from_secs(15);
 
-/// How long to wait before a commit is tried again, whose try number `attempt` (from 1) ended in `error` and wrote nothing; `None` if it is
-/// not to be tried again.
+/// Returns the pause before the next attempt of a commit, after attempt number `attempt` (from 1) failed with `error` and wrote nothing; `None` if
+/// there is to be no further attempt.
 pub(crate) fn pause(error: &StoreError, attempt: u32) -> Option<Duration> {
     match error {
         StoreError::Conflict { .. } => (attempt < CONFLICTS).then(|| Duration::from_millis(u64::from(attempt) * 5)),
@@ -23,8 +23,7 @@ pub(crate) fn pause(error: &StoreError, attempt: u32) -> Option<Duration> {
     }
 }
 
-/// What the store says has become of commit `number` of `what` (for the log), once `ask` gets an answer; `None` if there is none within
-/// [`RESOLVE`].
+/// Calls `ask` until the store answers if commit `number` of `what` (for the log) happened; `None` without an answer within [`RESOLVE`].
 pub(crate) async fn resolve<T, F>(what: &str, number: u64, mut ask: impl FnMut() -> F) -> Option<T>
 where
     F: Future<Output = Result<T, StoreError>>,

@@ -1,4 +1,4 @@
-//! What can be set.
+//! Settings of a registry node.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,87 +10,88 @@ use crate::error::OpenError;
 use crate::kv::KvLimits;
 use crate::model::Limits;
 
-/// How a registry behaves.
+/// Settings of a registry node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// How much of everything there may be.
+    /// Limits on instances, services and calls.
     pub limits: Limits,
-    /// Rows after which a batch is full: 1 to 4096. While the store is busy rows gather; and where several
-    /// write at once, for up to two milliseconds more. Who writes alone does not wait.
+    /// Rows of a full batch: 1 to 4096. Rows gather while the store is busy, and for up to two milliseconds more if several callers write at once. A
+    /// single caller does not wait.
     pub batch_rows: usize,
-    /// Changes of one service that are remembered for those who fell behind.
+    /// Changes remembered for each service, for watchers that fell behind.
     pub service_changes: usize,
-    /// Changes in all that are remembered.
+    /// Changes remembered in all.
     pub changes: usize,
-    /// Tombstones are kept for so long: a node that was cut off for longer reads everything.
+    /// Age at which tombstones are collected: a node that was cut off for longer reads everything.
     #[serde(with = "humantime_serde")]
     pub tombstones: Duration,
     /// Heartbeats and probes.
     pub health: HealthSettings,
     /// The other nodes on the same store.
     pub peers: PeerSettings,
-    /// How much keys and sessions may be.
+    /// Limits on keys and sessions.
     pub kv: KvLimits,
-    /// How much Polaris' rules may be.
+    /// Limits on Polaris rules.
     pub rules: RuleLimits,
 }
 
-/// How much the rules of Polaris may be, for each namespace. They are kept with the keys, so [`KvLimits::total_bytes`] holds for them, too.
+/// Limits on Polaris rules, for each namespace. Rules are stored with the keys, so [`KvLimits::total_bytes`] applies to them, too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RuleLimits {
     /// Rules of one namespace.
     pub count: usize,
-    /// Bytes of one rule, as it is kept or as it is served, whichever is more: up to 512 KiB.
+    /// Bytes of one rule, in its stored or its served form, whichever is larger: up to 512 KiB.
     pub rule_bytes: usize,
-    /// The same of all rules of one namespace. A client gets at most so much in one answer; many take 4 MiB.
+    /// Bytes of all rules of one namespace, counted in the same way. A client gets at most this much in one answer; many clients accept 4 MiB.
     pub bytes: usize,
 }
 
-/// How nodes on one store reach each other.
+/// Communication between nodes on one store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PeerSettings {
-    /// Where this node listens for the others; port 0 leaves the port to the system, and opens it only when there is another node. They prove to each other that they know the
-    /// store's secret; what they say is encrypted if there is TLS.
+    /// Address at which this node listens for the others; with port 0 the system chooses the port, and it is opened only once another node exists.
+    /// Nodes prove to each other that they know the store's secret; with TLS, their messages are encrypted.
     pub listen: SocketAddr,
-    /// Where the others reach it, `host` or `host:port`; empty: where it listens.
+    /// Address at which the others reach this node, `host` or `host:port`; empty for the address that it listens on.
     pub advertise: String,
     /// TLS between the nodes.
     pub tls: PeerTls,
 }
 
-/// TLS between the nodes on one store. Each shows its certificate to the others, and holds theirs against one CA.
+/// TLS between the nodes on one store. Each node presents its certificate and verifies those of the others against a CA.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PeerTls {
-    /// Whether there is TLS. All nodes have to say the same: those that do not do not talk to each other.
+    /// TLS mode, the same on all nodes: nodes with different modes cannot talk to each other.
     pub mode: PeerTlsMode,
-    /// PEM: this node's certificate, and those between it and its CA. If it says what it may be used for, both that of a server and of a client.
+    /// PEM: this node's certificate and the intermediate ones up to its CA. An extended key usage, if present, must include both server and client
+    /// authentication.
     pub cert_file: Option<PathBuf>,
     /// PEM: the certificate's private key, without a passphrase.
     pub key_file: Option<PathBuf>,
-    /// PEM: CAs that the nodes' certificates are verified with. Best one of their own: everybody else with a certificate of it may speak to them.
+    /// PEM: CAs that verify the nodes' certificates. Use a CA of their own: any other holder of a certificate from it could connect to them.
     pub ca_file: Option<PathBuf>,
 }
 
-/// Whether nodes speak TLS to each other.
+/// TLS mode between nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PeerTlsMode {
     /// In clear.
     #[default]
     Disable,
-    /// TLS, and nothing else.
+    /// TLS only.
     Require,
 }
 
 impl PeerTls {
-    /// Reads the files, and says what is wrong with them.
+    /// Reads and validates the files.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first fault found.
     pub fn check(&self) -> Result<(), OpenError> {
         crate::peers::check(self)
     }
@@ -100,36 +101,36 @@ impl PeerTls {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HealthSettings {
-    /// Whether this node judges health: expires, probes, deregisters. Those that do share the instances among them; heartbeats
-    /// may go to any node.
+    /// True if this node judges health: expires, probes, deregisters. The nodes that do share the instances among them; heartbeats may go to any
+    /// node.
     pub enabled: bool,
-    /// Probes under way at the same time.
+    /// Maximum number of concurrent probes.
     pub probes: usize,
-    /// Ranges of addresses (`10.0.0.0/8`) that may be probed, whatever `probe_deny` has.
+    /// Address ranges (`10.0.0.0/8`) that may be probed even if `probe_deny` includes them.
     pub probe_allow: Vec<String>,
-    /// Ranges of addresses that are not probed: an instance whose target is there is critical. The addresses at which the registry
-    /// itself listens are not probed either.
+    /// Address ranges that are not probed: an instance with a target in one is critical. The addresses on which the registry itself listens are not
+    /// probed either.
     pub probe_deny: Vec<String>,
-    /// PEM: the certificates of the authorities that probes over TLS trust; with none, those that the system trusts.
+    /// PEM: CA certificates that probes over TLS trust; None for those of the system.
     pub probe_ca_file: Option<PathBuf>,
-    /// When much is lost at once.
+    /// Limits on mass expiry.
     pub brake: BrakeSettings,
 }
 
-/// What is not probed where nobody says: link-local addresses, at which clouds tell machines their secrets.
+/// Default of `probe_deny`: link-local addresses, at which clouds serve machine credentials.
 const DENIED: [&str; 3] = ["169.254.0.0/16", "fe80::/10", "fd00:ec2::254"];
 
-/// When much is lost at once, it is rather the registry's view that is wrong: the last good state is kept for a while.
+/// Self-preservation: if many instances are lost at once, the registry's view is probably wrong, and the last good state is kept for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BrakeSettings {
-    /// Share of a service's checked instances, above 0 to 1: when more than it are missing, the brake holds. 1: never.
+    /// Share of a service's checked instances, above 0 to 1: the brake holds if more than this share is missing. 1: never.
     pub service_share: f64,
-    /// The same for all checked instances together.
+    /// The share of all checked instances together.
     pub whole_share: f64,
-    /// Fewer missing ones than this never hold it.
+    /// Minimum number of missing instances for the brake to hold.
     pub least: usize,
-    /// After this the brake lets go, whatever the share; it holds again only after the share has fallen.
+    /// Maximum time that the brake holds, whatever the share; it holds again only after the share has fallen.
     #[serde(with = "humantime_serde")]
     pub longest: Duration,
 }

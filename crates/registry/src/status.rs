@@ -1,4 +1,4 @@
-//! What can be seen from outside, in numbers.
+//! Status and counters of a node.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -6,57 +6,57 @@ use std::time::Duration;
 use crate::kv::KvStatus;
 use crate::model::{Revision, ServiceKey};
 
-/// How the registry is.
+/// Status of a registry node.
 #[derive(Clone, Debug)]
 pub struct Status {
-    /// Everything was loaded once, the store answered when it was asked last, and takes writes.
+    /// True if the last read of the store and the last writes succeeded, and the node is not stopping.
     pub ready: bool,
     /// Kind of the store.
     pub store: &'static str,
-    /// Why the store did not answer, if it did not.
+    /// The last read error of the store; None if the last read succeeded.
     pub store_error: Option<String>,
-    /// Why the store does not take writes, if it does not.
+    /// The reason why the store takes no writes; None if it does.
     pub write_error: Option<String>,
-    /// Of the whole.
+    /// Revision of the whole registry.
     pub revision: Revision,
     /// The store's history.
     pub epoch: i64,
-    /// Instances.
+    /// Number of instances.
     pub instances: usize,
-    /// Of them, those that are critical.
+    /// Number of critical instances.
     pub critical: usize,
-    /// Of them, those that are isolated and not critical.
+    /// Number of isolated instances that are not critical.
     pub isolated: usize,
-    /// Services, those included that are only waited for.
+    /// Number of services, including those that are only watched.
     pub services: usize,
     /// Calls that wait for a change.
     pub watchers: usize,
     /// Writes that wait for their batch.
     pub queued_writes: usize,
-    /// Services whose brake holds, and since when; `None` stands for the whole.
+    /// Services whose brake holds, and for how long; `None` stands for the whole registry.
     pub protected: Vec<(Option<ServiceKey>, Duration)>,
-    /// Where other nodes reach this one.
+    /// Address at which other nodes reach this one.
     pub peer_address: String,
-    /// The other nodes that live, as far as the store says.
+    /// The other live nodes, according to the store.
     pub peers: Vec<PeerStatus>,
     /// Keys and sessions.
     pub kv: KvStatus,
-    /// Counted since the start.
+    /// Counters since the start.
     pub counts: Counts,
 }
 
 /// Another node on the same store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerStatus {
-    /// Where it listens for the others.
+    /// Address at which it listens for the others.
     pub address: String,
-    /// Whether there is a connection to it.
+    /// True if there is a connection to it.
     pub reached: bool,
 }
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $name:ident),* $(,)?) => {
-        /// What happened since the start.
+        /// Counters of events since the start.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Counts { $($(#[doc = $doc])+ pub $name: u64,)* }
 
@@ -70,7 +70,7 @@ macro_rules! counters {
         }
 
         impl Counts {
-            /// Names and values, for a metrics page.
+            /// Iterates over names and values, for a metrics page.
             pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name),)*].into_iter()
             }
@@ -81,63 +81,63 @@ macro_rules! counters {
 counters! {
     /// Batches committed.
     commits,
-    /// Writes in them.
+    /// Writes in these batches.
     writes,
-    /// Rows that were written for them; the rest said what was there already.
+    /// Rows written for these writes; the other rows were unchanged.
     rows_written,
-    /// Commits tried again after another transaction was in the way.
+    /// Commits tried again after a conflict with another transaction.
     conflicts,
     /// Commits whose answer was lost.
     undetermined,
-    /// Those that turned out to have happened.
+    /// Commits among these that turned out to have happened.
     undetermined_committed,
     /// Batches that the store did not take.
     failed_commits,
     /// Microseconds from the start of a batch to the end of its commit, summed.
     commit_micros,
-    /// Microseconds that a call waited for its batch to begin, summed over batches (of each the longest).
+    /// Microseconds that a call waited for its batch to begin: the longest wait of each batch, summed.
     wait_micros,
     /// Calls refused because too many writes waited.
     overloaded,
     /// Reads of the store.
     feed_reads,
-    /// Reads that failed.
+    /// Failed reads of the store.
     feed_failures,
-    /// Reads of everything.
+    /// Full reads of the store.
     full_loads,
     /// Rows read or applied.
     rows_applied,
     /// Heartbeats of known instances.
     heartbeats,
-    /// Heartbeats of unknown ones.
+    /// Heartbeats of unknown instances.
     unknown_heartbeats,
-    /// Reads of the store because of a heartbeat, or the like, of an instance that was not here yet.
+    /// Reads of the store for a heartbeat or lookup of an instance that was not in the cache.
     unknown_id_lookups,
-    /// Instances that went critical for want of a heartbeat.
+    /// Instances that became critical for lack of a heartbeat.
     expired,
-    /// Instances whose expiry the brake held back (counted once a look).
+    /// Instances whose expiry the brake prevented (counted at each check).
     held,
-    /// Instances that came back.
+    /// Instances that recovered.
     revived,
     /// Instances deregistered because they stayed critical.
     reaped,
-    /// Probes tried.
+    /// Probes sent.
     probes,
-    /// Probes failed.
+    /// Probes that failed.
     failed_probes,
     /// Tombstones collected.
     tombstones,
-    /// Commits told to another node.
+    /// Commits pushed to another node.
     pushed,
-    /// Commits of other nodes that were applied as they told of them, without reading the store.
+    /// Pushed commits of other nodes that were applied without reading the store.
     pushes_applied,
-    /// Instances that other nodes were asked about before they were judged.
+    /// Instances about which other nodes were asked before a judgement.
     asked,
-    /// Judgements put off because a node that lives did not answer (counted once an instance and look).
+    /// Judgements postponed because a live node did not answer (counted for each instance and check).
     unanswered,
     /// Other nodes that were lost.
     nodes_lost,
-    /// Times that every lease was prolonged: a node was lost, or this one stood still.
+    /// Extensions of all leases: after a node was lost, or this one was suspended.
     graces,
 }
 

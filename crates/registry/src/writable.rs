@@ -1,26 +1,26 @@
-//! Whether the store takes writes, as far as this node's own writes tell. Pure: time comes as an argument.
+//! Write availability of the store, according to this node's own writes. Pure: time is an argument.
 //!
-//! A store can be read and not written: the disk is full, the file is read-only, the database has become a replica. Each node writes its
-//! beat once a second, so that this is found out without a client; and a commit may need room where a beat does not.
+//! A store may be readable and not writable: the disk is full, the file is read-only, the database has become a replica. Each node writes its beat
+//! once a second, so this is detected without a client; a commit may still need room that a beat does not.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A commit that failed is forgotten after so long, if beats are written: who is not ready gets no writes any more that could succeed.
+/// Time after which a failed commit is forgotten if beats succeed: a node that is not ready gets no writes that could prove otherwise.
 const FORGET: Duration = Duration::from_secs(10);
 
-/// What became of the last writes.
+/// Results of the last writes.
 #[derive(Debug, Default)]
 pub(crate) struct Writable {
-    /// Why the last beat could not be written.
+    /// Error of the last beat, if it failed.
     beat: Option<String>,
-    /// Why the last commit could not be written, and when that was.
+    /// Error and time of the last commit, if it failed.
     commit: Option<(String, Instant)>,
 }
 
 impl Writable {
-    /// A beat was written, or could not be.
+    /// Records the result of a beat.
     pub(crate) fn beat(&mut self, written: Result<(), String>, now: Instant) {
         self.beat = written.err();
         let old = self.commit.as_ref().is_some_and(|(_, at)| now.duration_since(*at) >= FORGET);
@@ -29,12 +29,12 @@ impl Writable {
         }
     }
 
-    /// A batch was committed, or the store did not take it.
+    /// Records the result of a commit.
     pub(crate) fn commit(&mut self, written: Result<(), String>, now: Instant) {
         self.commit = written.err().map(|error| (error, now));
     }
 
-    /// Why the store takes no writes; `None` while it does.
+    /// Returns the reason why the store takes no writes; `None` while it does.
     pub(crate) fn error(&self) -> Option<&str> {
         self.commit.as_ref().map(|(error, _)| error.as_str()).or(self.beat.as_deref())
     }

@@ -1,11 +1,10 @@
 //! The batch writer: many callers, one transaction at a time.
 //!
-//! A batch begins when the one before it is done, with what waits then: alone, a write does not wait; under load rows gather while the
-//! store commits, and for a moment more, as long as half of the callers that were there are not back. The order of writes is that of the
-//! queue.
+//! A batch begins when the previous one is done, and takes the writes that wait then: a single write does not wait. Under load, rows gather while the
+//! store commits, and for a moment more, as long as less than half of the recent callers are back. Writes are carried out in the order of the queue.
 //!
-//! What a batch comes to is foreseen from memory. Where the store, its counter locked, is where the memory is, that holds, and no row
-//! has to be read; else they are, and it is found out anew.
+//! The result of a batch is computed in advance from memory. It holds if the store, with its counter locked, is at the revision of the memory: then
+//! no row has to be read. Otherwise the rows are read and the result is computed anew.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -21,7 +20,7 @@ use crate::retry;
 use crate::status::{add, micros};
 use crate::store::{Batch, Committed, InstanceRow, Outcome, Write};
 
-/// What a call gets for each of its writes.
+/// The answer to one write.
 pub(crate) type Answer = Result<(Outcome, Revision), WriteError>;
 
 /// The writes of one call.
@@ -31,13 +30,13 @@ pub(crate) struct Request {
     pub(crate) since: Instant,
 }
 
-/// A batch waits for so many requests at most, and for so long.
+/// Maximum number of requests that a batch waits for, and maximum wait.
 const ENOUGH: usize = 128;
 const LINGER: Duration = Duration::from_millis(2);
-/// So long another node may take to tell what it committed before us.
+/// Time that another node has to push a commit that precedes this node's.
 const TOLD: Duration = Duration::from_millis(5);
 
-/// Runs until the registry stops; then what waits is told so.
+/// Runs until the registry stops; then fails the queued requests.
 pub(crate) async fn run(inner: Arc<Inner>, mut queue: mpsc::Receiver<Request>) {
     let mut stop = inner.stop.subscribe();
     let (mut number, mut foresee, mut expected) = (0, true, 0);
@@ -57,8 +56,8 @@ pub(crate) async fn run(inner: Arc<Inner>, mut queue: mpsc::Receiver<Request>) {
         let callers = requests.len();
         batch(&inner, number, requests, &mut foresee).await;
         inner.queued.fetch_sub(rows, Ordering::Relaxed);
-        // Those who were answered mostly come again, and those who wait are there. Half of them: while they are committed the others'
-        // requests are read, and the other way round.
+        // Answered callers mostly write again, and queued ones wait already. Half of them: while these are committed, the others' requests are read,
+        // and vice versa.
         expected = (callers + queue.len()).div_ceil(2).min(ENOUGH);
     }
     queue.close();
@@ -69,8 +68,8 @@ pub(crate) async fn run(inner: Arc<Inner>, mut queue: mpsc::Receiver<Request>) {
     }
 }
 
-/// Adds to `requests` what waits, up to `most` rows; and, where others are expected because they were there a moment ago, waits for
-/// them: for [`LINGER`] at most. A commit costs as much as dozens of rows. Who comes alone waits for nobody.
+/// Adds queued requests to `requests`, up to `most` rows. If fewer than `expected` are there, waits for more, for [`LINGER`] at most: a commit costs
+/// as much as dozens of rows. A single caller never waits.
 async fn gather(
     queue: &mut mpsc::Receiver<Request>,
     requests: &mut Vec<Request>,
@@ -122,24 +121,24 @@ async fn batch(inner: &Inner, number: u64, requests: Vec<Request>, foresee: &mut
             add(&counters.writes, batch.writes.len() as u64);
             add(&counters.rows_written, committed.records.len() as u64);
             let Committed { revision, wrote, epoch, outcomes, records } = committed;
-            // While others commit in between, what they did would only be read a round trip later.
+            // While others commit in between, a prediction would only delay the read of the rows by a round trip.
             *foresee = revision.0 == before.0 + u64::from(wrote);
             if wrote {
                 inner.peers.push(inner, epoch, revision, &records);
                 if revision <= before {
-                    // A new commit comes after all that were seen: this is another history.
+                    // A new commit must be above every revision seen: this is another history.
                     inner.applier.lock().await.distrust();
                     let _ = inner.catch_up().await;
                 }
             }
-            // What was not written by this batch, but by somebody else, has to be read.
+            // A row that another batch wrote has to be read.
             let is_in = if wrote { inner.offer(epoch, revision, records).await } else { revision <= before };
             if !is_in {
                 bring_in(inner, revision).await;
             }
             let mut outcomes = outcomes.into_iter();
             for (rows, reply) in replies {
-                // Whoever does not wait any more does not need the answer.
+                // A caller that has gone needs no answer.
                 let _ = reply.send(outcomes.by_ref().take(rows).map(Ok).collect());
             }
         }
@@ -159,7 +158,7 @@ async fn commit(inner: &Inner, batch: &Arc<Batch>) -> Result<Committed, WriteErr
         attempt += 1;
         let error = match inner.store.commit(Arc::clone(batch)).await {
             Ok(committed) => {
-                // A batch that said nothing new has written nothing.
+                // A batch without changes wrote nothing.
                 if committed.wrote {
                     noted(inner, Ok(()));
                 }
@@ -179,7 +178,7 @@ async fn commit(inner: &Inner, batch: &Arc<Batch>) -> Result<Committed, WriteErr
             Err(error) => error,
         };
         let Some(pause) = retry::pause(&error, attempt) else {
-            // To be in each other's way is no fault of the store.
+            // A conflict is no fault of the store.
             if !matches!(error, StoreError::Conflict { .. }) {
                 noted(inner, Err(error.to_string()));
             }
@@ -196,9 +195,9 @@ fn noted(inner: &Inner, written: Result<(), String>) {
     inner.writable.lock().unwrap_or_else(PoisonError::into_inner).commit(written, Instant::now());
 }
 
-/// Sees to it that the own cache has a commit before it is answered for: what a client registered, it finds.
+/// Waits until this node's cache has a commit that is about to be answered, so that clients read their own writes.
 async fn bring_in(inner: &Inner, revision: Revision) {
-    // Another node has committed in between, and mostly tells so itself.
+    // Another node has committed in between, and mostly pushes that commit itself.
     let soon = Instant::now() + TOLD;
     if inner.peers.all_reached()
         && inner.cache.whole().passed(Revision(revision.0.saturating_sub(1)), soon).await >= revision
@@ -207,14 +206,14 @@ async fn bring_in(inner: &Inner, revision: Revision) {
     }
     let deadline = Instant::now() + retry::RESOLVE;
     loop {
-        // Where a replica is read, it may lag.
+        // A replica that is read may lag.
         let why = match inner.catch_up().await {
             Ok(()) if inner.cache.revision() >= revision => return,
             Ok(()) => "the store is read where it is not yet".into(),
             Err(error) => error.to_string(),
         };
         if Instant::now() >= deadline {
-            // It is committed, which is what the answer says; the feed goes on trying.
+            // The commit is durable, as the answer says; the feed goes on trying.
             tracing::warn!("revision {revision} is committed but cannot be read back: {why}");
             return;
         }
