@@ -1,15 +1,15 @@
-//! Events: what one client of a namespace tells all others, in passing. The last [`KEPT`] of a namespace are kept.
+//! Events: messages from one client of a namespace to all others. The last [`KEPT`] of a namespace are kept.
 //!
-//! They are rows of the key-value store, in a namespace of keys of their own ([`NamespaceName::of_events`]), so every node of the store sees
-//! them by the feed that it follows anyway, and they wake nobody who waits for keys. Event number n is the row
+//! Events are rows of the key-value store, in a reserved namespace of keys ([`NamespaceName::of_events`]), so every node of the store receives them
+//! through the feed that it follows anyway, and they wake no watcher of keys. Event number n is the row
 //!
 //! ```text
-//!  event/NNN     NNN = n modulo KEPT, three digits     flags = n     value: what the front keeps
+//!  event/NNN     NNN = n modulo KEPT, three digits     flags = n     value: the front's encoding
 //! ```
 //!
-//! so a new event takes the place of the oldest one: there are never more rows, and none to be deleted. Who fires writes the row of the number after
-//! the highest, if that row is still as it was; of two nodes that choose one number, one chooses again. So numbers rise by one in the order of
-//! commits, and no event is written over by another of its number.
+//! so a new event replaces the oldest one: there are never more rows, and none to delete. A node that fires an event writes the row of the number
+//! after the highest, if that row is unchanged; if two nodes choose the same number, one of them chooses again. So numbers rise by one in commit
+//! order, and no event overwrites another one of its number.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::error::{WatchError, WriteError};
 use crate::model::{NamespaceName, Revision};
 use crate::registry::Registry;
 
-/// Events of a namespace that are kept, as Consul's agents do.
+/// Number of events kept for each namespace, as many as Consul's agents keep.
 pub(crate) const KEPT: u64 = 256;
 const EVENT: &str = "event/";
 
@@ -31,7 +31,7 @@ fn key(number: u64) -> String {
 }
 
 impl Registry {
-    /// The events of `namespace` that this node has, oldest first, each with its number in `flags`; and as of when.
+    /// Returns the events of `namespace` that this node has, oldest first, each with its number in `flags`; and their revision.
     ///
     /// # Errors
     /// The store holds no keys.
@@ -41,10 +41,10 @@ impl Registry {
         Ok((revision, events))
     }
 
-    /// Waits until `namespace` has another event than as of `seen`, or `deadline`.
+    /// Waits until `namespace` has an event later than `seen`, or until `deadline`.
     ///
     /// # Errors
-    /// The registry stops; too many wait.
+    /// The registry stops; too many calls wait.
     pub(crate) async fn event_after(
         &self,
         namespace: &NamespaceName,
@@ -54,10 +54,10 @@ impl Registry {
         self.kv_wait(&NamespaceName::of_events(namespace), Subject::Tree(EVENT.into()), seen, deadline).await
     }
 
-    /// Tells all clients of `namespace` of `value`. The event's number.
+    /// Sends `value` to all clients of `namespace`. Returns the event's number.
     ///
     /// # Errors
-    /// As of any write.
+    /// The same as for any write.
     pub(crate) async fn fire(&self, namespace: &NamespaceName, value: &Bytes) -> Result<u64, WriteError> {
         let space = NamespaceName::of_events(namespace);
         self.change_own(&space, &format!("the events of {namespace}"), |entries| {

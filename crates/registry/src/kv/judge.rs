@@ -1,4 +1,4 @@
-//! Ends sessions: those that nobody renews, and those with a check that is critical or gone.
+//! Ends sessions that are not renewed, and sessions with a check that is critical or gone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use crate::health::{self, leases::session};
 use crate::model::{Health, InstanceId, NamespaceName, Revision};
 use crate::registry::{Inner, Registry};
 
-/// How often sessions are looked at.
+/// Interval between two looks at the sessions.
 const TICK: Duration = Duration::from_millis(250);
-/// Sessions that are judged at a time: one question to the other nodes.
+/// Maximum number of sessions judged at a time, with one request to the other nodes.
 const MOST: usize = 4096;
 
-/// A session that is to end, as it was when it was judged, and why it ends.
+/// A session to end, at the revision at which it was judged, with the reason.
 struct Verdict {
     namespace: NamespaceName,
     id: Arc<str>,
@@ -44,13 +44,13 @@ pub(super) async fn run(inner: Arc<Inner>) {
     }
 }
 
-/// Of the sessions that this node judges, those that no node has heard of for twice their time to live.
+/// Returns the sessions, among those that this node judges, that no node has renewed for twice their time to live.
 async fn silent(inner: &Arc<Inner>, kv: &Kv) -> Vec<Verdict> {
     let over = {
         let (sessions, now) = kv.health.leases.sessions();
         sessions.over(now, MOST, |name| inner.peers.owns(name))
     };
-    // As of before the others are asked: a renewal through the store after that is in the way of the end.
+    // Read before the others are asked: a renewal through the store after this changes the revision, and so prevents the end.
     let verdict = |(name, namespace, id): (InstanceId, NamespaceName, Arc<str>)| {
         let revision = kv.state().space(&namespace)?.session(&id)?.modified;
         Some((name, Verdict { namespace, id, revision, why: "it was not renewed in time".to_owned() }))
@@ -62,7 +62,7 @@ async fn silent(inner: &Arc<Inner>, kv: &Kv) -> Vec<Verdict> {
     silent.map(|(_, verdict)| verdict).collect()
 }
 
-/// Of the sessions that this node judges, those with a check that is critical, or whose instance is gone.
+/// Returns the sessions, among those that this node judges, with a check that is critical, or whose instance is gone.
 async fn unwell(inner: &Arc<Inner>, kv: &Kv) -> Vec<Verdict> {
     let watched: Vec<(NamespaceName, Arc<Session>)> = {
         let state = kv.state();
@@ -76,7 +76,7 @@ async fn unwell(inner: &Arc<Inner>, kv: &Kv) -> Vec<Verdict> {
             continue;
         }
         for (check, instance) in &session.service_checks {
-            // Registered at another node a moment ago, it may not be here yet.
+            // An instance registered at another node a moment ago may not be in the cache yet.
             let instance = registry.instance_or_ask(instance).await;
             if instance.is_none_or(|instance| instance.isolate || instance.health_of(check) == Health::Critical) {
                 let why = format!("its check {check} is critical or gone");
@@ -89,7 +89,7 @@ async fn unwell(inner: &Arc<Inner>, kv: &Kv) -> Vec<Verdict> {
     verdicts
 }
 
-/// Ends all of them at once: none has to wait for the commit of another one. One that could not be ended is judged anew.
+/// Queues all ends at once, so that none waits for the commit of another. A session that could not be ended is judged again.
 async fn end(kv: &Kv, verdicts: Vec<Verdict>) {
     let mut answers = Vec::with_capacity(verdicts.len());
     for Verdict { namespace, id, revision, why } in verdicts {
@@ -97,7 +97,7 @@ async fn end(kv: &Kv, verdicts: Vec<Verdict>) {
         answers.extend(kv.queue(Ask::End(namespace, id, Some(revision))));
     }
     for answer in answers {
-        // The writer says in the log what fails.
+        // The writer logs failures.
         let _ = answer.await;
     }
 }

@@ -2,26 +2,27 @@
 //!
 //! ```text
 //!  put, delete, transaction, session ─▶ writer ── one transaction a batch ──▶ KvStore            the truth
-//!                                         │  under the counter's lock: what was missed ─▶ State ─▶ plan
+//!                                         │  under the counter's lock: missed rows ─▶ State ─▶ plan
 //!                                         ▼                                                       │ feed
 //!  renewals ─▶ leases ─▶ judge ─▶ writer  State: every key and session, in memory ◀───────────────┘
-//!                                         │ wakes who waits for a key, a prefix, sessions
+//!                                         │ wakes watchers of a key, a prefix, sessions
 //!                                         ▼
 //!                                      readers
 //! ```
 //!
 //! # Invariants
 //!
-//! - A decision builds on everything that was committed before it, by any node: it is made under the counter's lock, when the rows that
-//!   the node lacked have been read; in TiKV, of a snapshot, and again where another node's commit came in between. So a condition (`cas`, a lock that is free, a session that lives) holds when the write commits.
-//! - One revision a call, so no revision stands for two contents of a key. A call is carried out whole or not at all.
-//! - A key is held by one session at most, and only while that session is in the store. Who ends a session gives back or deletes its keys in the
-//!   same transaction.
-//! - Rules and events are in namespaces of keys that no name from outside leads to (`rules`, `events`). Writes to those of one namespace follow each
-//!   other (`own`).
-//! - A lock delay is counted by each node from when it hears of the row: never shorter than asked for. No clocks are compared.
-//! - A session is ended for silence only after twice its time to live without a renewal at any live node; a renewal that not every live node
-//!   could ask for goes through the store before it is answered.
+//! - A decision is always based on everything committed before it by any node: it is made under the counter's lock, after the rows that the node
+//!   lacked have been read. In TiKV it is made on a snapshot, and made again if another node's commit came in between. So a condition (`cas`, a lock
+//!   that is free, a session that lives) holds when the write commits.
+//! - Each call has one revision, so no revision stands for two contents of a key. A call is carried out completely or not at all.
+//! - A key is held by at most one session, and only while that session is in the store. The transaction that ends a session also releases or deletes
+//!   its keys.
+//! - Rules and events are in reserved namespaces of keys, which no name from outside can address (`rules`, `events`). Writes to one of these are
+//!   serialised (`own`).
+//! - Each node counts a lock delay from the moment it receives the row, so it is never shorter than requested. No clocks are compared.
+//! - A session is ended for lack of renewal only after twice its time to live without a renewal at any live node. A renewal that not every live node
+//!   could ask for is committed to the store before it is answered.
 
 mod events;
 mod judge;
@@ -63,35 +64,35 @@ pub(crate) struct Kv {
     limits: KvLimits,
     state: RwLock<State>,
     watchers: Watchers,
-    /// Knows the leases of sessions.
+    /// Holds the leases of sessions.
     health: Arc<Watch>,
     queue: mpsc::Sender<Queued>,
     queued: AtomicUsize,
     most_queued: usize,
     began: Instant,
-    /// When somebody last asked for anything, in milliseconds since `began`: who is not asked need not look at the store often.
+    /// Time of the last use, in milliseconds since `began`: an unused node polls the store less often.
     used: AtomicU64,
-    /// Somebody asks for what is not here.
+    /// Signalled when a caller needs rows that this node lacks.
     wanted: Notify,
-    /// Since when the store, as far as it is read, is behind what is here.
+    /// Time since which the store, where it is read, is behind this node.
     behind: Mutex<Option<Instant>>,
     error: Mutex<Option<String>>,
-    /// How often everything was read anew.
+    /// Number of full reads.
     replaced: AtomicU64,
-    /// Held by who changes what is the registry's own, of some namespaces: on one node one after the other.
+    /// Serialises this node's changes to reserved namespaces; each namespace maps to one lock.
     changing: [tokio::sync::Mutex<()>; 16],
 }
 
-/// What became of a renewal.
+/// The result of a renewal.
 #[derive(Clone, Debug)]
 pub enum Renewal {
     /// The session lives.
     Lives(Arc<Session>),
-    /// There is no such session.
+    /// The session does not exist.
     Unknown,
 }
 
-/// How much the key-value part holds.
+/// Size of the key-value part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvStatus {
     /// Keys.
@@ -100,19 +101,19 @@ pub struct KvStatus {
     pub sessions: usize,
     /// Bytes of keys and values.
     pub bytes: usize,
-    /// Its latest revision.
+    /// The latest revision.
     pub revision: Revision,
 }
 
-/// A store that is behind for so long is another history, and not a replica that lags.
+/// Time after which a store that is behind this node is taken for another history, not for a lagging replica.
 const LAG: Duration = Duration::from_secs(10);
-/// How often the counter is looked at while somebody uses keys and other nodes may change them.
+/// Interval between two reads of the counter while keys are in use and other nodes may change them.
 const POLL: Duration = Duration::from_millis(50);
-/// How often otherwise.
+/// The interval otherwise.
 const IDLE_POLL: Duration = Duration::from_secs(1);
-/// So long after the last use it counts as used.
+/// Milliseconds after the last use during which the store counts as used.
 const USED: u64 = 60_000;
-/// How often deleted keys are collected, and how many at a time.
+/// Interval between two collections of deleted keys, and rows collected at a time.
 const COLLECT: Duration = Duration::from_secs(30);
 const COLLECT_ROWS: usize = 10_000;
 
@@ -121,7 +122,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Kv {
-    /// Reads everything from `store`. What is queued is carried out once [`start`] was called with the second value.
+    /// Reads everything from `store`. Queued requests are carried out once [`start`] was called with the second value.
     pub(crate) async fn open(
         store: Arc<dyn KvStore>,
         limits: KvLimits,
@@ -167,12 +168,12 @@ impl Kv {
         self.used.store(self.now(), Ordering::Relaxed);
     }
 
-    /// Takes what was read where it is certain that it is not older than what is here, or is another history: with the counter locked, say.
+    /// Applies rows that are certainly not older than the state, or of another history: read with the counter locked, for example.
     fn take(&self, read: KvRead) {
         self.take_unless(read, |_, _| false);
     }
 
-    /// Takes what was read, unless `skip` says otherwise of what is here and what was read; and tells whoever wants to know.
+    /// Applies rows unless `skip` returns true for the state and the rows; then notifies leases and watchers.
     fn take_unless(&self, read: KvRead, skip: impl Fn(&State, &KvRead) -> bool) {
         let now = Instant::now();
         let touched = {
@@ -187,7 +188,7 @@ impl Kv {
                 true => state.replace(read.head, read.rows, now),
                 false => state.absorb(read.head, read.rows, now),
             };
-            // With the lock: so leases hear of a session's beginning and end in that order.
+            // Under the lock, so that the leases see a session's beginning and end in that order.
             let (mut leases, now) = self.health.leases.sessions();
             for one in &touched {
                 match one {
@@ -207,7 +208,7 @@ impl Kv {
         }
     }
 
-    /// Brings what is here up to the store, if that is ahead.
+    /// Brings the state up to date with the store, if the store is ahead.
     async fn catch_up(&self) -> Result<(), StoreError> {
         let result = self.follow().await;
         *lock(&self.error) = result.as_ref().err().map(ToString::to_string);
@@ -221,7 +222,7 @@ impl Kv {
             (state.epoch, state.v)
         };
         if head.epoch == epoch && head.v < v {
-            // A replica that lags, for a while; after that the store itself went back.
+            // A lagging replica, for a while; after that the store itself went back.
             let since = *lock(&self.behind).get_or_insert_with(Instant::now);
             if since.elapsed() < LAG {
                 return Ok(());
@@ -231,20 +232,20 @@ impl Kv {
             self.take(KvRead { whole: true, ..read });
         } else if head.epoch != epoch || head.v > v {
             let read = self.store.read(epoch, v).await?;
-            // Read from another replica than the head was, or before a commit of this node, it may be older than what is here.
+            // Read from another replica than the head, or before a commit of this node, the rows may be older than the state.
             self.take_unless(read, |state, read| read.head.epoch == state.epoch && read.head.v < state.v);
         }
         *lock(&self.behind) = None;
         Ok(())
     }
 
-    /// Has the one writer carry out `ask`.
+    /// Queues `ask` and waits for its answer.
     async fn ask(&self, ask: Ask) -> Result<Answer, WriteError> {
-        // The writer is gone: what was queued was not begun.
+        // The writer has ended: queued requests were not started.
         self.queue(ask)?.await.unwrap_or(Err(WriteError::Stopped))
     }
 
-    /// Has the one writer carry out `ask`. Where the answer comes.
+    /// Queues `ask` for the writer. Returns the receiver of the answer.
     fn queue(&self, ask: Ask) -> Result<oneshot::Receiver<Result<Answer, WriteError>>, WriteError> {
         self.use_now();
         let queued = self.queued.fetch_add(1, Ordering::Relaxed);
@@ -276,7 +277,7 @@ impl Kv {
     }
 }
 
-/// Starts what carries out, follows the store, collects and judges.
+/// Starts the tasks that write, follow the store, collect and judge.
 pub(crate) fn start(inner: &Arc<Inner>, asks: mpsc::Receiver<Queued>, tasks: &mut JoinSet<()>) {
     tasks.spawn(writer::run(Arc::clone(inner), asks));
     tasks.spawn(feed(Arc::clone(inner)));
@@ -315,7 +316,7 @@ async fn feed(inner: Arc<Inner>) {
     }
 }
 
-/// Collects deleted keys and ended sessions, once they are as old as tombstones have to be.
+/// Collects deleted keys and ended sessions, once they have reached the age of tombstones.
 async fn collect(inner: Arc<Inner>) {
     let Some(kv) = &inner.kv else { return };
     let mut stop = inner.stop.subscribe();
@@ -342,21 +343,21 @@ impl Registry {
         Ok(kv)
     }
 
-    /// Whether the store can hold keys and sessions.
+    /// True if the store can hold keys and sessions.
     pub fn has_keys(&self) -> bool {
         self.inner().kv.is_some()
     }
 
-    /// How much keys and sessions may be.
+    /// Returns the limits on keys and sessions.
     pub fn kv_limits(&self) -> &KvLimits {
         &self.inner().settings.kv
     }
 
-    /// Carries out operations one after the other, all of them or none. What each gave, or which were refused. Values and keys have to be
-    /// within the limits.
+    /// Carries out operations in order, all of them or none. Returns the result of each, or the refused ones. Keys and values must be within the
+    /// limits.
     ///
     /// # Errors
-    /// As of any write.
+    /// The same as for any write.
     pub async fn kv_apply(&self, namespace: &NamespaceName, operations: Vec<Operation>) -> Result<Answer, WriteError> {
         let limits = self.kv_limits();
         if operations.len() > MOST_OPERATIONS {
@@ -375,7 +376,7 @@ impl Registry {
         self.kv()?.ask(Ask::Operations(namespace.clone(), operations)).await
     }
 
-    /// A key, and its index: read together.
+    /// Returns a key and its index, read together.
     ///
     /// # Errors
     /// The store holds no keys.
@@ -385,7 +386,7 @@ impl Registry {
         Ok((space.key_index(key), space.entry(key).cloned()))
     }
 
-    /// All keys that begin with `prefix`, in order, and their index: read together.
+    /// Returns all keys that begin with `prefix`, in order, and their index, read together.
     ///
     /// # Errors
     /// The store holds no keys.
@@ -395,7 +396,7 @@ impl Registry {
         Ok((space.tree_index(prefix), space.tree(prefix).cloned().collect()))
     }
 
-    /// The sessions of a namespace, and their index.
+    /// Returns the sessions of a namespace, and their index.
     ///
     /// # Errors
     /// The store holds no sessions.
@@ -405,7 +406,7 @@ impl Registry {
         Ok((space.session_index(), space.sessions().cloned().collect()))
     }
 
-    /// Makes what is read next no older than what was committed, by any node, before this was called.
+    /// Waits until this node has everything that any node committed before the call.
     ///
     /// # Errors
     /// The store cannot be asked.
@@ -413,15 +414,15 @@ impl Registry {
         self.kv()?.ask(Ask::Barrier).await.map(drop)
     }
 
-    /// The latest revision of keys and sessions that is here.
+    /// Returns the latest revision of keys and sessions on this node.
     pub fn kv_revision(&self) -> Revision {
         self.inner().kv.as_ref().map_or(Revision(0), |kv| kv.state().v)
     }
 
-    /// Waits until the index of `subject` is above `after`, or `deadline`.
+    /// Waits until the index of `subject` is above `after`, or until `deadline`.
     ///
     /// # Errors
-    /// The registry stops; too many wait.
+    /// The registry stops; too many calls wait.
     pub(crate) async fn kv_wait(
         &self,
         namespace: &NamespaceName,
@@ -447,10 +448,10 @@ impl Registry {
         }
     }
 
-    /// Makes a session; it is checked.
+    /// Creates a session. The caller has validated it.
     ///
     /// # Errors
-    /// As of any write; in the answer: there are too many.
+    /// The same as for any write; the inner error: there are too many sessions.
     pub async fn session_begin(
         &self,
         namespace: &NamespaceName,
@@ -460,15 +461,15 @@ impl Registry {
         Ok(answer.map(drop).map_err(first))
     }
 
-    /// Ends a session. Without effect if there is none.
+    /// Ends a session. Does nothing if it does not exist.
     ///
     /// # Errors
-    /// As of any write.
+    /// The same as for any write.
     pub async fn session_end(&self, namespace: &NamespaceName, id: &str) -> Result<(), WriteError> {
         self.kv()?.ask(Ask::End(namespace.clone(), id.into(), None)).await.map(drop)
     }
 
-    /// The session; where it is not here, the store is asked once.
+    /// Returns the session; asks the store once if this node does not have it.
     ///
     /// # Errors
     /// The store holds no sessions.
@@ -482,15 +483,15 @@ impl Registry {
         Ok(find())
     }
 
-    /// Renews a session. Answered when the session cannot end before its time to live is over: every judge asks this node first and has not
-    /// been told of too much silence, or else the renewal is in the store.
+    /// Renews a session. Answers only when the session cannot end before its time to live is over: either every node that judges asks this node first
+    /// and has not been told of too long a silence, or the renewal is in the store.
     ///
     /// # Errors
-    /// As of any write: the session was not renewed, as far as its holder may rely on it.
+    /// The same as for any write: then the holder must not rely on a renewal.
     pub async fn session_renew(&self, namespace: &NamespaceName, id: &str) -> Result<Renewal, WriteError> {
         let kv = self.kv()?;
         let Some(session) = self.session(namespace, id).await? else { return Ok(Renewal::Unknown) };
-        // Also a renewal that is refused below is a sign of life: while the store is away no other one can come.
+        // A renewal refused below still renews the lease: while the store is away no other one can come.
         let renewal = kv.health.leases.renew_session(namespace, id);
         let within = session.time_to_live().map_or(Duration::MAX, |ttl| ttl / 2);
         let in_memory = renewal.is_safe && self.inner().peers.is_asked_by_all(within);
@@ -502,7 +503,7 @@ impl Registry {
     }
 }
 
-/// Of a call with one part, why it was refused.
+/// Returns the refusal of a call with one operation.
 fn first(refused: Vec<(usize, Refusal)>) -> Refusal {
     let none = || Refusal::NoSession { session: "".into() };
     refused.into_iter().next().map_or_else(none, |(_, refusal)| refusal)

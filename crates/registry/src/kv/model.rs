@@ -1,4 +1,4 @@
-//! Keys, sessions, and what can be asked of them: plain values.
+//! Keys, sessions, and the requests on them: plain values.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,23 +8,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{InstanceId, Invalid, NamespaceName, Revision};
 
-/// A session without a time to live, or one that nobody renews, ends after this multiple of it. Consul does the same, and clients
-/// (Patroni) count on it: the time to live is what a holder may rely on, the double is what the others wait.
+/// A session that is not renewed ends after this multiple of its time to live. Consul does the same, and clients (Patroni) rely on it: a holder may
+/// rely on the time to live, the others wait for the double.
 pub(crate) const TTL_MULTIPLE: u32 = 2;
-/// Longest lock delay, as Consul's.
+/// Maximum lock delay, as in Consul.
 pub(crate) const LONGEST_LOCK_DELAY: Duration = Duration::from_secs(60);
-/// Longest time to live of a session, as Consul's.
+/// Maximum time to live of a session, as in Consul.
 pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(86_400);
-/// Most operations in one transaction, as Consul's.
+/// Maximum number of operations in one transaction. Consul has the same limit.
 pub(crate) const MOST_OPERATIONS: usize = 128;
 
-/// How much the key-value store may hold.
+/// Limits of the key-value store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KvLimits {
     /// Bytes of one key: 1 to 1024.
     pub key_bytes: usize,
-    /// Bytes of one value: up to 8 MiB, which is what every database takes in one statement.
+    /// Bytes of one value: up to 8 MiB, which every database takes in one statement.
     pub value_bytes: usize,
     /// Keys of one namespace.
     pub keys: usize,
@@ -32,9 +32,9 @@ pub struct KvLimits {
     pub bytes: usize,
     /// Sessions of one namespace.
     pub sessions: usize,
-    /// Bytes of all keys and values of all namespaces: each node has them in memory.
+    /// Bytes of all keys and values of all namespaces: each node holds them in memory.
     pub total_bytes: usize,
-    /// Shortest time to live of a session, at least 1 s. Consul has the same setting.
+    /// Minimum time to live of a session, at least 1 s. Consul has the same setting.
     #[serde(with = "humantime_serde")]
     pub session_ttl_min: Duration,
 }
@@ -54,10 +54,10 @@ impl Default for KvLimits {
 }
 
 impl KvLimits {
-    /// Refuses a key that is empty, too long, or holds a control character.
+    /// Refuses a key that is empty, too long, or contains a control character.
     ///
     /// # Errors
-    /// Which of these.
+    /// The violation.
     pub fn check_key(&self, key: &str) -> Result<(), Invalid> {
         crate::model::check_text("key", key, 1, self.key_bytes)
     }
@@ -65,7 +65,7 @@ impl KvLimits {
     /// Refuses a value that is too long.
     ///
     /// # Errors
-    /// With the limit.
+    /// The limit.
     pub fn check_value(&self, value: &[u8]) -> Result<(), Invalid> {
         let (found, limit) = (value.len(), self.value_bytes);
         if found > limit { Err(Invalid::TooLong { what: "value, in bytes", found, limit }) } else { Ok(()) }
@@ -79,74 +79,73 @@ pub struct Entry {
     pub key: Arc<str>,
     /// The value: any bytes.
     pub value: Bytes,
-    /// A number that clients give a meaning.
+    /// A number with a meaning of the client's choice.
     pub flags: u64,
     /// The session that holds the key as a lock.
     pub session: Option<Arc<str>>,
-    /// How often a session took the key that did not hold it: rises with each new holder, so it can serve as a fencing number.
+    /// Number of times that a session acquired the free key: rises with each new holder, so it can serve as a fencing token.
     pub lock_index: u64,
-    /// The revision that made it.
+    /// The revision that created the key.
     pub created: Revision,
-    /// The revision that made it what it is.
+    /// The revision of the last change.
     pub modified: Revision,
 }
 
 impl Entry {
-    /// What it counts for in the limits, in bytes.
+    /// Returns the bytes that count towards the limits.
     pub(crate) fn bytes(&self) -> usize {
         self.key.len() + self.value.len()
     }
 }
 
-/// What becomes of the keys that a session holds when it ends.
+/// Behavior of the keys that a session holds when it ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Behavior {
-    /// They stay, held by nobody.
+    /// The keys stay, without a holder.
     #[default]
     Release,
-    /// They are deleted.
+    /// The keys are deleted.
     Delete,
 }
 
-/// A session: whoever has it may hold keys as locks, for as long as it lives.
+/// A session: its owner may hold keys as locks for as long as it lives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Session {
-    /// Chosen at random by the registry.
+    /// The id, chosen at random by the registry.
     #[serde(skip)]
     pub id: Arc<str>,
-    /// A name for people.
+    /// A descriptive name.
     pub name: String,
-    /// The node that it belongs to, in Consul's sense.
+    /// The node that the session belongs to, in Consul's sense.
     pub node: String,
-    /// For so long after the session's end nobody gets the keys that it held, in nanoseconds; at most 60 s.
+    /// Time after the session's end during which nobody can acquire its keys, in nanoseconds; at most 60 s.
     pub lock_delay: u64,
-    /// What becomes of its keys.
+    /// Behavior of the held keys at the session's end.
     pub behavior: Behavior,
-    /// The time to live in milliseconds; `None`: it ends only when somebody ends it, or with a check.
+    /// The time to live in milliseconds; `None`: the session ends only by a request or with a check.
     pub ttl: Option<u64>,
     /// The time to live as the client wrote it.
     pub ttl_text: String,
     /// Names of checks of the node.
     pub node_checks: Vec<String>,
-    /// Checks of services, as the client named them, each with the instance that it is a check of: when one of them is critical or gone
-    /// the session ends.
+    /// Checks of services, by the client's names, each with its instance: the session ends when one of them is critical or gone.
     pub service_checks: Vec<(String, InstanceId)>,
-    /// The revision that made it.
+    /// The revision that created the session.
     #[serde(skip)]
     pub created: Revision,
-    /// The revision of its row: above `created` where a renewal went through the store.
+    /// The revision of the session's row: above `created` after a renewal through the store.
     #[serde(skip)]
     pub modified: Revision,
 }
 
 impl Session {
-    /// The lock delay.
+    /// Returns the lock delay.
     pub fn delay(&self) -> Duration {
         Duration::from_nanos(self.lock_delay).min(LONGEST_LOCK_DELAY)
     }
 
-    /// The time to live.
+    /// Returns the time to live.
     pub fn time_to_live(&self) -> Option<Duration> {
         self.ttl.map(Duration::from_millis)
     }
@@ -157,49 +156,49 @@ impl Session {
 pub struct Operation {
     /// The key, or the prefix.
     pub key: Arc<str>,
-    /// What to do.
+    /// The operation's kind and arguments.
     pub verb: Verb,
 }
 
-/// What to do with a key.
+/// Kind and arguments of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// Make it so. Who holds the key does not change.
+    /// Sets value and flags. The holder of the key stays the same.
     Set(Bytes, u64),
-    /// Make it so if its revision is this one; 0: if there is none.
+    /// Sets value and flags if the key has this revision; 0: if the key does not exist.
     SetIf(Bytes, u64, Revision),
-    /// Make it so and take it for a session, if no other session holds it.
+    /// Sets value and flags and acquires the key for a session, if no other session holds it.
     Lock(Bytes, u64, Arc<str>),
-    /// Make it so and give it back, if the session holds it.
+    /// Sets value and flags and releases the key, if the session holds it.
     Unlock(Bytes, u64, Arc<str>),
-    /// Delete it.
+    /// Deletes the key.
     Delete,
-    /// Delete it if its revision is this one.
+    /// Deletes the key if it has this revision.
     DeleteIf(Revision),
-    /// Delete all keys that begin so.
+    /// Deletes all keys with the prefix.
     DeleteTree,
-    /// Read it; an error if there is none.
+    /// Reads the key; an error if it does not exist.
     Get,
-    /// Read it; an entry without a value if there is none.
+    /// Reads the key; an entry without a value if it does not exist.
     GetOrEmpty,
-    /// Read all keys that begin so.
+    /// Reads all keys with the prefix.
     GetTree,
-    /// An error if its revision is not this one.
+    /// An error unless the key has this revision.
     CheckIndex(Revision),
-    /// An error if this session does not hold it.
+    /// An error unless this session holds the key.
     CheckSession(Arc<str>),
-    /// An error if there is such a key.
+    /// An error if the key exists.
     CheckNotExists,
 }
 
 impl Verb {
-    /// Whether it may change something.
+    /// True if the operation may change something.
     pub fn writes(&self) -> bool {
         use Verb::*;
         matches!(self, Set(..) | SetIf(..) | Lock(..) | Unlock(..) | Delete | DeleteIf(_) | DeleteTree)
     }
 
-    /// Bytes of a value to be written.
+    /// Returns the bytes of the value to write.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Verb::Set(value, _) | Verb::SetIf(value, ..) | Verb::Lock(value, ..) | Verb::Unlock(value, ..) => {
@@ -210,118 +209,118 @@ impl Verb {
     }
 }
 
-/// What is asked of the one writer; each is carried out whole or not at all.
+/// A request to the writer; carried out completely or not at all.
 #[derive(Clone, Debug)]
 pub(crate) enum Ask {
-    /// Operations, one after the other: all of them, or none if one is refused.
+    /// Operations in order: all of them, or none if one is refused.
     Operations(NamespaceName, Vec<Operation>),
-    /// Make a session.
+    /// Create a session.
     Begin(NamespaceName, Arc<Session>),
-    /// End a session, if it is there; with a revision, only if its row is still as of that.
+    /// End a session, if it exists; with a revision, only if its row still has that revision.
     End(NamespaceName, Arc<str>, Option<Revision>),
-    /// Note in the store that a session was renewed; [`Refusal::NoSession`] if there is none.
+    /// Record in the store that a session was renewed; [`Refusal::NoSession`] if it does not exist.
     Renew(NamespaceName, Arc<str>),
-    /// Nothing: what was committed before it is here when it is answered.
+    /// No change: when it is answered, this node has everything committed before the request.
     Barrier,
 }
 
-/// What an operation gave.
+/// The result of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Given {
-    /// The entry as it is now; `with_value`: the client asked for the value too.
+    /// The entry as it is now.
     Entry {
-        /// Which.
+        /// The entry.
         entry: Arc<Entry>,
-        /// Whether the value was asked for.
+        /// True if the client asked for the value.
         with_value: bool,
     },
-    /// Those that were asked for.
+    /// The entries read.
     Tree(Vec<Arc<Entry>>),
-    /// Nothing to say.
+    /// No result.
     Nothing,
 }
 
-/// Why an operation was not carried out, and with it none of its call.
+/// Reason why an operation was not carried out, and with it none of its call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The key is not as of the revision that was expected.
+    /// The key does not have the expected revision.
     #[error("failed to {act} key {key:?}, index is stale")]
     Stale {
-        /// set, delete
+        /// `set` or `delete`.
         act: &'static str,
-        /// Which.
+        /// The key.
         key: Arc<str>,
     },
-    /// Another session holds it.
+    /// Another session holds the key.
     #[error("failed to lock key {key:?}, lock is already held")]
     Held {
-        /// Which.
+        /// The key.
         key: Arc<str>,
     },
-    /// The session that held it ended a moment ago: nobody may take it yet.
+    /// The lock delay after the end of the holding session is not over.
     #[error("failed to lock key {key:?}, lock delay is in effect")]
     Delayed {
-        /// Which.
+        /// The key.
         key: Arc<str>,
     },
-    /// The session does not hold it.
+    /// The session does not hold the key.
     #[error("failed to unlock key {key:?}, lock isn't held, or is held by another session")]
     NotHeld {
-        /// Which.
+        /// The key.
         key: Arc<str>,
     },
-    /// There is no such session.
+    /// The session does not exist.
     #[error("invalid session {session:?}")]
     NoSession {
-        /// Which.
+        /// The session.
         session: Arc<str>,
     },
-    /// There is no such key.
+    /// The key does not exist.
     #[error("key {key:?} doesn't exist")]
     NoKey {
-        /// Which.
+        /// The key.
         key: Arc<str>,
     },
-    /// There is such a key.
+    /// The key exists.
     #[error("key {key:?} exists")]
     Exists {
-        /// Which.
+        /// The key.
         key: Arc<str>,
     },
-    /// Its revision is another one.
+    /// The key has another revision.
     #[error("failed index check for key {key:?}, current modify index {found} != {expected}")]
     Index {
-        /// Which.
+        /// The key.
         key: Arc<str>,
-        /// What it is.
+        /// The key's revision.
         found: Revision,
-        /// What was expected.
+        /// The expected revision.
         expected: Revision,
     },
-    /// Another session, or none, holds it.
+    /// The key is held by another session, or by none.
     #[error("failed session check for key {key:?}, current session {found:?} != {expected:?}")]
     Session {
-        /// Which.
+        /// The key.
         key: Arc<str>,
-        /// Who holds it.
+        /// The holder.
         found: Arc<str>,
-        /// Who was expected to.
+        /// The expected holder.
         expected: Arc<str>,
     },
-    /// The namespace, or the node, holds as much as it may.
+    /// A limit of the namespace or of the node is reached.
     #[error("{what}: {found} is more than the limit of {limit}")]
     Full {
-        /// Of what.
+        /// The limited object.
         what: &'static str,
-        /// How much there would be.
+        /// The number or size that the write would have led to.
         found: usize,
-        /// How much there may be.
+        /// The limit.
         limit: usize,
     },
 }
 
 impl Refusal {
-    /// Whether it says that somebody else was first: a single conditional write then answers `false`, and is no error.
+    /// True if another client was faster: a single conditional write then answers `false`, without an error.
     pub fn is_lost_race(&self) -> bool {
         use Refusal::*;
         matches!(self, Stale { .. } | Held { .. } | Delayed { .. } | NotHeld { .. })

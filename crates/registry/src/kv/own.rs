@@ -1,4 +1,4 @@
-//! Namespaces of keys that are the registry's own: rules and events are there. How they are changed.
+//! Changes to the reserved namespaces of keys, which hold rules and events.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use crate::error::WriteError;
 use crate::model::NamespaceName;
 use crate::registry::Registry;
 
-/// So often a write is decided again before it is given up. On one node writes of a namespace wait for each other, so each time another
-/// node was faster.
+/// Attempts before a write is given up. On one node, writes to a namespace wait for each other, so each failed attempt means that another node was
+/// faster.
 const ATTEMPTS: u32 = 32;
 
 impl Registry {
-    /// Changes what is in `space`, a namespace of the registry's own that errors call `what`: `decide` says what is to be done, given all
-    /// that there is, and is asked again where another write came in between. One of the operations has to be refused then. What `decide` said
-    /// beside that, once it is committed.
+    /// Changes the contents of `space`, a reserved namespace that errors call `what`. `decide` gets all entries and returns the operations; it is
+    /// called again if another write came in between, so at least one of the operations must be conditional. Returns the second value of `decide`,
+    /// after the commit.
     ///
     /// # Errors
-    /// What `decide` says; as of any write.
+    /// Any error of `decide` or of a write.
     pub(super) async fn change_own<T, E: From<WriteError>>(
         &self,
         space: &NamespaceName,
@@ -25,10 +25,10 @@ impl Registry {
         mut decide: impl FnMut(&[Arc<Entry>]) -> Result<(Vec<Operation>, T), E>,
     ) -> Result<T, E> {
         let kv = self.kv()?;
-        // The last digit of the digest of whose it is.
+        // Keyed by the last digit of the owner's digest.
         let shard = space.as_str().bytes().next_back().map_or(0, usize::from) % kv.changing.len();
         let _one_at_a_time = kv.changing[shard].lock().await;
-        // What any node has committed before is here.
+        // After this, the state has everything that any node committed before.
         self.kv_settle().await?;
         for _ in 0..ATTEMPTS {
             let entries: Vec<Arc<Entry>> =
@@ -40,7 +40,7 @@ impl Registry {
             match kv.ask(Ask::Operations(space.clone(), operations)).await? {
                 Ok(_) => return Ok(told),
                 Err(refused) => match refused.into_iter().next() {
-                    // A refusal is decided from what the store has, so that is here now.
+                    // A refusal is decided on the store's rows, so the state has them now.
                     Some((_, refusal)) if refusal.is_lost_race() => {}
                     Some((_, Refusal::Full { what, found, limit })) => {
                         return Err(WriteError::Full { what, found, limit }.into());

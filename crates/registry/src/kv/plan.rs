@@ -1,4 +1,4 @@
-//! What a batch of calls makes of what is there: a pure function of the state, the calls, the time and the limits. Consul's rules, one
+//! Computes the effect of a batch of calls: a pure function of the state, the calls, the time and the limits. Follows Consul's rules, with one
 //! revision a call: so two calls of one batch never give two contents of a key the same revision.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -12,37 +12,37 @@ use super::state::State;
 use crate::model::{NamespaceName, Revision};
 use crate::store::{KvContent, KvRow};
 
-/// What a call gave: what each operation gave, or which were refused. A call that was refused changed nothing.
+/// The result of a call: the result of each operation, or the refused ones. A refused call changed nothing.
 pub(crate) type Answer = Result<Vec<Given>, Vec<(usize, Refusal)>>;
 
-/// A state with what a batch has done to it so far.
+/// A state with the changes of a batch so far.
 pub(crate) struct Draft<'a> {
     state: &'a State,
     limits: &'a KvLimits,
     now: Instant,
     mtime: i64,
-    /// The revision of the call under way.
+    /// The revision of the current call.
     next: Revision,
     entries: BTreeMap<(NamespaceName, Arc<str>), Drafted>,
     sessions: BTreeMap<(NamespaceName, Arc<str>), DraftedSession>,
     usage: HashMap<NamespaceName, Usage>,
-    /// How to take back what the call under way has done.
+    /// The steps that undo the current call.
     undo: Vec<Undo>,
 }
 
-/// A key that the batch has changed.
+/// A key changed by the batch.
 #[derive(Clone)]
 struct Drafted {
     entry: Option<Arc<Entry>>,
     revision: Revision,
-    /// As of [`KvRow::lock_delay`].
+    /// Same as [`KvRow::lock_delay`].
     lock_delay: u64,
 }
 
-/// A session that the batch has changed (`None`: ended), and at which revision.
+/// A session changed by the batch (`None`: ended), and the revision of the change.
 type DraftedSession = (Option<Arc<Session>>, Revision);
 
-/// How much more (or less) of a namespace there is than in the state.
+/// Difference between the namespace's size in the draft and in the state.
 #[derive(Clone, Copy, Default)]
 struct Usage {
     keys: isize,
@@ -56,7 +56,7 @@ enum Undo {
 }
 
 impl<'a> Draft<'a> {
-    /// Over `state`, at `now`; `mtime`: the same in milliseconds since 1970.
+    /// Makes a draft over `state` at `now`; `mtime` is the same time in milliseconds since 1970.
     pub(crate) fn new(state: &'a State, limits: &'a KvLimits, now: Instant, mtime: i64) -> Draft<'a> {
         Draft {
             state,
@@ -71,7 +71,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Carries out a call, whole or not at all.
+    /// Carries out a call, completely or not at all.
     pub(crate) fn run(&mut self, ask: &Ask) -> Answer {
         let mut given = Vec::new();
         let mut refused = Vec::new();
@@ -116,7 +116,7 @@ impl<'a> Draft<'a> {
         Ok(given)
     }
 
-    /// What is to be written, and the revision that the store is at then. No rows: nothing.
+    /// Returns the rows to write, and the revision of the store after them. Without rows there is nothing to write.
     pub(crate) fn rows(self) -> (Vec<KvRow>, Revision) {
         let mtime = self.mtime;
         let entries = self.entries.into_iter().map(|((namespace, name), drafted)| KvRow {
@@ -173,7 +173,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// All that begins with `prefix`, in order.
+    /// Returns all entries that begin with `prefix`, in order.
     fn tree(&self, namespace: &NamespaceName, prefix: &Arc<str>) -> Vec<Arc<Entry>> {
         let here = self.state.space(namespace).into_iter().flat_map(|space| space.tree(prefix));
         let mut found: BTreeMap<Arc<str>, Arc<Entry>> =
@@ -188,7 +188,7 @@ impl<'a> Draft<'a> {
         found.into_values().collect()
     }
 
-    /// What is left of the key's lock delay, in milliseconds.
+    /// Returns the rest of the key's lock delay, in milliseconds.
     fn delay_left(&self, namespace: &NamespaceName, key: &Arc<str>) -> u64 {
         if let Some(drafted) = self.entries.get(&(namespace.clone(), Arc::clone(key))) {
             return drafted.lock_delay;
@@ -197,7 +197,7 @@ impl<'a> Draft<'a> {
         until.map_or(0, |until| u64::try_from((until - self.now).as_millis()).unwrap_or(u64::MAX).saturating_add(1))
     }
 
-    /// Makes a key what `entry` says; `None` deletes it.
+    /// Sets a key to `entry`; `None` deletes it.
     fn put(&mut self, namespace: &NamespaceName, key: &Arc<str>, entry: Option<Arc<Entry>>, lock_delay: u64) {
         let before = self.entry(namespace, key);
         let usage = self.usage.entry(namespace.clone()).or_default();
@@ -221,7 +221,7 @@ impl<'a> Draft<'a> {
         self.undo.push(Undo::Session(at, replaced, old));
     }
 
-    /// Refuses what would hold more than it may.
+    /// Refuses an entry that would exceed a limit.
     fn room(&self, namespace: &NamespaceName, entry: &Entry, before: Option<&Entry>) -> Result<(), Refusal> {
         let space = self.state.space(namespace);
         let usage = self.usage.get(namespace).copied().unwrap_or_default();
@@ -242,7 +242,7 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Writes `entry` unless it is there already, as it is. What is there then.
+    /// Writes `entry` unless the key has the same content already. Returns the entry that is there then.
     fn set(&mut self, namespace: &NamespaceName, entry: Entry, lock_delay: u64) -> Result<Given, Refusal> {
         let key = Arc::clone(&entry.key);
         let before = self.entry(namespace, &key);
@@ -258,7 +258,7 @@ impl<'a> Draft<'a> {
         Ok(Given::Entry { entry, with_value: false })
     }
 
-    /// The entry that a write makes of what is there: who holds it stays.
+    /// Makes the entry that a write gives: the holder of the key stays the same.
     fn written(&self, key: &Arc<str>, value: &Bytes, flags: u64, before: Option<&Entry>) -> Entry {
         Entry {
             key: Arc::clone(key),
@@ -361,7 +361,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// What stands for a key that is not there.
+    /// Returns the placeholder for a key that does not exist.
     fn nothing(&self, key: &Arc<str>) -> Entry {
         let none = Revision(0);
         let (created, modified) = (none, none);
@@ -380,14 +380,14 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// Ends a session: its keys are given back or deleted, and nobody gets them before its lock delay is over.
+    /// Ends a session: releases or deletes its keys, and starts their lock delay.
     fn end(&mut self, namespace: &NamespaceName, id: &Arc<str>) {
         let Some(session) = self.session(namespace, id) else { return };
         self.put_session(namespace, id, None);
         let here = self.state.space(namespace).into_iter().flat_map(|space| space.held(id).cloned());
         let drafted = self.entries.keys().filter(|(of, _)| of == namespace).map(|(_, key)| Arc::clone(key));
         let keys: BTreeSet<Arc<str>> = here.chain(drafted).collect();
-        // Rounded up: never shorter than it was asked for.
+        // Rounded up, so that the delay is never shorter than requested.
         let delay = u64::try_from(session.delay().as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
         for key in keys {
             let Some(entry) = self.entry(namespace, &key).filter(|entry| entry.session.as_ref() == Some(id)) else {

@@ -55,7 +55,7 @@ fn end(id: &str) -> Ask {
     Ask::End(ns(), id.into(), None)
 }
 
-/// A state that batches are carried out on, and a clock.
+/// A state to run batches on, and a clock.
 struct World {
     state: State,
     limits: KvLimits,
@@ -67,7 +67,7 @@ impl World {
         World { state: State::default(), limits: KvLimits::default(), now: Instant::now() }
     }
 
-    /// One batch. What each call gave: `+` carried out, `-` somebody else was first, `!` refused.
+    /// Runs one batch. Returns the result of each call: `+` carried out, `-` another call was first, `!` refused.
     fn batch(&mut self, asks: &[Ask]) -> String {
         let (answers, rows, v) = {
             let mut draft = Draft::new(&self.state, &self.limits, self.now, 1);
@@ -89,7 +89,7 @@ impl World {
         self.state.space(&ns())?.entry(key).cloned()
     }
 
-    /// Value, holder, lock index, created, modified.
+    /// Shows value, holder, lock index, created, modified.
     fn shown(&self, key: &str) -> String {
         let Some(entry) = self.entry(key) else { return "none".into() };
         let text = String::from_utf8_lossy(&entry.value).into_owned();
@@ -98,7 +98,7 @@ impl World {
     }
 }
 
-/// Each line: a batch, what its calls gave, and what is there then of the key `k`.
+/// Each line: a batch, the results of its calls, and the key `k` afterwards.
 #[test]
 fn rules_of_keys() {
     let cas = |index, text| op("k", Verb::SetIf(value(text), 0, Revision(index)));
@@ -110,7 +110,7 @@ fn rules_of_keys() {
         (&[cas(0, "b")], "-", "a - 0 1 1"),
         (&[set("k", "a")], "+", "a - 0 1 1"),
         (&[set("k", "b")], "+", "b - 0 1 2"),
-        // Each call of a batch has a revision of its own.
+        // Each call of a batch has its own revision.
         (&[set("k", "c"), cas(3, "d"), cas(3, "e"), set("k", "f")], "++-+", "f - 0 1 5"),
         (&[delete_if(4)], "-", "f - 0 1 5"),
         (&[delete_if(5)], "+", "none"),
@@ -124,7 +124,7 @@ fn rules_of_keys() {
     }
 }
 
-/// As above, for locks. The lock index rises with each new holder, and with nothing else.
+/// Rules of locks, in the same form. The lock index rises with each new holder, and only then.
 #[test]
 fn rules_of_locks() {
     let none = Duration::ZERO;
@@ -164,7 +164,7 @@ fn a_session_of_one_namespace_is_none_of_another() {
     assert_eq!(world.shown("k"), "a a 1 2 2");
 }
 
-/// The lock delay: nobody takes the key before it is over, whatever is done to the key meanwhile; and everything else goes on.
+/// A key under a lock delay cannot be acquired, whatever is done to it meanwhile; all other operations go on.
 #[test]
 fn a_lock_delay_holds() {
     for behavior in [Behavior::Release, Behavior::Delete] {
@@ -174,7 +174,7 @@ fn a_lock_delay_holds() {
             let second = Duration::from_secs(1);
             let asks = [begin("a", behavior, second), begin("b", behavior, second), take("k", "a")];
             assert_eq!(world.batch(&asks), "+++");
-            // In the same batch, too.
+            // Also in the same batch.
             assert_eq!(world.batch(&[end("a"), take("k", "b"), take("free", "b")]), "+-+");
             for ask in meanwhile {
                 world.now += Duration::from_millis(400);
@@ -186,13 +186,13 @@ fn a_lock_delay_holds() {
             assert_eq!(world.batch(&[take("k", "b")]), "-", "{meanwhile:?}");
             world.now += Duration::from_millis(10);
             assert_eq!(world.batch(&[take("k", "b")]), "+", "{meanwhile:?}");
-            // Given back by hand there is none.
+            // A key released by its holder has no delay.
             assert_eq!(world.batch(&[give("k", "b"), take("k", "b")]), "++");
         }
     }
 }
 
-/// A node that reads everything anew counts a delay from the beginning, unless it had heard of it.
+/// A node that reads everything anew restarts a delay, unless it has already received that row.
 #[test]
 fn a_delay_survives_reading_everything_anew() {
     let mut world = World::new();
@@ -228,7 +228,7 @@ fn a_delay_survives_reading_everything_anew() {
     }
 }
 
-/// All of a transaction, or nothing of it; later operations see earlier ones.
+/// A transaction is carried out completely or not at all; later operations see earlier ones.
 #[test]
 fn transactions() {
     let operation = |key: &str, verb| Operation { key: key.into(), verb };
@@ -250,7 +250,7 @@ fn transactions() {
     ] {
         let asks =
             [all(&[put("a", "x"), operation("b", Verb::Delete), refused.clone(), operation("", Verb::DeleteTree)])];
-        // The key has been set before: a check of its revision sees that.
+        // The key was set in an earlier operation, so a check of its old revision fails.
         assert_ne!(world.batch(&asks), "+", "{refused:?}");
         assert_eq!((world.shown("a"), world.shown("b")), (before.clone(), "2 - 0 2 2".into()), "{refused:?}");
     }
@@ -275,7 +275,7 @@ fn transactions() {
     assert_eq!((rows.len(), v), (5, Revision(3)), "one revision, and a tombstone for each key");
 }
 
-/// How much of what fits; in another namespace it does, but for what all have in common.
+/// The limits of a namespace do not count for another one; the total limit counts for all.
 #[test]
 fn limits() {
     let limits = KvLimits { keys: 3, bytes: 40, total_bytes: 60, sessions: 1, ..KvLimits::default() };
@@ -307,7 +307,7 @@ fn limits() {
     );
 }
 
-/// The judge ends a session only as it was when it judged.
+/// A session is ended only if it is unchanged since it was judged.
 #[test]
 fn a_renewal_through_the_store_is_in_the_way_of_the_end() {
     let mut world = World::new();
@@ -326,7 +326,7 @@ fn a_renewal_through_the_store_is_in_the_way_of_the_end() {
     assert_eq!(world.shown("k"), "none");
 }
 
-/// The index of a key, of a tree and of sessions: it never goes back while tombstones are kept, and says nothing of other namespaces.
+/// The index of a key, of a tree and of sessions never goes back while tombstones are kept, and is independent of other namespaces.
 #[test]
 fn indexes() {
     let mut world = World::new();
@@ -349,7 +349,7 @@ fn indexes() {
     assert_eq!(index(&world, "a/b", "a/"), (6, 2), "forgotten: the namespace's last");
 }
 
-/// Rows in any order, any number of times, come to the same.
+/// Rows applied in any order, any number of times, give the same state.
 #[test]
 fn rows_in_any_order_come_to_the_same() {
     let mut world = World::new();

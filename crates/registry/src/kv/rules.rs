@@ -1,8 +1,8 @@
-//! Rules: rows of the key-value store that no key-value front reaches. Each namespace's are in a namespace of keys of their own
-//! ([`NamespaceName::of_rules`]), so they have their own index, wake nobody who waits for keys, and count apart.
+//! Rules: rows of the key-value store that no key-value front can reach. Those of each namespace are in a reserved namespace of keys
+//! ([`NamespaceName::of_rules`]), so they have their own index, wake no watcher of keys, and count apart.
 //!
-//! All that is done to the rules of a namespace is done one after the other, over all nodes: each write says of which count of writes it
-//! thought, and is decided again where that has passed.
+//! Changes to the rules of a namespace are serialised across all nodes: each write is conditional on a counter of writes, and is decided again if the
+//! counter has moved.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,25 +16,25 @@ use crate::model::{NamespaceName, Revision};
 use crate::registry::Registry;
 use crate::settings::RuleLimits;
 
-/// The key of the count of writes; the keys of rules begin with [`RULE`].
+/// The key of the counter of writes; the keys of rules begin with [`RULE`].
 const WRITES: &str = "writes";
 const RULE: &str = "rule/";
 
-/// As of when a namespace's rules were read: another value where they may be others.
+/// The version of a namespace's rules as read: a different value if the rules may have changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RulesMark {
     epoch: i64,
-    /// How often this node has read everything anew.
+    /// Number of full reads by this node.
     replaced: u64,
     revision: Revision,
 }
 
-/// What is to become of a rule.
+/// A change of one rule.
 #[derive(Clone, Debug)]
 pub(crate) enum RuleWrite {
-    /// It is to be these bytes, with a number.
+    /// Sets the rule to these bytes, with a number in `flags`.
     Put(String, Bytes, u64),
-    /// It is to go.
+    /// Deletes the rule.
     Delete(String),
 }
 
@@ -46,30 +46,31 @@ impl Kv {
     }
 }
 
-/// The name of a rule, if the key is one's.
+/// Returns the name of a rule, if the key is that of one.
 pub(crate) fn rule_name(entry: &Entry) -> Option<&str> {
     entry.key.strip_prefix(RULE)
 }
 
 impl Registry {
-    /// How much rules may be.
+    /// Returns the limits on rules.
     pub(crate) fn rule_limits(&self) -> &RuleLimits {
         &self.inner().settings.rules
     }
 
-    /// As of when the rules of `namespace` are that this node has; `None`: nobody has written any. Costs the same however many there are.
+    /// Returns the version of the rules of `namespace` on this node; `None` if none was ever written. The cost does not depend on the number of
+    /// rules.
     pub(crate) fn rules_mark(&self, namespace: &NamespaceName) -> Option<RulesMark> {
         let kv = self.inner().kv.as_ref()?;
         let mark = kv.rules_mark(&NamespaceName::of_rules(namespace));
         if mark.revision == Revision(0) {
             return None;
         }
-        // Whoever uses rules hears of changes by other nodes as soon as who uses keys.
+        // A user of rules receives changes by other nodes as soon as a user of keys.
         kv.use_now();
         Some(mark)
     }
 
-    /// The rules of `namespace` that this node has, and as of when, read together.
+    /// Returns the rules of `namespace` on this node and their version, read together.
     pub(crate) fn rules(&self, namespace: &NamespaceName) -> (RulesMark, Vec<Arc<Entry>>) {
         let Some(kv) = self.inner().kv.as_ref() else { return Default::default() };
         let space = NamespaceName::of_rules(namespace);
@@ -80,7 +81,7 @@ impl Registry {
         (mark, space.tree(RULE).cloned().collect())
     }
 
-    /// The rules of all namespaces that this node has, each namespace's apart.
+    /// Returns the rules of all namespaces on this node, one list for each namespace.
     pub(crate) fn all_rules(&self) -> Vec<Vec<Arc<Entry>>> {
         let Some(kv) = self.inner().kv.as_ref() else { return Vec::new() };
         let state = kv.state();
@@ -88,7 +89,7 @@ impl Registry {
         of_rules.map(|(_, space)| space.tree(RULE).cloned().collect()).collect()
     }
 
-    /// The rules with this name, of the namespaces whose digest begins so.
+    /// Returns the rules called `name` in all namespaces whose digest begins with `digest`.
     pub(crate) fn rules_called(&self, digest: &str, name: &str) -> Vec<Arc<Entry>> {
         let Some(kv) = self.inner().kv.as_ref() else { return Vec::new() };
         let key = format!("{RULE}{name}");
@@ -97,11 +98,11 @@ impl Registry {
         state.spaces().filter(|(name, _)| fits(name)).filter_map(|(_, space)| space.entry(&key).cloned()).collect()
     }
 
-    /// Changes the rules of `namespace`: `decide` says what is to be done, given all that there are, and is asked again where another
-    /// write came in between. What it said beside that, once it is committed.
+    /// Changes the rules of `namespace`: `decide` gets all rules and returns the changes; it is called again if another write came in between.
+    /// Returns the second value of `decide`, after the commit.
     ///
     /// # Errors
-    /// What `decide` says; as of any write.
+    /// Any error of `decide` or of a write.
     pub(crate) async fn change_rules<T, E: From<WriteError>>(
         &self,
         namespace: &NamespaceName,
@@ -129,7 +130,7 @@ impl Registry {
     }
 }
 
-/// Counts a write, if none was counted since.
+/// Makes the operation that increments the counter, if no write has incremented it since.
 fn counted(writes: Option<&Entry>) -> Operation {
     let (count, revision) = writes.map_or((0, Revision(0)), |entry| {
         let digits = std::str::from_utf8(&entry.value).unwrap_or_default();

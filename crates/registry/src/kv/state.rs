@@ -1,4 +1,4 @@
-//! Everything that the key-value part of the store holds, in memory.
+//! The in-memory copy of the store's key-value part.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
@@ -11,14 +11,14 @@ use super::model::{Entry, Session};
 use crate::model::{NamespaceName, Revision};
 use crate::store::{Head, KvContent, KvRow};
 
-/// All keys and sessions as of one revision.
+/// Keys and sessions at one revision.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     /// The store's history.
     pub(crate) epoch: i64,
-    /// Everything up to here is in it.
+    /// The revision up to which everything has been applied.
     pub(crate) v: Revision,
-    /// Tombstones up to here are gone from the store.
+    /// The revision up to which tombstones have been removed from the store.
     gc_floor: Revision,
     spaces: HashMap<NamespaceName, Space>,
     /// Bytes of all keys and values.
@@ -29,28 +29,28 @@ pub(crate) struct State {
 #[derive(Debug, Default)]
 pub(crate) struct Space {
     entries: BTreeMap<Arc<str>, Arc<Entry>>,
-    /// Deleted keys: so that the index of whoever watches them does not go back.
+    /// Deleted keys, kept so that the index of their watchers does not go back.
     gone: BTreeMap<Arc<str>, Revision>,
     sessions: BTreeMap<Arc<str>, Arc<Session>>,
     gone_sessions: BTreeMap<Arc<str>, Revision>,
-    /// Session to the keys that it holds.
+    /// The keys that each session holds.
     held: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
-    /// Keys that nobody may take yet: since which revision, and until when by this node's clock.
+    /// Keys under a lock delay: the revision that started it, and its end by this node's clock.
     delays: HashMap<Arc<str>, (Revision, Instant)>,
     bytes: usize,
-    /// The last change of any key, and of any session.
+    /// Revision of the last change of any key, and of any session.
     last: Revision,
     last_session: Revision,
 }
 
-/// A key or a session that is different now.
+/// A key or a session that has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Touched {
     /// The key.
     Key(NamespaceName, Arc<str>),
     /// The session; `None`: it has ended.
     Session(NamespaceName, Arc<str>, Option<Arc<Session>>),
-    /// The session, which was renewed through the store.
+    /// A session that was renewed through the store.
     Renewed(NamespaceName, Arc<str>),
 }
 
@@ -59,28 +59,28 @@ impl State {
         self.spaces.get(namespace)
     }
 
-    /// All namespaces of keys.
+    /// Iterates over all namespaces of keys.
     pub(crate) fn spaces(&self) -> impl Iterator<Item = (&NamespaceName, &Space)> {
         self.spaces.iter()
     }
 
-    /// Bytes of all keys and values of all namespaces.
+    /// Returns the bytes of all keys and values of all namespaces.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Keys, and sessions, of all namespaces.
+    /// Returns the numbers of keys and of sessions of all namespaces.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let count = |(keys, sessions), space: &Space| (keys + space.entries.len(), sessions + space.sessions.len());
         self.spaces.values().fold((0, 0), count)
     }
 
-    /// All sessions.
+    /// Iterates over all sessions.
     pub(crate) fn sessions(&self) -> impl Iterator<Item = (&NamespaceName, &Arc<Session>)> {
         self.spaces.iter().flat_map(|(name, space)| space.sessions.values().map(move |session| (name, session)))
     }
 
-    /// Takes rows that were committed, in any order, each any number of times. What is different now.
+    /// Applies committed rows, in any order, each any number of times. Returns the changes.
     pub(crate) fn absorb(&mut self, head: Head, rows: Vec<KvRow>, now: Instant) -> Vec<Touched> {
         let mut touched = Vec::with_capacity(rows.len());
         for row in rows {
@@ -99,13 +99,13 @@ impl State {
         touched
     }
 
-    /// Becomes what `rows` are, which is everything. What is different now, or may be.
+    /// Replaces the state by `rows`, which are all there are. Returns all rows that have changed or may have.
     pub(crate) fn replace(&mut self, head: Head, rows: Vec<KvRow>, now: Instant) -> Vec<Touched> {
         let mut fresh = State { epoch: head.epoch, v: head.v, gc_floor: head.gc_floor, ..State::default() };
         let mut touched = Vec::new();
         for row in rows {
             let before = self.spaces.get(&row.namespace).filter(|_| self.epoch == head.epoch);
-            // A row that was here already has had its delay begin when it came.
+            // A row that was here already keeps the end of its delay.
             let delay = match before.filter(|space| space.revision_of(&row) == Some(row.revision)) {
                 Some(space) => space.delays.get(&row.name).map(|(_, until)| *until),
                 None => (row.lock_delay > 0).then(|| now + Duration::from_millis(row.lock_delay)),
@@ -127,7 +127,7 @@ impl State {
         touched
     }
 
-    /// Forgets tombstones that the store has forgotten, and delays that are over.
+    /// Forgets tombstones that the store has removed, and delays that are over.
     fn forget(&mut self, floor: Revision, now: Instant) {
         for space in self.spaces.values_mut() {
             space.gone.retain(|_, revision| *revision > floor);
@@ -146,22 +146,22 @@ impl Space {
         self.sessions.get(id)
     }
 
-    /// All sessions, by id.
+    /// Iterates over all sessions, by id.
     pub(crate) fn sessions(&self) -> impl Iterator<Item = &Arc<Session>> {
         self.sessions.values()
     }
 
-    /// Those that begin with `prefix`, in order.
+    /// Iterates over the entries that begin with `prefix`, in order.
     pub(crate) fn tree<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Arc<Entry>> {
         within(&self.entries, prefix).map(|(_, entry)| entry)
     }
 
-    /// The keys that a session holds, in order.
+    /// Iterates over the keys that a session holds, in order.
     pub(crate) fn held(&self, session: &str) -> impl Iterator<Item = &Arc<str>> {
         self.held.get(session).into_iter().flatten()
     }
 
-    /// Until when nobody may take the key.
+    /// Returns the end of the key's lock delay, if it is not over.
     pub(crate) fn delayed(&self, key: &str, now: Instant) -> Option<Instant> {
         self.delays.get(key).map(|(_, until)| *until).filter(|until| *until > now)
     }
@@ -178,13 +178,13 @@ impl Space {
         self.sessions.len()
     }
 
-    /// The index of a key: its own last change; of one that never was, the namespace's.
+    /// Returns the index of a key: its own last change, or the namespace's if the key never existed.
     pub(crate) fn key_index(&self, key: &str) -> Revision {
         let of_entry = self.entries.get(key).map(|entry| entry.modified);
         of_entry.or_else(|| self.gone.get(key).copied()).unwrap_or(self.last)
     }
 
-    /// The index of all that begins so.
+    /// Returns the index of all keys that begin with `prefix`.
     pub(crate) fn tree_index(&self, prefix: &str) -> Revision {
         if prefix.is_empty() {
             return self.last;
@@ -194,12 +194,12 @@ impl Space {
         entries.chain(gone).max().unwrap_or(self.last)
     }
 
-    /// The index of all sessions.
+    /// Returns the index of all sessions.
     pub(crate) fn session_index(&self) -> Revision {
         self.last_session
     }
 
-    /// The revision of what is here of a row's name.
+    /// Returns the revision that the state has for a row's name.
     fn revision_of(&self, row: &KvRow) -> Option<Revision> {
         let name = &*row.name;
         match row.content {
@@ -253,7 +253,7 @@ impl Space {
             KvContent::Session(session) => {
                 let is_new = self.sessions.get(&name).is_none_or(|before| before.created != session.created);
                 if !is_new {
-                    // Only renewed: nobody who waits for a change has anything to see.
+                    // Only renewed: watchers of sessions have nothing new to see.
                     self.sessions.insert(Arc::clone(&name), session);
                     return Some(Touched::Renewed(namespace, name));
                 }
@@ -272,7 +272,7 @@ impl Space {
     }
 }
 
-/// The part of a map whose keys begin with `prefix`.
+/// Iterates over the part of a map whose keys begin with `prefix`.
 fn within<'a, V>(map: &'a BTreeMap<Arc<str>, V>, prefix: &'a str) -> impl Iterator<Item = (&'a Arc<str>, &'a V)> {
     let from = (Bound::Included(prefix), Bound::Unbounded);
     map.range::<str, _>(from).take_while(move |(key, _)| key.starts_with(prefix))

@@ -1,7 +1,6 @@
-//! Who waits for a key, for all that begins alike, or for sessions.
+//! Watchers of a key, of a prefix, or of sessions.
 //!
-//! A change wakes those who wait for it and nobody else: a key is looked up by itself and by each of the lengths of prefix that somebody
-//! of its namespace waits for.
+//! A change wakes only its own watchers: a changed key is looked up as such, and by its prefix of each length that is watched in its namespace.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,18 +10,18 @@ use tokio::sync::Notify;
 use super::state::Touched;
 use crate::model::NamespaceName;
 
-/// What is waited for, in a namespace.
+/// The watched object, in a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Subject {
     /// A key.
     Key(Arc<str>),
-    /// All keys that begin so.
+    /// Every key with a prefix.
     Tree(Arc<str>),
     /// Any session.
     Sessions,
 }
 
-/// All who wait.
+/// Watchers of all namespaces.
 #[derive(Debug, Default)]
 pub(crate) struct Watchers {
     spaces: Mutex<HashMap<NamespaceName, Waiting>>,
@@ -31,11 +30,11 @@ pub(crate) struct Watchers {
 #[derive(Debug, Default)]
 struct Waiting {
     subjects: HashMap<Subject, Arc<Notify>>,
-    /// Lengths of the prefixes that are waited for, and how many of each.
+    /// Lengths of the watched prefixes, and the number of prefixes of each length.
     lengths: BTreeMap<usize, usize>,
 }
 
-/// Somebody who waits; who drops it does not any more.
+/// A registered watcher; dropping it unregisters it.
 #[derive(Debug)]
 pub(crate) struct Watcher<'a> {
     watchers: &'a Watchers,
@@ -49,7 +48,7 @@ impl Watchers {
         self.spaces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to wait for `subject`. Changes count from when the [`Notify`] is asked.
+    /// Registers a watcher of `subject`. A change wakes it only once the [`Notify`] has been polled or enabled.
     pub(crate) fn watch(&self, namespace: &NamespaceName, subject: Subject) -> Watcher<'_> {
         let mut spaces = self.lock();
         let waiting = spaces.entry(namespace.clone()).or_default();
@@ -67,12 +66,12 @@ impl Watchers {
         Watcher { watchers: self, namespace: namespace.clone(), subject, notify }
     }
 
-    /// Whether anybody waits.
+    /// True if there is no watcher.
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }
 
-    /// Wakes those who wait for one of these.
+    /// Wakes the watchers of these changes.
     pub(crate) fn wake(&self, touched: &[Touched]) {
         let spaces = self.lock();
         if spaces.is_empty() {
@@ -98,7 +97,7 @@ impl Watchers {
         }
     }
 
-    /// Wakes everybody: what is here may be another history.
+    /// Wakes all watchers: the state may be of another history.
     pub(crate) fn wake_all(&self) {
         let spaces = self.lock();
         spaces.values().flat_map(|waiting| waiting.subjects.values()).for_each(|notify| notify.notify_waiters());
@@ -117,7 +116,7 @@ impl Drop for Watcher<'_> {
     fn drop(&mut self) {
         let mut spaces = self.watchers.lock();
         let Some(waiting) = spaces.get_mut(&self.namespace) else { return };
-        // Two: the map's and ours. Nobody gets another while the map is locked.
+        // Two references: the map's and ours. Nobody clones another one while the map is locked.
         if Arc::strong_count(&self.notify) > 2 {
             return;
         }
@@ -144,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// Who is woken by a change of which key, and nobody of another namespace; and nothing is left behind.
+    /// A change wakes exactly its own watchers, none of another namespace; and dropped watchers leave nothing behind.
     #[test]
     fn only_those_who_wait_for_it_are_woken() {
         let (one, other) = (NamespaceName::new("one").unwrap(), NamespaceName::new("other").unwrap());

@@ -1,4 +1,4 @@
-//! The one writer of a node: many calls, one transaction at a time. A batch begins when the one before it is done, with what waits then.
+//! The writer of a node: many calls, one transaction at a time. A batch begins when the previous one is done, with the calls that wait then.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use crate::registry::Inner;
 use crate::retry;
 use crate::store::{Head, KvDecision, KvPlan, KvRead, KvRow};
 
-/// Calls of one batch, and bytes of values in it: below what any database takes in one transaction without trouble.
+/// Maximum number of calls in a batch, and of bytes of their values: every database takes this much in one transaction.
 const BATCH: usize = 256;
 const BATCH_BYTES: usize = 4 << 20;
 
@@ -26,7 +26,7 @@ pub(crate) struct Queued {
 }
 
 impl Queued {
-    /// A call, and where its answer comes.
+    /// Makes a queued call, and the receiver of its answer.
     pub(crate) fn new(ask: Ask) -> (Queued, oneshot::Receiver<Result<Answer, WriteError>>) {
         let (reply, answer) = oneshot::channel();
         (Queued { ask, reply }, answer)
@@ -40,14 +40,14 @@ impl Queued {
     }
 }
 
-/// A batch, as the store carries it out.
+/// A batch in the form that the store carries out.
 struct Batch {
     inner: Arc<Inner>,
     asks: Vec<Ask>,
     planned: Mutex<Option<Planned>>,
 }
 
-/// What a batch comes to.
+/// The result of a batch.
 struct Planned {
     head: Head,
     rows: Vec<KvRow>,
@@ -64,8 +64,8 @@ impl KvPlan for Batch {
     fn plan(&self, missed: KvRead) -> KvDecision {
         let Some(kv) = &self.inner.kv else { return KvDecision::Nothing };
         let head = missed.head;
-        // It is committed, whatever becomes of this batch; and nobody commits anything else before this transaction ends. In TiKV somebody
-        // may: then the state may be ahead of `missed`, which takes nothing back from it, and the commit is a conflict.
+        // These rows are committed, whatever becomes of this batch, and no other commit can happen before this transaction ends. In TiKV one can:
+        // then the state may be ahead of `missed`, whose older rows change nothing, and the commit conflicts.
         kv.take(missed);
         let state = kv.state();
         let mut draft = Draft::new(&state, &kv.limits, Instant::now(), crate::registry::now_millis());
@@ -77,7 +77,7 @@ impl KvPlan for Batch {
     }
 }
 
-/// Runs until the registry stops; then what waits is told so.
+/// Runs until the registry stops; then fails the queued calls.
 pub(super) async fn run(inner: Arc<Inner>, mut queue: mpsc::Receiver<Queued>) {
     let Some(kv) = &inner.kv else { return };
     let mut stop = inner.stop.subscribe();
@@ -127,7 +127,7 @@ async fn carry_out(inner: &Arc<Inner>, kv: &Kv, number: u64, requests: Vec<Queue
                 kv.take(KvRead { head, whole: false, rows });
             }
             for (reply, answer) in replies.into_iter().zip(answers) {
-                // Whoever does not wait any more does not need the answer.
+                // A caller that has gone needs no answer.
                 let _ = reply.send(Ok(answer));
             }
         }
