@@ -1,5 +1,5 @@
-//! What a store's address says of TLS. The drivers know some of the modes, and of the files nothing or too little: what is said of TLS is taken
-//! out of the address, and becomes a configuration as everywhere else.
+//! TLS parameters of a store's address. The drivers know some of the modes, and little or nothing of the files: so these parameters are taken out of
+//! the address, and become a configuration as everywhere else.
 
 use std::path::PathBuf;
 
@@ -8,19 +8,19 @@ use tls::{ConnectConfig, Connector};
 
 use crate::error::StoreError;
 
-/// What a database's users call the parameters.
+/// Names of the TLS parameters, as users of the database know them.
 pub(super) struct Names {
     pub(super) mode: &'static str,
     pub(super) ca: &'static str,
     pub(super) cert: &'static str,
     pub(super) key: &'static str,
-    /// What is said where only one of certificate and key is given.
+    /// Error message if only one of certificate and key is given.
     pub(super) both: &'static str,
-    /// What is being done with the file of CAs, the certificate and the key when that fails.
+    /// Descriptions of reading the file of CAs, the certificate and the key, for errors.
     pub(super) reading: [&'static str; 3],
 }
 
-/// The parameters of TLS, as they were given. An empty file is none.
+/// The TLS parameters as given. An empty file name counts as absent.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Said {
     pub(super) mode: Option<String>,
@@ -30,7 +30,7 @@ pub(super) struct Said {
 }
 
 impl Names {
-    /// The address without its parameters of TLS, and these. `query`: where its question mark is, if it has one.
+    /// Splits an address into the part without TLS parameters, and these parameters. `query` is the position of the question mark, if there is one.
     ///
     /// # Errors
     /// A value is not UTF-8; only one of certificate and key is given.
@@ -65,10 +65,10 @@ impl Names {
         Ok((rest, said))
     }
 
-    /// Reads the files. For each connection anew, so that one which begins after certificates were renewed has these.
+    /// Reads the files, again for each connection, so that a new connection uses renewed certificates.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first fault found.
     pub(super) async fn connector(
         &self,
         store: &'static str,

@@ -1,10 +1,10 @@
 //! The key-value part of a store: keys and sessions in one table, with a counter of its own.
 //!
-//! It has the shape of the registry's part: the counter row is locked first in each write transaction and until its end, so revisions rise
-//! in the order of commits over all nodes. Under that lock the rows that a node has missed are read, then a pure function
-//! ([`KvPlan::plan`]) says what is to be written. So a decision always builds on everything that was committed before it. (TiKV has no
-//! such lock: there the rows are read in a snapshot, and a transaction that another one has overtaken is planned and written anew.) The tables are
-//! apart from the registry's: a lock that many ask for does not hold up registrations, and older programs can still open the store.
+//! It works like the registry's part: a write transaction locks the counter row first and until its end, so revisions rise in commit order across all
+//! nodes. Under that lock the rows that a node has missed are read, then a pure function ([`KvPlan::plan`]) returns the rows to write. So a decision
+//! is always based on everything committed before it. (TiKV has no such lock: there the rows are read in a snapshot, and a transaction that another
+//! one has overtaken is planned and written again.) The tables are separate from the registry's: a contended lock does not hold up registrations, and
+//! older programs can still open the store.
 
 use std::sync::Arc;
 
@@ -15,105 +15,105 @@ use crate::error::StoreError;
 use crate::kv::{Entry, Session};
 use crate::model::{NamespaceName, Revision};
 
-/// What a row is of.
+/// Content of a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvContent {
     /// A key.
     Entry(Arc<Entry>),
     /// A session.
     Session(Arc<Session>),
-    /// A key that was deleted.
+    /// A deleted key.
     NoEntry,
-    /// A session that has ended.
+    /// An ended session.
     NoSession,
 }
 
-/// A row: a key, a session, or what is left of one.
+/// A row: a key, a session, or the tombstone of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvRow {
-    /// Whose.
+    /// The namespace.
     pub namespace: NamespaceName,
     /// The key, or the id of the session.
     pub name: Arc<str>,
-    /// What it is.
+    /// The content.
     pub content: KvContent,
-    /// Of a key whose holder's session has just ended: nobody may take it for so many milliseconds from when a node hears of the row.
+    /// Milliseconds, from the time a node receives the row, during which nobody may acquire the key; set when the holder's session ends.
     pub lock_delay: u64,
-    /// The revision that made it so.
+    /// The revision of the row's last change.
     pub revision: Revision,
-    /// When, in milliseconds since 1970: for the age of tombstones.
+    /// Time of the change, in milliseconds since 1970: for the age of tombstones.
     pub mtime: i64,
 }
 
-/// What a transaction is to do.
+/// Result of a plan.
 #[derive(Debug)]
 pub enum KvDecision {
     /// Write these rows; the counter becomes the revision.
     Write(Vec<KvRow>, Revision),
-    /// Nothing.
+    /// No change.
     Nothing,
 }
 
-/// Decides what a transaction writes.
+/// Decides the writes of a transaction.
 pub trait KvPlan: Send + Sync {
-    /// After which revision of which history the node lacks rows; asked when the counter is locked, or before the snapshot is taken.
+    /// Returns the history and revision after which the node lacks rows; called with the counter locked, or before the snapshot is taken.
     fn seen(&self) -> (i64, Revision);
 
-    /// Called with the counter locked, or read in a snapshot, and all rows that the node lacks (all that there are, where `missed.whole`).
-    /// Called again, after [`KvPlan::seen`], where the transaction begins anew.
+    /// Called with the counter locked, or read in a snapshot, and with all rows that the node lacks (every row if `missed.whole`). Called again,
+    /// after [`KvPlan::seen`], if the transaction is started again.
     fn plan(&self, missed: KvRead) -> KvDecision;
 }
 
-/// What was read in one snapshot.
+/// Rows and head, read in one snapshot.
 #[derive(Debug)]
 pub struct KvRead {
-    /// Where the store stands.
+    /// The store's head.
     pub head: Head,
-    /// Whether `rows` is everything, and not what came after a revision.
+    /// True if `rows` is every row, and not only those after a revision.
     pub whole: bool,
     /// Rows, in no order.
     pub rows: Vec<KvRow>,
 }
 
-/// A database that holds keys and sessions. As of [`super::Store`], every call may be dropped before it has ended.
+/// A database that holds keys and sessions. As with [`super::Store`], every call may be dropped before it has ended.
 pub trait KvStore: Send + Sync + 'static {
-    /// Where it stands, cheaply: nodes ask several times a second.
+    /// Returns the store's head, cheaply: nodes ask several times a second.
     ///
     /// # Errors
     /// `Unavailable`.
     fn head(&self) -> BoxFuture<'_, Result<Head, StoreError>>;
 
-    /// Reads the rows after `after` of the history `epoch`; everything where that history is another one, or tombstones after `after` are
-    /// gone.
+    /// Reads the rows after `after` of the history `epoch`; reads every row if the history is another one, or if tombstones after `after` have been
+    /// removed.
     ///
     /// # Errors
     /// `Unavailable`, `Corrupt`.
     fn read(&self, epoch: i64, after: Revision) -> BoxFuture<'_, Result<KvRead, StoreError>>;
 
-    /// One transaction: locks the counter, reads what the node lacks, asks `plan`, and commits what it says, durably. `number` rises with
+    /// Runs one transaction: locks the counter, reads the rows that the node lacks, calls `plan`, and commits its rows durably. `number` rises with
     /// each call, for [`KvStore::resolve`].
     ///
     /// # Errors
     /// `Conflict`, `Unavailable`, `Corrupt`: nothing was written. `Undetermined`: ask [`KvStore::resolve`].
     fn commit(&self, number: u64, plan: Arc<dyn KvPlan>) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Whether the own commit `number` happened. Waits for a transaction of ours that the database still works on.
+    /// Returns true if this opening's commit `number` happened. Waits for a transaction of its own that the database still works on.
     ///
     /// # Errors
-    /// As of [`KvStore::commit`], without `Undetermined`.
+    /// The same as for [`KvStore::commit`], without `Undetermined`.
     fn resolve(&self, number: u64) -> BoxFuture<'_, Result<bool, StoreError>>;
 
-    /// Removes tombstones of at most revision `up_to` that are older than `before` (ms since 1970), at most about `limit`. Returns how
-    /// many.
+    /// Removes tombstones of at most revision `up_to` that are older than `before` (ms since 1970), at most about `limit`. Returns the number
+    /// removed.
     ///
     /// # Errors
-    /// As of [`KvStore::commit`].
+    /// The same as for [`KvStore::commit`].
     fn collect(&self, up_to: Revision, before: i64, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>>;
 }
 
-// The counter begins at 1, so the first write is 2: Consul's clients take an index of 0 for none, and are told 1 where nothing has been yet.
+// The counter begins at 1, so the first write is 2: Consul's clients take an index of 0 for absent, and get 1 before the first write.
 
-/// The version of the tables that this program knows.
+/// The newest version of the tables that this program knows.
 pub(crate) const VERSION: i64 = 1;
 
 /// The columns of `registry_kv`, in the order in which every statement names them. The first three are the key.
@@ -123,7 +123,7 @@ pub(crate) const COLUMNS: &str =
 const ENTRY: i64 = 0;
 const SESSION: i64 = 1;
 
-/// The columns of a row, as every database takes and gives them.
+/// The columns of a row, in the types of all databases.
 pub(crate) struct KvColumns {
     pub(crate) namespace: String,
     pub(crate) kind: i64,
@@ -139,7 +139,7 @@ pub(crate) struct KvColumns {
     pub(crate) mtime: i64,
 }
 
-/// After which revision rows are to be read by a node that has seen `after` of the history `epoch`, and whether that is everything.
+/// Returns the revision after which rows must be read for a node that has seen `after` of the history `epoch`, and true if that means every row.
 pub(crate) fn lacks(head: Head, (epoch, after): (i64, Revision)) -> (Revision, bool) {
     let whole = head.epoch != epoch || head.v < after || after < head.gc_floor;
     (if whole { Revision(0) } else { after }, whole)
@@ -165,7 +165,7 @@ impl KvRow {
         match &self.content {
             KvContent::Entry(entry) => {
                 columns.value = entry.value.clone();
-                // All 64 bits are the client's: the sign has no meaning.
+                // All 64 bits belong to the client: the sign has no meaning.
                 columns.flags = entry.flags.cast_signed();
                 columns.session = entry.session.as_deref().map(str::to_owned);
                 columns.lock_index = column(entry.lock_index);
@@ -173,7 +173,7 @@ impl KvRow {
             }
             KvContent::Session(session) => {
                 columns.kind = SESSION;
-                // A struct of texts and numbers: it can be written.
+                // A struct of texts and numbers: encoding cannot fail.
                 columns.value = serde_json::to_vec(&**session).unwrap_or_default().into();
                 columns.created = super::row::column(session.created);
             }
@@ -185,7 +185,7 @@ impl KvRow {
 }
 
 impl KvColumns {
-    /// The row. What no registry can have written is an error, not a guess.
+    /// Decodes a row. Content that no registry can have written is an error.
     pub(crate) fn decode(self, store: &'static str) -> Result<KvRow, StoreError> {
         let what = format!("registry_kv {}/{}", self.namespace, self.name);
         let wrong = |reason: &dyn std::fmt::Display| StoreError::corrupt(store, &what, reason);

@@ -1,8 +1,8 @@
-//! Where the truth is: one narrow trait, and a store for each database.
+//! The authoritative store: one narrow trait, and an implementation for each database.
 //!
-//! All stores have the same shape. One row, `registry_rev(v, epoch, gc_floor)`, is locked first in each write transaction
-//! and until its end: so transactions of all nodes come one after the other, revisions rise in the order of commits, and
-//! whoever reads rows in one snapshot with `v` has seen all rows up to `v`. Nothing slow happens under that lock.
+//! One row, `registry_rev(v, epoch, gc_floor)`, is locked first in each write transaction and until its end: so transactions of all nodes are
+//! serialised, revisions rise in commit order, and a reader that reads rows in one snapshot with `v` has seen all rows up to `v`. Nothing slow
+//! happens under that lock. (TiKV has no such lock: of two transactions that read the same counter one commits, and the other is started again.)
 
 mod address;
 pub(crate) mod kv;
@@ -32,150 +32,147 @@ pub use tikv::{TIKV_MOST_VALUE, TiKv};
 use crate::error::StoreError;
 use crate::model::Revision;
 
-/// What an asynchronous call of a [`Store`] returns.
+/// Future returned by an asynchronous call of a [`Store`].
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A batch of writes: one transaction.
 #[derive(Debug)]
 pub struct Batch {
-    /// Number of the batch among those of its writer: rises by one each.
+    /// Number of the batch among those of its writer; rises by one.
     pub number: u64,
-    /// In the order in which they were asked for. A later one for the same id sees what an earlier one made.
+    /// Writes in the order of the requests. A later one for the same id sees the result of an earlier one.
     pub writes: Vec<Write>,
-    /// Now, in milliseconds since 1970.
+    /// The current time, in milliseconds since 1970.
     pub now: i64,
-    /// What it comes to, if the rows that it concerns are as this node has them in memory.
+    /// The result, computed in advance from this node's cache.
     foreseen: Option<Foreseen>,
 }
 
-/// What a batch comes to where the store is at `v` of the history `epoch`: then the rows are those that the node has in memory, and
-/// need not be read.
+/// The result of a batch if the store is at `v` of the history `epoch`: then the rows are those in this node's cache, and need not be read.
 #[derive(Debug)]
 struct Foreseen {
     epoch: i64,
     v: Revision,
-    /// Taken by the first who finds that it holds.
+    /// Taken by the first attempt for which the result holds.
     planned: Mutex<Option<Committed>>,
 }
 
-/// What became of a batch.
+/// The result of a batch.
 #[derive(Clone, Debug, Default)]
 pub struct Committed {
-    /// The batch's revision; where nothing was written, the latest one.
+    /// The batch's revision; the latest one if nothing was written.
     pub revision: Revision,
-    /// Whether anything was written.
+    /// True if anything was written.
     pub wrote: bool,
     /// The store's epoch.
     pub epoch: i64,
-    /// One for each write, in order, with the revision of the row.
+    /// One outcome for each write, in order, with the revision of the row.
     pub outcomes: Vec<(Outcome, Revision)>,
-    /// The rows as they are now, of those that were written.
+    /// The new content of the rows written.
     pub records: Vec<Record>,
 }
 
-/// Where a store stands.
+/// The head of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
     /// The latest revision.
     pub v: Revision,
-    /// Chosen at random when the store was made. Another one is another history: revisions cannot be compared.
+    /// Chosen at random when the store was created. Another epoch is another history: their revisions cannot be compared.
     pub epoch: i64,
-    /// Tombstones up to this revision are gone: whoever has seen less has to read everything.
+    /// Tombstones up to this revision have been removed: a node that has seen less must read everything.
     pub gc_floor: Revision,
 }
 
-/// What a node is called: chosen at random when it starts. One that was started again is another one.
+/// Id of a node, chosen at random when it starts. A restarted node has a new one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub i64);
 
-/// A node, as it tells the others of itself.
+/// A node's row, by which the others know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeRow {
-    /// Who.
+    /// The id.
     pub id: NodeId,
-    /// `host:port` where it listens for the others.
+    /// `host:port` on which it listens for the others.
     pub address: String,
-    /// Whether it judges health.
+    /// True if it judges health.
     pub judges: bool,
-    /// Rises by one each time it tells: that it rises is the sign of life, whatever the clocks say.
+    /// Rises by one with each write of the row: the others take the rise for a sign of life, whatever the clocks say.
     pub beat: i64,
 }
 
-/// Made with the store, and known to whoever can read it: by it nodes recognise each other. Never shown.
+/// A secret created with the store, known to any process that can read the store: nodes authenticate each other by it. Never shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Secret(pub [u8; 32]);
 
-/// The nodes that a store knows of.
+/// The nodes that a store lists.
 #[derive(Debug)]
 pub struct Roll {
-    /// Of those whose rows are there, at most [`MOST_NODES`]; dead ones too.
+    /// Rows of nodes, at most [`MOST_NODES`], including dead nodes.
     pub nodes: Vec<NodeRow>,
-    /// What they have in common.
+    /// The secret of the store.
     pub secret: Secret,
 }
 
-/// Most nodes of one store.
+/// Maximum number of nodes of one store.
 pub const MOST_NODES: usize = 64;
 
-/// Whoever reads from a store. All calls of one read concern one snapshot.
+/// Receiver of a read. All calls of one read concern one snapshot.
 pub trait Sink: Send {
-    /// First, and once: where the store stands. Returns after which revision rows are wanted; 0 for all.
+    /// Called first, and once, with the store's head. Returns the revision after which rows are wanted; 0 for all.
     fn begin(&mut self, head: Head) -> Revision;
-    /// A row; in no order.
+    /// Receives a row; rows are in no order.
     fn record(&mut self, record: Record);
 }
 
 /// A database that holds the registry.
 ///
-/// Every call may be dropped before it has ended, and then leaves either nothing or a whole commit behind.
+/// Every call may be dropped before it has ended; it then leaves either nothing or a whole commit behind.
 pub trait Store: Send + Sync + 'static {
-    /// Name of the kind, for messages and metrics.
+    /// Returns the kind of the store, for messages and metrics.
     fn name(&self) -> &'static str;
 
-    /// Commits `batch` as one transaction, durably. Rows whose digest does not change are not written; when none is,
-    /// the revision does not rise.
+    /// Commits `batch` as one transaction, durably. Rows with an unchanged digest are not written; if none is written, the revision does not rise.
     ///
     /// # Errors
     /// `Conflict`, `Unavailable`, `Corrupt`: nothing was written. `Undetermined`: ask [`Store::resolve`].
     fn commit(&self, batch: Arc<Batch>) -> BoxFuture<'_, Result<Committed, StoreError>>;
 
-    /// Whether this store's own batch `number` was committed, and as which revision. Waits for a transaction of ours that
-    /// the database still works on: the answer is final.
+    /// Returns the revision of this opening's batch `number`, if it was committed. Waits for a transaction of its own that the database still works
+    /// on: the answer is final.
     ///
     /// # Errors
-    /// As of [`Store::commit`], without `Undetermined`.
+    /// The same as for [`Store::commit`], without `Undetermined`.
     fn resolve(&self, number: u64) -> BoxFuture<'_, Result<Option<Revision>, StoreError>>;
 
-    /// Reads where the store stands, and the rows after the revision that `sink` asks for, in one snapshot.
+    /// Reads the head, and the rows after the revision that `sink` asks for, in one snapshot.
     ///
     /// # Errors
-    /// `Unavailable`, `Corrupt`; `sink` may have got a part.
+    /// `Unavailable`, `Corrupt`; `sink` may have received a part.
     fn read<'a>(&'a self, sink: &'a mut dyn Sink) -> BoxFuture<'a, Result<(), StoreError>>;
 
-    /// Removes up to `limit` tombstones of at most revision `up_to` that are older than `before` (ms since 1970), lowest
-    /// revision first, and raises `gc_floor` to the highest revision removed. Returns how many.
+    /// Removes up to `limit` tombstones of at most revision `up_to` that are older than `before` (ms since 1970), lowest revision first, and raises
+    /// `gc_floor` to the highest revision removed. Returns the number removed.
     ///
     /// # Errors
-    /// As of [`Store::commit`].
+    /// The same as for [`Store::commit`].
     fn collect(&self, up_to: Revision, before: i64, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>>;
 
-    /// Writes `own` (`None`: nothing), removes the rows of `gone`, and returns the rows that are there: the nodes find each other
-    /// by it. Touches neither the counter row nor a revision.
+    /// Writes `own` (`None`: nothing), removes the rows of `gone`, and returns all rows of nodes: so the nodes find each other. Touches neither the
+    /// counter row nor a revision.
     ///
     /// # Errors
-    /// As of [`Store::read`].
+    /// The same as for [`Store::read`].
     fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>>;
 
-    /// Returns when there may be something after `seen`; also now and then without. Never fails: a store that cannot be
-    /// reached lets time pass.
+    /// Returns when there may be a revision after `seen`; from time to time also without one. Never fails: an unreachable store only lets time pass.
     fn changed(&self, seen: Revision) -> BoxFuture<'_, ()>;
 
-    /// What the client of a TiKV cluster counts and times; none, where the store is something else.
+    /// Returns the counters and timings of the TiKV client; `None` for another kind of store.
     fn figures(&self) -> Option<&Arc<TikvFigures>> {
         None
     }
 
-    /// The part that holds keys and sessions, if it has one.
+    /// Returns the part that holds keys and sessions, if there is one.
     fn kv(&self) -> Option<Arc<dyn KvStore>> {
         None
     }
@@ -184,7 +181,7 @@ pub trait Store: Send + Sync + 'static {
 /// Opens the store at `address`, `sqlite:FILE`, `postgres://…`, `mysql://…` or `tikv://…`, and brings its schema up to date.
 ///
 /// # Errors
-/// When the address makes no sense, or the database cannot be opened or migrated.
+/// The address is invalid, or the database cannot be opened or migrated.
 pub async fn open(address: &str) -> Result<Arc<dyn Store>, StoreError> {
     let (scheme, rest) =
         address.split_once(':').ok_or(StoreError::Address { reason: "it does not begin with a kind and a colon" })?;
@@ -208,7 +205,7 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// In hexadecimal, as stores keep it.
+    /// Returns the secret in hexadecimal, the stored form.
     fn text(&self) -> String {
         self.0.iter().fold(String::with_capacity(64), |mut text, byte| {
             use std::fmt::Write as _;
@@ -229,7 +226,7 @@ impl Secret {
         Ok(Secret(secret))
     }
 
-    /// A new one. Without random numbers from the system there is none.
+    /// Makes a new secret. Fails if the system gives no random numbers.
     fn random(store: &'static str) -> Result<Secret, StoreError> {
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(|e| StoreError::unavailable(store, "making the store's secret", e))?;
@@ -237,10 +234,10 @@ impl Secret {
     }
 }
 
-/// A random positive number: an epoch, or the name of a writer.
+/// Returns a random positive number: an epoch, or the id of a writer.
 pub(crate) fn random() -> i64 {
     let mut bytes = [0; 8];
-    // Without random numbers from the system the time has to do: what must differ is two openings of one store.
+    // Without random numbers from the system the time must do: only two openings of one store have to differ.
     if getrandom::fill(&mut bytes).is_err() {
         bytes = (std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos()
             as u64)

@@ -1,6 +1,5 @@
-//! The store in a MySQL (8.0 or newer) or MariaDB database, of several nodes at once. One connection writes, one reads, and one
-//! looks for commits: there is nothing to listen to. A connection on which anything went wrong is thrown away: its transaction
-//! ends with it.
+//! The store in a MySQL (8.0 or newer) or MariaDB database, shared by several nodes. One connection writes, one reads, one maintains the node list,
+//! and one polls for commits, since these databases send no notifications. A connection that had any error is closed: its transaction ends with it.
 
 mod address;
 mod kv;
@@ -24,10 +23,10 @@ use crate::model::Revision;
 
 const STORE: &str = "mysql";
 
-/// Forward only; never changed once released. The number of one is its place in the list, from 1. These databases commit before
-/// and after each such statement: so each step can be carried out again after it was cut short.
+/// Migrations, forward only; never changed once released. The version of each is its place in the list, from 1. These databases commit before and
+/// after each such statement, so each step must be repeatable after an interruption.
 ///
-/// Keys are bytes: collations of text take some different ids for the same.
+/// Keys are bytes: collations of text treat some different ids as equal.
 const MIGRATIONS: &[&[&str]] = &[
     &[
         "CREATE TABLE IF NOT EXISTS registry_rev (one INT PRIMARY KEY, v BIGINT NOT NULL, epoch BIGINT NOT NULL,
@@ -51,22 +50,21 @@ const MIGRATIONS: &[&[&str]] = &[
     ],
 ];
 
-/// Everything before COMMIT, and the COMMIT itself, may each take so long.
+/// Time limit of everything before COMMIT, and of the COMMIT itself.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How often the counter is looked at: there is nothing to listen to.
+/// Interval between two reads of the counter.
 const POLL: Duration = Duration::from_millis(50);
-/// After this, everything is looked at without the counter having moved.
+/// Time after which the store is read even though the counter has not moved.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Rows of one statement, at most; and bytes in them, so that it stays below any server's `max_allowed_packet` (of 16 MiB or
-/// more by default).
+/// Maximum number of rows of one statement, and of their bytes, which stay below any server's `max_allowed_packet` (16 MiB or more by default).
 const PIECE_ROWS: usize = 256;
 const PIECE_BYTES: usize = 4 << 20;
 
 /// The store in a MySQL or MariaDB database.
 pub struct MySql {
     server: Server,
-    /// What this opening is called in `registry_writer`.
+    /// Id of this opening of the store in `registry_writer`.
     id: i64,
     writer: Mutex<Option<Conn>>,
     reader: Mutex<Option<Conn>>,
@@ -76,18 +74,17 @@ pub struct MySql {
 }
 
 impl MySql {
-    /// Connects to the database of `address`, `mysql://user@host/database`, and brings the schema up to date. With TLS as
-    /// `ssl-mode` and the other parameters of MySQL's clients say; `PREFERRED` without.
+    /// Connects to the database of `address`, `mysql://user@host/database`, and brings the schema up to date. TLS follows `ssl-mode` and the other
+    /// parameters of MySQL's clients; the default is `PREFERRED`.
     ///
     /// # Errors
-    /// When the address makes no sense, a file of TLS cannot be used, the database does not answer (or not with TLS where it has to), or
-    /// has a newer schema.
+    /// The address is invalid, a TLS file is unusable, the database does not answer (or not with TLS where it must), or has a newer schema.
     pub async fn open(address: &str) -> Result<MySql, StoreError> {
-        // At the default isolation, ranges are locked too, and batches deadlock.
+        // At the default isolation level ranges are locked too, and batches deadlock.
         let setup = vec![
             "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED".to_owned(),
             "SET SESSION innodb_lock_wait_timeout = 10".to_owned(),
-            // What does not fit is an error, not cut off.
+            // A value that does not fit is an error, not truncated.
             "SET SESSION sql_mode = 'STRICT_ALL_TABLES'".to_owned(),
         ];
         let server = Server(Database::parse(address, setup)?);
@@ -121,7 +118,7 @@ impl MySql {
                 Ok(planned)
             }
             _ if !planned.wrote => Ok(planned),
-            // 1053: it was shut down meanwhile. 1317, 1927: somebody ended the statement or the connection.
+            // 1053: the server was shut down meanwhile. 1317, 1927: somebody ended the statement or the connection.
             Ok(Err(mysql_async::Error::Server(e))) if ![1053, 1317, 1927].contains(&e.code) => {
                 Err(failed("commit", &mysql_async::Error::Server(e)))
             }
@@ -135,7 +132,7 @@ impl MySql {
         let mut connection = self.server.connect().await?;
         let found = within(doing, async {
             connection.query_drop("START TRANSACTION").await?;
-            // Waits for our own transaction, should the server still be at it.
+            // Waits for a transaction of its own that the server still works on.
             connection.query_drop("SELECT v FROM registry_rev FOR UPDATE").await?;
             let sql = "SELECT batch, rev FROM registry_writer WHERE id = ?";
             let found: Option<(i64, i64)> = connection.exec_first(sql, (self.id,)).await?;
@@ -160,7 +157,7 @@ impl MySql {
         let after = sink.begin(head);
         if after < head.v {
             let mut interner = Interner::default();
-            // Everything is a scan; the index on `rev` would make it a random walk.
+            // A full read is a scan; the index on `rev` would cause random access.
             let condition = if after == Revision(0) { "? = 0" } else { "rev > ?" };
             for (table, columns) in [("instance", INSTANCE_COLUMNS), ("service", SERVICE_COLUMNS)] {
                 let sql = format!("SELECT {columns} FROM {table} WHERE {condition}");
@@ -184,7 +181,7 @@ impl MySql {
         let mut connection = self.server.connect().await?;
         let (up_to, limit) = (row::column(up_to), i64::try_from(limit).unwrap_or(i64::MAX));
         let collecting = async {
-            // What is a tombstone now is one at this revision for ever: looking needs no lock.
+            // A tombstone at a revision remains one for ever, so this read needs no lock.
             let sql = "SELECT max(rev) FROM (
                            SELECT rev FROM (SELECT rev, mtime FROM instance WHERE deleted AND rev <= ?
                                             UNION ALL SELECT rev, mtime FROM service WHERE deleted AND rev <= ?) AS gone
@@ -229,7 +226,7 @@ impl MySql {
         Ok(Roll { nodes, secret: Secret::parse(STORE, &secret)? })
     }
 
-    /// Looks at the counter until it is not `seen`. Between two looks it may be given up without losing the connection.
+    /// Polls the counter until it is not `seen`. May be dropped between two polls without losing the connection.
     async fn poll(&self, seen: Revision) -> Result<(), StoreError> {
         let mut slot = self.poller.lock().await;
         loop {
@@ -285,7 +282,7 @@ impl Store for MySql {
     }
 }
 
-/// How the database is reached.
+/// Connection parameters of the database.
 #[derive(Clone)]
 struct Server(Database);
 
@@ -294,7 +291,7 @@ impl Server {
         self.0.connect().await
     }
 
-    /// The connection in `slot`, taken out; a new one where there is none. A connection that is dropped ends, and its transaction with it.
+    /// Takes the connection out of `slot`, or opens one. A dropped connection ends, and its transaction with it.
     async fn take(&self, slot: &mut Option<Conn>) -> Result<Conn, StoreError> {
         match slot.take() {
             Some(connection) => Ok(connection),
@@ -323,7 +320,7 @@ async fn migrate(connection: &mut Conn, migrations: &[&[&str]]) -> Result<(), St
     let known = i64::try_from(migrations.len()).unwrap_or(i64::MAX);
     let new_secret = Secret::random(STORE)?.text();
     let migrating = async {
-        // Of several nodes that start at once one migrates, and the others find it done.
+        // If several nodes start at once, one migrates, and the others find it done.
         let held: Option<Option<i64>> = connection.query_first("SELECT get_lock('kingpost_registry', 10)").await?;
         if held.flatten() != Some(1) {
             return Ok(Err(StoreError::unavailable(STORE, doing, "another node has held the lock for 10 s")));
@@ -351,7 +348,7 @@ async fn migrate(connection: &mut Conn, migrations: &[&[&str]]) -> Result<(), St
     within(doing, migrating).await?.map_err(|e| failed(doing, &e))?
 }
 
-/// Everything of a transaction but its end.
+/// Runs a transaction up to its end.
 async fn write(connection: &mut Conn, id: i64, batch: &Batch) -> Result<Committed, StoreError> {
     let error = |e| failed("commit", &e);
     connection.query_drop("START TRANSACTION").await.map_err(error)?;
@@ -387,7 +384,7 @@ async fn write(connection: &mut Conn, id: i64, batch: &Batch) -> Result<Committe
     Ok(planned)
 }
 
-/// The rows that a batch concerns, as far as they are there.
+/// Reads the rows that a batch concerns.
 async fn read_existing(connection: &mut Conn, batch: &Batch) -> Result<Existing, StoreError> {
     let error = |e| failed("commit", &e);
     let mut interner = Interner::default();
@@ -411,25 +408,25 @@ async fn read_existing(connection: &mut Conn, batch: &Batch) -> Result<Existing,
     Ok(existing)
 }
 
-/// How a statement names the row that it would have inserted.
+/// Syntax by which an upsert refers to the row to be inserted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Upsert {
-    /// MariaDB, and MySQL before 8.0.19: `VALUES(column)`. Later versions of MySQL take it with a warning.
+    /// MariaDB, and MySQL before 8.0.19: `VALUES(column)`. Later versions of MySQL accept it with a warning.
     Values,
-    /// MySQL from 8.0.19 on: `n.column`, after `AS n`. MariaDB does not know it.
+    /// MySQL from 8.0.19 on: `n.column`, after `AS n`. Unknown to MariaDB.
     Alias,
 }
 
 impl Upsert {
     fn of(version: (u16, u16, u16)) -> Upsert {
-        // MariaDB's versions are 10 and above; MySQL's have not got there.
+        // MariaDB's versions are 10 and above; MySQL's are still below.
         match ((8, 0, 19)..(10, 0, 0)).contains(&version) {
             true => Upsert::Alias,
             false => Upsert::Values,
         }
     }
 
-    /// The statement for `rows` rows of `columns`, the first of which is the key.
+    /// Returns the statement for `rows` rows of `columns`, the first of which is the key.
     fn sql(self, table: &str, columns: &str, rows: usize) -> String {
         let names: Vec<&str> = columns.split(',').map(str::trim).collect();
         let values = marks(rows, &format!("({})", marks(names.len(), "?")));
@@ -442,8 +439,8 @@ impl Upsert {
     }
 }
 
-/// Pieces of at most `PIECE_ROWS`, each a power of two: so there are nine statements of a kind, which stay prepared. And of at
-/// most `PIECE_BYTES`, but for single rows.
+/// Splits rows into pieces of a power of two, at most `PIECE_ROWS`: so there are nine statements of a kind, which stay prepared. A piece has at most
+/// `PIECE_BYTES`, unless it is a single row.
 fn pieces<T>(mut all: &[T], size: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
     std::iter::from_fn(move || {
         let mut bytes = 0;

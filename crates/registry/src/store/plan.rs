@@ -1,5 +1,5 @@
-//! What a batch makes of the rows that are there: a pure function, the same for all stores. It is called while the counter
-//! row is locked, so nobody changes those rows meanwhile.
+//! Computes the effect of a batch on the present rows: a pure function, the same for all stores. A store calls it with the counter row locked, so the
+//! rows cannot change meanwhile; TiKV calls it on a snapshot that the commit validates.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,47 +11,46 @@ use crate::model::{Health, Instance, InstanceId, Metadata, Patch, Registration, 
 /// One write.
 #[derive(Clone, Debug)]
 pub struct Write {
-    /// What to do.
+    /// The kind of write and its arguments.
     pub kind: WriteKind,
-    /// Only if the instance is still as of this revision; 0: only if there is none. Otherwise nothing is done
-    /// ([`Outcome::Superseded`]).
+    /// Write only if the instance has this revision; 0: only if it does not exist. Otherwise nothing is done ([`Outcome::Superseded`]).
     pub expected: Option<Revision>,
 }
 
-/// What to do; everything in it was checked.
+/// Kind and arguments of a write, already validated.
 #[derive(Clone, Debug)]
 pub enum WriteKind {
-    /// Make it so, whatever was there.
+    /// Register an instance, or replace it.
     Register(Box<Registration>),
-    /// Change what is there.
+    /// Change single fields of an instance.
     Patch(InstanceId, Patch),
-    /// Remove what is there.
+    /// Deregister an instance.
     Deregister(InstanceId),
-    /// Give a service metadata; it then exists without instances too.
+    /// Give a service metadata; the service then exists even without instances.
     PutService(ServiceKey, Metadata),
-    /// Take that away again.
+    /// Delete the record of a service.
     DeleteService(ServiceKey),
 }
 
-/// What became of a write.
+/// The outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// There was none.
+    /// The row did not exist.
     Created,
-    /// It says something else now.
+    /// The row has changed.
     Updated,
-    /// It said so already: nothing was written.
+    /// The row already had this content; nothing was written.
     Unchanged,
-    /// It is gone.
+    /// The row was removed.
     Removed,
-    /// There is none.
+    /// The row does not exist.
     NotFound,
-    /// It is no longer as of the revision that was expected.
+    /// The row no longer has the expected revision.
     Superseded,
 }
 
-/// The rows that a batch concerns, as far as they are there.
+/// The present rows that a batch concerns.
 #[derive(Debug, Default)]
 pub(crate) struct Existing {
     pub(crate) instances: BTreeMap<InstanceId, InstanceRow>,
@@ -59,20 +58,20 @@ pub(crate) struct Existing {
 }
 
 impl WriteKind {
-    /// For what has to happen at any rate.
+    /// Makes an unconditional write.
     pub(crate) fn always(self) -> Write {
         Write { kind: self, expected: None }
     }
 }
 
 impl Batch {
-    /// Of which nothing is foreseen.
+    /// Makes a batch without a prediction.
     pub fn new(number: u64, writes: Vec<Write>, now: i64) -> Batch {
         Batch { number, writes, now, foreseen: None }
     }
 
-    /// Foresees what it comes to at `v` of the history `epoch`, where `instances` are those that are there of the ones that it
-    /// concerns. Not where a service's row has to be known too: memory does not hold those that are gone.
+    /// Computes the result in advance for a store at `v` of the history `epoch`; `instances` are the present ones that the batch concerns. Not for a
+    /// batch that needs a service's row: the cache does not hold removed services.
     pub(crate) fn foresee(&mut self, epoch: i64, v: Revision, instances: BTreeMap<InstanceId, InstanceRow>) {
         let existing = Existing { instances, services: BTreeMap::new() };
         if self.service_keys().is_empty() && self.services_left(&existing).is_empty() {
@@ -81,18 +80,18 @@ impl Batch {
         }
     }
 
-    /// What was foreseen, if it holds for a store at `head`, whose counter is locked. Only once: whoever tries again reads the rows.
+    /// Returns the prediction if it holds for a store at `head`, whose counter is locked. Only once: a further attempt reads the rows.
     pub(crate) fn foreseen_at(&self, head: Head) -> Option<Committed> {
         let foreseen = self.foreseen.as_ref().filter(|f| f.epoch == head.epoch && f.v == head.v)?;
         foreseen.planned.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Whether anything is foreseen.
+    /// True if there is a prediction.
     pub(crate) fn is_foreseen(&self) -> bool {
         self.foreseen.is_some()
     }
 
-    /// The instances that it concerns, sorted, each once: in this order rows are locked and written.
+    /// Returns the distinct ids of the instances concerned, sorted: rows are locked and written in this order.
     pub(crate) fn instance_ids(&self) -> Vec<&InstanceId> {
         let mut ids: Vec<&InstanceId> = self
             .writes
@@ -108,7 +107,7 @@ impl Batch {
         ids
     }
 
-    /// The services that it gives or takes metadata; as [`Batch::instance_ids`].
+    /// Returns the distinct keys of the services whose records the batch writes, sorted.
     pub(crate) fn service_keys(&self) -> Vec<&ServiceKey> {
         let mut keys: Vec<&ServiceKey> = self
             .writes
@@ -123,7 +122,7 @@ impl Batch {
         keys
     }
 
-    /// The services that instances leave for another one by it, sorted: their rows have to be known too.
+    /// Returns the services that instances leave for another one, sorted: their rows are needed, too.
     pub(crate) fn services_left(&self, existing: &Existing) -> Vec<ServiceKey> {
         let mut keys: Vec<ServiceKey> = self
             .writes
@@ -141,8 +140,8 @@ impl Batch {
     }
 }
 
-/// Carries out `batch` on `existing`. The result's records are what has to be written, sorted by key, all with the revision
-/// after `head.v`; if there are none, that revision is not taken.
+/// Applies `batch` to `existing`. The result's records are the rows to write, sorted by key, all with the revision after `head.v`; without records
+/// that revision is not used.
 pub(crate) fn plan(batch: &Batch, head: Head, existing: &Existing) -> Committed {
     let next = Revision(head.v.0 + 1);
     let mut instances: BTreeMap<InstanceId, (Option<InstanceRow>, InstanceRow)> = BTreeMap::new();
@@ -186,10 +185,10 @@ pub(crate) fn plan(batch: &Batch, head: Head, existing: &Existing) -> Committed 
             }
         });
     }
-    // A row that was changed to and fro within the batch is as it was: it is not written.
+    // A row that the batch changed back and forth is unchanged: it is not written.
     let mut records: Vec<Record> = Vec::with_capacity(instances.len() + services.len());
-    // An instance's row says nothing of the service that it has left: that service's own row does, so that its revision is the
-    // same for those who saw it leave and for those who read everything later.
+    // An instance's row does not name the service that it has left: that service's own row is written instead, so that its revision is the same for
+    // nodes that saw the move and for nodes that read everything later.
     let mut left: Vec<ServiceKey> = instances
         .values()
         .filter_map(|(before, after)| {
@@ -244,7 +243,7 @@ fn put_service(
     (if alive.is_some() { Outcome::Updated } else { Outcome::Created }, row)
 }
 
-/// What `write` makes of `before`; `None` where it changes nothing.
+/// Applies `write` to `before`; `None` if nothing changes.
 fn write_instance(
     write: &Write,
     before: Option<&InstanceRow>,
@@ -265,7 +264,7 @@ fn write_instance(
         },
         WriteKind::Deregister(_) => {
             let Some(instance) = alive else { return (Outcome::NotFound, None) };
-            // A tombstone holds the id, the service and when: the rest is of no use to anybody.
+            // A tombstone needs only id, service and times.
             let mut gone = instance.clone();
             (gone.metadata, gone.check, gone.health) = (Metadata::default(), None, Health::Critical);
             (gone.revision, gone.mtime) = (next, now);
@@ -309,7 +308,7 @@ mod tests {
         WriteKind::Deregister(id()).always()
     }
 
-    /// Batches one after the other on one instance; what each write of the last batch gave, and how many rows it wrote.
+    /// Runs batches in order on one instance. Returns the outcomes of the last batch, and the number of rows it wrote.
     fn run(batches: Vec<Vec<Write>>) -> (Vec<Outcome>, usize) {
         let mut row: Option<InstanceRow> = None;
         let mut v = 0;
@@ -377,7 +376,7 @@ mod tests {
                 Record::Service(row) => drop(rows.services.insert(row.key.clone(), row)),
             }
         }
-        // Whether the service has a row of its own, and what else the batch does to it.
+        // Each case: whether the service has a row of its own, and other writes to it in the batch.
         for (has_row, writes, trace) in [
             (false, vec![moves()], Some(true)),
             (true, vec![moves()], Some(false)),

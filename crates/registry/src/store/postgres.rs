@@ -1,5 +1,5 @@
-//! The store in a PostgreSQL database, of several nodes at once. One connection writes, another reads and hears of commits
-//! (`LISTEN`). A connection on which anything went wrong is thrown away: its transaction ends with it.
+//! The store in a PostgreSQL database, shared by several nodes. One connection writes, one reads, one maintains the node list, and one listens for
+//! commits (`LISTEN`). A connection that had any error is closed: its transaction ends with it.
 
 mod address;
 mod kv;
@@ -24,7 +24,7 @@ use crate::model::{Instance, Revision};
 
 const STORE: &str = "postgres";
 
-/// Forward only; never changed once released. The number of one is its place in the list, from 1.
+/// Migrations, forward only; never changed once released. The version of each is its place in the list, from 1.
 const MIGRATIONS: &[&str] = &[
     "CREATE TABLE registry_rev (one INT PRIMARY KEY CHECK (one = 1), v BIGINT NOT NULL, epoch BIGINT NOT NULL,
                                 gc_floor BIGINT NOT NULL) WITH (fillfactor = 10);
@@ -46,22 +46,22 @@ const MIGRATIONS: &[&str] = &[
      CREATE TABLE registry_secret (one INT PRIMARY KEY CHECK (one = 1), secret TEXT NOT NULL);",
 ];
 
-/// Any number will do, if it is always the same: who holds the lock migrates.
+/// Key of the advisory lock for migrations: arbitrary, but always the same.
 const MIGRATION_LOCK: i64 = 0x6b70_7265_6769_7374;
 const CHANNEL: &str = "kingpost_registry";
 
-/// Everything before COMMIT, and the COMMIT itself, may each take so long.
+/// Time limit of everything before COMMIT, and of the COMMIT itself.
 const PATIENCE: Duration = Duration::from_secs(15);
 const CONNECT: Duration = Duration::from_secs(5);
-/// How often it is looked for commits without having heard of one.
+/// Interval of reads without a notification.
 const POLL: Duration = Duration::from_secs(2);
-/// Between two looks at a replica that does not know the tables yet.
+/// Interval of reads of a replica that does not have the tables yet.
 const BEHIND: Duration = Duration::from_millis(20);
 
 const SESSION: &str = "SET statement_timeout = '15s'; SET lock_timeout = '10s';
     SET idle_in_transaction_session_timeout = '30s'; SET application_name = 'kingpost registry'";
 
-/// As `INSTANCE_COLUMNS`, with `metadata` as text.
+/// Select list in the order of `INSTANCE_COLUMNS`, with `metadata` as text.
 const SELECT: &str = "SELECT id, service, host, port, protocol, version, weight, priority, flags, health, ttl, check_spec, \
      region, zone, campus, metadata::text, digest, rev, deleted, ctime, mtime FROM instance";
 
@@ -92,14 +92,14 @@ const PUT_WRITER: &str = "INSERT INTO registry_writer (id, batch, rev, mtime) VA
 /// The store in a PostgreSQL database.
 pub struct Postgres {
     database: Database,
-    /// What this opening is called in `registry_writer`.
+    /// Id of this opening of the store in `registry_writer`.
     id: i64,
     writer: Mutex<Option<Writer>>,
-    /// Apart from the one that listens: so a proxy on the way may have reads answered by a replica.
+    /// Separate from the listening connection, so that a proxy in between may route reads to a replica.
     reader: Mutex<Option<Client>>,
     listener: Mutex<Option<Client>>,
     roll: Mutex<Option<Client>>,
-    /// Somebody has committed, or the listening connection is gone.
+    /// Signalled after a commit, or when the listening connection has ended.
     news: Arc<Notify>,
     kv: Arc<kv::PostgresKv>,
 }
@@ -119,12 +119,11 @@ struct Writer {
 }
 
 impl Postgres {
-    /// Connects to the database of `address`, `postgres://user@host/database` and whatever else libpq takes, and brings the
-    /// schema up to date. With TLS as `sslmode` and libpq's other parameters of it say; `prefer` without.
+    /// Connects to the database of `address`, `postgres://user@host/database` with libpq's parameters, and brings the schema up to date. TLS follows
+    /// `sslmode` and libpq's other parameters; the default is `prefer`.
     ///
     /// # Errors
-    /// When the address makes no sense, a file of TLS cannot be used, the database does not answer (or not with TLS where it has to), or
-    /// has a newer schema.
+    /// The address is invalid, a TLS file is unusable, the database does not answer (or not with TLS where it must), or has a newer schema.
     pub async fn open(address: &str) -> Result<Postgres, StoreError> {
         let mut database = Database::parse(address)?;
         database.config.connect_timeout(CONNECT).keepalives_idle(Duration::from_secs(30));
@@ -145,7 +144,7 @@ impl Postgres {
         Ok(store)
     }
 
-    /// Sees to it that somebody hears of commits.
+    /// Ensures that a connection listens for commits.
     async fn listen(&self) -> Result<(), StoreError> {
         let mut slot = self.listener.lock().await;
         if slot.as_ref().is_none_or(Client::is_closed) {
@@ -154,7 +153,7 @@ impl Postgres {
         Ok(())
     }
 
-    /// A connection; one that listens tells of every commit.
+    /// Opens a connection; a listening one signals every commit.
     async fn connect(&self, listens: bool) -> Result<Client, StoreError> {
         let error = |e| failed("connecting", &e);
         let client = connect(&self.database, listens.then(|| Arc::clone(&self.news))).await?;
@@ -167,9 +166,8 @@ impl Postgres {
     async fn writer(&self) -> Result<Writer, StoreError> {
         let client = self.connect(false).await?;
         let error = |e| failed("preparing statements", &e);
-        // Rows are looked up by their keys. A plan that was made while the table was small, and is kept, would read all of it for
-        // every batch until somebody has it analysed. The one row of the counter has no index: what its scan is said to cost must
-        // not have it compiled.
+        // Rows are looked up by their keys. A plan made while the table was small, and kept, would scan the whole table for every batch until the
+        // next ANALYZE. The single row of the counter has no index: the cost of its scan must not trigger JIT compilation.
         let plans = "SET enable_seqscan = off; SET jit = off";
         within("preparing statements", client.batch_execute(plans)).await?.map_err(error)?;
         let prepare = |sql: String| {
@@ -192,7 +190,7 @@ impl Postgres {
 
     async fn commit(&self, batch: &Batch) -> Result<Committed, StoreError> {
         let mut slot = self.writer.lock().await;
-        // Taken out: dropped with this future, or on an error, it ends its connection and so its transaction.
+        // Taken out: if it is dropped with this future, or on an error, its connection ends and so its transaction.
         let writer = match slot.take().filter(|writer| !writer.client.is_closed()) {
             Some(writer) => writer,
             None => self.writer().await?,
@@ -209,7 +207,7 @@ impl Postgres {
                 Ok(planned)
             }
             _ if !planned.wrote => Ok(planned),
-            // The server refused: it has rolled back. Unless it was shut down meanwhile.
+            // The server refused, and has rolled back, unless it was shut down meanwhile.
             Ok(Err(e)) if e.code().is_some_and(|code| !code.code().starts_with("57P")) => Err(failed("commit", &e)),
             Ok(Err(e)) => undetermined(describe(&e), planned),
             Err(_) => undetermined(format!("no answer within {PATIENCE:?}"), planned),
@@ -221,7 +219,7 @@ impl Postgres {
         let doing = "resolving a commit";
         let found = within(doing, async {
             let transaction = client.transaction().await?;
-            // Waits for our own transaction, should the server still be at it.
+            // Waits for a transaction of its own that the server still works on.
             transaction.execute("SELECT 1 FROM registry_rev FOR UPDATE", &[]).await?;
             transaction.query_opt("SELECT batch, rev FROM registry_writer WHERE id = $1", &[&self.id]).await
         });
@@ -231,7 +229,7 @@ impl Postgres {
     }
 
     async fn read(&self, sink: &mut dyn Sink) -> Result<(), StoreError> {
-        // First: what is committed after the read is heard of.
+        // First, so that a commit after the read is notified.
         self.listen().await?;
         let mut slot = self.reader.lock().await;
         let client = match slot.take().filter(|client| !client.is_closed()) {
@@ -244,7 +242,7 @@ impl Postgres {
         let after = sink.begin(head);
         if after < head.v {
             let mut interner = Interner::default();
-            // Everything is a scan; the index on `rev` would make it a random walk.
+            // A full read is a scan; the index on `rev` would cause random access.
             let condition = if after == Revision(0) { "$1::bigint = 0" } else { "rev > $1" };
             let sql = format!("{SELECT} WHERE {condition}");
             let rows = within("reading rows", client.query_raw(&sql, [row::column(after)])).await?;
@@ -273,7 +271,7 @@ impl Postgres {
             None => self.connect(false).await?,
         };
         let attending = async {
-            // A transaction that may write is nothing for a replica: who lives must not be read where it lags.
+            // A transaction that may write is never routed to a replica: liveness must not be read from a lagging server.
             let client = client.transaction().await?;
             if let Some(NodeRow { id, address, judges, beat }) = own {
                 let put = "INSERT INTO registry_node (id, address, judges, beat) VALUES ($1, $2, $3, $4)
@@ -302,7 +300,7 @@ impl Postgres {
         let mut client = self.connect(false).await?;
         let (up_to, limit) = (row::column(up_to), i64::try_from(limit).unwrap_or(i64::MAX));
         let collecting = async {
-            // What is a tombstone now is one at this revision for ever: looking needs no lock.
+            // A tombstone at a revision remains one for ever, so this read needs no lock.
             let floor = client
                 .query_one(
                     "SELECT max(rev) FROM (
@@ -330,11 +328,11 @@ impl Postgres {
 }
 
 impl Writer {
-    /// Everything of a transaction but its end.
+    /// Runs a transaction up to its end.
     async fn write(&self, id: i64, batch: &Batch) -> Result<Committed, StoreError> {
         let error = |e| failed("commit", &e);
-        // Sent together, in this order. At READ COMMITTED each statement sees what was committed before it began, and those
-        // after the lock begin when the lock is held.
+        // Pipelined in this order. At READ COMMITTED each statement sees the commits before its own start, and the statements after the lock start
+        // when the lock is held.
         let begin = self.client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED");
         let lock = self.client.query_one(&self.lock, &[]);
         let planned = if batch.is_foreseen() {
@@ -373,7 +371,7 @@ impl Writer {
         Ok(planned)
     }
 
-    /// The rows that a batch concerns, as far as they are there.
+    /// Reads the rows that a batch concerns.
     async fn existing(&self, batch: &Batch) -> Result<Existing, StoreError> {
         let error = |e| failed("commit", &e);
         let ids: Vec<&str> = batch.instance_ids().into_iter().map(|id| id.as_str()).collect();
@@ -478,7 +476,7 @@ impl Store for Postgres {
 
     fn changed(&self, _seen: Revision) -> BoxFuture<'_, ()> {
         Box::pin(async {
-            // Time may pass without news: then it is looked anyway.
+            // Without a notification, the store is read after this time.
             let _ = tokio::time::timeout(POLL, self.news.notified()).await;
         })
     }
@@ -488,7 +486,7 @@ impl Store for Postgres {
     }
 }
 
-/// A connection that is set up; whoever wants it is told what it hears.
+/// Opens a connection and sets it up; its notifications are signalled to `news`.
 async fn connect(database: &Database, news: Option<Arc<Notify>>) -> Result<Client, StoreError> {
     let error = |e| failed("connecting", &e);
     let secure = within("connecting", database.secure()).await??;
@@ -498,7 +496,7 @@ async fn connect(database: &Database, news: Option<Arc<Notify>>) -> Result<Clien
     Ok(client)
 }
 
-/// Moves a connection's bytes until it ends, and passes on that it heard of a commit.
+/// Drives a connection until it ends, and signals notifications of commits.
 async fn drive(mut connection: Connection<Socket, tls::postgres::Secured<Socket>>, news: Option<Arc<Notify>>) {
     loop {
         match std::future::poll_fn(|context| connection.poll_message(context)).await {
@@ -525,12 +523,12 @@ async fn within<T>(doing: &'static str, work: impl Future<Output = T>) -> Result
     tokio::time::timeout(PATIENCE, work).await.map_err(late)
 }
 
-/// Begins a transaction that reads, and reads the row of the counter. A replica that a proxy has chosen may not have heard yet of
-/// the tables that this very process has made: then once more, on whichever is chosen next.
+/// Begins a read-only transaction, and reads the counter's row. A replica chosen by a proxy may not have the tables yet that this process has just
+/// created: then starts again, on the replica chosen next.
 async fn begin(client: &Client) -> Result<Row, tokio_postgres::Error> {
     loop {
-        // How long reading everything takes is a matter of size: what is bounded is the wait for each row.
-        // Two messages, sent together: a proxy knows by the first alone where the transaction may go.
+        // The duration of a full read depends on the size, so only the wait for each row is bounded.
+        // Two messages, sent together: a proxy routes the transaction by the first one alone.
         tokio::try_join!(
             biased;
             client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"),
@@ -546,7 +544,7 @@ async fn begin(client: &Client) -> Result<Row, tokio_postgres::Error> {
     }
 }
 
-/// What the server said, or why it could not be asked. Neither holds a password.
+/// Returns the server's error, or the reason why it could not be asked. Neither contains a password.
 fn describe(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
         Some(db) => format!("{} ({})", db.message(), db.code().code()),

@@ -1,4 +1,4 @@
-//! Rows, and the columns that all stores share.
+//! Rows, and the columns common to all stores.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use crate::model::{Check, Digest, Health, Instance, InstanceId, Location, Machin
 /// A row of either table.
 #[derive(Clone, Debug)]
 pub enum Record {
-    /// Of `instance`.
+    /// A row of `instance`.
     Instance(InstanceRow),
-    /// Of `service`.
+    /// A row of `service`.
     Service(ServiceRow),
 }
 
 impl Record {
-    /// The revision at which it was written.
+    /// Returns the revision at which the row was written.
     pub(crate) fn revision(&self) -> Revision {
         match self {
             Record::Instance(row) => row.instance.revision,
@@ -25,29 +25,29 @@ impl Record {
     }
 }
 
-/// An instance, or what is left of one.
+/// An instance, or the tombstone of one.
 #[derive(Clone, Debug)]
 pub struct InstanceRow {
-    /// The instance; of a tombstone only id, service, revision and times mean something.
+    /// The instance; a tombstone has only id, service, revision and times.
     pub instance: Instance,
-    /// A tombstone.
+    /// True for a tombstone.
     pub deleted: bool,
 }
 
-/// What was said about a service itself.
+/// A service's own record.
 #[derive(Clone, Debug)]
 pub struct ServiceRow {
-    /// Which.
+    /// The service.
     pub key: ServiceKey,
-    /// Its metadata.
+    /// The metadata.
     pub metadata: Metadata,
-    /// The commit that made it so.
+    /// The commit that wrote this state.
     pub revision: Revision,
-    /// A tombstone.
+    /// True for a tombstone.
     pub deleted: bool,
-    /// As of an instance.
+    /// Time of creation, like that of an instance.
     pub ctime: i64,
-    /// As of an instance.
+    /// Time of the last change, like that of an instance.
     pub mtime: i64,
 }
 
@@ -58,10 +58,10 @@ pub(crate) const INSTANCE_COLUMNS: &str = "id, service, host, port, protocol, ve
 /// The columns of `service`.
 pub(crate) const SERVICE_COLUMNS: &str = "id, metadata, rev, deleted, ctime, mtime";
 
-/// Bit of `flags`: taken out by hand.
+/// Bit of `flags`: isolated by hand.
 pub(crate) const ISOLATED: i64 = 1;
 
-/// An instance's columns on their way in, in the order of [`INSTANCE_COLUMNS`]. Borrowed from what the driver gave.
+/// An instance's columns as read, in the order of [`INSTANCE_COLUMNS`]. Borrowed from the driver's row.
 pub(crate) struct Columns<'a> {
     pub(crate) id: &'a str,
     pub(crate) service: &'a str,
@@ -85,14 +85,14 @@ pub(crate) struct Columns<'a> {
     pub(crate) mtime: i64,
 }
 
-/// Values that many rows share, so that each is in memory once. Starts anew when it has grown past its bound.
+/// Values common to many rows, each kept in memory once. A set is cleared when it reaches its bound.
 #[derive(Debug, Default)]
 pub struct Interner {
     texts: HashSet<Arc<str>, foldhash::fast::RandomState>,
     services: HashSet<ServiceKey, foldhash::fast::RandomState>,
     locations: HashSet<Arc<Location>, foldhash::fast::RandomState>,
     checks: HashSet<Arc<Check>, foldhash::fast::RandomState>,
-    /// The last check's text: most rows have the same as the one before, and JSON takes longer than a comparison.
+    /// Text of the last check: most rows repeat the previous one's, and a comparison is faster than parsing JSON.
     last_check: Option<(String, Arc<Check>)>,
 }
 
@@ -162,7 +162,7 @@ impl Interner {
         check
     }
 
-    /// The same instance, sharing what others have too.
+    /// Replaces the instance's common values by shared ones.
     pub(crate) fn share(&mut self, instance: &mut Instance) {
         if let Some(known) = self.services.get(instance.service.as_str()) {
             instance.service = known.clone();
@@ -180,7 +180,7 @@ impl Interner {
 }
 
 impl Columns<'_> {
-    /// The row. What no registry can have written is an error, not a guess.
+    /// Decodes a row. Content that no registry can have written is an error.
     pub(crate) fn decode(&self, store: &'static str, interner: &mut Interner) -> Result<InstanceRow, StoreError> {
         let wrong =
             |reason: &dyn std::fmt::Display| StoreError::corrupt(store, &format!("instance {}", self.id), reason);
@@ -217,12 +217,12 @@ impl Columns<'_> {
     }
 }
 
-/// A revision from a signed column.
+/// Converts a signed column to a revision.
 pub(crate) fn revision(rev: i64) -> Option<Revision> {
     u64::try_from(rev).ok().map(Revision)
 }
 
-/// A revision for a signed column. Revisions are counted up from 0 by one a batch: they do not get near the end.
+/// Converts a revision to a signed column. Revisions count up from 0 by one for each batch, so they never come near the limit.
 pub(crate) fn column(revision: Revision) -> i64 {
     i64::try_from(revision.0).unwrap_or(i64::MAX)
 }

@@ -1,5 +1,5 @@
-//! The embedded store: one file, nothing to install. One connection writes, another reads; SQLite's write-ahead log lets
-//! them work at the same time. Commits are durable (`synchronous = FULL`).
+//! The embedded store: a single file, nothing to install. One connection writes, another reads; SQLite's write-ahead log lets them work at the same
+//! time. Commits are durable (`synchronous = FULL`).
 
 mod kv;
 
@@ -20,7 +20,7 @@ use crate::model::Revision;
 
 const STORE: &str = "sqlite";
 
-/// Forward only; never changed once released. The number of one is its place in the list, from 1.
+/// Migrations, forward only; never changed once released. The version of each is its place in the list, from 1.
 const MIGRATIONS: &[&str] = &[
     "CREATE TABLE registry_rev (one INTEGER PRIMARY KEY CHECK (one = 1), v INTEGER NOT NULL, epoch INTEGER NOT NULL,
                                 gc_floor INTEGER NOT NULL);
@@ -42,32 +42,32 @@ const MIGRATIONS: &[&str] = &[
      CREATE TABLE registry_secret (one INTEGER PRIMARY KEY CHECK (one = 1), secret TEXT NOT NULL);",
 ];
 
-/// The step of the schema that brought `registry_secret`.
+/// The schema version that introduced `registry_secret`.
 const SECRET_SINCE: i64 = 3;
 
-/// Another process may hold the file for so long before a commit gives up as `Conflict`.
+/// Time for which another process may hold the file before a commit fails with `Conflict`.
 const BUSY: Duration = Duration::from_secs(5);
-/// How often it is looked whether another process wrote to the file.
+/// Interval of checks for writes by other processes.
 const POLL: Duration = Duration::from_secs(1);
-/// Rows on their way from the reading thread to the sink.
+/// Rows of a chunk, passed from the reading thread to the sink.
 const CHUNK: usize = 512;
 
 /// The store in one file.
 pub struct Sqlite {
     writer: Arc<Mutex<Connection>>,
     reader: Arc<Mutex<Connection>>,
-    /// For the roll of nodes: what is lost of that in a crash of the machine is of no use after it, so it waits for no disk.
+    /// For the node list: rows lost in a crash of the machine are useless after it, so commits do not wait for the disk.
     roll: Arc<Mutex<Connection>>,
-    /// What this opening is called in `registry_writer`.
+    /// Id of this opening of the store in `registry_writer`.
     id: i64,
     kv: Arc<kv::SqliteKv>,
 }
 
 impl Sqlite {
-    /// Opens or makes the file at `path`; its directory must be there.
+    /// Opens or creates the file at `path`; its directory must exist.
     ///
     /// # Errors
-    /// When it cannot be opened, is not a database, or has a newer schema.
+    /// The file cannot be opened, is not a database, or has a newer schema.
     pub async fn open(path: &str) -> Result<Sqlite, StoreError> {
         let path = PathBuf::from(path);
         blocking("opening the file", move || {
@@ -101,7 +101,7 @@ impl Store for Sqlite {
         let (connection, id) = (Arc::clone(&self.writer), self.id);
         Box::pin(blocking("resolving a commit", move || {
             let connection = lock(&connection);
-            // A transaction that a failed COMMIT left open has not happened.
+            // A transaction left open by a failed COMMIT has not happened.
             if !connection.is_autocommit() {
                 connection.execute_batch("ROLLBACK").map_err(|e| failed("resolving a commit", e))?;
             }
@@ -115,7 +115,7 @@ impl Store for Sqlite {
 
     fn read<'a>(&'a self, sink: &'a mut dyn Sink) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
-            // The head goes one way and the wanted revision the other while the thread holds its snapshot.
+            // The head is sent one way and the wanted revision the other while the thread holds its snapshot.
             let (head_sent, head) = tokio::sync::oneshot::channel();
             let (after_sent, after) = std::sync::mpsc::channel();
             let (rows_sent, mut rows) = tokio::sync::mpsc::channel::<Vec<Record>>(4);
@@ -124,7 +124,7 @@ impl Store for Sqlite {
                 let mut connection = lock(&connection);
                 let transaction = connection.transaction().map_err(|e| failed("read", e))?;
                 let _ = head_sent.send(read_head(&transaction)?);
-                // The asking side went away: nobody wants the rows.
+                // The caller has gone, and wants no rows.
                 let Ok(after) = after.recv() else { return Ok(()) };
                 read_rows(&transaction, after, &mut |chunk| rows_sent.blocking_send(chunk).is_ok())
             });
@@ -158,7 +158,7 @@ impl Store for Sqlite {
     }
 }
 
-/// Runs `work` where it may block. The thread finishes what it began also when nobody waits any more.
+/// Runs `work` on a blocking thread, which finishes even if the caller has gone.
 async fn blocking<T: Send + 'static>(
     doing: &'static str,
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
@@ -169,7 +169,7 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-/// A thread that panicked in a transaction left it to be rolled back: dropping a `Transaction` does.
+/// Locks a connection. A transaction of a thread that panicked has been rolled back by dropping its `Transaction`.
 fn lock(connection: &Mutex<Connection>) -> std::sync::MutexGuard<'_, Connection> {
     connection.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -183,8 +183,8 @@ fn failed(doing: &'static str, error: rusqlite::Error) -> StoreError {
     }
 }
 
-/// Makes the file, where there is none, for this user only, and takes the rights of others from files that are there: the file holds
-/// the secret by which nodes know each other. SQLite gives its log the rights of the file.
+/// Creates the file for this user only, and removes the permissions of others from existing files: the file contains the secret by which nodes
+/// authenticate each other. SQLite gives its log the permissions of the file.
 fn keep_private(path: &std::path::Path) -> Result<(), StoreError> {
     use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
     let doing = "keeping the file from other users";
@@ -217,8 +217,8 @@ fn connect(path: &std::path::Path) -> Result<Connection, StoreError> {
     open().map_err(|e| failed("opening the file", e))
 }
 
-/// Brings the schema up to date, each step in a transaction that holds the file from its beginning: of several processes
-/// that start at once one migrates, and the others find it done.
+/// Brings the schema up to date in a transaction that locks the file from its beginning: if several processes start at once, one migrates, and the
+/// others find it done.
 fn migrate(connection: &mut Connection, migrations: &[&str]) -> Result<(), StoreError> {
     let error = |e| failed("migrating the schema", e);
     let known = i64::try_from(migrations.len()).unwrap_or(i64::MAX);
@@ -250,7 +250,7 @@ fn migrate(connection: &mut Connection, migrations: &[&str]) -> Result<(), Store
 
 fn commit(connection: &mut Connection, writer: i64, batch: &Batch) -> Result<Committed, StoreError> {
     let error = |e| failed("commit", e);
-    // Takes the file's write lock at once: what is read below cannot change before the end.
+    // Takes the file's write lock at once, so that the rows read below cannot change before the end.
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(error)?;
     let head = read_head(&transaction)?;
     let planned = match batch.foreseen_at(head) {
@@ -270,7 +270,7 @@ fn commit(connection: &mut Connection, writer: i64, batch: &Batch) -> Result<Com
             .prepare_cached("INSERT OR REPLACE INTO registry_writer (id, batch, rev, mtime) VALUES (?, ?, ?, ?)")
             .and_then(|mut s| s.execute(params![writer, i64::try_from(batch.number).unwrap_or(0), rev, batch.now]))
             .map_err(error)?;
-        // Looked up once, not once a row: their text is the key.
+        // Prepared once, not once a row: the cache is looked up by their text.
         let mut put_instance = transaction.prepare_cached(PUT_INSTANCE).map_err(error)?;
         let mut put_service = transaction.prepare_cached(PUT_SERVICE).map_err(error)?;
         for record in &planned.records {
@@ -279,7 +279,7 @@ fn commit(connection: &mut Connection, writer: i64, batch: &Batch) -> Result<Com
     }
     match transaction.commit() {
         Ok(()) => Ok(planned),
-        // The disk may have failed before or after the log held the commit.
+        // The disk may have failed before or after the log contained the commit.
         Err(e) if e.sqlite_error_code() == Some(ErrorCode::SystemIoFailure) => {
             Err(StoreError::Undetermined { store: STORE, reason: e.to_string().into(), planned: Box::new(planned) })
         }
@@ -287,7 +287,7 @@ fn commit(connection: &mut Connection, writer: i64, batch: &Batch) -> Result<Com
     }
 }
 
-/// The rows that a batch concerns, as far as they are there.
+/// Reads the rows that a batch concerns.
 fn read_existing(connection: &Connection, batch: &Batch) -> Result<Existing, StoreError> {
     let error = |e| failed("commit", e);
     let mut existing = Existing::default();
@@ -376,7 +376,7 @@ fn read_head(connection: &Connection) -> Result<Head, StoreError> {
     })
 }
 
-/// Rows after `after`, in chunks, until `give` says that nobody takes them.
+/// Reads the rows after `after` in chunks, until `give` returns false.
 fn read_rows(
     connection: &Connection,
     after: Revision,
@@ -385,7 +385,7 @@ fn read_rows(
     let error = |e| failed("reading rows", e);
     let mut interner = Interner::default();
     let mut chunk = Vec::with_capacity(CHUNK);
-    // Everything is a scan in the order of the table; the index on `rev` would make it a random walk.
+    // A full read is a scan in table order; the index on `rev` would cause random access.
     let condition = if after == Revision(0) { "?1 = 0" } else { "rev > ?1" };
     let mut statement = connection
         .prepare_cached(&format!("SELECT {INSTANCE_COLUMNS} FROM instance WHERE {condition}"))
@@ -478,8 +478,8 @@ fn attend(connection: &mut Connection, own: Option<&NodeRow>, gone: &[NodeId]) -
 fn collect(connection: &mut Connection, up_to: Revision, before: i64, limit: usize) -> Result<usize, StoreError> {
     let error = |e| failed("collecting tombstones", e);
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(error)?;
-    // The lowest revision that stays: a tombstone too young, or beyond the limit. All below it go at once, for gc_floor is
-    // one number.
+    // The highest revision to remove: that of the last of at most `limit` old tombstones. All old ones up to it go at once, since gc_floor is a
+    // single number.
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let found: (i64, Option<i64>) = transaction
         .query_row(

@@ -1,5 +1,5 @@
-//! What a store's address says of the database, and of TLS with it: by the names and with the meaning that MySQL's own clients have. The driver
-//! has parameters of its own for a part of it; these are refused, so that each thing is said in one way.
+//! MySQL parameters of a store's address, including TLS, with the names and meanings of MySQL's own clients. The driver has parameters of its own for
+//! some of them; these are refused, so that there is one way to set each.
 
 use std::error::Error as _;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ const NAMES: Names = Names {
     reading: ["reading ssl-ca", "reading ssl-cert", "reading ssl-key"],
 };
 
-/// What the driver, and clients of other databases, call the same.
+/// Parameters of the driver, and of clients of other databases, for the same settings.
 const OTHERS: [&str; 9] = [
     "require_ssl",
     "verify_ca",
@@ -34,20 +34,20 @@ const OTHERS: [&str; 9] = [
     "sslkey",
 ];
 
-/// Whom a certificate is to be for where it may be for anybody. The driver lets such a certificate pass only where rustls' error has this word;
-/// what rustls does have in it is the name that was expected. A test holds that both still do: a certificate is refused otherwise.
+/// Server name used when a certificate for any name is accepted. The driver accepts such a certificate only if rustls' error contains this word, and
+/// rustls' error contains the expected name. A test checks that both still hold; otherwise certificates would be refused.
 const ANYBODY: &str = "NotValidForName.invalid";
 
-/// How the database is reached: the driver's settings, and TLS to go with them.
+/// The driver's settings of a database, and its TLS configuration.
 #[derive(Clone)]
 pub(super) struct Database {
-    /// Without TLS.
+    /// Settings without TLS.
     options: Opts,
     tls: ConnectConfig,
 }
 
 impl Database {
-    /// Reads `mysql://…`. No error holds a part of the address. `setup`: what is said on each connection first.
+    /// Parses `mysql://…`. No error contains a part of the address. `setup`: the first statements on each connection.
     pub(super) fn parse(address: &str, setup: Vec<String>) -> Result<Database, StoreError> {
         let (rest, said) = NAMES.take(address, address.find('?'))?;
         let (given, tls) = (said.mode.is_some(), config(said)?);
@@ -55,11 +55,11 @@ impl Database {
         if query.split('&').any(|parameter| OTHERS.contains(&parameter.split('=').next().unwrap_or_default())) {
             return Err(wrong("TLS to MySQL is asked for by ssl-mode, ssl-ca, ssl-cert and ssl-key"));
         }
-        // The parser's message may hold a part of the address, and so of a password.
+        // The parser's message may contain a part of the address, and so of a password.
         let options = Opts::from_url(&rest).map_err(|_| wrong("MySQL's cannot be understood"))?;
         let tls = match (options.socket(), tls.mode) {
             (None, _) | (_, ConnectMode::Disable) => tls,
-            // Nobody listens in on it.
+            // Nobody can eavesdrop on a socket.
             (Some(_), ConnectMode::Prefer) => ConnectConfig::default(),
             (Some(_), _) if given => return Err(wrong("there is no TLS on a Unix socket: ssl-mode asks for it")),
             (Some(_), _) => return Err(wrong("there is no TLS on a Unix socket: ssl-ca or ssl-cert asks for it")),
@@ -67,7 +67,7 @@ impl Database {
         Ok(Database { options: OptsBuilder::from_opts(options).setup(setup).stmt_cache_size(64).into(), tls })
     }
 
-    /// A connection; with TLS if there is to be, and with the files as they are now.
+    /// Opens a connection; with TLS if configured, and with the current files.
     pub(super) async fn connect(&self) -> Result<Conn, StoreError> {
         let doing = "connecting";
         let error = |e| failed(doing, &e);
@@ -75,7 +75,7 @@ impl Database {
             return within(doing, Conn::new(self.options.clone())).await?.map_err(error);
         }
         match within(doing, Conn::new(self.secured())).await? {
-            // It says so before anything was sent; a handshake that fails is another error.
+            // The server announces this before anything is sent; a failed handshake is another error.
             Err(Error::Driver(DriverError::NoClientSslFlagFromServer)) if self.tls.mode == ConnectMode::Prefer => {
                 within(doing, Conn::new(self.options.clone())).await?.map_err(error)
             }
@@ -83,10 +83,10 @@ impl Database {
         }
     }
 
-    /// With TLS. The driver reads the files again, once for each of these.
+    /// Returns the settings with TLS. The driver reads the files again for each of these.
     fn secured(&self) -> Opts {
         let tls = &self.tls;
-        // In the address, an IPv6 address is in brackets; in a certificate it is not.
+        // An IPv6 address has brackets in the address, but not in a certificate.
         let mut name = self.options.ip_or_hostname().trim_matches(['[', ']']);
         let mut ssl = SslOpts::default();
         match &tls.ca_file {
@@ -97,7 +97,7 @@ impl Database {
                     name = ANYBODY;
                 }
             }
-            // That the server has the certificate's key is verified all the same.
+            // The server's possession of the certificate's key is verified all the same.
             None => ssl = ssl.with_danger_accept_invalid_certs(true),
         }
         if let (Some(cert), Some(key)) = (&tls.cert_file, &tls.key_file) {
@@ -105,7 +105,7 @@ impl Database {
             ssl = ssl.with_client_identity(Some(ClientIdentity::new(cert.into(), key.into())));
         }
         let ssl = ssl.with_danger_tls_hostname_override(Some(name.to_owned()));
-        // Where the server is on this machine, the driver would leave the connection for its Unix socket.
+        // For a server on this machine, the driver would switch from the connection to its Unix socket.
         OptsBuilder::from_opts(self.options.clone()).ssl_opts(ssl).prefer_socket(false).into()
     }
 }
@@ -114,8 +114,8 @@ fn wrong(reason: &'static str) -> StoreError {
     StoreError::Address { reason }
 }
 
-/// What was said, as everywhere else. As with MySQL's own clients, whoever gives CAs and no mode wants them used, and who gives a certificate
-/// wants to show it.
+/// Makes the common configuration from the parameters. As with MySQL's own clients, CAs without a mode imply their verification, and a certificate
+/// without a mode implies TLS.
 fn config(said: Said) -> Result<ConnectConfig, StoreError> {
     let mode = match said.mode.map(|mode| mode.to_ascii_uppercase()).as_deref() {
         None if said.ca.is_some() => ConnectMode::VerifyCa,
@@ -136,7 +136,7 @@ fn config(said: Said) -> Result<ConnectConfig, StoreError> {
     Ok(ConnectConfig { mode, ca_file, cert_file, key_file, ..ConnectConfig::default() })
 }
 
-/// An error in words; those of TLS in the words that the other connections use.
+/// Describes an error; TLS errors in the words used on other connections.
 pub(super) fn describe(error: &Error) -> String {
     if let Error::Driver(DriverError::NoClientSslFlagFromServer) = error {
         return "TLS is wanted, and the server does not support TLS".into();
@@ -175,7 +175,7 @@ mod tests {
             ("ssl-ca=/ca", ConnectMode::VerifyCa),
             ("ssl-cert=/c&ssl-key=/k", ConnectMode::Require),
             ("ssl-mode=DISABLED&ssl-ca=/ca", ConnectMode::Disable),
-            // Nobody listens in on a Unix socket.
+            // Nobody can eavesdrop on a Unix socket.
             ("socket=/s", ConnectMode::Disable),
             ("socket=/s&ssl-mode=PREFERRED", ConnectMode::Disable),
         ] {

@@ -1,4 +1,4 @@
-//! Keys and sessions in MySQL or MariaDB: one connection writes, another reads. A connection on which anything went wrong is thrown away.
+//! Keys and sessions in MySQL or MariaDB: one connection writes, another reads. A connection that had any error is closed.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::model::Revision;
 /// The key-value part of a database.
 pub(super) struct MySqlKv {
     server: Server,
-    /// What this opening is called in `registry_writer`.
+    /// Id of this opening of the store in `registry_writer`.
     id: i64,
     writer: Mutex<Option<Conn>>,
     reader: Mutex<Option<Conn>>,
@@ -24,7 +24,7 @@ pub(super) struct MySqlKv {
 
 const HEAD: &str = "SELECT v, epoch, gc_floor FROM registry_kv_rev";
 
-/// Makes the tables where there are none. Each statement can be carried out by several nodes at once.
+/// Creates the tables if they are absent. Each statement may be run by several nodes at once.
 pub(super) async fn migrate(connection: &mut Conn) -> Result<(), StoreError> {
     let doing = "migrating the key-value tables";
     let migrating = async {
@@ -95,7 +95,7 @@ fn values(row: &KvRow) -> Vec<Value> {
     ]
 }
 
-/// The rows that a node lacks that has seen `seen`, in the transaction that `connection` is in.
+/// Reads the rows after `seen` that a node lacks, in the transaction of `connection`.
 async fn missed(connection: &mut Conn, head: Head, seen: (i64, Revision)) -> Result<KvRead, StoreError> {
     let (after, whole) = lacks(head, seen);
     let mut found = Vec::new();
@@ -111,7 +111,7 @@ async fn missed(connection: &mut Conn, head: Head, seen: (i64, Revision)) -> Res
     Ok(KvRead { head, whole, rows: found })
 }
 
-/// Everything of a transaction but its end. Whether anything is to be committed.
+/// Runs a transaction up to its end. Returns true if there is anything to commit.
 async fn write(connection: &mut Conn, id: i64, number: u64, plan: &dyn KvPlan) -> Result<bool, StoreError> {
     let error = |e| failed("commit", &e);
     connection.query_drop("START TRANSACTION").await.map_err(error)?;
@@ -179,7 +179,7 @@ impl MySqlKv {
                 Ok(())
             }
             _ if !wrote => Ok(()),
-            // 1053: it was shut down meanwhile. 1317, 1927: somebody ended the statement or the connection.
+            // 1053: the server was shut down meanwhile. 1317, 1927: somebody ended the statement or the connection.
             Ok(Err(mysql_async::Error::Server(e))) if ![1053, 1317, 1927].contains(&e.code) => {
                 Err(failed("commit", &mysql_async::Error::Server(e)))
             }
@@ -193,7 +193,7 @@ impl MySqlKv {
         let mut connection = self.server.connect().await?;
         let found = within(doing, async {
             connection.query_drop("START TRANSACTION").await?;
-            // Waits for our own transaction, should the server still be at it.
+            // Waits for a transaction of its own that the server still works on.
             connection.query_drop("SELECT v FROM registry_kv_rev FOR UPDATE").await?;
             let sql = "SELECT batch FROM registry_writer WHERE id = ?";
             let found: Option<i64> = connection.exec_first(sql, (self.id,)).await?;
@@ -209,7 +209,7 @@ impl MySqlKv {
         let mut connection = self.server.connect().await?;
         let (up_to, limit) = (row::column(up_to), i64::try_from(limit).unwrap_or(i64::MAX));
         let collecting = async {
-            // What is a tombstone now is one at this revision for ever: looking needs no lock.
+            // A tombstone at a revision remains one for ever, so this read needs no lock.
             let sql = "SELECT max(rev) FROM (SELECT rev FROM registry_kv WHERE deleted AND rev <= ? AND mtime < ?
                                              ORDER BY rev LIMIT ?) AS lowest";
             let floor: Option<Option<i64>> = connection.exec_first(sql, (up_to, before, limit)).await?;

@@ -1,5 +1,5 @@
-//! What a store's address says of the database, and of TLS with it. `sslmode` and what belongs to it are read here: the driver knows
-//! three of the modes and none of the files.
+//! PostgreSQL parameters of a store's address, including TLS. `sslmode` and the parameters that belong to it are read here: the driver knows three of
+//! the modes and none of the files.
 
 use std::sync::Arc;
 
@@ -21,8 +21,7 @@ const NAMES: Names = Names {
     reading: ["reading sslrootcert", "reading sslcert", "reading sslkey"],
 };
 
-/// How the database is reached: the driver's settings, and TLS to go with them. The two agree: a mode that wants TLS never has the
-/// driver go on without.
+/// The driver's settings of a database, and its TLS configuration. The two agree: with a mode that requires TLS the driver never goes on without it.
 #[derive(Clone)]
 pub(super) struct Database {
     pub(super) config: Config,
@@ -30,12 +29,12 @@ pub(super) struct Database {
 }
 
 impl Database {
-    /// Reads `postgres://…`. No error holds a part of the address.
+    /// Parses `postgres://…`. No error contains a part of the address.
     pub(super) fn parse(address: &str) -> Result<Database, StoreError> {
         let (rest, tls) = split(address)?;
-        // The parser's message may hold a part of the address, and so of a password.
+        // The parser's message may contain a part of the address, and so of a password.
         let mut config: Config = rest.parse().map_err(|_| wrong("PostgreSQL's cannot be understood"))?;
-        // By the host the driver tells what the certificate is to be for; an address alone will do.
+        // The driver takes the name for the certificate from the host; an address alone will do.
         if config.get_hosts().is_empty() {
             for address in config.get_hostaddrs().to_vec() {
                 config.host(address.to_string());
@@ -49,7 +48,7 @@ impl Database {
         Ok(Database { config, tls })
     }
 
-    /// TLS for one connection, with the files as they are now.
+    /// Returns TLS for one connection, with the current files.
     pub(super) async fn secure(&self) -> Result<Secure, StoreError> {
         Ok(Secure::new(NAMES.connector(STORE, &self.tls).await?.map(Arc::new)))
     }
@@ -59,9 +58,9 @@ fn wrong(reason: &'static str) -> StoreError {
     StoreError::Address { reason }
 }
 
-/// The address without what it says of TLS, and that.
+/// Splits an address into the part without TLS parameters, and the TLS configuration.
 fn split(address: &str) -> Result<(String, ConnectConfig), StoreError> {
-    // A password may have a question mark in it: as in the driver, everything up to the first @ is not looked at.
+    // A password may contain a question mark: as in the driver, everything up to the first @ is skipped.
     let host = address.find('@').map_or(0, |at| at + 1);
     let (rest, said) = NAMES.take(address, address[host..].find('?').map(|at| host + at))?;
     let mode = match said.mode.as_deref() {
@@ -74,7 +73,7 @@ fn split(address: &str) -> Result<(String, ConnectConfig), StoreError> {
     };
     let ca_file = match said.ca {
         Some(path) if path.as_os_str() == "system" => {
-            // Of the CAs that everybody trusts, anybody has a certificate: for a name of their own.
+            // Anybody can get a certificate of a public CA, for a name of their own.
             if mode != ConnectMode::VerifyFull {
                 return Err(wrong("sslrootcert=system needs sslmode=verify-full"));
             }

@@ -1,4 +1,4 @@
-//! Keys and sessions in PostgreSQL: one connection writes, another reads. A connection on which anything went wrong is thrown away.
+//! Keys and sessions in PostgreSQL: one connection writes, another reads. A connection that had any error is closed.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::model::Revision;
 /// The key-value part of a database.
 pub(super) struct PostgresKv {
     database: Database,
-    /// What this opening is called in `registry_writer`.
+    /// Id of this opening of the store in `registry_writer`.
     id: i64,
     writer: Mutex<Option<Client>>,
     reader: Mutex<Option<Client>>,
@@ -32,7 +32,7 @@ const PUT: &str = "INSERT INTO registry_kv
         session = excluded.session, lock_index = excluded.lock_index, lock_delay = excluded.lock_delay,
         created = excluded.created, rev = excluded.rev, deleted = excluded.deleted, mtime = excluded.mtime";
 
-/// Makes the tables where there are none.
+/// Creates the tables if they are absent.
 pub(super) async fn migrate(client: &mut Client) -> Result<(), StoreError> {
     let doing = "migrating the key-value tables";
     let migrating = async {
@@ -83,7 +83,7 @@ fn columns(row: &Row) -> KvColumns {
     }
 }
 
-/// The rows that a node lacks that has seen `seen`, in the transaction that `client` is in.
+/// Reads the rows after `seen` that a node lacks, in the transaction of `client`.
 async fn missed(client: &Client, head: Head, seen: (i64, Revision)) -> Result<KvRead, StoreError> {
     let (after, whole) = lacks(head, seen);
     let mut rows = Vec::new();
@@ -127,7 +127,7 @@ impl PostgresKv {
         PostgresKv { database, id: random(), writer: Mutex::default(), reader: Mutex::default() }
     }
 
-    /// The connection in `slot`, taken out: dropped, it ends, and with it its transaction.
+    /// Takes the connection out of `slot`, or opens one. A dropped connection ends, and its transaction with it.
     async fn take(&self, slot: &mut Option<Client>) -> Result<Client, StoreError> {
         match slot.take().filter(|client| !client.is_closed()) {
             Some(client) => Ok(client),
@@ -166,7 +166,7 @@ impl PostgresKv {
         let client = self.take(&mut slot).await?;
         let error = |e| failed("commit", &e);
         let writing = async {
-            // At READ COMMITTED each statement sees what was committed before it began, and those after the lock begin when it is held.
+            // At READ COMMITTED each statement sees the commits before its own start, and the statements after the lock start when it is held.
             let (begun, row) = tokio::join!(
                 biased;
                 client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED"),
@@ -196,7 +196,7 @@ impl PostgresKv {
                 Ok(())
             }
             _ if !wrote => Ok(()),
-            // The server refused: it has rolled back. Unless it was shut down meanwhile.
+            // The server refused, and has rolled back, unless it was shut down meanwhile.
             Ok(Err(e)) if e.code().is_some_and(|code| !code.code().starts_with("57P")) => Err(failed("commit", &e)),
             Ok(Err(e)) => undetermined(describe(&e)),
             Err(_) => undetermined(format!("no answer within {PATIENCE:?}")),
@@ -208,7 +208,7 @@ impl PostgresKv {
         let doing = "resolving a commit";
         let found = within(doing, async {
             let transaction = client.transaction().await?;
-            // Waits for our own transaction, should the server still be at it.
+            // Waits for a transaction of its own that the server still works on.
             transaction.execute("SELECT 1 FROM registry_kv_rev FOR UPDATE", &[]).await?;
             transaction.query_opt("SELECT batch FROM registry_writer WHERE id = $1", &[&self.id]).await
         });
@@ -221,7 +221,7 @@ impl PostgresKv {
         let doing = "collecting deleted keys";
         let (up_to, limit) = (row::column(up_to), i64::try_from(limit).unwrap_or(i64::MAX));
         let collecting = async {
-            // What is a tombstone now is one at this revision for ever: looking needs no lock.
+            // A tombstone at a revision remains one for ever, so this read needs no lock.
             let sql = "SELECT max(rev) FROM (SELECT rev FROM registry_kv WHERE deleted AND rev <= $1 AND mtime < $2
                                              ORDER BY rev LIMIT $3) AS lowest";
             let floor: Option<i64> = client.query_one(sql, &[&up_to, &before, &limit]).await?.get(0);

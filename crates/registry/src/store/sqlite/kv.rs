@@ -1,5 +1,5 @@
-//! Keys and sessions in the embedded store. They share its connections: of several writers in one process the others wait for a mutex, and
-//! not for the file.
+//! Keys and sessions in the embedded store. They share its connections, so that several writers in one process wait for a mutex, and not for the
+//! file.
 
 use rusqlite::{Connection, OptionalExtension as _, Row, TransactionBehavior, params};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use crate::model::Revision;
 pub(super) struct SqliteKv {
     writer: Arc<Mutex<Connection>>,
     reader: Arc<Mutex<Connection>>,
-    /// What this opening is called in `registry_writer`.
+    /// Id of this opening of the store in `registry_writer`.
     id: i64,
 }
 
@@ -25,7 +25,7 @@ impl SqliteKv {
     }
 }
 
-/// Makes the tables where there are none.
+/// Creates the tables if they are absent.
 pub(super) fn migrate(connection: &mut Connection) -> Result<(), StoreError> {
     let error = |e| failed("migrating the key-value tables", e);
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(error)?;
@@ -96,7 +96,7 @@ fn columns(row: &Row<'_>) -> rusqlite::Result<KvColumns> {
 
 fn commit(connection: &mut Connection, id: i64, number: u64, plan: &dyn KvPlan) -> Result<(), StoreError> {
     let error = |e| failed("commit", e);
-    // Takes the file's write lock at once: what is read below cannot change before the end.
+    // Takes the file's write lock at once, so that the rows read below cannot change before the end.
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(error)?;
     let missed = read(&transaction, plan.seen())?;
     let KvDecision::Write(rows, v) = plan.plan(missed) else { return Ok(()) };
@@ -119,7 +119,7 @@ fn commit(connection: &mut Connection, id: i64, number: u64, plan: &dyn KvPlan) 
     }
     match transaction.commit() {
         Ok(()) => Ok(()),
-        // The disk may have failed before or after the log held the commit.
+        // The disk may have failed before or after the log contained the commit.
         Err(e) if e.sqlite_error_code() == Some(rusqlite::ErrorCode::SystemIoFailure) => {
             Err(StoreError::Undetermined { store: STORE, reason: e.to_string().into(), planned: Box::default() })
         }
@@ -170,7 +170,7 @@ impl KvStore for SqliteKv {
         Box::pin(blocking("resolving a commit", move || {
             let connection = lock(&connection);
             let error = |e| failed("resolving a commit", e);
-            // A transaction that a failed COMMIT left open has not happened.
+            // A transaction left open by a failed COMMIT has not happened.
             if !connection.is_autocommit() {
                 connection.execute_batch("ROLLBACK").map_err(error)?;
             }

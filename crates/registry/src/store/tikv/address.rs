@@ -1,4 +1,4 @@
-//! `tikv://pd1:2379,pd2:2379/PREFIX?ca=FILE&cert=FILE&key=FILE`.
+//! Addresses of the form `tikv://pd1:2379,pd2:2379/PREFIX?ca=FILE&cert=FILE&key=FILE`.
 
 use std::path::PathBuf;
 
@@ -7,18 +7,18 @@ use tikv::Security;
 
 use crate::error::StoreError;
 
-/// PD's port, where none is given.
+/// PD's default port.
 const PORT: u16 = 2379;
-/// More members of PD than anybody has.
+/// Maximum number of PD members in an address.
 const MOST_ENDPOINTS: usize = 16;
 const LONGEST_PREFIX: usize = 128;
 
-/// Where a registry on TiKV is.
+/// Address of a registry on TiKV.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Address {
-    /// `host:port` of members of PD.
+    /// `host:port` of PD members.
     pub(super) endpoints: Vec<String>,
-    /// What the registry's keys begin with.
+    /// Prefix of the registry's keys.
     pub(super) prefix: String,
     ca: Option<PathBuf>,
     cert: Option<PathBuf>,
@@ -71,7 +71,7 @@ impl Address {
         Ok(parsed)
     }
 
-    /// How servers are spoken to.
+    /// Returns the security of connections to servers.
     pub(super) fn security(&self) -> Result<Security, tikv::Error> {
         match &self.ca {
             None => Ok(Security::none()),
@@ -80,7 +80,7 @@ impl Address {
     }
 }
 
-/// `host`, `host:port`, `[address]` or `[address]:port`, with the port.
+/// Parses `host`, `host:port`, `[address]` or `[address]:port`, and adds the default port.
 fn endpoint(text: &str) -> Option<String> {
     let end_of_host = if text.starts_with('[') { text.find(']')? + 1 } else { text.find(':').unwrap_or(text.len()) };
     let (host, port) = text.split_at(end_of_host);

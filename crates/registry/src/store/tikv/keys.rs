@@ -1,32 +1,32 @@
-//! Where what is kept. All keys begin with `k/PREFIX/`, and then:
+//! Layout of the keys. All keys begin with `k/PREFIX/`, and then:
 //!
 //! | | |
 //! |---|---|
 //! | `c` | the counter: revision, epoch, floor |
-//! | `v`, `x` | version of the form; the nodes' secret |
-//! | `i/ID` | an instance, or what is left of one |
-//! | `s/KEY` | a service, likewise |
-//! | `f/REVISION` | which rows the batch wrote |
+//! | `v`, `x` | version of the format; the nodes' secret |
+//! | `i/ID` | an instance, or its tombstone |
+//! | `s/KEY` | a service, or its tombstone |
+//! | `f/REVISION` | the rows that the batch wrote |
 //! | `w/WRITER` | a node's last batch |
 //! | `n/NODE` | a node |
-//! | `k/c`, `k/v` | of keys and sessions: their counter, the version of their form |
-//! | `k/r/NAMESPACE/KIND/NAME` | a key or a session, or what is left of one |
-//! | `k/f/REVISION` | which keys and sessions the batch wrote |
+//! | `k/c`, `k/v` | for keys and sessions: their counter, the version of their format |
+//! | `k/r/NAMESPACE/KIND/NAME` | a key or a session, or its tombstone |
+//! | `k/f/REVISION` | the keys and sessions that the batch wrote |
 //!
-//! Numbers are 16 hexadecimal digits: in order, and readable in a tool. `k` keeps away from TiDB's keys, which begin with `m` and `t`.
+//! Numbers are 16 hexadecimal digits: sorted, and readable in a tool. The leading `k` avoids TiDB's keys, which begin with `m` and `t`.
 
 use bytes::Bytes;
 
 use super::super::NodeId;
 use crate::model::{InstanceId, Revision, ServiceKey};
 
-/// A range: the first key, and the first one behind it.
+/// A key range: the first key, and the first one after it.
 pub(super) type Range = (Bytes, Bytes);
 
 /// The keys of one registry.
 #[derive(Debug)]
 pub(super) struct Keys {
-    /// `k/PREFIX/`.
+    /// The prefix `k/PREFIX/`.
     root: String,
 }
 
@@ -71,7 +71,7 @@ impl Keys {
         self.key(format_args!("n/{:016x}", id.0))
     }
 
-    /// All keys of a kind: `0` follows `/`.
+    /// Returns the range of all keys of a kind: `0` follows `/`.
     fn all(&self, kind: &str) -> Range {
         (self.key(format_args!("{kind}/")), self.key(format_args!("{kind}0")))
     }
@@ -100,7 +100,7 @@ impl Keys {
         self.key(format_args!("k/v"))
     }
 
-    /// A name may hold any character; a namespace holds no `/`.
+    /// Returns the key of a row. A name may contain any character; a namespace contains no `/`.
     pub(super) fn kv_row(&self, namespace: &str, kind: i64, name: &str) -> Bytes {
         self.key(format_args!("k/r/{namespace}/{kind}/{name}"))
     }
@@ -109,7 +109,7 @@ impl Keys {
         self.all("k/r")
     }
 
-    /// Namespace, kind and name of a key or session.
+    /// Parses namespace, kind and name of a key or session.
     pub(super) fn of_kv_row<'a>(&self, key: &'a [u8]) -> Option<(&'a str, i64, &'a str)> {
         let (namespace, rest) = self.rest(key, "k/r")?.split_once('/')?;
         let (kind, name) = rest.split_once('/')?;
@@ -120,7 +120,7 @@ impl Keys {
         self.key(format_args!("k/f/{:016x}", revision.0))
     }
 
-    /// As [`Keys::feed_between`], of keys and sessions.
+    /// Returns the range of batches of keys and sessions after `after`, up to `last`.
     pub(super) fn kv_feed_between(&self, after: Revision, last: Revision) -> Range {
         (self.kv_feed(Revision(after.0.saturating_add(1))), self.kv_feed(Revision(last.0.saturating_add(1))))
     }
@@ -129,7 +129,7 @@ impl Keys {
         u64::from_str_radix(self.rest(key, "k/f")?, 16).ok().map(Revision)
     }
 
-    /// The batches after `after`, up to `last`.
+    /// Returns the range of batches after `after`, up to `last`.
     pub(super) fn feed_between(&self, after: Revision, last: Revision) -> Range {
         (self.feed(Revision(after.0.saturating_add(1))), self.feed(Revision(last.0.saturating_add(1))))
     }

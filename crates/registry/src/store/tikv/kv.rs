@@ -1,6 +1,6 @@
-//! Keys and sessions in TiKV. As on the other stores the counter is what transactions meet at; here nobody holds its lock, but of two
-//! transactions that read the same counter one commits, and the other begins anew: the plan is made again, of what is there then. So a
-//! decision builds on everything that was committed before it.
+//! Keys and sessions in TiKV. As in the other stores, every transaction writes the counter. Nobody holds its lock here, but of two transactions that
+//! read the same counter one commits, and the other is started again and planned on the new rows. So a decision is always based on everything
+//! committed before it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,22 +17,22 @@ use super::{COLLECT_BATCHES, COLLECTING, PAGE, PATIENCE, STORE, committed_as, co
 use crate::error::StoreError;
 use crate::model::Revision;
 
-/// Most bytes of a key's value in TiKV. A TiKV takes 8 MB in one entry of its log, with everything that comes with it.
+/// Maximum size of a key's value in TiKV. TiKV accepts 8 MB in one log entry, including all overhead.
 pub const TIKV_MOST_VALUE: usize = 1 << 20;
 
-/// Rows asked for at once: with the largest values they are below what the client takes for one answer, 64 MiB.
+/// Rows of one request: with the largest values they stay below the client's limit of 64 MiB for one answer.
 const ROWS: usize = 48;
 
 /// The key-value part of a registry in TiKV.
 pub(super) struct TiKvKv {
     client: Arc<Client>,
     keys: Keys,
-    /// What this opening is called among the writers.
+    /// Id of this opening of the store among the writers.
     id: i64,
 }
 
 impl TiKvKv {
-    /// Makes the counter, if it is not there.
+    /// Creates the counter, if it is absent.
     pub(super) async fn open(client: Arc<Client>, keys: Keys, deadline: Instant) -> Result<TiKvKv, StoreError> {
         let doing = "making the store of keys";
         let kv = TiKvKv { client, keys, id: random() };
@@ -51,7 +51,7 @@ impl TiKvKv {
                 Write::Put(kv.keys.kv_version(), values::of_number(VERSION)),
                 Write::Put(kv.keys.kv_head(), values::of_head(head)),
             ];
-            // Whoever has lost, or does not know, finds it there the next time.
+            // After a conflict or an unknown outcome, the next round finds the counter.
             match kv.client.commit(snapshot.at(), writes, deadline).await {
                 Ok(_) | Err(Error::Conflict { .. } | Error::Undetermined { .. }) => {}
                 Err(error) => return Err(failed(doing, error)),
@@ -70,7 +70,7 @@ impl TiKvKv {
         value.as_ref().and_then(values::head).ok_or_else(|| corrupt("the counter of keys"))
     }
 
-    /// The rows that a node lacks that has seen `seen`.
+    /// Reads the rows after `seen` that a node lacks.
     async fn missed(&self, snapshot: &Snapshot, head: Head, seen: (i64, Revision)) -> Result<KvRead, StoreError> {
         let doing = "reading keys";
         let (after, whole) = lacks(head, seen);
@@ -102,7 +102,7 @@ impl TiKvKv {
         Ok(KvRead { head, whole, rows })
     }
 
-    /// Those of `keys` that are there.
+    /// Reads the rows of `keys` that exist.
     async fn rows(&self, snapshot: &Snapshot, keys: &[Bytes]) -> Result<Vec<KvRow>, StoreError> {
         let mut rows = Vec::with_capacity(keys.len());
         for keys in keys.chunks(ROWS) {
@@ -139,7 +139,7 @@ impl TiKvKv {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.try_commit(number, &*plan, deadline).await {
-                // Another node was quicker: what was planned may be wrong by now.
+                // Another node was faster: the plan may be wrong by now.
                 Err(error @ StoreError::Conflict { .. }) => give_way(deadline, error).await?,
                 result => return result,
             }
@@ -147,7 +147,7 @@ impl TiKvKv {
     }
 
     async fn try_commit(&self, number: u64, plan: &dyn KvPlan, deadline: Instant) -> Result<(), StoreError> {
-        // Before the timestamp: so the snapshot has all that the node has seen.
+        // Before the timestamp, so that the snapshot has everything that the node has seen.
         let seen = plan.seen();
         let snapshot = self.snapshot("commit", deadline).await?;
         let head = self.head_of(&snapshot, deadline).await?;
@@ -156,7 +156,7 @@ impl TiKvKv {
         let now = rows.first().map_or(0, |row| row.mtime);
         let mut feed = KvFeed { now, rows: Vec::with_capacity(rows.len()) };
         let note = Writer { batch: number, rev: revision.0, mtime: now };
-        // The counter is the primary key: where two nodes commit at the same time, that is where they meet.
+        // The counter is the primary key, so two nodes that commit at once conflict there.
         let mut writes = vec![
             Write::Put(self.keys.kv_head(), values::of_head(Head { v: revision, ..head })),
             Write::Put(self.keys.writer(self.id), values::of(&note)),
@@ -198,7 +198,7 @@ impl TiKvKv {
         Ok(removed)
     }
 
-    /// Removes the oldest batches from the feed, and the tombstones among what they wrote. How many tombstones; `None`: no batch is old
+    /// Removes the oldest batches from the feed, and the tombstones that they wrote. Returns the number of tombstones; `None` if no batch is old
     /// enough.
     async fn collect_some(&self, up_to: Revision, before: i64) -> Result<Option<usize>, StoreError> {
         let doing = "collecting deleted keys";
@@ -230,7 +230,7 @@ impl TiKvKv {
             keys.sort_unstable();
             keys.dedup();
             let mut gone = self.rows(&snapshot, &keys).await?;
-            // One that was written again, or deleted again, later comes with that batch.
+            // A row written or deleted again later belongs to that later batch.
             gone.retain(|row| row.columns().deleted && row.revision <= floor);
             let mut writes = vec![Write::Put(
                 self.keys.kv_head(),

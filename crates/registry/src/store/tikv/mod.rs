@@ -1,9 +1,9 @@
-//! The store in a TiKV cluster, of several nodes at once. A batch is one optimistic transaction, which reads and writes the counter's
-//! key: of two that run at the same time one commits, and the other begins anew. TiKV tells nobody of a commit, so the counter is looked
-//! at now and then; nodes tell each other much sooner.
+//! The store in a TiKV cluster, shared by several nodes. A batch is one optimistic transaction, which reads and writes the counter's key: of two
+//! concurrent ones one commits, and the other is started again. TiKV sends no notification of a commit, so the counter is polled; nodes push commits
+//! to each other much sooner.
 //!
-//! Beside the rows there is a feed: one key a batch, with the ids of the rows that it wrote. Who reads what is new reads the feed from
-//! the cursor on, and then those rows, all at one timestamp.
+//! Beside the rows there is a feed: one key for each batch, with the ids of the rows that it wrote. An incremental read reads the feed from the
+//! cursor on, and then those rows, all at one timestamp.
 
 mod address;
 mod keys;
@@ -35,37 +35,37 @@ use crate::model::{InstanceId, Revision, ServiceKey};
 
 const STORE: &str = "tikv";
 
-/// The only form of keys and values that there is so far. Another program may know a newer one.
+/// The only format of keys and values so far. A newer program may know a newer one.
 const VERSION: i64 = 1;
 
-/// Everything of a commit, with all its tries, may take so long; and so may a page of a read.
+/// Time limit of a commit with all its attempts, and of a page of a read.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How often the counter is looked at.
+/// Interval between two reads of the counter.
 const POLL: Duration = Duration::from_millis(200);
-/// Between two tries of a transaction that another one was in the way of: from none to this much, by chance.
+/// Maximum pause, chosen at random, before a conflicting transaction is started again.
 const GIVE_WAY: Duration = Duration::from_millis(8);
-/// Rows, or keys of the feed, in a page.
+/// Rows, or feed keys, of a page.
 const PAGE: u32 = 512;
-/// Batches whose keys of the feed go in one transaction.
+/// Batches whose feed keys are removed in one transaction.
 const COLLECT_BATCHES: usize = 256;
-/// How long one collection may go on.
+/// Time limit of one collection.
 const COLLECTING: Duration = Duration::from_secs(10);
 
 /// The store in a TiKV cluster.
 pub struct TiKv {
     client: Arc<Client>,
     keys: Keys,
-    /// What this opening is called among the writers.
+    /// Id of this opening of the store among the writers.
     id: i64,
     kv: Arc<TiKvKv>,
 }
 
 impl TiKv {
-    /// Connects to the cluster of `address`, `tikv://pd1:2379,pd2:2379/PREFIX`, and makes the counter and the secret below PREFIX, if
-    /// they are not there. `?ca=FILE`, with `&cert=FILE&key=FILE` where servers ask for a certificate, is for TLS.
+    /// Connects to the cluster of `address`, `tikv://pd1:2379,pd2:2379/PREFIX`, and creates the counter and the secret below PREFIX, if they are
+    /// absent. `?ca=FILE` enables TLS, `&cert=FILE&key=FILE` client authentication.
     ///
     /// # Errors
-    /// When the address makes no sense, the cluster does not answer, or what is there is of a newer version.
+    /// The address is invalid, the cluster does not answer, or the data is of a newer version.
     pub async fn open(address: &str) -> Result<TiKv, StoreError> {
         let address = Address::parse(address)?;
         let doing = "connecting";
@@ -80,7 +80,7 @@ impl TiKv {
         Ok(store)
     }
 
-    /// Makes what has to be there once. Of several that open an empty store at the same time one does.
+    /// Creates the initial keys. If several nodes open an empty store at once, one of them does.
     async fn found(&self, deadline: Instant) -> Result<(), StoreError> {
         let doing = "making the store";
         loop {
@@ -99,7 +99,7 @@ impl TiKv {
                 Write::Put(self.keys.head(), values::of_head(head)),
                 Write::Put(self.keys.secret(), values::of_text(&Secret::random(STORE)?.text())),
             ];
-            // Whoever has lost, or does not know, finds it there the next time.
+            // After a conflict or an unknown outcome, the next round finds the keys.
             match self.client.commit(snapshot.at(), writes, deadline).await {
                 Ok(_) | Err(Error::Conflict { .. } | Error::Undetermined { .. }) => {}
                 Err(error) => return Err(failed(doing, error)),
@@ -121,7 +121,7 @@ impl TiKv {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.try_commit(batch, deadline).await {
-                // Another node was quicker. Both wait for a moment of different length, so that it is not the same one each time.
+                // Another node was faster. The pauses are of random length, so that the same node does not lose every time.
                 Err(error @ StoreError::Conflict { .. }) => give_way(deadline, error).await?,
                 result => return result,
             }
@@ -149,7 +149,7 @@ impl TiKv {
         }
     }
 
-    /// What a batch writes. The counter is the primary key: where two nodes commit at the same time, that is where they meet.
+    /// Returns the mutations of a batch. The counter row is the primary key, so two nodes that commit at once conflict there.
     fn writes(&self, batch: &Batch, head: Head, planned: &Committed) -> Vec<Write> {
         let revision = planned.revision;
         let mut feed = Feed::at(batch.now);
@@ -173,7 +173,7 @@ impl TiKv {
         writes
     }
 
-    /// The rows that a batch concerns, as far as they are there.
+    /// Reads the rows that a batch concerns.
     async fn existing(&self, batch: &Batch, snapshot: &Snapshot, deadline: Instant) -> Result<Existing, StoreError> {
         let mut existing = Existing::default();
         let instances = batch.instance_ids().into_iter().map(|id| self.keys.instance(id));
@@ -205,7 +205,7 @@ impl TiKv {
         Ok(())
     }
 
-    /// The row of a key and its value.
+    /// Decodes the row of a key and its value.
     fn record(&self, key: &Bytes, value: &Bytes, interner: &mut Interner) -> Result<Record, StoreError> {
         if let Some(id) = self.keys.id_of_instance(key) {
             return Ok(Record::Instance(values::instance(id, value, interner)?));
@@ -244,7 +244,7 @@ impl TiKv {
                 let revision = self.keys.revision_of_feed(&pair.key).ok_or_else(|| corrupt("a key of the feed"))?;
                 let feed: Feed = values::message(&pair.value).ok_or_else(|| corrupt("the feed"))?;
                 for key in self.rows_of(&feed)? {
-                    // The later one of a row that was written twice: only that is what the row says.
+                    // For a row written twice, the later revision: only that one matches the row.
                     entries.insert(key, revision);
                 }
             }
@@ -253,7 +253,7 @@ impl TiKv {
                 let found = snapshot.get_many(keys.to_vec(), Instant::now() + PATIENCE).await;
                 for (key, value) in found.map_err(|error| failed(doing, error))? {
                     let record = self.record(&key, &value, &mut interner)?;
-                    // A row that was written again later comes with that page.
+                    // A row written again later comes with a later page.
                     if entries.get(&key) == Some(&revision_of(&record)) {
                         sink.record(record);
                     }
@@ -263,7 +263,7 @@ impl TiKv {
         Ok(())
     }
 
-    /// The keys of the rows that a batch wrote.
+    /// Returns the keys of the rows that a batch wrote.
     fn rows_of(&self, feed: &Feed) -> Result<Vec<Bytes>, StoreError> {
         let wrong = |_| corrupt("the feed");
         let mut keys = Vec::with_capacity(feed.instances.len() + feed.services.len());
@@ -293,7 +293,7 @@ impl TiKv {
             let at = self.client.timestamp(deadline).await.map_err(|error| failed(doing, error))?;
             match self.client.commit(at, writes.clone(), deadline).await {
                 Ok(_) => break,
-                // Another node removes the same ones. Each of the writes can be done again.
+                // Another node removes the same rows. All of these writes are idempotent.
                 Err(error @ Error::Conflict { .. }) => give_way(deadline, failed(doing, error)).await?,
                 Err(error) => return Err(failed(doing, error)),
             }
@@ -331,7 +331,7 @@ impl TiKv {
         Ok(removed)
     }
 
-    /// Removes the oldest batches from the feed, and the tombstones among what they wrote. How many tombstones; `None`: no batch is old
+    /// Removes the oldest batches from the feed, and the tombstones that they wrote. Returns the number of tombstones; `None` if no batch is old
     /// enough.
     async fn collect_some(&self, up_to: Revision, before: i64, limit: usize) -> Result<Option<usize>, StoreError> {
         let doing = "collecting tombstones";
@@ -357,7 +357,7 @@ impl TiKv {
         if entries.is_empty() {
             return Ok(None);
         }
-        // What is no tombstone now is none at that revision for ever: only the others are looked at again below.
+        // A row that is no tombstone now never becomes one at that revision: only the others are read again below.
         let old = self.tombstones(&snapshot, &rows, deadline).await?;
         loop {
             let snapshot = self.snapshot(doing, deadline).await?;
@@ -377,7 +377,7 @@ impl TiKv {
         }
     }
 
-    /// Those of `rows` that are tombstones of the revision beside them.
+    /// Returns those of `rows` that are tombstones at the given revision.
     async fn tombstones(
         &self,
         snapshot: &Snapshot,
@@ -402,7 +402,7 @@ impl TiKv {
         Ok(tombstones)
     }
 
-    /// Removes the notes of openings that have not written since `before`.
+    /// Removes the records of openings that have not written since `before`.
     async fn forget_writers(&self, before: i64) -> Result<(), StoreError> {
         let doing = "collecting writers' notes";
         let deadline = Instant::now() + PATIENCE;
@@ -419,7 +419,7 @@ impl TiKv {
             }
         }
         match self.client.commit(snapshot.at(), writes, deadline).await {
-            // One of them writes again, or another node is at it: the next time.
+            // One of them has written again, or another node removes them too: left for the next collection.
             Ok(_) | Err(Error::Conflict { .. } | Error::Undetermined { .. }) => Ok(()),
             Err(error) => Err(failed(doing, error)),
         }
@@ -460,7 +460,7 @@ impl Store for TiKv {
                 let Ok(snapshot) = self.snapshot(doing, until).await else { return };
                 match self.head(doing, &snapshot, until).await {
                     Ok(head) if head.v == seen => tokio::time::sleep(POLL).await,
-                    // News; or an error, which the read that follows will meet, too.
+                    // A new revision; or an error, which the following read will meet, too.
                     _ => return,
                 }
             }
@@ -476,12 +476,13 @@ impl Store for TiKv {
     }
 }
 
-/// As which revision the writer that keeps its note at `key` has committed its batch `number`, if it has.
+/// Returns the revision at which the writer with its record at `key` has committed batch `number`, if it has.
 async fn committed_as(client: &Arc<Client>, key: Bytes, number: u64) -> Result<Option<Revision>, StoreError> {
     let doing = "resolving a commit";
     let deadline = Instant::now() + PATIENCE;
-    // Only this opening writes the key, and each batch does. Where the transaction's lock is still there, the read waits until it is
-    // committed or has been rolled back. Where nothing of it is there, nobody will commit it: who would have is not at it any more.
+    // Only this opening writes the key, and each batch does. If the transaction's lock is still there, the read waits until the transaction is
+    // committed or rolled back. If neither lock nor value is there, the transaction can no longer commit: the call that would have committed it has
+    // ended.
     let at = client.timestamp(deadline).await.map_err(|error| failed(doing, error))?;
     let value = client.snapshot(at).get(key, deadline).await.map_err(|error| failed(doing, error))?;
     let Some(value) = value else { return Ok(None) };
@@ -489,12 +490,12 @@ async fn committed_as(client: &Arc<Client>, key: Bytes, number: u64) -> Result<O
     Ok((note.batch == number).then_some(Revision(note.rev)))
 }
 
-/// The next page, which may take as long as a page may.
+/// Returns the next page, within the time limit of a page.
 async fn page(scan: &mut tikv::Scan, doing: &'static str) -> Result<Option<Vec<tikv::Pair>>, StoreError> {
     scan.page(Instant::now() + PATIENCE).await.map_err(|error| failed(doing, error))
 }
 
-/// Waits for a moment before a transaction begins anew; `error`, if there is no time.
+/// Waits for a random pause before a transaction is started again; returns `error` if no time is left.
 async fn give_way(deadline: Instant, error: StoreError) -> Result<(), StoreError> {
     let pause = GIVE_WAY * u32::from(random() as u8) / 255;
     if Instant::now() + pause >= deadline {

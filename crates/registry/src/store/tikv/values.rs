@@ -1,5 +1,5 @@
-//! What is kept: a byte that says which form it is, and a protobuf message. A field that an older program does not know is skipped
-//! by it; a field's number is never used again for something else.
+//! Format of the values: a byte for the format, and a protobuf message. An older program skips a field that it does not know; a field's number is
+//! never reused.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message;
@@ -11,7 +11,7 @@ use super::STORE;
 use crate::error::StoreError;
 use crate::model::Revision;
 
-/// The only form so far. It also keeps a value from being empty, which TiKV does not tell from none.
+/// The only format so far. The byte also keeps a value from being empty, which TiKV cannot distinguish from absent.
 const FORM: u8 = 1;
 
 #[derive(Clone, PartialEq, Message)]
@@ -50,7 +50,7 @@ pub(super) struct Node {
 /// The rows that a batch wrote.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Feed {
-    /// When: milliseconds since 1970.
+    /// Time of the batch, in milliseconds since 1970.
     #[prost(int64, tag = "1")]
     pub(super) now: i64,
     #[prost(string, repeated, tag = "2")]
@@ -120,14 +120,14 @@ struct ServiceValue {
 /// The keys and sessions that a batch wrote.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct KvFeed {
-    /// When: milliseconds since 1970.
+    /// Time of the batch, in milliseconds since 1970.
     #[prost(int64, tag = "1")]
     pub(super) now: i64,
     #[prost(message, repeated, tag = "2")]
     pub(super) rows: Vec<KvName>,
 }
 
-/// Which key or session.
+/// The name of a key or session.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct KvName {
     #[prost(string, tag = "1")]
@@ -167,16 +167,16 @@ impl Feed {
     }
 }
 
-/// The value of a message.
+/// Encodes a message as a value.
 pub(super) fn of(message: &impl Message) -> Bytes {
     let mut value = BytesMut::with_capacity(1 + message.encoded_len());
     value.put_u8(FORM);
-    // The buffer grows as needed: encoding into it cannot fail.
+    // The buffer grows as needed, so encoding cannot fail.
     let _ = message.encode(&mut value);
     value.freeze()
 }
 
-/// The message of a value; none, where it is of another form or broken.
+/// Decodes the message of a value; `None` if the value has another format or is broken.
 pub(super) fn message<M: Message + Default>(value: &Bytes) -> Option<M> {
     let (form, rest) = value.split_first()?;
     (*form == FORM).then_some(())?;
