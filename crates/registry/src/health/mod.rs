@@ -1,18 +1,17 @@
-//! Who is alive: three parts, each with a type of its own. All three see an instance with several checks as several instances
-//! ([`several`]).
+//! Health of instances: three parts, each with a type of its own. All three treat an instance with several checks as several instances ([`several`]).
 //!
 //! ```text
-//!  heartbeats, renewals ─▶ leases   what was heard, here and elsewhere, and when
+//!  heartbeats, renewals ─▶ leases   times of the last ones, here and elsewhere
 //!                            │ silent for too long
 //!                            ▼
 //!                          verdicts ─▶ patch "critical", only if still as judged ─▶ batch writer
-//!                            ▲          (or held by the brake of a service or of the whole: looked at again soon)
+//!                            ▲          (or held by the brake of a service or of the whole: judged again soon)
 //!                            │ answers in a row
-//!  questions to instances ─▶ probing
+//!  probes of instances ─▶ probing
 //! ```
 //!
-//! Everything that decides is pure and gets the time as an argument: milliseconds in which this node ran, monotone. What
-//! is found is written through the batch writer, with the revision it was found at: whoever registered again meanwhile wins.
+//! Every decision is pure and gets the time as an argument: milliseconds during which this node ran, monotonic. A verdict is written through the
+//! batch writer, with the revision at which it was made: a registration in between wins.
 
 pub(crate) mod leases;
 mod probing;
@@ -36,27 +35,27 @@ use crate::model::InstanceId;
 use crate::registry::Inner;
 use crate::settings::HealthSettings;
 
-/// What became of a heartbeat.
+/// The result of a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beat {
     /// The instance is registered.
     Known,
-    /// It is not: it should register again.
+    /// The instance is not registered, and should register again.
     Unknown,
 }
 
-/// What a sign of life says about an instance that is not passing.
+/// The health that a heartbeat states of an instance that is not passing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Alive {
-    /// That it is passing again.
+    /// Passing again.
     Passing,
-    /// Nothing: how it is is said elsewhere.
+    /// None: the health is stated elsewhere.
     AsReported,
-    /// That it is not passing.
+    /// Not passing.
     Unwell,
 }
 
-/// Health as this node watches it.
+/// The health part of a node.
 pub(crate) struct Watch {
     pub(crate) leases: Leases,
     pub(crate) verdicts: Verdicts,
@@ -65,8 +64,10 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
+    /// Makes the health part from the settings.
+    ///
     /// # Errors
-    /// The file with the certificates of authorities cannot be used.
+    /// The file with the CA certificates is unusable.
     pub(crate) fn new(settings: &HealthSettings) -> Result<Watch, OpenError> {
         let probing = Probing::new(settings).map_err(|reason| OpenError::Authorities { reason })?;
         Ok(Watch {
@@ -77,7 +78,7 @@ impl Watch {
         })
     }
 
-    /// Instances are different. Called by whoever applies to the cache, in the order of revisions.
+    /// Applies changed instances. Called by the caller that applies them to the cache, in the order of revisions.
     pub(crate) fn observe(&self, changes: &Changes) {
         let now = self.leases.now();
         let units = lock(&self.several).take_apart(changes);
@@ -86,13 +87,13 @@ impl Watch {
         self.verdicts.observe(&units, now);
     }
 
-    /// Instances that have several checks show a sign of life: each check that waits for such signs has one.
+    /// Renews the leases of instances with several checks: each check with a heartbeat is renewed.
     pub(crate) fn renew_each_check(&self, ids: &[InstanceId], alive: Alive) {
         let units = lock(&self.several).of_instances(ids);
         self.leases.renew(&units, alive);
     }
 
-    /// The instance that is meant where leases, probing or the reaper say `id`, and of several checks the one.
+    /// Returns the instance for which leases, probing or the reaper use `id`, and the check if it has several.
     fn meant(&self, id: &InstanceId) -> (InstanceId, Option<String>) {
         match lock(&self.several).of(id) {
             Some(one) => (one.instance.clone(), Some(one.check.clone())),
@@ -101,12 +102,12 @@ impl Watch {
     }
 }
 
-/// A panic in one tick must not end health: the state is made of independent entries.
+/// Locks even after a panic, which must not end the health part: the state consists of independent entries.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts what watches.
+/// Starts the tasks.
 pub(crate) fn start(inner: &Arc<Inner>, tasks: &mut JoinSet<()>) {
     inner.health.leases.start();
     tasks.spawn(leases::stay_awake(Arc::clone(inner)));

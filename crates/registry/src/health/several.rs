@@ -1,8 +1,8 @@
-//! An instance with several checks is watched as if it were several instances with one check each.
+//! Instances with several checks, watched as several instances with one check each.
 //!
-//! Leases, probing and the reaper know one check an instance. So each of several checks gets a **unit**: a copy of the instance that has
-//! only this check, this check's health, and an id of its own. What is found out about a unit is written as the health of the
-//! check, and the instance then has the worst health of all its checks ([`crate::model::Check`]).
+//! Leases, probing and the reaper know one check for each instance. So each of several checks gets a **unit**: a copy of the instance with only this
+//! check, this check's health, and an id of its own. The health found for a unit is written as the health of the check, and the instance then has the
+//! worst health of all its checks ([`crate::model::Check`]).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,16 +11,16 @@ use std::sync::Arc;
 use crate::cache::Changes;
 use crate::model::{Check, Digest, Instance, InstanceId, NamespaceName, WATCHED as MARK};
 
-/// The units of all instances that have several checks.
+/// The units of all instances with several checks.
 #[derive(Debug, Default)]
 pub(super) struct Several {
-    /// By the instance.
+    /// Units by instance.
     units: HashMap<InstanceId, Vec<InstanceId>>,
-    /// By the unit.
+    /// Checks by unit.
     checks: HashMap<InstanceId, OneOf>,
 }
 
-/// A check of an instance that has several.
+/// A check of an instance with several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OneOf {
     pub(super) instance: InstanceId,
@@ -28,15 +28,15 @@ pub(super) struct OneOf {
     pub(super) check: String,
 }
 
-/// The id of the unit for the check `check` of the instance `id`: the same on all nodes.
+/// Returns the id of the unit for the check `check` of the instance `id`: the same on all nodes.
 pub(crate) fn unit(id: &InstanceId, check: &str) -> InstanceId {
     let namespace = NamespaceName::new(id.namespace()).unwrap_or_default();
-    // The mark and 32 hexadecimal digits are a good id.
+    // The prefix and 32 hexadecimal digits are a valid id.
     InstanceId::new(&namespace, &format!("{MARK}{}", Digest::of_parts([id.local(), check])))
         .unwrap_or_else(|_| id.clone())
 }
 
-/// The ids under which an instance is watched: its own, or those of its units.
+/// Returns the ids under which an instance is watched: its own, or those of its units.
 pub(super) fn watched(instance: &Instance) -> impl Iterator<Item = Cow<'_, InstanceId>> {
     let parts = instance.check.as_deref().map(Check::parts).unwrap_or_default();
     let own = parts.is_empty().then_some(Cow::Borrowed(&instance.id));
@@ -44,7 +44,7 @@ pub(super) fn watched(instance: &Instance) -> impl Iterator<Item = Cow<'_, Insta
 }
 
 impl Several {
-    /// The changes in units: an instance with several checks gives way to one unit for each check.
+    /// Translates changes to units: an instance with several checks is replaced by one unit for each check.
     pub(super) fn take_apart<'a>(&mut self, changes: &'a Changes) -> Cow<'a, Changes> {
         let has_several = |instance: &Arc<Instance>| instance.check.as_ref().is_some_and(|c| !c.parts().is_empty());
         let concerns = |(id, instance): &(InstanceId, Option<Arc<Instance>>)| {
@@ -83,7 +83,7 @@ impl Several {
         Cow::Owned(apart)
     }
 
-    /// The units of those of these instances that have several checks.
+    /// Returns the units of those instances that have several checks.
     pub(super) fn of_instances(&self, ids: &[InstanceId]) -> Vec<InstanceId> {
         if self.units.is_empty() {
             return Vec::new();
@@ -91,7 +91,7 @@ impl Several {
         ids.iter().filter_map(|id| self.units.get(id)).flatten().cloned().collect()
     }
 
-    /// Which check the unit `id` stands for; `None`: `id` is an instance with at most one check.
+    /// Returns the check of the unit `id`; `None` if `id` is an instance with at most one check.
     pub(super) fn of(&self, id: &InstanceId) -> Option<&OneOf> {
         self.checks.get(id)
     }

@@ -1,40 +1,40 @@
-//! The time by which health is judged: that in which this node ran. Pure: the time since the start comes as an argument.
+//! The clock by which health is judged: it runs only while this node does. Pure: the time since the start is an argument.
 //!
-//! While a node does not run (stopped, starved of processor time, busy with heavy work), heartbeats wait unread in its sockets. That time is no
-//! silence of the instances, and does not count: a lease of one second does not end because the machine was busy for one.
+//! While a node does not run (stopped, starved of processor time, busy with heavy work), heartbeats wait unread in its sockets. That time is not
+//! counted as silence of the instances: a lease of one second does not end because the machine was busy for one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A node looks at the clock so often, in milliseconds.
+/// Interval between two looks at the clock, in milliseconds.
 const TICK: u64 = 100;
-/// A node that looks so many milliseconds after it looked last was late.
+/// Milliseconds between two looks above which the node was late.
 const LATE: u64 = 300;
-/// A node that was late by so much stood still: signs of life that it should have heard may be lost.
+/// Milliseconds between two looks above which the node was suspended: heartbeats may have been lost.
 const STILL: u64 = 1500;
 
-/// Milliseconds in which the node ran.
+/// Milliseconds during which the node ran.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
-    /// When it was looked at last, by the time since the start.
+    /// Time of the last look, in milliseconds since the start.
     looked: AtomicU64,
-    /// Milliseconds that do not count.
+    /// Milliseconds that are not counted.
     lost: AtomicU64,
-    /// When the node was last found to have stood still, by this clock; 0: never.
+    /// Time of the last suspension found, by this clock; 0: never.
     stood: AtomicU64,
 }
 
 impl Clock {
-    /// Begins to look.
+    /// Starts the clock.
     pub(super) fn start(&self, since_start: u64) {
         self.looked.store(since_start, Ordering::Relaxed);
     }
 
-    /// The time at `since_start`.
+    /// Returns the clock's time at `since_start`.
     pub(super) fn at(&self, since_start: u64) -> u64 {
         since_start.saturating_sub(self.lost.load(Ordering::Relaxed))
     }
 
-    /// Looks; to be called each [`TICK`], and before something is judged. For how many milliseconds the node stood still, if it did.
+    /// Looks at the clock; to be called every [`TICK`], and before a judgement. Returns the length of a suspension in milliseconds, if there was one.
     pub(super) fn look(&self, since_start: u64) -> Option<u64> {
         let missed = since_start.saturating_sub(self.looked.swap(since_start, Ordering::Relaxed));
         if missed > LATE {
@@ -47,7 +47,7 @@ impl Clock {
         None
     }
 
-    /// Whether the node stood still a moment ago: what was sent meanwhile may not have been read yet.
+    /// True if the node was suspended a moment ago: heartbeats sent meanwhile may not have been read yet.
     pub(super) fn has_just_stood(&self, since_start: u64) -> bool {
         let stood = self.stood.load(Ordering::Relaxed);
         stood > 0 && self.at(since_start).saturating_sub(stood) < STILL
@@ -63,10 +63,10 @@ mod tests {
         for (pauses, time, stood) in [
             (&[100; 10][..], 1000, 0),
             (&[100, 300, 100], 500, 0),
-            // A machine that is busy.
+            // A busy machine.
             (&[100, 900, 100], 300, 0),
             (&[900, 900, 900], 300, 0),
-            // One that was stopped.
+            // A suspended one.
             (&[100, 60_000, 100], 300, 1),
         ] {
             let clock = Clock::default();

@@ -1,8 +1,8 @@
-//! Leases of instances that send heartbeats, in a timing wheel. No clock: the time, in milliseconds since the node's start,
-//! comes as an argument. It is monotone; nobody expires because a wall clock jumped.
+//! Leases of instances that send heartbeats, in a timing wheel. Without a clock: the time, in milliseconds since the node's start, is an argument. It
+//! is monotonic; no lease expires because a wall clock jumped.
 //!
-//! A heartbeat notes the time in the lease and touches no wheel: one look-up. The wheel has one entry a lease, which comes up
-//! when the lease would have ended as of its scheduling; if it was renewed meanwhile the entry goes back for the rest.
+//! A heartbeat records the time in the lease and does not touch the wheel: one look-up. The wheel has one entry for each lease, which comes up when
+//! the lease would have ended as scheduled; if the lease was renewed meanwhile, the entry is scheduled again for the rest.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use crate::health::Alive;
 use crate::model::{Health, Instance, InstanceId};
 use crate::peers::wire::Silence;
 
-/// Milliseconds a slot.
+/// Milliseconds of a slot.
 const SLOT: u64 = 100;
-/// One turn is 102 s; what is later comes up on the way and goes back.
+/// One turn takes 102 s; a later entry comes up early and is scheduled again.
 const SLOTS: u64 = 1024;
 
-/// Signs of life of instances that are not known here yet: at most so many of a shard, …
+/// Maximum number, for each shard, of heartbeats of instances that this node does not know yet.
 const EARLY: usize = 4096;
-/// … and while there is room for all of them, for at least so long. An instance is known soon after it was registered, unless this node does not
-/// reach the store, and has missed what other nodes told of it.
+/// Minimum time for which such a heartbeat is kept while there is room. An instance becomes known soon after its registration, unless this node does
+/// not reach the store, and has missed the other nodes' pushes.
 const EARLY_FOR: u64 = 600_000;
 
 /// Leases of a part of all instances.
 #[derive(Debug)]
 pub(crate) struct Shard {
     leases: HashMap<InstanceId, Lease, RandomState>,
-    /// When instances that have no lease here were heard here, though another node knows them.
+    /// Times of heartbeats at this node of instances without a lease here that another node knows.
     early: HashMap<InstanceId, u64, RandomState>,
     wheel: Vec<Vec<(u64, InstanceId)>>,
-    /// Slots before this one have been looked at.
+    /// The next slot to look at.
     next: u64,
-    /// No lease counts from before this.
+    /// Minimum renewal time of every lease.
     floor: u64,
 }
 
@@ -42,22 +42,22 @@ struct Lease {
     instance: Arc<Instance>,
     ttl: u64,
     renewed: u64,
-    /// When it was heard here: what other nodes are told. What they heard, or were told, is not in it.
+    /// Time of the last heartbeat at this node, as reported to other nodes. Excludes heartbeats at other nodes.
     heard: Option<u64>,
-    /// When it was heard, here or elsewhere, to say that it is passing. A report of another health is a sign of life, and none of this.
+    /// Time of the last heartbeat, at any node, that stated passing health. A report of another health clears it.
     passing: Option<u64>,
-    /// Time of the entry in the wheel that counts; others are left over. `None`: it has ended and is known to be critical.
+    /// Time of the valid entry in the wheel; others are left over. `None`: the lease has ended and the instance is known to be critical.
     due: Option<u64>,
 }
 
-/// What a heartbeat met.
+/// The result of a heartbeat.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Renewed {
-    /// No lease.
+    /// No lease exists.
     Unknown,
-    /// All is well.
+    /// The instance is passing.
     Alive,
-    /// The instance is not passing: it should be again.
+    /// The instance is not passing, and should be again.
     Returned(Arc<Instance>),
 }
 
@@ -72,7 +72,7 @@ impl Shard {
         }
     }
 
-    /// An instance is new or different, or (`None`) gone. A new one has its whole time to live from `now`.
+    /// Applies a new or changed instance, or (`None`) a removed one. A new lease has its whole time to live from `now`.
     pub(crate) fn observe(&mut self, id: &InstanceId, instance: Option<&Arc<Instance>>, now: u64) {
         let leased = instance.and_then(|i| Some((i, i.check.as_ref()?.time_to_live()?)));
         let Some((instance, ttl)) = leased else {
@@ -89,7 +89,7 @@ impl Shard {
         lease.instance = Arc::clone(instance);
         let end = lease.renewed.max(self.floor).saturating_add(ttl);
         match lease.due {
-            // Somebody says that it is in order: believed for one time to live.
+            // The instance was reported healthy: believed for one time to live.
             None if instance.health != Health::Critical => {
                 lease.renewed = now;
                 self.schedule(id.clone(), now.saturating_add(ttl));
@@ -104,7 +104,7 @@ impl Shard {
         }
     }
 
-    /// A sign of life.
+    /// Renews the lease of an instance.
     pub(crate) fn renew(&mut self, id: &InstanceId, alive: Alive, now: u64) -> Renewed {
         let Some(lease) = self.leases.get_mut(id) else { return Renewed::Unknown };
         (lease.renewed, lease.heard) = (now, Some(now));
@@ -121,7 +121,8 @@ impl Shard {
         returned.map_or(Renewed::Alive, Renewed::Returned)
     }
 
-    /// A sign of life, which says that it is passing, of an instance that another node knows and this one does not yet: whoever judges it may ask.
+    /// Records a heartbeat, with passing health, of an instance that another node knows and this one does not yet, for the node that judges the
+    /// instance.
     pub(crate) fn renew_early(&mut self, id: &InstanceId, now: u64) {
         if self.early.len() >= EARLY && !self.early.contains_key(id) {
             self.early.retain(|_, at| now.saturating_sub(*at) < EARLY_FOR);
@@ -132,8 +133,8 @@ impl Shard {
         self.early.insert(id.clone(), now);
     }
 
-    /// How long ago it was heard here; `None`: never. Of a critical one the question is whether it may be deregistered: only what says that it is
-    /// passing counts.
+    /// Returns the time since the last heartbeat at this node; `None` if there never was one. For a critical instance, which may be deregistered,
+    /// only a heartbeat with passing health counts.
     pub(crate) fn silence(&self, id: &InstanceId, now: u64) -> Option<Silence> {
         let lease = self.leases.get(id);
         let heard = match lease {
@@ -144,7 +145,7 @@ impl Shard {
         heard.map(|heard| Silence::new(now.saturating_sub(heard), lease.is_some()))
     }
 
-    /// Another node heard it at `at`.
+    /// Records a heartbeat at another node, at `at`.
     pub(crate) fn heard_elsewhere(&mut self, id: &InstanceId, at: u64) {
         if let Some(lease) = self.leases.get_mut(id) {
             lease.renewed = lease.renewed.max(at);
@@ -154,8 +155,8 @@ impl Shard {
         }
     }
 
-    /// Whether it has said within its time to live that it is passing, or all leases were prolonged so recently. Such an instance
-    /// is not deregistered, whatever the store has of it: the store may not have been there to be told.
+    /// True if the instance has stated within its time to live that it is passing, or if all leases were prolonged that recently. Such an instance is
+    /// never deregistered, whatever the store says: its recovery may not have reached the store.
     pub(crate) fn says_passing(&self, id: &InstanceId, now: u64) -> bool {
         let Some(lease) = self.leases.get(id) else { return false };
         let prolonged = (self.floor > 0).then_some(self.floor);
@@ -167,15 +168,15 @@ impl Shard {
         self.floor = self.floor.max(now);
     }
 
-    /// Whether its time is over at `now`, and it is not known to be critical.
+    /// True if the lease is over at `now` and the instance is not known to be critical.
     pub(crate) fn is_over(&self, id: &InstanceId, now: u64) -> bool {
         let over = |lease: &Lease| lease.end(self.floor) <= now && lease.instance.health != Health::Critical;
         self.leases.get(id).is_some_and(over)
     }
 
-    /// Instances whose time is over at `now`, at most `limit` entries looked at; the rest the next time. Each comes up again
-    /// after `again` until [`Shard::observe`] was told that it is critical. Those that are not `ours` are judged elsewhere: they
-    /// come up again after another time to live, for they may be ours by then.
+    /// Collects instances whose lease is over at `now`. Looks at no more than `limit` entries; the rest follow at the next call. Each instance comes
+    /// up again after `again` until [`Shard::observe`] receives it as critical. Instances that are not `ours` are judged elsewhere: they come up
+    /// again after another time to live, since they may be ours by then.
     pub(crate) fn tick(
         &mut self,
         now: u64,
@@ -208,18 +209,18 @@ impl Shard {
         }
     }
 
-    /// Whether the instance has been silent for unusually long; `None`: it has no lease, or is critical already.
+    /// True if the instance has been silent for unusually long; `None` if it has no lease, or is critical already.
     pub(crate) fn is_late(&self, id: &InstanceId, now: u64) -> Option<bool> {
         self.leases.get(id).and_then(|lease| lease.is_late(self.floor, now))
     }
 
-    /// Of up to `limit` leases, how many have been silent for unusually long.
+    /// Counts, among up to `limit` leases, those that have been silent for unusually long. Returns their number and the number counted.
     pub(crate) fn late(&self, now: u64, limit: usize) -> (usize, usize) {
         let known = self.leases.values().take(limit).filter_map(|lease| lease.is_late(self.floor, now));
         known.fold((0, 0), |(late, of), is_late| (late + usize::from(is_late), of + 1))
     }
 
-    /// Which they are, of those that [`Shard::late`] looks at.
+    /// Returns the instances that [`Shard::late`] counts.
     pub(crate) fn late_ones(&self, now: u64, limit: usize) -> impl Iterator<Item = &InstanceId> {
         let looked = self.leases.iter().take(limit);
         looked.filter(move |(_, lease)| lease.is_late(self.floor, now) == Some(true)).map(|(id, _)| id)
@@ -228,7 +229,7 @@ impl Shard {
     fn schedule(&mut self, id: InstanceId, due: u64) {
         let Some(lease) = self.leases.get_mut(&id) else { return };
         lease.due = Some(due);
-        // The first slot that begins after it has ended, within this turn: what is further comes up early, and goes back.
+        // The first slot that begins after `due`, within this turn: a later entry comes up early, and is scheduled again.
         let slot = (due / SLOT + 1).clamp(self.next, self.next + SLOTS - 1);
         self.wheel[(slot % SLOTS) as usize].push((due, id));
     }
@@ -239,8 +240,8 @@ impl Lease {
         self.renewed.max(floor).saturating_add(self.ttl)
     }
 
-    /// Clients send two or three heartbeats a time to live. If all fell silent at the same moment, then by the time the first
-    /// lease ends the others are silent for more than 0.6 of theirs: so the first expiry shows how many are missing.
+    /// Clients send two or three heartbeats in a time to live. If all fall silent at the same moment, then by the time the first lease ends the
+    /// others have been silent for more than 0.6 of theirs: so the first expiry shows how many are missing.
     fn is_late(&self, floor: u64, now: u64) -> Option<bool> {
         let silent = now.saturating_sub(self.renewed.max(floor));
         (self.instance.health != Health::Critical).then_some(silent.saturating_mul(10) > self.ttl.saturating_mul(6))
@@ -367,7 +368,7 @@ mod tests {
         assert!(!leases.is_over(&one.id, 1399), "the lease begins when the instance is known");
         leases.observe(&one.id, None, 2000);
         assert_eq!(leases.silence(&one.id, 2000), None, "what was heard goes with the instance");
-        // Strangers take a limited place, the oldest of them go.
+        // Unknown instances take a limited room, from which the oldest are removed.
         for n in 0..2 * EARLY {
             leases.renew_early(&InstanceId::parse(&format!("default/{n}")).unwrap(), 3000);
         }
@@ -376,7 +377,7 @@ mod tests {
         assert_eq!(leases.early.len(), 1);
     }
 
-    /// Only a word that it is passing keeps a critical one from being deregistered, and only for a time to live.
+    /// Only a heartbeat with passing health keeps a critical instance from being deregistered, and only for a time to live.
     #[test]
     fn who_is_critical_and_says_that_it_is_passing() {
         use Alive::*;

@@ -1,4 +1,4 @@
-//! What was heard of instances and sessions, and when: by heartbeats and renewals at this node, and as other nodes say when they are asked.
+//! Leases of instances and sessions: heartbeats and renewals at this node, and those that other nodes report on request.
 
 mod clock;
 mod instance;
@@ -26,13 +26,13 @@ use crate::model::{Instance, InstanceId, NamespaceName, ServiceKey};
 use crate::peers::wire::Silence;
 use crate::registry::Inner;
 
-/// Parts of the leases of instances, each with a lock.
+/// Number of shards of the leases of instances, each with a lock.
 const SHARDS: usize = 32;
-/// How often the clock is looked at.
+/// Interval between two looks at the clock.
 const TICK: Duration = Duration::from_millis(100);
-/// Wheel entries that one look at the wheel takes, of each shard.
+/// Wheel entries taken at one look, for each shard.
 const LOOK_ENTRIES: usize = 2000;
-/// Instances that are looked at to find out how many of a service, or of the whole, are missing.
+/// Instances sampled to count the missing ones of a service, or of the whole registry.
 const SAMPLE: usize = 1024;
 const RETURNED: usize = 100_000;
 
@@ -43,7 +43,8 @@ pub(crate) struct Leases {
     hasher: RandomState,
     shards: Vec<Mutex<Shard>>,
     sessions: Mutex<Sessions>,
-    /// Not passing, and seen alive: to be made passing in the store. Bounded; what finds no room is seen alive again soon.
+    /// Instances that are not passing, but have sent a heartbeat: to be made passing in the store. Bounded; an instance without room is added at its
+    /// next heartbeat.
     returned: Mutex<HashMap<InstanceId, Arc<Instance>>>,
     returned_news: Notify,
     graces: AtomicU64,
@@ -65,12 +66,12 @@ impl Default for Leases {
 }
 
 impl Leases {
-    /// Begins to count the time in which this node runs.
+    /// Starts the clock.
     pub(super) fn start(&self) {
         self.clock.start(self.since_start());
     }
 
-    /// The time by which everything is judged: milliseconds in which this node ran.
+    /// Returns the time by which everything is judged: the milliseconds during which this node ran.
     pub(crate) fn now(&self) -> u64 {
         self.clock.at(self.since_start())
     }
@@ -83,14 +84,14 @@ impl Leases {
         lock(&self.shards[(self.hasher.hash_one(id) as usize) % SHARDS])
     }
 
-    /// Instances are different: as of [`super::Watch::observe`].
+    /// Applies changed instances, like [`super::Watch::observe`].
     pub(super) fn observe(&self, changes: &Changes, now: u64) {
         for (id, instance) in changes {
             self.shard(id).observe(id, instance.as_ref(), now);
         }
     }
 
-    /// These show a sign of life. Whether each has a lease.
+    /// Renews the leases of instances. Returns true for each one that has a lease.
     pub(crate) fn renew(&self, ids: &[InstanceId], alive: Alive) -> Vec<bool> {
         let now = self.now();
         let renew = |id| match self.shard(id).renew(id, alive, now) {
@@ -107,25 +108,25 @@ impl Leases {
         ids.iter().map(renew).collect()
     }
 
-    /// As of [`Shard::renew_early`].
+    /// Records heartbeats of unknown instances, like [`Shard::renew_early`].
     pub(crate) fn renew_early<'a>(&self, ids: impl Iterator<Item = &'a InstanceId>) {
         let now = self.now();
         ids.for_each(|id| self.shard(id).renew_early(id, now));
     }
 
-    /// The leases of sessions, and the time that they go by.
+    /// Returns the leases of sessions, and the time that they use.
     pub(crate) fn sessions(&self) -> (MutexGuard<'_, Sessions>, u64) {
         (lock(&self.sessions), self.now())
     }
 
-    /// A client renews a session at this node.
+    /// Renews a session at this node.
     pub(crate) fn renew_session(&self, namespace: &NamespaceName, id: &str) -> session::Renewal {
         let (mut sessions, now) = self.sessions();
         sessions.renew(namespace, id, now)
     }
 
-    /// How long each of these (instances, or sessions by [`session::name`]) has not been heard here; `None`: never was. No answer at all soon after this
-    /// node stood still: what was sent meanwhile may not have been read yet.
+    /// Returns, for each instance or session (by [`session::name`]), the time since its last heartbeat or renewal at this node; `None` inside if
+    /// there never was one. Returns `None` for all soon after this node was suspended: heartbeats sent meanwhile may not have been read yet.
     pub(crate) fn silence(&self, ids: &[InstanceId]) -> Option<Vec<Option<Silence>>> {
         self.stood_still();
         if self.clock.has_just_stood(self.since_start()) {
@@ -139,7 +140,7 @@ impl Leases {
         Some(ids.iter().map(silence).collect())
     }
 
-    /// Another node says for how long it has not heard each of these.
+    /// Records the silences that another node reports.
     pub(crate) fn heard_elsewhere(&self, ids: &[InstanceId], silence: &[Option<Silence>]) {
         let now = self.now();
         for (id, silence) in ids.iter().zip(silence) {
@@ -152,7 +153,7 @@ impl Leases {
         }
     }
 
-    /// Gives every lease its whole time from now: signs of life may have been lost.
+    /// Gives every lease its whole time from now, because heartbeats may have been lost.
     pub(crate) fn grace(&self) {
         let now = self.now();
         self.shards.iter().for_each(|shard| lock(shard).prolong(now));
@@ -160,13 +161,12 @@ impl Leases {
         self.graces.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often that happened.
+    /// Returns the number of such extensions.
     pub(crate) fn graces(&self) -> u64 {
         self.graces.load(Ordering::Relaxed)
     }
 
-    /// Whether this node did not run for a while (stopped, or starved): then signs of life wait unread, and silence says
-    /// nothing. Gives grace if so.
+    /// True if this node was suspended or starved: then heartbeats wait unread, and silence proves nothing. Prolongs all leases in that case.
     pub(crate) fn stood_still(&self) -> bool {
         let stood = self.clock.look(self.since_start());
         if let Some(milliseconds) = stood {
@@ -176,8 +176,8 @@ impl Leases {
         stood.is_some()
     }
 
-    /// Of all instances, those whose lease has ended and which are `ours` to judge. Each comes up again after `again` milliseconds, until it is
-    /// known to be critical.
+    /// Returns the instances whose lease has ended and which are `ours` to judge. Each comes up again after `again` milliseconds, until it is known
+    /// to be critical.
     pub(super) fn ended(&self, now: u64, again: u64, ours: impl Fn(&InstanceId) -> bool) -> Vec<Arc<Instance>> {
         let mut over = Vec::new();
         for shard in &self.shards {
@@ -186,27 +186,27 @@ impl Leases {
         over
     }
 
-    /// Whether the instance was silent for too long at `at`, and is not known to be critical.
+    /// True if the lease was over at `at` and the instance is not known to be critical.
     pub(super) fn is_over(&self, id: &InstanceId, at: u64) -> bool {
         self.shard(id).is_over(id, at)
     }
 
-    /// As of [`Shard::says_passing`].
+    /// True under the conditions of [`Shard::says_passing`].
     pub(super) fn says_passing(&self, id: &InstanceId, at: u64) -> bool {
         self.shard(id).says_passing(id, at)
     }
 
-    /// Waits until an instance that is not passing was seen alive.
+    /// Waits for a heartbeat of an instance that is not passing.
     pub(super) async fn someone_returned(&self) {
         self.returned_news.notified().await;
     }
 
-    /// Those that are to be made passing.
+    /// Takes the instances that are to be made passing.
     pub(super) fn take_returned(&self) -> Vec<Arc<Instance>> {
         std::mem::take(&mut *lock(&self.returned)).into_values().collect()
     }
 
-    /// These are still to be made passing. Nobody is woken.
+    /// Puts back instances that are still to be made passing. Wakes nobody.
     pub(super) fn put_returned(&self, instances: impl IntoIterator<Item = Arc<Instance>>) {
         let mut returned = lock(&self.returned);
         for instance in instances {
@@ -217,18 +217,18 @@ impl Leases {
         }
     }
 
-    /// Wakes who waits for those that returned.
+    /// Wakes the task that waits for returned instances.
     pub(super) fn tell_returned(&self) {
         self.returned_news.notify_one();
     }
 
-    /// Of everything that has a lease, some that have been silent for unusually long.
+    /// Returns a sample of the leases that have been silent for unusually long.
     pub(super) fn late_ones(&self, now: u64) -> Vec<InstanceId> {
         let late = |shard: &Mutex<Shard>| lock(shard).late_ones(now, SAMPLE / SHARDS).cloned().collect::<Vec<_>>();
         self.shards.iter().flat_map(late).collect()
     }
 
-    /// Of a service, those of the sample that are late.
+    /// Returns the late ones in a service's sample.
     pub(super) fn late_ones_of(&self, inner: &Inner, key: &ServiceKey, now: u64) -> Vec<InstanceId> {
         let Some(snapshot) = inner.cache.snapshot(key) else { return Vec::new() };
         let late = |id: &Cow<'_, InstanceId>| self.shard(id).is_late(id, now) == Some(true);
@@ -236,7 +236,7 @@ impl Leases {
         ids.filter(late).map(Cow::into_owned).collect()
     }
 
-    /// Of everything that has a lease, from a sample.
+    /// Counts the late leases in a sample of all.
     pub(super) fn late(&self, now: u64) -> Missing {
         let (missing, of) = self
             .shards
@@ -246,7 +246,7 @@ impl Leases {
         Missing { missing, of }
     }
 
-    /// Of a service, from a sample.
+    /// Counts the late leases in a sample of a service.
     pub(super) fn late_of(&self, inner: &Inner, key: &ServiceKey, now: u64) -> Missing {
         let Some(snapshot) = inner.cache.snapshot(key) else { return Missing::default() };
         let ids = snapshot.instances.iter().take(SAMPLE).flat_map(|instance| watched(instance));
@@ -256,7 +256,7 @@ impl Leases {
     }
 }
 
-/// Runs now and then, and notices when it did not; whatever else waits for a store or a peer.
+/// Looks at the clock in a task of its own, which waits for neither a store nor a peer, and so notices suspensions.
 pub(super) async fn stay_awake(inner: Arc<Inner>) {
     let mut stop = inner.stop.subscribe();
     loop {

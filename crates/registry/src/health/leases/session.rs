@@ -1,13 +1,12 @@
-//! Leases of sessions. No clock, as in `lease`: the time, in milliseconds in which this node ran, comes as an argument.
+//! Leases of sessions. Without a clock, as in `instance`: the time, in milliseconds during which this node ran, is an argument.
 //!
-//! Renewals are noted in memory, as heartbeats of instances are. One node judges a session (rendezvous hashing), and asks all other nodes
-//! before it does (`verdict`). Whatever prolongs the leases of instances prolongs the leases of sessions in the same call.
+//! Renewals are recorded in memory, like heartbeats of instances. One node judges a session (rendezvous hashing), and asks all other nodes before it
+//! does (`verdicts`). Any extension of the leases of instances extends the leases of sessions in the same call.
 //!
-//! A renewal that was answered must not be followed by the session's end before its time to live is over: the holder of a lock relies on
-//! that. But between a judge's question and the commit of the end, time passes. So a node answers a renewal from memory only if the renewal
-//! before it, answered by the same node, is less than the session's patience ago: whoever asks this node in between is told of less silence
-//! than ends a session. Every other renewal is written to the store, where it either comes before the end and prevents the end, or comes after
-//! the end and is refused.
+//! After an answered renewal, the session must not end before its time to live is over: the holder of a lock relies on that. But time passes between
+//! a judge's question and the commit of the end. So a node answers a renewal from memory only if the previous renewal answered by the same node is
+//! less than the session's patience ago: a judge that asks this node in between is told of too short a silence to end the session. Every other
+//! renewal is written to the store, where it either comes before the end and prevents it, or comes after the end and is refused.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,24 +14,24 @@ use std::sync::Arc;
 use crate::kv::{Session, TTL_MULTIPLE};
 use crate::model::{InstanceId, NamespaceName};
 
-/// What stands before a session's id where nodes ask each other about it, as if it were an instance.
+/// Prefix of a session's id in questions between nodes, where a session is named like an instance.
 const MARK: &str = "kingpost.session:";
 
-/// The name by which nodes ask each other about a session.
+/// Returns the name of a session in questions between nodes.
 pub(crate) fn name(namespace: &NamespaceName, id: &str) -> Option<InstanceId> {
     InstanceId::new(namespace, &format!("{MARK}{id}")).ok()
 }
 
-/// Whether `id` is such a name.
+/// True if `id` is such a name.
 pub(crate) fn is_name(id: &InstanceId) -> bool {
     id.local().starts_with(MARK)
 }
 
-/// All sessions with a time to live.
+/// The leases of all sessions with a time to live.
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
     leases: HashMap<InstanceId, Lease>,
-    /// All were prolonged at this time.
+    /// Time of the last extension of all leases.
     floor: u64,
 }
 
@@ -40,26 +39,26 @@ pub(crate) struct Sessions {
 struct Lease {
     namespace: NamespaceName,
     session: Arc<str>,
-    /// Silence that ends it, in milliseconds.
+    /// Milliseconds of silence after which the session ends.
     patience: u64,
     renewed: u64,
-    /// When it was renewed at this node.
+    /// Time of the last renewal at this node.
     heard: Option<u64>,
-    /// When the latest renewal came that this node has answered.
+    /// Time of the latest renewal that this node has answered.
     answered: Option<u64>,
 }
 
 /// A renewal at this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Renewal {
-    /// When it came.
+    /// Time of the renewal.
     at: u64,
-    /// Whether no judge can have been told by this node that the session has been silent for too long. If not, the renewal has to be written.
+    /// True if this node cannot have told any judge of too long a silence. If false, the renewal must be written to the store.
     pub(crate) is_safe: bool,
 }
 
 impl Sessions {
-    /// A session is here, or (`None`) has ended.
+    /// Applies a new session, or (`None`) an ended one.
     pub(crate) fn observe(&mut self, namespace: &NamespaceName, id: &Arc<str>, session: Option<&Session>, now: u64) {
         let Some(name) = name(namespace, id) else { return };
         match session.and_then(Session::time_to_live) {
@@ -73,7 +72,7 @@ impl Sessions {
         }
     }
 
-    /// A client renews it here.
+    /// Renews a session at this node.
     pub(crate) fn renew(&mut self, namespace: &NamespaceName, id: &str, now: u64) -> Renewal {
         let mut renewal = Renewal { at: now, is_safe: false };
         if let Some(lease) = name(namespace, id).and_then(|name| self.leases.get_mut(&name)) {
@@ -83,26 +82,26 @@ impl Sessions {
         renewal
     }
 
-    /// This node tells the client that its renewal was taken.
+    /// Records that this node confirms a renewal to the client.
     pub(crate) fn answer(&mut self, namespace: &NamespaceName, id: &str, renewal: Renewal) {
         if let Some(lease) = name(namespace, id).and_then(|name| self.leases.get_mut(&name)) {
             lease.answered = lease.answered.max(Some(renewal.at));
         }
     }
 
-    /// A renewal at another node went through the store, and is here now.
+    /// Applies a renewal at another node that came through the store.
     pub(crate) fn renewed_elsewhere(&mut self, namespace: &NamespaceName, id: &str, now: u64) {
         if let Some(lease) = name(namespace, id).and_then(|name| self.leases.get_mut(&name)) {
             lease.renewed = now;
         }
     }
 
-    /// How long ago it was renewed here; `None`: never.
+    /// Returns the time since the last renewal at this node; `None` if there never was one.
     pub(crate) fn silence(&self, name: &InstanceId, now: u64) -> Option<u64> {
         self.leases.get(name)?.heard.map(|heard| now.saturating_sub(heard))
     }
 
-    /// Another node heard it at `at`.
+    /// Records a renewal at another node, at `at`.
     pub(crate) fn heard_elsewhere(&mut self, name: &InstanceId, at: u64) {
         if let Some(lease) = self.leases.get_mut(name) {
             lease.renewed = lease.renewed.max(at);
@@ -114,7 +113,7 @@ impl Sessions {
         self.floor = self.floor.max(now);
     }
 
-    /// Up to `limit` of those whose time is over, and which are `ours` to judge: the name, the namespace, the id.
+    /// Returns up to `limit` sessions whose time is over, and which are `ours` to judge: the name, the namespace, the id.
     pub(crate) fn over(
         &self,
         now: u64,
@@ -127,7 +126,7 @@ impl Sessions {
         over.take(limit).map(parts).collect()
     }
 
-    /// Whether its time was over at `at`.
+    /// True if the session's time was over at `at`.
     pub(crate) fn is_over_at(&self, name: &InstanceId, at: u64) -> bool {
         self.leases.get(name).is_some_and(|lease| lease.is_over(self.floor, at))
     }
@@ -153,7 +152,7 @@ mod tests {
         .unwrap()
     }
 
-    /// What happens when, and the first time at which the session (of 10 s: so 20 s of silence) is over.
+    /// Each case: the events with their times, and the first time at which the session (of 10 s: so 20 s of silence) is over.
     #[test]
     fn a_session_lives_for_twice_its_time() {
         type Step = fn(&mut Sessions, &NamespaceName, u64);
@@ -210,16 +209,16 @@ mod tests {
         assert_eq!(leases.silence(&name, 1000), Some(800));
     }
 
-    /// Renewals of a session of 10 s (so 20 s of silence end it): when each comes, whether this node may answer it from memory, and whether it is
-    /// answered at all.
+    /// Renewals of a session of 10 s (20 s of silence end it): the time of each, true if this node may answer it from memory, true if it is answered
+    /// at all.
     #[test]
     fn a_renewal_is_answered_from_memory_only_after_one_that_was_answered() {
         for (case, steps) in [
-            // The first at this node: a judge may have asked already. Then as long as each comes in time.
+            // The first renewal at this node: a judge may have asked already. Then as long as each comes in time.
             &[(5000, false, true), (10_000, true, true), (29_999, true, true), (49_998, true, true)][..],
             // Too late: a judge may have been told of 20 s of silence.
             &[(5000, false, true), (25_000, false, true), (26_000, true, true)],
-            // Renewals that could not be written make nothing safe, however many come.
+            // Renewals that could not be written make none safe, however many come.
             &[
                 (5000, false, true),
                 (26_000, false, false),

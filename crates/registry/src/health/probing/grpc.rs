@@ -1,4 +1,4 @@
-//! Asking a gRPC server about its health: `grpc.health.v1.Health/Check`, over HTTP/2, in clear or over TLS.
+//! The gRPC probe: `grpc.health.v1.Health/Check`, over HTTP/2, in clear or over TLS.
 
 use std::io;
 
@@ -13,12 +13,12 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use crate::model::Health;
 
-/// Longest answer that is read: a message of two bytes, and its frame.
+/// Maximum length of an answer: a message of two bytes, and its frame.
 const LONGEST: usize = 1024;
-/// Before each message: whether it is compressed, and its length.
+/// Length of a frame's header: the compression flag, and the message's length.
 const FRAME: usize = 5;
 
-/// Ends a task when dropped.
+/// A guard that aborts a task when dropped.
 struct Ending(AbortHandle);
 
 impl Drop for Ending {
@@ -27,7 +27,7 @@ impl Drop for Ending {
     }
 }
 
-/// Asks over `stream`; `secure`: whether TLS is spoken on it already.
+/// Sends the request over `stream`; `secure` is true if the stream uses TLS already.
 pub(super) async fn ask(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     secure: bool,
@@ -58,7 +58,7 @@ pub(super) async fn ask(
     Ok(health(&body.to_bytes()))
 }
 
-/// The request's message in its frame.
+/// Encodes the request's message in its frame.
 fn question(service: &str) -> Bytes {
     let message = HealthCheckRequest { service: service.to_owned() }.encode_to_vec();
     let mut framed = BytesMut::with_capacity(FRAME + message.len());

@@ -1,4 +1,4 @@
-//! Who is asked next: thousands of targets, one task, a bounded number of questions at a time.
+//! The scheduler of probes: thousands of targets, one task, a bounded number of concurrent probes.
 
 mod grpc;
 mod mysql;
@@ -29,7 +29,7 @@ use crate::registry::Inner;
 use crate::settings::HealthSettings;
 use crate::status::add;
 
-/// Who is probed, and who may be.
+/// The targets of probes, and the addresses that may be probed.
 pub(crate) struct Probing {
     targets: Mutex<Targets>,
     reach: ArcSwap<Reach>,
@@ -37,33 +37,35 @@ pub(crate) struct Probing {
 }
 
 impl Probing {
+    /// Makes the scheduler from the settings.
+    ///
     /// # Errors
-    /// The file with the certificates of authorities cannot be used.
+    /// The file with the CA certificates is unusable.
     pub(super) fn new(settings: &HealthSettings) -> Result<Probing, String> {
         let reach = Reach::new(&settings.probe_allow, &settings.probe_deny);
         let secure = Secure::new(settings.probe_ca_file.as_deref())?;
         Ok(Probing { targets: Mutex::default(), reach: ArcSwap::from_pointee(reach), secure: Arc::new(secure) })
     }
 
-    /// Addresses at which this process listens: they are not probed, unless the settings allow it.
+    /// Excludes addresses on which this process listens, unless the settings allow them.
     pub(crate) fn keep_from(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
         let after = self.reach.load().without(addresses);
         self.reach.store(Arc::new(after));
     }
 
-    /// Instances are different: as of [`super::Watch::observe`].
+    /// Applies changed instances, like [`super::Watch::observe`].
     pub(super) fn observe(&self, changes: &Changes, now: u64) {
         let mut targets = lock(&self.targets);
         changes.iter().for_each(|(id, instance)| targets.observe(id, instance.as_ref(), now));
     }
 
-    /// As of [`Targets::answers`].
+    /// True under the conditions of [`Targets::answers`].
     pub(super) fn answers(&self, id: &InstanceId) -> bool {
         lock(&self.targets).answers(id)
     }
 }
 
-/// Instances that are probed.
+/// Instances with probes.
 #[derive(Debug, Default)]
 struct Targets {
     hasher: foldhash::fast::RandomState,
@@ -77,20 +79,20 @@ struct Target {
     question: Question,
     pace: Pace,
     row: Row,
-    /// Whether this node asked it the last time: otherwise another one does.
+    /// True if this node made the last probe; otherwise another node probes it.
     ours: bool,
-    /// When it is asked next; `None` while it is asked.
+    /// Time of the next probe; `None` while one is under way.
     due: Option<u64>,
 }
 
-/// What could not be asked is asked again after so many milliseconds at most.
+/// Maximum delay in milliseconds before a probe that could not be made is tried again.
 const LATER: u64 = 1000;
-/// How often it is looked who is due, and what was answered.
+/// Interval between two looks at due probes and at results.
 const TICK: Duration = Duration::from_millis(20);
 
 impl Targets {
-    /// An instance is new or different, or (`None`) gone. A new one is asked first within an interval from `now`, at a time that
-    /// its id decides: so questions are spread, also after a restart.
+    /// Applies a new or changed instance, or (`None`) a removed one. The first probe of a new one comes within an interval from `now`, at a time
+    /// derived from its id: so probes are spread, also after a restart.
     fn observe(&mut self, id: &InstanceId, instance: Option<&Arc<Instance>>, now: u64) {
         let Some((instance, (question, pace))) = instance.and_then(|i| Some((i, Question::of(i)?))) else {
             self.remove(id);
@@ -118,7 +120,7 @@ impl Targets {
         }
     }
 
-    /// Up to `limit` questions that are due at `now`.
+    /// Returns up to `limit` probes that are due at `now`.
     fn due(&mut self, now: u64, limit: usize) -> Vec<(InstanceId, Question)> {
         let mut questions = Vec::new();
         while questions.len() < limit
@@ -134,7 +136,7 @@ impl Targets {
         questions
     }
 
-    /// An answer to `question`, asked at `asked`. The instance, if its health should be another now, and which.
+    /// Applies the result of a probe made at `asked`. Returns the instance and its new health, if that is to change.
     fn answered(
         &mut self,
         id: &InstanceId,
@@ -151,12 +153,12 @@ impl Targets {
         (verdict != target.instance.health).then(|| (Arc::clone(&target.instance), verdict))
     }
 
-    /// Whether this node asks it, and the last answer was a good one: then it is not deregistered, whatever the store has of it.
+    /// True if this node probes the instance, and the last result was a good one: then it is never deregistered, whatever the store says.
     fn answers(&self, id: &InstanceId) -> bool {
         self.targets.get(id).is_some_and(|target| target.ours && target.row.has_answered())
     }
 
-    /// It could not be asked: its turn comes again soon, and nothing is known.
+    /// Schedules a probe that could not be made again soon, without a result.
     fn later(&mut self, id: &InstanceId, question: &Question, now: u64) {
         if let Some(target) =
             self.targets.get_mut(id).filter(|target| target.due.is_none() && target.question == *question)
@@ -167,7 +169,7 @@ impl Targets {
         }
     }
 
-    /// Another node asks it: its turn comes again after an interval.
+    /// Schedules a probe that another node makes again after an interval.
     fn skip(&mut self, id: &InstanceId, now: u64) {
         if let Some(target) = self.targets.get_mut(id).filter(|target| target.due.is_none()) {
             let due = now + millis(target.pace.interval).max(1);
@@ -176,8 +178,8 @@ impl Targets {
         }
     }
 
-    /// Of all that are asked here, and of each service: how many of those that are not critical failed to answer the last time. One pass for all
-    /// services: where much is lost, many of them are asked for.
+    /// Counts, of all targets probed here and of each service, those that are not critical and failed the last probe. One pass for all services: in a
+    /// large failure, many of them are needed.
     fn missing(&self) -> (Missing, HashMap<ServiceKey, Missing>) {
         let mut whole = Missing::default();
         let mut each: HashMap<ServiceKey, Missing> = HashMap::new();
@@ -196,7 +198,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Asks, and writes what the answers add up to.
+/// Makes the probes, and writes the resulting health.
 pub(crate) async fn run(inner: Arc<Inner>) {
     let mut stop = inner.stop.subscribe();
     let mut ticks = tokio::time::interval(TICK);
@@ -207,7 +209,7 @@ pub(crate) async fn run(inner: Arc<Inner>) {
     loop {
         tokio::select! {
             biased;
-            // Dropping the set ends the questions under way.
+            // Dropping the set ends the probes under way.
             _ = stop.wait_for(|stop| *stop) => return,
             _ = ticks.tick() => {}
         }
@@ -238,13 +240,13 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         let (believed, held) = verdicts.believed(Cause::Probe, gone, now, missing, || whole);
         add(&inner.counters.held, held as u64);
         set_health(&inner, believed, Health::Critical).await;
-        // No brake: that nobody listens there is certain.
+        // Without a brake: a refused connection proves that nothing listens.
         set_health(&inner, std::mem::take(&mut refused), Health::Critical).await;
         for health in [Health::Passing, Health::Warning] {
             let (these, others): (Vec<_>, Vec<_>) = back.drain(..).partition(|(_, verdict)| *verdict == health);
             back = others;
             let these = these.into_iter().map(|(instance, _)| instance).collect();
-            // What could not be written is found again by the next answer.
+            // A result that could not be written is found again by the next probe.
             let (changed, _) = set_health(&inner, these, health).await;
             add(&inner.counters.revived, changed);
         }

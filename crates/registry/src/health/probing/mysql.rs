@@ -1,7 +1,7 @@
-//! Asking a MySQL or MariaDB server whether it accepts connections.
+//! The MySQL probe: tests if a MySQL or MariaDB server accepts connections.
 //!
-//! To read its greeting and to go would do, but for this: a server counts handshakes that broke off, and shuts a host out
-//! that has too many of them. So it is brought to its end, by a user that need not exist, without a password.
+//! Reading the greeting alone would suffice, but a server counts broken handshakes, and blocks a host that has too many of them. So the handshake is
+//! completed, by a user that need not exist, without a password.
 
 use std::io;
 
@@ -12,27 +12,27 @@ use crate::model::Health;
 
 /// `LONG_PASSWORD | PROTOCOL_41 | SECURE_CONNECTION | PLUGIN_AUTH`.
 const CAPABILITIES: u32 = 0x1 | 0x200 | 0x8000 | 0x8_0000;
-/// Longest packet that we would take.
+/// Maximum packet length announced.
 const LONGEST: u32 = 1 << 16;
 /// UTF-8.
 const CHARSET: u8 = 33;
-/// Bytes of a packet before its payload: length and number.
+/// Bytes of a packet before its payload: length and sequence number.
 const HEADER: usize = 4;
 
-/// What a server's packet says.
+/// Meaning of a server's packet.
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
-    /// Who are you?
+    /// The server's greeting.
     Greeting,
-    /// Something that decides.
+    /// A packet that determines the health.
     Health(Health),
-    /// Another way to prove who you are.
+    /// A request for another authentication method.
     OtherWay,
 }
 
 pub(super) async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<Health> {
     let mut sent = false;
-    // Greeting, perhaps another way, verdict.
+    // Greeting, perhaps another method, verdict.
     for _ in 0..3 {
         let packet = read_until(stream, whole).await?;
         let number = packet.get(3).copied().unwrap_or(0).wrapping_add(1);
@@ -44,11 +44,11 @@ pub(super) async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> i
         }
         sent = true;
     }
-    // It speaks the protocol and is at its ease to ask on.
+    // The server speaks the protocol and still asks for authentication.
     Ok(Health::Passing)
 }
 
-/// Whether a whole packet is there.
+/// True if the bytes contain a complete packet.
 fn whole(bytes: &[u8]) -> bool {
     let length = |bytes: &[u8]| usize::from(bytes[0]) | usize::from(bytes[1]) << 8 | usize::from(bytes[2]) << 16;
     bytes.len() >= HEADER && bytes.len() >= HEADER + length(bytes)
@@ -65,8 +65,8 @@ fn said(packet: &[u8]) -> Said {
     }
 }
 
-/// From an error's number. Access denied, host not allowed: it accepts connections, of others. No connection left, or
-/// this host is shut out: alive, but of no use to us. Shutting down: out of order.
+/// Returns the health for an error's number. Access denied or host not allowed: the server accepts connections, from others. No connection left, or
+/// this host blocked: alive, but of no use here. Shutting down: critical.
 fn verdict(number: u16) -> Health {
     match number {
         // ER_CON_COUNT_ERROR, ER_TOO_MANY_USER_CONNECTIONS, ER_USER_LIMIT_REACHED, ER_HOST_IS_BLOCKED
@@ -77,7 +77,7 @@ fn verdict(number: u16) -> Health {
     }
 }
 
-/// The answer to a greeting.
+/// Makes the answer to a greeting.
 fn login(number: u8) -> Vec<u8> {
     let mut payload = Vec::with_capacity(80);
     payload.extend_from_slice(&CAPABILITIES.to_le_bytes());
@@ -85,7 +85,7 @@ fn login(number: u8) -> Vec<u8> {
     payload.push(CHARSET);
     payload.extend_from_slice(&[0; 23]);
     payload.extend_from_slice(b"kingpost\0");
-    // An empty proof.
+    // An empty authentication response.
     payload.push(0);
     payload.extend_from_slice(b"mysql_native_password\0");
     let mut packet = (payload.len() as u32).to_le_bytes()[..3].to_vec();

@@ -1,4 +1,4 @@
-//! Active probes: one question to one target, and what its answers add up to.
+//! Active probes: a single request to a target, and the evaluation of results in a row.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -12,14 +12,14 @@ use tokio::net::TcpStream;
 
 use crate::model::{CheckKind, Health, Instance, Pace, ProbeTls};
 
-/// What is asked of whom.
+/// A probe of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
-    /// `host:port`.
+    /// The target, `host:port`.
     target: String,
     timeout: Duration,
     kind: Kind,
-    /// How TLS is spoken; `None`: the connection is in clear.
+    /// TLS parameters; `None`: the connection is in clear.
     tls: Option<ProbeTls>,
 }
 
@@ -33,12 +33,12 @@ enum Kind {
     Grpc { service: String },
 }
 
-/// What a probe found.
+/// The result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) health: Health,
-    /// The target's machine refused the connection: it is there, and nobody listens. That is no fault of this node or of the network, as
-    /// silence may be, so no brake keeps the instance.
+    /// True if the target's machine refused the connection: it is up, and nothing listens. Unlike silence, that is no fault of this node or of the
+    /// network, so no brake keeps the instance.
     pub(crate) refused: bool,
 }
 
@@ -48,22 +48,22 @@ impl From<Health> for Found {
     }
 }
 
-/// Answers so far: N of the same in a row change the verdict.
+/// Results so far: N equal ones in a row change the health.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Row {
     /// Failures in a row.
     pub(crate) failed: u8,
-    /// Answers other than failures in a row.
+    /// Other results in a row.
     answered: u8,
 }
 
 impl Row {
-    /// Whether the last answer was no failure.
+    /// True if the last result was no failure.
     pub(crate) fn has_answered(self) -> bool {
         self.failed == 0 && self.answered > 0
     }
 
-    /// After one more answer, `found`: what the health should be if it was `current`.
+    /// Adds a result, `found`, and returns the new health of an instance with the health `current`.
     pub(crate) fn after(&mut self, found: Health, current: Health, pace: &Pace) -> Health {
         if found == Health::Critical {
             self.failed = self.failed.saturating_add(1);
@@ -78,7 +78,7 @@ impl Row {
 }
 
 impl Question {
-    /// What an instance's check asks; `None` where it is the instance that reports.
+    /// Returns the probe of an instance's check; `None` if the instance reports by itself.
     pub(crate) fn of(instance: &Instance) -> Option<(Question, Pace)> {
         let own = || match instance.host.contains(':') {
             true => format!("[{}]:{}", instance.host, instance.port),
@@ -116,8 +116,8 @@ impl Question {
         Some((Question { target, timeout: pace.timeout, kind, tls }, pace.clone()))
     }
 
-    /// Asks, on behalf of an instance of `namespace`. Whatever goes wrong, and whatever takes too long, is critical. The time limit begins
-    /// when the address is known. `None`: it was not asked, for its name could not be looked up now.
+    /// Makes the probe, on behalf of an instance of `namespace`. Any error and any timeout is critical. The time limit begins when the address is
+    /// known. `None`: not probed, since the name could not be looked up now.
     pub(crate) async fn ask(
         &self,
         namespace: &str,
@@ -180,7 +180,7 @@ impl Question {
                 Ok(http_health(&read_until(&mut stream, |bytes| bytes.len() >= 12).await?))
             }
             Kind::Postgres => {
-                // The way `pg_isready` asks: with a user that need not exist. Nobody logs in.
+                // The same as `pg_isready`: with a user that need not exist. Nobody logs in.
                 let mut startup = Vec::new();
                 wire::message::startup(&mut startup, &[("user", "kingpost")]);
                 stream.write_all(&startup).await?;
@@ -196,15 +196,15 @@ impl Question {
     }
 }
 
-/// Whether an address is one of this machine: one can be bound. Sends nothing.
+/// True if an address belongs to this machine, so that a socket can be bound to it. Sends nothing.
 fn is_here(address: IpAddr) -> bool {
     address.is_loopback() || std::net::UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// What is read of an answer, at most.
+/// Maximum number of bytes read of an answer.
 const ANSWER: usize = 512;
 
-/// Reads until there is `enough`, [`ANSWER`] bytes, or no more.
+/// Reads until `enough` is true, or up to [`ANSWER`] bytes, or to the end.
 pub(super) async fn read_until(
     stream: &mut (impl AsyncRead + Unpin),
     enough: impl Fn(&[u8]) -> bool,
@@ -215,7 +215,7 @@ pub(super) async fn read_until(
     Ok(bytes)
 }
 
-/// Whether a whole PostgreSQL message is there: a byte, and a length that counts itself.
+/// True if the bytes contain a complete PostgreSQL message: a byte, and a length that counts itself.
 fn whole_message(bytes: &[u8]) -> bool {
     bytes
         .get(1..5)
@@ -223,7 +223,7 @@ fn whole_message(bytes: &[u8]) -> bool {
         .is_some_and(|length| bytes.len() > u32::from_be_bytes(length) as usize)
 }
 
-/// From a status line: 200 to 299 is passing, 429 a warning.
+/// Returns the health for a status line: 200 to 299 is passing, 429 a warning.
 fn http_health(line: &[u8]) -> Health {
     let code = line.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
     match code {
@@ -233,9 +233,9 @@ fn http_health(line: &[u8]) -> Health {
     }
 }
 
-/// From a server's first message. A request to authenticate: it takes connections. An error: it does too (no such user, no
-/// entry in its access list), unless it says that it is starting up, shutting down or recovering (SQLSTATE 57P..), or
-/// that it has no connection left (53300: alive, but of no use: a warning).
+/// Returns the health for a server's first message. An authentication request: the server accepts connections. An error: it does too (no such user,
+/// no entry in its access list), unless it is starting up, shutting down or recovering (SQLSTATE 57P..), or has no connection left (53300: alive, but
+/// of no use: a warning).
 fn postgres_health(message: &[u8]) -> Health {
     match message.split_first() {
         Some((b'R', rest)) if rest.len() >= 8 => Health::Passing,
@@ -252,7 +252,7 @@ fn postgres_health(message: &[u8]) -> Health {
     }
 }
 
-/// From a reply to `PING`: who wants a password, or another user, is there. Still loading: not yet of use.
+/// Returns the health for a reply to `PING`: a request for a password, or for another user, is passing. A server that is still loading is critical.
 fn redis_health(reply: &[u8]) -> Health {
     let is = |start: &[u8]| reply.starts_with(start);
     if is(b"+PONG") || is(b"-NOAUTH") || is(b"-NOPERM") || is(b"-WRONGPASS") {

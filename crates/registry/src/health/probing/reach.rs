@@ -1,17 +1,17 @@
-//! Which addresses may be probed. Whoever may register an instance names the target of a probe: without rules that would be a way to
-//! look at what only the registry's machine can reach.
+//! Addresses that may be probed. A client that may register an instance chooses the target of a probe: without rules that would let it examine what
+//! only the registry's machine can reach.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
-/// A range of addresses, as `10.0.0.0/8` or `10.0.0.1`.
+/// An address range, such as `10.0.0.0/8` or `10.0.0.1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     first: u128,
     mask: u128,
 }
 
-/// What may be probed: what `allow` has, then what neither `deny` has nor this process listens at.
+/// The rules: an address may be probed if it is in `allow`, or if it is neither in `deny` nor one on which this process listens.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reach {
     allow: Vec<Range>,
@@ -19,7 +19,7 @@ pub(crate) struct Reach {
     own: Vec<SocketAddr>,
 }
 
-/// IPv4 addresses are looked at as IPv6 ones, `::ffff:10.0.0.1`: so neither form gets round a rule for the other.
+/// Converts an address to a number. IPv4 addresses become mapped IPv6 ones, `::ffff:10.0.0.1`, so that neither form evades a rule for the other.
 fn number(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().to_bits(),
@@ -44,13 +44,13 @@ impl FromStr for Range {
 }
 
 impl Reach {
-    /// From the texts of ranges. What is none is left out: settings are checked before.
+    /// Parses ranges. Invalid ones are left out: settings were validated before.
     pub(crate) fn new(allow: &[String], deny: &[String]) -> Reach {
         let ranges = |texts: &[String]| texts.iter().filter_map(|text| text.parse().ok()).collect();
         Reach { allow: ranges(allow), deny: ranges(deny), own: Vec::new() }
     }
 
-    /// With sockets of this process.
+    /// Returns the rules with further sockets of this process.
     #[must_use]
     pub(crate) fn without(&self, own: impl IntoIterator<Item = SocketAddr>) -> Reach {
         let mut after = self.clone();
@@ -58,7 +58,7 @@ impl Reach {
         after
     }
 
-    /// Whether `address` may be probed. `is_here` says whether an address is one of this machine.
+    /// True if `address` may be probed. `is_here` returns true for an address of this machine.
     pub(crate) fn may(&self, address: SocketAddr, is_here: impl Fn(IpAddr) -> bool) -> bool {
         let number = number(address.ip());
         let has = |ranges: &[Range]| ranges.iter().any(|range| number & range.mask == range.first);
@@ -69,7 +69,7 @@ impl Reach {
         let target = address.ip().to_canonical();
         self.own.iter().filter(|own| own.port() == address.port()).any(|own| {
             let bound = own.ip().to_canonical();
-            // Who connects to 0.0.0.0 comes to this machine.
+            // A connection to 0.0.0.0 reaches this machine.
             bound == target || target.is_unspecified() || (bound.is_unspecified() && is_here(target))
         })
     }

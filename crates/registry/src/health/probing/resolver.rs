@@ -1,8 +1,7 @@
-//! Names of probed targets become addresses here, outside of the probe's own time limit.
+//! Name resolution for probed targets, outside of the probe's own time limit.
 //!
-//! A resolver that does not answer keeps a thread for ten seconds and more. So look-ups are few at a time, each namespace has a share of
-//! them, and what was found is kept. A target whose name cannot be looked up now, because others hold the look-ups, is not judged: its
-//! turn comes again.
+//! A resolver that does not answer blocks a thread for ten seconds and more. So concurrent look-ups are few, each namespace has a share of them, and
+//! results are cached. A target whose name cannot be looked up now, because the look-ups are taken, is not judged: its turn comes again.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -14,29 +13,29 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Look-ups under way at the same time. Each holds a blocking thread, and the store needs such threads too.
+/// Maximum number of concurrent look-ups. Each holds a blocking thread, and the store needs such threads too.
 const MOST: usize = 64;
-/// Addresses are used for so long, then looked up again.
+/// Time after which addresses are looked up again.
 const FRESH: Duration = Duration::from_secs(30);
-/// Where the resolver does not answer, what it said last is used for so long.
+/// Time for which the last addresses are used while the resolver does not answer.
 const STALE: Duration = Duration::from_secs(600);
-/// A name that has no address is not looked up again for so long.
+/// Time after which a name without an address is looked up again.
 const ABSENT: Duration = Duration::from_secs(5);
-/// A look-up that takes longer counts as failed; its thread still counts as busy.
+/// Time limit of a look-up; after it, the look-up has failed, but its thread still counts as busy.
 const LONGEST: Duration = Duration::from_secs(5);
-/// Names that are kept; beyond that, those whose time is over go.
+/// Maximum number of cached names; beyond it, expired ones are removed.
 const KEPT: usize = 65_536;
 
 type Looking = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
 
-/// What a target comes to.
+/// The result of a look-up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Looked {
-    /// Its addresses.
+    /// The addresses.
     Addresses(Vec<SocketAddr>),
-    /// It has none, or the resolver does not answer.
+    /// No address, or the resolver does not answer.
     Failed,
-    /// It was not looked up: others hold the look-ups, or one of this name is under way.
+    /// Not looked up: the look-ups are taken, or one of this name is under way.
     Later,
 }
 
@@ -47,12 +46,12 @@ pub(crate) struct Resolver {
     longest: Duration,
 }
 
-/// What is to be done about a target.
+/// The next step for a target.
 #[derive(Debug, PartialEq, Eq)]
 enum Begun {
-    /// Nothing: this is what it comes to now.
+    /// None: the result is known.
     Known(Looked),
-    /// A look-up, which is counted already. `fallback`: what it comes to where that takes too long.
+    /// A look-up, which is counted already. `fallback`: the result if it takes too long.
     LookUp { fallback: Looked },
 }
 
@@ -66,13 +65,13 @@ struct State {
 #[derive(Default)]
 struct Known {
     addresses: Vec<SocketAddr>,
-    /// When that was found out; `None`: never yet.
+    /// Time of the look-up; `None`: never yet.
     since: Option<Instant>,
     under_way: bool,
 }
 
 impl Default for Resolver {
-    /// By the system's resolver.
+    /// Uses the system's resolver.
     fn default() -> Resolver {
         Resolver::new(|target| Box::pin(async { Ok(tokio::net::lookup_host(target).await?.collect()) }))
     }
@@ -83,7 +82,7 @@ impl Resolver {
         Resolver { look_up: Box::new(look_up), state: Arc::default(), longest: LONGEST }
     }
 
-    /// The addresses of `target`, `host:port`, on behalf of an instance of `namespace`.
+    /// Returns the addresses of `target`, `host:port`, on behalf of an instance of `namespace`.
     pub(crate) async fn resolve(&self, namespace: &str, target: &str) -> Looked {
         if let Ok(address) = target.parse() {
             return Looked::Addresses(vec![address]);
@@ -94,7 +93,7 @@ impl Resolver {
         };
         let looking = (self.look_up)(target.to_owned());
         let (state, namespace, target) = (Arc::clone(&self.state), namespace.to_owned(), target.to_owned());
-        // A task of its own: the thread is busy also when nobody waits any more.
+        // A task of its own: the thread stays busy even if the caller has gone.
         let task = tokio::spawn(async move {
             let found = looking.await;
             lock(&state).ended(&namespace, &target, found, Instant::now())
@@ -124,7 +123,7 @@ impl State {
             }
         }
         let own = self.busy.get(namespace).copied().unwrap_or(0);
-        // At most as many as stay free: one namespace alone holds half, and the next one finds some.
+        // At most as many as stay free: a single namespace gets half, and the next one finds some.
         if own >= MOST.saturating_sub(self.all) {
             return Begun::Known(fallback);
         }
@@ -175,7 +174,7 @@ mod tests {
         SocketAddr::from(([10, 0, 0, 1], 80))
     }
 
-    /// Names that begin with "dead" are never answered.
+    /// Makes a resolver that never answers names that begin with "dead".
     fn resolver() -> Arc<Resolver> {
         let resolver = Resolver::new(move |target| {
             Box::pin(async move {
@@ -203,7 +202,7 @@ mod tests {
         let later = looked.iter().filter(|looked| **looked == Looked::Later).count();
         assert_eq!((later, looked.len() - later), (200 - MOST / 2, MOST / 2), "the rest is not judged");
         assert!(!looked.contains(&Looked::Addresses(vec![address()])));
-        // The threads of those are still busy.
+        // The threads of those look-ups are still busy.
         let busy = || {
             let state = lock(&resolver.state);
             (state.all, state.busy["other"])
@@ -216,7 +215,7 @@ mod tests {
         }
         while let Some(result) = good.join_next().await {
             let (n, found) = result.unwrap();
-            // On a busy machine an answer may come too late, which is no matter of shares.
+            // On a busy machine an answer may come too late, which has nothing to do with shares.
             assert_ne!(found, Looked::Later, "name {n} found no look-up");
         }
     }
@@ -230,7 +229,7 @@ mod tests {
             (0, "good", Begun::LookUp { fallback: Looked::Later }, Some(true)),
             (29, "good", Begun::Known(found()), None),
             (31, "good", Begun::LookUp { fallback: found() }, None),
-            // That look-up is still under way: what was found before is used, and not for ever.
+            // That look-up is still under way: the previous result is used, but not for ever.
             (32, "good", Begun::Known(found()), None),
             (700, "good", Begun::Known(Looked::Later), None),
             (0, "none", Begun::LookUp { fallback: Looked::Later }, Some(false)),

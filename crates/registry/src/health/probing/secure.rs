@@ -1,4 +1,4 @@
-//! TLS of probes: which certificates will do.
+//! TLS of probes: the accepted certificates.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,27 +13,27 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::model::ProbeTls;
 
-/// What servers are offered by ALPN: HTTP/1.1 and HTTP/2, each in a configuration of its own.
+/// Protocols offered by ALPN: HTTP/1.1 and HTTP/2, each in a configuration of its own.
 const PROTOCOLS: [&[u8]; 2] = [b"http/1.1", b"h2"];
 
-/// Configurations of TLS, by what is offered.
+/// TLS configurations, by offered protocol.
 type Configs = [Arc<ClientConfig>; PROTOCOLS.len()];
 
-/// How probes speak TLS.
+/// TLS configurations of probes.
 pub(crate) struct Secure {
-    /// The certificates of authorities that are trusted, where a setting names them.
+    /// The file of trusted CA certificates, if it is set.
     ca_file: Option<PathBuf>,
-    /// For checks that want a certificate of a trusted authority. The system's authorities are read when they are needed first: that takes a while.
+    /// For checks that verify the certificate. The system's CAs are read at the first use, since that takes a while.
     verifying: OnceLock<Result<Configs, String>>,
-    /// For checks that take any certificate.
+    /// For checks that accept any certificate.
     lenient: OnceLock<Result<Configs, String>>,
 }
 
 impl Secure {
-    /// `ca_file`: PEM, the certificates of the authorities that are trusted; with none, those of the system.
+    /// Makes the configurations. `ca_file`: PEM, the trusted CA certificates; `None` for those of the system.
     ///
     /// # Errors
-    /// The file cannot be used.
+    /// The file is unusable.
     pub(crate) fn new(ca_file: Option<&Path>) -> Result<Secure, String> {
         let secure =
             Secure { ca_file: ca_file.map(Path::to_owned), verifying: OnceLock::new(), lenient: OnceLock::new() };
@@ -53,10 +53,10 @@ impl Secure {
         })
     }
 
-    /// Speaks TLS on a connection to `target` (`host:port`), and offers `protocol` by ALPN.
+    /// Starts TLS on a connection to `target` (`host:port`), and offers `protocol` by ALPN.
     ///
     /// # Errors
-    /// There are no authorities to verify with; the server's certificate is not right; as of any connection.
+    /// There are no CAs to verify with; the server's certificate is not accepted; any error of a connection.
     pub(super) async fn connect(
         &self,
         stream: TcpStream,

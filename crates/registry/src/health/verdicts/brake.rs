@@ -1,23 +1,23 @@
-//! When much is lost at once: hold, and let go. Pure.
+//! Self-preservation brakes, which hold and release when many instances are lost at once. Pure.
 
 use crate::settings::BrakeSettings;
 
-/// One brake: of a service or of the whole, for one cause.
+/// A brake: of a service or of the whole registry, for one cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Brake {
-    /// What is missing is believed to be gone.
+    /// Missing instances are believed to be gone.
     #[default]
     Off,
     /// The last good state is kept, since this time.
     Holding {
-        /// In milliseconds on the clock of the node's start.
+        /// Milliseconds on the node's clock.
         since: u64,
     },
-    /// It held for as long as it may, and let go. It holds again only after the share has fallen.
+    /// The brake has held for its maximum time, and was released. It holds again only after the share has fallen.
     Spent,
 }
 
-/// How much of something is missing, among what was in order before.
+/// Number of missing instances, among those that were healthy before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Missing {
     pub(crate) missing: usize,
@@ -25,7 +25,7 @@ pub(crate) struct Missing {
 }
 
 impl Brake {
-    /// The brake's state at `now`, with so much missing.
+    /// Returns the brake's state at `now` with `found` missing.
     #[must_use]
     pub(crate) fn judge(self, found: Missing, share: f64, settings: &BrakeSettings, now: u64) -> Brake {
         let much = found.missing >= settings.least && found.missing as f64 > share * found.of as f64;
@@ -56,7 +56,7 @@ mod tests {
             BrakeSettings { service_share: 0.5, whole_share: 0.5, least: 3, longest: Duration::from_millis(100) };
         for (before, missing, of, now, after) in [
             (Off, 0, 0, 0, Off),
-            (Off, 2, 2, 0, Off), // fewer than the least
+            (Off, 2, 2, 0, Off), // fewer than the minimum
             (Off, 3, 6, 0, Off), // half is not more than half
             (Off, 4, 6, 7, Holding { since: 7 }),
             (Holding { since: 7 }, 4, 6, 50, Holding { since: 7 }),

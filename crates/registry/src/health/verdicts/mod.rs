@@ -1,5 +1,5 @@
-//! What follows from silence and from failed probes: who is made critical, passing, or is deregistered. Brakes hold that back where much is
-//! missing at once.
+//! Consequences of silence and of failed probes: instances become critical or passing, or are deregistered. Brakes prevent that if many are missing
+//! at once.
 
 mod brake;
 mod reaper;
@@ -20,21 +20,21 @@ use crate::settings::BrakeSettings;
 use crate::status::add;
 use crate::store::{Outcome, Write, WriteKind};
 
-/// How often leases, brakes and the reaper are looked at.
+/// Interval between two looks at leases, brakes and the reaper.
 const TICK: Duration = Duration::from_millis(100);
-/// A lease that ended comes up again after so many milliseconds, until it is known to be critical.
+/// Milliseconds after which an ended lease comes up again, until the instance is known to be critical.
 const AGAIN: u64 = 1000;
-/// What was seen alive and could not be written is tried again after this.
+/// Pause before a recovery that could not be written is tried again.
 const REVIVE_AGAIN: Duration = Duration::from_millis(250);
 
-/// For what reason instances are missing. Each has brakes of its own.
+/// The reason why instances are missing. Each has brakes of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Cause {
     Heartbeat,
     Probe,
 }
 
-/// What holds verdicts back, and what they lead to in time.
+/// The brakes and the reaper of a node.
 pub(crate) struct Verdicts {
     settings: BrakeSettings,
     brakes: Mutex<Brakes>,
@@ -43,28 +43,28 @@ pub(crate) struct Verdicts {
 
 #[derive(Default)]
 struct Brakes {
-    /// Those that are not off. `None`: the whole.
+    /// Brakes that are not off. `None`: the whole registry.
     brakes: BTreeMap<(Cause, Option<ServiceKey>), Brake>,
 }
 
-/// When all live nodes were asked. Who was silent for too long as of then was so at every node. Time that has passed since says nothing of
-/// anybody: the store may take long, and the other nodes go on hearing.
+/// The time at which all live nodes were asked. An instance that was silent for too long at that time was so at every node. Later time proves
+/// nothing: the store may be slow, and the other nodes go on receiving heartbeats.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked(u64);
 
 impl Asked {
-    /// The time as of which leases are judged.
+    /// Returns the time as of which leases are judged.
     pub(crate) fn at(self) -> u64 {
         self.0
     }
 }
 
-/// Asks all live nodes what they have heard of these (instances, or sessions by their names), and notes what they say. `None`: nobody may be
-/// judged by that, for a node that lives has not answered, or this one stood still meanwhile. A node that was lost meanwhile has prolonged all
-/// leases, also as of [`Asked::at`].
+/// Asks all live nodes for the last heartbeats of instances (or renewals of sessions, by their names), and records the answers. `None` forbids any
+/// judgement: a live node has not answered, or this one was suspended meanwhile. If a node was lost meanwhile, all leases have been prolonged, also
+/// as of [`Asked::at`].
 pub(crate) async fn ask_all(inner: &Inner, ids: &[InstanceId]) -> Option<Asked> {
     let leases = &inner.health.leases;
-    // Looked at first: so the clock does not go back behind `at` when time in which the node did not run is taken off.
+    // Looked at first: otherwise the clock could go back behind `at` when a suspension is deducted.
     if ids.is_empty() || leases.stood_still() {
         return None;
     }
@@ -81,13 +81,13 @@ impl Verdicts {
         Verdicts { settings, brakes: Mutex::default(), reaper: Mutex::default() }
     }
 
-    /// Instances are different: as of [`super::Watch::observe`].
+    /// Applies changed instances, like [`super::Watch::observe`].
     pub(super) fn observe(&self, changes: &Changes, now: u64) {
         let mut reaper = lock(&self.reaper);
         changes.iter().for_each(|(id, instance)| reaper.observe(id, instance.as_ref(), now));
     }
 
-    /// Brakes that hold, and for how long already.
+    /// Returns the brakes that hold, and for how long they have held.
     pub(crate) fn protected(&self, now: u64) -> Vec<(Option<ServiceKey>, Duration)> {
         let brakes = lock(&self.brakes);
         let holding = brakes.brakes.iter().filter_map(|((_, service), brake)| match brake {
@@ -97,8 +97,8 @@ impl Verdicts {
         holding.collect()
     }
 
-    /// Of the instances that `cause` says are gone, those that may be believed to be. `service` counts how many are missing
-    /// of a service, `whole` of everything.
+    /// Returns those of the `gone` instances that are believed to be gone, and the number held back. `service` counts the missing ones of a service,
+    /// `whole` those of the whole registry.
     pub(super) fn believed(
         &self,
         cause: Cause,
@@ -131,17 +131,17 @@ impl Verdicts {
         (believed, held)
     }
 
-    /// Whether any brake of `cause` is not off.
+    /// True if any brake of `cause` is not off.
     pub(super) fn braking(&self, cause: Cause) -> bool {
         lock(&self.brakes).brakes.keys().any(|(of, _)| *of == cause)
     }
 
-    /// The services whose brakes of `cause` are not off.
+    /// Returns the services whose brakes of `cause` are not off.
     fn braked(&self, cause: Cause) -> Vec<ServiceKey> {
         lock(&self.brakes).brakes.keys().filter(|(of, _)| *of == cause).filter_map(|(_, key)| key.clone()).collect()
     }
 
-    /// Brakes whose share has fallen without anybody being gone just now. `count`: as of [`Verdicts::believed`].
+    /// Releases brakes whose share has fallen, while no instance is newly gone. `count`: counts as in [`Verdicts::believed`].
     pub(super) fn release(&self, cause: Cause, now: u64, count: impl Fn(Option<&ServiceKey>) -> Missing) {
         let settings = self.settings;
         let mut brakes = lock(&self.brakes);
@@ -185,8 +185,8 @@ impl Brakes {
     }
 }
 
-/// Asks the other nodes about everything that the brakes of `services` and of the whole look at. So they go by what
-/// all nodes have heard. What is beyond the bound counts as this node has heard it.
+/// Asks the other nodes about every instance that the brakes of `services` and of the whole registry count, so that the brakes use the heartbeats at
+/// all nodes. Instances beyond the bound are counted by this node's heartbeats alone.
 async fn hear_samples(inner: &Inner, services: impl Iterator<Item = &ServiceKey>) {
     let leases = &inner.health.leases;
     let now = leases.now();
@@ -205,7 +205,7 @@ async fn hear_samples(inner: &Inner, services: impl Iterator<Item = &ServiceKey>
     }
 }
 
-/// Looks at leases, brakes and the reaper, tick by tick.
+/// Looks at leases, brakes and the reaper at each tick.
 pub(super) async fn run(inner: Arc<Inner>) {
     let mut stop = inner.stop.subscribe();
     let mut ticks = tokio::time::interval(TICK);
@@ -232,7 +232,7 @@ pub(super) async fn run(inner: Arc<Inner>) {
         let of_service = |key: &ServiceKey| leases.late_of(&inner, key, now);
         let (gone, held) = verdicts.believed(Cause::Heartbeat, over, now, of_service, || leases.late(now));
         add(&inner.counters.held, held as u64);
-        // What could not be written comes up again, and is judged again.
+        // A verdict that could not be written comes up again, and is judged again.
         let (changed, _) = set_health(&inner, gone, Health::Critical).await;
         add(&inner.counters.expired, changed);
         let due = lock(&verdicts.reaper).due(now, inner.settings.limits.call_rows);
@@ -248,12 +248,12 @@ pub(super) async fn run(inner: Arc<Inner>) {
     }
 }
 
-/// Of the instances whose lease has ended here, those that no other node has heard either, with all that the brakes have to know
-/// to judge them. None while a node that lives does not answer: they come up again.
+/// Returns those of the instances with an ended lease that no other node has heard either, after asking for all that the brakes count. Returns none
+/// while a live node does not answer: they come up again.
 async fn silent(inner: &Inner, over: Vec<Arc<Instance>>) -> Vec<Arc<Instance>> {
     let (leases, verdicts) = (&inner.health.leases, &inner.health.verdicts);
     let now = leases.now();
-    // A brake that holds looks for itself whether it can let go, now and then.
+    // From time to time, a brake that holds is checked for release.
     let braking = verdicts.braking(Cause::Heartbeat) && now % AGAIN < TICK.as_millis() as u64;
     if over.is_empty() {
         if braking {
@@ -272,7 +272,7 @@ async fn silent(inner: &Inner, over: Vec<Arc<Instance>>) -> Vec<Arc<Instance>> {
     over
 }
 
-/// Of critical instances whose time is over, those that nobody has heard to be passing again. None while a node that lives does not
+/// Returns those of the critical instances due for deregistration that no node has heard to be passing again. Returns none while a live node does not
 /// answer: they come up again.
 async fn unheard(inner: &Inner, due: Vec<Arc<Instance>>) -> Vec<Arc<Instance>> {
     let ids: Vec<InstanceId> = due.iter().map(|instance| instance.id.clone()).collect();
@@ -286,7 +286,7 @@ async fn unheard(inner: &Inner, due: Vec<Arc<Instance>>) -> Vec<Arc<Instance>> {
     due
 }
 
-/// Makes those passing again that were seen alive.
+/// Makes instances passing again after a heartbeat.
 pub(super) async fn revive(inner: Arc<Inner>) {
     let mut stop = inner.stop.subscribe();
     let leases = &inner.health.leases;
@@ -303,7 +303,7 @@ pub(super) async fn revive(inner: Arc<Inner>) {
         if living.is_empty() {
             continue;
         }
-        // The store was not there. What has been heard since is tried as soon as it is back, not at the next heartbeat.
+        // The store was unavailable. Recoveries are written as soon as it is back, not at the next heartbeat.
         leases.put_returned(living);
         tokio::select! {
             biased;
@@ -314,14 +314,14 @@ pub(super) async fn revive(inner: Arc<Inner>) {
     }
 }
 
-/// What is written of one instance, and what was judged: the instance, or some of its checks.
+/// The patch of one instance, and the instance or the checks judged.
 #[derive(Default)]
 struct Verdict<'a> {
     patch: Patch,
     judged: Vec<&'a Arc<Instance>>,
 }
 
-/// Writes the health of instances, each only if it is still as it was judged. Returns how many changed, and those that could not be
+/// Writes the health of instances, each only if it is unchanged since it was judged. Returns the number changed, and the instances that could not be
 /// written.
 pub(super) async fn set_health(
     inner: &Inner,
@@ -330,7 +330,7 @@ pub(super) async fn set_health(
 ) -> (u64, Vec<Arc<Instance>>) {
     let (mut changed, mut failed) = (0, Vec::new());
     for chunk in instances.chunks(inner.settings.limits.call_rows) {
-        // Several checks of one instance are one write: of two, the second one would not find the instance as it was judged.
+        // Several checks of one instance are one write: a second write would find the instance changed by the first.
         let mut patches: BTreeMap<(InstanceId, Revision), Verdict<'_>> = BTreeMap::new();
         for instance in chunk {
             let (id, check) = inner.health.meant(&instance.id);

@@ -1,23 +1,23 @@
-//! Instances that stay critical are deregistered. No clock, as in `lease`.
+//! Deregistration of instances that stay critical. Without a clock, as in `leases`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::model::{Health, Instance, InstanceId};
 
-/// Critical instances that have a limit to that.
+/// Critical instances with a time limit.
 #[derive(Debug, Default)]
 pub(crate) struct Reaper {
-    /// When each became critical, as far as this node has seen it: after a restart it begins anew.
+    /// Time at which each became critical, as far as this node has seen it: starts again after a restart.
     critical: HashMap<InstanceId, (u64, Arc<Instance>)>,
     due: BTreeSet<(u64, InstanceId)>,
 }
 
-/// An instance that could not be deregistered comes up again after this, in milliseconds.
+/// Milliseconds after which an instance that could not be deregistered comes up again.
 const AGAIN: u64 = 5000;
 
 impl Reaper {
-    /// An instance is new or different, or (`None`) gone.
+    /// Applies a new or changed instance, or (`None`) a removed one.
     pub(crate) fn observe(&mut self, id: &InstanceId, instance: Option<&Arc<Instance>>, now: u64) {
         let limited = instance.and_then(|instance| {
             let after = instance.check.as_ref()?.deregister_after?;
@@ -36,7 +36,7 @@ impl Reaper {
         }
     }
 
-    /// Up to `limit` instances whose time is over at `now`.
+    /// Returns up to `limit` instances whose time is over at `now`.
     pub(crate) fn due(&mut self, now: u64, limit: usize) -> Vec<Arc<Instance>> {
         let mut due = Vec::new();
         while due.len() < limit
@@ -46,7 +46,7 @@ impl Reaper {
             self.due.remove(&(at, id.clone()));
             if let Some((since, instance)) = self.critical.get_mut(&id) {
                 due.push(Arc::clone(instance));
-                // Until it is observed to be gone.
+                // Until the instance is observed to be gone.
                 *since = since.saturating_add(now - at + AGAIN);
                 self.due.insert((end(*since, instance), id));
             }
