@@ -1,4 +1,4 @@
-//! From a question's bytes to the answer's, without I/O.
+//! Answers to questions, from bytes to bytes, without I/O.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use super::name::{self, Meaning, Wanted};
 use super::{Services, Zone};
 use crate::{Instance, ServiceSnapshot};
 
-/// What the question came over.
+/// Transport of a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Over {
     /// A datagram from this machine.
     Udp,
-    /// A datagram that seems to come from another machine: its answer may go to somebody who asked for nothing.
+    /// A datagram that seems to come from another machine: with a forged source address, the answer reaches a victim.
     ForeignUdp,
     /// A connection.
     Tcp,
 }
 
-/// How a question was answered.
+/// The outcome of a question, for the counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     Found,
@@ -42,25 +42,25 @@ pub struct Answered {
     pub(super) truncated: bool,
 }
 
-/// Largest answer in a datagram, whatever the client says it can take: what passes without fragments.
+/// Maximum length of an answer in a datagram, whatever the client accepts: the length that passes without fragments.
 const DATAGRAM: usize = 1232;
-/// How many times as long as its question an answer in a datagram to another machine may be. The rest is fetched over TCP.
+/// Maximum length of an answer in a datagram to another machine, as a multiple of the question's. The rest is fetched over TCP.
 const AMPLIFICATION: usize = 4;
-/// Largest to a client that says nothing.
+/// Maximum length for a client without EDNS.
 const CLASSIC: usize = 512;
-/// Most instances of a service that one question looks at; of more, so many from a random one on.
+/// Maximum number of instances that one question examines; in a larger service, the examination starts at a random one.
 const LOOKED_AT: usize = 4096;
-/// What an OPT record without options takes.
+/// Length of an OPT record without options.
 const OPT_BYTES: usize = 11;
 
 type Target = StaticCompressor<Vec<u8>>;
 type AnyName = Name<Vec<u8>>;
 
-/// Answers a question; `None` to what is none, or an answer itself. `random` decides on the order of instances.
+/// Answers a question; `None` if the message is not a question. `random` determines the order of instances.
 pub fn answer(query: &[u8], over: Over, zone: &Zone, services: &dyn Services, random: u64) -> Option<Answered> {
     let asked_in = query.len();
     let query = Message::from_octets(query).ok()?;
-    // Answering answers could go on for ever.
+    // Answering an answer could loop for ever.
     if query.header().qr() {
         return None;
     }
@@ -91,7 +91,7 @@ pub fn answer(query: &[u8], over: Over, zone: &Zone, services: &dyn Services, ra
     if matches!(rtype, Rtype::AXFR | Rtype::IXFR) {
         return draft.error(&query, OptRcode::REFUSED);
     }
-    // All of everything is what forged questions ask for.
+    // ANY is the question that amplification attacks use.
     if rtype == Rtype::ANY {
         return draft.error(&query, OptRcode::NOTIMP);
     }
@@ -110,7 +110,7 @@ pub fn answer(query: &[u8], over: Over, zone: &Zone, services: &dyn Services, ra
     draft.records(&query, &asked, &apex, rtype, records)
 }
 
-/// The answer that says no more than that it is cut, so that the client asks again over TCP; `None` as of [`answer`].
+/// Makes an empty answer with the truncation flag, so that the client asks again over TCP; `None` as in [`answer`].
 pub(super) fn cut(query: &[u8], zone: &Zone) -> Option<Answered> {
     let query = Message::from_octets(query).ok()?;
     if query.header().qr() || query.sole_question().is_err() {
@@ -126,7 +126,7 @@ fn ttl(zone: &Zone) -> Ttl {
     Ttl::from_secs(u32::try_from(zone.ttl.as_secs()).unwrap_or(u32::MAX).min(86_400))
 }
 
-/// What a name has.
+/// The records of a name.
 #[derive(Default)]
 struct Records {
     apex: bool,
@@ -135,8 +135,8 @@ struct Records {
     services: Vec<Arc<Instance>>,
 }
 
-/// The instances that traffic may go to, in the order in which to try them: by priority, then at random by weight. `None`
-/// where there is no such service, or nobody in it to go to.
+/// Returns the usable instances in the order in which to try them: by priority, then at random by weight. `None` if the service does not exist, or
+/// has none.
 fn instances(wanted: &Wanted, services: &dyn Services, random: u64) -> Option<Vec<Arc<Instance>>> {
     let snapshot: Arc<ServiceSnapshot> = wanted.keys.iter().find_map(|key| services.find(key))?;
     let mut random = Random(random);
@@ -147,14 +147,14 @@ fn instances(wanted: &Wanted, services: &dyn Services, random: u64) -> Option<Ve
         .take(LOOKED_AT)
         .filter(|instance| instance.is_usable())
         .filter(|instance| wanted.tag.as_ref().is_none_or(|tag| crate::api::has_tag(instance, tag)))
-        // A waiting time that is shorter with more weight: who comes first, comes first with the weight's probability.
+        // An exponential variate that is shorter for a higher weight: an instance comes first with a probability proportional to its weight.
         .map(|instance| (instance.priority, -random.unit().ln() / f64::from(instance.weight), instance))
         .collect();
     found.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
     (!found.is_empty()).then(|| found.into_iter().map(|(_, _, instance)| Arc::clone(instance)).collect())
 }
 
-/// The records of a service. Addresses are those of the best priority only: an address says nothing of priorities.
+/// Returns the records of a service. Addresses are those of the best priority only, since an address record has no priority.
 fn of_service(list: &[Arc<Instance>], rtype: Rtype) -> Records {
     if rtype == Rtype::SRV {
         return Records { services: list.to_vec(), ..Records::default() };
@@ -169,12 +169,12 @@ fn of_service(list: &[Arc<Instance>], rtype: Rtype) -> Records {
             Err(_) => alias = alias.or_else(|| Name::vec_from_str(&instance.host).ok()),
         }
     }
-    // An alias goes with nothing else.
+    // An alias excludes all other records.
     let alias = alias.filter(|_| addresses.is_empty());
     Records { addresses, alias, ..Records::default() }
 }
 
-/// What is known of the answer before its records.
+/// Properties of an answer, before its records.
 struct Draft {
     with_opt: bool,
     most: usize,
@@ -192,7 +192,7 @@ impl Draft {
         Some(answer)
     }
 
-    /// Adds OPT where the client sent one, and the mark of what was left out.
+    /// Adds OPT if the client sent one, and the truncation flag.
     fn finish(
         &self,
         mut last: AdditionalBuilder<Target>,
@@ -213,7 +213,7 @@ impl Draft {
         Some(Answered { bytes: last.finish().into_target(), outcome, truncated: cut })
     }
 
-    /// An answer without records. What cannot be read is not repeated in it.
+    /// Makes an answer without records. An unreadable question is not repeated in it.
     fn error(&self, query: &Message<&[u8]>, rcode: OptRcode) -> Option<Answered> {
         let plain = rcode.rcode();
         if query.sole_question().is_ok() {
@@ -243,18 +243,18 @@ impl Draft {
         let records = records.unwrap_or_default();
         let (pushed, extra) = match self.answers(&mut answer, asked, apex, rtype, &records) {
             Ok(extra) => (true, extra),
-            // Too small: what is there is told, and that it is not all.
+            // Not enough room: the records that fit are sent, with the truncation flag.
             Err(Full) => (false, Vec::new()),
         };
         let some = answer.counts().ancount() > 0;
         let mut authority = answer.authority();
         if pushed && !some {
-            // How long nothing may be remembered.
+            // The time for which a negative answer may be cached.
             let _ = authority.push((apex, Class::IN, self.ttl, self.soa(apex)?));
         }
         let mut additional = authority.additional();
         for (name, address) in extra {
-            // Helpful only: who gets none of them asks.
+            // Optional: a client that lacks one asks for it.
             if push_address(&mut additional, &name, self.ttl, address).is_err() {
                 break;
             }
@@ -263,7 +263,7 @@ impl Draft {
         self.finish(additional, rcode.into(), outcome, !pushed)
     }
 
-    /// The records of the type that was asked for, and the addresses that go with them.
+    /// Adds the records of the requested type, and returns the addresses that go with them.
     fn answers(
         &self,
         answer: &mut AnswerBuilder<Target>,
@@ -297,7 +297,7 @@ impl Draft {
                         Some(address) => format!("{}.addr.{}", name::label(address), apex),
                         None => instance.host.to_string(),
                     };
-                    // A host that is no name cannot be told.
+                    // A host that is no valid name cannot be a target.
                     let Ok(target) = Name::vec_from_str(&target) else { continue };
                     let data = Srv::new(instance.priority, instance.weight, instance.port, &target);
                     answer.push((asked, Class::IN, self.ttl, data))?;
@@ -337,7 +337,7 @@ impl Draft {
     }
 }
 
-/// There is no room.
+/// Error: there is no room left.
 struct Full;
 
 impl From<PushError> for Full {
@@ -374,7 +374,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Above 0, up to 1.
+    /// Returns a number above 0, up to 1.
     fn unit(&mut self) -> f64 {
         ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
     }

@@ -21,7 +21,7 @@ fn zone() -> Zone {
     Zone { domain: "consul".into(), ttl: Duration::from_secs(7), namespaces: vec![NamespaceName::default()] }
 }
 
-/// Services by name, each with `host:port` of its instances, changed by `change`.
+/// Makes services by name, each with the `host:port` of its instances, changed by `change`.
 fn services(list: &[(&str, &[&str])], change: impl Fn(&mut Registration)) -> Fixed {
     let one = |(name, hosts): &(&str, &[&str])| {
         let key = ServiceKey::new(&NamespaceName::default(), name).unwrap();
@@ -53,7 +53,7 @@ fn query(name: &str, rtype: Rtype, opt: Option<u16>) -> Vec<u8> {
     last.finish()
 }
 
-/// The answer's code, records as `name type data` by section, and whether it was cut.
+/// Returns the answer's code, its records as `name type data` by section, and the truncation flag.
 fn ask(
     fixed: &Fixed,
     name: &str,

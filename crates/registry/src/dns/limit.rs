@@ -1,8 +1,8 @@
-//! How many datagrams a network gets. Pure: time comes as an argument.
+//! Rate limit of datagrams for each network. Pure: time is an argument.
 //!
-//! The address that a datagram seems to come from may be forged, and the answer then goes to somebody who asked for nothing. So networks of
-//! other machines get a number of answers a second; beyond it every second question gets a short answer that says "cut, ask over TCP"
-//! (a real client does, and TCP shows who somebody is), and the others get none.
+//! The source address of a datagram may be forged, and the answer then reaches a victim. So each network of other machines gets a limited number of
+//! answers a second; beyond it every second question gets a short answer with the truncation flag (a real client then asks over TCP, which proves its
+//! address), and the others get none.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,27 +10,27 @@ use std::time::Duration;
 
 use crate::api::rate::{RateLimit, Rates, Who};
 
-/// What becomes of a question.
+/// Treatment of a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is answered.
+    /// A whole answer.
     Whole,
-    /// It is answered with nothing but the mark of what is cut.
+    /// An empty answer with the truncation flag.
     Cut,
-    /// It is not answered.
+    /// No answer.
     Silence,
 }
 
-/// Who got how many answers.
+/// Rates of answers by network.
 #[derive(Debug)]
 pub(super) struct Limiter {
     rates: Rates,
-    /// Questions beyond the limit.
+    /// Number of questions beyond the limit.
     beyond: AtomicU64,
 }
 
 impl Limiter {
-    /// `per_second` answers a network, and as many at once after a silence; 0: any number.
+    /// Allows `per_second` answers to each network, and as many at once after a pause; 0: any number.
     pub(super) fn new(per_second: u32) -> Limiter {
         Limiter { rates: Rates::new(RateLimit { per_second, burst: per_second }), beyond: AtomicU64::new(0) }
     }
@@ -44,7 +44,8 @@ impl Limiter {
     }
 }
 
-/// The first address of the network that is taken for one: /24, and /56 of IPv6. Whoever forges addresses forges all of a network.
+/// Returns the first address of the network that is limited as one: /24, and /56 for IPv6. An attacker that forges addresses can forge all of a
+/// network.
 fn network(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V4(v4) => Ipv4Addr::from(u32::from(v4) & (u32::MAX << 8)).into(),

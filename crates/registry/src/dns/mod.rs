@@ -4,8 +4,8 @@
 //!  datagram, or message of a TCP connection ─▶ answer (pure) ─▶ name: whose? ─▶ snapshot of a service ─▶ records
 //! ```
 //!
-//! The names are those of Consul's DNS: `web.service.consul`, `_web._tcp.service.consul`, `TAG.web.service.consul`. There is no
-//! login in DNS, so only the namespaces that the zone lists are seen. Formats: RFC 1035, 2782, 6891, 7766.
+//! The names are those of Consul's DNS: `web.service.consul`, `_web._tcp.service.consul`, `TAG.web.service.consul`. DNS has no login, so only the
+//! namespaces that the zone lists are visible. Formats: RFC 1035, 2782, 6891, 7766.
 
 mod answer;
 mod limit;
@@ -21,28 +21,28 @@ use crate::{NamespaceName, Registry, ServiceKey, ServiceSnapshot};
 pub use answer::{Over, answer};
 pub use server::{Listener, Server};
 
-/// What is served.
+/// A zone.
 #[derive(Debug, Clone)]
 pub struct Zone {
-    /// What all names end in, without the last dot.
+    /// The suffix of all names, without the last dot.
     pub domain: String,
-    /// How long an answer may be kept, also that there is no such name. Whole seconds; 0 is allowed.
+    /// Time for which an answer may be cached, including a negative one. Whole seconds; 0 is allowed.
     pub ttl: Duration,
-    /// The namespaces that are seen; names without a namespace are looked for in the first.
+    /// The visible namespaces; names without a namespace are looked up in the first.
     pub namespaces: Vec<NamespaceName>,
 }
 
-/// Bounds of the DNS side.
+/// Limits of the DNS server.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Most TCP connections; further ones wait in the kernel's queue.
+    /// Maximum number of TCP connections; further ones wait in the kernel's queue.
     pub connections: usize,
-    /// Longest silence on a TCP connection, also in the middle of a message.
+    /// Maximum silence on a TCP connection, also within a message.
     pub idle: Duration,
-    /// Most answers a second, in datagrams, to one network of other machines (/24, of IPv6 /56), and as many at once after a silence; 0: any
-    /// number. What is beyond is referred to TCP, or not answered.
+    /// Maximum number of answers a second, in datagrams, to one network of other machines (/24, for IPv6 /56), and of answers at once after a pause;
+    /// 0: any number. Further questions are referred to TCP, or not answered.
     pub per_second: u32,
-    /// Whether datagrams from loopback addresses have no such limit, nor one of their size beside that of all datagrams.
+    /// True if datagrams from loopback addresses are exempt from this limit, and from the limit on size for other machines.
     pub trust_loopback: bool,
 }
 
@@ -52,9 +52,9 @@ impl Default for Limits {
     }
 }
 
-/// Where the services are found.
+/// Source of the services.
 pub trait Services {
-    /// The service, if it exists.
+    /// Returns the service, if it exists.
     fn find(&self, key: &ServiceKey) -> Option<Arc<ServiceSnapshot>>;
 }
 
@@ -64,19 +64,19 @@ impl Services for Registry {
     }
 }
 
-/// What the DNS side counts.
+/// Counters of the DNS server.
 #[derive(Debug, Default)]
 pub struct Stats {
-    /// Questions that got at least one record.
+    /// Questions answered with at least one record.
     pub found: AtomicU64,
-    /// Names that are not there, and names without records of the type asked for.
+    /// Names that do not exist, and names without records of the requested type.
     pub empty: AtomicU64,
-    /// Questions that were malformed, of another zone, or of a kind that is not answered.
+    /// Questions that were malformed, of another zone, or of an unsupported kind.
     pub refused: AtomicU64,
-    /// Answers that did not fit into a datagram: the client comes again over TCP.
+    /// Truncated answers, including those cut by the rate limit: the client asks again over TCP.
     pub truncated: AtomicU64,
-    /// Questions of networks that had more answers than [`Limits::per_second`]: referred to TCP, or not answered.
+    /// Questions of networks beyond [`Limits::per_second`]: referred to TCP, or not answered.
     pub limited: AtomicU64,
-    /// What came and was no question: dropped without a word.
+    /// Messages that were no questions: dropped without an answer.
     pub dropped: AtomicU64,
 }

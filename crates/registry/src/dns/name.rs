@@ -1,38 +1,38 @@
-//! What a name within the zone stands for. Pure text.
+//! Meaning of a name within the zone. Pure text.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::Zone;
 use crate::{NamespaceName, ServiceKey};
 
-/// Consul's clients may name the datacenter; there is one.
+/// The only datacenter, which Consul's clients may name.
 const DATACENTER: &str = "dc1";
 
-/// What a name stands for.
+/// Meaning of a name.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
     /// The zone itself.
     Apex,
-    /// Nothing, but names below it may: says that it is there, and has no records.
+    /// A name without records that may have names below it: answered as existing and empty.
     Between,
     /// A service.
     Service(Wanted),
-    /// An address written into the name, as SRV's targets have it.
+    /// An address encoded in the name, as in targets of SRV records.
     Address(IpAddr),
-    /// Nothing.
+    /// A name that does not exist.
     Nothing,
 }
 
-/// Instances of a service.
+/// Selection of instances of a service.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
-    /// As the name spells it, and in lower case where that is something else: DNS does not know upper from lower case.
+    /// The service as spelled, and in lower case if that differs: DNS ignores case.
     pub(super) keys: Vec<ServiceKey>,
-    /// Only those with this tag.
+    /// Only instances with this tag.
     pub(super) tag: Option<String>,
 }
 
-/// Reads the labels before the zone's own.
+/// Parses the labels before the zone's own.
 pub(super) fn meaning(labels: &[&str], zone: &Zone) -> Meaning {
     let is = |label: &str, word: &str| label.eq_ignore_ascii_case(word);
     let mut rest = labels;
@@ -57,7 +57,7 @@ pub(super) fn meaning(labels: &[&str], zone: &Zone) -> Meaning {
         [word] if is(word, "ns") => return Meaning::Between,
         _ => {}
     }
-    // A namespace that is not seen is not there.
+    // An invisible namespace does not exist.
     let Some(namespace) = namespace else { return Meaning::Nothing };
     match rest {
         [] if labels.is_empty() => Meaning::Apex,
@@ -72,7 +72,7 @@ pub(super) fn meaning(labels: &[&str], zone: &Zone) -> Meaning {
 
 fn service(namespace: &NamespaceName, labels: &[&str]) -> Meaning {
     let (name, tag) = match labels {
-        // RFC 2782. What stands for the protocol is a tag, if it is neither of the two that there are.
+        // RFC 2782. A protocol other than tcp and udp is a tag.
         [name, proto] if name.len() > 1 && name.starts_with('_') && proto.starts_with('_') => {
             let proto = &proto[1..];
             let plain = proto.eq_ignore_ascii_case("tcp") || proto.eq_ignore_ascii_case("udp");
@@ -90,7 +90,7 @@ fn service(namespace: &NamespaceName, labels: &[&str]) -> Meaning {
     Meaning::Service(Wanted { keys, tag })
 }
 
-/// The label of an address: its bytes in hexadecimal.
+/// Returns the label of an address: its bytes in hexadecimal.
 pub(super) fn label(address: IpAddr) -> String {
     match address {
         IpAddr::V4(v4) => format!("{:08x}", v4.to_bits()),
@@ -140,7 +140,7 @@ mod tests {
             ("_web._tcp", found("default/web", None)),
             ("_web._TCP.service", found("default/web", None)),
             ("_web._v2.service.dc1", found("default/web", Some("v2"))),
-            // On the way to a name that is there: RFC 8020 would cut off everything below a name that is not.
+            // Names above existing ones: by RFC 8020, NXDOMAIN for them would hide everything below.
             ("service", Meaning::Between),
             ("dc1", Meaning::Between),
             ("shop.ns", Meaning::Between),

@@ -16,12 +16,12 @@ use super::limit::{Limiter, Verdict};
 use super::{Limits, Over, Stats, Zone, answer};
 use crate::Registry;
 
-/// Pause after a socket failed: out of descriptors or memory, where only time helps.
+/// Pause after a socket error: out of descriptors or memory, where only time helps.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Longest datagram that is looked at; a question is far shorter.
+/// Maximum length of a datagram that is read; a question is far shorter.
 const LONGEST_DATAGRAM: usize = 4096;
 
-/// The sockets of one address: both, for whose answer does not fit into a datagram asks again over the other.
+/// The sockets of one address: both, since a client with a truncated datagram asks again over TCP.
 #[derive(Debug)]
 pub struct Listener {
     udp: UdpSocket,
@@ -29,10 +29,10 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens; with port 0, on one that is free for both.
+    /// Binds both sockets; with port 0, to a port that is free for both.
     ///
     /// # Errors
-    /// The address is taken, or is none.
+    /// The address is in use or invalid.
     pub async fn bind(address: &str) -> io::Result<Listener> {
         let mut tries = 10;
         loop {
@@ -48,16 +48,16 @@ impl Listener {
         }
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     ///
     /// # Errors
-    /// The system does not say.
+    /// The system does not return it.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
     }
 }
 
-/// A DNS server that runs. Ends when dropped: an answer that is lost is asked for again.
+/// A running DNS server. Ends when dropped: a client repeats a question whose answer is lost.
 #[derive(Debug)]
 pub struct Server {
     /// Ends its tasks when dropped.
@@ -65,7 +65,7 @@ pub struct Server {
     stats: Arc<Stats>,
 }
 
-/// What all questions are answered with.
+/// State shared by all questions.
 struct Shared {
     zone: Zone,
     registry: Registry,
@@ -73,7 +73,7 @@ struct Shared {
     stats: Arc<Stats>,
     random: AtomicU64,
     limiter: Limiter,
-    /// What the limiter measures from.
+    /// Start of the limiter's time.
     began: Instant,
 }
 
@@ -82,7 +82,7 @@ impl Server {
     pub fn start(listener: Listener, zone: Zone, registry: Registry, limits: Limits) -> Server {
         let stats = Arc::new(Stats::default());
         let mut seed = [0; 8];
-        // Without randomness instances come in an order that can be guessed: no harm.
+        // Without randomness the order of instances can be guessed, which does no harm.
         let _ = getrandom::fill(&mut seed);
         let random = AtomicU64::new(u64::from_le_bytes(seed));
         let (limiter, began) = (Limiter::new(limits.per_second), Instant::now());
@@ -93,16 +93,16 @@ impl Server {
         Server { _tasks: tasks, stats }
     }
 
-    /// What it counts.
+    /// Returns the counters.
     pub fn stats(&self) -> Arc<Stats> {
         Arc::clone(&self.stats)
     }
 }
 
 impl Shared {
-    /// The answer to a datagram, if its network gets one.
+    /// Answers a datagram, if its network gets an answer.
     fn answer_datagram(&self, query: &[u8], peer: IpAddr) -> Option<Vec<u8>> {
-        // Nobody else can send from a loopback address, and all of this machine may come through one resolver.
+        // No other machine can send from a loopback address, and all clients of this machine may share one resolver.
         if self.limits.trust_loopback && peer.to_canonical().is_loopback() {
             return self.answer(query, Over::Udp);
         }
@@ -147,7 +147,7 @@ async fn datagrams(socket: UdpSocket, shared: Arc<Shared>) {
                 else {
                     continue;
                 };
-                // Not waited for: an answer for which there is no room is lost, as any datagram may be.
+                // Does not wait: an answer without room is lost, like any datagram.
                 let _ = socket.try_send_to(&answer, peer);
             }
             Err(error) => {
@@ -160,11 +160,11 @@ async fn datagrams(socket: UdpSocket, shared: Arc<Shared>) {
 
 async fn connections(listener: TcpListener, shared: Arc<Shared>) {
     let places = Arc::new(Semaphore::new(shared.limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
-    // Ends what they serve together with this task.
+    // Ends the connections together with this task.
     let mut open = JoinSet::new();
     loop {
         while open.try_join_next().is_some() {}
-        // Never closed.
+        // The semaphore is never closed.
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, peer)) => {
@@ -184,7 +184,7 @@ async fn connections(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// Each message is preceded by its length in two bytes.
+/// Serves a connection. Each message is preceded by its length in two bytes.
 async fn serve(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
     let _ = stream.set_nodelay(true);
     let mut message = Vec::new();
