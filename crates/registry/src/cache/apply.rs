@@ -1,4 +1,4 @@
-//! Applying what was committed.
+//! Application of commits to the cache.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError};
@@ -13,61 +13,61 @@ use super::{Cache, Change, ServiceSnapshot, read, write};
 use crate::model::{Instance, InstanceId, Machines, Metadata, NamespaceName, Revision, ServiceKey, machine_id};
 use crate::store::{Head, InstanceRow, Interner, Record, ServiceRow, Sink};
 
-/// The one that writes to a cache: what it has seen so far.
+/// The only writer of a cache, with its state.
 #[derive(Debug, Default)]
 pub(crate) struct Applier {
     at: At,
     gc_floor: Revision,
-    /// Commits that came before what precedes them: at most [`PENDING`], not further ahead.
+    /// Commits received before their predecessors: at most [`PENDING`], and no further ahead.
     pending: BTreeMap<Revision, Vec<Record>>,
     interner: Interner,
-    /// Full loads so far.
+    /// Number of full loads.
     pub(crate) loads: u64,
-    /// Rows applied so far.
+    /// Number of rows applied.
     pub(crate) rows: u64,
 }
 
-/// Where a cache is.
+/// Position of a cache in the store's history.
 #[derive(Clone, Copy, Debug, Default)]
 struct At {
-    /// Everything up to here was applied.
+    /// The revision up to which everything has been applied.
     cursor: Revision,
     epoch: i64,
     loaded: bool,
-    /// Since when every read has been of less than is here.
+    /// Time since which every read has returned less than the cache has.
     behind: Option<Instant>,
-    /// How often what is here has turned out to be of another history.
+    /// Number of times that the cache has turned out to be of another history.
     distrusted: u64,
 }
 
-/// Instances that are different now: what those want to know who watch over health. `None`: gone.
+/// Changed instances, for the health part. `None`: removed.
 pub(crate) type Changes = Vec<(InstanceId, Option<Arc<Instance>>)>;
 
-/// How far ahead a commit may be to be kept until what is in between comes.
+/// Maximum distance from the cursor at which a commit is kept for later.
 const PENDING: u64 = 32;
-/// For so long a store that is behind is a replica that lags. After that it is another history: restored from a backup, say.
+/// Time for which a store that is behind counts as a lagging replica. After it, the store is of another history: restored from a backup, for example.
 const LAG: Duration = Duration::from_secs(10);
 
-/// A read of the store on its way into the cache. A store may be silent for long: so a read holds nothing that commits need, and commits that
-/// other nodes tell of are applied meanwhile.
+/// A read of the store, to be applied to the cache. A store may not answer for long: so a read holds no lock that commits need, and commits pushed by
+/// other nodes are applied meanwhile.
 pub(crate) struct Load {
-    /// Where the cache was when the read began.
+    /// Position of the cache when the read began.
     began: At,
     head: Head,
-    /// Where everything is read anew.
+    /// Set for a full read.
     fresh: Option<Fresh>,
     records: Vec<Record>,
-    /// What is read is older than what was here.
+    /// True if the store read is behind the cache.
     old: bool,
 }
 
-/// Everything, on its way in: made while rows arrive, so that no row is in memory twice.
+/// A full read, assembled while rows arrive, so that no row is in memory twice.
 #[derive(Default)]
 struct Fresh {
     interner: Interner,
     index: Index,
     services: HashMap<ServiceKey, Whole, RandomState>,
-    /// When each machine changed last, those included that are gone.
+    /// Revision of the last change of each machine, including removed ones.
     machines: HashMap<InstanceId, Revision, RandomState>,
     rows: u64,
 }
@@ -83,24 +83,24 @@ impl Applier {
         self.at.epoch
     }
 
-    /// Whether everything up to `revision` of the history `epoch` is here.
+    /// True if everything up to `revision` of the history `epoch` has been applied.
     pub(crate) fn has(&self, epoch: i64, revision: Revision) -> bool {
         self.at.loaded && self.at.epoch == epoch && self.at.cursor >= revision
     }
 
-    /// Tombstones up to here are gone from the store.
+    /// Returns the revision up to which the store has removed tombstones.
     pub(crate) fn gc_floor(&self) -> Revision {
         self.gc_floor
     }
 
-    /// To be given to [`crate::store::Store::read`], and then to [`Applier::take`]: one at a time.
+    /// Returns the sink for [`crate::store::Store::read`], which is then passed to [`Applier::take`]: one at a time.
     pub(crate) fn load(&self) -> Load {
         Load { began: self.at, head: Head::default(), fresh: None, records: Vec::new(), old: false }
     }
 
-    /// Applies what was read. To be called only when the read has succeeded: a part of one must not move the cursor.
-    /// `now` tells how long a store has been behind. `None`, and nothing is different: since the read began, what was here has turned out to be of
-    /// another history, so what was read may be, too.
+    /// Applies a read. To be called only if the read has succeeded: a partial one must not move the cursor. `now` is used to measure how long a store
+    /// has been behind. Returns `None`, and changes nothing, if the cache has turned out to be of another history since the read began: then the rows
+    /// may be of that history, too.
     pub(crate) fn take(&mut self, load: Load, cache: &Cache, now: Instant) -> Option<Changes> {
         let Load { began, head, fresh, mut records, old } = load;
         if began.distrusted != self.at.distrusted {
@@ -112,7 +112,7 @@ impl Applier {
         }
         self.at.behind = None;
         self.gc_floor = head.gc_floor;
-        // Commits may have brought the cache as far as what was read, or further, while that was read.
+        // Commits may have brought the cache as far as the read, or further, during the read.
         let one_history = began.loaded && head.epoch == began.epoch && head.v >= began.cursor;
         if one_history && head.v <= self.at.cursor {
             return Some(Changes::new());
@@ -135,15 +135,15 @@ impl Applier {
         Some(changes)
     }
 
-    /// What is here has turned out to be of another history: everything is read anew.
+    /// Marks the cache as being of another history: the next read is a full one.
     pub(crate) fn distrust(&mut self) {
         self.at.loaded = false;
         self.at.distrusted += 1;
         self.pending.clear();
     }
 
-    /// Takes a commit, of this node or another: at once if it follows directly on what is here, later if only little is missing.
-    /// Otherwise, and where it belongs to another history, the store has to be read. Returns what is different now.
+    /// Takes a commit of this or another node. Applies the commit at once if it follows the cursor directly; keeps it if only few are missing.
+    /// Otherwise, or for another history, the store must be read. Returns the changes.
     pub(crate) fn offer(&mut self, cache: &Cache, epoch: i64, revision: Revision, records: Vec<Record>) -> Changes {
         let At { cursor, epoch: ours, loaded, .. } = self.at;
         let known = revision <= cursor || revision.0 > cursor.0 + PENDING;
@@ -154,7 +154,7 @@ impl Applier {
         self.follow(cache)
     }
 
-    /// Applies what waits and now follows directly.
+    /// Applies pending commits that now follow the cursor directly.
     fn follow(&mut self, cache: &Cache) -> Changes {
         let next = |applier: &Applier| Revision(applier.at.cursor.0 + 1);
         self.pending = self.pending.split_off(&next(self));
@@ -167,7 +167,7 @@ impl Applier {
 
     fn delta(&mut self, cache: &Cache, v: Revision, mut records: Vec<Record>) -> Changes {
         self.rows += records.len() as u64;
-        // Machines first: each instance then meets its machines as they are at the end.
+        // Machines first, so that each instance is joined with their final state.
         let is_machine =
             |record: &Record| matches!(record, Record::Instance(row) if row.instance.service.is_of_machines());
         if records.iter().any(is_machine) {
@@ -196,7 +196,7 @@ impl Applier {
                     }
                 }
             }
-            // What runs on a machine that has changed has changed with it.
+            // A change of a machine also changes the instances on it.
             for (machine, revision) in machines {
                 for instance in index.on_machine(machine.namespace(), machine.machine_name().unwrap_or_default()) {
                     let joined = Instance { machines: index.machines_of(&instance), ..Instance::clone(&instance) };
@@ -264,7 +264,7 @@ impl Applier {
             log.push(Change::Removed { last: Arc::clone(before), revision, mtime });
         }
         if deleted {
-            // Also without having known the instance: the service's revision has risen.
+            // Even if the instance was unknown: the service's revision has risen.
             let touched = services.entry(instance.service.clone()).or_default();
             touched.revision = touched.revision.max(revision);
             changes.push((id, None));
@@ -277,7 +277,7 @@ impl Applier {
         }
     }
 
-    /// Everything anew. Readers see the old or the new of each service; marks are published, higher or lower.
+    /// Replaces the whole cache. Readers see the old or the new state of each service; marks are published, higher or lower.
     fn full(&mut self, cache: &Cache, head: Head, fresh: Fresh) -> Changes {
         let Fresh { interner, mut index, mut services, machines, rows } = fresh;
         self.interner = interner;
@@ -300,7 +300,7 @@ impl Applier {
             services.entry(key).or_default();
         }
         let same_history = self.at.loaded && head.epoch == self.at.epoch && head.v >= self.at.cursor;
-        // In one history no namespace goes back, also where what changed last in it is forgotten by now.
+        // Within one history no namespace goes back, even if the store has forgotten its last change.
         let known = read(&cache.namespaces).iter().map(|(name, mark)| (name.clone(), mark.get())).collect::<Vec<_>>();
         let kept = |revision| if same_history { revision } else { Revision(0) };
         let mut namespaces: BTreeMap<_, _> = known.into_iter().map(|(name, revision)| (name, kept(revision))).collect();
@@ -310,9 +310,8 @@ impl Applier {
             let namespace = NamespaceName::of(&key);
             let mut after = ServiceSnapshot::new(key, whole.revision, whole.metadata, &whole.instances);
             let before = entry.snapshot.load();
-            // Tombstones that told of the last change may be gone. What is not as it was has changed by now: whoever waits
-            // must be woken, and no revision may stand for two contents. Of what was never seen all that is known is that
-            // it may have changed up to gc_floor.
+            // The tombstones of the last change may have been removed. A service that differs must get a new revision: its watchers must be woken,
+            // and no revision may stand for two contents. A service that was never seen may have changed at any revision up to gc_floor.
             let least = if same_history {
                 let same = before.digest == after.digest && before.metadata == after.metadata;
                 if same { before.revision } else { head.v }
@@ -338,7 +337,7 @@ impl Applier {
     }
 }
 
-/// What a delta does to one service.
+/// Changes of one service in a delta.
 #[derive(Default)]
 struct Touched {
     revision: Revision,
@@ -346,7 +345,7 @@ struct Touched {
     instances: BTreeMap<InstanceId, Option<Arc<Instance>>>,
 }
 
-/// One service of a full load.
+/// A service in a full load.
 #[derive(Default)]
 struct Whole {
     revision: Revision,
@@ -355,7 +354,7 @@ struct Whole {
 }
 
 impl Whole {
-    /// Puts the machines to the instances that are on them. A machine that has changed, or gone, changed the service then.
+    /// Joins instances with their machines. A service also changed when one of these machines changed or was removed.
     fn join(&mut self, machines: &HashMap<InstanceId, Revision, RandomState>, index: &mut Index) {
         for instance in self.instances.iter_mut().filter(|instance| !instance.service.is_of_machines()) {
             let namespace = NamespaceName::of(&instance.service);
@@ -376,7 +375,7 @@ impl Whole {
 // === impl At ===
 
 impl At {
-    /// Whether what is here has nothing to do with, or cannot be brought up to, a store at `head`.
+    /// True if the cache is of another history than a store at `head`, or cannot be brought up to it by a delta.
     fn must_reload(&self, head: Head) -> bool {
         let lagged = self.behind.is_some_and(|since| since.elapsed() >= LAG);
         let another_history = head.epoch != self.epoch || (head.v < self.cursor && lagged);

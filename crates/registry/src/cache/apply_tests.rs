@@ -9,7 +9,7 @@ use super::*;
 use crate::model::{Health, Patch, Registration};
 use crate::store::{Batch, Committed, Write, WriteKind};
 
-/// A store in memory: the rows, and what every commit wrote.
+/// An in-memory store: the rows, and the writes of each commit.
 #[derive(Clone, Default)]
 struct Model {
     head: Head,
@@ -35,7 +35,7 @@ impl Model {
         committed
     }
 
-    /// What [`crate::store::Store::read`] does.
+    /// Does the same as [`crate::store::Store::read`].
     fn read(&self, sink: &mut dyn Sink) {
         let after = sink.begin(self.head);
         self.rows
@@ -84,7 +84,7 @@ impl Node {
         self.end();
     }
 
-    /// One read at a time: the one before has to end first.
+    /// Begins a read, and ends the previous one.
     fn begin(&mut self, model: &Model) {
         self.end();
         let mut load = self.applier.load();
@@ -92,13 +92,13 @@ impl Node {
         self.reading = Some(load);
     }
 
-    /// Whether what was read was of use.
+    /// Returns true if the read was applied.
     fn end(&mut self) -> bool {
         let Some(load) = self.reading.take() else { return false };
         self.applier.take(load, &self.cache, Instant::now()).is_some()
     }
 
-    /// Whether the commit, and all before it, are here afterwards.
+    /// Returns true if the commit and all before it have been applied.
     fn offer(&mut self, committed: &Committed) -> bool {
         let records = committed.records.clone();
         self.applier.offer(&self.cache, committed.epoch, committed.revision, records);
@@ -109,7 +109,7 @@ impl Node {
         self.cache.services(None).iter().map(|service| (service.key.clone(), service.revision)).collect()
     }
 
-    /// Services with their digests and metadata; what index and snapshots say must agree.
+    /// Returns services with their digests and metadata; checks that index and snapshots agree.
     fn content(&self) -> Vec<(ServiceKey, crate::model::Digest, usize, Option<Metadata>)> {
         let services = self.cache.services(None);
         let total: usize = services.iter().map(|s| s.instances.len()).sum();
@@ -133,18 +133,18 @@ impl Node {
 #[derive(Clone, Debug)]
 enum Step {
     Commit(Vec<Op>),
-    /// This node's own commit is applied directly, if it follows.
+    /// A commit of this node, applied directly if it follows.
     Own(usize, Vec<Op>),
     Read(usize),
-    /// A read whose answer takes long: what is done meanwhile comes before it is applied.
+    /// A slow read: the next steps come before it is applied.
     Begin(usize),
     End(usize),
-    /// A node is told of one of the last commits, whichever: late, twice, out of order.
+    /// A push of one of the last commits: late, repeated, out of order.
     Told(usize, usize),
-    /// A node reads a replica that lags by so many commits.
+    /// A read of a replica that lags by this many commits.
     Lagging(usize, usize),
     Collect,
-    /// The store is another one, or an older copy of itself.
+    /// A replacement of the store: another one, or an older copy.
     Epoch,
 }
 
@@ -154,7 +154,7 @@ enum Op {
     Weight(u8, u16),
     Deregister(u8),
     Service(u8, bool),
-    /// A machine, with a health; or none.
+    /// A machine, with a health; or its removal.
     Machine(u8, Option<Health>),
 }
 
@@ -164,7 +164,7 @@ fn write(op: &Op) -> Write {
     match *op {
         Op::Register(i, s, port) => {
             let mut registration = Registration::new(id(i), service(s), "h", port);
-            // On none, on one, on two machines.
+            // On no machine, on one, on two.
             let on: &[_] = match port {
                 0 => &[],
                 1 => &[(crate::model::ON, "m0")],
@@ -221,8 +221,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// However commits, reads (also of a replica that lags), own commits, others' commits and collections alternate: no node goes
-    /// back, and a node that then reads once holds what a new node loads.
+    /// In any order of commits, reads (also of a lagging replica), own commits, pushed commits and collections, no node goes back, and a node that
+    /// then reads once has the same content as a new node.
     #[test]
     fn deltas_equal_a_full_load(steps in proptest::collection::vec(step(), 1..40)) {
         let mut model = Model { head: Head { epoch: 1, ..Head::default() }, ..Model::default() };
@@ -252,7 +252,7 @@ proptest! {
                     let foreseen = batch.foreseen_at(model.head);
                     let committed = model.commit(batch.writes);
                     if let Some(foreseen) = foreseen {
-                        // A tombstone that is there already may be written once more.
+                        // A tombstone that exists already may be written again.
                         let alive = |c: &Committed| c.records.iter().filter_map(alive).cloned().collect::<Vec<_>>();
                         prop_assert_eq!(alive(&foreseen), alive(&committed));
                         let outcomes = |c: &Committed| c.outcomes.iter().map(|o| o.0).collect::<Vec<_>>();
@@ -273,7 +273,7 @@ proptest! {
                 Step::Epoch => {
                     model = Model { head: Head { epoch: model.head.epoch + 1, ..Head::default() }, ..Model::default() };
                     seen = Revision(0);
-                    // A replica of another history is another matter.
+                    // A replica of another history is not tested here.
                     models.clear();
                 }
             }
@@ -290,13 +290,13 @@ proptest! {
             node.read(&model);
             prop_assert_eq!(node.cache.revision(), model.head.v);
             prop_assert_eq!(node.content(), fresh.content());
-            // Who followed knows of every change that who comes later finds. What was collected may have been the last that told of one.
+            // A node that followed knows of every change that a later node finds. The collected tombstone may have been the last trace of one.
             let known = node.revisions().into_iter().zip(fresh.revisions()).all(|(known, found)| known >= found);
             prop_assert!(known || model.head.gc_floor > Revision(0), "{:?} {:?}", node.revisions(), fresh.revisions());
         }
     }
 
-    /// Whoever follows the changes of a service, and takes the snapshot where they do not reach back, has the snapshot.
+    /// A reader that follows the changes of a service, and takes the snapshot if they do not reach back far enough, ends with the snapshot.
     #[test]
     fn following_changes_gives_the_snapshot(
         commits in proptest::collection::vec((proptest::collection::vec(op(), 1..4), any::<bool>()), 1..30),
@@ -345,7 +345,7 @@ fn a_failed_read_moves_nothing() {
     assert_eq!((node.cache.revision(), node.cache.instances()), (Revision(1), 1));
 }
 
-/// A store that is silent for long answers at last: what it says is older than what other nodes have told meanwhile.
+/// A slow read returns an older state than the commits pushed meanwhile, and does not undo them.
 #[test]
 fn what_was_told_while_the_store_was_read_stays() {
     let mut model = Model { head: Head { epoch: 1, ..Head::default() }, ..Model::default() };
@@ -360,7 +360,7 @@ fn what_was_told_while_the_store_was_read_stays() {
     assert!(node.cache.instance(&InstanceId::parse("default/2").unwrap()).is_some());
 }
 
-/// What was read before a node found out that its history is not the store's is not believed.
+/// A read that began before the node found out that its history is not the store's is discarded.
 #[test]
 fn what_was_read_before_the_history_was_distrusted_is_read_again() {
     let mut model = Model { head: Head { epoch: 1, ..Head::default() }, ..Model::default() };

@@ -1,24 +1,24 @@
-//! What fronts have made of something that never changes (a service's snapshot, a piece of its instances), kept for whoever asks next.
+//! Encodings of immutable objects (a service's snapshot, a piece of its instances), cached for later requests.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
 
-/// Encodings of one thing. Few of them are asked for, so there is room for none before that.
+/// Encodings of one object. Few of them are ever requested, so each gets its slot at the first request.
 #[derive(Debug, Default)]
 pub(crate) struct Encodings(Mutex<Vec<(Encoding, Form, Encoded)>>);
 
-/// An encoding that is made by the first who asks; others wait for that.
+/// An encoding, made by the first caller; others wait for it.
 type Encoded = Arc<OnceLock<Bytes>>;
 
-/// Whether an encoding is one for compressed bodies.
+/// The form of an encoding; `Packed` is for compressed bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Plain,
     Packed,
 }
 
-/// What a front makes of a service, or of a piece of one.
+/// A front's encoding of a service, or of a piece of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
     /// The native front's instances of a piece, JSON, without the brackets of the list.
@@ -31,7 +31,7 @@ pub enum Encoding {
     ConsulCatalog,
     /// Nacos' hosts of a piece, without the brackets of the list.
     NacosHosts,
-    /// Those that are not critical.
+    /// Nacos' hosts of a piece, only those that are not critical.
     NacosHealthy,
     /// The digest of [`Encoding::NacosHosts`].
     NacosDigest,
@@ -39,45 +39,45 @@ pub enum Encoding {
     ConsulTags,
     /// Consul's checks of a piece's instances, without the brackets of the list.
     ConsulChecks,
-    /// Those that are passing.
+    /// Consul's checks of a piece's passing instances.
     ConsulChecksPassing,
-    /// Those that are warning.
+    /// Consul's checks of a piece's instances in the state warning.
     ConsulChecksWarning,
-    /// Those that are critical.
+    /// Consul's checks of a piece's critical instances.
     ConsulChecksCritical,
     /// Eureka's instances of a piece, XML.
     EurekaXml,
-    /// The same, JSON, without the brackets of the list.
+    /// Eureka's instances of a piece, JSON, without the brackets of the list.
     EurekaJson,
-    /// How many instances of a piece have which of Eureka's statuses.
+    /// Number of a piece's instances in each of Eureka's statuses.
     EurekaStatuses,
     /// Prometheus' http_sd of a piece's usable instances, without the brackets of the list.
     HttpSd,
-    /// The same of all instances.
+    /// Prometheus' http_sd of all of a piece's instances, without the brackets of the list.
     HttpSdAll,
     /// xDS: a service's ClusterLoadAssignment.
     XdsEndpoints,
 }
 
 impl Encodings {
-    /// The bytes that `make` gives; made once, then shared.
+    /// Returns the encoding that `make` makes; made once, then shared.
     pub(crate) fn get(&self, encoding: Encoding, make: impl FnOnce() -> Bytes) -> Bytes {
         self.slot(encoding, Form::Plain).get_or_init(make).clone()
     }
 
-    /// As [`Encodings::get`], of the form for compressed bodies.
+    /// Returns the encoding in the form for compressed bodies, like [`Encodings::get`].
     pub(crate) fn get_packed(&self, encoding: Encoding, make: impl FnOnce() -> Bytes) -> Bytes {
         self.slot(encoding, Form::Packed).get_or_init(make).clone()
     }
 
-    /// What [`Encodings::get`] has made, if it has.
+    /// Returns the encoding if [`Encodings::get`] has made it.
     pub(crate) fn known(&self, encoding: Encoding) -> Option<Bytes> {
         let encodings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = encodings.iter().find(|(known, form, _)| (*known, *form) == (encoding, Form::Plain))?;
         found.2.get().cloned()
     }
 
-    /// Whether [`Encodings::get_packed`] (`packed`) or [`Encodings::get`] has made it.
+    /// True if [`Encodings::get_packed`] (with `packed`) or [`Encodings::get`] has made the encoding.
     pub(crate) fn made(&self, encoding: Encoding, packed: bool) -> bool {
         let form = if packed { Form::Packed } else { Form::Plain };
         let encodings = self.0.lock().unwrap_or_else(PoisonError::into_inner);

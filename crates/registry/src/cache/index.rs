@@ -1,9 +1,8 @@
-//! Instances by id, and by metadata.
+//! Index of instances by id, and by metadata.
 //!
-//! Instances have slots, small numbers that others use to mean them: 4 bytes each instead of an id. For 200,000 instances
-//! with 8 entries that is 1.6 million postings. A pair's entry is 8 bytes: half of a hash, and a slot or the number of a
-//! bitmap. No string is kept here; who is found by a hash is asked whether it really has that pair. So pairs that are all
-//! different cost 16 MB (a table half full), and pairs that many share a bit each.
+//! Each instance has a slot, a small number that represents it: 4 bytes instead of an id. 200,000 instances with 8 entries have 1.6 million postings.
+//! The entry of a pair is 8 bytes: half of a hash, and a slot or the number of a bitmap. No string is stored; an instance found by a hash is checked
+//! for the pair itself. So distinct pairs cost 16 MB (a half-full table), and common ones a bit each.
 
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
@@ -15,19 +14,19 @@ use roaring::RoaringBitmap;
 
 use crate::model::{AGENT, Health, Instance, InstanceId, Machines, Metadata, NamespaceName, ON, Revision, machine_id};
 
-/// Instances that were found.
+/// Instances found by metadata.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
-    /// Sorted by id.
+    /// The instances, sorted by id.
     pub instances: Vec<Arc<Instance>>,
-    /// There are more than were asked for.
+    /// True if there are more than the limit.
     pub truncated: bool,
 }
 
-/// All instances of a cache, by id and by metadata.
+/// Index of the instances of a cache, by id and by metadata.
 #[derive(Default)]
 pub(crate) struct Index {
-    /// As of when it is: the store's history, and a revision of it.
+    /// The store's history, and the revision, of the index.
     pub(crate) at: (i64, Revision),
     hasher: RandomState,
     slots: Vec<Option<Arc<Instance>>>,
@@ -37,21 +36,21 @@ pub(crate) struct Index {
     bitmaps: Vec<RoaringBitmap>,
     free_bitmaps: Vec<u32>,
     unwell: Unwell,
-    /// How many of the instances are machines.
+    /// Number of instances that are machines.
     machines: usize,
 }
 
-/// How many instances are not as they should be.
+/// Numbers of instances that are not healthy, or isolated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Unwell {
-    /// Critical, whether isolated or not.
+    /// Critical instances, isolated or not.
     pub(crate) critical: usize,
-    /// Isolated, and not critical.
+    /// Isolated instances that are not critical.
     pub(crate) isolated: usize,
 }
 
 impl Unwell {
-    /// One more instance, or one less.
+    /// Adds or subtracts one instance.
     fn count(&mut self, instance: &Instance, more: bool) {
         let of = match (instance.overall(), instance.isolate) {
             (Health::Critical, _) => &mut self.critical,
@@ -62,24 +61,23 @@ impl Unwell {
     }
 }
 
-/// Who has a pair of this hash: one slot, or (with `MANY`) the slots in a bitmap.
+/// The instances with a pair of this hash: a slot, or (with `MANY`) the slots in a bitmap.
 #[derive(Clone, Copy)]
 struct Posting {
     hash: u32,
     slots: u32,
 }
 
-/// Set in [`Posting::slots`]: the rest is the number of a bitmap. So there are at most 2^31 instances; [`crate::Limits`]
-/// allows far fewer.
+/// Flag in [`Posting::slots`]: the rest is the number of a bitmap. So there are at most 2^31 instances; [`crate::Limits`] allows far fewer.
 const MANY: u32 = 1 << 31;
 
 impl Index {
-    /// As many as there are.
+    /// Returns the number of instances.
     pub(crate) fn len(&self) -> usize {
         self.by_id.len()
     }
 
-    /// How many are not as they should be.
+    /// Returns the numbers of critical and isolated instances.
     pub(crate) fn unwell(&self) -> Unwell {
         self.unwell
     }
@@ -93,7 +91,7 @@ impl Index {
         self.slots.get(slot as usize)?.as_ref()
     }
 
-    /// Puts `instance` in, or in the place of the one with its id, which is returned.
+    /// Inserts `instance`, and returns the one with the same id that it replaces.
     pub(crate) fn put(&mut self, instance: &Arc<Instance>) -> Option<Arc<Instance>> {
         let before = self.slot(&instance.id);
         let slot = before.or_else(|| self.free.pop()).unwrap_or_else(|| {
@@ -112,7 +110,7 @@ impl Index {
             let hash = hasher.hash_one(&instance.id);
             self.by_id.insert_unique(hash, slot, |slot| id_hash(hasher, slots, *slot));
         }
-        // Postings of pairs that stay are left alone, and most pairs of most instances do.
+        // Most pairs of most instances stay: their postings are left alone.
         let same = old
             .as_ref()
             .is_some_and(|old| old.namespace() == instance.namespace() && old.metadata == instance.metadata);
@@ -127,7 +125,7 @@ impl Index {
         old
     }
 
-    /// Takes out the instance with this id.
+    /// Removes the instance with this id.
     pub(crate) fn remove(&mut self, id: &InstanceId) -> Option<Arc<Instance>> {
         let slot = self.slot(id)?;
         let hash = self.hasher.hash_one(id);
@@ -142,7 +140,7 @@ impl Index {
         Some(old)
     }
 
-    /// The machines that `instance` is on, as far as they have rows.
+    /// Returns the machines of `instance` that have rows.
     pub(crate) fn machines_of(&self, instance: &Instance) -> Machines {
         // Mostly there are no machines at all, and an id costs an allocation.
         if self.machines == 0 || instance.service.is_of_machines() {
@@ -157,7 +155,7 @@ impl Index {
         Machines::new(found)
     }
 
-    /// The instances on the machine `name`.
+    /// Returns the instances on the machine `name`.
     pub(crate) fn on_machine(&self, namespace: &str, name: &str) -> Vec<Arc<Instance>> {
         let by = |key| self.find(namespace, &[(key, name)], usize::MAX).instances;
         let mut found = by(ON);
@@ -168,7 +166,7 @@ impl Index {
         found
     }
 
-    /// Up to `limit` instances of `namespace` that have all `pairs`. No pairs find nothing.
+    /// Returns up to `limit` instances of `namespace` that have all `pairs`. No pairs find nothing.
     pub(crate) fn find(&self, namespace: &str, pairs: &[(&str, &str)], limit: usize) -> Found {
         let has_all = |instance: &Instance| {
             instance.namespace() == namespace
@@ -233,7 +231,7 @@ impl Index {
         let posting = found.get_mut();
         if posting.slots & MANY != 0 {
             let bitmap = &mut self.bitmaps[(posting.slots & !MANY) as usize];
-            // A new slot is mostly the highest: that need not be searched for.
+            // A new slot is mostly the highest, which needs no search.
             if !bitmap.push(slot) {
                 bitmap.insert(slot);
             }
@@ -253,7 +251,7 @@ impl Index {
         }
     }
 
-    /// Two pairs of one instance may have the same hash: then the posting is gone after the first, and the second finds none.
+    /// Removes the postings of a slot. If two pairs of an instance have the same hash, the second finds no posting.
     fn unpost(&mut self, slot: u32, namespace: &str, metadata: &Metadata) {
         for (key, value) in metadata.iter() {
             let hash = self.pair_hash(namespace, key, value);
@@ -281,7 +279,7 @@ fn id_hash(hasher: &RandomState, slots: &[Option<Arc<Instance>>], slot: u32) -> 
     slots.get(slot as usize).and_then(Option::as_ref).map_or(0, |instance| hasher.hash_one(&instance.id))
 }
 
-/// Half a hash made whole: the table uses the highest and the lowest bits.
+/// Expands half a hash to a whole one: the table uses the highest and the lowest bits.
 fn spread(hash: u32) -> u64 {
     u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -306,7 +304,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever was put and removed, a query finds what a scan finds.
+        /// After any puts and removals, a query finds the same instances as a scan.
         #[test]
         fn finds_what_a_scan_finds(
             steps in proptest::collection::vec(

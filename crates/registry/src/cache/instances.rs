@@ -1,5 +1,5 @@
-//! The instances of a service, in pieces that one snapshot shares with the next: what a change costs goes by how much changes, not by
-//! how many there are.
+//! The instances of a service, in pieces that consecutive snapshots share: the cost of a change depends on the size of the change, not on the number
+//! of instances.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,13 +12,13 @@ use crate::model::{Digest, Instance, InstanceId};
 /// Instances sorted by id; never changed. A clone shares them.
 #[derive(Clone, Default)]
 pub struct Instances {
-    /// None is empty, none longer than twice [`PIECE`].
+    /// Pieces, none empty, none longer than twice [`PIECE`].
     pieces: Vec<Arc<Piece>>,
     len: usize,
 }
 
-/// Some instances that follow each other, and what fronts have made of them. Snapshots share a piece until one of its instances changes: so
-/// after a change only one piece is encoded again.
+/// Consecutive instances, and their encodings. Snapshots share a piece until one of its instances changes: so only one piece is encoded again after a
+/// change.
 #[derive(Debug)]
 pub struct Piece {
     list: Box<[Arc<Instance>]>,
@@ -30,7 +30,7 @@ impl Piece {
         Arc::new(Piece { list: list.into(), encodings: Encodings::default() })
     }
 
-    /// What fronts have made of these instances.
+    /// Returns the encodings of these instances.
     pub(crate) fn encodings(&self) -> &Encodings {
         &self.encodings
     }
@@ -44,37 +44,37 @@ impl Deref for Piece {
     }
 }
 
-/// Instances of a piece when it is made. A change copies one piece, and the list of all pieces: for a few hundred to some ten
-/// thousand instances both are short.
+/// Number of instances in a new piece. A change copies one piece, and the list of all pieces: both are short for a few hundred to some ten thousand
+/// instances.
 const PIECE: usize = 64;
 
 impl Instances {
-    /// From a list that is sorted by id.
+    /// Makes the pieces of a list that is sorted by id.
     pub(crate) fn new(sorted: &[Arc<Instance>]) -> Instances {
         Instances { pieces: sorted.chunks(PIECE).map(Piece::of).collect(), len: sorted.len() }
     }
 
-    /// The pieces, in order.
+    /// Iterates over the pieces, in order.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = &Piece> {
         self.pieces.iter().map(|piece| &**piece)
     }
 
-    /// How many.
+    /// Returns the number of instances.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// True if there are no instances.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// All of them, by id.
+    /// Iterates over all instances, by id.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Instance>> {
         self.into_iter()
     }
 
-    /// All of them, beginning with number `start` and then from the first on. From the first where there is no such number.
+    /// Iterates over all instances, from number `start` to the end and then from the first on. Starts at the first if there is no such number.
     pub fn iter_from(&self, start: usize) -> impl Iterator<Item = &Arc<Instance>> {
         let (mut piece, mut before) = (0, 0);
         while let Some(length) = self.pieces.get(piece).map(|piece| piece.len())
@@ -87,19 +87,19 @@ impl Instances {
         let within = if start < self.len { start - before } else { 0 };
         let (first, rest) = self.pieces.split_at(piece);
         let turned = rest.iter().chain(first).flat_map(|piece| piece.iter());
-        // The beginning of the piece in the middle of which it starts comes last.
+        // The beginning of the piece that contains `start` comes last.
         let last = rest.first().map_or(&[][..], |piece| &piece[..within]);
         turned.skip(within).chain(last)
     }
 
-    /// The one with this id.
+    /// Returns the instance with this id.
     pub fn get(&self, id: &InstanceId) -> Option<&Arc<Instance>> {
         let piece = self.pieces.get(self.pieces.partition_point(|piece| piece[0].id <= *id).checked_sub(1)?)?;
         let at = piece.binary_search_by(|instance| instance.id.cmp(id)).ok()?;
         piece.get(at)
     }
 
-    /// With `changes` (`None`: gone), and what `digest` becomes by them.
+    /// Returns a copy with `changes` (`None`: removed), and the new digest, given the present one.
     pub(crate) fn with(
         &self,
         changes: BTreeMap<InstanceId, Option<Arc<Instance>>>,
@@ -109,7 +109,7 @@ impl Instances {
         let mut changes = changes.into_iter().peekable();
         let mut next = 0;
         while let Some((id, _)) = changes.peek() {
-            // The piece that it is in, or would be.
+            // The piece that contains the id, or would.
             let at = self.pieces.partition_point(|piece| piece[0].id <= *id).saturating_sub(1);
             pieces.extend_from_slice(&self.pieces[next..at]);
             next = self.pieces.len().min(at + 1);
@@ -138,7 +138,7 @@ impl Instances {
         }
         pieces.extend_from_slice(&self.pieces[next..]);
         let len: usize = pieces.iter().map(|piece| piece.len()).sum();
-        // Where most have gone, many pieces with little in them are left.
+        // After many removals, most pieces have few instances left.
         if pieces.len() > 8 && pieces.len() * PIECE > 4 * len {
             let all: Vec<_> = pieces.iter().flat_map(|piece| piece.iter().cloned()).collect();
             return (Instances::new(&all), digest);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is put and removed, in whichever portions, a map holds the same.
+        /// After any puts and removals, in any portions, a map has the same content.
         #[test]
         fn as_a_map(
             portions in proptest::collection::vec(

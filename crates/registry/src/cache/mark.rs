@@ -1,11 +1,11 @@
-//! A revision that is published, and waited for.
+//! A published revision that callers can wait for.
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::model::Revision;
 
-/// A revision that grows, and starts over only with another history.
+/// A revision that rises, and restarts only with another history.
 #[derive(Debug)]
 pub(crate) struct Mark(watch::Sender<Revision>);
 
@@ -18,21 +18,20 @@ impl Mark {
         *self.0.borrow()
     }
 
-    /// Publishes `revision`, and wakes whoever waits for something else than it. It may be lower only where another
-    /// history begins.
+    /// Publishes `revision`, and wakes all waiting callers if it differs. It may be lower only if another history begins.
     pub(crate) fn publish(&self, revision: Revision) {
         self.0.send_if_modified(|current| std::mem::replace(current, revision) != revision);
     }
 
-    /// Waits until it is more than `after`, or less than it was when the waiting began (another history), or `deadline` has
-    /// passed; returns what it is then.
+    /// Waits until the revision is above `after`, or below its value at the start of the wait (another history), or until `deadline`. Returns the
+    /// revision at the end.
     pub(crate) async fn passed(&self, after: Revision, deadline: Instant) -> Revision {
         let mut receiver = self.0.subscribe();
         let at_first = *receiver.borrow_and_update();
         let reached = receiver.wait_for(|current| *current > after || *current < at_first);
         match tokio::time::timeout_at(deadline, reached).await {
             Ok(Ok(current)) => *current,
-            // The sender is `self`: it cannot have gone.
+            // The sender is `self`, so it still exists.
             Ok(Err(_)) | Err(_) => self.get(),
         }
     }

@@ -1,8 +1,7 @@
-//! Everything the store holds, in memory, for readers that never wait for a database.
+//! The whole store in memory, for readers that never wait for a database.
 //!
-//! One writer applies records ([`Applier`], behind the registry's one lock for that); readers take snapshots. The order of
-//! an application is: index, then each service's snapshot, then its mark, then the mark of the whole. So whoever sees a
-//! revision sees at least what it stands for.
+//! One writer applies records ([`Applier`], under the registry's lock for it); readers take snapshots. An application updates the index, then each
+//! service's snapshot, then its mark, then the mark of the whole registry. So a reader that sees a revision always finds at least its state.
 
 mod apply;
 mod encodings;
@@ -35,7 +34,7 @@ use crate::model::{Instance, InstanceId, NamespaceName, Revision, ServiceKey};
 
 const SHARDS: usize = 64;
 
-/// How much is remembered of what changed.
+/// Number of changes that are remembered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {
     /// Changes of one service.
@@ -44,20 +43,20 @@ pub(crate) struct Memory {
     pub(crate) changes: usize,
 }
 
-/// Everything, in memory.
+/// The in-memory copy of the store.
 pub(crate) struct Cache {
     hasher: RandomState,
     shards: Vec<RwLock<HashMap<ServiceKey, Arc<Entry>, RandomState>>>,
     index: RwLock<Index>,
     whole: Mark,
-    /// Of each namespace the last commit that changed anything in it.
+    /// The last commit in each namespace.
     namespaces: RwLock<HashMap<NamespaceName, Arc<Mark>, RandomState>>,
     ring: Mutex<Ring>,
     memory: Memory,
     entries: AtomicUsize,
 }
 
-/// A service, or the place of one that is waited for.
+/// A service, or the placeholder of a watched one that does not exist.
 pub(crate) struct Entry {
     snapshot: ArcSwap<ServiceSnapshot>,
     mark: Mark,
@@ -78,7 +77,7 @@ impl Cache {
         }
     }
 
-    /// Of the whole: everything up to it is here.
+    /// Returns the revision of the whole registry: everything up to it has been applied.
     pub(crate) fn revision(&self) -> Revision {
         self.whole.get()
     }
@@ -87,12 +86,12 @@ impl Cache {
         &self.whole
     }
 
-    /// Of a namespace: the last commit that changed anything in it; 0 of one in which there never was anything.
+    /// Returns the last commit that changed anything in the namespace; 0 if there never was one.
     pub(crate) fn revision_in(&self, namespace: &NamespaceName) -> Revision {
         read(&self.namespaces).get(namespace).map_or(Revision(0), |mark| mark.get())
     }
 
-    /// The mark of a namespace, made where there is none.
+    /// Returns the mark of a namespace; creates it if it is absent.
     pub(crate) fn namespace_or_new(&self, namespace: &NamespaceName) -> Arc<Mark> {
         if let Some(mark) = read(&self.namespaces).get(namespace) {
             return Arc::clone(mark);
@@ -101,13 +100,13 @@ impl Cache {
         Arc::clone(namespaces.entry(namespace.clone()).or_insert_with(|| Arc::new(Mark::new(Revision(0)))))
     }
 
-    /// Ends a wait at the mark of a namespace: a mark that was only made to be waited at, and at which nobody waits any more, goes.
+    /// Ends a wait at the mark of a namespace, and removes a mark that was created only for waiting once its last waiter has left.
     pub(crate) fn leave_namespace(&self, namespace: &NamespaceName, mark: &Arc<Mark>) {
         if mark.get() > Revision(0) {
             return;
         }
         let mut namespaces = write(&self.namespaces);
-        // Two: the map's and the caller's. Nobody gets another while the map is locked.
+        // Two references: the map's and the caller's. Nobody clones another one while the map is locked.
         let only =
             namespaces.get(namespace).is_some_and(|found| Arc::ptr_eq(found, mark)) && Arc::strong_count(mark) == 2;
         if only && mark.get() == Revision(0) {
@@ -115,7 +114,7 @@ impl Cache {
         }
     }
 
-    /// Publishes what namespaces have come to. Snapshots are there already.
+    /// Publishes the revisions of namespaces, after the snapshots.
     fn publish_namespaces(&self, revisions: BTreeMap<NamespaceName, Revision>) {
         for (namespace, revision) in revisions {
             self.namespace_or_new(&namespace).publish(revision);
@@ -131,7 +130,7 @@ impl Cache {
         self.index().get(id).cloned()
     }
 
-    /// Those of `ids` that are there, all as of the one revision of the one history that is returned with them.
+    /// Returns the instances of `ids` that exist, with the history and revision of all of them.
     pub(crate) fn recall(&self, ids: &[&InstanceId]) -> (i64, Revision, Vec<Arc<Instance>>) {
         let index = self.index();
         let (epoch, revision) = index.at;
@@ -142,12 +141,12 @@ impl Cache {
         self.index().len()
     }
 
-    /// How many instances are not as they should be.
+    /// Returns the numbers of critical and isolated instances.
     pub(crate) fn unwell(&self) -> Unwell {
         self.index().unwell()
     }
 
-    /// Services, those included that are only waited for.
+    /// Returns the number of services, including those that are only watched.
     pub(crate) fn entries(&self) -> usize {
         self.entries.load(Ordering::Relaxed)
     }
@@ -160,7 +159,7 @@ impl Cache {
         self.index().on_machine(namespace.as_str(), name)
     }
 
-    /// Those that exist, of one namespace or of all, sorted by key.
+    /// Returns the existing services of one namespace or of all, sorted by key.
     pub(crate) fn services(&self, namespace: Option<&NamespaceName>) -> Vec<Arc<ServiceSnapshot>> {
         let mut services = Vec::new();
         for shard in &self.shards {
@@ -190,7 +189,7 @@ impl Cache {
         read(self.shard(key)).get(key).cloned()
     }
 
-    /// The entry, made where there is none.
+    /// Returns the entry; creates it if it is absent.
     pub(crate) fn entry_or_new(&self, key: &ServiceKey) -> Arc<Entry> {
         if let Some(entry) = self.entry(key) {
             return entry;
@@ -201,20 +200,19 @@ impl Cache {
             Arc::new(Entry {
                 snapshot: ArcSwap::from_pointee(ServiceSnapshot::empty(key.clone())),
                 mark: Mark::new(Revision(0)),
-                // What came before the entry was made is not in its ring.
+                // The ring lacks the changes before the entry was created.
                 ring: Mutex::new(Ring::new(self.memory.service_changes, self.whole.get())),
             })
         });
         Arc::clone(entry)
     }
 
-    /// Forgets services that do not exist, are waited for by nobody, and changed last at or before `floor` (whoever asks for
-    /// their revision is then told `floor`).
+    /// Removes services that do not exist, have no watchers, and changed last at or before `floor`. Their revision is 0 from then on.
     pub(crate) fn forget(&self, floor: Revision) {
         for shard in &self.shards {
             write(shard).retain(|_, entry| {
                 let snapshot = entry.snapshot.load();
-                // A strong count of one: nobody has got it to wait at it, and nobody can while the shard is locked.
+                // A strong count of one: nobody waits at the entry, and nobody can begin to while the shard is locked.
                 let keep = snapshot.exists() || snapshot.revision > floor || Arc::strong_count(entry) > 1;
                 if !keep {
                     self.entries.fetch_sub(1, Ordering::Relaxed);
@@ -224,13 +222,13 @@ impl Cache {
         }
     }
 
-    /// Ends a wait at `entry`: one that was only made to be waited at, and at which nobody waits any more, goes at once.
+    /// Ends a wait at `entry`, and removes an entry that was created only for waiting once its last waiter has left.
     pub(crate) fn leave(&self, key: &ServiceKey, entry: &Arc<Entry>) {
         if entry.snapshot.load().revision > Revision(0) {
             return;
         }
         let mut shard = write(self.shard(key));
-        // Two: the map's and the caller's. Nobody gets another while the shard is locked.
+        // Two references: the map's and the caller's. Nobody clones another one while the shard is locked.
         let only = shard.get(key).is_some_and(|found| Arc::ptr_eq(found, entry) && Arc::strong_count(entry) == 2);
         let snapshot = entry.snapshot.load();
         if only && snapshot.revision == Revision(0) && !snapshot.exists() {
@@ -239,7 +237,7 @@ impl Cache {
         }
     }
 
-    /// All services, those included that are only waited for.
+    /// Returns the keys of all services, including those that are only watched.
     pub(crate) fn keys(&self) -> Vec<ServiceKey> {
         self.shards.iter().flat_map(|shard| read(shard).keys().cloned().collect::<Vec<_>>()).collect()
     }
@@ -263,7 +261,7 @@ impl Entry {
     }
 }
 
-/// A panic while a lock is held leaves at worst a service behind, which the next full load repairs: reading goes on.
+/// Locks for reading. A panic under the lock leaves at worst one service outdated until the next full load.
 fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }

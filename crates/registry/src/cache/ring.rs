@@ -1,49 +1,49 @@
-//! The last changes, for those who fell behind only a little.
+//! The latest changes, for readers that are only a little behind.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::model::{Instance, Revision, ServiceKey};
 
-/// One thing that changed.
+/// A change.
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// An instance, or a machine that it is on, has changed.
+    /// A change of an instance, or of a machine that it is on.
     Put {
-        /// As it is now.
+        /// The new state.
         instance: Arc<Instance>,
-        /// Since when: higher than that of the instance where it is a machine that has changed.
+        /// The commit: higher than the instance's own revision if a machine has changed.
         revision: Revision,
     },
-    /// An instance is gone from a service.
+    /// The removal of an instance from a service.
     Removed {
-        /// As it was last, with the service that it was in.
+        /// The last state, with the service that the instance was in.
         last: Arc<Instance>,
-        /// Since when.
+        /// The commit.
         revision: Revision,
-        /// The same in milliseconds since 1970, by the clock of the node that wrote it.
+        /// Time of the commit in milliseconds since 1970, by the clock of the node that wrote it.
         mtime: i64,
     },
-    /// What is said about the service itself.
+    /// A change of a service's own record.
     Service {
-        /// Which.
+        /// The service.
         service: ServiceKey,
-        /// Since when.
+        /// The commit.
         revision: Revision,
     },
 }
 
-/// Changes in the order of their revisions, bounded in number.
+/// A bounded number of changes, in the order of their revisions.
 #[derive(Debug)]
 pub(crate) struct Ring {
     changes: VecDeque<Change>,
     limit: usize,
-    /// Everything after this revision is in the ring.
+    /// The revision after which the ring has every change.
     since: Revision,
 }
 
 impl Change {
-    /// Where it happened.
+    /// Returns the service concerned.
     pub fn service(&self) -> &ServiceKey {
         match self {
             Change::Put { instance, .. } => &instance.service,
@@ -52,7 +52,7 @@ impl Change {
         }
     }
 
-    /// The commit that did it.
+    /// Returns the commit that made the change.
     pub fn revision(&self) -> Revision {
         match self {
             Change::Put { revision, .. } | Change::Removed { revision, .. } | Change::Service { revision, .. } => {
@@ -63,7 +63,7 @@ impl Change {
 }
 
 impl Ring {
-    /// Holds everything after `since`: nothing yet.
+    /// Makes an empty ring that has every change after `since`.
     pub(crate) fn new(limit: usize, since: Revision) -> Ring {
         Ring { changes: VecDeque::new(), limit, since }
     }
@@ -73,12 +73,12 @@ impl Ring {
         while self.changes.len() > self.limit
             && let Some(oldest) = self.changes.pop_front()
         {
-            // Others of the same commit may still be there, but not all of it is.
+            // Other changes of the same commit may still be in the ring, but not all.
             self.since = self.since.max(oldest.revision());
         }
     }
 
-    /// What changed after `since`, or `None` where the ring does not reach back so far.
+    /// Returns the changes after `since`, or `None` if the ring does not reach back so far.
     pub(crate) fn after(&self, since: Revision) -> Option<Vec<Change>> {
         if since < self.since {
             return None;

@@ -1,4 +1,4 @@
-//! A service as it was at one revision.
+//! A service at one revision.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,18 +9,18 @@ use super::encodings::{Encoding, Encodings};
 use super::instances::Instances;
 use crate::model::{Digest, Health, Instance, InstanceId, Metadata, Revision, ServiceKey};
 
-/// A service with its instances, never changed: whoever has one has a whole picture.
+/// A service with its instances, never changed: a consistent picture.
 #[derive(Debug)]
 pub struct ServiceSnapshot {
-    /// Which service.
+    /// The service.
     pub key: ServiceKey,
-    /// The last commit that changed anything in it. Another revision is another content, and the other way round.
+    /// The last commit that changed the service. Two snapshots have the same revision if and only if they have the same content.
     pub revision: Revision,
-    /// What was said about the service itself; `None` where nobody did: it then exists as long as it has instances.
+    /// The service's own metadata; `None` for a service that exists only through its instances.
     pub metadata: Option<Metadata>,
-    /// Sorted by id.
+    /// The instances, sorted by id.
     pub instances: Instances,
-    /// Of all instances, whatever their order; equal on all nodes that hold the same.
+    /// Digest of all instances, independent of their order; equal on all nodes with the same content.
     pub digest: Digest,
     encodings: Encodings,
 }
@@ -30,7 +30,7 @@ impl ServiceSnapshot {
         ServiceSnapshot::new(key, Revision(0), None, &[])
     }
 
-    /// `instances` sorted by id.
+    /// Makes a snapshot of `instances`, which are sorted by id.
     pub(crate) fn new(
         key: ServiceKey,
         revision: Revision,
@@ -52,7 +52,7 @@ impl ServiceSnapshot {
         ServiceSnapshot { key, revision, metadata, instances, digest, encodings: Encodings::default() }
     }
 
-    /// This one with `changes` (`None`: gone) at `revision`.
+    /// Returns a copy with `changes` (`None`: removed) at `revision`.
     pub(crate) fn with(
         &self,
         revision: Revision,
@@ -63,32 +63,32 @@ impl ServiceSnapshot {
         ServiceSnapshot::of(self.key.clone(), revision, metadata, instances, digest)
     }
 
-    /// Whether the service exists: it has instances, or somebody said something about it.
+    /// True if the service exists: it has instances, or a record of its own.
     pub fn exists(&self) -> bool {
         !self.instances.is_empty() || self.metadata.is_some()
     }
 
-    /// How many instances traffic may go to.
+    /// Returns the number of instances that traffic may go to.
     pub fn usable(&self) -> usize {
         self.instances.iter().filter(|instance| instance.is_usable()).count()
     }
 
-    /// How many instances are not critical.
+    /// Returns the number of instances that are not critical.
     pub fn healthy(&self) -> usize {
         self.instances.iter().filter(|instance| instance.overall() != Health::Critical).count()
     }
 
-    /// The instance with this id.
+    /// Returns the instance with this id.
     pub fn instance(&self, id: &InstanceId) -> Option<&Arc<Instance>> {
         self.instances.get(id)
     }
 
-    /// The bytes that `make` gives of this snapshot; made once, then shared. `make` depends on nothing but the snapshot.
+    /// Returns the encoding that `make` makes of this snapshot; made once, then shared. `make` must depend on the snapshot alone.
     pub fn encoded(&self, encoding: Encoding, make: impl FnOnce(&ServiceSnapshot) -> Bytes) -> Bytes {
         self.encodings.get(encoding, || make(self))
     }
 
-    /// What fronts have made of the service as a whole.
+    /// Returns the encodings of the service as a whole.
     pub(crate) fn encodings(&self) -> &Encodings {
         &self.encodings
     }
