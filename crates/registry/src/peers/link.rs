@@ -1,4 +1,4 @@
-//! A connection to another node, kept up: what this node says there, and the answers.
+//! A persistent connection to another node: messages of this node, and the answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,23 +18,23 @@ use super::wire::{self, Direction, Handshake, Introduced, Message, PeerError, Si
 use crate::registry::Inner;
 use crate::store::{Interner, NodeRow};
 
-/// What may wait to be said; what finds no room is not said: the store has it too.
+/// Maximum number of queued messages; a message beyond it is dropped, since the store has its content.
 const SAYINGS: usize = 256;
-/// Questions without an answer.
+/// Maximum number of unanswered questions.
 const QUESTIONS: usize = 1024;
-/// Until the peers know each other.
+/// Time limit of the handshake.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
-/// A message may take so long to be taken.
+/// Time limit of writing a message.
 const WRITE: Duration = Duration::from_secs(5);
-/// Each side says something at least so often, …
+/// Maximum interval between two messages of each side.
 const NEWS: Duration = Duration::from_secs(1);
-/// … and who says nothing for so long is gone.
+/// Silence after which a peer is gone.
 pub(super) const SILENCE: Duration = Duration::from_secs(5);
-/// Between two attempts to connect.
+/// First pause between two attempts to connect, and the longest.
 const PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(4);
 
-/// A peer. Dropped, the connection ends.
+/// A link to a peer. Dropping it ends the connection.
 pub(super) struct Link {
     pub(super) row: NodeRow,
     pub(super) contact: Arc<Contact>,
@@ -49,7 +49,7 @@ struct Saying {
     question: Option<(u64, Answers)>,
 }
 
-/// Why a connection ended.
+/// Reason why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Ended {
     #[error("{0}")]
@@ -75,12 +75,12 @@ impl From<std::io::Error> for Ended {
 }
 
 impl Link {
-    /// Says `body`, if there is room. Whether there was.
+    /// Queues `body`. Returns true if there was room.
     pub(super) fn say(&self, body: Bytes) -> bool {
         self.sayings.try_send(Saying { body, question: None }).is_ok()
     }
 
-    /// Asks; `None` if the peer cannot be asked now.
+    /// Queues a question; returns `None` if the peer cannot be asked now.
     pub(super) fn ask(&self, number: u64, body: Bytes) -> Option<oneshot::Receiver<Vec<Option<Silence>>>> {
         let (answer, answered) = oneshot::channel();
         let saying = Saying { body, question: Some((number, answer)) };
@@ -94,7 +94,7 @@ impl Drop for Link {
     }
 }
 
-/// Begins to keep up a connection to `row`. `now`: milliseconds since the node's start.
+/// Starts a link to `row`. `now`: milliseconds since the node's start.
 pub(super) fn start(inner: &Arc<Inner>, row: NodeRow, now: u64) -> Link {
     let contact = Arc::new(Contact::default());
     contact.heard.store(now, Ordering::Relaxed);
@@ -110,7 +110,7 @@ async fn run(inner: Arc<Inner>, row: NodeRow, mut queue: mpsc::Receiver<Saying>,
         let ended = match connect(&inner, &row).await {
             Err(error) => error,
             Ok((frames, voice)) => {
-                // What was said while nobody listened is old.
+                // Messages queued while there was no connection are outdated.
                 while queue.try_recv().is_ok() {}
                 contact.heard.store(inner.peers.now(), Ordering::Relaxed);
                 contact.connected.store(true, Ordering::Release);
@@ -145,7 +145,7 @@ async fn connect(inner: &Inner, row: &NodeRow) -> Result<(Frames, Voice), Ended>
     };
     let mut way = timeout_at(deadline, reached).await.map_err(late)??;
     let mut greeting = [0; wire::GREETING];
-    // Who speaks TLS waits to be spoken to, who does not begins.
+    // A TLS server waits for the client's first message; a server without TLS sends the first one.
     let mute = |_| if way.binding.is_none() { Ended::Mute } else { Ended::Late(HANDSHAKE) };
     timeout_at(deadline, way.read.read_exact(&mut greeting)).await.map_err(mute)??;
     timeout_at(deadline, introduce(inner, row, way, &greeting)).await.map_err(late)?
@@ -160,7 +160,7 @@ async fn introduce(inner: &Inner, row: &NodeRow, mut way: Way, greeting: &[u8]) 
     Ok((Frames::new(way.read, channel.receive), Voice { write: way.write, direction: channel.send }))
 }
 
-/// This node's side of a hand-shake.
+/// Begins a handshake on this node's side.
 pub(super) fn handshake(inner: &Inner, binding: Option<Binding>) -> Result<Handshake, Ended> {
     let secret = inner.peers.secret.get().ok_or(Ended::Secret)?;
     let mut nonce = [0; 16];
@@ -187,7 +187,7 @@ async fn talk(
                 match Message::read(&body, &mut interner)? {
                     Message::Answer { number, silence } => {
                         if let Some(answer) = questions.remove(&number) {
-                            // Whoever asked may have given up.
+                            // The caller may have given up.
                             let _ = answer.send(silence);
                         }
                     }
@@ -196,7 +196,7 @@ async fn talk(
                 }
             }
             saying = queue.recv() => {
-                // The link holds the other end, and ends this task when it goes.
+                // The link holds the sender, and aborts this task when it is dropped.
                 let Some(Saying { body, question }) = saying else { std::future::pending().await };
                 if let Some((number, answer)) = question {
                     questions.retain(|_, answer| !answer.is_closed());
@@ -222,7 +222,7 @@ impl Voice {
     pub(super) async fn say(&mut self, body: &[u8]) -> Result<(), Ended> {
         let (length, tag) = self.direction.seal(body);
         let write = async {
-            // Large bodies are not copied for the sake of one system call.
+            // A large body is not copied to save a system call.
             if body.len() <= 8192 {
                 self.write.write_all(&[&length, body, &tag].concat()).await?;
             } else {
@@ -236,7 +236,7 @@ impl Voice {
     }
 }
 
-/// The receiving half. A read may be given up at any time: what has come stays.
+/// The receiving half. A read is cancel-safe: received bytes stay in the buffer.
 pub(super) struct Frames {
     read: Reading,
     buffer: BytesMut,
@@ -258,7 +258,7 @@ impl Frames {
                     return Ok(self.direction.open(frame)?);
                 }
             }
-            // Room grows with what has come, not with what was announced.
+            // The buffer grows with the bytes received, not with the length announced.
             self.buffer.reserve(16 * 1024);
             if self.read.read_buf(&mut self.buffer).await? == 0 {
                 return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());

@@ -1,21 +1,21 @@
-//! Who else is there, and who judges what. Pure: a roll call goes in, what it means comes out.
+//! Membership of the nodes, and the choice of the judge of an instance. Pure: a roll call is the input, its consequences are the output.
 //!
-//! A node counts its beats in the store. Whoever calls the roll sees them rise, or not: no clocks are compared, and while the
-//! store cannot be read nobody is found to be missing. A node lives while its beats rise, or while it is heard over its link: one that has
-//! only lost its way to the store still takes heartbeats, and has to be asked. Who judges has to reach the store, to write what it
-//! finds: that goes by the beats alone. And who judges has to reach every node that lives: a node that does not leaves judging to one that may.
+//! A node counts its beats in the store. A node that calls the roll sees them rise, or not: no clocks are compared, and while the store cannot be
+//! read no node is found missing. A node lives while its beats rise, or while it is heard over its link: a node that has lost only the store still
+//! takes heartbeats, and must be asked. A judge must reach the store, to write its verdicts: so only beats count for it. A judge must also reach
+//! every live node: otherwise it leaves judging to a node that may be able to.
 
 use std::collections::BTreeMap;
 
 use crate::model::InstanceId;
 use crate::store::{NodeId, NodeRow};
 
-/// Roll calls in a row at which a node's beat has not moved, after which it is lost. A node gives a beat at each call.
+/// Roll calls in a row without a new beat after which a node is lost. A node writes a beat at each call.
 pub(crate) const LOST: u32 = 4;
-/// The same, after which its row is removed from the store.
+/// Roll calls in a row without a new beat after which a node's row is removed from the store.
 const FORGOTTEN: u32 = 30;
 
-/// The other nodes, as this one sees them.
+/// The other nodes, as seen by this one.
 #[derive(Debug, Default)]
 pub(crate) struct Members {
     others: BTreeMap<NodeId, Known>,
@@ -24,9 +24,9 @@ pub(crate) struct Members {
 #[derive(Debug)]
 struct Known {
     row: NodeRow,
-    /// Roll calls in a row at which its beat has not moved, or its row was not there.
+    /// Roll calls in a row without a new beat, or without the row.
     unmoved: u32,
-    /// Whether it was heard over its link at the last roll call.
+    /// True if the node was heard over its link at the last roll call.
     linked: bool,
 }
 
@@ -36,17 +36,17 @@ impl Known {
     }
 }
 
-/// What a roll call has changed.
+/// Changes found by a roll call.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct News {
     pub(crate) joined: Vec<NodeId>,
-    /// What they alone knew is not known any more.
+    /// Lost nodes: the heartbeats that they alone received are lost, too.
     pub(crate) lost: Vec<NodeId>,
 }
 
 impl Members {
-    /// Takes what was read. `counts`: whether it is one of the regular calls, between which beats move. `linked`: whether a node is
-    /// heard over its link.
+    /// Applies the rows read. `counts` is true for the regular calls, between which beats rise. `linked` returns true for a node that is heard over
+    /// its link.
     pub(crate) fn called(
         &mut self,
         own: NodeId,
@@ -77,7 +77,7 @@ impl Members {
             }
             self.others.insert(id, known);
         }
-        // Whoever leaves takes its row away, and closes its link. Without the link: somebody who does not hear it has removed the row.
+        // A node that leaves deletes its row, and closes its link. If the link is alive, a node that does not hear it has deleted the row.
         for (id, known) in before {
             if linked(id) {
                 self.others.insert(id, Known { unmoved: known.unmoved.max(LOST), linked: true, ..known });
@@ -88,32 +88,32 @@ impl Members {
         news
     }
 
-    /// Those that live.
+    /// Iterates over the live nodes.
     pub(crate) fn live(&self) -> impl Iterator<Item = &NodeRow> {
         self.others.values().filter(|known| known.lives()).map(|known| &known.row)
     }
 
-    /// Those that live and reach the store: by what they find, others can go.
+    /// Iterates over the live nodes that reach the store, whose verdicts can be relied on.
     pub(crate) fn in_touch(&self) -> impl Iterator<Item = &NodeRow> {
         self.others.values().filter(|known| known.unmoved < LOST).map(|known| &known.row)
     }
 
-    /// Whether this node leaves judging to others: there is a node that lives and that it has not heard for long, so it could not ask that node;
-    /// and there is a judge that it hears, who may be able to. Where two such nodes leave it to each other, the one that calls the roll next sees
-    /// that nobody is left, and judges. `silent`: not heard for long over its link; `heard`: just now.
+    /// True if this node leaves judging to others: this node has not heard a live node for long, so it could not ask that node, and it hears another
+    /// judge that may be able to. If two such nodes leave judging to each other, the one that calls the roll next sees that no judge is left, and
+    /// judges. `silent`: not heard for long over its link; `heard`: heard just now.
     pub(crate) fn leaves_judging(&self, silent: impl Fn(NodeId) -> bool, heard: impl Fn(NodeId) -> bool) -> bool {
         self.live().any(|row| silent(row.id)) && self.in_touch().any(|row| row.judges && heard(row.id))
     }
 
-    /// Those whose rows may go. One that comes back nevertheless makes a new row.
+    /// Returns the nodes whose rows may be removed. A node that comes back nevertheless writes a new row.
     pub(crate) fn forgotten(&self) -> Vec<NodeId> {
         let forgotten = self.others.iter().filter(|(_, known)| !known.linked && known.unmoved >= FORGOTTEN);
         forgotten.map(|(id, _)| *id).collect()
     }
 }
 
-/// Which of `nodes` judges the instance: rendezvous hashing. When a node goes only its own instances get another owner, and each
-/// other node gets an equal share of them.
+/// Returns the node among `nodes` that judges the instance: rendezvous hashing. If a node goes, only its own instances get another owner, in equal
+/// shares.
 pub(crate) fn owner(nodes: &[NodeId], id: &InstanceId) -> Option<NodeId> {
     // FNV-1a of the text, the same on all nodes and in all versions.
     let text = id
@@ -123,7 +123,7 @@ pub(crate) fn owner(nodes: &[NodeId], id: &InstanceId) -> Option<NodeId> {
     nodes.iter().copied().max_by_key(|node| (mix(text ^ mix(node.0 as u64)), *node))
 }
 
-/// The finish of SplitMix64: every bit of the input decides about every bit of the result.
+/// The finaliser of SplitMix64: every bit of the input affects every bit of the result.
 fn mix(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -145,21 +145,21 @@ mod tests {
         ids.iter().map(|id| NodeId(*id)).collect()
     }
 
-    /// Roll calls one after the other; each with the rows (id, beat) and who is then said to have joined and to be lost.
+    /// Sequences of roll calls; each with the rows (id, beat), and the nodes that have joined and that are lost.
     #[test]
     fn roll_calls() {
         type Call<'a> = (&'a [(i64, i64)], &'a [i64], &'a [i64]);
         let cases: &[&[Call<'_>]] = &[
-            // Only itself.
+            // Only the node itself.
             &[(&[(1, 1)], &[], &[]), (&[(1, 2)], &[], &[])],
-            // One joins, and leaves.
+            // A node joins, and leaves.
             &[
                 (&[(1, 1), (2, 7)], &[2], &[]),
                 (&[(1, 2), (2, 8)], &[], &[]),
                 (&[(1, 3)], &[], &[2]),
                 (&[(1, 4)], &[], &[]),
             ],
-            // One falls silent, and comes back: also one whose beats began anew.
+            // A node falls silent, and comes back, also with beats that restart.
             &[
                 (&[(2, 7)], &[2], &[]),
                 (&[(2, 7)], &[], &[]),
@@ -179,7 +179,7 @@ mod tests {
                 (&[(2, 8)], &[], &[]),
                 (&[(2, 8)], &[], &[]),
             ],
-            // Lost, then its row is taken away: lost once.
+            // Lost, then its row is deleted: lost once.
             &[
                 (&[(2, 7)], &[2], &[]),
                 (&[(2, 7)], &[], &[]),
@@ -199,7 +199,7 @@ mod tests {
         }
     }
 
-    /// A node that has lost its way to the store only: it is asked as before, judges nothing, and is lost when its link ends too.
+    /// A node that has lost only the store is asked as before, judges nothing, and is lost when its link ends, too.
     #[test]
     fn who_is_heard_over_its_link_lives() {
         let mut members = Members::default();
@@ -213,19 +213,19 @@ mod tests {
             (Some(7), true, &[], &[], &[2], &[2]),
             (Some(7), true, &[], &[], &[2], &[2]),
             (Some(7), true, &[], &[], &[2], &[]),
-            // Somebody else has removed its row.
+            // Another node has deleted its row.
             (None, true, &[], &[], &[2], &[]),
             (None, true, &[], &[], &[2], &[]),
-            // It is back.
+            // The node is back.
             (Some(9), true, &[], &[], &[2], &[2]),
             (Some(9), true, &[], &[], &[2], &[2]),
             (Some(9), true, &[], &[], &[2], &[2]),
             (Some(9), true, &[], &[], &[2], &[2]),
             (Some(9), true, &[], &[], &[2], &[]),
-            // The link ends too.
+            // The link ends, too.
             (Some(9), false, &[], &[2], &[], &[]),
             (Some(9), false, &[], &[], &[], &[]),
-            // The link alone is enough to be asked.
+            // The link alone suffices for the node to be asked.
             (Some(9), true, &[2], &[], &[2], &[]),
             (None, false, &[], &[2], &[], &[]),
         ]
@@ -239,7 +239,7 @@ mod tests {
         }
     }
 
-    /// Three nodes, of which two do not hear each other: the third one judges for all. Of two nodes each goes on judging.
+    /// Three nodes, two of which do not hear each other: the third judges for all. Of two nodes, each goes on judging.
     #[test]
     fn who_cannot_ask_everybody_leaves_judging_to_who_can() {
         let judging = |id: i64, judges: bool| NodeRow { judges, ..row(id, 1) };

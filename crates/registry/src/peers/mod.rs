@@ -1,25 +1,25 @@
 //! The other nodes on the same store.
 //!
 //! ```text
-//!  store ◀─ a beat each second, and the roll ─▶ members ─▶ view: who is live, who owns what
-//!  batch writer ── its commits ──────▶ link ═══▶ serve ─▶ applier, where they follow directly
+//!  store ◀─ a beat each second, and the roll ─▶ members ─▶ view: live nodes, owners of instances
+//!  batch writer ── its commits ──────▶ link ═══▶ serve ─▶ applier, if they follow directly
 //!  expiry: "heard of these?" ────────▶ link ═══▶ serve ─▶ leases
 //! ```
 //!
-//! Any node takes a heartbeat and notes it; nothing is forwarded. The one that owns an instance (rendezvous hashing) judges it,
-//! and before it does it asks all others for how long they have not heard of it. So a beat costs its node a look-up, an instance
-//! one question a time to live, and nobody expires because two nodes saw different members. What a node alone knew goes with
-//! it: when one is lost, every lease gets one time to live more.
+//! Any node takes a heartbeat and records it; nothing is forwarded. The owner of an instance (rendezvous hashing) judges it, and first asks all
+//! others how long they have not heard of it. So a heartbeat costs its node a look-up, an instance costs one question in each time to live, and no
+//! instance expires because two nodes saw different members. Heartbeats that only one node received are lost with it: when a node is lost, every
+//! lease gets one more time to live.
 //!
 //! # Invariants
 //!
-//! - A node lives while its beats rise in the store, or while it speaks over its link: who has lost only the way to the store goes on taking
-//!   heartbeats, and is asked. Only a node that reaches the store judges.
-//! - No clocks are compared: beats are counted, silence is told as a duration.
-//! - Nobody is judged while a live node has not answered, unless it has not been reached for `UNREACHABLE`. Before that, who cannot ask a live node leaves
-//!   judging to a node that may be able to: with three nodes, any one path may be cut for as long as it likes.
-//! - What a peer sends is applied only where it follows directly on what is here; otherwise the store is read.
-//! - Nothing waits for a peer but the judging of silence, and that not for long. What a peer says is taken, and answered, without waiting for the store.
+//! - A node lives while its beats rise in the store, or while it speaks over its link: a node that has lost only the store goes on taking heartbeats,
+//!   and is asked. Only a node that reaches the store judges.
+//! - No clocks are compared: beats are counted, silence is sent as a duration.
+//! - No instance is judged before every live node has answered, except nodes not reached for `UNREACHABLE`. Before that, a node that cannot ask a
+//!   live node leaves judging to a node that may be able to: with three nodes, any one path may be cut for any time.
+//! - A peer's commit is applied only if it follows directly on the cache; otherwise the store is read.
+//! - Only the judgement of silence waits for a peer, and not for long. A peer's message is applied, and answered, without waiting for the store.
 
 mod link;
 mod members;
@@ -50,78 +50,78 @@ use crate::settings::{PeerSettings, PeerTls};
 use crate::status::{PeerStatus, add};
 use crate::store::{MOST_NODES, NodeId, NodeRow, Record, Roll, Secret};
 
-/// How often a node tells that it lives, and looks who else does.
+/// Interval between two roll calls, at which a node writes its beat and reads those of the others.
 const ROLL_CALL: Duration = Duration::from_secs(1);
-/// A node that lives as far as the store says, and has not been reached for so long, is not asked any more.
+/// Time after which a node that lives according to the store, but is not reached, is no longer asked.
 pub(crate) const UNREACHABLE: Duration = Duration::from_secs(15);
-/// A peer that has said something within so many milliseconds lives, whatever the store says.
+/// Milliseconds after a message of a peer for which it counts as live, whatever the store says.
 const HEARD: u64 = 3000;
-/// Connections of other nodes that may wait to be accepted.
+/// Backlog of the socket for other nodes.
 const BACKLOG: u32 = 128;
-/// A node that could not be connected to so often is not waited for at the start. That is more than a second: a node that was alone
-/// until now opens its port at its next roll call.
+/// Failed attempts after which a node is not waited for at the start. They take more than a second: a node that was alone until now opens its port at
+/// its next roll call.
 const DEAD: u32 = 4;
-/// An answer may take so long.
+/// Time limit of an answer.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Becoming known to the others may take so long.
+/// Time limit of becoming known to the others.
 const INTRODUCTION: Duration = Duration::from_secs(2);
-/// Leaving may take so long.
+/// Time limit of leaving.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// The other nodes, and this one among them.
+/// The other nodes, and this one's membership.
 pub(crate) struct Peers {
     own: NodeId,
-    /// The port that is taken here.
+    /// The socket address bound on this machine.
     bound: SocketAddr,
     address: String,
-    /// Whether this node may judge, and whether it does.
+    /// True if this node may judge; `judging` is true if it does.
     judges: bool,
     judging: AtomicBool,
     began: Instant,
     secret: OnceLock<Secret>,
-    /// How nodes speak TLS; none: in clear.
+    /// TLS between nodes; None: in clear.
     secure: ArcSwapOption<Secure>,
     view: ArcSwap<View>,
     links: Mutex<HashMap<NodeId, Link>>,
-    /// Live, and not to be reached.
+    /// Live nodes that cannot be reached.
     shunned: Mutex<BTreeSet<NodeId>>,
     members: tokio::sync::Mutex<(Members, i64)>,
-    /// Those from which a connection has come, and when each last said something over it, in milliseconds since the node's start.
+    /// Nodes that have connected to this one, and the time of the last message of each, in milliseconds since the node's start.
     inbound: Mutex<BTreeMap<NodeId, u64>>,
-    /// When the latest roll call began that the store has answered; 0: never.
+    /// Start of the latest roll call that the store has answered, in milliseconds since the node's start; 0: never.
     attended: AtomicU64,
-    /// Somebody called whom the roll does not know yet; or there is news about who can be reached.
+    /// Signalled when a node connects that the roll does not list yet; `contacts` when the reachability of a node changes.
     unknown: Notify,
     contacts: Notify,
     questions: AtomicU64,
-    /// Where others would reach this node, as long as there are none: it has its port, and does not listen.
+    /// The bound socket for other nodes, until it listens.
     closed: Mutex<Option<TcpSocket>>,
 }
 
-/// Who judges: those that live and reach the store, this one included if it does.
+/// The judges: nodes that live and reach the store, including this one if it judges.
 #[derive(Debug, Default)]
 struct View {
     judges: Vec<NodeId>,
 }
 
-/// What is known of how a peer can be reached; shared with its link.
+/// Reachability of a peer; shared with its link.
 #[derive(Debug, Default)]
 pub(crate) struct Contact {
     connected: AtomicBool,
-    /// How often connecting to it has failed, or the connection has ended, since it was reached last.
+    /// Failed attempts and lost connections since the peer was reached last.
     failed: AtomicU32,
-    /// Milliseconds since the node's start, when it was heard last.
+    /// Time of the peer's last message, in milliseconds since the node's start.
     heard: AtomicU64,
 }
 
 impl Peers {
-    /// Takes the port at which others reach this node. A port that was chosen is listened at from the beginning; of one of the system's
-    /// choosing the others learn from the store, so it is opened when there is another node.
+    /// Binds the port for other nodes. A configured port listens from the beginning; a port chosen by the system, which others learn from the store,
+    /// is opened only once another node exists.
     pub(crate) fn bind(settings: &PeerSettings, judges: bool) -> Result<Peers, OpenError> {
         let failed = |error: std::io::Error| OpenError::Peers { address: settings.listen, reason: error.to_string() };
         let socket = if settings.listen.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
         let socket = socket.map_err(failed)?;
-        // Only for a chosen port: a node that starts again takes it at once.
+        // Only for a configured port, so that a restarted node can bind it at once.
         socket.set_reuseaddr(settings.listen.port() != 0).map_err(failed)?;
         socket.bind(settings.listen).map_err(failed)?;
         let bound = socket.local_addr().map_err(failed)?;
@@ -157,15 +157,15 @@ impl Peers {
         Ok(peers)
     }
 
-    /// How a connection that begins now speaks TLS.
+    /// Returns the TLS for a new connection.
     fn secure(&self) -> Option<Arc<Secure>> {
         self.secure.load_full()
     }
 
-    /// Reads the files of TLS again, for connections that begin after it. Whether there is TLS stays as it is.
+    /// Reloads the TLS files, for new connections. Does not turn TLS on or off.
     ///
     /// # Errors
-    /// They cannot be used: then nothing has changed.
+    /// The files are unusable: then nothing has changed.
     pub(crate) fn renew(&self, settings: &PeerTls) -> Result<(), OpenError> {
         if self.secure.load().is_some()
             && let Some(secure) = Secure::new(settings)?
@@ -175,7 +175,7 @@ impl Peers {
         Ok(())
     }
 
-    /// Begins to listen, unless that has begun.
+    /// Starts to listen, unless it has started already.
     fn open(&self, inner: &Arc<Inner>) -> std::io::Result<()> {
         let Some(socket) = lock(&self.closed).take() else { return Ok(()) };
         let listener = socket.listen(BACKLOG)?;
@@ -187,7 +187,7 @@ impl Peers {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Whether this node judges the instance.
+    /// True if this node judges the instance.
     pub(crate) fn owns(&self, id: &InstanceId) -> bool {
         match self.view.load().judges.as_slice() {
             [] => false,
@@ -196,7 +196,7 @@ impl Peers {
         }
     }
 
-    /// Tells the others what was committed.
+    /// Pushes a commit to the other nodes.
     pub(crate) fn push(&self, inner: &Inner, epoch: i64, revision: Revision, records: &[Record]) {
         let links = lock(&self.links);
         let mut body = None;
@@ -206,12 +206,12 @@ impl Peers {
         }
     }
 
-    /// Whether all who live are connected to: then whatever they commit is heard of at once.
+    /// True if there is a connection to every live node: then their commits are pushed here at once.
     pub(crate) fn all_reached(&self) -> bool {
         lock(&self.links).values().all(|link| link.contact.is_connected())
     }
 
-    /// A connection from `id` has come.
+    /// Records a connection from `id`.
     fn called_by(&self, id: NodeId) {
         self.heard_from(id);
         if !lock(&self.links).contains_key(&id) {
@@ -220,12 +220,12 @@ impl Peers {
         self.contacts.notify_one();
     }
 
-    /// `id` has said something over the connection that came from it.
+    /// Records a message of `id` over its connection to this node.
     fn heard_from(&self, id: NodeId) {
         lock(&self.inbound).insert(id, self.now());
     }
 
-    /// Which nodes have not been heard for long over their links, and which were just now.
+    /// Returns the nodes that have not been heard for long over their links, and those heard just now.
     fn silent_and_heard(&self, now: u64) -> (BTreeSet<NodeId>, BTreeSet<NodeId>) {
         let links = lock(&self.links);
         let which = |fits: &dyn Fn(&Contact) -> bool| {
@@ -234,13 +234,13 @@ impl Peers {
         (which(&|contact| contact.is_silent(now)), which(&|contact| contact.is_heard(now)))
     }
 
-    /// Whether there is no other node, as far as is known.
+    /// True if no other node is known.
     pub(crate) fn is_alone(&self) -> bool {
         lock(&self.links).is_empty()
     }
 
-    /// Whether every node that may judge asks this one first: the store has answered a roll call that began at most `within` ago, so nobody
-    /// takes this node for lost; and each live node has spoken a moment ago over the connection on which it asks.
+    /// True if every node that may judge asks this one first: the store has answered a roll call that began at most `within` ago, so no node
+    /// considers this one lost; and each live node has just spoken over the connection on which it asks.
     pub(crate) fn is_asked_by_all(&self, within: Duration) -> bool {
         let (now, attended) = (self.now(), self.attended.load(Ordering::Relaxed));
         let limit = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
@@ -249,7 +249,7 @@ impl Peers {
         attended > 0 && now.saturating_sub(attended) < limit && lock(&self.links).keys().all(speaks)
     }
 
-    /// Whether each of the others that can be reached has called: from then on they ask this node too.
+    /// True if each of the other reachable nodes has connected: from then on they ask this node, too.
     fn is_known(&self) -> bool {
         let inbound = lock(&self.inbound);
         let links = lock(&self.links);
@@ -257,7 +257,7 @@ impl Peers {
         links.iter().all(|(id, link)| inbound.contains_key(id) || dead(link))
     }
 
-    /// As the console and metrics show it.
+    /// Returns the peers for the console and metrics.
     pub(crate) fn status(&self) -> Vec<PeerStatus> {
         let links = lock(&self.links);
         let mut peers: Vec<PeerStatus> = links
@@ -268,24 +268,24 @@ impl Peers {
         peers
     }
 
-    /// The socket for the others, as it is here.
+    /// Returns the local socket address for other nodes.
     pub(crate) fn bound(&self) -> Option<SocketAddr> {
         Some(self.bound)
     }
 
-    /// Where the others reach this node.
+    /// Returns the address at which the others reach this node.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 }
 
 impl Contact {
-    /// Whether the peer has spoken a moment ago: each side says something every second.
+    /// True if the peer has spoken a moment ago: each side sends a message every second.
     fn is_heard(&self, now: u64) -> bool {
         self.is_connected() && now.saturating_sub(self.heard.load(Ordering::Relaxed)) < HEARD
     }
 
-    /// Whether the peer has not spoken for long, connected or not. One to which the way was just opened has not been silent yet.
+    /// True if the peer has not spoken for long, connected or not. A new link does not count as silent yet.
     fn is_silent(&self, now: u64) -> bool {
         now.saturating_sub(self.heard.load(Ordering::Relaxed)) >= HEARD
     }
@@ -295,7 +295,7 @@ impl Contact {
     }
 }
 
-/// Whether the files of TLS can be used.
+/// Validates the TLS files.
 pub(crate) fn check(settings: &PeerTls) -> Result<(), OpenError> {
     Secure::new(settings).map(drop)
 }
@@ -304,8 +304,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The address by which others reach who listens at `ip`: where that is every address, the one from which this machine would
-/// reach the rest of the world. Sends nothing.
+/// Returns the address at which others reach a socket bound to `ip`: if that is the wildcard address, the one from which this machine would reach the
+/// internet. Sends nothing.
 fn reachable(ip: IpAddr) -> IpAddr {
     if !ip.is_unspecified() {
         return ip;
@@ -319,7 +319,7 @@ fn reachable(ip: IpAddr) -> IpAddr {
     route().map_or(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), |address| address.ip())
 }
 
-/// Calls the roll for the first time, and starts what goes on doing so.
+/// Calls the roll for the first time, and starts the task that repeats it.
 pub(crate) async fn start(inner: &Arc<Inner>) -> Result<(), OpenError> {
     let settings = &inner.settings.peers;
     if settings.listen.port() != 0 {
@@ -333,7 +333,7 @@ pub(crate) async fn start(inner: &Arc<Inner>) -> Result<(), OpenError> {
             inner.peers.contacts.notified().await;
         }
     };
-    // Before clients come: a heartbeat that only this node has heard must be asked for.
+    // Before clients connect: the others must ask for heartbeats that only this node has received.
     let _ = tokio::time::timeout(INTRODUCTION, known).await;
     Ok(())
 }
@@ -370,11 +370,11 @@ async fn attend(inner: Arc<Inner>) {
     }
     lock(&inner.peers.links).clear();
     let own = [inner.peers.own];
-    // Should it fail, the others find out by themselves.
+    // If this fails, the others detect the end by themselves.
     let _ = tokio::time::timeout(FAREWELL, inner.store.attend(None, &own)).await;
 }
 
-/// One roll call; `counts` as of [`Members::called`].
+/// Calls the roll once; `counts` as in [`Members::called`].
 async fn call(inner: &Arc<Inner>, counts: bool) -> Result<(), StoreError> {
     let peers = &inner.peers;
     let mut state = peers.members.lock().await;
@@ -404,7 +404,7 @@ async fn call(inner: &Arc<Inner>, counts: bool) -> Result<(), StoreError> {
     }
     if !news.lost.is_empty() {
         add(&inner.counters.nodes_lost, news.lost.len() as u64);
-        // First: whoever owns more from here on, or asks fewer, finds all leases prolonged.
+        // First: a node that owns more from now on, or asks fewer, must find all leases prolonged.
         inner.health.leases.grace();
         let mut inbound = lock(&peers.inbound);
         inbound.retain(|id, _| !news.lost.contains(id));
@@ -426,7 +426,7 @@ async fn call(inner: &Arc<Inner>, counts: bool) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Finds out who lives and cannot be reached.
+/// Updates the set of live nodes that cannot be reached.
 fn shun(inner: &Inner) {
     let peers = &inner.peers;
     let now = peers.now();
@@ -443,7 +443,7 @@ fn shun(inner: &Inner) {
     *before = after;
 }
 
-/// Asks the others how long each of `ids` has been silent, and notes what they say. Whether all who live have answered.
+/// Asks the others how long each of `ids` has been silent, and records the answers. Returns true if all live nodes have answered.
 pub(crate) async fn hear(inner: &Inner, ids: &[InstanceId]) -> bool {
     let mut all = true;
     if !lock(&inner.peers.links).is_empty() {
@@ -455,7 +455,7 @@ pub(crate) async fn hear(inner: &Inner, ids: &[InstanceId]) -> bool {
     all
 }
 
-/// Asks the others about at most [`wire::QUESTION_IDS`] instances. Whether all who live have answered.
+/// Asks the others about at most [`wire::QUESTION_IDS`] instances. Returns true if all live nodes have answered.
 pub(crate) async fn ask(inner: &Inner, ids: &[InstanceId], mut take: impl FnMut(Vec<Option<Silence>>)) -> bool {
     let peers = &inner.peers;
     let mut all = true;
@@ -488,8 +488,8 @@ pub(crate) async fn ask(inner: &Inner, ids: &[InstanceId], mut take: impl FnMut(
     all
 }
 
-/// Which of `ids` another node has heard of, and knows: not who was heard there before it was known. Otherwise two nodes would tell each other of an
-/// instance that is gone.
+/// Returns which of `ids` another node has heard and knows. An id that was heard there before it was known does not count: otherwise two nodes would
+/// confirm a removed instance to each other.
 pub(crate) async fn heard(inner: &Inner, ids: &[InstanceId]) -> Vec<Beat> {
     let mut beats = vec![Beat::Unknown; ids.len()];
     for (ids, beats) in ids.chunks(wire::QUESTION_IDS).zip(beats.chunks_mut(wire::QUESTION_IDS)) {

@@ -1,7 +1,7 @@
-//! Between two nodes, before they know each other: in clear, or by TLS in which both show a certificate of one CA.
+//! Transport between two nodes before the handshake: in clear, or TLS with certificates of one CA on both sides.
 //!
-//! Which host a certificate is for is not looked at. The hand-shake that follows is bound to this connection of TLS (see [`Binding`]), so somebody in
-//! between, who has a certificate of the CA but not the store's secret, cannot pass it on from one connection to another.
+//! The host name of a certificate is not checked. The handshake that follows is bound to this TLS connection (see [`Binding`]), so an attacker in
+//! between, with a certificate of the CA but without the store's secret, cannot relay it from one connection to another.
 
 use std::sync::Arc;
 
@@ -16,24 +16,24 @@ use super::link::Ended;
 use crate::error::OpenError;
 use crate::settings::{PeerTls, PeerTlsMode};
 
-/// What nodes speak, in ALPN.
+/// ALPN protocol of the nodes.
 const PROTOCOL: &[u8] = b"kingpost-registry";
-/// Of what is taken from a connection of TLS to bind the hand-shake to it.
+/// Label of the exported keying material that binds the handshake to a TLS connection.
 const LABEL: &[u8] = b"EXPORTER-kingpost-registry-peers";
 
-/// What both ends of one connection of TLS know, and nobody else.
+/// Keying material known only to the two ends of one TLS connection.
 pub(super) type Binding = [u8; 32];
 pub(super) type Reading = Box<dyn AsyncRead + Send + Unpin>;
 pub(super) type Writing = Box<dyn AsyncWrite + Send + Unpin>;
 
-/// How nodes speak TLS: `[registry.peer_tls]` with its files read.
+/// TLS between nodes: `[registry.peer_tls]` with its files read.
 #[derive(Debug)]
 pub(crate) struct Secure {
     connect: Arc<ClientConfig>,
     accept: Arc<ServerConfig>,
 }
 
-/// A way to another node. What is said on it is authenticated only after the hand-shake.
+/// A transport to another node. Authenticated only after the handshake.
 pub(super) struct Way {
     pub(super) read: Reading,
     pub(super) write: Writing,
@@ -42,7 +42,7 @@ pub(super) struct Way {
 }
 
 impl Secure {
-    /// Reads the files; none if there is to be no TLS.
+    /// Reads the files; returns None if TLS is disabled.
     pub(crate) fn new(settings: &PeerTls) -> Result<Option<Secure>, OpenError> {
         if settings.mode == PeerTlsMode::Disable {
             return Ok(None);
@@ -79,18 +79,18 @@ impl Secure {
 }
 
 impl Way {
-    /// A way to a node that this one has called.
+    /// Sets up a connection that this node has opened.
     pub(super) async fn out(stream: TcpStream, secure: Option<&Secure>) -> Result<Way, Ended> {
         stream.set_nodelay(true)?;
         let Some(secure) = secure else { return Ok(Way::clear(stream)) };
-        // Verified is the chain alone. An address, unlike a name, is not sent.
+        // Only the chain is verified. An address, unlike a name, is not sent.
         let name = ServerName::IpAddress(stream.peer_addr()?.ip().into());
         let stream = TlsConnector::from(Arc::clone(&secure.connect)).connect(name, stream).await.map_err(no_tls)?;
         let binding = binding(stream.get_ref().1)?;
         Ok(Way::split(stream, binding))
     }
 
-    /// A way from a node that has called.
+    /// Sets up a connection that this node has accepted.
     pub(super) async fn to_here(stream: TcpStream, secure: Option<&Secure>) -> Result<Way, Ended> {
         stream.set_nodelay(true)?;
         let Some(secure) = secure else { return Ok(Way::clear(stream)) };
@@ -109,7 +109,7 @@ impl Way {
         Way { read: Box::new(read), write: Box::new(write), binding: Some(binding) }
     }
 
-    /// Sends all of it.
+    /// Sends all bytes.
     pub(super) async fn send(&mut self, bytes: &[u8]) -> Result<(), Ended> {
         self.write.write_all(bytes).await?;
         Ok(self.write.flush().await?)
@@ -121,7 +121,7 @@ fn binding<D>(connection: &ConnectionCommon<D>) -> Result<Binding, Ended> {
     exported.map_err(|error| std::io::Error::other(error).into())
 }
 
-/// A handshake failed: because what was heard is no TLS, or for another reason.
+/// Converts a handshake error: the peer does not use TLS, or another reason.
 fn no_tls(error: std::io::Error) -> Ended {
     let known = error.get_ref().and_then(|inner| inner.downcast_ref::<tls::rustls::Error>());
     match known {

@@ -1,4 +1,4 @@
-//! What other nodes say here: commits to apply, questions to answer.
+//! Connections from other nodes: commits to apply, questions to answer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,19 +16,19 @@ use crate::registry::Inner;
 use crate::status::add;
 use crate::store::{Interner, MOST_NODES, NodeId};
 
-/// Of nodes, two each: an old connection may still be there when a new one comes.
+/// Maximum number of connections, two for each node: an old connection may still exist when a new one comes.
 const CONNECTIONS: usize = 2 * MOST_NODES;
-/// Of those who have not shown yet that they are nodes. One more, and the oldest has to go: a node needs no more than a round
-/// trip, so whoever holds places open keeps none of them from coming in.
+/// Maximum number of connections that have not authenticated yet. If there is one more, the oldest is closed: a node needs only a round trip, so an
+/// attacker that holds connections open keeps no node out.
 const STRANGERS: usize = 32;
 
-/// A connection, and whether a node is at its other end.
+/// A connection, with a flag that is true once a node has authenticated.
 struct Caller {
     introduced: Arc<AtomicBool>,
     task: AbortHandle,
 }
 
-/// Those who have not introduced themselves, oldest first.
+/// Connections that have not authenticated, oldest first.
 #[derive(Default)]
 struct Strangers(VecDeque<Caller>);
 
@@ -38,17 +38,17 @@ impl Strangers {
         if self.0.len() >= STRANGERS
             && let Some(oldest) = self.0.pop_front()
         {
-            // It may be a node by now, and then simply calls again.
+            // If it is a node that has authenticated by now, it connects again.
             oldest.task.abort();
         }
         self.0.push_back(caller);
     }
 }
 
-/// Accepts until the registry stops.
+/// Accepts connections until the registry stops.
 pub(super) async fn run(inner: Arc<Inner>, listener: TcpListener) {
     let mut stop = inner.stop.subscribe();
-    // Dropped, it ends all connections.
+    // Dropping the set ends all connections.
     let mut connections = JoinSet::new();
     let mut strangers = Strangers::default();
     loop {
@@ -93,7 +93,7 @@ async fn welcome(inner: &Inner, stream: TcpStream) -> Result<(NodeId, Frames, Vo
 }
 
 async fn serve(inner: &Inner, stream: TcpStream, is_node: &AtomicBool) -> Result<std::convert::Infallible, Ended> {
-    // TLS is a part of it: who does not get through that in time is a stranger.
+    // TLS is included: a connection that does not complete it in time has not authenticated.
     let shaken = tokio::time::timeout(HANDSHAKE, welcome(inner, stream)).await;
     let (who, mut frames, mut voice) = shaken.map_err(|_| Ended::Late(HANDSHAKE))??;
     is_node.store(true, Ordering::Release);

@@ -1,4 +1,4 @@
-//! What nodes say to each other: frames, without I/O.
+//! Protocol between nodes: frames, without I/O.
 //!
 //! ```text
 //!  asked ─▶ asking   magic 4, version 2, nonce 16
@@ -7,10 +7,10 @@
 //!  then, both ways   length of the body 4, body, tag 16
 //! ```
 //!
-//! Both know the secret that is in the store, and prove it over both nonces; each frame carries a tag over its number in its
-//! direction, so that nothing can be changed, repeated or left out in between. What is said is not hidden by this, but by TLS below it
-//! (`super::secure`), where there is that: then what both ends of that connection know goes into every proof and tag. Numbers are
-//! big-endian.
+//! The node that is asked has accepted the connection, the asking one has opened it; figures are lengths in bytes. Both know the store's secret, and
+//! prove it over both nonces; each frame carries a tag over its number in its direction, so that no frame can be changed, repeated or left out in
+//! between. This does not encrypt; TLS below it does (`super::secure`), if enabled: then the keying material of that connection is part of every
+//! proof and tag. Numbers are big-endian.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use hmac::{Hmac, Mac as _};
@@ -20,9 +20,9 @@ use crate::error::StoreError;
 use crate::model::{InstanceId, Revision};
 use crate::store::{Columns, InstanceRow, Interner, NodeId, Record, Secret, ServiceRow};
 
-/// Longest body of a frame: a batch of 512 rows with 16 KiB of metadata each fits.
+/// Maximum length of a frame's body: enough for a batch of 512 rows with 16 KiB of metadata each.
 pub(crate) const LONGEST: usize = 16 << 20;
-/// Most ids in one question.
+/// Maximum number of ids in one question.
 pub(crate) const QUESTION_IDS: usize = 8192;
 
 const MAGIC: &[u8; 4] = b"kprn";
@@ -31,44 +31,44 @@ const NONCE: usize = 16;
 const PROOF: usize = 32;
 const TAG: usize = 16;
 
-/// Bytes of the first message of who is asked.
+/// Length of the greeting, sent by the node that is asked.
 pub(crate) const GREETING: usize = 4 + 2 + NONCE;
-/// Bytes of the answer to it.
+/// Length of the introduction, which answers the greeting.
 pub(crate) const INTRODUCTION: usize = GREETING + 8 + PROOF;
-/// Bytes of the answer to that.
+/// Length of the welcome, which answers the introduction.
 pub(crate) const WELCOME: usize = 8 + PROOF;
 
-/// Why a peer is not talked to any more.
+/// Reason why a connection to a peer ends.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
-    /// Something else listens there, or calls.
+    /// The peer does not speak this protocol.
     #[error("it does not speak the protocol of registry nodes")]
     Stranger,
-    /// Another version of the protocol.
+    /// The peer speaks another version of the protocol.
     #[error("it speaks version {found} of the protocol, this node version {known}: the store alone has to do")]
     Version {
-        /// Its version.
+        /// The peer's version.
         found: u16,
-        /// Ours.
+        /// The version of this node.
         known: u16,
     },
-    /// It does not know the store's secret, or something in between changes what is said.
+    /// The peer does not know the store's secret, or the messages are changed in between.
     #[error("it did not prove that it belongs to the same store")]
     Proof,
     /// The address belongs to another node now.
     #[error("another node answers there")]
     Another,
-    /// A length beyond its bound.
+    /// A length beyond its limit.
     #[error("{what}: {found} is more than the limit of {limit}")]
     TooLong {
-        /// Of what.
+        /// The value.
         what: &'static str,
-        /// How much.
+        /// Size found.
         found: usize,
-        /// How much there may be.
+        /// The limit.
         limit: usize,
     },
-    /// A body that says something else than its length.
+    /// A body that does not match its length.
     #[error("a message is cut off, or not in the protocol")]
     Malformed,
     /// A row that no registry can have written.
@@ -76,42 +76,42 @@ pub enum PeerError {
     Row(Box<str>),
 }
 
-/// What is said once the peers know each other.
+/// A message after the handshake.
 #[derive(Debug)]
 pub enum Message {
-    /// How long has each of these been silent, as far as you have heard yourself?
+    /// A request for the time since the receiver itself last heard of each instance or session.
     Question {
-        /// Of the question, for its answer.
+        /// Number of the question, for its answer.
         number: u64,
-        /// Who.
+        /// The instances or sessions.
         ids: Vec<InstanceId>,
     },
     /// Milliseconds since each was heard; `None`: never.
     Answer {
-        /// Of the question.
+        /// Number of the question.
         number: u64,
-        /// In the order of the question.
+        /// Silences, in the order of the question.
         silence: Vec<Option<Silence>>,
     },
-    /// This was committed.
+    /// A commit.
     Committed {
         /// The store's history.
         epoch: i64,
-        /// Of the batch.
+        /// The revision of the batch.
         revision: Revision,
-        /// All its rows.
+        /// Rows of the batch, complete.
         records: Vec<Record>,
     },
-    /// There is something up to this revision; also says that the sender lives.
+    /// The sender's latest revision; also a sign of life.
     News {
         /// The store's history.
         epoch: i64,
-        /// What the sender has.
+        /// The sender's latest revision.
         revision: Revision,
     },
 }
 
-/// Proves and tags with one key.
+/// A key for proofs and tags.
 #[derive(Clone)]
 struct Key(Hmac<Sha256>);
 
@@ -127,28 +127,28 @@ impl Key {
     }
 }
 
-/// A hand-shake under way, on either side.
+/// A handshake under way, on either side.
 pub(crate) struct Handshake {
     key: Key,
     own: NodeId,
     nonce: [u8; NONCE],
 }
 
-/// Frames of one direction: their key, and how many there were.
+/// Frames of one direction: their key and their number.
 pub(crate) struct Direction {
     key: Key,
     frames: u64,
 }
 
-/// Both directions of a connection whose ends know each other.
+/// Both directions of an authenticated connection.
 pub(crate) struct Channel {
     pub(crate) send: Direction,
     pub(crate) receive: Direction,
 }
 
 impl Handshake {
-    /// Of a node with the store's `secret`. `nonce`: random, used once. `binding`: what both ends of the connection below know; it makes a key
-    /// that is good for this connection alone.
+    /// Begins a handshake with the store's `secret`. `nonce`: random, used once. `binding`: keying material of the TLS connection, which makes the
+    /// key valid for this connection alone.
     pub(crate) fn new(
         secret: &Secret,
         own: NodeId,
@@ -169,7 +169,7 @@ impl Handshake {
         out.put_slice(&self.nonce);
     }
 
-    /// First, by who is asked.
+    /// Returns the first message, sent by the node that is asked.
     pub(crate) fn greeting(&self) -> Bytes {
         let mut out = BytesMut::with_capacity(GREETING);
         self.greeting_into(&mut out);
@@ -190,7 +190,7 @@ impl Handshake {
         Ok(nonce)
     }
 
-    /// The answer to a greeting, by who asks; and what it takes to understand the answer to that.
+    /// Returns the asking node's answer to a greeting, and the state to read the welcome.
     pub(crate) fn introduction(self, mut greeting: &[u8]) -> Result<(Bytes, Introduced), PeerError> {
         let theirs = Self::theirs(&mut greeting)?;
         let mut out = BytesMut::with_capacity(INTRODUCTION);
@@ -201,7 +201,7 @@ impl Handshake {
         Ok((out.freeze(), Introduced { key: self.key, asked: theirs, asking: self.nonce }))
     }
 
-    /// The answer to an introduction, by who is asked; who asks; and the channel.
+    /// Returns the welcome of the node that is asked, the id of the asking node, and the channel.
     pub(crate) fn welcome(self, mut introduction: &[u8]) -> Result<(Bytes, NodeId, Channel), PeerError> {
         let asking = Self::theirs(&mut introduction)?;
         if introduction.len() < 8 + PROOF {
@@ -218,7 +218,7 @@ impl Handshake {
     }
 }
 
-/// A hand-shake of which only the welcome is missing.
+/// A handshake that waits for the welcome.
 pub(crate) struct Introduced {
     key: Key,
     asked: [u8; NONCE],
@@ -226,7 +226,7 @@ pub(crate) struct Introduced {
 }
 
 impl Introduced {
-    /// The channel, if it is `expected` who welcomes us.
+    /// Returns the channel, if the welcome comes from `expected`.
     pub(crate) fn welcomed(self, mut welcome: &[u8], expected: NodeId) -> Result<Channel, PeerError> {
         if welcome.len() < WELCOME {
             return Err(PeerError::Stranger);
@@ -256,14 +256,14 @@ impl Direction {
         self.key.over(&[&self.frames.to_be_bytes(), body])
     }
 
-    /// What stands before and after `body` on the wire.
+    /// Returns the bytes before and after `body` on the wire.
     pub(crate) fn seal(&mut self, body: &[u8]) -> ([u8; 4], [u8; TAG]) {
         let mut tag = [0; TAG];
         tag.copy_from_slice(&self.tag(body).finalize().into_bytes()[..TAG]);
         (u32::try_from(body.len()).unwrap_or(u32::MAX).to_be_bytes(), tag)
     }
 
-    /// How many bytes follow a frame's length: body and tag.
+    /// Returns the number of bytes after a frame's length: body and tag.
     pub(crate) fn announced(length: [u8; 4]) -> Result<usize, PeerError> {
         let found = u32::from_be_bytes(length) as usize;
         if found > LONGEST {
@@ -272,7 +272,7 @@ impl Direction {
         Ok(found + TAG)
     }
 
-    /// The body, of body and tag.
+    /// Verifies the tag and returns the body.
     pub(crate) fn open(&mut self, mut frame: Bytes) -> Result<Bytes, PeerError> {
         let length = frame.len().checked_sub(TAG).ok_or(PeerError::Malformed)?;
         let tag = frame.split_off(length);
@@ -283,15 +283,15 @@ impl Direction {
 
 // === Bodies ===
 
-/// What a node says of an instance or a session that it has heard: how long ago, and whether it is known to that node.
+/// The silence of an instance or a session that a node reports: a duration, and whether the node knows the instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Silence(u32);
 
-/// Set where it is not known: heard before the node knew of it. Nodes of older versions read a silence of weeks.
+/// Flag for an instance that was heard before the node knew it. Nodes of older versions read a silence of weeks.
 const NOT_KNOWN: u32 = 1 << 31;
 
 impl Silence {
-    /// `milliseconds` beyond 24 days count as 24 days.
+    /// Makes a silence; `milliseconds` beyond 24 days count as 24 days.
     pub(crate) fn new(milliseconds: u64, known: bool) -> Silence {
         let milliseconds = u32::try_from(milliseconds).unwrap_or(u32::MAX).min(NOT_KNOWN - 2);
         Silence(if known { milliseconds } else { milliseconds | NOT_KNOWN })
@@ -317,7 +317,7 @@ fn put_bytes(out: &mut BytesMut, bytes: &[u8]) {
     out.put_slice(bytes);
 }
 
-/// A question; at most `QUESTION_IDS`.
+/// Encodes a question about at most `QUESTION_IDS` ids.
 pub(crate) fn question(number: u64, ids: &[InstanceId]) -> Bytes {
     let mut out = BytesMut::with_capacity(16 + ids.len() * 40);
     out.put_u8(QUESTION);
@@ -327,7 +327,7 @@ pub(crate) fn question(number: u64, ids: &[InstanceId]) -> Bytes {
     out.freeze()
 }
 
-/// An answer.
+/// Encodes an answer.
 pub(crate) fn answer(number: u64, silence: &[Option<Silence>]) -> Bytes {
     let mut out = BytesMut::with_capacity(16 + silence.len() * 4);
     out.put_u8(ANSWER);
@@ -337,7 +337,7 @@ pub(crate) fn answer(number: u64, silence: &[Option<Silence>]) -> Bytes {
     out.freeze()
 }
 
-/// That there is something new.
+/// Encodes the sender's latest revision.
 pub(crate) fn news(epoch: i64, revision: Revision) -> Bytes {
     let mut out = BytesMut::with_capacity(17);
     out.put_u8(NEWS);
@@ -346,7 +346,7 @@ pub(crate) fn news(epoch: i64, revision: Revision) -> Bytes {
     out.freeze()
 }
 
-/// A commit with its rows; only that there is one, where the rows would be too long.
+/// Encodes a commit with its rows; without the rows if they would be too long.
 pub fn committed(epoch: i64, revision: Revision, records: &[Record]) -> Bytes {
     let mut out = BytesMut::with_capacity(64 + records.len() * 400);
     out.put_u8(COMMITTED);
@@ -397,7 +397,7 @@ fn put_service(out: &mut BytesMut, row: &ServiceRow) {
     out.put_i64(row.mtime);
 }
 
-/// Takes values off the front; what is not there is `Malformed`.
+/// A reader of values from the front; a missing one is `Malformed`.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -440,7 +440,7 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(self.bytes()?).map_err(|_| PeerError::Malformed)
     }
 
-    /// A count of things that take at least `each` bytes: so nothing is allocated for what cannot be there.
+    /// Reads a count of items of at least `each` bytes: so nothing is allocated for items that cannot be there.
     fn count(&mut self, each: usize) -> Result<usize, PeerError> {
         let count = self.u32()? as usize;
         if count > self.0.len() / each {
@@ -451,10 +451,10 @@ impl<'a> Reader<'a> {
 }
 
 impl Message {
-    /// Reads a body.
+    /// Decodes a body.
     ///
     /// # Errors
-    /// When it is cut off, goes on after its end, or holds what cannot be.
+    /// The body is cut off, continues after its end, or has invalid content.
     pub fn read(body: &[u8], interner: &mut Interner) -> Result<Message, PeerError> {
         let mut reader = Reader(body);
         let message = match reader.byte()? {
@@ -531,7 +531,7 @@ fn read_record(reader: &mut Reader<'_>, of: Revision, interner: &mut Interner) -
                 mtime,
             };
             let row = columns.decode("peer", interner).map_err(wrong)?;
-            // A digest that does not fit the content would be believed for ever.
+            // A digest that does not match the content would be trusted for ever.
             if row.instance.content_digest() != row.instance.digest || row.instance.revision != of {
                 return Err(PeerError::Malformed);
             }

@@ -7,12 +7,12 @@ use crate::model::{Check, Health, Instance, Metadata, Registration, ServiceKey};
 
 const SECRET: Secret = Secret([7; 32]);
 
-/// A connection of node 1 (asking) to node 2, with these secrets and this expectation.
+/// Connects node 1 (asking) to node 2 with these secrets and this expected id.
 fn connect(asking: Secret, asked: Secret, expected: i64) -> Result<(Channel, Channel), PeerError> {
     connect_over(asking, asked, expected, None, None)
 }
 
-/// The same, over connections of TLS that have these bindings.
+/// Connects like [`connect`], over TLS connections with these bindings.
 fn connect_over(
     asking: Secret,
     asked: Secret,
@@ -92,7 +92,7 @@ fn what_is_changed_repeated_left_out_or_sent_back_is_refused() {
             frame.slice(..frame.len() - 1)
         },
         |here| {
-            // What the other side would have sent.
+            // A frame that the other side would have sent.
             let mut back = Direction { key: here.receive.key.clone(), frames: 0 };
             send(&mut back, b"one")
         },
@@ -115,7 +115,7 @@ fn lengths_are_bounded() {
     for length in [LONGEST as u32 + 1, 0x8000_0000, u32::MAX] {
         assert!(matches!(Direction::announced(length.to_be_bytes()), Err(PeerError::TooLong { .. })));
     }
-    // A count that the body cannot hold is refused before anything is allocated for it.
+    // A count beyond the body's length is refused before anything is allocated for it.
     let mut question = question(1, &[]).to_vec();
     question[9..13].copy_from_slice(&u32::MAX.to_be_bytes());
     assert_eq!(Message::read(&question, &mut Interner::default()).err(), Some(PeerError::Malformed));
@@ -169,7 +169,7 @@ proptest! {
         let Message::Question { number: 5, ids: back } =
             Message::read(&question(5, &ids), &mut interner).unwrap() else { panic!("something else") };
         prop_assert_eq!(ids, back);
-        // Cut off anywhere it is refused.
+        // A message cut off at any length is refused.
         for length in 0..body.len() {
             prop_assert!(Message::read(&body[..length], &mut interner).is_err());
         }
