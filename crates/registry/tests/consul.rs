@@ -1,4 +1,4 @@
-//! Consul's catalog over HTTP: nodes, their metadata, filters, and lists that are put together of pieces.
+//! Consul's catalog over HTTP: nodes, their metadata, filters, and lists assembled from pieces.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -30,7 +30,7 @@ impl Node {
         Node { _directory: directory, registry, server, address }
     }
 
-    /// Status and body.
+    /// Sends a request; returns status and body.
     async fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let mut stream = tokio::net::TcpStream::connect(self.address).await.unwrap();
         let length = body.len();
@@ -56,7 +56,7 @@ impl Node {
     }
 }
 
-/// The values of a field, in order.
+/// Returns the values of a field, sorted.
 fn each(list: &Value, field: &str) -> Vec<String> {
     let text = |entry: &Value| entry.pointer(field).and_then(Value::as_str).unwrap_or_default().to_owned();
     let mut found: Vec<String> = list.as_array().unwrap().iter().map(text).collect();
@@ -113,7 +113,7 @@ async fn nodes_their_metadata_and_filters() {
     node.end().await;
 }
 
-/// Many instances, so that lists are of several pieces: after each change what is told is what there is, in every form.
+/// With many instances, so that lists have several pieces, every form of a list matches the instances after each change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lists_of_pieces_tell_what_there_is_after_each_change() {
     const COUNT: usize = 700;

@@ -1,4 +1,4 @@
-//! Health over real time: short times to live, real sockets. Waits are for conditions; nothing is said about durations.
+//! Health in real time: short times to live, real sockets. Every wait is for a condition; no duration is checked.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -21,7 +21,7 @@ fn with_ttl(n: usize) -> Registration {
     registration
 }
 
-/// Waits until `condition` holds of the registry; looks again at each change.
+/// Waits until `condition` holds of the registry; checks again at each change.
 async fn until(registry: &Registry, what: &str, condition: impl Fn(&Registry) -> bool) {
     let deadline = Instant::now() + PATIENCE;
     let mut at = Revision(0);
@@ -47,7 +47,7 @@ async fn silence_ends_it_and_a_heartbeat_brings_it_back() {
     registry.heartbeat(&[id(1)]).await;
     until(&registry, "return", |r| health(r, 1) == Some(Health::Passing)).await;
     until(&registry, "expiry", |r| health(r, 1) == Some(Health::Critical)).await;
-    // Registering again is a sign of life too, though nothing in it is new.
+    // A registration is a heartbeat even if it changes nothing.
     registry.register(vec![with_ttl(1)]).await.pop().unwrap().unwrap();
     until(&registry, "return", |r| health(r, 1) == Some(Health::Passing)).await;
     let reported = registry.report(&[(id(1), Health::Warning), (id(9), Health::Passing)]).await;
@@ -80,7 +80,7 @@ async fn when_much_vanishes_at_once_the_last_good_state_is_kept_for_a_while() {
     registry.register((0..10).map(with_ttl).collect()).await.into_iter().for_each(|row| {
         row.unwrap();
     });
-    // Four of ten go on.
+    // Four of ten go on with heartbeats.
     let beating = registry.clone();
     let beats = tokio::spawn(async move {
         let alive: Vec<_> = (0..4).map(id).collect();
@@ -101,7 +101,7 @@ async fn when_much_vanishes_at_once_the_last_good_state_is_kept_for_a_while() {
     registry.shutdown().await;
 }
 
-/// A server that says `first`, and `then` to whatever comes.
+/// Starts a server that sends `first`, and `then` in reply to anything.
 async fn scripted(first: &'static [u8], then: &'static [u8]) -> (u16, tokio::task::JoinHandle<()>) {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,4 +1,4 @@
-//! The store in MySQL or MariaDB: a real server. MariaDB's of the system, or the `mysqld` that the environment's KINGPOST_TESTS_MYSQLD names.
+//! The store in MySQL or MariaDB, on a real server: MariaDB's of the system, or the `mysqld` named by KINGPOST_TESTS_MYSQLD.
 #![allow(clippy::unwrap_used)]
 
 #[path = "common/authority.rs"]
@@ -24,8 +24,7 @@ use common::*;
 use mysql_async::prelude::Queryable as _;
 use registry::{Store, StoreError, store};
 
-/// A server in a directory that goes away with it, also when the test panics; at a socket, and at a port for who only looks whether it
-/// is there.
+/// A server in a temporary directory, ended even if the test panics; on a socket, and on a port for probes.
 struct Server {
     directory: tempfile::TempDir,
     port: u16,
@@ -37,7 +36,7 @@ fn id_of(arguments: &[&str]) -> Option<u32> {
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }
 
-/// The account that the server runs as where the test runs as root.
+/// Returns the account for the server if the test runs as root.
 fn account() -> Option<(u32, u32)> {
     (id_of(&["-u"]) == Some(0)).then(|| {
         let accounts = ["mysql", "nobody"];
@@ -46,11 +45,11 @@ fn account() -> Option<(u32, u32)> {
 }
 
 fn command(program: &str, directory: &Path) -> Command {
-    // Debian has the server where a user's PATH does not look.
+    // Debian installs the server outside of a user's PATH.
     let sbin = Path::new("/usr/sbin").join(program);
     let mut command = Command::new(if sbin.exists() { sbin } else { program.into() });
     command.current_dir(directory).arg("--no-defaults").arg(format!("--datadir={}", directory.join("data").display()));
-    // In /tmp servers remove each other's temporary tables.
+    // In /tmp, servers remove each other's temporary tables.
     command.arg(format!("--tmpdir={}", directory.display()));
     if let Some((uid, gid)) = account() {
         command.gid(gid).uid(uid);
@@ -98,7 +97,7 @@ impl Server {
         let process = server.stdout(Stdio::null()).stderr(log).spawn().unwrap();
         let mut server = Server { directory, port, process };
         let began = Instant::now();
-        // That it is there does not mean yet that it listens.
+        // The server may run and not listen yet.
         while std::os::unix::net::UnixStream::connect(&socket).is_err() {
             let ended = server.process.try_wait().unwrap();
             let log = || std::fs::read_to_string(server.directory.path().join("log")).unwrap_or_default();
@@ -129,7 +128,7 @@ impl Drop for Server {
     }
 }
 
-/// One server for all, as making one takes longer than what is done with it.
+/// One server for all tests, since creating one takes longer than its tests.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contract_then_under_fire() {
     let server = Server::start();
@@ -150,7 +149,7 @@ async fn contract_then_under_fire() {
     server.admin().await.query_drop(newer).await.unwrap();
     assert!(matches!(server.open("contract").await.err(), Some(StoreError::Newer { found: 999, .. })));
 
-    // Every connection of every node is ended now and then: also during COMMIT.
+    // Kills every connection of every node from time to time, also during COMMIT.
     let kills = async {
         let mut admin = server.admin().await;
         for _ in 0..20 {
@@ -158,7 +157,7 @@ async fn contract_then_under_fire() {
             let others = "SELECT id FROM information_schema.processlist WHERE db = 'fire'";
             let others: Vec<u64> = admin.query(others).await.unwrap();
             for other in others {
-                // It may have ended by itself.
+                // The connection may have ended by itself.
                 let _ = admin.query_drop(format!("KILL {other}")).await;
             }
         }

@@ -1,4 +1,4 @@
-//! Several nodes on one store, in one process: what they tell each other, and who judges.
+//! Several nodes on one store, in one process: their messages, and the choice of judges.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -31,7 +31,7 @@ async fn nodes(directory: &tempfile::TempDir, count: usize, settings: &Settings)
     nodes
 }
 
-/// Settings of a node that listens for others from the beginning: its port is chosen.
+/// Returns settings with a configured port, so that the node listens from the beginning.
 fn listening() -> Settings {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut settings = Settings::default();
@@ -62,7 +62,7 @@ async fn what_one_commits_the_others_are_told() {
     let directory = tempfile::tempdir().unwrap();
     let nodes = nodes(&directory, 3, &Settings::default()).await;
     let reads: Vec<u64> = nodes.iter().map(|node| node.status().counts.full_loads).collect();
-    // All at the same time: each batch of one follows on one of another.
+    // All at once: each batch of a node follows one of another node.
     let mut calls = tokio::task::JoinSet::new();
     for n in 0..300 {
         let node = nodes[n % 3].clone();
@@ -101,7 +101,7 @@ async fn heartbeats_may_go_to_any_node_and_silence_is_found_by_one() {
     for node in &nodes {
         reached(node, nodes[0].revision()).await;
     }
-    // Each instance stays with one node, which mostly is not the one that judges it; ten of them fall silent.
+    // Each instance stays with one node, mostly not its judge; ten of them fall silent.
     let silent = Arc::new(AtomicBool::new(false));
     let (beating, hush) = (nodes.clone(), Arc::clone(&silent));
     let beats = tokio::spawn(async move {
@@ -149,7 +149,7 @@ async fn who_leaves_is_missed_by_nobody() {
     for node in &nodes {
         reached(node, nodes[0].revision()).await;
     }
-    // All beat at one node; it leaves, and they go to the next.
+    // All heartbeats go to one node; when it leaves, they go to the next.
     let gone = Arc::new(AtomicBool::new(false));
     let (beating, left) = (nodes.clone(), Arc::clone(&gone));
     let beats = tokio::spawn(async move {
@@ -164,7 +164,7 @@ async fn who_leaves_is_missed_by_nobody() {
     for node in &nodes[1..] {
         until(node, "the loss", |node| node.status().counts.nodes_lost == 1 && node.status().peers.len() == 1).await;
     }
-    // The one that is silent is found by whoever owns it now; of the others none is.
+    // The silent instance is found by its present owner; no other is.
     until(&nodes[2], "expiry", |node| health(node, 29) == Some(Health::Critical)).await;
     let after = nodes[2].status().counts.asked + nodes[1].status().counts.asked;
     until(&nodes[2], "another round", |node| node.status().counts.asked + nodes[1].status().counts.asked >= after + 30)
@@ -187,7 +187,7 @@ async fn a_node_that_judges_nothing_owns_nothing() {
     let other = Registry::open(settings, on(&directory).await).await.unwrap();
     let rows = (0..20).map(with_ttl).collect();
     other.register(rows).await.into_iter().for_each(|row| assert!(row.is_ok(), "{row:?}"));
-    // What it hears counts all the same.
+    // Heartbeats at this node count all the same.
     let beating = other.clone();
     let beats = tokio::spawn(async move {
         loop {
@@ -203,12 +203,12 @@ async fn a_node_that_judges_nothing_owns_nothing() {
     other.shutdown().await;
 }
 
-/// A store that never says that there is something new.
+/// A store that never signals a new commit.
 struct Silent {
     store: Arc<dyn Store>,
-    /// Whether it hides the other nodes, so that this one tells them nothing.
+    /// True to hide the other nodes, so that this one pushes nothing to them.
     alone: bool,
-    /// Whether it cannot be read.
+    /// True if it cannot be read.
     blind: AtomicBool,
 }
 
@@ -251,11 +251,11 @@ impl Store for Silent {
     }
 }
 
-/// Who registers at one node may send the first heartbeat to another, before that one has been told.
+/// A client may register at one node and send the first heartbeat to another that has not seen the commit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_has_not_heard_of_an_instance_asks_before_it_says_so() {
     let directory = tempfile::tempdir().unwrap();
-    // Each listens from the beginning: a node that sees no other one has no port otherwise.
+    // Each listens from the beginning: without another node in sight, a node opens no port otherwise.
     let open = async |store: Arc<Silent>| Registry::open(listening(), store).await.unwrap();
     let first = open(Silent::new(&directory, true).await).await;
     let second = open(Silent::new(&directory, true).await).await;
@@ -279,11 +279,11 @@ async fn a_node_that_has_not_heard_of_an_instance_asks_before_it_says_so() {
     }
     let reads = second.status().counts.unknown_id_lookups - reads;
     assert!((1..50).contains(&reads), "100 calls share reads of the store: {reads}");
-    // It is in the cache now, with a lease; for what never was, each look is one more.
+    // The instance is in the cache now, with a lease; every look-up of an unknown id is a read of its own.
     assert_eq!(second.heartbeat(&[id(0)]).await, [Beat::Known]);
     assert!(second.instance_or_ask(&id(99)).await.is_some() && second.instance_or_ask(&id(500)).await.is_none());
 
-    // Where the store cannot be read, or lags, the others know.
+    // If the store cannot be read, or lags, the other nodes know the instance.
     let blind = Silent::new(&directory, false).await;
     let third = open(Arc::clone(&blind)).await;
     until(&third, "the way to the first", |node| {
@@ -299,7 +299,7 @@ async fn a_node_that_has_not_heard_of_an_instance_asks_before_it_says_so() {
     }
 }
 
-/// Strangers at the peers' port: nothing is learnt, nothing is harmed, and the place is free again.
+/// Other programs on the peers' port learn nothing, do no harm, and their place becomes free again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strangers_are_turned_away() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -332,7 +332,7 @@ async fn strangers_are_turned_away() {
     second.shutdown().await;
 }
 
-/// Somebody holds more connections open than there are places, and says nothing: a node comes in all the same.
+/// With more silent connections open than there are places, a node can still connect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_holds_the_peers_port_keeps_no_node_out() {
     let directory = tempfile::tempdir().unwrap();
@@ -342,7 +342,7 @@ async fn who_holds_the_peers_port_keeps_no_node_out() {
     let holding = Arc::clone(&held);
     let again = tokio::spawn(async move {
         loop {
-            // Whoever was turned away comes again at once.
+            // Reopens connections that were closed.
             let mut streams = Vec::new();
             for _ in 0..200 {
                 streams.extend(tokio::net::TcpStream::connect(&address).await);

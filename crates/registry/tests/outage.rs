@@ -1,5 +1,5 @@
-//! The way to the store is cut, of one node or of all: who sends heartbeats is neither made critical nor deregistered, then or when the
-//! way is back.
+//! The path to the store is cut, for one node or for all: an instance that sends heartbeats becomes neither critical nor deregistered, during the
+//! outage or after it.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -13,7 +13,7 @@ use registry::store::{Batch, BoxFuture, Committed, NodeId, NodeRow, Roll, Sink};
 use registry::{Beat, Check, CheckKind, Health, Registration, Registry, Revision, Settings, Store, StoreError, store};
 use tokio::time::Instant;
 
-/// A store, and the way to it, which can be cut.
+/// A store with a path to it that can be cut.
 struct Cut {
     store: Arc<dyn Store>,
     cut: AtomicBool,
@@ -84,8 +84,8 @@ async fn register(registry: &Registry, rows: Vec<Registration>) {
     registry.register(rows).await.into_iter().for_each(|row| assert!(row.is_ok(), "{row:?}"));
 }
 
-/// The instance was critical when the store went; it says that it is passing while the store is not there, and its time as a critical one
-/// is over when the store is back.
+/// The instance was critical when the store went away; it reports passing during the outage, and its time as a critical one is over when the store is
+/// back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_says_that_it_lives_while_the_store_is_away_is_there_when_it_is_back() {
     let after = Duration::from_secs(2);
@@ -98,19 +98,19 @@ async fn who_says_that_it_lives_while_the_store_is_away_is_there_when_it_is_back
     node.report(&reports).await.into_iter().for_each(|row| assert!(row.is_ok(), "{row:?}"));
     cut.cut.store(true, Ordering::Release);
     assert_eq!(node.heartbeat(&[id(1)]).await, [Beat::Known]);
-    // Its last word before the store is back: only the node has heard it.
+    // The last report before the store is back: only this node has received it.
     tokio::time::sleep_until(reported + after + Duration::from_millis(500)).await;
     cut.cut.store(false, Ordering::Release);
-    // The one that said no more goes: so the time is over, and the node has judged.
+    // The silent instance is removed: so the time is over, and the node has judged.
     until(&node, "the end of the other one", |node| health(node, 2).is_none()).await;
     assert_eq!(health(&node, 1), Some(Health::Passing));
-    // It is counted behind the commit that everybody can see.
+    // The counter is updated after the commit becomes visible.
     until(&node, "the count of it", |node| node.status().counts.reaped > 0).await;
     assert_eq!(node.status().counts.reaped, 1);
     node.shutdown().await;
 }
 
-/// One of two nodes has lost its way to the store only. Heartbeats that it answers count; who is silent is found by the other node.
+/// One of two nodes has lost only the store. The heartbeats that it answers count; silent instances are found by the other node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn heartbeats_at_a_node_without_its_store_count() {
     let directory = tempfile::tempdir().unwrap();
@@ -132,9 +132,9 @@ async fn heartbeats_at_a_node_without_its_store_count() {
         }
     });
     far.cut.store(true, Ordering::Release);
-    // Also those that the node without its store would judge.
+    // Including those that the node without its store would judge.
     until(&second, "the silent ones", |node| (20..30).all(|n| health(node, n) == Some(Health::Critical))).await;
-    // All leases of those that beat have come up, several times, with only one node to judge them.
+    // All leases of the living instances have come up, several times, with only one node to judge them.
     let asked = second.status().counts.asked;
     until(&second, "questions", |node| node.status().counts.asked >= asked + 100).await;
     let beaten: Vec<_> = (0..20).map(|n| health(&second, n)).collect();

@@ -1,4 +1,4 @@
-//! The store in PostgreSQL: a real server.
+//! The store in PostgreSQL, on a real server.
 #![allow(clippy::unwrap_used)]
 
 #[path = "common/authority.rs"]
@@ -24,7 +24,7 @@ use common::*;
 use registry::{Store, StoreError, store};
 use tokio_postgres::NoTls;
 
-/// A server in a directory that goes away with it, also when the test panics.
+/// A server in a temporary directory, ended even if the test panics.
 struct Server {
     directory: tempfile::TempDir,
     bin: PathBuf,
@@ -51,7 +51,7 @@ impl Server {
             .collect();
         bins.sort();
         let directory = tempfile::Builder::new().prefix("kp-registry-").tempdir().unwrap();
-        // Where the test runs as root the server runs as somebody else: it refuses to be root.
+        // If the test runs as root, the server runs as another user: it refuses to run as root.
         let user = (id_of(&["-u"]) == Some(0)).then(|| {
             let accounts = ["postgres", "nobody"];
             accounts.iter().find_map(|name| Some((id_of(&["-u", name])?, id_of(&["-g", name])?))).unwrap()
@@ -129,7 +129,7 @@ async fn contract() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_fire() {
     let server = Server::start();
-    // Every connection of every node is ended now and then: also during COMMIT.
+    // Kills every connection of every node from time to time, also during COMMIT.
     let kills = async {
         let admin = server.admin().await;
         for _ in 0..20 {
@@ -152,8 +152,8 @@ async fn a_server_that_is_not_there_is_said_so_without_the_password() {
     }
 }
 
-/// Why the cursor is a counter that is locked until commit, and not the time of the change: the same writers, some of their
-/// transactions slow. The reader that goes by time misses rows for ever; the one that goes by the counter does not.
+/// Shows why the cursor is a counter that is locked until commit, and not the time of the change: with some slow transactions, a reader by time
+/// misses rows for ever, and a reader by the counter does not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cursor_of_times_misses_rows_and_the_counter_does_not() {
     let server = Server::start();

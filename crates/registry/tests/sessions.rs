@@ -1,4 +1,4 @@
-//! Sessions and locks over several nodes on one store, in one process: each node has a way to the store of its own, which can be cut.
+//! Sessions and locks over several nodes on one store, in one process: each node has a path of its own to the store, which can be cut.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -20,19 +20,19 @@ use registry::{
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
 
-/// A store, and the way to it, which can be cut, or hang.
+/// A store with a path to it that can be cut, or hang.
 struct Cut {
     store: Arc<dyn Store>,
     way: Arc<Way>,
-    /// Whether it can hold keys and sessions.
+    /// True if it can hold keys and sessions.
     has_keys: bool,
 }
 
-/// How a node gets to the store.
+/// A node's path to the store.
 #[derive(Default)]
 struct Way {
     cut: AtomicBool,
-    /// Whoever comes waits until it is over, as for a server that does not answer.
+    /// True to block all calls until it is over, as with a server that does not answer.
     hangs: AtomicBool,
 }
 
@@ -48,7 +48,7 @@ impl Way {
     }
 }
 
-/// Its part with keys, over the same way.
+/// The key-value part, over the same path.
 struct CutKv {
     store: Arc<dyn KvStore>,
     way: Arc<Way>,
@@ -152,7 +152,7 @@ fn namespace() -> NamespaceName {
     NamespaceName::default()
 }
 
-/// A session that lives for `ttl`, and is waited for twice as long.
+/// Makes a session with a time to live of `ttl`; others wait for twice as long.
 fn session(id: &str, ttl: Option<Duration>) -> Session {
     Session {
         id: id.into(),
@@ -173,7 +173,7 @@ async fn begin(registry: &Registry, session: Session) {
     registry.session_begin(&namespace(), session).await.unwrap().unwrap();
 }
 
-/// Whether the session got the key.
+/// Returns true if the session acquired the key.
 async fn take(registry: &Registry, key: &str, session: &str) -> Result<bool, WriteError> {
     let verb = Verb::Lock(Bytes::copy_from_slice(session.as_bytes()), 0, session.into());
     let answer = registry.kv_apply(&namespace(), vec![Operation { key: key.into(), verb }]).await?;
@@ -210,14 +210,14 @@ async fn nodes(directory: &tempfile::TempDir, count: usize) -> (Vec<Arc<Cut>>, V
     (ways, nodes)
 }
 
-/// Sessions that are renewed at whichever node live, whoever judges them; the silent ones end, and with them what they hold.
+/// Sessions renewed at any node live, whichever node judges them; silent ones end, and their locks are released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn renewals_may_go_to_any_node_and_the_silent_end() {
     let directory = tempfile::tempdir().unwrap();
     let (_, nodes) = nodes(&directory, 2).await;
-    // Long enough that nodes vouch for renewals from memory: half of it is more than what is between two roll calls.
+    // Long enough that nodes confirm renewals from memory: half of it is more than the interval between two roll calls.
     let ttl = Duration::from_secs(3);
-    // Enough that each node judges some that are renewed at the other one: which it judges is a matter of chance.
+    // Enough that each node judges some that are renewed at the other one: the judge is a matter of chance.
     for n in 0..40 {
         begin(&nodes[n % 2], session(&format!("s{n}"), Some(ttl))).await;
         assert!(take(&nodes[(n + 1) % 2], &format!("k{n}"), &format!("s{n}")).await.unwrap());
@@ -226,7 +226,7 @@ async fn renewals_may_go_to_any_node_and_the_silent_end() {
     let renewals = tokio::spawn(async move {
         loop {
             for n in 0..20 {
-                // Always at the same node: the other one has to ask.
+                // Always at the same node, so that the other one has to ask.
                 let answer = renewing[n % 2].session_renew(&namespace(), &format!("s{n}")).await.unwrap();
                 assert!(matches!(answer, Renewal::Lives(_)), "s{n}: {answer:?}");
             }
@@ -234,7 +234,7 @@ async fn renewals_may_go_to_any_node_and_the_silent_end() {
         }
     });
     until("the end of the silent ones", || (20..40).all(|n| holder(&nodes[0], &format!("k{n}")).is_none())).await;
-    // The others come up with a judge who has not heard of them, and asks; each is there, and holds its key.
+    // Each other session comes up with a judge that has not heard of it, and that asks; each lives, and holds its key.
     let asked = nodes.iter().map(|node| node.status().counts.asked).sum::<u64>();
     until("questions", || nodes.iter().map(|node| node.status().counts.asked).sum::<u64>() >= asked + 3).await;
     assert!(!renewals.is_finished(), "a renewal was not answered");
@@ -250,8 +250,7 @@ async fn renewals_may_go_to_any_node_and_the_silent_end() {
     }
 }
 
-/// A session that is renewed while the store is away is there when the store is back, however long that was. Renewals are not vouched for
-/// meanwhile.
+/// A session renewed during an outage of the store still lives after it, however long it was. Renewals are not confirmed meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_lives_through_an_outage_of_the_store() {
     let directory = tempfile::tempdir().unwrap();
@@ -287,13 +286,13 @@ async fn a_session_lives_through_an_outage_of_the_store() {
     }
 }
 
-/// A judge whose way to the store hangs while it ends a session: when the way is back, sessions that were renewed meanwhile at another node, which
-/// told the clients so, are there, and so are their locks.
+/// A judge's path to the store hangs while it ends sessions: afterwards the sessions that were renewed meanwhile at another node, which confirmed
+/// that to the clients, still live and hold their locks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_judge_whose_store_hangs_ends_nobody_who_was_renewed_meanwhile() {
     let directory = tempfile::tempdir().unwrap();
     let (ways, nodes) = nodes(&directory, 2).await;
-    // Long enough that nodes vouch for renewals from memory.
+    // Long enough that nodes confirm renewals from memory.
     let ttl = Duration::from_secs(3);
     let renewed = |n: usize| format!("renewed-{n}");
     for n in 0..24 {
@@ -315,7 +314,7 @@ async fn a_judge_whose_store_hangs_ends_nobody_who_was_renewed_meanwhile() {
         }
     });
     ways[1].way.hangs.store(true, Ordering::Release);
-    // The node whose way is open hears of more than two times to live in which the other one is stuck.
+    // The node with the open path is renewed for more than two times to live, during which the other one is stuck.
     until("the end of some silent ones", || nodes[0].sessions(&namespace()).unwrap().1.len() < 48).await;
     let rounds = lived.load(Ordering::Acquire);
     until("renewals", || lived.load(Ordering::Acquire) > rounds + 140 || renewals.is_finished()).await;
@@ -334,7 +333,7 @@ async fn a_judge_whose_store_hangs_ends_nobody_who_was_renewed_meanwhile() {
     }
 }
 
-/// A session ends with its check: when that is critical, and when the service is deregistered; not when the check of another one does.
+/// A session ends with its check: when the check is critical, and when the service is deregistered; not with another one's check.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_ends_with_its_check() {
     let directory = tempfile::tempdir().unwrap();
@@ -363,8 +362,8 @@ async fn a_session_ends_with_its_check() {
     }
 }
 
-/// Candidates for one lock, who die, lose touch, come back, or give it up, at nodes that lose their ways to the store and leave: whoever may
-/// believe to hold the lock (its last renewal that was answered was sent less than a time to live ago) does so alone. And each new holder has a
+/// Candidates for one lock die, lose contact, come back, or release the lock, at nodes that lose their paths to the store and leave: at any time at
+/// most one candidate may believe that it holds the lock (its last answered renewal was sent less than a time to live ago). Each new holder has a
 /// higher lock index.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_is_never_held_by_two() {
@@ -389,7 +388,7 @@ async fn a_lock_is_never_held_by_two() {
                         continue;
                     }
                 }
-                // From before the renewal was asked for: that is what a holder may count on.
+                // Counted from before the renewal was sent, as a holder must.
                 let mut until = asked + TTL;
                 let mut since = None;
                 let mut index = 0;
@@ -422,14 +421,14 @@ async fn a_lock_is_never_held_by_two() {
                     } else {
                         steps += 1;
                     }
-                    // Some die early, some late; one in three gives the lock back.
+                    // Some die early, some late; one in three releases the lock.
                     if steps > 2 + (n + round) % 4 {
                         break;
                     }
                     tokio::time::sleep(Duration::from_millis(60)).await;
                 }
                 let Some(since) = since else { continue };
-                // What it may believe: up to its last renewal's time, unless it gives the lock back itself before that.
+                // The holder may believe in the lock until its last renewal expires, or until it releases the lock.
                 let mut believed = until;
                 if (n + round) % 3 == 0 {
                     believed = believed.min(Instant::now());
@@ -443,7 +442,7 @@ async fn a_lock_is_never_held_by_two() {
             }
         });
     }
-    // Meanwhile ways to the store are cut, of one node after the other, and at last one leaves for good.
+    // Meanwhile paths to the store are cut, of one node after another, and finally one node leaves for good.
     let (cut, ended) = (ways.clone(), Arc::new(AtomicBool::new(false)));
     let stopped = Arc::clone(&ended);
     let cutting = tokio::spawn(async move {
@@ -473,7 +472,7 @@ async fn a_lock_is_never_held_by_two() {
     }
 }
 
-/// A node that the others cannot ask, because it has lost the store and them, vouches for no renewal.
+/// A node that the others cannot ask, because it has lost the store and them, confirms no renewal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_is_told_of_a_renewal_that_nobody_can_ask_for() {
     let directory = tempfile::tempdir().unwrap();
@@ -487,7 +486,7 @@ async fn nobody_is_told_of_a_renewal_that_nobody_can_ask_for() {
     ways[0].set(true);
     let deadline = Instant::now() + PATIENCE;
     loop {
-        // Within half a time to live of the last word with the store it may still say yes; after that never.
+        // Within half a time to live of its last contact with the store it may still confirm; after that never.
         if nodes[0].session_renew(&namespace(), "s").await.is_err() {
             break;
         }
@@ -496,7 +495,7 @@ async fn nobody_is_told_of_a_renewal_that_nobody_can_ask_for() {
     }
     assert!(nodes[0].session_renew(&namespace(), "s").await.is_err());
     ways[0].set(false);
-    // Back in touch, it does again.
+    // Once it is back in touch, it confirms again.
     while !matches!(nodes[0].session_renew(&namespace(), "s").await, Ok(Renewal::Lives(_))) {
         assert!(Instant::now() < deadline, "a node that has its store back does not vouch");
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -506,7 +505,7 @@ async fn nobody_is_told_of_a_renewal_that_nobody_can_ask_for() {
     }
 }
 
-/// A store without keys: who asks for them is told so, with the status that clients do not try again; services are served.
+/// On a store without keys, a request for keys fails with a status that clients do not retry; services are served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_without_keys_says_so() {
     let directory = tempfile::tempdir().unwrap();

@@ -50,7 +50,7 @@ async fn what_was_answered_is_there_after_a_restart() {
         }
         registry.deregister(&[id(3)]).await.pop().unwrap().unwrap();
         (digests(&registry), registry.status().epoch)
-        // Not shut down: as if it had been killed.
+        // Not shut down, as if the process had been killed.
     };
     let registry = open(&in_directory(&directory).await.unwrap()).await;
     assert_eq!(digests(&registry), before);
@@ -113,13 +113,13 @@ async fn watches() {
     let written = registry.register(vec![registration(5, "a")]).await.pop().unwrap().unwrap();
     assert_eq!(watching.await.unwrap(), written.revision, "another service's change wakes nobody");
     assert_eq!(registry.revision_of(&service(5)), written.revision);
-    // What is past is answered at once; what does not come, at the deadline.
+    // A past revision is answered at once; a future one, at the deadline.
     assert_eq!(registry.watch(&service(5), nobody, deadline).await.unwrap(), written.revision);
     let soon = tokio::time::Instant::now();
     assert_eq!(registry.watch(&service(5), written.revision, soon).await.unwrap(), written.revision);
     assert_eq!(registry.watch_all(registry.revision(), soon).await.unwrap(), registry.revision());
     assert_eq!(registry.status().watchers, 0);
-    // It goes, and that is a change too.
+    // The removal of the service is a change, too.
     let gone = registry.deregister(&[id(5)]).await.pop().unwrap().unwrap();
     assert_eq!(registry.revision_of(&service(5)), gone.revision);
     assert!(registry.snapshot(&service(5)).is_none());

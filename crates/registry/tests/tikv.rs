@@ -1,4 +1,4 @@
-//! The store in TiKV: a real PD, and unistore in TiKV's place (`tests/tikv`). Without them these tests are skipped.
+//! The store in TiKV: a real PD, with unistore in place of TiKV (`tests/tikv`). Without them these tests are skipped.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -31,12 +31,12 @@ fn register(n: usize, what: &str) -> WriteKind {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contract() {
     let Some(rig) = Rig::start() else { return };
-    // In the middle of the rows, of the feed, and between the counter and everything else.
+    // Within the rows, within the feed, and between the counter and all else.
     for key in ["k/contract/d", "k/contract/f/0000000000000004", "k/contract/i/default/instance-3", "k/contract/s"] {
         rig.split(key);
     }
     suite::all(|| opened(&rig, "contract")).await;
-    // Another registry in the same cluster has nothing of that.
+    // Another registry in the same cluster sees nothing of it.
     let other = opened(&rig, "contract2").await.unwrap();
     assert_eq!(suite::read(&other, 0).await.head.v, Revision(0));
     assert!(suite::read(&other, 0).await.records.is_empty());
@@ -49,18 +49,17 @@ async fn contract() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_and_sessions() {
     let Some(rig) = Rig::start() else { return };
-    // In the middle of the rows, and between the counter, the feed and everything else.
+    // Within the rows, and between the counter, the feed and all else.
     for key in ["k/keys/k/d", "k/keys/k/r", "k/keys/k/r/a/0/k", "k/keys/k/r/mine/0/many/5"] {
         rig.split(key);
     }
     kv::all(|| opened(&rig, "keys")).await;
-    // Another registry in the same cluster has nothing of that.
+    // Another registry in the same cluster sees nothing of it.
     let other = opened(&rig, "keys2").await.unwrap();
     assert!(other.kv().unwrap().read(0, Revision(0)).await.unwrap().rows.is_empty());
 }
 
-/// Nodes write and read while regions split, requests and replies are lost, stores say that they are busy or lead nothing, and the store
-/// is started again.
+/// Nodes write and read while regions split, requests and replies are lost, stores report that they are busy or not leader, and the store restarts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_fire() {
     let Some(mut rig) = Rig::start() else { return };
@@ -90,7 +89,7 @@ async fn under_fire() {
     fire::under_fire(|| store::open(&address), 12, disturb).await;
 }
 
-/// A commit whose every reply is lost has happened or not, and the registry finds out which by the batch's number.
+/// A commit whose replies are all lost has happened or not, and the registry finds out by the batch's number.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_nobody_answered_for_is_found_out() {
     let Some(rig) = Rig::start() else { return };
@@ -102,12 +101,12 @@ async fn a_commit_that_nobody_answered_for_is_found_out() {
         rig.clear();
         let found = store.resolve(number).await.unwrap();
         assert_eq!(found.is_some(), happened, "{mode}");
-        // It stays so.
+        // The answer stays the same.
         let read = suite::read(&store, 0).await;
         assert_eq!(read.head.v, Revision(1), "{mode}");
         assert_eq!(store.resolve(number).await.unwrap(), found, "{mode}");
     }
-    // And what was not written keeps nobody from writing.
+    // A commit that did not happen prevents no later write.
     let again = store.commit(suite::batch(3, vec![register(1, "again")])).await.unwrap();
     assert_eq!(again.revision, Revision(2));
 }
@@ -116,14 +115,14 @@ async fn a_commit_that_nobody_answered_for_is_found_out() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_dead_node_had_half_committed_is_undone_or_done() {
     let Some(rig) = Rig::start() else { return };
-    // The counter in one region, the rows in another: what is committed at the one may be open at the other.
+    // The counter in one region, the rows in another: the transaction may be committed in one and open in the other.
     rig.split("k/dead/d");
     for (step, call, committed) in [(1, "KvPrewrite", false), (2, "KvCommit", false)] {
         let dying = opened(&rig, "dead").await.unwrap();
         let other = opened(&rig, "dead").await.unwrap();
         let before = suite::read(&other, 0).await.head.v;
         rig.clear();
-        // The first request locks the counter, or would commit it; none of the node's comes through after that.
+        // The first request locks the counter, or would commit it; no later request of the node gets through.
         rig.fault(call, "request", u32::from(call == "KvPrewrite"), 10_000);
         let batch = suite::batch(step, vec![register(1, "dying"), register(2, "dying")]);
         let dies = tokio::spawn(async move { dying.commit(batch).await });
@@ -145,14 +144,14 @@ async fn what_a_dead_node_had_half_committed_is_undone_or_done() {
     }
 }
 
-/// PD stands still: calls end at their deadline with an error and not later, and when PD goes on so does the registry.
+/// PD stops responding: calls fail no later than at their deadline, and when PD continues, so does the registry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pd_that_stands_still_is_an_error_in_time() {
     let Some(mut rig) = Rig::start() else { return };
     let store = opened(&rig, "still").await.unwrap();
     store.commit(suite::batch(1, vec![register(1, "a")])).await.unwrap();
     rig.freeze_pd(0);
-    // PD goes on only after this has ended: what ends it is its own deadline.
+    // PD continues only after this has ended: so its own deadline ends it.
     let committed = tokio::time::timeout(3 * PATIENCE, store.commit(suite::batch(2, vec![register(1, "b")])));
     let committed = committed.await.expect("a deadline");
     assert!(matches!(committed, Err(StoreError::Unavailable { .. })), "{committed:?}");
@@ -163,7 +162,7 @@ async fn a_pd_that_stands_still_is_an_error_in_time() {
     succeeds(&store, number).await;
 }
 
-/// Batches from `number` on until one is committed, and the first number after that.
+/// Commits batches from `number` on until one succeeds; returns the next number.
 async fn succeeds(store: &Arc<dyn Store>, number: u64) -> u64 {
     let began = std::time::Instant::now();
     for number in number.. {

@@ -1,4 +1,4 @@
-//! Certificates for servers that stores are in.
+//! Certificates for the servers of stores.
 #![allow(dead_code)]
 
 use std::os::unix::fs::PermissionsExt as _;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair};
 
-/// A certificate authority, and where its files are.
+/// A certificate authority, and the directory of its files.
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pub(crate) directory: tempfile::TempDir,
@@ -18,7 +18,7 @@ impl Authority {
         std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // A name of its own: of two with one name it would be the signature that is wrong.
+        // A distinct name: with the same name, another authority would fail by its signature instead.
         params.distinguished_name.push(DnType::CommonName, directory.path().display().to_string());
         let key = KeyPair::generate().unwrap();
         std::fs::write(directory.path().join("ca.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
@@ -33,13 +33,13 @@ impl Authority {
         self.file("ca.crt").display().to_string()
     }
 
-    /// The paths of a certificate for a client of this name, and of its key.
+    /// Issues a certificate for a client of this name; returns the paths of the certificate and its key.
     pub(crate) fn client(&self, name: &str) -> [String; 2] {
         self.issue(name, &[], self.directory.path());
         ["crt", "key"].map(|kind| self.file(&format!("{name}.{kind}")).display().to_string())
     }
 
-    /// `NAME.crt` and `NAME.key`, in this directory.
+    /// Issues `NAME.crt` and `NAME.key` into this directory.
     pub(crate) fn issue(&self, name: &str, hosts: &[&str], into: &Path) {
         let mut params =
             CertificateParams::new(hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>()).unwrap();

@@ -1,5 +1,4 @@
-//! Many writers on several nodes, readers that lag, connections that die: no change missed, none out of order, and all nodes
-//! equal in the end.
+//! Many writers on several nodes, lagging readers, connections that break: no change is missed or out of order, and all nodes are equal in the end.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,12 +12,12 @@ use super::*;
 const WRITERS: usize = 8;
 const INSTANCES: usize = 12;
 
-/// A store that takes its time.
+/// A slow store.
 struct Late {
     store: Arc<dyn Store>,
-    /// Reads arrive so late, as from a replica that lags.
+    /// Delay of reads, as from a lagging replica.
     reads: Duration,
-    /// Every fourth commit comes so long after its batch was stamped: a slow transaction.
+    /// Delay of every fourth commit after its batch was stamped: a slow transaction.
     commits: Duration,
 }
 
@@ -57,7 +56,7 @@ impl Store for Late {
     }
 }
 
-/// `rounds` of changes by each writer; `disturb` runs meanwhile.
+/// Runs `rounds` of changes by each writer, with `disturb` in parallel.
 pub(crate) async fn under_fire<F: Future<Output = Result<Arc<dyn Store>, StoreError>>>(
     again: impl Fn() -> F,
     rounds: usize,
@@ -123,7 +122,7 @@ pub(crate) async fn under_fire<F: Future<Output = Result<Arc<dyn Store>, StoreEr
     }
 }
 
-/// Changes instances of its own, each round all of them; returns what each must be in the end.
+/// Changes all of its own instances in each round; returns the final state of each.
 async fn write(node: Registry, writer: usize, rounds: usize) -> (HashMap<usize, Option<String>>, Revision) {
     let mut states = HashMap::new();
     let mut last = Revision(0);
@@ -156,15 +155,15 @@ async fn write(node: Registry, writer: usize, rounds: usize) -> (HashMap<usize, 
     (states, last)
 }
 
-/// How a reader knows what it has seen already.
+/// The cursor of a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cursor {
     Counter,
-    /// The latest time of a change, as it was stamped.
+    /// The latest time of a change, as stored.
     Time,
 }
 
-/// Reads again and again what is new by its cursor.
+/// A reader that repeatedly reads the rows after its cursor.
 struct Reader {
     cursor: Cursor,
     revision: Revision,
@@ -205,8 +204,8 @@ impl Sink for Reader {
     }
 }
 
-/// The writers of [`under_fire`], some of their transactions slow, another node that commits meanwhile, and two readers: one goes
-/// by the counter, one by the time of the change. How many of the rows that there are in the end each has missed.
+/// Runs the writers of [`under_fire`] with some slow transactions, another node that commits meanwhile, and two readers: one uses the counter, one
+/// the time of the change. Returns the number of final rows that each has missed.
 pub(crate) async fn missed<F: Future<Output = Result<Arc<dyn Store>, StoreError>>>(
     again: impl Fn() -> F,
     rounds: usize,

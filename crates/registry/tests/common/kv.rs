@@ -1,4 +1,4 @@
-//! What the key-value part of every store must do: through two nodes on it, as their users see it, and the store by itself.
+//! Requirements on the key-value part of every store: through two nodes on it, as seen by users, and directly.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +21,7 @@ fn put_if(key: &str, value: &[u8], index: Revision) -> Operation {
     Operation { key: key.into(), verb: Verb::SetIf(Bytes::copy_from_slice(value), 0, index) }
 }
 
-/// Writes the rows it was made with, and remembers what it was told.
+/// A plan that writes given rows, and records its input.
 struct Fixed {
     seen: (i64, Revision),
     rows: Vec<KvRow>,
@@ -58,7 +58,7 @@ fn entry(key: &str, value: &[u8]) -> KvContent {
     }))
 }
 
-/// Everything, on a store without keys. `again` opens the same database as another node.
+/// Runs all tests on a store without keys. `again` opens the same database as another node.
 pub(crate) async fn all<F: Future<Output = Result<Arc<dyn Store>, StoreError>>>(again: impl Fn() -> F) {
     the_store_itself(&again().await.unwrap(), &again().await.unwrap()).await;
     two_nodes(&again().await.unwrap(), &again().await.unwrap()).await;
@@ -70,7 +70,7 @@ async fn the_store_itself(store: &Arc<dyn Store>, other: &Arc<dyn Store>) {
     assert_eq!(start.v, Revision(1), "so nothing is ever of the index that clients have of what never was");
     let after = |writes: u64| Revision(start.v.0 + writes);
     assert!(kv.read(start.epoch, Revision(0)).await.unwrap().rows.is_empty());
-    // What is written comes back as it was, over another opening: bytes that are no text, the longest key, all bits of a number.
+    // Rows come back unchanged through another opening: bytes that are no text, the longest key, all bits of a number.
     let long = "ü".repeat(256);
     let session = Session {
         id: "s-1".into(),
@@ -120,7 +120,7 @@ async fn the_store_itself(store: &Arc<dyn Store>, other: &Arc<dyn Store>) {
         .collect();
     expected.sort_by_key(key);
     assert_eq!(read.rows, expected);
-    // Under the lock a node is told exactly what it lacks; and everything where its history is another one.
+    // Under the lock a node gets exactly the rows that it lacks, or all if its history is another one.
     for (seen, whole, rows) in [
         ((start.epoch, after(1)), false, 0),
         ((start.epoch, after(0)), false, 7),
@@ -131,7 +131,7 @@ async fn the_store_itself(store: &Arc<dyn Store>, other: &Arc<dyn Store>) {
         let told = plan.told.lock().unwrap().take().unwrap();
         assert_eq!((told.whole, told.rows.len(), told.head.v), (whole, rows, after(1)), "{seen:?}");
     }
-    // A later one replaces an earlier one; deleted keys are collected, and whoever has seen less reads everything.
+    // A later row replaces an earlier one; deleted keys are collected, and a node that has seen less reads everything.
     let rows = vec![row("a", "k", KvContent::NoEntry), row("a", &long, KvContent::NoEntry)];
     kv.commit(2, Arc::new(Fixed { seen: (start.epoch, after(1)), rows, told: Mutex::default() })).await.unwrap();
     assert_eq!(kv.collect(after(1), 2000, 100).await.unwrap(), 2, "those of the first revision");
@@ -139,7 +139,7 @@ async fn the_store_itself(store: &Arc<dyn Store>, other: &Arc<dyn Store>) {
     assert_eq!(kv.collect(after(2), 2000, 100).await.unwrap(), 2);
     let late = other.read(start.epoch, after(1)).await.unwrap();
     assert_eq!((late.whole, late.rows.len(), late.head.gc_floor), (true, 3, after(2)));
-    // As it was, for those who come now.
+    // Restores the initial state for the next test.
     let gone = late.rows.iter().map(|row| match row.content {
         KvContent::Session(_) => KvRow { content: KvContent::NoSession, ..row.clone() },
         _ => KvRow { content: KvContent::NoEntry, ..row.clone() },
@@ -148,7 +148,7 @@ async fn the_store_itself(store: &Arc<dyn Store>, other: &Arc<dyn Store>) {
     kv.commit(3, Arc::new(plan)).await.unwrap();
 }
 
-/// Two nodes count together: nothing is lost, nothing counted twice, and each sees in the end what the other does.
+/// Two nodes increment counters concurrently: nothing is lost or counted twice, and each sees the other's writes in the end.
 async fn two_nodes(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
     const EACH: usize = 40;
     let (a, b) = (open(one).await, open(other).await);
@@ -186,7 +186,7 @@ async fn two_nodes(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
             assert_eq!(index, entry.modified);
         }
     }
-    // A transaction over many keys, with values of all sizes, is read whole by the other node.
+    // A transaction over many keys, with values of all sizes, reaches the other node completely.
     let many: Vec<Operation> = (0..100).map(|n| put(&format!("many/{n}"), &vec![n as u8; n * 100])).collect();
     let given = a.kv_apply(&mine, many).await.unwrap().unwrap();
     assert!(given.iter().all(|given| matches!(given, Given::Entry { .. })));
@@ -195,7 +195,7 @@ async fn two_nodes(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
     assert_eq!(tree.len(), 100);
     assert!(tree.iter().all(|entry| entry.modified == tree[0].modified), "one revision");
     assert!(b.kv_tree(&theirs, "many/").unwrap().1.is_empty());
-    // What is too much is refused, and the same as what a later opening finds.
+    // A value beyond the limit is refused, and a later opening finds the same state.
     let limits = KvLimits::default();
     let large = put("large", &vec![0; limits.value_bytes + 1]);
     assert!(a.kv_apply(&mine, vec![large]).await.is_err());

@@ -1,4 +1,4 @@
-//! What the tests of the stores share.
+//! Helpers for the tests of the stores.
 #![allow(dead_code)]
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use registry::{
     Digest, InstanceId, Metadata, NamespaceName, Patch, Registration, Registry, Revision, ServiceKey, Settings, Store,
 };
 
-/// Nothing here takes this long; whoever waits longer has failed.
+/// Time limit of every wait; nothing here takes this long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn service(n: usize) -> ServiceKey {
@@ -19,7 +19,7 @@ pub(crate) fn id(n: usize) -> InstanceId {
     InstanceId::new(&NamespaceName::default(), &format!("instance-{n}")).unwrap()
 }
 
-/// Instance `n` of service `n % 10`, saying `what`.
+/// Makes instance `n` of service `n % 10` with `what` in its metadata.
 pub(crate) fn registration(n: usize, what: &str) -> Registration {
     let mut registration = Registration::new(id(n), service(n % 10), "10.0.0.1", 8080);
     registration.metadata = Metadata::from_pairs([("what", what), ("n", &n.to_string())]).unwrap();
@@ -30,7 +30,7 @@ pub(crate) async fn open(store: &Arc<dyn Store>) -> Registry {
     Registry::open(Settings::default(), Arc::clone(store)).await.unwrap()
 }
 
-/// An instance that is a server of `kind` at `port`, and said to be critical, is found to be in order.
+/// Registers a server of `kind` at `port` as critical, and waits until its probe makes it passing.
 pub(crate) async fn probed(store: &Arc<dyn Store>, kind: &str, port: u16) {
     let registry = open(store).await;
     let mut probed = registration(700, "a server");
@@ -48,7 +48,7 @@ pub(crate) fn weight(weight: u16) -> Patch {
     Patch { weight: Some(weight), ..Patch::default() }
 }
 
-/// Digests of all services.
+/// Returns the digests of all services.
 pub(crate) fn digests(registry: &Registry) -> Vec<(ServiceKey, Digest, usize)> {
     let services = registry.services(None);
     services.iter().map(|s| (s.key.clone(), s.digest, s.instances.len())).collect()

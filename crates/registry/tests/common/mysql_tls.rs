@@ -1,10 +1,10 @@
-//! Stores whose server lets in only who comes with TLS, and one that has none. What is said of encryption is the server's word: users that it
-//! takes with TLS alone, and its count of handshakes.
+//! Stores whose server requires TLS, and one whose server has none. Encryption is verified on the server: by users that require TLS, and by its count
+//! of handshakes.
 
 use super::authority::Authority;
 use super::*;
 
-/// Two databases of two users with passwords, `a` and `b`, who are let in over TLS alone; `free`, who is let in without, too; and `shown`, who needs a
+/// A server with databases of the users `a` and `b`, who have passwords and require TLS; of `free`, who does not; and of `shown`, who needs a
 /// certificate of this name.
 struct Encrypted {
     server: Server,
@@ -12,7 +12,7 @@ struct Encrypted {
 }
 
 impl Encrypted {
-    /// The server's certificate is for 127.0.0.1 and no other host.
+    /// Starts a server with a certificate for 127.0.0.1 and no other host.
     async fn start() -> Encrypted {
         let authority = Authority::new();
         authority.issue("server", &["127.0.0.1"], authority.directory.path());
@@ -38,7 +38,7 @@ impl Encrypted {
         address(&self.server, name, host, query)
     }
 
-    /// Handshakes of TLS that the server has seen the end of.
+    /// Returns the number of TLS handshakes that the server has completed.
     async fn handshakes(&self) -> u64 {
         let sql = "SHOW GLOBAL STATUS LIKE 'Ssl_finished_accepts'";
         let row: Option<(String, u64)> = self.server.admin().await.query_first(sql).await.unwrap();
@@ -46,7 +46,7 @@ impl Encrypted {
     }
 }
 
-/// Each user has a database of its name, and no right in another.
+/// Creates users; each has a database of its name, and no rights in another.
 async fn users(server: &Server, users: &[(&str, &str)]) {
     let mut admin = server.admin().await;
     for (user, rule) in users {
@@ -60,12 +60,12 @@ async fn users(server: &Server, users: &[(&str, &str)]) {
     }
 }
 
-/// Database `name`, of the user of this name.
+/// Returns the address of database `name`, for the user of this name.
 fn address(server: &Server, name: &str, host: &str, query: &str) -> String {
     format!("mysql://{name}:sesame-{name}@{host}:{}/{name}?{query}", server.port)
 }
 
-/// What is said of an address that is no good; never the password.
+/// Returns the error of an address that is refused; checks that it does not contain the password.
 async fn refused(address: &str) -> String {
     let error = store::open(address).await.err().unwrap_or_else(|| panic!("let in"));
     assert!(!format!("{error} {error:?}").contains("sesame"), "{error:?}");
@@ -92,7 +92,7 @@ async fn two_registries_over_tls_and_neither_sees_the_other() {
     for node in nodes {
         node.shutdown().await;
     }
-    // Of the one with the other's password; of the other's database.
+    // With the other user's password; for the other user's database.
     let address = encrypted.address("a", "127.0.0.1", &full);
     refused(&address.replace("sesame-a", "sesame-b")).await;
     refused(&address.replace("/a?", "/b?")).await;
@@ -111,7 +111,7 @@ async fn modes_are_as_mysqls_clients_have_them() {
         format!("ssl-mode=VERIFY_CA&ssl-ca={ca}"),
         format!("ssl-ca={ca}"),
     ] {
-        // This name is not in the certificate: only VERIFY_IDENTITY minds.
+        // This name is not in the certificate: only VERIFY_IDENTITY rejects that.
         for host in ["127.0.0.1", "localhost"] {
             for user in ["a", "free"] {
                 let before = encrypted.handshakes().await;
@@ -127,7 +127,7 @@ async fn modes_are_as_mysqls_clients_have_them() {
     store::open(&encrypted.address("free", "127.0.0.1", "ssl-mode=DISABLED")).await.unwrap();
     assert_eq!(encrypted.handshakes().await, before);
 
-    // The one who would be let in without is not taken there.
+    // The user who may log in without TLS is refused as well.
     for query in ["ssl-mode=VERIFY_IDENTITY&", "ssl-mode=VERIFY_CA&", "ssl-mode=REQUIRED&", "ssl-mode=PREFERRED&", ""] {
         for user in ["a", "free"] {
             let said = refused(&encrypted.address(user, "127.0.0.1", &format!("{query}ssl-ca={wrong}"))).await;
@@ -150,7 +150,7 @@ async fn a_certificate_is_shown_to_a_server_that_asks_for_one() {
     };
     let shown = query("shown");
     let _store = store::open(&encrypted.address("shown", "127.0.0.1", &shown)).await.unwrap();
-    // Another's certificate, and none.
+    // With another user's certificate, and with none.
     for query in [query("b"), "ssl-mode=REQUIRED".into()] {
         let said = refused(&encrypted.address("shown", "127.0.0.1", &query)).await;
         assert!(said.contains("Access denied"), "{said}");
@@ -178,7 +178,7 @@ async fn files_are_read_for_each_connection() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_tls_is_refused_where_tls_is_wanted() {
-    // MySQL's own has it otherwise unless every version is taken away.
+    // MySQL's own server enables TLS unless every version is disabled.
     let without = match std::env::var("KINGPOST_TESTS_MYSQLD") {
         Ok(_) => "--tls-version=",
         Err(_) => "--skip-ssl",

@@ -1,4 +1,4 @@
-//! What every store must do.
+//! Requirements on every store.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use registry::{Health, Metadata, Outcome, Registry, Revision, Store, StoreError,
 
 use super::*;
 
-/// What a read gives.
+/// The result of a read.
 #[derive(Default)]
 pub(crate) struct Read {
     pub(crate) after: Revision,
@@ -45,7 +45,7 @@ fn outcomes(committed: &Committed) -> Vec<Outcome> {
     committed.outcomes.iter().map(|outcome| outcome.0).collect()
 }
 
-/// Everything, on an empty store. `again` opens the same database as another node.
+/// Runs all tests on an empty store. `again` opens the same database as another node.
 pub(crate) async fn all<F: Future<Output = Result<Arc<dyn Store>, StoreError>>>(again: impl Fn() -> F) {
     let store = again().await.unwrap();
     commits_and_reads(&store).await;
@@ -57,7 +57,7 @@ pub(crate) async fn all<F: Future<Output = Result<Arc<dyn Store>, StoreError>>>(
     several_open_at_once(&again).await;
 }
 
-/// Where `older` has made the schema what its first version was, opening brings it forward, and what is in it stays.
+/// Opening a store whose schema `older` has reverted to the first version migrates it, and keeps its rows.
 #[allow(dead_code, reason = "SQLite's is tested where its migrations are")]
 pub(crate) async fn goes_forward<F: Future<Output = Result<Arc<dyn Store>, StoreError>>>(
     again: impl Fn() -> F,
@@ -69,7 +69,7 @@ pub(crate) async fn goes_forward<F: Future<Output = Result<Arc<dyn Store>, Store
     let store = again().await.unwrap();
     let after = read(&store, 0).await;
     assert_eq!((after.head, after.records.len()), (before.head, before.records.len()), "the same history");
-    // What is made anew is of use: a commit notes its writer, and nodes call the roll.
+    // The new tables work: a commit records its writer, and nodes call the roll.
     let committed = store.commit(batch(1, vec![register(9, "forward")])).await.unwrap();
     assert_eq!(store.resolve(1).await.unwrap(), Some(committed.revision));
     assert!(store.attend(None, &[]).await.unwrap().nodes.is_empty());
@@ -168,7 +168,7 @@ async fn resolves(store: &Arc<dyn Store>, other: &Arc<dyn Store>) {
     assert_eq!(other.resolve(21).await.unwrap(), None, "what somebody else sent");
 }
 
-/// Two nodes on one store write at the same time; each has the other's writes in the end, and both the same.
+/// Two nodes on one store write concurrently; each has the other's writes in the end, and both are equal.
 async fn two_nodes(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
     let nodes = [open(one).await, open(other).await];
     let mut calls = tokio::task::JoinSet::new();

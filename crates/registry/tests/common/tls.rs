@@ -1,17 +1,16 @@
-//! Stores whose server lets in over TCP only who comes with TLS, and one that has none. Each connection is looked up in pg_stat_ssl: the
-//! server's word, not ours.
+//! Stores whose server requires TLS for connections over TCP, and one whose server has none. Encryption is verified on the server, in pg_stat_ssl.
 
 use super::authority::Authority;
 use super::*;
 
-/// Two databases of two users with passwords, `a` and `b`; and a user who comes in by certificate alone.
+/// A server with databases of the users `a` and `b`, who have passwords; and a user who logs in by certificate alone.
 struct Encrypted {
     server: Server,
     authority: Authority,
 }
 
 impl Encrypted {
-    /// The server's certificate is for 127.0.0.1 and no other host.
+    /// Starts a server with a certificate for 127.0.0.1 and no other host.
     async fn start() -> Encrypted {
         let (server, authority) = (Server::start(), Authority::new());
         let setup = "CREATE ROLE a LOGIN PASSWORD 'sesame-a'; CREATE ROLE b LOGIN PASSWORD 'sesame-b';
@@ -47,12 +46,12 @@ impl Encrypted {
         Encrypted { server, authority }
     }
 
-    /// Database `name`, of the user of this name.
+    /// Returns the address of database `name`, for the user of this name.
     fn address(&self, name: &str, host: &str, query: &str) -> String {
         format!("postgres://{name}:sesame-{name}@{host}:{}/{name}?{query}", self.server.port)
     }
 
-    /// Of the registry's connections to this database: how many there are, and how many of these are encrypted.
+    /// Returns the number of the registry's connections to this database, and of the encrypted ones among them.
     async fn connections(&self, database: &str) -> (i64, i64) {
         let mut config = tokio_postgres::Config::new();
         config.host_path(self.server.directory.path()).port(self.server.port).user("postgres").dbname("postgres");
@@ -66,7 +65,7 @@ impl Encrypted {
     }
 }
 
-/// What is said of an address that is no good; never the password.
+/// Returns the error of an address that is refused; checks that it does not contain the password.
 async fn refused(address: &str) -> String {
     let error = store::open(address).await.err().unwrap_or_else(|| panic!("let in"));
     assert!(!format!("{error} {error:?}").contains("sesame"), "{error:?}");
@@ -110,14 +109,14 @@ async fn modes_are_as_libpq_has_them() {
         "sslmode=require&channel_binding=require".into(),
         format!("sslmode=verify-ca&sslrootcert={ca}"),
     ] {
-        // This name is not in the certificate: only verify-full minds.
+        // This name is not in the certificate: only verify-full rejects that.
         for host in ["127.0.0.1", "localhost"] {
             let _store = store::open(&encrypted.address("a", host, &query)).await.unwrap();
             let (all, encrypted) = encrypted.connections("a").await;
             assert!(all > 0 && all == encrypted, "{query} at {host}: {encrypted} of {all} connections are encrypted");
         }
     }
-    // An address without a name is one that a certificate can be for.
+    // A certificate may be for an address without a name.
     let bare = format!("hostaddr=127.0.0.1&port={}&sslmode=verify-full&sslrootcert={ca}", encrypted.server.port);
     store::open(&format!("postgres://a:sesame-a@/a?{bare}")).await.unwrap();
 
@@ -142,7 +141,7 @@ async fn a_certificate_is_shown_to_a_server_that_asks_for_one() {
         format!("sslmode=verify-full&sslrootcert={}&sslcert={}&sslkey={}", own.ca(), cert, key)
     };
     let _store = store::open(&encrypted.address("shown", "127.0.0.1", &query("shown"))).await.unwrap();
-    // Another's certificate, and none.
+    // With another user's certificate, and with none.
     refused(&encrypted.address("shown", "127.0.0.1", &query("b"))).await;
     refused(&encrypted.address("shown", "127.0.0.1", "sslmode=require")).await;
 }
