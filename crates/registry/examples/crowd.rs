@@ -1,12 +1,13 @@
-//! The clients of all fronts of a registry at once, each kind as its libraries behave: what `bench/registry --only crowd` runs beside heartbeats. By hand:
+//! The clients of all fronts of a registry at once, each kind with the behaviour of its libraries: the load that `bench/registry --only crowd` runs
+//! beside heartbeats. By hand:
 //!
 //! ```sh
 //! cargo run --release -p registry --example crowd -- 127.0.0.1:8632 127.0.0.1:8600 10 100
 //! ```
 //!
-//! The arguments: the registry's address, that of its DNS, seconds, and how many clients there are of each kind that asks for one service; of
-//! what asks for the whole registry there is an eighth. One line of JSON a kind: operations, the rate, latencies in ms. The latency of who waits for a
-//! change is how long that waits.
+//! The arguments: the registry's address, that of its DNS, seconds, and the number of clients of each kind that asks for one service; the kinds that
+//! ask for the whole registry have an eighth of it. Prints one line of JSON for each kind: operations, the rate, latencies in ms. The latency of a
+//! blocking query is the duration of its wait.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod common;
@@ -18,18 +19,18 @@ use common::connection::{Connection, SERVICES, get};
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
 
-/// What a kind of client asks for, and how often.
+/// The kind of a client: its request and its interval.
 #[derive(Clone, Copy)]
 enum Kind {
     /// A blocking query for the passing instances of a service.
     ConsulService,
     /// A blocking query for the names of all services, as Traefik and Prometheus make it.
     ConsulWhole,
-    /// What is new, as Eureka's clients ask each 30 s; here each second.
+    /// The delta, which Eureka's clients request every 30 s; here every second.
     EurekaDelta,
-    /// All of it, compressed, as Eureka's clients ask when they start.
+    /// The whole registry, compressed, which Eureka's clients request when they start.
     EurekaWhole,
-    /// The instances of a service, as Nacos' clients ask; here each second.
+    /// The instances of a service, as requested by Nacos' clients; here every second.
     Nacos,
     /// A watch by the registry's own API.
     Native,
@@ -47,12 +48,12 @@ const KINDS: [(Kind, &str); 7] = [
     (Kind::Dns, "DNS, SRV"),
 ];
 
-/// Between two questions of a client that polls.
+/// Pause between two requests of a polling client.
 const PAUSE: Duration = Duration::from_secs(1);
-/// A datagram that was not answered by then is lost.
+/// Time after which an unanswered datagram counts as lost.
 const LOST: Duration = Duration::from_secs(2);
 
-/// One client: the time of each answer.
+/// Runs one client; returns the time of each answer.
 async fn client(kind: Kind, n: usize, address: String, dns: String, end: Instant) -> Vec<Duration> {
     let service = format!("service-{:05}", n % SERVICES);
     let mut times = Vec::new();
@@ -99,7 +100,7 @@ async fn client(kind: Kind, n: usize, address: String, dns: String, end: Instant
     times
 }
 
-/// The question for the SRV records of a service: RFC 1035, section 4.
+/// Encodes the question for the SRV records of a service: RFC 1035, section 4.
 fn question(service: &str) -> Vec<u8> {
     let mut text = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in [service, "service", "consul"] {

@@ -60,7 +60,7 @@ async fn run(
     run_many(address, clients, 1, next, make).await;
 }
 
-/// `clients` at a time ask until `next` gives nothing more; what `make` gives are the requests of `each` operations.
+/// Runs `clients` in parallel until `next` returns None; `make` returns the requests of `each` operations.
 async fn run_many(
     address: &str,
     clients: usize,
@@ -95,19 +95,19 @@ async fn run_many(
     report(times, begun.elapsed(), cpu, each);
 }
 
-/// Numbers from `first` on, `count` of them.
+/// Returns `count` numbers from `first` on.
 fn counted(first: usize, count: usize) -> impl Fn() -> Option<usize> {
     let taken = AtomicUsize::new(0);
     move || Some(taken.fetch_add(1, Ordering::Relaxed)).filter(|n| *n < count).map(|n| first + n)
 }
 
-/// Numbers from `first` to `first + count`, over and over, for so long.
+/// Returns the numbers from `first` to `first + count` repeatedly, for so many seconds.
 fn timed(first: usize, count: usize, seconds: usize) -> impl Fn() -> Option<usize> {
     let (taken, end) = (AtomicUsize::new(0), Instant::now() + Duration::from_secs(seconds as u64));
     move || (Instant::now() < end).then(|| first + taken.fetch_add(1, Ordering::Relaxed) % count)
 }
 
-/// `count` times a registration, and then the question, whose time counts: the answer is of something that has just changed.
+/// Measures a request right after a registration, `count` times: the answer covers something that has just changed.
 async fn renewed(address: &str, count: usize, asked: &[u8]) {
     let mut connection = Connection::open(address).await;
     let salt = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() as usize % 1_000_000_000;
@@ -127,10 +127,10 @@ fn path_of(n: usize) -> String {
     format!("/v1/namespaces/default/services/service-{:05}/instances/i{n:08}", n % SERVICES)
 }
 
-/// So many heartbeats, or else registrations that change something, a second, whether the one before is answered or not. What counts is the
-/// time from when each was due.
+/// Sends heartbeats, or else registrations with a change, at a fixed rate, whether the previous one is answered or not. Measures from the time at
+/// which each was due.
 async fn paced(address: &str, beats: bool, count: usize, rate: usize, seconds: usize) {
-    /// Connections that take turns.
+    /// Number of connections used in turn.
     const CONNECTIONS: usize = 64;
     let salt = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() as usize % 1_000_000_000;
     let cpu = common::cpu();
@@ -160,8 +160,8 @@ async fn paced(address: &str, beats: bool, count: usize, rate: usize, seconds: u
     report(times, begun.elapsed(), cpu, 1);
 }
 
-/// Clients that wait, again and again, for any change of any service: half of them for the names of services, half for all checks, as
-/// Traefik and Fabio do.
+/// Runs clients that wait repeatedly for any change of any service: half of them for the names of services, half for all checks, like Traefik and
+/// Fabio.
 async fn watchers(address: &str, clients: usize, seconds: usize, header: Option<&str>) {
     let (begun, cpu) = (Instant::now(), common::cpu());
     let end = begun + Duration::from_secs(seconds as u64);
@@ -186,7 +186,7 @@ async fn watchers(address: &str, clients: usize, seconds: usize, header: Option<
     report(times, begun.elapsed(), cpu, 1);
 }
 
-/// From sending a registration at one address to the answer of a blocking query at the other, one at a time.
+/// Measures from a registration at one address to the answer of a blocking query at the other, one at a time.
 async fn visible(write: &str, watch: &str, count: usize) {
     let (mut writer, mut watcher) = (Connection::open(write).await, Connection::open(watch).await);
     let service = "/v1/namespaces/default/services/visible/instances";
@@ -194,7 +194,7 @@ async fn visible(write: &str, watch: &str, count: usize) {
         let after = body.split("\"revision\":").nth(1)?;
         after.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok()
     };
-    // Each run writes what no other wrote: what is there already is no news.
+    // Each run writes new content: unchanged content wakes no watcher.
     let salt = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() as usize % 1_000_000_000;
     let (begun, cpu, mut times) = (Instant::now(), common::cpu(), Vec::new());
     let first = request("PUT", &format!("{service}/first"), &instance(salt, 8, 20));
@@ -207,7 +207,7 @@ async fn visible(write: &str, watch: &str, count: usize) {
             let (_, body) = watcher.ask(&wait, true).await;
             (watcher, Instant::now(), body)
         });
-        // The watcher's request is there before the registration is: give it the time of one.
+        // The watcher's request must arrive before the registration.
         tokio::time::sleep(Duration::from_millis(2)).await;
         let put = request("PUT", &format!("{service}/v{:02}", n % 16), &instance(salt + n, 8, 20));
         let began = Instant::now();
@@ -221,7 +221,7 @@ async fn visible(write: &str, watch: &str, count: usize) {
     report(times, begun.elapsed(), cpu, 1);
 }
 
-/// Targets of probes: connections are accepted and dropped, until the program is ended.
+/// Runs targets of probes: accepts and drops connections, until the program is ended.
 async fn listen(addresses: &str) {
     let mut tasks = tokio::task::JoinSet::new();
     for address in addresses.split(',') {
@@ -243,7 +243,7 @@ struct HeartbeatRequest {
     ids: Vec<String>,
 }
 
-/// One stream of heartbeats, `each` ids a message, `window` messages without an answer, until `end`.
+/// Runs one stream of heartbeats, `each` ids a message, `window` unanswered messages, until `end`.
 async fn stream(
     address: &str,
     next: Arc<dyn Fn() -> Option<usize> + Send + Sync>,
@@ -323,7 +323,7 @@ async fn main() {
     match what {
         "register" => {
             let (first, count, clients, entries, bytes) = (number(2), number(3), number(4), number(5), number(6));
-            // Made before: what it takes to make them is not the registry's.
+            // Encoded in advance: the encoding is not the registry's cost.
             let made: Vec<Vec<u8>> = (first..first + count).map(|n| register(n, entries, bytes)).collect();
             run(address, clients, counted(0, count), move |n| vec![made[n].clone()]).await;
         }
@@ -335,7 +335,7 @@ async fn main() {
             .await;
         }
         "heartbeats" => {
-            // Many instances a request: what an agent that speaks for others sends.
+            // Many instances in one request, as from an agent for others.
             let (first, count, clients, seconds, each) = (number(2), number(3), number(4), number(5), number(6));
             run_many(address, clients, each, timed(0, count / each, seconds), move |n| {
                 let ids: Vec<String> = (0..each).map(|i| format!("\"i{:08}\"", first + n * each + i)).collect();
@@ -350,7 +350,7 @@ async fn main() {
             streamed(address, timed(first / each, count / each, seconds), streams, each, window).await;
         }
         "find" => {
-            // One in fifty has each of the values.
+            // One in fifty instances has each of the values.
             let (clients, seconds) = (number(2), number(3));
             run(address, clients, timed(0, 50, seconds), |n| {
                 let pair = format!("key-00000={}", value(n, 0, 20));
@@ -359,7 +359,7 @@ async fn main() {
             .await;
         }
         "discover" => {
-            // Packed, if the last argument says how.
+            // Compressed, if the last argument names an encoding.
             let (clients, seconds) = (number(2), number(3));
             let packed = arguments.has(4).map(|how| format!("Accept-Encoding: {how}\r\n")).unwrap_or_default();
             run(address, clients, timed(0, SERVICES, seconds), move |n| {

@@ -1,13 +1,12 @@
-//! What many instances cost: a store is filled, and then a node in a process of its own loads them, follows 5,000 changes, and is
-//! asked for metadata. `bench/registry` runs it; by hand:
+//! The cost of many instances: fills a store, then loads them in a node in a process of its own, which follows 5,000 changes, and answers queries for
+//! metadata. `bench/registry` runs it; by hand:
 //!
 //! ```sh
 //! cargo run --release -p registry --example load -- fill sqlite:/tmp/registry.db 200000 8
 //! cargo run --release -p registry --example load -- fresh sqlite:/tmp/registry.db
 //! ```
 //!
-//! The last line is JSON. CPU is that of this process with all its threads: of SQLite that includes the database, of PostgreSQL
-//! it does not.
+//! The last line is JSON. CPU is that of this process with all its threads: with SQLite that includes the database, with PostgreSQL it does not.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod common;
@@ -19,14 +18,14 @@ use registry::{InstanceId, NamespaceName, Patch, Registry, Revision, Settings, s
 
 const SERVICES: usize = 1000;
 const CHANGED: usize = 5000;
-/// Each query is made so often; the slowest counts, too.
+/// Number of times that each query is made; the slowest counts, too.
 const QUERIES: usize = 1000;
 
 async fn open(address: &str) -> Registry {
     Registry::open(Settings::default(), store::open(address).await.unwrap()).await.unwrap()
 }
 
-/// 16 callers, 500 instances a call.
+/// Registers `count` instances with 16 callers, 500 instances a call.
 async fn fill(address: &str, count: usize, entries: usize) {
     let registry = open(address).await;
     let (began, before) = (Instant::now(), cpu());
@@ -53,7 +52,7 @@ async fn fill(address: &str, count: usize, entries: usize) {
     );
 }
 
-/// In a process of its own: what a fresh node costs.
+/// Measures a new node, in a process of its own.
 async fn fresh(address: &str) {
     let (began, before) = (Instant::now(), cpu());
     let registry = open(address).await;
@@ -61,12 +60,12 @@ async fn fresh(address: &str) {
     let count = registry.status().instances;
     let (resident, peak) = (memory("VmRSS"), memory("VmHWM"));
 
-    // Another node changes 5,000; this one follows, and a cold reader catches up in one go.
+    // Another node changes 5,000; this one follows, and a cold reader catches up at once.
     let (cursor, rows) = (registry.revision(), registry.status().counts.rows_applied);
     let writer = open(address).await;
     let spread = (count / CHANGED).max(1);
     let changed = CHANGED.min(count);
-    // One that no run before has given.
+    // A weight that no previous run has set.
     let news = (cursor.0 % 60_000) as u16 + 200;
     for first in (0..changed).step_by(500) {
         let weight = |n| (id(n * spread), Patch { weight: Some(news), ..Patch::default() });
@@ -76,7 +75,7 @@ async fn fresh(address: &str) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
     let last = writer.revision();
     assert!(registry.watch_all(Revision(last.0 - 1), deadline).await.unwrap() >= last, "it follows");
-    // What is counted is counted a moment after it is seen.
+    // The counter is updated a moment after the change is visible.
     let applied = || (registry.status().counts.rows_applied - rows) as usize;
     let began = Instant::now();
     while applied() < changed && began.elapsed() < Duration::from_secs(5) {

@@ -1,5 +1,5 @@
 //! A registry without the rest of the binary, for the load generators: it compiles in a fraction of the time. A new SQLite store, no login, two
-//! threads, as many as the binary gives it. Ends with its standard input.
+//! threads, as many as in the binary. Ends with its standard input.
 //!
 //! ```sh
 //! cargo run --release -p registry --example serve -- 127.0.0.1:8632

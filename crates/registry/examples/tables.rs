@@ -1,13 +1,14 @@
-//! One row an instance beside three tables (`instance`, `health_check`, `instance_metadata`), the database alone: what writing
-//! costs as metadata grows, what reading everything and what reading changes costs. One connection, no HTTP, no cache; the two
-//! ways alternate in one run. `bench/registry` runs it; by hand:
+//! Compares one row for each instance with three tables (`instance`, `health_check`, `instance_metadata`), in the database alone: the cost of writes
+//! as metadata grows, of a full read and of a read of changes. One connection, no HTTP, no cache; the two schemas alternate in one run.
+//! `bench/registry` runs it; by hand:
 //!
 //! ```sh
 //! cargo run --release -p registry --example tables -- write sqlite:/tmp/registry.db 10000 2
 //! cargo run --release -p registry --example tables -- read sqlite:/tmp/filled.db 3        # filled by `load -- fill`
 //! ```
 //!
-//! For `write` the database should be empty and its own. Each line is JSON: what, entries, repetition, and the figure of both ways.
+//! For `write` the database should be empty and used by nothing else. Each line is JSON: the measurement, entries, repetition, and the figures of
+//! both schemas.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod common;
@@ -21,10 +22,10 @@ use registry::store::{self, Batch, Head, Record, Sink, Write, WriteKind};
 use registry::{InstanceId, Patch, Registration, Revision, Store};
 use rusqlite::ToSql;
 
-/// Rows of one transaction, as of a full batch of the registry.
+/// Rows of one transaction, as in a full batch of the registry.
 const BATCH: usize = 512;
 const SHAPES: [(usize, usize); 5] = [(0, 20), (4, 20), (8, 20), (16, 20), (8, 1024)];
-/// Of the whole, so many are changed.
+/// Number of rows that are changed.
 const CHANGED: usize = 5000;
 
 const SCHEMA: &str = "
@@ -38,7 +39,7 @@ const DROP: &str =
 const JOIN: &str = "SELECT i.id, i.service, i.host, i.port, c.type, c.ttl, m.name, m.value FROM three_instance i
     LEFT JOIN three_check c ON c.id = i.id LEFT JOIN three_metadata m ON m.id = i.id";
 
-/// Three tables in one of the databases.
+/// The three tables in one of the databases.
 enum Three {
     Sqlite(rusqlite::Connection),
     Postgres(tokio_postgres::Client),
@@ -71,7 +72,7 @@ impl Three {
         }
     }
 
-    /// One transaction: instance and check are replaced, metadata is deleted and inserted.
+    /// Runs one transaction: replaces instance and check, deletes and inserts metadata.
     async fn write(&mut self, rows: &[Registration]) {
         match self {
             Three::Sqlite(connection) => sqlite(connection, rows),
@@ -79,7 +80,7 @@ impl Three {
         }
     }
 
-    /// Everything, or what changed after `mtime`: joined, and put together.
+    /// Reads everything, or the changes after `mtime`: joined, and assembled.
     async fn read(&mut self, mtime: i64) -> usize {
         let mut found: HashMap<String, Vec<(String, String)>> = HashMap::new();
         let sql = if mtime > 0 { format!("{JOIN} WHERE i.mtime > {mtime}") } else { JOIN.into() };
@@ -152,7 +153,7 @@ async fn postgres(client: &mut tokio_postgres::Client, rows: &[Registration]) {
     transaction.commit().await.unwrap();
 }
 
-/// The registry's own store, without anything before it.
+/// The registry's own store alone.
 struct One {
     store: Arc<dyn Store>,
     number: u64,
@@ -242,7 +243,7 @@ async fn write(address: &str, count: usize, repetitions: usize) {
     }
 }
 
-/// Of a store that `load -- fill` has filled. The three tables get the same rows from the database itself.
+/// Measures reads of a store filled by `load -- fill`. The three tables get the same rows by SQL.
 async fn read(address: &str, repetitions: usize) {
     const ENTRIES: usize = 8;
     let mut one = One { store: store::open(address).await.unwrap(), number: 0 };
@@ -284,7 +285,7 @@ async fn read(address: &str, repetitions: usize) {
     let before = one.head().await;
     let changed: Vec<InstanceId> = (0..CHANGED).map(|n| id(n * (count / CHANGED).max(1))).collect();
     for chunk in changed.chunks(BATCH) {
-        // A weight that no run before has given.
+        // A weight that no previous run has set.
         let patch = || Patch { weight: Some((before.0 % 60_000) as u16 + 200), ..Patch::default() };
         one.commit(chunk.iter().map(|id| WriteKind::Patch(id.clone(), patch()))).await;
         let ids: Vec<String> = chunk.iter().map(|id| format!("'{}'", id.as_str())).collect();

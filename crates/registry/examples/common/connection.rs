@@ -1,4 +1,4 @@
-//! A client of HTTP/1.1 that costs little, and what a generator prints of its times.
+//! A light HTTP/1.1 client, and the report of a generator's timings.
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// What a body is read in that nobody wants: a generator that keeps 40 MB measures its own memory.
+/// Size of the buffer for bodies that are discarded: a generator that keeps 40 MB measures its own memory.
 const READ: usize = 256 * 1024;
-/// Instances are spread over so many services.
+/// Number of services that the instances are spread over.
 pub(crate) const SERVICES: usize = 100;
 
 pub(crate) struct Connection {
     stream: TcpStream,
     buffer: BytesMut,
-    /// The `X-Consul-Index` that came last.
+    /// The last `X-Consul-Index`.
     pub(crate) index: u64,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn get(path: &str, header: Option<&str>) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n").into_bytes()
 }
 
-/// Of each time, `each` operations.
+/// Prints a report; each of `times` is that of `each` operations.
 pub(crate) fn report(mut times: Vec<Duration>, elapsed: Duration, cpu: f64, each: usize) {
     let cpu = (super::cpu() - cpu) / 1e3;
     times.sort_unstable();

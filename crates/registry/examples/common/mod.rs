@@ -1,4 +1,4 @@
-//! What the generators have in common: instances that are all alike, and what this process has used.
+//! Helpers of the generators: uniform instances, and the resources used by this process.
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub(crate) mod connection;
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use registry::{Check, InstanceId, Metadata, NamespaceName, Registration, ServiceKey};
 
-/// The value of entry `e` of instance `n`, where key and value together have `bytes`, at least 19. Half of the entries have a value that one in
-/// fifty instances has, the other half one of their own.
+/// Returns the value of entry `e` of instance `n`; key and value together have `bytes`, at least 19. Half of the entries have a value common to one
+/// in fifty instances, the other half a unique one.
 pub(crate) fn value(n: usize, e: usize, bytes: usize) -> String {
     let length = bytes.saturating_sub(9).max(10);
     let value = if e.is_multiple_of(2) { format!("shared{:04}", (n + e) % 50) } else { format!("u{n:09}") };
@@ -23,7 +23,7 @@ pub(crate) fn id(n: usize) -> InstanceId {
     InstanceId::new(&NamespaceName::default(), &format!("i{n:08}")).unwrap()
 }
 
-/// Of instance `n`, where all are spread over so many services.
+/// Returns the service of instance `n`, with the instances spread over `services`.
 pub(crate) fn service(n: usize, services: usize) -> ServiceKey {
     ServiceKey::new(&NamespaceName::default(), &format!("service-{:05}", n % services)).unwrap()
 }
@@ -41,7 +41,7 @@ pub(crate) fn registration(n: usize, services: usize, entries: usize, bytes: usi
     registration
 }
 
-/// CPU time of this process, user and system, in ms.
+/// Returns the CPU time of this process, user and system, in ms.
 pub(crate) fn cpu() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let after = stat.rsplit_once(')').unwrap().1;
@@ -49,14 +49,14 @@ pub(crate) fn cpu() -> f64 {
     ticks as f64 * 10.0
 }
 
-/// A line of `/proc/self/status`, in MB.
+/// Returns a line of `/proc/self/status`, in MB.
 pub(crate) fn memory(line: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|l| l.starts_with(line)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
 }
 
-/// The arguments of the command line; the ones that are missing at the end are the defaults.
+/// The command-line arguments; missing ones at the end take their defaults.
 pub(crate) struct Arguments(Vec<String>);
 
 impl Arguments {
