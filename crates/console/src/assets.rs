@@ -8,14 +8,14 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use sha2::{Digest, Sha256};
 
-/// One file.
+/// A file of the page.
 #[derive(Debug)]
 pub(crate) struct Asset {
     pub(crate) path: &'static str,
     pub(crate) content_type: &'static str,
     pub(crate) plain: Bytes,
     pub(crate) gzip: Bytes,
-    /// Of the content, in quotes.
+    /// Digest of the content, in quotes.
     pub(crate) tag: String,
 }
 
@@ -68,14 +68,14 @@ static ASSETS: LazyLock<Vec<Asset>> = LazyLock::new(|| {
     .collect()
 });
 
-/// Into memory: cannot fail.
+/// Compresses bytes. Writing into memory never fails.
 fn squeezed(bytes: &[u8]) -> Bytes {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     let _ = encoder.write_all(bytes);
     encoder.finish().unwrap_or_default().into()
 }
 
-/// The file at a path.
+/// Returns the file at a path.
 pub(crate) fn at(path: &str) -> Option<&'static Asset> {
     ASSETS.iter().find(|asset| asset.path == path)
 }
@@ -89,7 +89,7 @@ mod tests {
         let whole: usize = ASSETS.iter().map(|asset| asset.plain.len()).sum();
         let sent: usize = ASSETS.iter().map(|asset| asset.gzip.len()).sum();
         assert!(sent < 48_000 && whole < 150_000, "{sent} bytes sent of {whole}");
-        // What the files name is there, and nothing is from elsewhere.
+        // Every file that these files name exists, and none is loaded from elsewhere.
         for asset in ASSETS.iter() {
             let text = String::from_utf8_lossy(&asset.plain);
             for name in text.split(['"', '\'']).filter(|word| word.starts_with("./") || word.ends_with(".css")) {

@@ -1,7 +1,7 @@
-//! Tokens, sessions, and how often somebody may try.
+//! Tokens, sessions, and the limit on login attempts.
 //!
-//! A token is 32 random bytes in text; only its SHA-256 is configured. A fast hash is right for what nobody can guess. The
-//! browser shows a token once and gets a session: a random cookie, of which only the hash is kept here.
+//! A token is 32 random bytes in text; only its SHA-256 is configured. A fast hash suffices for a secret that cannot be guessed. The browser sends
+//! the token once and gets a session: a random cookie, of which only the hash is stored here.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,22 +12,22 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-/// How long a session lasts.
+/// Lifetime of a session.
 const SESSION: Duration = Duration::from_secs(12 * 3600);
-/// Most sessions; the oldest goes.
+/// Maximum number of sessions; beyond it, the oldest is removed.
 const MOST_SESSIONS: usize = 256;
-/// Failed logins that an address has at once, and the time after which it has one more.
+/// Failed logins that an address may make at once, and the time after which it may make another.
 const TRIES: u32 = 5;
 const NEXT_TRY: Duration = Duration::from_secs(5);
-/// Addresses that are remembered; of more, the one that failed longest ago is forgotten.
+/// Maximum number of addresses remembered; beyond it, the one whose last failure is oldest is removed.
 const MOST_ADDRESSES: usize = 1024;
 
-/// What somebody may do; each includes those before it.
+/// The role of a token; each includes the ones before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
-    /// Look.
+    /// May view.
     Viewer,
-    /// Act.
+    /// May also act.
     Operator,
 }
 
@@ -39,16 +39,16 @@ pub(crate) struct Token {
     pub(crate) role: Role,
 }
 
-/// Who is let in.
+/// Tokens, sessions and failed logins.
 pub(crate) struct Auth {
     tokens: Vec<Token>,
-    /// Without a token one may look.
+    /// True if a client without a token may view.
     anonymous: bool,
     sessions: Mutex<HashMap<[u8; 32], Session>>,
     failures: Mutex<HashMap<IpAddr, Failures>>,
 }
 
-/// Somebody who has shown a token.
+/// The session of a client that has presented a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Session {
     pub(crate) name: String,
@@ -56,19 +56,19 @@ pub(crate) struct Session {
     until: Instant,
 }
 
-/// Tries that an address has spent, as of a moment.
+/// Attempts that an address has used, at a given time.
 #[derive(Debug, Clone, Copy)]
 struct Failures {
     spent: u32,
     at: Instant,
 }
 
-/// Why somebody is not let in.
+/// Reason why a login is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Denied {
-    /// No such token.
+    /// The token does not exist.
     Wrong,
-    /// Too many wrong ones; try after so many seconds.
+    /// Too many wrong tokens; the value is the number of seconds to wait.
     TooMany(u64),
     /// The system has no random numbers.
     NoRandom,
@@ -82,7 +82,7 @@ fn hash_of(text: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
 }
 
-/// 64 hexadecimal digits.
+/// Parses 64 hexadecimal digits.
 pub(crate) fn parse_hash(text: &str) -> Option<[u8; 32]> {
     if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
@@ -99,12 +99,12 @@ impl Auth {
         Auth { tokens, anonymous, sessions: Mutex::default(), failures: Mutex::default() }
     }
 
-    /// Whether anybody can log in at all.
+    /// True if there is any token to log in with.
     pub(crate) fn has_tokens(&self) -> bool {
         !self.tokens.is_empty()
     }
 
-    /// Makes a session for who shows a token; its cookie's value.
+    /// Creates a session for a valid token; returns the cookie's value and the session.
     pub(crate) fn login(&self, text: &str, from: IpAddr, now: Instant) -> Result<(String, Session), Denied> {
         let from = network(from);
         let mut failures = lock(&self.failures);
@@ -146,12 +146,12 @@ impl Auth {
         lock(&self.sessions).remove(&hash_of(cookie));
     }
 
-    /// The session of a cookie. What is looked up is a hash: how long that takes says nothing about a cookie.
+    /// Returns the session of a cookie. The look-up is by a hash, so its duration reveals nothing about a cookie.
     pub(crate) fn session(&self, cookie: Option<&str>, now: Instant) -> Option<Session> {
         lock(&self.sessions).get(&hash_of(cookie?)).filter(|session| session.until > now).cloned()
     }
 
-    /// Whether who has this session, or none, may do what a role may.
+    /// True if the owner of this session, or an anonymous client, has the rights of a role.
     pub(crate) fn may(&self, session: Option<&Session>, role: Role) -> bool {
         session.is_some_and(|session| session.role >= role) || (role == Role::Viewer && self.anonymous)
     }
@@ -170,7 +170,7 @@ impl Failures {
     }
 }
 
-/// Whoever has one address of IPv6 has 2^64.
+/// Returns the network of an address: an owner of one IPv6 address has 2^64 of them.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) if !v6.is_loopback() => {
@@ -218,7 +218,7 @@ mod tests {
         for _ in 0..TRIES {
             assert_eq!(auth.login("kp_x", guesser, now).unwrap_err(), Denied::Wrong);
         }
-        // A right one is not even looked at: otherwise the limit would be none.
+        // Even a valid token is refused: otherwise there would be no limit.
         assert!(matches!(auth.login("kp_olga", guesser, now), Err(Denied::TooMany(_))));
         auth.login("kp_olga", other, now).unwrap();
         auth.login("kp_olga", guesser, now + NEXT_TRY).unwrap();

@@ -1,4 +1,4 @@
-//! What viewers are told: sections of JSON with versions, samples, events. Made once, read by all.
+//! The state sent to viewers: versioned sections of JSON, samples, events. Encoded once, read by all.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -8,32 +8,32 @@ use serde::Serialize;
 
 use crate::events::Event;
 
-/// Samples that are kept: five minutes, one a second.
+/// Number of samples kept: five minutes, one a second.
 pub(crate) const SAMPLES: usize = 300;
 
 /// Sections, in the order in which they are written.
 pub(crate) const SECTIONS: [&str; 7] = ["hello", "clusters", "cluster", "proxy", "pools", "relay", "registry"];
 
-/// The latest state. Immutable; each look makes a new one, which shares what has not changed.
+/// The latest state. Immutable; each look makes a new one, which shares the unchanged parts.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Board {
     /// Milliseconds since 1970.
     pub(crate) now: u64,
     sections: [Section; SECTIONS.len()],
-    /// By number, oldest first.
+    /// Samples by number, oldest first.
     samples: VecDeque<(u64, Arc<str>)>,
-    /// By id, oldest first.
+    /// Events by id, oldest first.
     events: VecDeque<(u64, Arc<str>)>,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Section {
-    /// 0: nothing yet.
+    /// Version of the content; 0: none yet.
     version: u64,
     text: Arc<str>,
 }
 
-/// What a viewer has been told.
+/// Position of a viewer: the versions, sample and event that it has received.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Cursor {
     versions: [u64; SECTIONS.len()],
@@ -42,10 +42,10 @@ pub(crate) struct Cursor {
 }
 
 impl Board {
-    /// Puts a section in; one that is as it was keeps its version.
+    /// Sets a section; unchanged content keeps its version.
     pub(crate) fn put<T: Serialize>(&mut self, name: &str, value: &T) {
         let Some(index) = SECTIONS.iter().position(|section| *section == name) else { return };
-        // Plain values with text keys: cannot fail.
+        // Plain values with text keys: encoding cannot fail.
         let Ok(text) = serde_json::to_string(value) else { return };
         let section = &mut self.sections[index];
         if *section.text != *text {
@@ -75,7 +75,7 @@ impl Board {
         }
     }
 
-    /// What a viewer has not been told, as one JSON object without line ends; it has been told then.
+    /// Returns the changes since a viewer's cursor, as one JSON object without line ends, and advances the cursor.
     pub(crate) fn news(&self, cursor: &mut Cursor) -> String {
         let mut text = format!("{{\"now\":{}", self.now);
         for ((name, section), told) in SECTIONS.iter().zip(&self.sections).zip(&mut cursor.versions) {
@@ -120,7 +120,7 @@ mod tests {
         board.put("relay", &"r");
         board.events(events.last.iter());
         assert_eq!(board.news(&mut cursor), r#"{"now":7,"relay":"r"}"#, "what is as it was is no news");
-        // One that was away for long gets what there is, once.
+        // A viewer that was away for long gets the available samples, once.
         for number in 0..SAMPLES + 10 {
             board.sample(&number);
         }

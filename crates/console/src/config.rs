@@ -1,59 +1,59 @@
-//! `[console]` in the configuration.
+//! Configuration section `[console]`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::auth::{Role, Token, parse_hash};
 use crate::guard::Site;
 
-/// `[console]`.
+/// Configuration section `[console]`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ConsoleConfig {
-    /// `host:port`; empty: no console.
+    /// Address to listen on, `host:port`; empty: no console.
     pub listen: String,
-    /// Where browsers find it, if that is not where it listens: `https://console.example.com`, of a reverse proxy.
+    /// URL under which browsers reach the console, if it is not the listening address: `https://console.example.com` for a reverse proxy.
     pub public_url: String,
-    /// Whether who has no token may look.
+    /// True if a client without a token may view.
     pub anonymous_view: bool,
-    /// Most browsers that are kept up to date at the same time.
+    /// Maximum number of browsers that receive updates at the same time.
     pub viewers: usize,
-    /// Who may do what.
+    /// Tokens and their roles.
     pub tokens: Vec<TokenConfig>,
 }
 
-/// `[[console.tokens]]`.
+/// Configuration section `[[console.tokens]]`.
 #[derive(Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenConfig {
-    /// For logs.
+    /// Name for logs.
     pub name: String,
     /// SHA-256 of the token's text, as 64 hexadecimal digits.
     pub sha256: String,
-    /// What it may do.
+    /// Role of the token.
     pub role: RoleName,
 }
 
-/// What a token may do.
+/// Role of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RoleName {
-    /// Look.
+    /// May view.
     Viewer,
-    /// Act too.
+    /// May also act.
     Operator,
 }
 
-/// What is wrong with a `[console]`.
+/// Error in a `[console]` section.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ConfigError {
     /// The key: `public_url`, `tokens[1].sha256`.
     pub key: String,
-    /// What was found, what was expected.
+    /// The value found, and the value expected.
     pub message: String,
 }
 
-// The hash is nobody's business.
+// The hash is not shown.
 impl std::fmt::Debug for TokenConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("TokenConfig").field("name", &self.name).field("role", &self.role).finish_non_exhaustive()
@@ -73,7 +73,7 @@ impl Default for ConsoleConfig {
 }
 
 impl ConsoleConfig {
-    /// What is wrong, but for the form of `listen`; `local`: only this machine reaches it.
+    /// Returns all errors, except in the form of `listen`; `local` is true if only this machine can reach the console.
     #[must_use]
     pub fn check(&self, local: bool) -> Vec<ConfigError> {
         let mut errors = Vec::new();

@@ -1,4 +1,4 @@
-//! What is worth a line in the page's timeline: the differences between two pictures. Pure.
+//! Events of the page's timeline: the differences between two states. Pure.
 
 use std::collections::VecDeque;
 
@@ -7,32 +7,32 @@ use serde::Serialize;
 use crate::picture::{Cluster, Engine, Node, PoolNumbers, Registry, Relay, Role};
 use crate::transitions::Transition;
 
-/// Most events that are remembered.
+/// Maximum number of events remembered.
 pub(crate) const MOST: usize = 200;
 
-/// How bad it is.
+/// Severity of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Severity {
-    /// It is good again.
+    /// A recovery.
     Good,
-    /// Worth knowing.
+    /// Information.
     Info,
-    /// Worth a look.
+    /// A warning.
     Warning,
-    /// Something does not work.
+    /// A failure.
     Bad,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Event {
-    /// Rises.
+    /// A rising number.
     pub(crate) id: u64,
     /// Milliseconds since 1970.
     pub(crate) at: u64,
     pub(crate) severity: Severity,
-    /// What it happened to: `node1`, `relay`.
+    /// The object concerned: `node1`, `relay`.
     pub(crate) subject: String,
     pub(crate) text: String,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Events {
     next: u64,
 }
 
-/// Something seen, not yet an event.
+/// An event without number and time: severity, subject, text.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Seen(pub(crate) Severity, pub(crate) String, pub(crate) String);
 
@@ -59,7 +59,7 @@ impl Events {
     }
 }
 
-/// From one picture of the cluster to the next.
+/// Returns the events between two states of the cluster.
 pub(crate) fn of_cluster(before: Option<&Cluster>, now: &Cluster) -> Vec<Seen> {
     let mut seen = Vec::new();
     let was = before.and_then(|before| before.primary.as_deref());
@@ -88,7 +88,7 @@ pub(crate) fn of_cluster(before: Option<&Cluster>, now: &Cluster) -> Vec<Seen> {
 }
 
 fn of_node(was: Option<&Node>, node: &Node, primary: Option<&str>) -> Vec<Seen> {
-    // At the start only what is wrong is worth a line, once it is known.
+    // At the start only failures are events, once they are known.
     let Some(was) = was else { return Vec::new() };
     let mut seen = Vec::new();
     let mut say = |severity, text: String| seen.push(Seen(severity, node.name.clone(), text));
@@ -101,7 +101,7 @@ fn of_node(was: Option<&Node>, node: &Node, primary: Option<&str>) -> Vec<Seen> 
             }
             Role::Replica if was.role == Role::Unknown => say(Severity::Good, "is a replica".into()),
             Role::Replica => say(Severity::Info, "is a replica now".into()),
-            // Said of the cluster.
+            // Reported for the cluster.
             Role::Primary if primary == Some(node.name.as_str()) => {}
             Role::Primary => say(Severity::Info, "is primary".into()),
         }
@@ -124,7 +124,7 @@ fn seconds(millis: u64) -> String {
     format!("{}.{} s", millis / 1000, millis % 1000 / 100)
 }
 
-/// From one picture of the relay to the next.
+/// Returns the events between two states of the relay.
 pub(crate) fn of_relay(before: Option<&Relay>, now: &Relay) -> Vec<Seen> {
     let mut seen = Vec::new();
     let mut say = |severity, text: String| seen.push(Seen(severity, "relay".into(), text));
@@ -136,7 +136,7 @@ pub(crate) fn of_relay(before: Option<&Relay>, now: &Relay) -> Vec<Seen> {
             (false, false) if streams(before) => {
                 say(Severity::Warning, format!("lost {}: {}", now.upstream, now.state))
             }
-            // The steps of connecting.
+            // Steps of connecting.
             (false, false) => {}
         },
         Some(before) if before.upstream != now.upstream => say(Severity::Info, format!("follows {}", now.upstream)),
@@ -160,7 +160,7 @@ pub(crate) fn of_relay(before: Option<&Relay>, now: &Relay) -> Vec<Seen> {
     seen
 }
 
-/// From one picture of the registry to the next.
+/// Returns the events between two states of the registry.
 pub(crate) fn of_registry(before: Option<&Registry>, now: &Registry) -> Vec<Seen> {
     let mut seen = Vec::new();
     let mut say = |severity, text: String| seen.push(Seen(severity, "registry".into(), text));
@@ -188,7 +188,7 @@ pub(crate) fn of_registry(before: Option<&Registry>, now: &Registry) -> Vec<Seen
     seen
 }
 
-/// From one look at the pools to the next.
+/// Returns the events between two states of the pools.
 pub(crate) fn of_pools(before: &[PoolNumbers], now: &[PoolNumbers]) -> Vec<Seen> {
     let mut seen = Vec::new();
     for pool in now {
@@ -203,7 +203,7 @@ pub(crate) fn of_pools(before: &[PoolNumbers], now: &[PoolNumbers]) -> Vec<Seen>
     seen
 }
 
-/// What became of an instance.
+/// Returns the event of an instance's transition.
 pub(crate) fn of_transition(transition: &Transition) -> Seen {
     let subject = transition.instance.clone();
     let Some(to) = transition.to else { return Seen(Severity::Info, subject, "was deregistered".into()) };

@@ -1,21 +1,21 @@
-//! Whether a request comes from the page itself. Pure.
+//! Tests if a request comes from the page itself. Pure.
 //!
-//! Every page that is open on the machine can send requests to what listens on its loopback, and by a name that it makes point
-//! there (DNS rebinding) even read the answers. A browser says in `Host` by which name it came and in `Origin` from which
-//! page: both must be ours. Addresses are always ours, for whoever owns a name cannot make it look like an address.
+//! Any page open on the machine can send requests to a server on its loopback, and with a name that resolves to it (DNS rebinding) even read the
+//! answers. A browser sends the name it used in `Host` and the page's origin in `Origin`: both must be the console's. Addresses are always accepted,
+//! since the owner of a name cannot make it look like an address.
 
 use std::net::{IpAddr, SocketAddr};
 
 /// Scheme, host and port of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Site {
-    /// `https://`; otherwise `http://`.
+    /// True for `https://`, false for `http://`.
     pub(crate) secure: bool,
-    /// In lower case, with the port if it is not the scheme's.
+    /// Host in lower case, with the port unless it is the scheme's default.
     pub(crate) authority: String,
 }
 
-/// Names under which the page may be asked for.
+/// Names under which the page may be requested.
 #[derive(Debug, Clone)]
 pub(crate) struct Guard {
     port: u16,
@@ -23,7 +23,7 @@ pub(crate) struct Guard {
 }
 
 impl Site {
-    /// `http://host[:port]`, perhaps with a slash behind.
+    /// Parses `http://host[:port]`, with an optional slash at the end.
     pub(crate) fn parse(url: &str) -> Option<Site> {
         let (secure, rest) = match (url.strip_prefix("https://"), url.strip_prefix("http://")) {
             (Some(rest), _) => (true, rest),
@@ -45,12 +45,12 @@ impl Guard {
         Guard { port: listen.port(), public }
     }
 
-    /// Whether browsers come over TLS, as far as is known.
+    /// True if browsers are known to connect over TLS.
     pub(crate) fn secure(&self) -> bool {
         self.public.as_ref().is_some_and(|site| site.secure)
     }
 
-    /// Whether a request with this `Host` was meant for us.
+    /// True if a request with this `Host` was sent to the console.
     pub(crate) fn host(&self, host: Option<&str>) -> bool {
         let Some(host) = host else { return false };
         let host = host.to_ascii_lowercase();
@@ -67,7 +67,7 @@ impl Guard {
         port == Some(self.port) && (name == "localhost" || name.parse::<IpAddr>().is_ok())
     }
 
-    /// Whether a request that changes something was sent by our page: its origin is the host that it was sent to.
+    /// True if a request that changes something was sent by the console's page: its origin is the host that it was sent to.
     pub(crate) fn origin(&self, host: Option<&str>, origin: Option<&str>, fetch_site: Option<&str>) -> bool {
         if !self.host(host) || fetch_site.is_some_and(|site| site != "same-origin") {
             return false;
@@ -168,7 +168,7 @@ mod tests {
                     let known = ["localhost", "console.example.com"].contains(&name);
                     proptest::prop_assert!(known || name.parse::<IpAddr>().is_ok(), "{}", host);
                 }
-                // Another origin than the host itself is never ours.
+                // An origin other than the host itself is always refused.
                 let same = origin.eq_ignore_ascii_case(&format!("http://{host}"));
                 proptest::prop_assert!(same || !guard.origin(Some(&host), Some(&origin), None));
             }

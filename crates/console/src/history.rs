@@ -1,29 +1,29 @@
-//! What was: a sample a second, and for older times points of coarser steps. Bounded, and pure: the caller gives the time.
+//! History of the samples: coarser points for older times. Bounded and pure: the caller passes the time.
 //!
-//! The samples of the last minutes go to every viewer with the stream ([`crate::board`]). Coarser points are asked for, with a
-//! cursor: the time of the last one that the asker has.
+//! The samples of the last minutes go to every viewer with the stream ([`crate::board`]). Coarser points are requested, with a cursor: the time of
+//! the last point that the client has.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-/// Samples that make one point, at most. They come once a second, so this is a minute and some more.
+/// Maximum number of samples of a point. Samples come once a second, so this is a little more than a minute.
 const MOST_OPEN: usize = 128;
 
-/// The coarser steps: name of the span, milliseconds of a step, steps that are kept.
+/// The coarser spans: name, milliseconds of a step, number of steps kept.
 const SPANS: [(&str, u64, usize); 2] = [("hour", 10_000, 360), ("day", 60_000, 1440)];
 
-/// How values of several samples become one.
+/// Function that merges several samples into one value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Merge {
-    /// Rates and amounts.
+    /// The mean, for rates and amounts.
     Mean,
-    /// What somebody looks for because it should not have been: it must not disappear in a mean.
+    /// The maximum, for values that indicate a problem: it must not disappear in a mean.
     Peak,
 }
 
-/// What is followed. Rates are per second, times in microseconds.
+/// The series recorded. Rates are per second, times in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Series {
     Reads,
@@ -45,15 +45,15 @@ pub(crate) enum Series {
 /// Number of [`Series`].
 const SERIES: usize = Series::ALL.len();
 
-/// One point of the curves. What has no value is of a part that is not here, or nobody knows it.
+/// A point of the curves. A series without a value belongs to a part that does not run here, or its value is unknown.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Sample {
-    /// Milliseconds since 1970; of a coarse point, when it begins.
+    /// Milliseconds since 1970; for a coarse point, its beginning.
     pub(crate) t: u64,
     values: [Option<f64>; SERIES],
 }
 
-/// Points of the coarser steps.
+/// Points of the coarser spans.
 #[derive(Debug)]
 pub(crate) struct History {
     spans: [Span; SPANS.len()],
@@ -64,9 +64,9 @@ struct Span {
     name: &'static str,
     step: u64,
     most: usize,
-    /// Oldest first.
+    /// Finished points, oldest first.
     closed: VecDeque<Sample>,
-    /// Samples of the step that is not over.
+    /// Samples of the current step.
     open: Vec<Sample>,
 }
 
@@ -116,14 +116,14 @@ impl Series {
 }
 
 impl Sample {
-    /// At a time, without values.
+    /// Makes a sample at a time, without values.
     pub(crate) fn at(t: u64) -> Sample {
         Sample { t, ..Sample::default() }
     }
 
-    /// With a value; what is no number has none.
+    /// Sets a value; one that is not finite is stored as absent.
     pub(crate) fn put(&mut self, series: Series, value: Option<f64>) {
-        // Two decimals are more than a screen has pixels for, and make the text short.
+        // Two decimals are finer than a screen's pixels, and keep the text short.
         self.values[series as usize] =
             value.filter(|value| value.is_finite()).map(|value| (value * 100.0).round() / 100.0);
     }
@@ -133,7 +133,7 @@ impl Sample {
         self.values[series as usize]
     }
 
-    /// `[t,1,null,…]`, in the order of [`Series::ALL`].
+    /// Encodes `[t,1,null,…]`, in the order of [`Series::ALL`].
     fn row(&self) -> String {
         let mut text = format!("[{}", self.t);
         for value in self.values {
@@ -159,7 +159,7 @@ impl Serialize for Sample {
     }
 }
 
-/// Several samples as one point that begins at `start`. What none of them knows, the point does not know.
+/// Merges samples into one point that begins at `start`. A series without any value has none in the point either.
 fn merged(start: u64, samples: &[Sample]) -> Sample {
     let mut point = Sample::at(start);
     for series in Series::ALL {
@@ -183,14 +183,14 @@ impl Default for History {
 }
 
 impl History {
-    /// Adds a sample. Where the clock was set back, what claims to be later than the sample is forgotten.
+    /// Adds a sample. If the clock was set back, points and samples later than the new one are removed.
     pub(crate) fn push(&mut self, sample: Sample) {
         for span in &mut self.spans {
             span.push(sample);
         }
     }
 
-    /// As JSON the points of a span that begin later than `after`, and the one that is not over; `None`: no such span.
+    /// Returns, as JSON, the points of a span that begin later than `after`, and the current one; `None` if there is no such span.
     pub(crate) fn after(&self, span: &str, after: u64) -> Option<String> {
         let span = self.spans.iter().find(|one| one.name == span)?;
         let names = Series::ALL.map(|series| format!("\"{}\"", series.name())).join(",");
@@ -303,7 +303,7 @@ mod tests {
             assert!(times.iter().all(|t| t % step == 0), "{span}");
             let open = found["open"][0].as_u64().unwrap();
             assert_eq!(open, times[most - 1] + step, "{span}: the one that is not over follows");
-            // A cursor gets what is new, and that once.
+            // A cursor gets each new point exactly once.
             assert_eq!(answer(&history, span, times[most - 3])["points"].as_array().unwrap().len(), 2, "{span}");
             assert_eq!(answer(&history, span, times[most - 1])["points"], serde_json::json!([]), "{span}");
         }
@@ -325,7 +325,7 @@ mod tests {
             ("a step back over points", vec![1_000, 11_000, 21_000, 31_000, 12_000, 22_000], vec![0, 10_000]),
         ] {
             let mut history = History::default();
-            // Zero is the cursor of who has nothing.
+            // Zero is the cursor of a client that has no points.
             pushed.iter().for_each(|t| history.push(Sample::at(100_000 + t)));
             assert_eq!(times(&history), expected.iter().map(|t| 100_000 + t).collect::<Vec<u64>>(), "{name}");
         }

@@ -1,4 +1,4 @@
-//! Looks at the parts once a second, and when it is woken, and makes the board of it.
+//! Looks at the parts once a second, and when woken, and builds the board.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -13,24 +13,24 @@ use crate::parts::{Parts, Served};
 use crate::picture::{Cluster, PoolNumbers, Registry, Relay};
 use crate::rates::{Growth, Proxy, Rates};
 
-/// Time between two looks.
+/// Interval between two looks.
 const PACE: Duration = Duration::from_secs(1);
-/// Least time between two looks, however often it is woken.
+/// Minimum time between two looks, however often the hub is woken.
 const LEAST: Duration = Duration::from_millis(100);
-/// Longest wait for the proxy's pools.
+/// Time limit of asking for the proxy's pools.
 const POOLS: Duration = Duration::from_secs(3);
-/// Instances whose changes are told one by one, at each look.
+/// Maximum number of instances whose changes are reported individually at each look.
 const TOLD: usize = 5;
 
-/// Makes the console look at once.
+/// A handle that makes the console look at once.
 #[derive(Debug, Clone)]
 pub struct Wake(Arc<watch::Sender<()>>);
 
-/// What connections share with the task that looks.
+/// State shared by connections and the task that looks.
 pub(crate) struct Hub {
     pub(crate) parts: Parts,
     pub(crate) boards: watch::Receiver<Arc<Board>>,
-    /// Older than what is on the board.
+    /// Points older than those on the board.
     pub(crate) history: Arc<Mutex<History>>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -41,7 +41,7 @@ impl Drop for Hub {
     }
 }
 
-/// The task's own.
+/// State of the task itself.
 struct Looker {
     parts: Parts,
     boards: watch::Sender<Arc<Board>>,
@@ -52,17 +52,17 @@ struct Looker {
     relay: Option<Relay>,
     registry: Option<Registry>,
     pools: Vec<PoolNumbers>,
-    /// Transitions of instances that were told.
+    /// Number of instances' transitions reported.
     told: u64,
-    /// Where the primary is.
+    /// The primary's write position.
     written: Growth,
-    /// Rows that the registry has taken in, and heartbeats.
+    /// Rows applied by the registry, and heartbeats.
     changes: Growth,
     heartbeats: Growth,
     sampled: Option<Instant>,
 }
 
-/// What does not change.
+/// Constant data.
 #[derive(Serialize)]
 struct Hello {
     version: &'static str,
@@ -70,7 +70,7 @@ struct Hello {
     glossary: Vec<(&'static str, &'static str)>,
 }
 
-/// How a cluster is, for those who look at another one.
+/// Status of a cluster, for viewers of another one.
 #[derive(Serialize)]
 struct Standing {
     name: String,
@@ -88,7 +88,7 @@ impl Wake {
         Wake(Arc::new(watch::Sender::new(())))
     }
 
-    /// Does it. From any thread; never blocks; several before the look count as one.
+    /// Makes the console look at once. Callable from any thread; never blocks; several calls before the look count as one.
     pub fn wake(&self) {
         self.0.send_replace(());
     }
@@ -151,7 +151,7 @@ impl Looker {
         }
     }
 
-    /// The workers are asked only while somebody looks.
+    /// Asks the workers for the pools, but only while there is a viewer.
     async fn ask_for_pools(&self) -> Option<Vec<PoolNumbers>> {
         // The hub has one receiver, and each viewer one.
         if self.boards.receiver_count() <= 1 {
@@ -198,7 +198,7 @@ impl Looker {
             self.pools.clone_from(&pools);
             board.put("pools", &self.rates.pools(pools, now));
         }
-        // Rates over less than a second jump about: a look between two is for what changed, not for them.
+        // Rates over less than a second are noisy: a look in between reports changes, but takes no sample.
         if self.sampled.is_none_or(|at| now.saturating_duration_since(at) >= PACE * 9 / 10) {
             self.sampled = Some(now);
             let proxy = self.parts.proxy.as_ref().map(|part| part.numbers());
@@ -244,7 +244,7 @@ impl Looker {
         sample
     }
 
-    /// How far the primary has written, as far as anybody here knows.
+    /// Returns the primary's write position, as far as it is known here.
     fn written_now(&self) -> Option<u64> {
         let cluster = self.cluster.as_ref();
         let primary = cluster.and_then(|cluster| {
@@ -256,7 +256,7 @@ impl Looker {
     }
 }
 
-/// `16/B374D848` as a number.
+/// Parses a position such as `16/B374D848`.
 fn position(text: &str) -> Option<u64> {
     let (high, low) = text.split_once('/')?;
     let part = |text| u32::from_str_radix(text, 16).ok().map(u64::from);

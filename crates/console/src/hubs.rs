@@ -1,20 +1,20 @@
-//! The hubs: one for each cluster, made and ended as clusters come and go.
+//! The hubs: one for each cluster, started and ended as clusters come and go.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::hub::{Hub, Wake};
 use crate::parts::{Parts, Served};
 
-/// Each cluster's hub. Without several clusters there is one, of the parts as they are.
+/// Each cluster's hub. Without several clusters there is a single one, for the given parts.
 pub(crate) struct Hubs {
     parts: Parts,
     wake: Wake,
-    /// In the order of the clusters.
+    /// Hubs in the order of the clusters.
     kept: Mutex<Vec<(Option<Served>, Arc<Hub>)>>,
 }
 
 impl Hubs {
-    /// Starts to look.
+    /// Starts the hubs.
     pub(crate) fn start(parts: Parts) -> Hubs {
         let hubs = Hubs { parts, wake: Wake::new(), kept: Mutex::default() };
         hubs.follow();
@@ -25,7 +25,7 @@ impl Hubs {
         &self.wake
     }
 
-    /// The hub of the cluster of this name; without a name that of the first one.
+    /// Returns the hub of the cluster of this name; without a name, that of the first one.
     pub(crate) fn of(&self, name: Option<&str>) -> Option<Arc<Hub>> {
         self.follow();
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -37,7 +37,7 @@ impl Hubs {
         kept.iter().find(|(served, hub)| of(served, hub)).map(|(_, hub)| Arc::clone(hub))
     }
 
-    /// Starts the hubs of new clusters, and ends those of clusters that have gone: their viewers' streams end.
+    /// Starts the hubs of new clusters, and ends those of removed clusters, whose viewers' streams end.
     pub(crate) fn follow(&self) {
         let now: Vec<Option<Served>> = match &self.parts.clusters {
             Some(clusters) => clusters.now().into_iter().map(Some).collect(),

@@ -1,4 +1,4 @@
-//! The web console: one page, served by the binary, that shows what the parts of this process see, live.
+//! The web console: one page, served by the binary, that shows the live state of the parts of this process.
 //!
 //! ```text
 //!  parts (traits; the binary implements them) ──look, once a second──▶ hub: rates, events ──▶ board (latest state)
@@ -8,12 +8,12 @@
 //!
 //! # Invariants
 //!
-//! - This crate knows no other part of Kingpost: what is shown are the plain values of [`picture`], what can be done is an
-//!   [`Action`]. No secret has a field in either.
-//! - A viewer that does not keep up gets the latest state, not a queue: nothing is kept for it but what it has seen.
-//! - Viewers, connections, sessions, requests, samples and events are bounded; workers are asked for their pools and statements only
-//!   while somebody looks.
-//! - Whatever changes something is a POST from the page itself, by somebody with an operator's token.
+//! - This crate depends on no other part of Kingpost: the data are the plain values of [`picture`], the operations are an [`Action`]. Neither has a
+//!   field for a secret.
+//! - A viewer that does not keep up gets the latest state, not a queue: only its cursor is kept.
+//! - Viewers, connections, sessions, requests, samples and events are bounded; workers are asked for pools and statements only while there is a
+//!   viewer.
+//! - Every change is a POST from the page itself, by the holder of an operator's token.
 //! - The page loads nothing from elsewhere and runs no script but its own files.
 
 mod assets;

@@ -1,14 +1,14 @@
-//! What comes first in a list: what is broken. Pure.
+//! Order of lists: broken items first. Pure.
 //!
-//! The page sorts what it has in the same way; here it matters because only the first rows of a long list are sent.
+//! The page sorts its rows in the same way; here the order matters because only the first rows of a long list are sent.
 
 use crate::picture::Service;
 
-/// The place of a service in a list: 0 first. Among equals the list keeps its order.
+/// Returns the rank of a service in a list: 0 first. The list's order decides between equals.
 #[must_use]
 pub fn service_rank(service: &Service) -> u8 {
     match service {
-        // Nobody is sick where nobody is.
+        // A service without instances is not broken.
         Service { instances: 0, .. } => 3,
         Service { usable: 0, .. } => 0,
         Service { critical: 1.., .. } => 1,
@@ -17,7 +17,7 @@ pub fn service_rank(service: &Service) -> u8 {
     }
 }
 
-/// Likewise of an instance, by its health, whether it was taken out, and its weight.
+/// Returns the rank of an instance, by its health, its isolation and its weight.
 #[must_use]
 pub fn standing_rank(health: &str, isolate: bool, weight: u16) -> u8 {
     match (health, isolate, weight) {
@@ -30,7 +30,7 @@ pub fn standing_rank(health: &str, isolate: bool, weight: u16) -> u8 {
     }
 }
 
-/// Likewise of a client, by its state: those that wait, then those whose statements run.
+/// Returns the rank of a client, by its state: waiting clients first, then those with a running statement.
 #[must_use]
 pub fn client_rank(state: &str) -> u8 {
     match state {

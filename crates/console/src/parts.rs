@@ -1,4 +1,4 @@
-//! What the console asks of the parts. The binary implements these; each part is there or not.
+//! Interfaces of the parts. The binary implements them; each part is optional.
 
 use std::any::Any;
 use std::future::Future;
@@ -13,13 +13,13 @@ use crate::picture::{
 use crate::search::Search;
 use crate::transitions::Transition;
 
-/// An answer that takes a while.
+/// A future of an answer that takes a while.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What runs in this process.
+/// The parts that run in this process.
 #[derive(Clone, Default)]
 pub struct Parts {
-    /// Who watches the nodes.
+    /// The monitor of the nodes.
     pub cluster: Option<Arc<dyn ClusterPart>>,
     /// The proxy.
     pub proxy: Option<Arc<dyn ProxyPart>>,
@@ -27,143 +27,143 @@ pub struct Parts {
     pub relay: Option<Arc<dyn RelayPart>>,
     /// The registry.
     pub registry: Option<Arc<dyn RegistryPart>>,
-    /// The clusters, where there may be several: then `cluster` and `proxy` are taken from them.
+    /// The clusters, if there may be several: then `cluster` and `proxy` come from them.
     pub clusters: Option<Arc<dyn ClustersPart>>,
 }
 
-/// Who knows the clusters that this process serves. They may change at any time.
+/// The clusters that this process serves. They may change at any time.
 pub trait ClustersPart: Send + Sync {
-    /// The clusters now, the first one first; their names differ. Must not block.
+    /// Returns the current clusters, the first one first; their names differ. Must not block.
     fn now(&self) -> Vec<Served>;
 }
 
-/// One cluster that is served.
+/// A cluster that is served.
 #[derive(Clone)]
 pub struct Served {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// The same value as long as it is the same cluster: one that goes and comes again under its name is another.
+    /// Identity of the cluster: a cluster that is removed and added again under its name has another one.
     pub identity: Arc<dyn Any + Send + Sync>,
-    /// Who watches its nodes.
+    /// The monitor of its nodes.
     pub cluster: Arc<dyn ClusterPart>,
-    /// Its proxy.
+    /// The proxy of the cluster.
     pub proxy: Option<Arc<dyn ProxyPart>>,
 }
 
-/// Who watches the nodes.
+/// The monitor of the nodes.
 pub trait ClusterPart: Send + Sync {
-    /// Must not block.
+    /// Returns the state of the cluster. Must not block.
     fn look(&self) -> Cluster;
 }
 
 /// A proxy.
 pub trait ProxyPart: Send + Sync {
-    /// Must not block.
+    /// Returns the proxy's numbers. Must not block.
     fn numbers(&self) -> ProxyNumbers;
-    /// Asks the workers: may block for a second or two.
+    /// Asks the workers for their pools: may block for a second or two.
     fn pools(&self) -> Vec<PoolNumbers>;
-    /// Up to `limit` clients. Likewise.
+    /// Asks the workers for up to `limit` clients: may block likewise.
     fn clients(&self, limit: usize) -> Clients;
-    /// Up to `limit` shapes of statements, those that have taken longest together first. Likewise.
+    /// Asks the workers for up to `limit` shapes of statements, those with the longest total time first: may block likewise.
     fn statements(&self, limit: usize) -> Statements;
-    /// Does it, and says what was done. Likewise.
+    /// Carries out an action, and returns what was done: may block likewise.
     ///
     /// # Errors
-    /// It was not done.
+    /// The action was not carried out.
     fn act(&self, action: &Action) -> Result<String, Refusal>;
-    /// What the names in [`ProxyNumbers`] mean.
+    /// Returns the meanings of the names in [`ProxyNumbers`].
     fn glossary(&self) -> Vec<(&'static str, &'static str)>;
 }
 
 /// A relay.
 pub trait RelayPart: Send + Sync {
-    /// Must not block.
+    /// Returns the state of the relay. Must not block.
     fn look(&self) -> Relay;
 }
 
 /// A registry.
 pub trait RegistryPart: Send + Sync {
-    /// Must not block.
+    /// Returns the state of the registry. Must not block.
     fn look(&self) -> Registry;
-    /// Up to `limit` services and instances, those that are not well first.
+    /// Returns up to `limit` services and instances, unhealthy ones first.
     fn find(&self, search: &Search, limit: usize) -> Found;
-    /// Up to `limit` instances of a service, `namespace/name`, those that are not well first.
+    /// Returns up to `limit` instances of a service, `namespace/name`, unhealthy ones first.
     fn instances(&self, service: &str, limit: usize) -> Option<Instances>;
-    /// What became of instances after the `since`th transition, oldest first and at most `limit`; and the number of the last one.
+    /// Returns at most `limit` transitions of instances after the `since`th, oldest first; and the number of the last one.
     fn transitions_since(&self, since: u64, limit: usize) -> (Vec<Transition>, u64);
-    /// An instance, `namespace/id`.
+    /// Returns an instance, `namespace/id`.
     fn instance(&self, id: &str) -> Option<InstanceDetail>;
-    /// Does it, and says what was done.
+    /// Carries out an action, and returns what was done.
     ///
     /// # Errors
-    /// It was not done, or nobody knows.
+    /// The action was not carried out, or its outcome is unknown.
     fn act<'a>(&'a self, action: &'a Action) -> BoxFuture<'a, Result<String, Refusal>>;
 }
 
-/// What an operator can do.
+/// An operator's action.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(tag = "action", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Action {
-    /// Transactions end, then server connections close and clients wait. Without a database: of all.
+    /// Pause: transactions end, then server connections close and clients wait. Without a database: all of them.
     Pause {
-        /// Which.
+        /// The database.
         database: Option<String>,
     },
-    /// Goes on.
+    /// End a pause.
     Resume {
-        /// Which.
+        /// The database.
         database: Option<String>,
     },
-    /// Server connections are replaced as they become free.
+    /// Replace server connections as they become free.
     Reconnect {
-        /// Which.
+        /// The database.
         database: Option<String>,
     },
-    /// A client's connection is closed.
+    /// Close a client's connection.
     KillClient {
-        /// Its number, as [`crate::picture::Client::id`].
+        /// The client's number, as in [`crate::picture::Client::id`].
         id: String,
     },
-    /// An instance is not used any more, whatever its health.
+    /// Isolate an instance, whatever its health.
     Isolate {
         /// `namespace/id`.
         instance: String,
     },
-    /// It is used again.
+    /// End the isolation of an instance.
     Restore {
         /// `namespace/id`.
         instance: String,
     },
-    /// Its share of the traffic.
+    /// Set an instance's share of the traffic.
     Weight {
         /// `namespace/id`.
         instance: String,
         /// 0: none.
         weight: u16,
     },
-    /// It is taken out of the registry.
+    /// Deregister an instance.
     Deregister {
         /// `namespace/id`.
         instance: String,
     },
 }
 
-/// Why something was not done.
+/// Reason why an action was not carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// No part of this process could.
+    /// No part of this process can do it.
     #[error("no part of this process can do that: {0}")]
     NotHere(&'static str),
-    /// Nothing of this name is there.
+    /// The named object does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// The part says no; the text says why.
+    /// The part refused; the text is the reason.
     #[error("{0}")]
     Refused(String),
 }
 
 impl Action {
-    /// For logs and messages.
+    /// Describes the action for logs and messages.
     #[must_use]
     pub fn describe(&self) -> String {
         let of = |name: &Option<String>| name.clone().unwrap_or_else(|| "all databases".into());
@@ -179,7 +179,7 @@ impl Action {
         }
     }
 
-    /// Whether it is the registry that does it; otherwise the proxy.
+    /// True if the registry carries out the action; false if the proxy does.
     #[must_use]
     pub fn is_of_the_registry(&self) -> bool {
         matches!(

@@ -1,12 +1,12 @@
-//! What there is to be seen: plain values, written to the page as JSON. Positions are texts as PostgreSQL writes them
-//! (`0/16B3748`), for JavaScript's numbers do not hold all of them; times are milliseconds.
+//! The displayed state: plain values, written to the page as JSON. Positions are texts in PostgreSQL's form (`0/16B3748`), since JavaScript's numbers
+//! cannot hold all of them; times are milliseconds.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// What the servers are. Positions of PostgreSQL are LSNs, and its log has timelines; positions of MariaDB are GTIDs, or a file and an offset
-/// in it, and a relay counts epochs.
+/// Kind of the servers. Positions of PostgreSQL are LSNs, and its log has timelines; positions of MariaDB are GTIDs, or a file and an offset in it,
+/// and a relay counts epochs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Engine {
@@ -17,106 +17,106 @@ pub enum Engine {
     Mariadb,
 }
 
-/// The nodes of a cluster, as this process sees them.
+/// The nodes of a cluster, as seen by this process.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Cluster {
-    /// Its configured name.
+    /// The configured name.
     pub name: String,
-    /// What the nodes are.
+    /// Kind of the servers.
     pub engine: Engine,
-    /// Of MariaDB: the relay's epoch. Timeline of the current, or the last, primary.
+    /// Timeline of the current, or the last, primary. For MariaDB: the relay's epoch.
     pub timeline: u32,
     /// The node that takes writes.
     pub primary: Option<String>,
-    /// All nodes, in the order of the configuration.
+    /// Nodes, in the order of the configuration.
     pub nodes: Vec<Node>,
 }
 
-/// What a node is.
+/// Role of a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// Not reached.
     #[default]
     Unknown,
-    /// Takes writes.
+    /// Accepts writes.
     Primary,
-    /// Follows.
+    /// Follows a primary.
     Replica,
-    /// Takes writes on a timeline that has been left.
+    /// Accepts writes on a timeline that the cluster has left.
     Stale,
 }
 
-/// One node.
+/// A node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Node {
-    /// Configured.
+    /// The configured name.
     pub name: String,
     /// `host:port` or a path.
     pub address: String,
-    /// What it is.
+    /// The role.
     pub role: Role,
-    /// May be given work.
+    /// True if it may be given work.
     pub usable: bool,
     /// Share of reads relative to the others, lowered during slow start.
     pub weight: f64,
-    /// Configured.
+    /// The configured zone.
     pub zone: Option<String>,
-    /// As of its last answer.
+    /// Timeline of its last answer.
     pub timeline: Option<u32>,
-    /// Written by a primary, replayed by a replica; as of its last answer.
+    /// Position written by a primary, replayed by a replica; from its last answer.
     pub position: Option<String>,
-    /// Time a replica is behind.
+    /// Time that a replica is behind.
     pub lag_ms: u64,
-    /// Bytes a replica is behind.
+    /// Bytes that a replica is behind.
     pub lag_bytes: u64,
-    /// Of MariaDB, in place of bytes: transactions a replica is behind.
+    /// Transactions that a replica is behind. For MariaDB, in place of bytes.
     pub lag_transactions: Option<u64>,
-    /// Why it cannot be reached.
+    /// The connection error, if it cannot be reached.
     pub error: Option<String>,
 }
 
-/// Numbers of a proxy, of all its workers together. The names are those of its metrics.
+/// Numbers of a proxy, summed over its workers. The names are those of its metrics.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ProxyNumbers {
-    /// Where clients connect.
+    /// Addresses on which clients connect.
     pub addresses: Vec<String>,
-    /// Values of the moment.
+    /// Current values.
     pub gauges: Vec<(&'static str, u64)>,
     /// Values that only grow.
     pub counters: Vec<(&'static str, u64)>,
-    /// Clients that became pinned, by reason; they only grow.
+    /// Clients that became pinned, by reason; the counts only grow.
     pub pins: Vec<(&'static str, u64)>,
-    /// Time of statements, by [`ProxyNumbers::bounds`]; counts only grow.
+    /// Histogram of statement times, by [`ProxyNumbers::bounds`]; counts only grow.
     pub statements: Vec<u64>,
-    /// Time that clients waited for a server connection; likewise.
+    /// Histogram of the waits for a server connection; counts only grow.
     pub waits: Vec<u64>,
     /// Upper bounds of the buckets in microseconds; one more bucket follows.
     pub bounds: &'static [u64],
 }
 
-/// One database and user of a proxy.
+/// The pool of a database and user.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PoolNumbers {
-    /// As clients name it.
+    /// The database, by the clients' name.
     pub database: String,
-    /// Whose.
+    /// The user.
     pub user: String,
-    /// When a client holds on to a server connection.
+    /// Pool mode: how long a client keeps a server connection.
     pub mode: &'static str,
-    /// An operator has paused it.
+    /// True if an operator has paused it.
     pub paused: bool,
     /// Clients.
     pub clients: usize,
-    /// Of these, those that wait for a server connection.
+    /// Clients that wait for a server connection.
     pub waiting: usize,
-    /// How long the first of them has waited.
+    /// Longest current wait of these clients.
     pub oldest_wait_ms: u64,
     /// Server connections in use.
     pub busy: usize,
-    /// Idle ones.
+    /// Idle server connections.
     pub idle: usize,
-    /// Those being opened.
+    /// Server connections being opened.
     pub connecting: usize,
     /// Statements so far.
     pub queries: u64,
@@ -131,49 +131,49 @@ pub struct PoolNumbers {
 /// A client of a proxy.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Client {
-    /// Its number in the proxy's console, as text: it has 63 bits.
+    /// The number in the proxy's console, as text: it has 63 bits.
     pub id: String,
-    /// Who.
+    /// The user.
     pub user: String,
-    /// Of what.
+    /// The database.
     pub database: String,
     /// `login`, `waiting`, `active`, `idle`, `console`.
     pub state: &'static str,
-    /// From where; empty for a Unix socket.
+    /// Source address; empty for a Unix socket.
     pub address: String,
-    /// What it calls itself.
+    /// The application name.
     pub application: String,
-    /// For how long it is connected.
+    /// Time since it connected.
     pub connected_ms: u64,
-    /// For how long it has been waiting, or its statement running.
+    /// Time that it has waited, or that its statement has run.
     pub since_ms: Option<u64>,
-    /// What keeps it on its server connection.
+    /// Reasons why it is pinned to its server connection.
     pub pins: Vec<&'static str>,
-    /// It speaks TLS.
+    /// True if it uses TLS.
     pub tls: bool,
 }
 
 /// Clients of a proxy.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Clients {
-    /// Those that wait first, then by age of what they do.
+    /// Waiting clients first, then by the age of their state.
     pub clients: Vec<Client>,
-    /// How many there are in all.
+    /// Number of all clients.
     pub total: usize,
 }
 
-/// What statements of one shape have taken. Literals are not in the shape.
+/// Statistics of the statements of one shape. A shape has no literals.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Statement {
-    /// Its text without literals; `(others)` for all shapes that are not kept.
+    /// The text without literals; `(others)` for all shapes that are not kept.
     pub text: String,
-    /// How often one has ended.
+    /// Number of executions that have ended.
     pub calls: u64,
-    /// Time from sending one to the end of its answer, in microseconds: of all together,
+    /// Time from sending a statement to the end of its answer, in microseconds, summed.
     pub total_micros: u64,
-    /// and of the longest.
+    /// The longest such time.
     pub longest_micros: u64,
-    /// Rows that were returned or changed.
+    /// Rows returned or changed.
     pub rows: u64,
     /// Calls that ended with an error.
     pub errors: u64,
@@ -181,123 +181,123 @@ pub struct Statement {
     pub on_primary: u64,
 }
 
-/// Shapes of statements since the start of the proxy, or since somebody had them counted anew.
+/// Shapes of statements since the start of the proxy, or since the statistics were reset.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Statements {
-    /// Those that have taken longest together first.
+    /// Shapes with the longest total time first.
     pub statements: Vec<Statement>,
-    /// How many shapes there are.
+    /// Number of shapes.
     pub total: usize,
-    /// Microseconds of all shapes together.
+    /// Microseconds of all shapes, summed.
     pub micros: u64,
 }
 
 /// A relay.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Relay {
-    /// What it holds the log of.
+    /// Kind of the servers whose log it holds.
     pub engine: Engine,
-    /// Where it listens.
+    /// Addresses on which it listens.
     pub addresses: Vec<String>,
-    /// Where WAL comes from.
+    /// Address that WAL comes from.
     pub upstream: String,
-    /// `streaming`, or what stands in the way.
+    /// `streaming`, or the reason why not.
     pub state: String,
-    /// Somebody has to look.
+    /// True if an operator must act.
     pub alarm: bool,
-    /// Of MariaDB: settings of the upstream by which commits do not wait for this relay.
+    /// Settings of the upstream that let commits not wait for this relay. For MariaDB.
     pub concerns: Vec<String>,
     /// The end of the upstream's log.
     pub upstream_end: Option<String>,
-    /// The log; none before the upstream was reached for the first time.
+    /// The log; None before the upstream was reached for the first time.
     pub log: Option<RelayLog>,
-    /// All that stream.
+    /// Streaming clients.
     pub downstreams: Vec<Downstream>,
-    /// Their slots.
+    /// Replication slots.
     pub slots: Vec<Slot>,
 }
 
 /// A relay's log.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct RelayLog {
-    /// Being written.
+    /// Timeline being written.
     pub timeline: u32,
     /// Oldest position held.
     pub oldest: String,
-    /// Appended.
+    /// End of the log appended.
     pub written: String,
-    /// Durable.
+    /// End of the log that is durable.
     pub flushed: String,
-    /// Told to the upstream.
+    /// Position acknowledged to the upstream.
     pub acknowledged: String,
-    /// Of MariaDB: the last transaction of each domain and server that is durable.
+    /// The last durable transaction of each domain and server. For MariaDB.
     pub gtids: String,
-    /// Bytes between the upstream's end and what is durable here; of MariaDB between what has come and what is durable.
+    /// Bytes between the upstream's end and the durable end here; for MariaDB between the received and the durable end.
     pub lag_bytes: u64,
     /// Bytes held.
     pub bytes: u64,
-    /// Why nothing is written any more.
+    /// The error that stopped all writes.
     pub failure: Option<String>,
 }
 
-/// Somebody who streams from a relay.
+/// A client that streams from a relay.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Downstream {
-    /// As it calls itself.
+    /// The application name.
     pub name: String,
-    /// From where.
+    /// The peer's address.
     pub peer: String,
-    /// Its slot.
+    /// The replication slot.
     pub slot: Option<String>,
-    /// Sent to it.
+    /// Position sent to it.
     pub sent: String,
-    /// Durable there.
+    /// Position that is durable there.
     pub flushed: String,
-    /// Replayed there.
+    /// Position that is replayed there.
     pub applied: String,
     /// Bytes that are durable here and not yet there.
     pub lag_bytes: u64,
 }
 
-/// A slot of a relay.
+/// A replication slot of a relay.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Slot {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// Oldest position that it needs.
     pub restart: Option<String>,
-    /// A connection uses it.
+    /// True if a connection uses it.
     pub active: bool,
 }
 
 /// A registry.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Registry {
-    /// Where it listens.
+    /// Addresses on which it listens.
     pub addresses: Vec<String>,
-    /// Its store answers.
+    /// True if its store answers.
     pub ready: bool,
     /// Kind of the store.
     pub store: String,
-    /// Why it does not answer.
+    /// The store's error, if it does not answer.
     pub store_error: Option<String>,
-    /// Of the whole.
+    /// Revision of the whole registry.
     pub revision: u64,
-    /// How many.
+    /// Number of instances.
     pub instances: usize,
-    /// Of them, whose checks fail.
+    /// Number of instances with failing checks.
     pub critical: usize,
-    /// Of them, taken out by hand, whose checks do not fail.
+    /// Number of instances that are isolated by hand and have no failing check.
     pub isolated: usize,
-    /// How many.
+    /// Number of services.
     pub services: usize,
     /// Calls that wait for a change.
     pub watchers: usize,
     /// Writes that wait for their batch.
     pub queued: usize,
-    /// Whose last good state is kept because too much was lost at once; an empty name is the whole.
+    /// Services whose last good state is kept after a mass loss; an empty name stands for the whole registry.
     pub protected: Vec<Protected>,
-    /// Counted since the start.
+    /// Counters since the start.
     pub counts: BTreeMap<&'static str, u64>,
 }
 
@@ -306,41 +306,41 @@ pub struct Registry {
 pub struct Protected {
     /// `namespace/name`; empty for the whole.
     pub service: String,
-    /// Since when, in seconds.
+    /// Seconds since the brake has held.
     pub seconds: u64,
 }
 
 /// A service.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Service {
-    /// Of it.
+    /// The namespace.
     pub namespace: String,
-    /// Inside the namespace.
+    /// The name within the namespace.
     pub name: String,
-    /// How many.
+    /// Number of instances.
     pub instances: usize,
-    /// Traffic may go to.
+    /// Number of instances that traffic may go to.
     pub usable: usize,
-    /// Whose checks fail.
+    /// Number of instances with failing checks.
     pub critical: usize,
-    /// Last change.
+    /// Revision of the last change.
     pub revision: u64,
 }
 
-/// What was found.
+/// The result of a search.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Found {
-    /// Services whose names fit, those that are not well first, then by name.
+    /// Services with matching names, unhealthy ones first, then by name.
     pub services: Vec<Service>,
-    /// How many fit in all.
+    /// Number of all matching services.
     pub total: usize,
-    /// Instances with the metadata that was asked for.
+    /// Instances with the requested metadata.
     pub instances: Vec<Instance>,
-    /// There are more of them.
+    /// True if there are more such instances.
     pub more: bool,
     /// Names of all namespaces.
     pub namespaces: Vec<String>,
-    /// The registry's, when this was found.
+    /// The registry's revision at the search.
     pub revision: u64,
 }
 
@@ -349,11 +349,11 @@ pub struct Found {
 pub struct Instances {
     /// The service itself.
     pub service: Service,
-    /// What was said about it.
+    /// The service's own metadata.
     pub metadata: Vec<(String, String)>,
-    /// Those that are not well first, then by id.
+    /// Instances, unhealthy ones first, then by id.
     pub instances: Vec<Instance>,
-    /// There are more.
+    /// True if there are more.
     pub more: bool,
 }
 
@@ -364,19 +364,19 @@ pub struct Instance {
     pub id: String,
     /// `namespace/name`.
     pub service: String,
-    /// Name or address.
+    /// Host name or address.
     pub host: String,
-    /// 0: none.
+    /// The port; 0: none.
     pub port: u16,
     /// `passing`, `warning`, `critical`.
     pub health: &'static str,
-    /// Taken out by hand.
+    /// True if it is isolated by hand.
     pub isolate: bool,
-    /// Traffic may go to it.
+    /// True if traffic may go to it.
     pub usable: bool,
     /// Share of the traffic.
     pub weight: u16,
-    /// Lower is preferred.
+    /// The priority; lower is preferred.
     pub priority: u16,
     /// Free text.
     pub protocol: String,
@@ -384,23 +384,23 @@ pub struct Instance {
     pub version: String,
     /// Region, zone, campus; those that are set.
     pub location: Vec<String>,
-    /// Whatever else.
+    /// Free key-value pairs.
     pub metadata: Vec<(String, String)>,
-    /// How its health is known.
+    /// The health check.
     pub check: Option<serde_json::Value>,
-    /// The commit that made it so.
+    /// The commit that wrote this state.
     pub revision: u64,
-    /// When it was registered, in milliseconds since 1970.
+    /// Time of registration, in milliseconds since 1970.
     pub created: i64,
-    /// When it was last changed.
+    /// Time of the last change.
     pub changed: i64,
 }
 
-/// An instance and what became of it while this process looked.
+/// An instance with its transitions while this process has run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct InstanceDetail {
-    /// As it is.
+    /// The current state.
     pub instance: Instance,
-    /// Newest first.
+    /// Transitions, newest first.
     pub history: Vec<crate::Transition>,
 }

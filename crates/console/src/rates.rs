@@ -1,4 +1,4 @@
-//! From totals to rates and recent durations. Pure: the caller gives the time.
+//! Rates and recent latencies, computed from totals. Pure: the caller passes the time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use serde::Serialize;
 
 use crate::picture::{PoolNumbers, ProxyNumbers};
 
-/// Latencies are of this long.
+/// Period that latencies cover.
 const RECENT: Duration = Duration::from_secs(60);
-/// Time between two histograms that are kept.
+/// Interval between two histograms kept.
 const STEP: Duration = Duration::from_secs(5);
 
-/// By database and user: statements, transactions, and the time of both kinds, in microseconds.
+/// By database and user: statements, transactions, time of statements and time of waits in microseconds.
 type PoolTotals = BTreeMap<(String, String), [u64; 4]>;
 
 /// Totals of the last look.
@@ -23,22 +23,22 @@ pub(crate) struct Rates {
     histograms: VecDeque<(Instant, Vec<u64>, Vec<u64>)>,
 }
 
-/// One number that only grows.
+/// A number that only grows.
 #[derive(Debug, Default)]
 pub(crate) struct Growth(Option<(Instant, u64)>);
 
-/// What the page gets of a proxy.
+/// The page's data of a proxy.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Proxy {
     pub(crate) addresses: Vec<String>,
     pub(crate) gauges: BTreeMap<&'static str, u64>,
     pub(crate) totals: BTreeMap<&'static str, u64>,
-    /// Per second, since the last look; empty at the first one.
+    /// Rates per second, since the last look; empty at the first one.
     pub(crate) rates: BTreeMap<&'static str, f64>,
     pub(crate) pins: Vec<Pin>,
-    /// Of the last minute.
+    /// Latencies of statements in the last minute.
     pub(crate) statements: Latency,
-    /// Likewise.
+    /// Latencies of waits in the last minute.
     pub(crate) waits: Latency,
     pub(crate) bounds: &'static [u64],
 }
@@ -49,19 +49,19 @@ pub(crate) struct Pin {
     pub(crate) total: u64,
 }
 
-/// Durations.
+/// Distribution of durations.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Latency {
     pub(crate) count: u64,
-    /// Microseconds; an upper bound, and none if it is in the last bucket, which has none.
+    /// Upper bounds in microseconds; None in the last bucket, which has no bound.
     pub(crate) p50: Option<u64>,
     pub(crate) p95: Option<u64>,
     pub(crate) p99: Option<u64>,
-    /// By bucket.
+    /// Counts by bucket.
     pub(crate) buckets: Vec<u64>,
 }
 
-/// What the page gets of a pool.
+/// The page's data of a pool.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Pool {
     pub(crate) database: String,
@@ -74,17 +74,17 @@ pub(crate) struct Pool {
     pub(crate) busy: usize,
     pub(crate) idle: usize,
     pub(crate) connecting: usize,
-    /// Per second since the last look.
+    /// Rates per second since the last look.
     pub(crate) queries: Option<f64>,
     pub(crate) transactions: Option<f64>,
-    /// Microseconds a statement, since the last look.
+    /// Microseconds for each statement, since the last look.
     pub(crate) query_micros: Option<f64>,
-    /// Microseconds of waiting a transaction.
+    /// Microseconds of waiting for each transaction.
     pub(crate) wait_micros: Option<f64>,
 }
 
 impl Growth {
-    /// Per second since the last time; none at the first one, and while nobody knows the number.
+    /// Returns the rate per second since the last call; None at the first call, and while the number is unknown.
     pub(crate) fn rate(&mut self, total: Option<u64>, now: Instant) -> Option<f64> {
         let before = std::mem::replace(&mut self.0, total.map(|total| (now, total)));
         let ((at, before), after) = (before?, total?);
@@ -94,7 +94,7 @@ impl Growth {
 }
 
 impl Rates {
-    /// The page's picture of a proxy.
+    /// Returns the page's data of a proxy.
     pub(crate) fn proxy(&mut self, numbers: ProxyNumbers, now: Instant) -> Proxy {
         let totals: BTreeMap<&'static str, u64> = numbers.counters.iter().copied().collect();
         let mut rates = BTreeMap::new();
@@ -121,10 +121,10 @@ impl Rates {
         }
     }
 
-    /// What the histograms have grown by in the last minute.
+    /// Returns the growth of the histograms in the last minute.
     fn recent(&mut self, numbers: &ProxyNumbers, now: Instant) -> (Vec<u64>, Vec<u64>) {
         let age = |at: Instant| now.saturating_duration_since(at);
-        // The oldest that is kept is the last one that is old enough.
+        // The oldest histogram kept is the latest one that is a minute old.
         while self.histograms.len() > 1 && self.histograms.get(1).is_some_and(|(at, ..)| age(*at) >= RECENT) {
             self.histograms.pop_front();
         }
@@ -143,7 +143,7 @@ impl Rates {
         recent
     }
 
-    /// The page's picture of the pools.
+    /// Returns the page's data of the pools.
     pub(crate) fn pools(&mut self, pools: Vec<PoolNumbers>, now: Instant) -> Vec<Pool> {
         let before = self.pools.take();
         let mut totals = PoolTotals::new();
@@ -187,7 +187,7 @@ impl Latency {
     fn of(buckets: Vec<u64>, bounds: &[u64]) -> Latency {
         let count: u64 = buckets.iter().sum();
         let at = |share: f64| {
-            // The rank of the value asked for, from 1.
+            // Rank of the requested value, from 1.
             let rank = ((count as f64 * share).ceil() as u64).max(1);
             let mut sum = 0;
             let bucket = buckets.iter().position(|n| {
@@ -227,13 +227,13 @@ mod tests {
         assert_eq!(second.rates.get("statements"), Some(&25.0));
         let latency = second.statements;
         assert_eq!((latency.count, latency.p50, latency.p95, latency.p99), (50, Some(100), Some(200), None));
-        // A minute later what was then is forgotten.
+        // Older values have left the period a minute later.
         for seconds in (5..=70).step_by(5) {
             rates.proxy(numbers(150, [90, 9, 1]), at(seconds));
         }
         assert_eq!(rates.proxy(numbers(150, [90, 9, 1]), at(71)).statements.count, 0);
         assert!(rates.histograms.len() <= 14);
-        // A process that was restarted counts from zero again.
+        // A restarted process counts from zero again.
         assert_eq!(rates.proxy(numbers(1, [1, 0, 0]), at(72)).rates.get("statements"), Some(&0.0));
     }
 

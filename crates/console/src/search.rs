@@ -1,23 +1,23 @@
-//! What somebody looks for.
+//! Search terms of a viewer.
 
-/// Longest search text, in bytes; the rest is not looked at.
+/// Maximum length of the search text, in bytes; the rest is ignored.
 const LONGEST: usize = 512;
-/// Most words of a search; the rest is not looked at.
+/// Maximum number of words; the rest is ignored.
 const MOST_WORDS: usize = 16;
 
 /// A search for services by name, and for instances by metadata.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Search {
-    /// Only in this namespace.
+    /// The namespace to search; None for all.
     pub namespace: Option<String>,
-    /// All of these are in the name, in lower case.
+    /// Words that must all be in the name, in lower case.
     pub words: Vec<String>,
-    /// All of these pairs are in the metadata.
+    /// Pairs that must all be in the metadata.
     pub pairs: Vec<(String, String)>,
 }
 
 impl Search {
-    /// Reads what somebody typed: words with `=` inside are pairs, the others parts of names.
+    /// Parses a search text: words that contain `=` are pairs, the others parts of names.
     #[must_use]
     pub fn parse(namespace: Option<&str>, text: &str) -> Search {
         let mut end = text.len().min(LONGEST);
@@ -35,7 +35,7 @@ impl Search {
         search
     }
 
-    /// Whether a service of this name is looked for.
+    /// True if the name contains all words.
     #[must_use]
     pub fn fits(&self, name: &str) -> bool {
         let name = name.to_lowercase();

@@ -1,4 +1,4 @@
-//! HTTP: connections and their limits. From a request to an answer: [`request`].
+//! The HTTP server: connections and their limits. Requests are answered in [`request`].
 
 mod act;
 mod look;
@@ -31,34 +31,34 @@ use crate::hub::Wake;
 use crate::hubs::Hubs;
 use crate::parts::Parts;
 
-/// Most connections at a time, beyond those of viewers; further ones wait in the kernel's queue.
+/// Maximum number of concurrent connections, besides those of viewers; further ones wait in the kernel's queue.
 const CONNECTIONS: usize = 128;
-/// Longest wait for a request on a connection.
+/// Time limit of a request's headers.
 const HEADERS: Duration = Duration::from_secs(20);
-/// Longest wait for what a part has to say.
+/// Time limit of a part's answer.
 const ANSWER: Duration = Duration::from_secs(15);
-/// Time between two looks at which clusters there are.
+/// Interval between two checks for new or removed clusters.
 const FOLLOW: Duration = Duration::from_secs(1);
-/// Pause after an accept that failed: out of descriptors, where only time helps.
+/// Pause after a failed accept: out of descriptors, where only time helps.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Why there is no console.
+/// Reason why the console did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The address is taken, or is none.
+    /// The address is in use or invalid.
     #[error("cannot listen on {address} for the console: {source}")]
     Listen {
-        /// As configured.
+        /// The configured address.
         address: String,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// The configuration is no good.
+    /// The configuration is invalid.
     #[error("console.{key}: {0}", key = .0.key)]
     Config(#[from] ConfigError),
 }
 
-/// A running console; it ends with this value.
+/// A running console; it stops when dropped.
 #[derive(Debug)]
 pub struct Console {
     address: SocketAddr,
@@ -68,14 +68,14 @@ pub struct Console {
     tasks: [tokio::task::JoinHandle<()>; 2],
 }
 
-/// What connections share.
+/// State shared by connections.
 struct Shared {
     hubs: Hubs,
-    /// Places for viewers, of whichever cluster.
+    /// Permits of viewers, for all clusters together.
     places: Arc<Semaphore>,
     auth: Auth,
     guard: Guard,
-    /// The port is in it, for browsers do not keep the cookies of a host's ports apart.
+    /// Cookie name. Includes the port, since browsers share cookies between the ports of a host.
     cookie: String,
     stopping: watch::Receiver<bool>,
 }
@@ -84,17 +84,17 @@ impl Console {
     /// Listens as configured and serves, on the current tokio runtime.
     ///
     /// # Errors
-    /// The configuration is no good, or the address cannot be listened on.
+    /// The configuration is invalid, or the address cannot be listened on.
     pub async fn start(config: &ConsoleConfig, parts: Parts) -> Result<Console, StartError> {
         let listen = |source| StartError::Listen { address: config.listen.clone(), source };
         let listener = TcpListener::bind(&config.listen).await.map_err(listen)?;
         Console::serve(listener, config, parts)
     }
 
-    /// As [`Console::start`], on a socket that listens already.
+    /// Serves like [`Console::start`], on a socket that listens already.
     ///
     /// # Errors
-    /// Likewise.
+    /// The same as for [`Console::start`].
     pub fn serve(listener: TcpListener, config: &ConsoleConfig, parts: Parts) -> Result<Console, StartError> {
         let listen = |source| StartError::Listen { address: config.listen.clone(), source };
         let address = listener.local_addr().map_err(listen)?;
@@ -119,21 +119,21 @@ impl Console {
         Ok(Console { address, wake, socket, stop, tasks: [accepting, following] })
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Its listening socket once more, for another process.
+    /// Duplicates the listening socket, for another process.
     ///
     /// # Errors
-    /// There is no descriptor left.
+    /// No descriptor is left.
     pub fn socket(&self) -> io::Result<OwnedFd> {
         self.socket.try_clone()
     }
 
-    /// For whoever knows that there is something new.
+    /// Returns the handle by which other parts signal changes.
     #[must_use]
     pub fn wake(&self) -> Wake {
         self.wake.clone()
@@ -149,7 +149,7 @@ impl Drop for Console {
     }
 }
 
-/// Has hubs follow the clusters when nobody asks for one: a cluster's curves begin with the cluster.
+/// Updates the hubs even without requests, so that a cluster's curves begin with the cluster.
 async fn follow(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(FOLLOW).await;
@@ -159,7 +159,7 @@ async fn follow(shared: Arc<Shared>) {
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>, connections: Arc<Semaphore>) {
     loop {
-        // Never closed.
+        // The semaphore is never closed.
         let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -194,7 +194,7 @@ async fn connection(stream: TcpStream, peer: SocketAddr, shared: Arc<Shared>) {
     tokio::select! {
         ended = serving.as_mut() => {
             if let Err(error) = ended {
-                // The browser's doing: gone, too slow, garbage.
+                // Caused by the browser: gone, too slow, invalid bytes.
                 tracing::debug!(%peer, %error, "a connection to the console ended early");
             }
         }

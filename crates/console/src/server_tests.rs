@@ -15,7 +15,7 @@ use crate::search::Search;
 
 const SECRET: &str = "kp_an-operator's-token";
 
-/// A proxy that notes what it is told.
+/// A proxy that records its calls.
 #[derive(Default)]
 struct Fake {
     done: Mutex<Vec<String>>,
@@ -61,7 +61,7 @@ struct Running {
     fake: Arc<Fake>,
 }
 
-/// One answer.
+/// A response.
 #[derive(Debug)]
 struct Answer {
     status: u16,
@@ -115,7 +115,7 @@ impl Running {
         self.send(&format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}\r\n")).await
     }
 
-    /// As the page itself sends it, but for `headers`.
+    /// Sends a request like the page itself, except for `headers`.
     async fn post(&self, path: &str, headers: &str, body: &str) -> Answer {
         let host = self.host();
         let origin = if headers.contains("Origin:") { String::new() } else { format!("Origin: http://{host}\r\n") };
@@ -127,7 +127,7 @@ impl Running {
         .await
     }
 
-    /// Signs in; the header with the cookie.
+    /// Signs in; returns the header with the cookie.
     async fn sign_in(&self, token: &str) -> String {
         let answer = self.post("/api/login", "", &json!({ "token": token }).to_string()).await;
         assert_eq!(answer.status, 200, "{answer:?}");
@@ -161,7 +161,7 @@ async fn the_page_and_what_protects_it() {
     assert_eq!(running.get("/", &format!("If-None-Match: {tag}\r\n")).await.status, 304);
     let squeezed = running.get("/app.js", "Accept-Encoding: gzip, br\r\n").await;
     assert_eq!(squeezed.header("content-encoding"), Some("gzip"));
-    // A name that somebody makes point here.
+    // A name that an attacker has made point here.
     let rebound = running.send("GET /api/state HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n").await;
     assert_eq!(rebound.status, 421, "{rebound:?}");
 }
@@ -176,7 +176,7 @@ async fn who_may_what() {
     assert_eq!(running.post("/api/act", &viewer, pause).await.status, 403);
     let operator = running.sign_in(SECRET).await;
     assert_eq!(running.post("/api/act", &operator, pause).await.status, 200);
-    // The same by a page from elsewhere, in all the ways that it could try.
+    // The same by a page from elsewhere, in every way that it could try.
     for headers in [
         "Origin: http://evil.example\r\n",
         "Origin: null\r\n",
@@ -220,7 +220,7 @@ async fn what_is_refused_says_why() {
         assert!(answer.status == status && answer.body.contains(words), "{body}: {answer:?}");
     }
     assert_eq!(running.get("/api/services", "").await.status, 404, "no registry runs here");
-    // Wrong tokens: told so, then told to wait. What was tried is repeated nowhere.
+    // Wrong tokens are refused, then delayed. No response repeats a token.
     let statuses = async {
         let mut statuses = Vec::new();
         for _ in 0..6 {
@@ -233,7 +233,7 @@ async fn what_is_refused_says_why() {
     assert_eq!(statuses.await, [401, 401, 401, 401, 401, 429]);
 }
 
-/// Reads events until `enough` of what came.
+/// Reads events until `enough` is true for the text received.
 async fn read_until(stream: &mut TcpStream, enough: impl Fn(&str) -> bool) -> String {
     let mut text = String::new();
     let mut buffer = [0; 4096];
@@ -316,7 +316,7 @@ async fn a_stream_ends_with_its_session_and_with_the_console() {
     };
     let stream = open(&viewer).await;
     assert_eq!(running.post("/api/logout", &viewer, "{}").await.status, 200);
-    // The chunked body ends, and the connection may stay: so wait for the last chunk.
+    // The chunked body ends, but the connection may stay: so wait for the last chunk.
     let mut stream = stream;
     read_until(&mut stream, |text| text.contains("0\r\n\r\n")).await;
     let viewer = running.sign_in("kp_eve").await;
@@ -363,7 +363,7 @@ async fn each_cluster_has_a_hub_of_its_own() {
     let console = Console::start(&Running::config(|config| config.viewers = 1), parts).await.unwrap();
     let running = Running { console, fake: of_shop.clone() };
     let operator = running.sign_in(SECRET).await;
-    // An action reaches the cluster that the request names; without a name the first one.
+    // An action reaches the cluster that the request names; without a name, the first one.
     let kill = r#"{"action":"kill_client","id":"7"}"#;
     let pause = r#"{"action":"pause"}"#;
     assert_eq!(running.post("/api/act?cluster=billing", &operator, kill).await.status, 200);
@@ -381,7 +381,7 @@ async fn each_cluster_has_a_hub_of_its_own() {
         assert!(answer.status == 404 && answer.body.contains("no such cluster"), "{path} {answer:?}");
     }
     assert_eq!(running.post("/api/act?cluster=none", &operator, pause).await.status, 404);
-    // Whoever looks at one hears how the others are; only that one's workers are asked. Places are for all clusters together.
+    // A viewer of one cluster receives the status of the others; only its own cluster's workers are asked. Places are for all clusters together.
     let mut stream = TcpStream::connect(running.console.address()).await.unwrap();
     let request = format!("GET /api/events?cluster=billing HTTP/1.1\r\nHost: {}\r\n\r\n", running.host());
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -390,7 +390,7 @@ async fn each_cluster_has_a_hub_of_its_own() {
     assert!(text.contains(clusters) && text.contains(r#""cluster":{"name":"billing""#), "{text}");
     assert_eq!(of_shop.looks.load(std::sync::atomic::Ordering::Relaxed), 0, "nobody looks at shop");
     assert_eq!(running.get("/api/events", "").await.status, 503);
-    // One that is taken away ends its viewers' streams; one that comes is there.
+    // The removal of a cluster ends its viewers' streams; an added one is there at once.
     *fleet.0.lock().unwrap() = vec![shop, served("stock", Some("k1")).0];
     read_until(&mut stream, |text| text.contains("0\r\n\r\n")).await;
     assert_eq!(running.get("/api/state?cluster=billing", "").await.status, 404);

@@ -1,4 +1,4 @@
-//! One viewer's stream of server-sent events.
+//! A viewer's stream of server-sent events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use tokio::time::Instant;
 
 use crate::board::{Board, Cursor};
 
-/// A stream ends at this age and the browser comes again: so nobody stays for ever on what was once allowed.
+/// Lifetime of a stream, after which the browser reconnects: so no viewer keeps a permission for ever.
 const LIFETIME: Duration = Duration::from_secs(3600);
-/// What is said when there is nothing to say, so that both sides notice when the other is gone.
+/// Interval of the keep-alive comments by which both sides detect that the other is gone.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// Whether the viewer may still look; asked before each event.
+/// A function that returns true if the viewer may still view; called before each event.
 pub(crate) type Allowed = Box<dyn Fn() -> bool + Send + Sync>;
 
 struct Viewer {
@@ -30,7 +30,7 @@ struct Viewer {
     _place: OwnedSemaphorePermit,
 }
 
-/// The events of a viewer: one with all there is, then one for each look that it keeps up with.
+/// Returns the events of a viewer: one with the whole state, then one for each look that the viewer keeps up with.
 pub(crate) fn events(
     boards: watch::Receiver<Arc<Board>>,
     stopping: watch::Receiver<bool>,
@@ -53,7 +53,7 @@ impl Viewer {
             tokio::select! {
                 changed = self.boards.changed() => changed.ok()?,
                 stopped = self.stopping.wait_for(|stop| *stop) => {
-                    // What it returns holds a lock.
+                    // The returned value holds a lock.
                     drop(stopped);
                     return None;
                 }

@@ -1,47 +1,47 @@
-//! What became of instances: their last changes of health, isolation and weight, in memory.
+//! Transitions of instances: their last changes of health and isolation, in memory.
 
 use std::collections::{HashMap, VecDeque};
 
 use serde::Serialize;
 
-/// Most transitions that are remembered, of all instances together.
+/// Maximum number of transitions remembered, of all instances together.
 const MOST: usize = 8192;
-/// Most instances that are not [`State::usual`] whose state is remembered; of more, some transitions have no `from`.
+/// Maximum number of instances other than [`State::usual`] whose state is remembered; the transitions of further ones start from the usual state.
 const MOST_UNUSUAL: usize = 100_000;
 
-/// What of an instance is followed.
+/// The state of an instance that is tracked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct State {
     /// `passing`, `warning`, `critical`.
     pub health: &'static str,
-    /// Taken out by hand.
+    /// True if it is isolated by hand.
     pub isolate: bool,
 }
 
-/// One change.
+/// A change of an instance's state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Transition {
     /// `namespace/id`.
     pub instance: String,
     /// Milliseconds since 1970.
     pub at: i64,
-    /// Before.
+    /// The state before.
     pub from: State,
-    /// After; none: it was deregistered.
+    /// The state after; None: deregistered.
     pub to: Option<State>,
 }
 
-/// The last transitions. An instance that was never heard of is taken for passing: so only the others cost memory.
+/// The last transitions. An unknown instance counts as passing, so only the others cost memory.
 #[derive(Debug, Default)]
 pub struct Transitions {
     unusual: HashMap<String, State>,
     last: VecDeque<Transition>,
-    /// How many there have been.
+    /// Number of all transitions.
     count: u64,
 }
 
 impl State {
-    /// Passing, and not taken out.
+    /// Returns the state passing, and not isolated.
     #[must_use]
     pub fn usual() -> State {
         State { health: "passing", isolate: false }
@@ -49,7 +49,7 @@ impl State {
 }
 
 impl Transitions {
-    /// An instance is like this now, since `at`. True if that is news.
+    /// Records an instance's state since `at`. Returns true if it has changed.
     pub fn observe(&mut self, instance: &str, now: State, at: i64) -> bool {
         let before = self.unusual.get(instance).copied().unwrap_or_else(State::usual);
         if before == now {
@@ -60,7 +60,7 @@ impl Transitions {
         true
     }
 
-    /// As [`Transitions::observe`], of one that was like this before anybody looked: no transition.
+    /// Records the initial state of an instance, without a transition.
     pub fn know(&mut self, instance: &str, now: State) {
         if now == State::usual() {
             self.unusual.remove(instance);
@@ -69,7 +69,7 @@ impl Transitions {
         }
     }
 
-    /// An instance is gone.
+    /// Records the removal of an instance.
     pub fn remove(&mut self, instance: &str, at: i64) {
         let from = self.unusual.remove(instance).unwrap_or_else(State::usual);
         self.push(Transition { instance: instance.to_owned(), at, from, to: None });
@@ -83,13 +83,13 @@ impl Transitions {
         self.count += 1;
     }
 
-    /// The last `limit` of an instance, newest first.
+    /// Returns the last `limit` transitions of an instance, newest first.
     #[must_use]
     pub fn of(&self, instance: &str, limit: usize) -> Vec<Transition> {
         self.last.iter().rev().filter(|transition| transition.instance == instance).take(limit).cloned().collect()
     }
 
-    /// Of those after the `since`th the last `limit`, oldest first; and how many there have been.
+    /// Returns the last `limit` of the transitions after the `since`th, oldest first; and the number of all transitions.
     #[must_use]
     pub fn since(&self, since: u64, limit: usize) -> (Vec<Transition>, u64) {
         let new = usize::try_from(self.count.saturating_sub(since)).unwrap_or(usize::MAX);

@@ -1,4 +1,4 @@
-//! What operators have the parts do.
+//! Operators' actions.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::auth::Session;
 use crate::hub::{Hub, Wake};
 use crate::parts::{Action, Refusal};
 
-/// Does what an operator asks for.
+/// Carries out an operator's action.
 pub(super) async fn act(body: Bytes, session: &Session, hub: &Arc<Hub>, wake: &Wake) -> Result<Response<Body>, Failed> {
     let action: Action = parse(&body)?;
     let what = action.describe();
     let cluster = hub.parts.cluster.as_ref().filter(|_| !action.is_of_the_registry()).map(|part| part.look().name);
-    // A task of its own: what was begun goes on when the browser leaves.
+    // A task of its own: an action goes on even if the browser disconnects.
     let doing = {
         let hub = Arc::clone(hub);
         tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! What viewers are shown.
+//! Viewers' requests.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -17,10 +17,10 @@ use crate::hub::Hub;
 use crate::search::Search;
 use crate::stream;
 
-/// Rows of a list.
+/// Maximum number of rows of a list.
 const ROWS: usize = 200;
 
-/// Answers a viewer.
+/// Answers a viewer's request.
 pub(super) async fn look(path: &str, asked: &Asked<'_>, shared: &Arc<Shared>) -> Result<Response<Body>, Failed> {
     let hub = hub_of(asked, shared)?;
     let value = |name: &str| asked.query.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
@@ -67,7 +67,7 @@ fn not_here(part: &str) -> Failed {
     Failed::Status(StatusCode::NOT_FOUND, format!("no {part} runs in this process"))
 }
 
-/// What may scan a large registry, or wait for workers, away from the threads that everything else is on.
+/// Runs a query that may scan a large registry, or wait for workers, on a blocking thread.
 async fn blocking<T: Serialize + Send + 'static>(
     ask: impl FnOnce() -> Option<T> + Send + 'static,
     missing: &str,
@@ -85,7 +85,7 @@ fn watch_events(asked: &Asked<'_>, shared: &Arc<Shared>, hub: &Hub) -> Result<Re
     let place = Arc::clone(&shared.places).try_acquire_owned().map_err(|_| {
         Failed::Status(StatusCode::SERVICE_UNAVAILABLE, "too many pages are open: console.viewers limits them".into())
     })?;
-    // The first picture is soon followed by one with the pools, for which nobody asked before.
+    // The first board is soon followed by one with the pools, which were not read without a viewer.
     shared.hubs.wake().wake();
     let cookie = cookie(asked.headers, &shared.cookie).map(str::to_owned);
     let guard = Arc::clone(shared);
@@ -96,7 +96,7 @@ fn watch_events(asked: &Asked<'_>, shared: &Arc<Shared>, hub: &Hub) -> Result<Re
     let events = stream::events(hub.boards.clone(), shared.stopping.clone(), Box::new(allowed), place);
     let mut response = Response::new(BodyExt::boxed_unsync(StreamBody::new(events)));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    // For reverse proxies that would wait until they have more.
+    // Tells reverse proxies not to buffer the stream.
     response.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     Ok(response)
 }

@@ -9,10 +9,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
-/// Longest time in which a browser takes nothing of what is sent to it.
+/// Maximum time for which a browser may accept no bytes.
 const STALLED: Duration = Duration::from_secs(20);
 
-/// A stream whose peer must take something now and then.
+/// A stream whose peer must accept bytes from time to time.
 pub(super) struct Patient {
     stream: TcpStream,
     /// Runs while a write waits.

@@ -1,4 +1,4 @@
-//! From a request to who answers it, and what may stand in the way.
+//! Routing of requests, and the checks before an answer.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::assets;
 use crate::auth::{Role, Session};
 use crate::hub::Hub;
 
-/// Longest body, and longest wait for it.
+/// Maximum length of a body, and time limit of receiving it.
 pub(super) const BODY_BYTES: usize = 8 << 10;
 const BODY: Duration = Duration::from_secs(5);
 
@@ -34,13 +34,13 @@ pub(super) struct Asked<'a> {
     pub(super) session: Option<Session>,
 }
 
-/// What is not answered, and how that is said.
+/// A refusal, as a status with a text or as a time to wait.
 pub(super) enum Failed {
     Status(StatusCode, String),
     RetryAfter(u64),
 }
 
-/// The answer to a request, whatever it asks for.
+/// Answers any request.
 pub(super) async fn answer(request: Request<Incoming>, peer: IpAddr, shared: &Arc<Shared>) -> Response<Body> {
     let response = match route(request, peer, shared).await {
         Ok(response) => response,
@@ -106,7 +106,7 @@ async fn route(request: Request<Incoming>, peer: IpAddr, shared: &Arc<Shared>) -
     }
 }
 
-/// The hub of the cluster that a request is for.
+/// Returns the hub of the cluster that a request names.
 pub(super) fn hub_of(asked: &Asked<'_>, shared: &Shared) -> Result<Arc<Hub>, Failed> {
     let name = asked.query.iter().find(|(key, _)| key == "cluster").map(|(_, value)| value.as_str());
     shared.hubs.of(name).ok_or_else(|| {
@@ -114,14 +114,14 @@ pub(super) fn hub_of(asked: &Asked<'_>, shared: &Shared) -> Result<Arc<Hub>, Fai
     })
 }
 
-/// The value of this cookie.
+/// Returns the value of a cookie.
 pub(super) fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut pairs = cookies.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
     pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
 }
 
-/// The body, if it is short and comes soon.
+/// Reads the body, if it is short and comes soon.
 async fn read(body: Incoming) -> Result<Bytes, Failed> {
     match tokio::time::timeout(BODY, Limited::new(body, BODY_BYTES).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
@@ -133,16 +133,16 @@ async fn read(body: Incoming) -> Result<Bytes, Failed> {
     }
 }
 
-/// What a body says.
+/// Parses a body.
 pub(super) fn parse<T: for<'de> Deserialize<'de>>(body: &[u8]) -> Result<T, Failed> {
-    // What serde says quotes names of fields, and never a token: that is a value.
+    // Serde's message could quote names of fields, but never a token, which is a value.
     serde_json::from_slice(body).map_err(|error| {
         let (line, column) = (error.line(), error.column());
         Failed::Status(StatusCode::BAD_REQUEST, format!("the body is not what was expected, at {line}:{column}"))
     })
 }
 
-/// The pairs of a query, decoded.
+/// Parses and decodes the pairs of a query.
 pub(super) fn pairs(query: &str) -> Vec<(String, String)> {
     let decode = |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned();
     query

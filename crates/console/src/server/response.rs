@@ -1,4 +1,4 @@
-//! Answers, and what each of them says to a browser besides.
+//! Responses, and their headers for browsers.
 
 use std::convert::Infallible;
 
@@ -10,13 +10,13 @@ use hyper::{Response, StatusCode};
 
 use crate::assets;
 
-/// Nothing but our own files; nobody may frame the page, and no script may make markup of a text.
+/// Allows only the console's own files; the page cannot be framed, and no script can turn text into markup.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
 pub(super) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// With what keeps browsers from doing more with it than the console's pages do.
+/// Adds the headers that restrict browsers to the use that the console's pages make of a response.
 pub(super) fn guarded(mut response: Response<Body>) -> Response<Body> {
     let headers = response.headers_mut();
     for (name, value) in [
@@ -33,7 +33,7 @@ pub(super) fn guarded(mut response: Response<Body>) -> Response<Body> {
     response
 }
 
-/// A file of the page.
+/// Returns a file of the page.
 pub(super) fn file(asset: &'static assets::Asset, headers: &HeaderMap) -> Response<Body> {
     let has = |name: HeaderName, wanted: &str| {
         headers.get(name).and_then(|value| value.to_str().ok()).is_some_and(|value| value.contains(wanted))

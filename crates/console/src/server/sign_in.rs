@@ -1,4 +1,4 @@
-//! Who somebody is: tokens, and the cookies that stand for them.
+//! Authentication of clients: tokens, and the cookies of their sessions.
 
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ struct Login {
     token: String,
 }
 
-/// What somebody is and may, for the page.
+/// Returns the client's name and rights, for the page.
 pub(super) fn who(shared: &Shared, session: Option<&Session>) -> serde_json::Value {
     json!({
         "name": session.map(|session| session.name.as_str()),
