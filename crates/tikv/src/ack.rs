@@ -1,8 +1,8 @@
-//! A connection on which the acknowledgement of a ping waits for something to go with.
+//! A connection that delays acknowledgements of pings to send them with other data.
 //!
-//! A server written with grpc-go measures the connection with a ping for nearly every message that it gets. Each acknowledgement
-//! alone would be a packet of its own: as many system calls again as the questions themselves, on both sides. What is kept here goes in
-//! front of the next write, or alone after [`LONGEST`].
+//! A server written with grpc-go measures the connection with a ping for nearly every message that it gets. Sent alone, each acknowledgement would be
+//! a packet of its own: as many system calls again as for the requests themselves, on both sides. A delayed acknowledgement goes in front of the next
+//! write, or alone after [`LONGEST`].
 
 use std::io;
 use std::pin::Pin;
@@ -12,32 +12,32 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// An acknowledgement is kept for so long, at most. Servers give a connection up after seconds without one. The timer is set again only
-/// after it has gone off: a shorter one would wake the thread more often than a caller alone asks.
+/// Maximum delay of an acknowledgement. Servers close a connection only after seconds without one. The timer is set again only after it has fired: a
+/// shorter one would wake the thread more often than a single caller sends requests.
 const LONGEST: Duration = Duration::from_millis(100);
 /// Frame header of an acknowledgement (RFC 9113, 6.7): length 8, type PING, flag ACK, stream 0.
 const HEADER: [u8; 9] = [0, 0, 8, 6, 1, 0, 0, 0, 0];
 const FRAME: usize = HEADER.len() + 8;
-/// So many bytes of acknowledgements are kept, at most; with more, all are written.
+/// Maximum bytes of delayed acknowledgements; with more, all are written.
 const MOST: usize = 8 * FRAME;
 
-/// Passes everything through in order, acknowledgements of pings later.
+/// A stream that passes all bytes through in order, except for delayed acknowledgements.
 pub(crate) struct LateAcks<S> {
     inner: S,
-    /// To be written before anything else.
+    /// Delayed bytes, to be written before anything else.
     kept: Vec<u8>,
-    /// Runs while `running`; when it ends, what is kept is written.
+    /// Timer while `running`; when it fires, the delayed bytes are written.
     timer: Pin<Box<Sleep>>,
     running: bool,
 }
 
 impl<S: AsyncWrite + Unpin> LateAcks<S> {
-    /// To be called within a runtime.
+    /// Makes the stream; to be called within a runtime.
     pub(crate) fn new(inner: S) -> LateAcks<S> {
         LateAcks { inner, kept: Vec::new(), timer: Box::pin(sleep(LONGEST)), running: false }
     }
 
-    /// Keeps `bytes`, if they are acknowledgements and there is room.
+    /// Delays `bytes` if they are acknowledgements and there is room. Returns true if it did.
     fn keep(&mut self, bytes: &[u8], context: &mut Context<'_>) -> bool {
         let acks = bytes.len().is_multiple_of(FRAME) && bytes.chunks(FRAME).all(|frame| frame.starts_with(&HEADER));
         if !acks || self.kept.len() + bytes.len() > MOST {
@@ -48,14 +48,14 @@ impl<S: AsyncWrite + Unpin> LateAcks<S> {
             self.timer.as_mut().reset(Instant::now() + LONGEST);
             self.running = true;
         }
-        // Ends at once only if the time is over, and then the next read or write sees so.
+        // Ready only if the time is already over; then the next read or write sees it.
         if self.timer.as_mut().poll(context).is_ready() {
             context.waker().wake_by_ref();
         }
         true
     }
 
-    /// Writes what is kept.
+    /// Writes the delayed bytes.
     fn write_kept(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.kept.is_empty() {
             match ready!(Pin::new(&mut self.inner).poll_write(context, &self.kept))? {
@@ -69,7 +69,7 @@ impl<S: AsyncWrite + Unpin> LateAcks<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for LateAcks<S> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        // Whoever owns a connection reads all the time: that is where the timer is heard.
+        // The owner of a connection reads all the time: so the timer is polled here.
         if self.running && self.timer.as_mut().poll(context).is_ready() {
             self.running = false;
             if let Poll::Ready(Err(error)) = self.write_kept(context) {
@@ -87,7 +87,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for LateAcks<S> {
         }
         let kept = self.kept.len();
         if kept > 0 && kept + bytes.len() <= 1024 {
-            // One write for both; `bytes` are kept only if they have gone.
+            // One write for both; `bytes` are taken over only if they were written.
             let mut both = std::mem::take(&mut self.kept);
             both.extend_from_slice(bytes);
             let written = Pin::new(&mut self.inner).poll_write(context, &both);
@@ -129,7 +129,7 @@ mod tests {
         [HEADER.as_slice(), &[number; 8]].concat()
     }
 
-    /// What is there to be read, if anything is.
+    /// Returns the bytes that can be read now, if there are any.
     fn there(server: &mut DuplexStream) -> Option<Vec<u8>> {
         let mut bytes = [0; 4096];
         let read = server.read(&mut bytes).now_or_never()?.unwrap();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     proptest! {
-        /// Through a pipe of any size come the bytes that were written, in their order.
+        /// A pipe of any size delivers the written bytes in order.
         #[test]
         fn nothing_is_lost_and_nothing_changes_places(
             parts in proptest::collection::vec((any::<bool>(), 1..2000usize), 1..30), room in 1..64usize) {

@@ -1,4 +1,4 @@
-//! How long to wait before trying again, and when to stop.
+//! Pauses between attempts, and their end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::error::Error;
 const SHORTEST: Duration = Duration::from_millis(2);
 const LONGEST: Duration = Duration::from_millis(300);
 
-/// Waits between tries of one call: twice as long each time, each by chance up to a half shorter, none past the deadline.
+/// Pauses between attempts of one call: twice as long each time, each randomly shortened by up to a half, none past the deadline.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     doing: &'static str,
@@ -24,7 +24,10 @@ impl Backoff {
         Backoff { doing, deadline, pause: SHORTEST, last: "nothing".into() }
     }
 
-    /// Waits, because of `reason`.
+    /// Pauses, because of `reason`.
+    ///
+    /// # Errors
+    /// [`Error::Late`] if the deadline would come first.
     ///
     /// # Errors
     /// [`Error::Late`] where the deadline would come first.
@@ -32,7 +35,7 @@ impl Backoff {
         self.again_after(Duration::ZERO, reason).await
     }
 
-    /// The same, for at least `least`, as a server that is busy may ask for.
+    /// Pauses for at least `least`, which a busy server may ask for.
     pub(crate) async fn again_after(&mut self, least: Duration, reason: impl Into<Arc<str>>) -> Result<(), Error> {
         self.last = reason.into();
         let pause = jittered(self.pause).max(least);
@@ -44,7 +47,7 @@ impl Backoff {
         Ok(())
     }
 
-    /// The error of the deadline.
+    /// Returns the error for the deadline.
     pub(crate) fn late(&self) -> Error {
         Error::Late { doing: self.doing, last: Arc::clone(&self.last) }
     }
@@ -54,7 +57,7 @@ impl Backoff {
     }
 }
 
-/// Between a half of `pause` and all of it, by chance: who was in each other's way is not so again.
+/// Returns a random pause between a half of `pause` and all of it, so that conflicting callers do not meet again.
 pub(crate) fn jittered(pause: Duration) -> Duration {
     let mut byte = [128];
     // Without random numbers from the system, three quarters.

@@ -1,4 +1,4 @@
-//! Connections to PD and TiKV: one to each address, made when it is first needed, over TLS or without.
+//! Connections to PD and TiKV: one to each address, opened at the first use, with or without TLS.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -13,13 +13,13 @@ use crate::ack::LateAcks;
 use crate::error::Error;
 
 const CONNECT: Duration = Duration::from_secs(2);
-/// A connection over which nothing comes is asked for a sign of life after this, and given up after so much more.
+/// Idle time after which a keep-alive ping is sent, and time limit of its answer.
 const ALIVE: Duration = Duration::from_secs(5);
-/// Room for what a server may send before it is read.
+/// Flow-control windows: bytes that a server may send before they are read.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
 
-/// Whether and how connections are encrypted.
+/// TLS settings of the connections.
 #[derive(Clone, Default)]
 pub struct Security(Option<Arc<tls::Connector>>);
 
@@ -30,17 +30,17 @@ impl std::fmt::Debug for Security {
 }
 
 impl Security {
-    /// Without TLS.
+    /// Returns the settings without TLS.
     #[must_use]
     pub fn none() -> Security {
         Security(None)
     }
 
-    /// TLS: servers' certificates must be of a CA of `ca_file`, and for the host that is connected to. With `own`, a certificate and its
-    /// key are shown to servers that ask for one. All are PEM files.
+    /// Returns the settings for TLS: servers' certificates must be issued by a CA of `ca_file`, for the host that is connected to. `own` is a client
+    /// certificate and its key. All files are PEM.
     ///
     /// # Errors
-    /// When a file cannot be used; a key that others may read is refused.
+    /// A file is unusable; a key that other users may read is refused.
     pub fn tls(ca_file: PathBuf, own: Option<(PathBuf, PathBuf)>) -> Result<Security, Error> {
         let (cert_file, key_file) = own.unzip();
         let config = tls::ConnectConfig {
@@ -54,21 +54,21 @@ impl Security {
         Ok(Security(connector.map(Arc::new)))
     }
 
-    /// Of the `http://host:port` and `https://host:port` that a server says it has: the address to use, without the scheme.
+    /// Returns the address to use among a server's `http://host:port` and `https://host:port`, without the scheme.
     pub(crate) fn address_of<'a>(&self, urls: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
         let scheme = if self.0.is_some() { "https://" } else { "http://" };
         urls.into_iter().find_map(|url| url.strip_prefix(scheme)).map(|address| address.trim_end_matches('/'))
     }
 }
 
-/// The connections. Who looks one up takes no lock.
+/// The connections. A look-up takes no lock.
 #[derive(Debug)]
 pub(crate) struct Channels {
     pub(crate) security: Security,
     open: ArcSwap<HashMap<String, Channel>>,
 }
 
-/// More addresses than a cluster has: then all connections are forgotten, and made anew as they are needed.
+/// Maximum number of addresses, more than a cluster has; beyond it, all connections are forgotten, and opened again as needed.
 const MOST: usize = 4096;
 
 impl Channels {
@@ -76,10 +76,10 @@ impl Channels {
         Channels { security, open: ArcSwap::default() }
     }
 
-    /// The connection to `address`, `host:port`. It connects with the first call over it, and again after it was lost.
+    /// Returns the connection to `address`, `host:port`. It connects at its first call, and again after it was lost.
     ///
     /// # Errors
-    /// When this is no address.
+    /// The address is invalid.
     pub(crate) fn get(&self, address: &str) -> Result<Channel, Error> {
         if let Some(channel) = self.open.load().get(address) {
             return Ok(channel.clone());
@@ -98,10 +98,10 @@ impl Channels {
         Ok(channel)
     }
 
-    /// A connection that nobody else uses, for many small questions: pings are acknowledged with the question that follows.
+    /// Returns a private connection for many small requests: pings are acknowledged together with the next request.
     ///
     /// # Errors
-    /// When this is no address.
+    /// The address is invalid.
     pub(crate) fn own(&self, address: &str) -> Result<Channel, Error> {
         let tls = self.security.0.clone();
         let connector = tower::service_fn(move |uri: Uri| {

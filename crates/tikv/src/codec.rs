@@ -1,13 +1,13 @@
-//! How PD orders keys: TiKV's regions are cut in a space in which each key of a transaction is encoded, so that one key's
-//! versions never lie between another key's.
+//! PD's encoding of keys: TiKV's regions are cut in a space in which each key of a transaction is encoded, so that one key's versions never lie
+//! between another key's.
 //!
-//! Groups of eight bytes, the last one filled with zeroes, each followed by a byte that is 255 less the number of filled bytes.
+//! Groups of eight bytes, the last one padded with zeroes, each followed by a byte of 255 less the number of padding bytes.
 
 use bytes::Bytes;
 
 const GROUP: usize = 8;
 
-/// A key as PD has it.
+/// Encodes a key for PD.
 pub(crate) fn encode(key: &[u8]) -> Vec<u8> {
     let mut encoded = Vec::with_capacity((key.len() / GROUP + 1) * (GROUP + 1));
     let mut rest = key;
@@ -24,7 +24,7 @@ pub(crate) fn encode(key: &[u8]) -> Vec<u8> {
     }
 }
 
-/// A key from PD. `None`: this is no encoded key.
+/// Decodes a key from PD; `None` if the encoding is invalid.
 pub(crate) fn decode(encoded: &[u8]) -> Option<Bytes> {
     let mut key = Vec::with_capacity(encoded.len());
     let mut groups = encoded.chunks_exact(GROUP + 1);

@@ -1,45 +1,45 @@
-//! What can go wrong.
+//! Errors of the client.
 
 use std::sync::Arc;
 
-/// Why a call did not do what it was asked. Holds no key and no value.
+/// Reason why a call failed. Contains no key and no value.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// The deadline came first. Nothing was written.
     #[error("{doing}: no success within the deadline; last: {last}")]
     Late {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// What went wrong last.
+        /// The last error.
         last: Arc<str>,
     },
-    /// Another transaction was in the way. Nothing was written; a new transaction may succeed.
+    /// Another transaction conflicted. Nothing was written; a new transaction may succeed.
     #[error("{doing}: {reason}")]
     Conflict {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// What the server said, in one word or a few.
+        /// The server's reason, in a few words.
         reason: Arc<str>,
     },
-    /// A server said no, and will say it again. Nothing was written.
+    /// A server refused, and will refuse again. Nothing was written.
     #[error("{doing}: {reason}")]
     Refused {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// What it said.
+        /// The server's reason.
         reason: Arc<str>,
     },
-    /// The commit was sent, and nothing was heard of it until the deadline. To find out: read, at a new timestamp, a key that only
-    /// this transaction writes. The read waits for the transaction's end or ends it, so what it sees is final.
+    /// The commit was sent, and no answer came until the deadline. To find out: read, at a new timestamp, a key that only this transaction writes.
+    /// The read waits for the transaction's end or ends it, so its result is final.
     #[error("commit: sent, and no answer within the deadline; last: {last}")]
     Undetermined {
-        /// What went wrong last.
+        /// The last error.
         last: Arc<str>,
     },
-    /// So many callers wait for a timestamp that no more may.
+    /// The limit on callers that wait for a timestamp is reached.
     #[error("a timestamp: {0} callers wait already")]
     Crowded(u32),
-    /// A file of the TLS settings.
+    /// A TLS file is unusable.
     #[error(transparent)]
     Tls(Arc<tls::Error>),
     /// The thread for timestamps could not be started.

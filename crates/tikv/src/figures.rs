@@ -1,15 +1,15 @@
-//! What can be counted and timed.
+//! Counters and histograms.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Upper bounds of a histogram's buckets, in microseconds; above the last there is one more.
+/// Upper bounds of a histogram's buckets, in microseconds; one more bucket follows.
 pub const BUCKETS: [u64; 16] = [
     50, 100, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 51_200, 102_400, 204_800, 409_600, 1_638_400,
     6_553_600,
 ];
 
-/// How often something took how long.
+/// A histogram of durations.
 #[derive(Debug, Default)]
 pub struct Histogram {
     buckets: [AtomicU64; BUCKETS.len() + 1],
@@ -24,7 +24,7 @@ impl Histogram {
         self.micros.fetch_add(micros, Ordering::Relaxed);
     }
 
-    /// How many were in each bucket, the last one without a bound; and the sum of all, in microseconds.
+    /// Returns the counts of the buckets, of which the last has no bound; and the sum of all durations, in microseconds.
     #[must_use]
     pub fn read(&self) -> ([u64; BUCKETS.len() + 1], u64) {
         (std::array::from_fn(|n| self.buckets[n].load(Ordering::Relaxed)), self.micros.load(Ordering::Relaxed))
@@ -33,22 +33,22 @@ impl Histogram {
 
 macro_rules! figures {
     ($($(#[doc = $doc:literal])+ $name:ident),* $(,)?) => {
-        /// What happened since the start.
+        /// Counters and histograms since the start.
         #[derive(Debug, Default)]
         pub struct Figures {
             $($(#[doc = $doc])+ pub(crate) $name: AtomicU64,)*
-            /// From a caller's question for a timestamp to the sending of the batch that it joined.
+            /// Time from a caller's request for a timestamp to the sending of the batch that it joined.
             pub timestamp_wait: Histogram,
-            /// From the sending of a batch of timestamps to its answer.
+            /// Time from the sending of a batch of timestamps to its answer.
             pub timestamp_round_trip: Histogram,
         }
 
-        /// What happened since the start, at one moment.
+        /// Counters since the start, read at one moment.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Counts { $($(#[doc = $doc])+ pub $name: u64,)* }
 
         impl Figures {
-            /// All counts.
+            /// Returns all counters.
             #[must_use]
             pub fn counts(&self) -> Counts {
                 Counts { $($name: self.$name.load(Ordering::Relaxed),)* }
@@ -56,7 +56,7 @@ macro_rules! figures {
         }
 
         impl Counts {
-            /// Names and values, for a metrics page.
+            /// Iterates over names and values, for a metrics page.
             pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name),)*].into_iter()
             }
@@ -69,29 +69,29 @@ figures! {
     timestamps,
     /// Batches of timestamps that PD answered.
     timestamp_batches,
-    /// Streams of timestamps that broke or stood still, and were opened anew.
+    /// Streams of timestamps that broke or stalled, and were opened again.
     timestamp_streams_lost,
-    /// Answers of PD that were refused: not higher than those before, or not what was asked for.
+    /// Answers of PD that were refused: not higher than those before, or not as requested.
     timestamps_refused,
     /// Prewrite requests.
     prewrites,
     /// Transactions committed.
     commits,
-    /// Transactions that another one was in the way of.
+    /// Transactions that conflicted with another one.
     conflicts,
     /// Transactions rolled back.
     rollbacks,
-    /// Commits of which nothing was heard.
+    /// Commits without an answer.
     undetermined,
-    /// Locks of others that were met.
+    /// Locks of other transactions that were met.
     locks_met,
-    /// Locks of others that were resolved.
+    /// Locks of other transactions that were resolved.
     locks_resolved,
-    /// Regions asked of PD.
+    /// Regions requested from PD.
     region_loads,
-    /// Requests that reached a store which does not serve the region any more, or not as it was known.
+    /// Requests to a store that no longer serves the region, or not in its known form.
     region_misses,
-    /// Requests sent again, for whatever reason.
+    /// Requests sent again, for any reason.
     retries,
 }
 

@@ -1,4 +1,4 @@
-//! A client of TiKV: timestamps of its PD, and transactions that are optimistic and committed in two phases.
+//! A client of TiKV: timestamps from its PD, and optimistic transactions committed in two phases.
 //!
 //! ```text
 //!  callers ─▶ Dispenser ─▶ Pipeline ─▶ one stream ─▶ PD                    timestamps: a thread of its own
@@ -7,15 +7,15 @@
 //!
 //! # Invariants
 //!
-//! - Nobody joins a batch of timestamps that was sent already; no timestamp is given twice; none that is not higher than all that were
-//!   given before its batch was sent.
-//! - Every call has the caller's deadline. One that is dropped leaves either nothing or a whole transaction behind: locks without an
-//!   owner end with their time to live.
-//! - [`Error::Undetermined`] comes only of a commit that was sent and of which nothing was heard. Every other error of
-//!   [`Client::commit`] means that nothing was written.
-//! - Asynchronous commit and one-phase commit are not used. Locks of others are rolled back only when PD's time says that their time to
-//!   live is over.
-//! - What comes from a server is bounded and checked before it is used. No key and no value is in an error or a log line.
+//! - No caller joins a batch of timestamps that was sent already; no timestamp is given twice; each is higher than all that were given before its
+//!   batch was sent.
+//! - Every call has the caller's deadline. A call that is dropped leaves either nothing or a whole transaction behind: locks without an owner end
+//!   with their time to live.
+//! - [`Error::Undetermined`] is returned only for a commit that was sent and not answered. Every other error of [`Client::commit`] means that nothing
+//!   was written.
+//! - Asynchronous commit and one-phase commit are not used. Locks of other transactions are rolled back only if their time to live is over by PD's
+//!   time.
+//! - Data from a server is bounded and checked before use. No error and no log line contains a key or a value.
 
 mod ack;
 mod backoff;
@@ -30,7 +30,7 @@ mod snapshot;
 pub mod timestamps;
 mod transaction;
 
-/// What PD and TiKV say, from `proto/`.
+/// Messages of PD and TiKV, generated from `proto/`.
 #[allow(missing_docs, unreachable_pub, dead_code, clippy::all, reason = "generated")]
 mod proto {
     pub(crate) mod pdpb {
@@ -57,7 +57,7 @@ use crate::channel::Channels;
 use crate::pd::Pd;
 use crate::region::Regions;
 
-/// A client of one cluster. Cheap to share; to be dropped outside of its calls.
+/// A client of one cluster. Cheap to share; must be dropped outside of its calls.
 #[derive(Debug)]
 pub struct Client {
     timestamps: Timestamps,
@@ -66,11 +66,11 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the cluster whose PD members are at `endpoints`, each `host:port`. Finds the leader, and so proves that the
-    /// addresses are those of a cluster.
+    /// Connects to the cluster whose PD members are at `endpoints`, each `host:port`. Finds the leader, which proves that the addresses belong to a
+    /// cluster.
     ///
     /// # Errors
-    /// When no member names a leader until `deadline`.
+    /// No member names a leader until `deadline`.
     pub async fn connect(endpoints: Vec<String>, security: Security, deadline: Instant) -> Result<Arc<Client>, Error> {
         let figures = Arc::new(Figures::default());
         let channels = Arc::new(Channels::new(security));
@@ -80,7 +80,10 @@ impl Client {
         Ok(Arc::new(Client { timestamps, regions: Regions::new(pd, Arc::clone(&figures)), figures }))
     }
 
-    /// A timestamp from after this call began.
+    /// Returns a timestamp from after the start of this call.
+    ///
+    /// # Errors
+    /// [`Error::Late`] at `deadline`.
     ///
     /// # Errors
     /// [`Error::Late`] at `deadline`.
@@ -88,18 +91,18 @@ impl Client {
         self.timestamps.within(deadline).await
     }
 
-    /// What was committed up to `at`.
+    /// Returns the snapshot of everything committed up to `at`.
     #[must_use]
     pub fn snapshot(self: &Arc<Client>, at: Timestamp) -> Snapshot {
         Snapshot::new(Arc::clone(self), at)
     }
 
-    /// Counted since the start.
+    /// Returns the counters since the start.
     #[must_use]
     pub fn figures(&self) -> &Arc<Figures> {
         &self.figures
     }
 }
 
-/// A key, and whatever else is bytes.
+/// A key, or other bytes.
 pub(crate) type Key = Bytes;

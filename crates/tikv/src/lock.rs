@@ -1,8 +1,8 @@
-//! Locks of others: what became of their transactions, and what that makes of the lock.
+//! Locks of other transactions: the state of the transaction, and the resolution of the lock.
 //!
-//! A transaction is what its primary key says: a lock there, and it is under way; a commit, and it is committed; nothing or a rollback,
-//! and it is not. Whoever finds a lock whose time to live is over by PD's clock rolls the primary back first, so that its owner cannot
-//! commit any more, and only then takes the lock away.
+//! The primary key decides the state of a transaction: with a lock there, it is open; with a commit, it is committed; with a rollback or nothing, it
+//! is not. A client that finds a lock whose time to live is over by PD's clock first rolls back the primary, so that the lock's owner can no longer
+//! commit, and only then removes the lock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,20 +15,23 @@ use crate::proto::tikvpb;
 use crate::region::Sent;
 use crate::{Client, Key, Timestamp};
 
-/// What became of a transaction.
+/// State of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// It is under way: it may still be committed.
+    /// Open: it may still be committed.
     Open,
-    /// Committed then.
+    /// Committed at this timestamp.
     Committed(u64),
     /// Rolled back for good.
     RolledBack,
 }
 
 impl Client {
-    /// Deals with what has kept a read or a prewrite from its keys: resolves the locks of transactions that have ended, or whose time is
-    /// over, and waits for a moment where one has not. Afterwards it is to be tried again.
+    /// Handles the locks that a read or a prewrite has met: resolves those of transactions that have ended, or whose time is over, and pauses if one
+    /// is open. The caller then tries again.
+    ///
+    /// # Errors
+    /// An error other than a lock; [`Error::Late`].
     ///
     /// # Errors
     /// What is no lock; [`Error::Late`].
@@ -38,7 +41,7 @@ impl Client {
         backoff: &mut Backoff,
         doing: &'static str,
     ) -> Result<(), Error> {
-        // By transaction: its start and its primary key.
+        // Locks by transaction: its start and its primary key.
         let mut locks: BTreeMap<(u64, Key), Vec<tikvpb::LockInfo>> = BTreeMap::new();
         for error in errors {
             let Some(lock) = error.locked else { return Err(judge(&error, doing)) };
@@ -60,7 +63,7 @@ impl Client {
         Ok(())
     }
 
-    /// What became of the transaction that began at `start`. Rolls it back if its time to live is over.
+    /// Returns the state of the transaction that began at `start`. Rolls it back if its time to live is over.
     async fn fate(&self, start: u64, primary: &Key, ttl: u64, backoff: &mut Backoff) -> Result<Fate, Error> {
         let deadline = backoff.deadline;
         let mut roll_back = false;
@@ -74,14 +77,14 @@ impl Client {
                 caller_start_ts: 0,
                 current_ts: now.0,
                 rollback_if_not_exist: roll_back,
-                // A transaction of somebody who commits asynchronously goes on in the usual way.
+                // A transaction that its owner commits asynchronously goes on as a two-phase one.
                 force_sync_commit: true,
             };
             let mut store = region.client();
             let sent = self.regions.send(&region, backoff, store.kv_check_txn_status(request)).await;
             let Sent::Done(reply) = sent.map_err(|(error, _)| error)? else { continue };
             if let Some(error) = reply.error {
-                // Its primary is not there, and nothing says that it was: it may still come, while its time to live lasts.
+                // The primary has no record of the transaction: the prewrite may still come while the time to live lasts.
                 if error.txn_not_found.is_some() && !roll_back {
                     if now.millis() < Timestamp(start).millis().saturating_add(ttl) {
                         return Ok(Fate::Open);
@@ -102,7 +105,7 @@ impl Client {
         }
     }
 
-    /// Takes the locks of a transaction that has ended away.
+    /// Resolves the locks of a transaction that has ended.
     async fn resolve(
         &self,
         start: u64,
@@ -135,7 +138,7 @@ impl Client {
     }
 }
 
-/// What a key's error is, other than a lock. Its text may hold the key, so only what is known to hold none is passed on.
+/// Converts a key's error, other than a lock. The error's text may contain the key, so only known-safe parts are passed on.
 pub(crate) fn judge(error: &tikvpb::KeyError, doing: &'static str) -> Error {
     if error.conflict.is_some() {
         return Error::conflict(doing, "a later transaction has written the same key");
@@ -155,11 +158,11 @@ pub(crate) fn judge(error: &tikvpb::KeyError, doing: &'static str) -> Error {
     Error::refused(doing, "an error of a key that is not known here")
 }
 
-/// The first words of the store's message, up to where a key might begin.
+/// Returns the first words of the store's message, up to where a key might begin.
 fn kind_of(message: &str) -> String {
     clip(message).chars().take_while(|c| c.is_alphabetic() || matches!(c, ' ' | '_' | ':')).take(60).collect()
 }
 
-/// Time to live of our own locks: a transaction that takes longer may be rolled back by anybody. Long enough for a store that stands
-/// still for a moment; and so long, at most, a node that died keeps others waiting.
+/// Time to live of this client's locks: any client may roll back a transaction that takes longer. Long enough for a store that stalls for a moment;
+/// and the maximum time for which a dead node blocks others.
 pub(crate) const TIME_TO_LIVE: Duration = Duration::from_secs(3);

@@ -1,4 +1,4 @@
-//! PD: who leads it, where regions and stores are.
+//! The PD client: the leader, and the locations of regions and stores.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -13,28 +13,28 @@ use crate::channel::Channels;
 use crate::error::Error;
 use crate::proto::pdpb::{self, pd_client::PdClient};
 
-/// So long one member may take to answer.
+/// Time limit of an answer of one member.
 const ANSWER: Duration = Duration::from_secs(1);
-/// More members than a cluster has.
+/// Maximum number of members, more than a cluster has.
 const MOST_MEMBERS: usize = 16;
 
 /// PD's members.
 #[derive(Debug)]
 pub(crate) struct Pd {
     pub(crate) channels: Arc<Channels>,
-    /// As configured.
+    /// Addresses as configured.
     endpoints: Vec<String>,
-    /// As the members said last.
+    /// Addresses that the members returned last.
     members: ArcSwap<Vec<String>>,
     leader: ArcSwapOption<Leader>,
-    /// Of the first answer: addresses that belong to another cluster later are refused.
+    /// Cluster id of the first answer: later answers of another cluster are refused.
     cluster: OnceLock<u64>,
 }
 
-/// Who leads.
+/// PD's leader.
 #[derive(Debug)]
 pub(crate) struct Leader {
-    /// `host:port`.
+    /// The address, `host:port`.
     pub(crate) address: String,
     pub(crate) cluster: u64,
     channel: Channel,
@@ -46,7 +46,7 @@ impl Leader {
     }
 }
 
-/// What every answer of PD has.
+/// The header common to all answers of PD.
 pub(crate) trait Answer {
     fn header(&self) -> Option<&pdpb::ResponseHeader>;
 }
@@ -72,7 +72,7 @@ impl Pd {
         }
     }
 
-    /// The leader, as it was known last, or as the members say.
+    /// Returns the leader: the last known one, or the one that the members name.
     ///
     /// # Errors
     /// [`Error::Late`].
@@ -83,7 +83,7 @@ impl Pd {
         let mut backoff = Backoff::new("finding PD's leader", deadline);
         loop {
             let mut why: Arc<str> = "no address".into();
-            // The members as they are by now, and, should they all be others meanwhile, those of the settings.
+            // The current members, and the configured ones in case all have changed.
             let members = self.members.load_full();
             let asked: Vec<&String> =
                 members.iter().chain(self.endpoints.iter().filter(|one| !members.contains(one))).collect();
@@ -101,7 +101,7 @@ impl Pd {
         }
     }
 
-    /// Whoever was thought to lead does not, or does not answer.
+    /// Forgets a leader that no longer leads, or does not answer.
     pub(crate) fn forget(&self, leader: &Arc<Leader>) {
         let known = self.leader.load();
         if known.as_ref().is_some_and(|known| Arc::ptr_eq(known, leader)) {
@@ -109,7 +109,7 @@ impl Pd {
         }
     }
 
-    /// Asks the member at `address` who leads.
+    /// Asks the member at `address` for the leader.
     async fn ask(&self, address: &str, deadline: Instant) -> Result<Leader, Arc<str>> {
         let channel = self.channels.get(address).map_err(|error| Arc::<str>::from(error.to_string()))?;
         let mut client = PdClient::new(channel);
@@ -134,7 +134,7 @@ impl Pd {
         Ok(Leader { address, cluster, channel })
     }
 
-    /// Asks the leader, and again whoever leads then, until there is an answer.
+    /// Calls the leader, and each later leader, until one answers.
     async fn call<T, F>(
         &self,
         doing: &'static str,
@@ -163,7 +163,7 @@ impl Pd {
         }
     }
 
-    /// The region that holds `key` (encoded), and the peer that leads it, if one is known.
+    /// Returns the region that contains `key` (encoded), and its leading peer, if known.
     pub(crate) async fn region(
         &self,
         key: Vec<u8>,
@@ -177,7 +177,7 @@ impl Pd {
         Ok((answer.region, answer.leader))
     }
 
-    /// Where a store is: `host:port`.
+    /// Returns the address of a store, `host:port`.
     pub(crate) async fn store(&self, store_id: u64, deadline: Instant) -> Result<Option<String>, Error> {
         let answer = self.call("finding a store", deadline, |mut client, header| async move {
             client.get_store(pdpb::GetStoreRequest { header, store_id }).await
@@ -186,7 +186,7 @@ impl Pd {
     }
 }
 
-/// Why PD did not do what it was asked, in an answer that came.
+/// Returns the error of PD's answer, if it has one.
 pub(crate) fn refusal(answer: &impl Answer) -> Result<(), Arc<str>> {
     match answer.header().and_then(|header| header.error.as_ref()) {
         Some(error) => Err(clip(&error.message)),
@@ -194,7 +194,7 @@ pub(crate) fn refusal(answer: &impl Answer) -> Result<(), Arc<str>> {
     }
 }
 
-/// A status, in words.
+/// Describes a status.
 pub(crate) fn describe(status: &Status) -> Arc<str> {
     let mut words = format!("{:?}: {}", status.code(), status.message());
     if let Some(source) = std::error::Error::source(status) {
@@ -203,7 +203,7 @@ pub(crate) fn describe(status: &Status) -> Arc<str> {
     clip(&words)
 }
 
-/// What a server said, in one line of a bounded length.
+/// Shortens a server's text to one line of bounded length.
 pub(crate) fn clip(text: &str) -> Arc<str> {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect::<String>().into()
 }

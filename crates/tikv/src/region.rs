@@ -1,4 +1,4 @@
-//! Which store serves a key: known regions in one sorted list that is never changed, but replaced by a new one. Readers take no lock.
+//! The map from keys to stores: known regions in one immutable sorted list, replaced as a whole. Readers take no lock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,23 +17,23 @@ use crate::figures::{Figures, add};
 use crate::pd::{Pd, clip, describe};
 use crate::proto::{pdpb, tikvpb};
 
-/// One request to a store may take so long. Each is sent again after that: all of them may be carried out twice.
+/// Time limit of a request to a store. It is sent again after that, so every request may be carried out twice.
 const ATTEMPT: Duration = Duration::from_secs(4);
-/// Largest answer that is read: a page of rows.
+/// Maximum size of an answer: a page of rows.
 const LARGEST_ANSWER: usize = 64 << 20;
-/// More regions than anybody's keys of ours are in: then all are forgotten, and asked for anew.
+/// Maximum number of regions, more than the keys of this client are in; beyond it, all are forgotten, and requested again.
 const MOST_REGIONS: usize = 65_536;
 
 pub(crate) type Tikv = tikvpb::tikv_client::TikvClient<Channel>;
 
-/// A part of the key space, and who leads it.
+/// A part of the key space, and its leader.
 #[derive(Debug)]
 pub(crate) struct Region {
     id: u64,
     epoch: Option<pdpb::RegionEpoch>,
     leader: pdpb::Peer,
     start: Key,
-    /// Empty: there is no end.
+    /// The end; empty if there is none.
     pub(crate) end: Key,
     channel: Channel,
 }
@@ -47,7 +47,7 @@ impl Region {
         Tikv::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
     }
 
-    /// What goes with each request to it.
+    /// Returns the context of each request to the region.
     pub(crate) fn context(&self) -> Option<tikvpb::Context> {
         Some(tikvpb::Context {
             region_id: self.id,
@@ -60,17 +60,17 @@ impl Region {
     }
 }
 
-/// What is known of regions and stores.
+/// The known regions and stores.
 #[derive(Debug)]
 pub(crate) struct Regions {
     pd: Arc<Pd>,
     figures: Arc<Figures>,
-    /// By first key; none overlaps another.
+    /// Regions by first key; none overlaps another.
     known: ArcSwap<Vec<Arc<Region>>>,
     stores: ArcSwap<HashMap<u64, String>>,
 }
 
-/// An answer of a store, which may be that it does not serve the region.
+/// An answer of a store, possibly with an error about the region.
 pub(crate) trait Reply {
     fn region_error(&mut self) -> Option<tikvpb::RegionError>;
 }
@@ -94,13 +94,13 @@ replies!(
     ResolveLockResponse
 );
 
-/// What became of one request.
+/// The result of a request.
 pub(crate) enum Sent<T> {
     /// The store has carried it out.
     Done(T),
-    /// The store has said that it has not.
+    /// The store has refused it.
     NotDone,
-    /// Nobody knows.
+    /// Unknown: no answer came.
     Unknown,
 }
 
@@ -109,7 +109,7 @@ impl Regions {
         Regions { pd, figures, known: ArcSwap::default(), stores: ArcSwap::default() }
     }
 
-    /// The region of `key`, as far as is known.
+    /// Returns the region of `key`, as far as it is known.
     pub(crate) async fn of(&self, key: &[u8], deadline: Instant) -> Result<Arc<Region>, Error> {
         if let Some(region) = find(&self.known.load(), key) {
             return Ok(region);
@@ -131,7 +131,7 @@ impl Regions {
     async fn load(&self, key: &[u8], deadline: Instant) -> Result<Result<Region, &'static str>, Error> {
         let (region, leader) = self.pd.region(codec::encode(key), deadline).await?;
         let Some(region) = region else { return Ok(Err("PD knows no region of this key")) };
-        // PD may not have heard of a leader yet; then any peer says who it is.
+        // PD may not know the leader yet; then any peer names it.
         let Some(leader) = leader.filter(|peer| peer.id != 0).or_else(|| region.peers.first().copied()) else {
             return Ok(Err("the region has no peers"));
         };
@@ -159,7 +159,7 @@ impl Regions {
         Ok(if region.holds(key) { Ok(region) } else { Err("PD names a region that does not hold the key") })
     }
 
-    /// What was known of the region is wrong.
+    /// Forgets a region whose entry is wrong.
     fn forget(&self, region: &Arc<Region>) {
         add(&self.figures.region_misses, 1);
         self.known.rcu(|known| known.iter().filter(|known| !Arc::ptr_eq(known, region)).cloned().collect::<Vec<_>>());
@@ -171,8 +171,7 @@ impl Regions {
         });
     }
 
-    /// Sends one request to `region`. Where the store has not carried it out, or nothing was heard, what was known of the region is
-    /// corrected, and the pause before the next try is over.
+    /// Sends a request to `region`. If the store has refused it, or has not answered, corrects the entry of the region and pauses before it returns.
     pub(crate) async fn send<T: Reply>(
         &self,
         region: &Arc<Region>,
@@ -206,7 +205,7 @@ impl Regions {
         Ok(if unknown { Sent::Unknown } else { Sent::NotDone })
     }
 
-    /// A store has said who leads instead: PD may hear of that later. Where its address is not known, PD is asked after all.
+    /// Records the leader that a store has named, which PD may learn later. If that leader's address is unknown, PD is asked after all.
     fn lead(&self, region: &Arc<Region>, leader: pdpb::Peer) {
         let channel = self.stores.load().get(&leader.store_id).and_then(|address| self.pd.channels.get(address).ok());
         self.forget(region);
@@ -223,7 +222,7 @@ fn find(known: &[Arc<Region>], key: &[u8]) -> Option<Arc<Region>> {
     known[..after].last().filter(|region| region.holds(key)).cloned()
 }
 
-/// `known` and `new`, without those that overlap it.
+/// Returns `known` with `new`, without the regions that overlap `new`.
 fn with(known: &[Arc<Region>], new: &Arc<Region>) -> Vec<Arc<Region>> {
     let overlaps =
         |one: &Region| (new.end.is_empty() || one.start < new.end) && (one.end.is_empty() || new.start < one.end);

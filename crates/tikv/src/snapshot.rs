@@ -1,4 +1,4 @@
-//! Reads: what was committed up to a timestamp.
+//! Reads of the data committed up to a timestamp.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use crate::proto::tikvpb;
 use crate::region::Sent;
 use crate::{Client, Key, Timestamp};
 
-/// Keys asked for in one request.
+/// Keys of one request.
 const KEYS: usize = 256;
 
-/// What was committed up to a timestamp. A read that meets a lock of a transaction which may have been committed before that waits for
-/// the transaction's end, or ends it when its time is over.
+/// The data committed up to a timestamp. If a read meets a lock of a transaction that may have been committed before the timestamp, it waits for the
+/// transaction's end, or ends the transaction once its time is over.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     client: Arc<Client>,
@@ -36,7 +36,7 @@ pub struct Pair {
 pub struct Scan {
     snapshot: Snapshot,
     doing: &'static str,
-    /// What comes next; `None`: everything was read.
+    /// The next key; `None`: everything was read.
     next: Option<Key>,
     end: Key,
     page: u32,
@@ -47,13 +47,16 @@ impl Snapshot {
         Snapshot { client, at }
     }
 
-    /// Of when it is.
+    /// Returns the timestamp of the snapshot.
     #[must_use]
     pub fn at(&self) -> Timestamp {
         self.at
     }
 
-    /// The value of a key, if it has one.
+    /// Returns the value of a key, if it has one.
+    ///
+    /// # Errors
+    /// [`Error::Late`], [`Error::Refused`].
     ///
     /// # Errors
     /// [`Error::Late`], [`Error::Refused`].
@@ -72,10 +75,10 @@ impl Snapshot {
         }
     }
 
-    /// The values of those of `keys` that have one, sorted by key.
+    /// Returns the values of those of `keys` that have one, sorted by key.
     ///
     /// # Errors
-    /// As of [`Snapshot::get`].
+    /// The same as for [`Snapshot::get`].
     pub async fn get_many(&self, keys: Vec<Key>, deadline: Instant) -> Result<BTreeMap<Key, Key>, Error> {
         let doing = "reading keys";
         let mut backoff = Backoff::new(doing, deadline);
@@ -102,7 +105,7 @@ impl Snapshot {
         Ok(found)
     }
 
-    /// The keys from `start` up to `end`, which is not among them, and their values: `page` at a time, in order.
+    /// Scans the keys from `start` up to and without `end`, with their values: `page` at a time, in order.
     #[must_use]
     pub fn scan(&self, doing: &'static str, start: Key, end: Key, page: u32) -> Scan {
         let next = (start < end).then_some(start);
@@ -111,10 +114,10 @@ impl Snapshot {
 }
 
 impl Scan {
-    /// The next page; an empty one where a region has ended; `None` at the end.
+    /// Returns the next page; an empty one at the end of a region; `None` at the end of the scan.
     ///
     /// # Errors
-    /// As of [`Snapshot::get`]. The page can be asked for again.
+    /// The same as for [`Snapshot::get`]. The page can be requested again.
     pub async fn page(&mut self, deadline: Instant) -> Result<Option<Vec<Pair>>, Error> {
         let Some(start) = self.next.clone() else { return Ok(None) };
         let (client, at) = (&self.snapshot.client, self.snapshot.at);
@@ -152,12 +155,12 @@ impl Scan {
     }
 }
 
-/// The first key behind `key`.
+/// Returns the first key after `key`.
 fn after(key: &Key) -> Key {
     [&key[..], &[0]].concat().into()
 }
 
-/// Pairs, and why there are no more.
+/// Separates pairs and errors.
 fn sort(pairs: Vec<tikvpb::KvPair>, error: Option<tikvpb::KeyError>) -> (Vec<Pair>, Vec<tikvpb::KeyError>) {
     let mut errors: Vec<tikvpb::KeyError> = error.into_iter().collect();
     let mut values = Vec::with_capacity(pairs.len());

@@ -1,10 +1,10 @@
 //! Writes: optimistic transactions, committed in two phases.
 //!
-//! 1. Prewrite: every key is locked, and its new value kept beside. It fails where somebody has committed to the key since the
-//!    transaction began. The primary key's part goes first, alone: where several write the same primary key, as a counter, the losers
-//!    leave no locks at other keys.
-//! 2. The primary key is committed. That is the moment: before it everything can be rolled back, after it nothing.
-//! 3. The other keys are committed in the background. Whoever meets one of their locks before finds out by the primary key.
+//! 1. Prewrite: every key is locked, and its new value stored beside the lock. It fails if another transaction has committed to the key since this
+//!    one began. The request with the primary key goes first, alone: if several transactions write the same primary key, such as a counter, the
+//!    losers leave no locks on other keys.
+//! 2. Commit of the primary key. This decides the transaction: before it everything can be rolled back, after it nothing.
+//! 3. Commit of the other keys in the background. A client that meets one of their locks before that looks at the primary key.
 
 use std::sync::Arc;
 
@@ -18,19 +18,19 @@ use crate::proto::tikvpb;
 use crate::region::{Region, Sent};
 use crate::{Client, Key, Timestamp};
 
-/// Bytes of keys and values in one request, unless one pair alone is larger: far from the 8 MiB that a store takes.
+/// Maximum bytes of keys and values in one request, unless a single pair is larger: far below the 8 MiB that a store accepts.
 const REQUEST_BYTES: usize = 256 << 10;
-/// Keys in one request.
+/// Maximum number of keys in one request.
 const REQUEST_KEYS: usize = 2048;
-/// So long it is tried, after an answer was given, to commit or to roll back what is left. Others do it then.
+/// Time limit, after the call has returned, of committing or rolling back the remaining keys. Other clients do it then.
 const AFTERWARDS: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// One key's new state.
+/// The new state of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// A value, which must not be empty: stores do not tell an empty value from none.
+    /// A value, which must not be empty: stores do not distinguish an empty value from none.
     Put(Key, Key),
-    /// None any more.
+    /// The deletion of the key.
     Delete(Key),
 }
 
@@ -58,12 +58,12 @@ impl Write {
 }
 
 impl Client {
-    /// Commits `writes` as one transaction that began at `start`: each key at most once, the first one is the primary. Fails with
-    /// [`Error::Conflict`] where one of the keys was written since `start`. What was read at `start`, and not written, is not looked at:
-    /// who decides by such a key has to write it.
+    /// Commits `writes` as one transaction that began at `start`: each key at most once, the first one is the primary. Fails with [`Error::Conflict`]
+    /// if one of the keys was written since `start`. Keys that were only read at `start` are not checked: a decision that depends on a key must write
+    /// it.
     ///
     /// # Errors
-    /// [`Error::Undetermined`], when the commit was sent and nothing was heard of it; with all others nothing was written.
+    /// [`Error::Undetermined`] if the commit was sent and not answered; with every other error nothing was written.
     pub async fn commit(
         self: &Arc<Client>,
         start: Timestamp,
@@ -100,7 +100,7 @@ impl Transaction {
         self.commit(deadline).await
     }
 
-    /// Locks all keys: the request with the primary first, then the others one after the other.
+    /// Locks all keys: the request with the primary first, then the others in order.
     async fn prewrite(&self, deadline: Instant) -> Result<(), Error> {
         let doing = "prewrite";
         let figures = &self.client.figures;
@@ -121,7 +121,7 @@ impl Transaction {
             add(&figures.prewrites, 1);
             let mut store = region.client();
             let sent = self.client.regions.send(&region, &mut backoff, store.kv_prewrite(request)).await;
-            // Sent again, it finds its own locks: that is no conflict.
+            // A repeated request finds its own locks, which is no conflict.
             let Sent::Done(reply) = sent.map_err(|(error, _)| error)? else { continue };
             if reply.errors.is_empty() {
                 left = rest;
@@ -135,7 +135,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// Commits the primary key, and with it what shares its region.
+    /// Commits the primary key, and with it the keys of its region.
     async fn commit(&self, deadline: Instant) -> Result<Timestamp, Error> {
         let mut backoff = Backoff::new("commit", deadline);
         let keys: Vec<Key> = self.keys();
@@ -146,11 +146,11 @@ impl Transaction {
                 return Err(error);
             }
         };
-        // Whether a request may have been carried out of which nothing was heard.
+        // True if an unanswered request may have been carried out.
         let mut unknown = false;
         let fail = |error: Error, unknown: bool, backoff: &Backoff| {
             if unknown {
-                // Nothing is rolled back: who asks at the primary key finds out, and so does who meets a lock.
+                // Nothing is rolled back: other clients find out the outcome at the primary key, also when they meet a lock.
                 return Error::Undetermined { last: backoff.last() };
             }
             self.roll_back();
@@ -169,7 +169,7 @@ impl Transaction {
                 commit_version: at.0,
             };
             let mut store = region.client();
-            // Dropped from here on, the outcome is open.
+            // If the call is dropped from here on, the outcome is open.
             match self.client.regions.send(&region, &mut backoff, store.kv_commit(request)).await {
                 Ok(Sent::Done(tikvpb::CommitResponse { error: None, .. })) => {
                     self.commit_rest(at, rest);
@@ -177,14 +177,14 @@ impl Transaction {
                 }
                 Ok(Sent::Done(tikvpb::CommitResponse { error: Some(error), .. })) => {
                     if let Some(expired) = error.commit_ts_expired {
-                        // Somebody has read at a later time, and was told that nothing is committed up to then.
+                        // Another client has read at a later time, and was told that nothing is committed up to then.
                         at = match self.client.timestamps.within(deadline).await {
                             Ok(now) => now.max(Timestamp(expired.min_commit_ts)),
                             Err(error) => return Err(fail(error, unknown, &backoff)),
                         };
                         continue;
                     }
-                    // The store has looked: had an earlier request been carried out, this one would have been too.
+                    // The store has checked: if an earlier request had been carried out, this one would have succeeded, too.
                     self.roll_back();
                     return Err(judge(&error, "commit"));
                 }
@@ -201,7 +201,7 @@ impl Transaction {
         keys
     }
 
-    /// In the background: commits the keys of other regions.
+    /// Commits the keys of other regions, in the background.
     fn commit_rest(&self, at: Timestamp, keys: Vec<Key>) {
         if keys.is_empty() {
             return;
@@ -217,7 +217,7 @@ impl Transaction {
                 let request = tikvpb::CommitRequest { context, start_version: start, keys: fit, commit_version: at.0 };
                 let mut store = region.client();
                 match client.regions.send(&region, &mut backoff, store.kv_commit(request)).await {
-                    // Where there was an error, others have resolved the locks already, or will.
+                    // After an error, other clients have resolved the locks already, or will.
                     Ok(Sent::Done(_)) => left = rest,
                     Ok(Sent::NotDone | Sent::Unknown) => {}
                     Err(_) => return,
@@ -226,8 +226,8 @@ impl Transaction {
         });
     }
 
-    /// In the background: takes back what was prewritten, so that nobody waits for the locks' time to live. Only where no commit was
-    /// sent, or the store has said that there is none.
+    /// Rolls back the prewritten keys in the background, so that no client waits for the locks' time to live. Only if no commit was sent, or the
+    /// store has refused it.
     fn roll_back(&self) {
         let transaction = self.clone();
         add(&self.client.figures.rollbacks, 1);
@@ -251,14 +251,14 @@ impl Transaction {
     }
 }
 
-/// Runs what nobody waits for, where there is a runtime; else others will find the locks.
+/// Runs work in the background, if there is a runtime; otherwise other clients will resolve the locks.
 fn afterwards(work: impl Future<Output = ()> + Send + 'static) {
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         runtime.spawn(work);
     }
 }
 
-/// Of `all`, those that one request to `region` can have, the first one among them; and the others.
+/// Splits `all` into the items that one request to `region` can contain, including the first, and the others.
 fn split<T: Clone>(
     all: &[T],
     region: &Region,

@@ -1,5 +1,4 @@
-//! Moves batches between the pipeline and PD: finds the leader, opens a stream, and does so again when the stream breaks or stands
-//! still.
+//! Moves batches between the pipeline and PD: finds the leader, opens a stream, and does so again when the stream breaks or stalls.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -18,9 +17,9 @@ use crate::figures::add;
 use crate::pd::{Leader, Pd, describe, refusal};
 use crate::proto::pdpb::{TsoRequest, TsoResponse, pd_client::PdClient};
 
-/// How often it is looked whether the stream stands still.
+/// Interval between two checks for a stalled stream.
 const LOOK: Duration = Duration::from_millis(100);
-/// So long one search for the leader may take before it is begun anew.
+/// Time limit of one search for the leader, after which a new one begins.
 const SEARCH: Duration = Duration::from_secs(5);
 
 /// Runs until the source is dropped.
@@ -31,12 +30,12 @@ pub(super) async fn run(pd: &Pd, settings: Settings, shared: &Shared) {
     }
 }
 
-/// One stream after the other.
+/// Runs one stream after another.
 async fn streams(pd: &Pd, settings: Settings, shared: &Shared) {
     let mut pipeline = Pipeline::new(settings.in_flight);
     loop {
         let mut backoff = Backoff::new("a stream of timestamps", Instant::now() + SEARCH);
-        // How often in a row nothing came of a stream: the wait between two grows with that, and begins anew after an answer.
+        // Streams without any answer, in a row: the pause between two grows, and starts again after an answer.
         loop {
             let Ok(leader) = pd.leader(backoff.deadline).await else { break };
             let before = shared.figures.counts().timestamp_batches;
@@ -53,7 +52,7 @@ async fn streams(pd: &Pd, settings: Settings, shared: &Shared) {
     }
 }
 
-/// Asks over one stream until it ends; why it did.
+/// Requests timestamps over one stream until it ends; returns the reason.
 async fn stream(
     pd: &Pd,
     leader: &Arc<Leader>,
@@ -61,13 +60,12 @@ async fn stream(
     shared: &Shared,
     pipeline: &mut Pipeline,
 ) -> Arc<str> {
-    // A connection of its own: one that stands still is given up without taking others with it, and a large answer to somebody else
-    // is not in the way.
+    // A connection of its own: a stalled one is closed without affecting others, and no large answer to another caller delays it.
     let channel = match pd.channels.own(&leader.address) {
         Ok(channel) => channel,
         Err(error) => return error.to_string().into(),
     };
-    // At most as many as may be on their way are in here.
+    // Contains no more than the batches in flight.
     let (questions, mut asked) = mpsc::unbounded_channel::<u32>();
     let header = leader.header();
     let requests = futures_util::stream::poll_fn(move |context| {
@@ -132,7 +130,7 @@ async fn stream(
     }
 }
 
-/// An answer is there: the next batch goes on its way first, then those of this one are told.
+/// Handles an answer: sends the next batch first, then publishes the timestamps.
 fn land(
     answer: &TsoResponse,
     shared: &Shared,
@@ -147,7 +145,7 @@ fn land(
         .answered(said, shared.dispenser.waiting(), now)
         .inspect_err(|_| add(&shared.figures.timestamps_refused, 1))?;
     if let Next::Send(count) = pipeline.next(&shared.dispenser, now) {
-        // Where the stream is closed the loop finds that out.
+        // If the stream is closed, the loop finds out.
         let _ = questions.send(count);
     }
     shared.count(landed.takers(), landed.round_trip);

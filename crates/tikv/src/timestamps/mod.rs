@@ -1,9 +1,8 @@
-//! Timestamps of PD: each higher than all that were given before it was asked for, and nobody's twice.
+//! Timestamps from PD: each is higher than all that were given before it was requested, and none is given twice.
 //!
-//! A caller takes a place in the batch that is sent next; a batch that is on its way is never joined. Several batches are on their way at
-//! the same time, over one stream, and are answered in order. They keep a distance of an eighth of a round trip, and callers gather
-//! meanwhile: so a batch is small where little is asked and large where much is, nobody waits for a batch to fill, and whoever asks while
-//! nothing is on the way is sent at once.
+//! A caller joins the batch that is sent next; a batch in flight is never joined. Several batches are in flight at the same time, over one stream,
+//! and are answered in order. They keep a distance of an eighth of a round trip, during which callers gather: so a batch is small under low load and
+//! large under high load, no caller waits for a batch to fill, and a request while nothing is in flight is sent at once.
 //!
 //! The thread that drives the stream publishes an answer and goes on: callers compute their own timestamps from it.
 
@@ -24,26 +23,26 @@ use crate::pd::Pd;
 /// Bits of a timestamp that count within a millisecond.
 const LOGICAL_BITS: u32 = 18;
 
-/// A moment in the order of all transactions of a cluster: milliseconds since 1970 as PD has them, and a number within the
-/// millisecond in the lower 18 bits.
+/// A point in the order of all transactions of a cluster: milliseconds since 1970 by PD's clock, and a number within the millisecond in the lower 18
+/// bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(pub u64);
 
 impl Timestamp {
-    /// Milliseconds since 1970, by PD's clock.
+    /// Returns the milliseconds since 1970, by PD's clock.
     #[must_use]
     pub fn millis(self) -> u64 {
         self.0 >> LOGICAL_BITS
     }
 }
 
-/// How timestamps are asked for.
+/// Settings of the timestamp source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Batches that may be on their way at the same time, at most: 1 to 64. Their distance in time keeps them to about nine; this is the
-    /// limit where a round trip suddenly takes much longer.
+    /// Maximum number of batches in flight: 1 to 64. Their distance in time keeps them to about nine; the limit matters if a round trip suddenly
+    /// takes much longer.
     pub in_flight: usize,
-    /// A stream over which an answer does not come for so long is given up, and PD's leader looked for anew.
+    /// Time without an answer after which a stream is given up, and PD's leader is searched for again.
     pub stall: Duration,
 }
 
@@ -53,27 +52,27 @@ impl Default for Settings {
     }
 }
 
-/// The source. Dropped, it ends its thread; whoever waits then waits until the own deadline.
+/// The source of timestamps. Dropping it ends its thread; a waiting caller then waits until its own deadline.
 #[derive(Debug)]
 pub struct Timestamps {
     shared: Arc<Shared>,
 }
 
-/// What callers and the thread share.
+/// State shared by the callers and the thread.
 #[derive(Debug)]
 struct Shared {
     dispenser: Dispenser,
     figures: Arc<Figures>,
-    /// Times in notes are from here.
+    /// Start of the times in notes.
     began: Instant,
-    /// The driver has to look: somebody waits, or everything ends.
+    /// Wakes the driver: a caller waits, or the source ends.
     wake: Arc<Notify>,
-    /// Wakes the driver, also out of a wait for PD, when the source is dropped.
+    /// Wakes the driver, even while it waits for PD, when the source is dropped.
     end: Notify,
 }
 
 impl Timestamps {
-    /// Starts the thread. It looks for PD's leader by itself, again whenever there is another.
+    /// Starts the thread. It searches for PD's leader by itself, and again for each new one.
     pub(crate) fn start(pd: Arc<Pd>, settings: Settings, figures: Arc<Figures>) -> Result<Timestamps, Error> {
         let wake = Arc::new(Notify::new());
         let waker = Arc::clone(&wake);
@@ -85,7 +84,7 @@ impl Timestamps {
             end: Notify::new(),
         });
         let failed = |error| Error::Thread(Arc::new(error));
-        // A runtime of its own: where the process is busy, the driver must not wait in line with those it serves.
+        // A runtime of its own: in a busy process, the driver must not queue behind the callers that it serves.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let driven = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("timestamps".into());
@@ -96,7 +95,7 @@ impl Timestamps {
     /// Connects to the PD members at `endpoints`, for timestamps alone.
     ///
     /// # Errors
-    /// When no member names a leader until `deadline`.
+    /// No member names a leader until `deadline`.
     pub async fn connect(
         endpoints: Vec<String>,
         security: crate::Security,
@@ -108,7 +107,10 @@ impl Timestamps {
         Timestamps::start(pd, settings, Arc::new(Figures::default()))
     }
 
-    /// A timestamp from after this call began, whenever there is one. May be dropped at any time.
+    /// Returns a timestamp from after the start of this call, as soon as there is one. May be dropped at any time.
+    ///
+    /// # Errors
+    /// [`Error::Crowded`].
     ///
     /// # Errors
     /// [`Error::Crowded`].
@@ -116,7 +118,7 @@ impl Timestamps {
         loop {
             let asked = self.shared.began.elapsed();
             let place = self.shared.dispenser.take().ok_or(Error::Crowded(MOST_TAKERS))?;
-            // Polled a thousand batches late, a caller has lost its number, and asks for another.
+            // A caller polled a thousand batches late has lost its number, and requests another.
             if let Ok(drawn) = self.shared.dispenser.drawn(place).await {
                 let sent = Duration::from_micros(drawn.note);
                 self.shared.figures.timestamp_wait.add(sent.saturating_sub(asked));
@@ -125,7 +127,7 @@ impl Timestamps {
         }
     }
 
-    /// As [`Timestamps::next`], until `deadline`.
+    /// Returns a timestamp like [`Timestamps::next`], until `deadline`.
     ///
     /// # Errors
     /// [`Error::Late`], [`Error::Crowded`].
@@ -134,7 +136,7 @@ impl Timestamps {
         next.await.map_err(|_| Error::Late { doing: "a timestamp", last: "PD gave none".into() })?
     }
 
-    /// Counted since the start.
+    /// Returns the counters since the start.
     #[must_use]
     pub fn figures(&self) -> &Arc<Figures> {
         &self.shared.figures

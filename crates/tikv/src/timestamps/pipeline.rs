@@ -1,15 +1,14 @@
-//! Which batches are on their way, when the next one may be sent, and what an answer means for them. No I/O and no clock: times come in.
+//! The pipeline of batches: the batches in flight, the time of the next one, and the handling of answers. No I/O and no clock: times are arguments.
 //!
-//! Callers ask again as soon as they have an answer, one after the other as the scheduler wakes them. A batch sent for the first of them
-//! would be small, and so would the next: a handful of small batches would take all places on the way, and everybody else would wait a
-//! whole round trip for a place, and a second one for the answer. So a batch waits for company, and never for longer than an
-//! eighth of a round trip:
+//! Answered callers request again at once, one after another as the scheduler wakes them. A batch sent for the first of them would be small, and so
+//! would the next: a handful of small batches would take all places in flight, and every other caller would wait a whole round trip for a place, and
+//! a second one for the answer. So a batch waits for more callers, but never for longer than an eighth of a round trip:
 //!
-//! - for as many as have just been answered: they are about to ask again;
-//! - for an answer that is due so soon, and for those who get it;
-//! - otherwise until the batch before is an eighth of a round trip old.
+//! - for as many callers as have just been answered, since they are about to request again;
+//! - for an answer that is due within that time, and for its callers;
+//! - otherwise until the previous batch is an eighth of a round trip old.
 //!
-//! Callers that ask at about the same time go in one batch from then on, which costs the least. Who asks alone never waits.
+//! Callers that request at about the same time share a batch from then on, which costs the least. A single caller never waits.
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,37 +17,37 @@ use watermark::{Dispenser, Draw, Range};
 
 use super::LOGICAL_BITS;
 
-/// Logical parts of one millisecond.
+/// Logical values of one millisecond.
 const LOGICAL: i64 = 1 << LOGICAL_BITS;
-/// Milliseconds that fit above the logical part, with the sign's bit free.
+/// Milliseconds that fit above the logical part, with a free sign bit.
 const PHYSICAL: i64 = 1 << (63 - LOGICAL_BITS);
-/// PD marks timestamps of its local allocators by bits below; more than these leave nothing of the logical part.
+/// PD marks timestamps of its local allocators in the lowest bits; more of them than this leave nothing of the logical part.
 const MOST_SUFFIX_BITS: u32 = 4;
 
-/// A batch waits for company for this part of a round trip, at most.
+/// Maximum wait of a batch for more callers, as a fraction of a round trip.
 const PART: u32 = 8;
-/// A batch may wait for so long in any case: a shorter time is not worth a timer.
+/// Minimum of that wait: a shorter one is not worth a timer.
 const SHORTEST: Duration = Duration::from_micros(50);
-/// A batch never waits for longer, whatever one slow answer has said of the round trip.
+/// Maximum of that wait, even if one slow answer has raised the mean round trip.
 const LONGEST: Duration = Duration::from_millis(5);
-/// Of a new round trip, this part goes into the mean.
+/// Weight of a new round trip in the mean, as a fraction.
 const SHARE: u32 = 8;
 
-/// A batch is never so large: nobody who joins wakes the driver.
+/// Size that no batch reaches, so that no caller wakes the driver.
 const NOBODY: u32 = u32::MAX;
 
-/// What the driver is to do.
+/// The driver's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Ask for so many timestamps, and look again.
+    /// Request this many timestamps, and call again.
     Send(u32),
-    /// Look again at this time, or when there is an answer.
+    /// Call again at this time, or at an answer.
     Wait(Duration),
-    /// Look again when there is an answer, or when somebody asks.
+    /// Call again at an answer, or when a caller waits.
     Nothing,
 }
 
-/// What PD answers, as far as it is looked at.
+/// The relevant fields of PD's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Said {
     pub(super) count: u32,
@@ -57,36 +56,36 @@ pub(super) struct Said {
     pub(super) suffix_bits: u32,
 }
 
-/// Batches on their way, oldest first: PD answers a stream in order.
+/// Batches in flight, oldest first: PD answers a stream in order.
 #[derive(Debug)]
 pub(super) struct Pipeline {
     most: usize,
     flying: VecDeque<Flight>,
-    /// When the newest batch was sent.
+    /// Time at which the newest batch was sent.
     sent: Duration,
-    /// The mean of the last ones; `None` before the first answer.
+    /// Mean of the recent round trips; `None` before the first answer.
     round_trip: Option<Duration>,
-    /// Who is about to ask again; `None` since the last batch was sent, and when they have had the time to.
+    /// Callers about to request again; `None` after a batch was sent, and when their time is over.
     told: Option<Told>,
-    /// Since when somebody waits in the batch that is not sent, as far as it was looked.
+    /// Time since which a caller waits in the next batch, as of the last look.
     waits: Option<Duration>,
-    /// The highest timestamp that was given.
+    /// The highest timestamp given.
     last: u64,
 }
 
 /// Answers since the last batch was sent.
 #[derive(Debug, Clone, Copy)]
 struct Told {
-    /// When the first of them came.
+    /// Time of the first of them.
     at: Duration,
-    /// So many wait once all who were answered have asked again.
+    /// Number of waiting callers once all answered ones have requested again.
     expected: u32,
 }
 
 #[derive(Debug)]
 struct Flight {
     draw: Draw,
-    /// When it was sent over the present stream; `None`: not yet.
+    /// Time of sending over the present stream; `None`: not sent yet.
     sent: Option<Duration>,
 }
 
@@ -95,7 +94,7 @@ struct Flight {
 pub(super) struct Landed {
     draw: Draw,
     range: Range,
-    /// From sending to answer.
+    /// Time from sending to answer.
     pub(super) round_trip: Duration,
 }
 
@@ -104,14 +103,14 @@ impl Landed {
         self.draw.takers()
     }
 
-    /// Tells the takers.
+    /// Publishes the timestamps to the callers.
     pub(super) fn publish(self, dispenser: &Dispenser) {
         dispenser.complete(self.draw, self.range);
     }
 }
 
 impl Pipeline {
-    /// With at most so many batches on their way.
+    /// Makes a pipeline with at most `most` batches in flight.
     pub(super) fn new(most: usize) -> Pipeline {
         Pipeline {
             most: most.clamp(1, 64),
@@ -124,8 +123,8 @@ impl Pipeline {
         }
     }
 
-    /// What to do now over the present stream: send again a batch that an earlier stream has lost, else send one of those who wait.
-    /// To be called until it says no more `Send`.
+    /// Returns the next step for the present stream: sends a batch again that an earlier stream has lost, else a batch of the waiting callers. To be
+    /// called until it no longer returns `Send`.
     pub(super) fn next(&mut self, dispenser: &Dispenser, now: Duration) -> Next {
         if let Some(lost) = self.flying.iter_mut().find(|flight| flight.sent.is_none()) {
             lost.sent = Some(now);
@@ -134,7 +133,7 @@ impl Pipeline {
         loop {
             let (next, enough) = self.decide(dispenser.waiting(), now);
             if !matches!(next, Next::Send(_)) {
-                // Who came in between may not have woken anybody.
+                // A caller that came in between may not have woken the driver.
                 if dispenser.wake_at(enough) {
                     continue;
                 }
@@ -148,7 +147,7 @@ impl Pipeline {
         }
     }
 
-    /// What to do while so many wait; and how many must wait for the driver to be woken.
+    /// Returns the next step for `waiting` callers; and the number of waiting callers that wakes the driver.
     fn decide(&mut self, waiting: u32, now: Duration) -> (Next, u32) {
         let patience = self.patience();
         if waiting > 0 && self.waits.is_none() {
@@ -162,7 +161,7 @@ impl Pipeline {
         let Some(waits) = self.waits else {
             return match self.told {
                 Some(told) if told.expected > 1 => (Next::Wait(told.at + patience), told.expected),
-                // Whoever was answered alone wakes the driver: a timer would be for nothing.
+                // A single answered caller wakes the driver: a timer would be useless.
                 _ => (Next::Nothing, 1),
             };
         };
@@ -181,17 +180,16 @@ impl Pipeline {
         }
     }
 
-    /// How long a batch may wait for company.
+    /// Returns the maximum wait of a batch for more callers.
     fn patience(&self) -> Duration {
         self.round_trip.map_or(Duration::ZERO, |round_trip| (round_trip / PART).clamp(SHORTEST, LONGEST))
     }
 
-    /// PD has answered, while so many wait for the next batch. What comes back is for [`Landed::publish`]; the place on the way is free
-    /// already.
+    /// Applies PD's answer, with `waiting` callers for the next batch. Returns a value for [`Landed::publish`]; the place in flight is free already.
     ///
     /// # Errors
-    /// When this cannot be the answer to the oldest batch, or is not higher than all answers before. Nothing of it is given to anybody:
-    /// the stream has to be given up, and the batch is asked for again over the next one.
+    /// The answer does not match the oldest batch, or is not higher than all answers before. None of it is given to any caller: the stream must be
+    /// closed, and the batch is requested again over the next one.
     pub(super) fn answered(&mut self, said: Said, waiting: u32, now: Duration) -> Result<Landed, Arc<str>> {
         let Some(Flight { draw, sent: Some(sent) }) = self.flying.front() else {
             return Err("an answer that nobody asked for".into());
@@ -212,20 +210,21 @@ impl Pipeline {
         Ok(Landed { draw, range, round_trip })
     }
 
-    /// The stream is gone: all that is on the way has to be asked for again. PD may have answered some; what nobody heard is nobody's.
+    /// Marks all batches in flight for sending again, since the stream is gone. PD may have answered some; an answer that was not received is given
+    /// to nobody.
     pub(super) fn lost(&mut self) {
         for flight in &mut self.flying {
             flight.sent = None;
         }
     }
 
-    /// Since when the oldest batch waits for its answer.
+    /// Returns the time since which the oldest batch waits for its answer.
     pub(super) fn waits_since(&self) -> Option<Duration> {
         self.flying.front().and_then(|flight| flight.sent)
     }
 }
 
-/// The first of `takers` timestamps; an answer names the last.
+/// Returns the first of `takers` timestamps; PD's answer contains the last.
 fn first_of(said: Said, takers: u32) -> Result<u64, Arc<str>> {
     let Said { count, physical, logical, suffix_bits } = said;
     if count != takers {
@@ -340,7 +339,7 @@ mod tests {
         );
         assert_eq!(pipeline.next(&dispenser, now(7)), Next::Send(2), "nobody knows yet how long a round trip takes");
         pipeline.answered(said(3, 1, 3), 0, now(16)).unwrap().publish(&dispenser);
-        // A round trip takes 16 ms: two are waited for three, and then one for the answer that is due at 23.
+        // A round trip takes 16 ms, so a batch waits 2 ms: for three callers, and then for the answer that is due at 23.
         assert_eq!(pipeline.next(&dispenser, now(16)), Next::Wait(now(18)));
         assert_eq!(ask(2), 0, "three are waited for");
         assert_eq!(pipeline.next(&dispenser, now(17)), Next::Wait(now(18)));
@@ -351,7 +350,7 @@ mod tests {
         pipeline.answered(said(2, 1, 5), dispenser.waiting(), now(23)).unwrap().publish(&dispenser);
         assert_eq!((pipeline.next(&dispenser, now(23)), ask(2)), (Next::Wait(now(24)), 1));
         assert_eq!(pipeline.next(&dispenser, now(23)), Next::Send(3), "all who are expected are there");
-        // Those who were answered do not come back.
+        // The answered callers do not come back.
         pipeline.answered(said(3, 1, 8), 0, now(33)).unwrap().publish(&dispenser);
         pipeline.answered(said(3, 1, 11), 0, now(34)).unwrap().publish(&dispenser);
         let Next::Wait(until) = pipeline.next(&dispenser, now(34)) else { panic!("six are expected") };
@@ -359,18 +358,18 @@ mod tests {
         assert_eq!(pipeline.next(&dispenser, now(100)), Next::Send(1));
     }
 
-    /// What closed-loop callers see in [`crowd`], once the round trip is known.
+    /// Observations of closed-loop callers in [`crowd`], once the round trip is known.
     #[derive(Debug, Default)]
     struct Crowd {
-        /// The longest time from a question to the sending of its batch.
+        /// The longest time from a request to the sending of its batch.
         longest: u64,
         batches: u64,
         most_on_the_way: usize,
     }
 
-    /// So many callers who each ask again as soon as they have their answer, for 40 round trips of so many microseconds; one of `straggles`
-    /// takes up to a round trip for it. The scheduler wakes one caller a microsecond, and the driver takes 15 for a batch: so a batch
-    /// that is sent for the first of many is small. The driver looks when it is woken, at an answer, and when it wanted to.
+    /// Simulates callers that request again as soon as they are answered, for 40 round trips of so many microseconds; one in `straggles` takes up to
+    /// a round trip for it. The scheduler wakes one caller a microsecond, and the driver takes 15 for a batch: so a batch sent for the first of many
+    /// is small. The driver looks when it is woken, at an answer, and at the time it has asked for.
     fn crowd(callers: u64, round_trip: u64, straggles: u64) -> Crowd {
         let woken = Arc::new(AtomicU32::new(0));
         let counter = Arc::clone(&woken);
@@ -379,7 +378,7 @@ mod tests {
         });
         let mut pipeline = Pipeline::new(16);
         let mut crowd = Crowd::default();
-        // When each caller asks.
+        // Request times of the callers.
         let mut runnable: VecDeque<u64> = (0..callers).collect();
         let mut late: BTreeSet<(u64, u64)> = BTreeSet::new();
         let mut asked: Vec<u64> = Vec::new();
@@ -451,7 +450,7 @@ mod tests {
         ] {
             let crowd = crowd(callers, round_trip, straggles);
             let case = format!("{callers} callers, {round_trip}, one of {straggles} late: {crowd:?}");
-            // The driver may be at another batch, or at an answer, when the time has come.
+            // The driver may be busy with another batch, or with an answer, at that time.
             assert!(crowd.longest <= (round_trip / 8).max(50) + 50, "{case}");
             assert!(crowd.batches <= 32 * batches, "{case}");
             assert!(crowd.most_on_the_way <= 9, "{case}");
@@ -511,7 +510,7 @@ mod tests {
         assert!(Pipeline::new(1).answered(said(1, 1, 1), 0, now(0)).is_err(), "an answer to nothing");
     }
 
-    /// What may happen, one after the other.
+    /// A step of the test.
     #[derive(Debug, Clone, Copy)]
     enum Event {
         Ask,
@@ -519,13 +518,13 @@ mod tests {
         Answer,
         /// PD answers, and the answer is lost with the stream.
         Lose,
-        /// PD's clock is back where it was.
+        /// PD's clock goes back to where it was.
         Regress,
     }
 
     proptest! {
-        /// Whatever happens: no timestamp twice, each is higher than all that were given before it was asked for, and everybody is
-        /// answered in the end.
+        /// In any sequence of events: no timestamp is given twice, each is higher than all that were given before it was requested, and every caller
+        /// is answered in the end.
         #[test]
         fn timestamps_rise_by_real_time(events in proptest::collection::vec(
             prop_oneof![
@@ -533,7 +532,7 @@ mod tests {
             ], 0..200), most in 1..5usize) {
             let dispenser = Dispenser::new(|| {});
             let mut pipeline = Pipeline::new(most);
-            // The model's PD: a counter, and the questions that have reached it.
+            // The model's PD: a counter, and the requests that have reached it.
             let mut counter = 10 << 18;
             let mut asked: VecDeque<u32> = VecDeque::new();
             let mut waiting: Vec<(Place, u64)> = Vec::new();
