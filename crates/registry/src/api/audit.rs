@@ -1,4 +1,4 @@
-//! Who changed what: each change as a line of JSON in a file, the last ones in memory for who asks.
+//! Audit log of changes: a JSON line per change in a file, and the last changes in memory for queries.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -11,33 +11,33 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-/// Changes that are remembered.
+/// Number of changes kept in memory.
 const REMEMBERED: usize = 10_000;
-/// Changes that wait for the file; when it cannot keep up, further ones are only remembered, and counted as lost.
+/// Number of changes that may wait for the file. Further ones are kept in memory only, and counted as lost.
 const WAITING: usize = 8_192;
-/// Longest text of one field: names have limits far below, lists of names are shortened before.
+/// Maximum length of a field in bytes. Names have far lower limits, and lists of names are shortened before.
 const LONGEST_FIELD: usize = 4_096;
-/// Of a file that is there already, so much of its end is read.
+/// Number of bytes read from the end of an existing file.
 const READ_BACK: u64 = 4 << 20;
 
-/// One change.
+/// An audited change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// When, in milliseconds since 1970.
+    /// Time in milliseconds since 1970.
     pub time_ms: i64,
-    /// Name of the token; `-` where none was asked for.
+    /// Name of the token; `-` if no token was required.
     pub token: String,
-    /// From where.
+    /// Address of the client.
     pub peer: IpAddr,
-    /// What was done.
+    /// The action, for example `putInstance`.
     pub action: String,
-    /// Where.
+    /// The namespace.
     pub namespace: String,
-    /// To what: an id, a name, or several.
+    /// The changed object: an id, a name, or several.
     pub object: String,
 }
 
-/// Where changes are noted. A clone is the same place.
+/// The audit log. Clones share one log.
 #[derive(Debug, Clone, Default)]
 pub struct AuditLog {
     inner: Arc<Inner>,
@@ -46,13 +46,14 @@ pub struct AuditLog {
 #[derive(Debug, Default)]
 struct Inner {
     recent: Mutex<VecDeque<Change>>,
-    /// To the thread that writes; `None` without a file.
+    /// Channel to the writer thread; `None` without a file.
     file: Option<SyncSender<Change>>,
     lost: Arc<AtomicU64>,
 }
 
 impl AuditLog {
-    /// Appends to `path`; a file longer than `most` bytes is put aside as `path.1`, in place of the one before.
+    /// Opens a log that appends to `path`. Before a write that would make it longer than `most` bytes, the file is renamed to `path.1`, which is
+    /// replaced.
     ///
     /// # Errors
     /// The file cannot be opened or read.
@@ -60,19 +61,19 @@ impl AuditLog {
         let recent = read_back(path)?;
         let mut file = append(path)?;
         if ends_open(path)? {
-            // A line that a crash cut off must not swallow the next one.
+            // Ends a line cut off by a crash, so that the next line is not appended to it.
             file.write_all(b"\n")?;
         }
         let (sender, changes) = mpsc::sync_channel(WAITING);
         let lost = Arc::new(AtomicU64::new(0));
         let writer =
             Writer { path: path.to_owned(), written: file.metadata()?.len(), file, most, lost: Arc::clone(&lost) };
-        // Ends when the log is dropped.
+        // The thread ends when the log is dropped.
         std::thread::Builder::new().name("audit".into()).spawn(move || writer.run(&changes))?;
         Ok(AuditLog { inner: Arc::new(Inner { recent: Mutex::new(recent), file: Some(sender), lost }) })
     }
 
-    /// Notes a change. Never waits.
+    /// Records a change. Never blocks.
     pub fn note(&self, mut change: Change) {
         for text in [&mut change.token, &mut change.action, &mut change.namespace, &mut change.object] {
             let mut end = text.len().min(LONGEST_FIELD);
@@ -89,19 +90,19 @@ impl AuditLog {
         remember(&mut self.inner.recent.lock().unwrap_or_else(PoisonError::into_inner), change);
     }
 
-    /// The last changes that fit, newest first.
+    /// Returns the last `limit` changes for which `fits` returns true, newest first.
     pub fn last(&self, limit: usize, fits: impl Fn(&Change) -> bool) -> Vec<Change> {
         let recent = self.inner.recent.lock().unwrap_or_else(PoisonError::into_inner);
         recent.iter().rev().filter(|change| fits(change)).take(limit).cloned().collect()
     }
 
-    /// Changes that did not get into the file.
+    /// Returns the number of changes not written to the file.
     pub fn lost(&self) -> u64 {
         self.inner.lost.load(Ordering::Relaxed)
     }
 }
 
-/// The oldest gives way.
+/// Appends a change; drops the oldest one at the limit.
 fn remember(recent: &mut VecDeque<Change>, change: Change) {
     if recent.len() >= REMEMBERED {
         recent.pop_front();
@@ -114,7 +115,7 @@ fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).mode(0o640).open(path)
 }
 
-/// The last changes of a file. A line that was cut off by a crash is left out.
+/// Reads the last changes of a file. Skips lines that are cut off.
 fn read_back(path: &Path) -> io::Result<VecDeque<Change>> {
     let mut file = match File::open(path) {
         Ok(file) => file,
@@ -143,7 +144,7 @@ fn ends_open(path: &Path) -> io::Result<bool> {
     Ok(last != *b"\n")
 }
 
-/// The thread that writes.
+/// State of the writer thread.
 struct Writer {
     path: PathBuf,
     file: File,
@@ -156,11 +157,11 @@ impl Writer {
     fn run(mut self, changes: &mpsc::Receiver<Change>) {
         let mut failing = false;
         while let Ok(first) = changes.recv() {
-            // What has gathered meanwhile is one write.
+            // Writes all waiting changes at once.
             let mut lines = Vec::new();
             let mut count = 0;
             for change in std::iter::once(first).chain(changes.try_iter().take(WAITING)) {
-                // Our own type: it can be written.
+                // Serialization of our own type does not fail.
                 let _ = serde_json::to_writer(&mut lines, &change);
                 lines.push(b'\n');
                 count += 1;
@@ -206,7 +207,7 @@ mod tests {
         }
     }
 
-    /// The writing thread ends some time after its log.
+    /// Polls: the writer thread ends some time after its log.
     fn until<T>(found: impl Fn() -> Option<T>, what: &str) -> T {
         for _ in 0..2000 {
             if let Some(found) = found() {
@@ -254,7 +255,7 @@ mod tests {
         assert!(log.last(1, |_| true)[0].object.len() <= LONGEST_FIELD);
         drop(log);
         let aside = until(|| std::fs::read_to_string(dir.path().join("audit.jsonl.1")).ok(), "the file put aside");
-        // Its line was cut off: ended, so that it does not swallow another one.
+        // The cut-off line is terminated, so that the next one is not appended to it.
         assert_eq!(aside, "x".repeat(600) + "\n");
         let line = until(|| std::fs::read_to_string(&path).ok().filter(|text| text.ends_with('\n')), "the new file");
         assert_eq!(line.lines().count(), 1);

@@ -1,8 +1,7 @@
-//! Who may do what: tokens with a role in namespaces.
+//! Authentication and authorization: tokens with a role in namespaces.
 //!
-//! A token is 32 random bytes in text; the configuration holds only its SHA-256. A fast hash is right here, unlike for
-//! passwords: there is nothing to guess in 256 random bits. What is compared is the hash, so how long the comparison takes
-//! says nothing about a token.
+//! A token is the text of 32 random bytes; the configuration contains only its SHA-256. Unlike for passwords, a fast hash suffices: 256 random bits
+//! cannot be guessed. Hashes are compared, so the duration of the comparison reveals nothing about a token.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,7 +15,7 @@ use sha2::{Digest, Sha256};
 use super::error::ApiError;
 use super::request::Request;
 
-/// What a token may do; each includes those before it.
+/// Role of a token; each role includes the previous ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// Discover and watch.
@@ -28,7 +27,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// For messages: what one who has not this role may not do.
+    /// Returns the action, for messages about a caller without this role.
     pub fn act(self) -> &'static str {
         match self {
             Role::Read => "read",
@@ -41,16 +40,16 @@ impl Role {
 /// SHA-256 of a token.
 pub type TokenHash = [u8; 32];
 
-/// One token.
+/// A token.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
-    /// Its name, for logs and messages.
+    /// Name for logs and messages.
     pub name: String,
-    /// The hash of its text.
+    /// Hash of the token's text.
     pub hash: TokenHash,
-    /// What it may do.
+    /// The role that the token grants.
     pub role: Role,
-    /// Where: names of namespaces; `*` stands for all.
+    /// Namespaces in which the role is granted; `*` stands for all.
     pub namespaces: Vec<String>,
 }
 
@@ -64,46 +63,46 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The hash of a token's text.
+/// Returns the hash of a token's text.
 pub fn hash_of(text: &str) -> TokenHash {
     Sha256::digest(text.as_bytes()).into()
 }
 
-/// Who is let in.
+/// Authentication of clients.
 #[derive(Debug, Clone)]
 pub enum Auth {
-    /// Everybody may do everything: for loopback listeners only, which whoever configures it has to see to.
+    /// No authentication; every client may do everything. For loopback listeners only, which the caller has to ensure.
     None,
-    /// Those with a token.
+    /// Authentication by tokens.
     Tokens(HashMap<TokenHash, Arc<Token>>),
 }
 
 impl Auth {
-    /// Tokens by their hashes.
+    /// Creates authentication by `tokens`.
     pub fn tokens(tokens: impl IntoIterator<Item = Token>) -> Auth {
         Auth::Tokens(tokens.into_iter().map(|token| (token.hash, Arc::new(token))).collect())
     }
 
-    /// Finds out who asks.
+    /// Identifies the caller of a request.
     ///
     /// # Errors
-    /// No token, or an unknown one.
+    /// The token is missing or unknown.
     pub fn identify(&self, request: &Request) -> Result<Caller, ApiError> {
-        // Nacos' clients show an access token, or user and password with each request.
+        // Nacos clients send an access token, or user and password with each request.
         let of_nacos = || request.param("accessToken").or_else(|| request.param("password"));
         let is_nacos = request.segments.first().is_some_and(|first| first == "nacos");
         let parameter = if is_nacos { of_nacos() } else { request.param("token") };
         self.identify_by(&request.headers, parameter)
     }
 
-    /// As [`Auth::identify`], by a request's headers and the parameter of its address.
+    /// Identifies the caller by the headers and the query parameter, like [`Auth::identify`].
     ///
     /// # Errors
-    /// No token, or an unknown one.
+    /// The token is missing or unknown.
     pub fn identify_by(&self, headers: &HeaderMap, parameter: Option<&str>) -> Result<Caller, ApiError> {
         match self {
-            // A browser says where a page that writes comes from. No page of ours does; one of anybody's could, for what is
-            // on loopback is reached from every page that is open on the machine, and JSON needs no preflight as text.
+            // A browser sends the origin of a page that writes. None of our pages does so; any other might: every page open on the machine can reach
+            // loopback, and JSON sent as text needs no preflight.
             Auth::None if headers.contains_key(hyper::header::ORIGIN) => {
                 Err(ApiError::bad("a web page may not use a registry that asks for no token"))
             }
@@ -117,8 +116,8 @@ impl Auth {
     }
 }
 
-/// The token that a request shows: as bearer, as Consul's header or parameter, as Polaris' header, or as the password of basic
-/// authentication, which is all that Eureka's clients can do.
+/// Returns the token of a request: from the bearer scheme, Consul's header or parameter, Polaris' header, or the password of basic authentication,
+/// the only scheme of Eureka clients.
 fn presented(headers: &HeaderMap, parameter: Option<&str>) -> Option<String> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     if let Some(value) = text("authorization") {
@@ -136,37 +135,37 @@ fn presented(headers: &HeaderMap, parameter: Option<&str>) -> Option<String> {
     text("x-consul-token").or_else(|| text("x-polaris-token")).or(parameter).map(str::to_owned)
 }
 
-/// Who asks, once that is known.
+/// An identified caller.
 #[derive(Debug, Clone)]
 pub struct Caller {
     token: Option<Arc<Token>>,
 }
 
 impl Caller {
-    /// The name that logs give.
+    /// Returns the name for logs.
     pub fn name(&self) -> &str {
         self.token.as_ref().map_or("-", |token| token.name.as_str())
     }
 
-    /// The token's name; `None` where none is asked for.
+    /// Returns the token's name; `None` if no token is required.
     pub fn token(&self) -> Option<&str> {
         self.token.as_ref().map(|token| token.name.as_str())
     }
 
-    /// Whether the caller may see a namespace.
+    /// True if the caller has `role` in `namespace`.
     pub fn may(&self, role: Role, namespace: &str) -> bool {
         self.token.as_ref().is_none_or(|token| {
             token.role >= role && token.namespaces.iter().any(|name| name == "*" || name == namespace)
         })
     }
 
-    /// The namespaces that the caller may see; `None`: all.
+    /// Returns the namespaces in which the caller has its role; `None` for all.
     pub fn namespaces(&self) -> Option<&[String]> {
         let token = self.token.as_ref()?;
         (!token.namespaces.iter().any(|name| name == "*")).then_some(&token.namespaces)
     }
 
-    /// The namespace of a token that is for one namespace only.
+    /// Returns the namespace of a token that is valid in a single one.
     pub fn only_namespace(&self) -> Option<&str> {
         match self.namespaces()? {
             [only] => Some(only),
@@ -174,10 +173,10 @@ impl Caller {
         }
     }
 
-    /// Insists on a role in a namespace.
+    /// Checks that the caller has a role in a namespace.
     ///
     /// # Errors
-    /// The caller has it not.
+    /// The caller does not have the role.
     pub fn needs(&self, role: Role, namespace: &str) -> Result<(), ApiError> {
         match &self.token {
             Some(token) if !self.may(role, namespace) => {
@@ -237,7 +236,7 @@ mod tests {
             ("/", Some(("authorization", "Bearer secret-reade")), None),
             ("/", Some(("authorization", "Bearer ")), None),
             ("/", Some(("authorization", "Digest x")), None),
-            // A wrong bearer is not rescued by a right parameter.
+            // A valid parameter does not replace an invalid bearer token.
             ("/?token=secret-root", Some(("authorization", "Bearer x")), None),
         ] {
             let request = asked(uri, header);

@@ -1,9 +1,9 @@
-//! What is said in the log now and then, however often there is a reason.
+//! Rate limit of log messages.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Something to complain of, once in a while.
+/// A log message with a minimum interval.
 #[derive(Debug)]
 pub(super) struct Complaint {
     every: Duration,
@@ -11,12 +11,12 @@ pub(super) struct Complaint {
 }
 
 impl Complaint {
-    /// At most once in this time.
+    /// Creates one that is logged at most once per `every`.
     pub(super) fn every(every: Duration) -> Complaint {
         Complaint { every, last: Mutex::new(None) }
     }
 
-    /// Whether it is time to say it; then the caller says it.
+    /// Returns true if the message is due; then the caller logs it.
     pub(super) fn is_due(&self) -> bool {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let due = last.is_none_or(|last| last.elapsed() >= self.every);

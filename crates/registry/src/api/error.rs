@@ -1,115 +1,115 @@
-//! How a request fails: the same for all fronts; each shows it in its own form.
+//! Errors of requests, common to all fronts; each front encodes them in its own form.
 
 use hyper::StatusCode;
 
-/// Why a request was not carried out. The text of each says what was wrong with what, and never holds a secret.
+/// An error of a request. Its text says what was wrong with what, and never contains a secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ApiError {
-    /// The request makes no sense as it is.
+    /// An invalid request.
     #[error("{0}")]
     BadRequest(String),
-    /// There is no such path.
+    /// An unknown path.
     #[error("there is nothing at {0}")]
     NoSuchPath(String),
-    /// The path does not know the method.
+    /// A method that the path does not support.
     #[error("this path takes {allow}")]
     MethodNotAllowed {
-        /// What it knows, for the `Allow` header.
+        /// The supported methods, for the `Allow` header.
         allow: &'static str,
     },
-    /// The request is for somebody else, by the name that it was sent to.
+    /// A request for a host name that is not this registry's.
     #[error(
         "the host {host:?} is not known: with registry.auth = \"none\" only names and addresses of this machine are answered, and those of \
          registry.hosts; add it there, or use tokens"
     )]
     Misdirected {
-        /// The name.
+        /// The host name.
         host: String,
     },
-    /// The body is not what it is said, or has, to be.
+    /// A body of an unsupported content type.
     #[error("the body is {found:?}, expected {expected}")]
     UnsupportedMediaType {
         /// The content type.
         found: String,
-        /// What is read.
+        /// The supported types.
         expected: &'static str,
     },
-    /// The thing asked for is not there.
+    /// A missing object.
     #[error("no {what} {name:?}")]
     NotFound {
-        /// instance, service …
+        /// Kind of the object: instance, service …
         what: &'static str,
-        /// Its name.
+        /// Name of the object.
         name: String,
     },
-    /// The core knows no such thing.
+    /// A missing object, reported by the core.
     #[error("{0}")]
     Missing(String),
-    /// No token, or one that is not known.
+    /// A missing or unknown token.
     #[error("a token is needed that the registry knows: Authorization: Bearer TOKEN, or X-Consul-Token: TOKEN")]
     Unauthorized,
-    /// The token's role does not reach so far.
+    /// A token whose role is not sufficient.
     #[error("the token {token:?} may not {act} in the namespace {namespace:?}")]
     Forbidden {
-        /// The token's name in the configuration.
+        /// Name of the token in the configuration.
         token: String,
-        /// What it would have to be allowed to.
+        /// The denied action.
         act: &'static str,
-        /// Where.
+        /// The namespace.
         namespace: String,
     },
-    /// Something is larger than allowed.
+    /// An object larger than its limit.
     #[error("{what} is larger than {limit} = {value}")]
     TooLarge {
-        /// the body, the list of instances …
+        /// The object: the body, the list of instances …
         what: &'static str,
-        /// The key of the limit.
+        /// Configuration key of the limit.
         limit: &'static str,
-        /// Its value.
+        /// Value of the limit.
         value: u64,
     },
-    /// A part of another registry's API that this one does not have.
+    /// A part of another registry's API that is not implemented.
     #[error("{0}")]
     NotImplemented(String),
-    /// The body did not arrive in time.
+    /// A body that did not arrive in time.
     #[error("the body did not arrive within {limit} = {value} ms")]
     BodyTimeout {
-        /// The key of the limit.
+        /// Configuration key of the limit.
         limit: &'static str,
-        /// Its value in milliseconds.
+        /// Value of the limit in milliseconds.
         value: u64,
     },
-    /// Too much is under way.
+    /// Too many concurrent requests, or too many per second.
     #[error("{what}: more than {limit} = {value}; try again")]
     Busy {
-        /// What there is too much of.
+        /// The exhausted resource.
         what: &'static str,
-        /// The key of the limit.
+        /// Configuration key of the limit.
         limit: &'static str,
-        /// Its value.
+        /// Value of the limit.
         value: u64,
     },
-    /// The registry's core refused a value.
+    /// A value rejected by the registry's core.
     #[error("{0}")]
     Invalid(String),
-    /// A thing is in the way: it changed meanwhile.
+    /// A conflict with another change.
     #[error("{0}")]
     Conflict(String),
-    /// The store does not answer, or the core has too much to do.
+    /// A store that does not answer, or an overloaded core.
     #[error("{0}")]
     Unavailable(String),
-    /// Whether the change was carried out is not known.
+    /// A change whose outcome is unknown.
     #[error("{0}")]
     Undetermined(String),
 }
 
 impl ApiError {
-    /// A request that makes no sense.
+    /// Returns an error about an invalid request.
     pub fn bad(message: impl Into<String>) -> ApiError {
         ApiError::BadRequest(message.into())
     }
 
-    /// The HTTP status.
+    /// Returns the HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
             ApiError::BadRequest(_) | ApiError::Invalid(_) => StatusCode::BAD_REQUEST,
@@ -128,7 +128,7 @@ impl ApiError {
         }
     }
 
-    /// A short name for programs.
+    /// Returns a short name for programs.
     pub fn code(&self) -> &'static str {
         match self {
             ApiError::BadRequest(_) => "bad_request",
@@ -150,7 +150,7 @@ impl ApiError {
         }
     }
 
-    /// The limit that was in the way: its key and value.
+    /// Returns key and value of the exceeded limit.
     pub fn limit(&self) -> Option<(&'static str, u64)> {
         match self {
             ApiError::TooLarge { limit, value, .. }

@@ -1,8 +1,8 @@
-//! By which names a registry without a login may be asked for. Pure.
+//! Host names accepted by a registry without authentication. Pure.
 //!
-//! A page that is open in a browser on the machine can make a name of its own point to 127.0.0.1 (DNS rebinding) and then read what the
-//! registry answers. The browser says in `Host` which name it was: `Host: evil.example:8632`. So where nobody has to show a token, only
-//! names of this machine and names from the configuration are answered. Clients that send no `Host` are no browsers.
+//! A page open in a browser on the machine can resolve a name of its own to 127.0.0.1 (DNS rebinding) and then read the registry's responses. The
+//! browser sends the name in `Host`: `Host: evil.example:8632`. So without tokens, only names of this machine and names from the configuration are
+//! accepted. Clients that send no `Host` are not browsers.
 
 use std::net::IpAddr;
 
@@ -10,17 +10,16 @@ use hyper::HeaderMap;
 use hyper::Uri;
 use hyper::header::HOST;
 
-/// The host of a request: of HTTP/2's `:authority`, or of the header.
+/// Returns the host of a request, from HTTP/2's `:authority` or from the header.
 pub(super) fn of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
     match uri.authority() {
         Some(authority) => Some(authority.as_str()),
-        // What is not text is no name that is known.
+        // A value that is not text is never a known name.
         None => headers.get(HOST).map(|value| value.to_str().unwrap_or("?")),
     }
 }
 
-/// Whether `host`, with or without a port, means this machine, or is one of `names`. The port does not matter: a forwarded one is another
-/// than that of the socket.
+/// True if `host`, with or without a port, is this machine or one of `names`. The port is ignored: a forwarded port differs from the socket's.
 pub(super) fn is_known(host: &str, names: &[String]) -> bool {
     let host = host.trim();
     let name = match host.strip_prefix('[') {

@@ -1,8 +1,8 @@
-//! Which instance a client of another protocol means.
+//! Instance ids of clients of other protocols.
 //!
-//! An instance id is unique in its namespace. The ids of other registries are unique in a smaller scope: a Consul service id on one
-//! node, a Eureka instance id in one application. So two hosts may both register the Consul service `web`. Each protocol has one
-//! function here that makes the instance id of a scope and the client's id. Fronts and the importer both call this function.
+//! An instance id is unique in its namespace. The ids of other registries are unique in a smaller scope: a Consul service id on one node, a Eureka
+//! instance id in one application. So two hosts may both register the Consul service `web`. Each protocol has one function here, which makes an
+//! instance id from a scope and the client's id. Both fronts and the importer call it.
 //!
 //! | protocol | scope | example |
 //! |---|---|---|
@@ -15,14 +15,14 @@
 use crate::model::Digest;
 use crate::{Instance, InstanceId, Invalid, NamespaceName};
 
-/// The metadata key of the id that the client gave. Reserved; in the index, so that a front finds an instance by the client's id.
+/// The metadata key of the client's id. Reserved; indexed, so that a front finds an instance by the client's id.
 pub const CLIENT_ID: &str = "kingpost.id";
 
 const CONSUL: &str = "consul";
 const EUREKA: &str = "eureka";
 const NACOS: &str = "nacos";
 
-/// The instance id of the Consul service `id` on `node`.
+/// Returns the instance id of the Consul service `id` on `node`.
 ///
 /// # Errors
 /// `id` is empty, longer than an instance id may be, or has a control character.
@@ -30,18 +30,18 @@ pub fn consul(namespace: &NamespaceName, node: &str, id: &str) -> Result<Instanc
     scoped(namespace, CONSUL, node, id)
 }
 
-/// The instance id of the Eureka instance `id` of application `app`. Case plays no part in the name of an application.
+/// Returns the instance id of the Eureka instance `id` of application `app`. Application names are case-insensitive.
 ///
 /// # Errors
-/// As of [`consul`].
+/// Same as for [`consul`].
 pub fn eureka(namespace: &NamespaceName, app: &str, id: &str) -> Result<InstanceId, Invalid> {
     scoped(namespace, EUREKA, &app.to_uppercase(), id)
 }
 
-/// The instance id of what Nacos knows at `ip` and `port` in a cluster of `service` (`GROUP@@name`): clients choose no id.
+/// Returns the instance id of a Nacos instance at `ip` and `port` in a cluster of `service` (`GROUP@@name`): Nacos clients choose no id.
 ///
 /// # Errors
-/// As of [`consul`].
+/// Same as for [`consul`].
 pub fn nacos(
     namespace: &NamespaceName,
     service: &str,
@@ -52,12 +52,12 @@ pub fn nacos(
     scoped(namespace, NACOS, service, &format!("{ip}#{port}#{cluster}"))
 }
 
-/// The id by which Consul's clients know `instance`: the id that they gave, or the instance id where another front registered it.
+/// Returns the id shown to Consul clients: the client's id, or the instance id if another front registered the instance.
 pub(super) fn in_consul(instance: &Instance) -> &str {
     client_id(instance, CONSUL)
 }
 
-/// The same for Eureka's clients.
+/// Returns the id shown to Eureka clients, like [`in_consul`].
 pub(super) fn in_eureka(instance: &Instance) -> &str {
     client_id(instance, EUREKA)
 }
@@ -68,10 +68,10 @@ fn client_id<'a>(instance: &'a Instance, protocol: &str) -> &'a str {
     instance.metadata.get(CLIENT_ID).filter(|_| registered_here).unwrap_or(local)
 }
 
-/// `PROTOCOL:ID@SCOPE`. The scope has no `@` of its own (`%40` stands for it), so the last `@` ends the id: no two pairs have one
-/// text. Where the text would be too long for an instance id, the digest of its parts takes its place.
+/// Returns `PROTOCOL:ID@SCOPE`. `@` in the scope is escaped as `%40`, so the last `@` ends the id, and no two pairs have the same text. If the text
+/// is too long for an instance id, a digest of both parts replaces them.
 fn scoped(namespace: &NamespaceName, protocol: &str, scope: &str, id: &str) -> Result<InstanceId, Invalid> {
-    // The client's id alone has to be a good id: an error names what the client sent.
+    // The client's id alone must be a valid id, so that an error names what the client sent.
     InstanceId::new(namespace, id)?;
     let escaped = scope.replace('%', "%25").replace('@', "%40");
     let text = format!("{protocol}:{id}@{escaped}");

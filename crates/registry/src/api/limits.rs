@@ -1,31 +1,31 @@
-//! Bounds of the HTTP side. Errors name the key of the limit that was in the way.
+//! Limits of the HTTP side. Errors name the key of the limit that was exceeded.
 
 use std::time::Duration;
 
-/// Bounds of the HTTP side. The core has its own for what is stored.
+/// Limits of the HTTP side. The core has its own limits for stored data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpLimits {
-    /// Most connections to all fronts together; further ones are closed at once.
+    /// Maximum number of connections to all fronts together; further ones are closed at once.
     pub connections: usize,
-    /// Most connections from one address, loopback excepted; further ones are closed at once.
+    /// Maximum number of connections from one address, except loopback; further ones are closed at once.
     pub connections_per_address: usize,
-    /// Most bytes of a request's line and headers.
+    /// Maximum length of a request's line and headers.
     pub header_bytes: usize,
-    /// Most bytes of a body.
+    /// Maximum length of a body.
     pub body_bytes: usize,
-    /// Longest time from the end of one request (or the start of a connection) to the last header of the next.
+    /// Maximum time from the end of a request (or the start of a connection) to the last header of the next one.
     pub header_timeout: Duration,
-    /// Longest time from the headers to the last byte of the body.
+    /// Maximum time from the headers to the last byte of the body.
     pub body_timeout: Duration,
-    /// Longest time that a client may take nothing of an answer.
+    /// Maximum time for which a client may read nothing of a response.
     pub write_timeout: Duration,
-    /// Most requests that wait for a change at a time: blocking queries and event streams.
+    /// Maximum number of requests that wait for a change at once: blocking queries and event streams.
     pub waiting: usize,
-    /// Longest time that a request may wait for a change.
+    /// Maximum time for which a request may wait for a change.
     pub wait: Duration,
-    /// How often a token, or an address without one, may ask.
+    /// Rate limit of a token, or of an address without one.
     pub rate: super::RateLimit,
-    /// Most items in one batch: instances, heartbeats, services.
+    /// Maximum number of items in a batch: instances, heartbeats, services.
     pub batch: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The HTTP side of the registry: several fronts over the one core.
+//! The HTTP side of the registry: several fronts over one core.
 //!
 //! ```text
 //!  socket ─▶ server (limits) ─▶ Request ─▶ Front ──▶ Registry: register, report, snapshot, watch …
@@ -12,8 +12,8 @@
 //!           server ─▶ grpc: native, polaris, nacos, xds, health, reflection (over HTTP/2, on the same addresses)
 //! ```
 //!
-//! A front translates and nothing else: whatever two of them need is in the core. The paths of the fronts do not overlap,
-//! so that any number of them can share an address.
+//! A front only translates; logic that two of them need is in the core. The paths of the fronts do not overlap, so any number of them can share an
+//! address.
 
 mod audit;
 mod auth;
@@ -67,80 +67,80 @@ pub use xds::XdsStats;
 
 use crate::{Invalid, NamespaceName, Registry, Revision, ServiceKey, WatchError, WriteError};
 
-/// What metadata keys start with that fronts keep for themselves: what Consul and Eureka know of an instance and the model
-/// does not. The native front shows them, the others do not.
+/// Prefix of metadata keys reserved for fronts: attributes of Consul and Eureka instances that the model lacks. Only the native front shows them.
 pub const RESERVED: &str = "kingpost.";
 
-/// A way to speak with the registry.
+/// A protocol of the registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Front {
-    /// Our own REST and JSON.
+    /// Kingpost's own REST API with JSON.
     Native,
     /// The agent, catalog, health, key-value and session parts of Consul's HTTP API.
     Consul,
-    /// Eureka's REST.
+    /// Eureka's REST API.
     Eureka,
-    /// Service discovery for Prometheus over HTTP.
+    /// Service discovery for Prometheus over HTTP (`http_sd`).
     Prometheus,
     /// PolarisMesh's registration, heartbeats, discovery and rules, over HTTP and gRPC.
     Polaris,
-    /// Naming by Nacos' HTTP API of version 1.
+    /// The naming part of Nacos' HTTP API, version 1.
     Nacos,
     /// xDS, over gRPC only.
     Xds,
 }
 
-/// What a client may wait for: nothing that reaches beyond one namespace, so that nobody is woken by, or counts, the changes of others.
+/// The object that a client waits for. It never reaches beyond one namespace, so that no client is woken by, or can count, changes in other
+/// namespaces.
 #[derive(Debug, Clone, Copy)]
 enum Watched<'a> {
-    /// One service.
+    /// A service.
     Service(&'a ServiceKey),
     /// All services of a namespace.
     Namespace(&'a NamespaceName),
 }
 
-/// What all fronts work with.
+/// State shared by all fronts.
 pub struct Context {
-    /// The core.
+    /// The registry's core.
     pub registry: Registry,
-    /// Who is let in; can be replaced while it runs.
+    /// Authentication; replaceable at run time.
     auth: Arc<ArcSwap<Auth>>,
-    /// Bounds.
+    /// Limits of the HTTP side.
     pub limits: HttpLimits,
-    /// Counters.
+    /// Counters of the HTTP side.
     pub stats: Arc<HttpStats>,
-    /// What Consul's clients are told that this node is called.
+    /// Name of this node shown to Consul clients.
     pub node: String,
-    /// By which names a registry without a login is asked for, beside those of this machine.
+    /// Host names of a registry without authentication, besides those of this machine.
     hosts: Vec<String>,
-    /// Who changed what.
+    /// Audit log of changes.
     audit: AuditLog,
-    /// How often each may ask.
+    /// Rate limits of callers.
     rates: Rates,
-    /// What [`Rates`] measures from.
+    /// The time from which [`Rates`] measures.
     began: Instant,
-    /// What Eureka's deltas begin from.
+    /// History from which Eureka's deltas start.
     delta_window: eureka::DeltaWindow,
-    /// Answers that are about all services.
+    /// Cached responses about all services.
     whole: Whole,
-    /// What streams of xDS share.
+    /// State shared by all xDS streams.
     xds: xds::Shared,
-    /// Polaris' rules as clients are given them.
+    /// Polaris' rules, encoded for clients.
     rules: polaris::Shared,
-    /// Regular expressions of events.
+    /// Compiled regular expressions of events.
     event_patterns: consul::Patterns,
-    /// One for each request that waits for a change.
+    /// Slots, one for each request that waits for a change.
     places: Arc<Places>,
-    /// Becomes true when the server stops: whoever waits answers with what there is.
+    /// Set to true when the server stops: waiting requests are then answered with the current state.
     stopping: watch::Receiver<bool>,
 }
 
 impl Front {
-    /// All of them, in the order of their numbers.
+    /// All fronts, in the order of their numbers.
     pub const ALL: [Front; 7] =
         [Front::Native, Front::Consul, Front::Eureka, Front::Prometheus, Front::Polaris, Front::Nacos, Front::Xds];
 
-    /// A short name, for metrics.
+    /// Returns a short name, for metrics.
     pub fn name(self) -> &'static str {
         match self {
             Front::Native => "native",
@@ -153,7 +153,7 @@ impl Front {
         }
     }
 
-    /// Whose path it is.
+    /// Returns the front that serves a path.
     fn of_path(path: &str) -> Option<Front> {
         let mut segments = path.split('/').skip(1);
         match (segments.next()?, segments.next()) {
@@ -185,12 +185,12 @@ impl Front {
         }
     }
 
-    /// An error in the front's own form.
+    /// Encodes an error in the front's own form.
     fn show(self, error: &ApiError) -> Reply {
         match self {
             Front::Native | Front::Prometheus => native::show(error),
             Front::Polaris => polaris::show(error),
-            // Consul, Eureka and Nacos answer with plain text; their clients look at the status only.
+            // Consul, Eureka and Nacos return plain text; their clients check only the status.
             Front::Consul | Front::Eureka | Front::Nacos | Front::Xds => {
                 Reply::text(error.status(), format!("{error}\n"))
             }
@@ -199,10 +199,10 @@ impl Front {
 }
 
 impl Context {
-    /// What fronts need, over a core that runs.
+    /// Creates the fronts' shared state over a running core.
     pub fn new(registry: Registry, auth: Auth, limits: HttpLimits, node: String, audit: AuditLog) -> Context {
         let places = Places::new(limits.waiting);
-        // Replaced by the server's own.
+        // Replaced by the server's own channel.
         let (_, stopping) = watch::channel(false);
         let delta_window = eureka::DeltaWindow::default();
         delta_window.note(std::time::Instant::now(), registry.revision());
@@ -229,13 +229,13 @@ impl Context {
         }
     }
 
-    /// Names, beside those of this machine, by which a registry without a login is asked for: without a port.
+    /// Sets the host names, without ports, of a registry without authentication, besides those of this machine.
     #[must_use]
     pub fn known_as(self, hosts: Vec<String>) -> Context {
         Context { hosts, ..self }
     }
 
-    /// Refuses, where everybody is let in, who asks by a name that is not the registry's.
+    /// Without authentication, rejects a request for a host name that is not the registry's.
     fn meant(&self, uri: &hyper::Uri, headers: &HeaderMap) -> Result<(), ApiError> {
         if !matches!(**self.auth.load(), Auth::None) {
             return Ok(());
@@ -248,22 +248,22 @@ impl Context {
         }
     }
 
-    /// A handle by which who is let in can be replaced while the server runs.
+    /// Returns a handle that replaces the authentication while the server runs.
     pub fn door(&self) -> Arc<ArcSwap<Auth>> {
         Arc::clone(&self.auth)
     }
 
-    /// Finds out who asks.
+    /// Identifies the caller of a request.
     fn identify(&self, request: &Request) -> Result<auth::Caller, ApiError> {
         self.auth.load().identify(request)
     }
 
-    /// As [`Context::identify`], by a request's headers and the parameter of its address.
+    /// Identifies the caller by the headers and the query parameter, like [`Context::identify`].
     fn identify_by(&self, headers: &HeaderMap, parameter: Option<&str>) -> Result<auth::Caller, ApiError> {
         self.auth.load().identify_by(headers, parameter)
     }
 
-    /// Refuses who asks too often. Who is not known is measured by the address.
+    /// Rejects a caller above its rate limit. Unidentified callers are counted by address.
     fn admit(&self, caller: Option<&auth::Caller>, peer: IpAddr) -> Result<(), ApiError> {
         if self.rates.is_off() {
             return Ok(());
@@ -280,12 +280,12 @@ impl Context {
         })
     }
 
-    /// How many requests wait for a change.
+    /// Returns the number of requests that wait for a change.
     pub fn waiting(&self) -> usize {
         self.places.taken()
     }
 
-    /// One line a change, for whoever has to answer who did what. At INFO under the target `registry::audit`.
+    /// Records a change in the audit log, and as one line at INFO under the target `registry::audit`.
     fn audit(&self, caller: &auth::Caller, peer: IpAddr, action: &str, namespace: &str, object: &str) {
         tracing::info!(target: "registry::audit", token = caller.name(), %peer, action, namespace, object);
         self.audit.note(Audited {
@@ -298,14 +298,14 @@ impl Context {
         });
     }
 
-    /// Counts a caller that was not let in.
+    /// Counts a caller that failed authentication.
     fn refused(&self, error: &ApiError) {
         if *error == ApiError::Unauthorized {
             self.stats.unauthorized.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
     }
 
-    /// A place among those that wait, for a caller.
+    /// Takes a slot for a waiting request of a caller.
     fn place(&self, caller: Option<&auth::Caller>, peer: IpAddr) -> Result<places::Place, ApiError> {
         self.places.take(asker(caller, peer)).ok_or(ApiError::Busy {
             what: "requests that wait for a change, or the share of this token or address of them",
@@ -314,12 +314,12 @@ impl Context {
         })
     }
 
-    /// As [`Context::place`], for whoever sent `request`.
+    /// Takes a slot for the caller of `request`, like [`Context::place`].
     fn place_of(&self, request: &Request) -> Result<places::Place, ApiError> {
         self.place(Some(&self.identify(request)?), request.peer)
     }
 
-    /// Waits until what is watched has a revision above `after`, the time is over, or the server stops.
+    /// Waits until the watched object has a revision above `after`, the time has elapsed, or the server stops.
     async fn wait(
         &self,
         request: &Request,
@@ -337,7 +337,7 @@ impl Context {
         self.hold(request, async { changed.await.map(drop).map_err(ApiError::from) }).await
     }
 
-    /// Holds a request back, at a place among those that wait, until `waited` is over or the server stops.
+    /// Delays a request, which holds a slot, until `waited` completes or the server stops.
     async fn hold(
         &self,
         request: &Request,
@@ -347,12 +347,12 @@ impl Context {
         let mut stopping = self.stopping.clone();
         tokio::select! {
             waited = waited => waited,
-            // An error means that the server has gone: the same.
+            // An error means that the server is gone, which is handled as a stop.
             _ = stopping.wait_for(|stop| *stop) => Ok(()),
         }
     }
 
-    /// The revision of what is watched.
+    /// Returns the revision of the watched object.
     fn revision_of(&self, watched: Watched<'_>) -> Revision {
         match watched {
             Watched::Service(service) => self.registry.revision_of(service),
@@ -360,15 +360,14 @@ impl Context {
         }
     }
 
-    /// Whether `wanted`, above the `now` of an existing service or namespace, is what another node calls the same content: after
-    /// collecting tombstones, and after a restart, nodes may know of one last change by different numbers. This node has
-    /// seen all up to `wanted`, so there is nothing newer. (To answer at once would make a client that is sent to one node
-    /// and then the other come back for ever.)
+    /// True if `wanted`, above the revision `now` of an existing service or namespace, is another node's revision of the same content: after
+    /// tombstones are collected, and after a restart, nodes may know the last change by different numbers. This node has seen everything up to
+    /// `wanted`, so there is nothing newer. (An immediate answer would send a client that alternates between two nodes into an endless loop.)
     fn is_ahead(&self, now: Revision, wanted: Revision) -> bool {
         now > Revision(0) && wanted > now && wanted <= self.registry.revision()
     }
 
-    /// Refuses a batch that is too long.
+    /// Rejects a batch that is too long.
     fn batch(&self, what: &'static str, length: usize) -> Result<(), ApiError> {
         let most = self.limits.batch.min(self.registry.limits().call_rows);
         if length <= most {
@@ -378,7 +377,7 @@ impl Context {
     }
 }
 
-/// Whose share is taken: the token's, or where there is none, the address's.
+/// Returns the caller to which a request is charged: the token, or the address if there is none.
 fn asker(caller: Option<&auth::Caller>, peer: IpAddr) -> rate::Who {
     match caller.and_then(auth::Caller::token) {
         Some(token) => rate::Who::Token(token.to_owned()),
@@ -386,9 +385,9 @@ fn asker(caller: Option<&auth::Caller>, peer: IpAddr) -> rate::Who {
     }
 }
 
-/// The objects of a batch in one line of the audit log.
+/// Formats the objects of a batch for the audit log.
 fn several(ids: &[crate::InstanceId]) -> String {
-    /// Named; the rest is counted.
+    /// Number of ids listed by name; the rest is only counted.
     const NAMED: usize = 20;
     let mut text = ids.iter().take(NAMED).map(|id| id.local()).collect::<Vec<_>>().join(" ");
     if ids.len() > NAMED {
@@ -397,13 +396,13 @@ fn several(ids: &[crate::InstanceId]) -> String {
     text
 }
 
-/// Those of `ids` whose rows were written: what says what is there already changes nothing, and is no line of the audit log.
+/// Returns those of `ids` whose rows were written: a registration of the existing state changes nothing, and is not audited.
 fn changed(ids: Vec<crate::InstanceId>, rows: &[Result<crate::Written, WriteError>]) -> Vec<crate::InstanceId> {
     let written = rows.iter().map(|row| row.as_ref().is_ok_and(crate::Written::changed));
     ids.into_iter().zip(written).filter_map(|(id, changed)| changed.then_some(id)).collect()
 }
 
-/// Whether an instance has a tag; only Consul's clients give them.
+/// True if an instance has a tag; only Consul clients set tags.
 pub(crate) fn has_tag(instance: &crate::Instance, tag: &str) -> bool {
     consul::has_tag(instance, tag)
 }

@@ -1,15 +1,14 @@
-//! Places for requests that wait for a change, shared so that no caller takes them all.
+//! Slots for requests that wait for a change, shared so that no caller takes all of them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::rate::Who;
 
-/// A caller may hold so many times as many places as are free after that: alone three quarters of all; and whoever comes next
-/// finds some.
+/// A caller may take at most this many times as many slots as then remain free: alone, three quarters of all, so that the next caller finds some.
 const TIMES_FREE: usize = 3;
 
-/// The places.
+/// The slots.
 #[derive(Debug)]
 pub(super) struct Places {
     most: usize,
@@ -19,11 +18,11 @@ pub(super) struct Places {
 #[derive(Debug, Default)]
 struct Taken {
     all: usize,
-    /// Who holds at least one.
+    /// Number of slots of each caller that has any.
     each: HashMap<Who, usize>,
 }
 
-/// A place that is held until this is dropped.
+/// A slot, held until it is dropped.
 #[derive(Debug)]
 pub(super) struct Place {
     places: Arc<Places>,
@@ -31,13 +30,13 @@ pub(super) struct Place {
 }
 
 impl Places {
-    /// `most` of them.
+    /// Creates `most` slots.
     pub(super) fn new(most: usize) -> Arc<Places> {
         Arc::new(Places { most, taken: Mutex::default() })
     }
 
-    /// A place for `who`; `None` where there is none, or the caller has its share. Loopback addresses without a token have no share:
-    /// all who come through one proxy on this machine are one address.
+    /// Takes a slot for `who`; returns `None` if none is free, or the caller has its share. Loopback addresses without a token have no share: all
+    /// clients behind a proxy on this machine have one address.
     pub(super) fn take(self: &Arc<Self>, who: Who) -> Option<Place> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let free = self.most.saturating_sub(taken.all);
@@ -52,7 +51,7 @@ impl Places {
         Some(Place { places: Arc::clone(self), who })
     }
 
-    /// How many are taken.
+    /// Returns the number of slots taken.
     pub(super) fn taken(&self) -> usize {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).all
     }

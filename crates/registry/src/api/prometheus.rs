@@ -1,7 +1,7 @@
-//! Prometheus finds what to scrape: `GET /prometheus/targets`, the `http_sd` format: a list of groups, each of addresses with
-//! labels; `[]` where there is nothing.
+//! Service discovery for Prometheus: `GET /prometheus/targets` in the `http_sd` format, a list of groups of addresses with labels; `[]` if there are
+//! none.
 //!
-//! Parameters: `namespace` (all that the caller may read if not given), `service`, `all` (also what is not usable).
+//! Parameters: `namespace` (all that the caller may read if omitted), `service`, `all` (includes instances that are not usable).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::whole::{Composer, Key};
 use super::{ApiError, Context, RESERVED, Reply, Request, namespace};
 use crate::{Encoding, Health, Instance, Revision, ServiceKey, ServiceSnapshot};
 
-/// One group: an instance, for each has labels of its own.
+/// A target group: a single instance, because each has its own labels.
 #[derive(Debug, Serialize)]
 struct Group {
     targets: [String; 1],
@@ -73,7 +73,7 @@ fn key(namespace: &str, all: bool, packed: bool) -> Key {
     Key { what, namespace: namespace.to_owned(), more: String::new(), packed }
 }
 
-/// The groups of `services`: of usable instances, or of all.
+/// Writes the groups of `services`: of usable instances, or of all.
 fn targets(services: &[Arc<ServiceSnapshot>], all: bool, out: &mut Composer) {
     let encoding = if all { Encoding::HttpSdAll } else { Encoding::HttpSd };
     out.text("[");
@@ -119,12 +119,12 @@ fn group(instance: &Instance) -> Group {
     Group { targets: [address(&instance.host, instance.port)], labels }
 }
 
-/// `host:port`, brackets around IPv6.
+/// Formats `host:port`, with brackets around IPv6.
 fn address(host: &str, port: u16) -> String {
     if host.contains(':') && !host.starts_with('[') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// What a label's name may hold.
+/// Replaces characters that a label name may not contain.
 fn label(key: &str) -> String {
     key.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
 }

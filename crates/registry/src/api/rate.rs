@@ -1,38 +1,37 @@
-//! How often somebody may ask. Pure: time comes as an argument.
+//! Rate limits of callers. Pure: time is an argument.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Most callers that are told apart; beyond them, all new ones share one measure.
+/// Maximum number of callers that are counted separately; beyond it, all new ones share one counter.
 const CALLERS: usize = 65_536;
 
-/// How often a caller may ask. A caller is a token, or where there is none, an address.
+/// Rate limit of a caller: a token, or an address without one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RateLimit {
-    /// Requests a second, in the long run; 0: as many as they like.
+    /// Requests per second in the long run; 0 for no limit.
     pub per_second: u32,
-    /// Requests at once after a silence; at least one.
+    /// Requests at once after a pause; at least one.
     pub burst: u32,
 }
 
-/// Who is measured.
+/// A caller whose requests are counted.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Who {
-    /// By its name.
+    /// A token, by its name.
     Token(String),
     Address(IpAddr),
-    /// Everybody for whom there was no place.
+    /// All callers above the limit of [`CALLERS`].
     Rest,
 }
 
-/// For each caller, when it would have asked if it had asked evenly (the generic cell rate algorithm): one number a caller,
-/// and one comparison a request.
+/// The theoretical arrival time of each caller's next request (generic cell rate algorithm): one number per caller, one comparison per request.
 #[derive(Debug, Default)]
 pub(crate) struct Rates {
     limit: RateLimit,
-    /// Nanoseconds on the caller's clock.
+    /// Arrival time of each caller, in nanoseconds on the caller's clock.
     due: Mutex<HashMap<Who, u64>>,
 }
 
@@ -45,12 +44,12 @@ impl Rates {
         self.limit.per_second == 0
     }
 
-    /// The limit that was in the way.
+    /// Returns the limit, for error messages.
     pub(crate) fn per_second(&self) -> u32 {
         self.limit.per_second
     }
 
-    /// Whether somebody may ask at `now`, measured from any fixed moment.
+    /// Returns true if `who` may send a request at `now`, measured from any fixed moment.
     pub(crate) fn admit(&self, who: Who, now: Duration) -> bool {
         if self.is_off() {
             return true;
@@ -60,7 +59,7 @@ impl Rates {
         let ahead = interval * u64::from(self.limit.burst.max(1) - 1);
         let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
         if due.len() >= CALLERS && !due.contains_key(&who) {
-            // Who has been silent for long enough is as new.
+            // A caller whose arrival time has passed is like a new one.
             due.retain(|_, due| *due > now);
         }
         let who = if due.len() >= CALLERS && !due.contains_key(&who) { Who::Rest } else { who };
@@ -108,7 +107,7 @@ mod tests {
             rates.admit(token(&n.to_string()), Duration::ZERO);
         }
         assert!(rates.due.lock().unwrap_or_else(PoisonError::into_inner).len() <= CALLERS + 1);
-        // A second later all of them are as new.
+        // A second later all callers are like new ones.
         assert!(rates.admit(token("new"), Duration::from_secs(2)));
         assert!(rates.due.lock().unwrap_or_else(PoisonError::into_inner).len() < 10);
     }

@@ -1,4 +1,4 @@
-//! Answers and their bodies.
+//! Responses and their bodies.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -14,19 +14,19 @@ use tokio::sync::mpsc;
 use super::error::ApiError;
 use super::whole::Pieces;
 
-/// The body of an answer.
+/// The body of a response.
 #[derive(Debug)]
 pub enum Body {
-    /// All of it at once; `None` once it was sent.
+    /// The whole body at once; `None` after it was sent.
     Whole(Option<Bytes>),
-    /// In pieces that others share; the number of the next one, how many bytes are left, and how many were given in a row.
+    /// A body of shared pieces: the index of the next one, the bytes left, and the bytes sent without a pause.
     Pieces(Pieces, usize, u64, u64),
-    /// Pieces as they come, until the sender is dropped.
+    /// A stream of pieces that ends when the sender is dropped.
     Stream(mpsc::Receiver<Bytes>),
 }
 
-/// After so many bytes of a large body the others of the thread have a turn: a client that reads as fast as it is written to would otherwise hold a thread
-/// that answers heartbeats for some milliseconds a megabyte.
+/// Bytes of a large body after which the task yields. A client that reads as fast as the server writes would otherwise occupy a thread that answers
+/// heartbeats for some milliseconds per megabyte.
 const TURN: u64 = 128 << 10;
 
 impl HttpBody for Body {
@@ -70,32 +70,32 @@ impl HttpBody for Body {
     }
 }
 
-/// An answer in the making.
+/// A response under construction.
 #[derive(Debug)]
 pub struct Reply {
     response: Response<Body>,
-    /// Whether the answer was held back on purpose, so that how long it took says nothing.
+    /// True if the response was delayed on purpose, so that its duration says nothing.
     pub waited: bool,
 }
 
-/// JSON's content type.
+/// Content type of JSON.
 pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
-/// Plain text's.
+/// Content type of plain text.
 pub(super) const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-/// XML's.
+/// Content type of XML.
 pub(super) const XML: HeaderValue = HeaderValue::from_static("application/xml");
-/// That of server-sent events.
+/// Content type of server-sent events.
 pub(super) const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
 
 impl Reply {
-    /// Nothing but a status.
+    /// Creates a response without a body.
     pub fn empty(status: StatusCode) -> Reply {
         let mut response = Response::new(Body::Whole(None));
         *response.status_mut() = status;
         Reply { response, waited: false }
     }
 
-    /// Bytes of a type.
+    /// Creates a response of `bytes` with the content type `kind`.
     pub fn bytes(status: StatusCode, kind: HeaderValue, bytes: impl Into<Bytes>) -> Reply {
         let mut response = Response::new(Body::Whole(Some(bytes.into())));
         *response.status_mut() = status;
@@ -103,7 +103,7 @@ impl Reply {
         Reply { response, waited: false }
     }
 
-    /// A body that others share, with status 200; `packed`: it is gzip.
+    /// Creates a response with a shared body and status 200; `packed` means that the body is gzip.
     pub(super) fn pieces(kind: HeaderValue, body: Pieces, packed: bool) -> Reply {
         let left = body.len();
         let mut response = Response::new(Body::Pieces(body, 0, left, 0));
@@ -116,11 +116,11 @@ impl Reply {
         Reply { response, waited: false }
     }
 
-    /// A value as JSON.
+    /// Creates a response with a value as JSON.
     pub fn json(status: StatusCode, value: &impl Serialize) -> Reply {
         match serde_json::to_vec(value) {
             Ok(bytes) => Reply::bytes(status, JSON, bytes),
-            // Our own types: none has a key that is not a string, or a Serialize that fails.
+            // None of our own types has a key that is not a string, or a Serialize that fails.
             Err(error) => {
                 tracing::error!(%error, "an answer cannot be written as JSON");
                 Reply::empty(StatusCode::INTERNAL_SERVER_ERROR)
@@ -128,17 +128,17 @@ impl Reply {
         }
     }
 
-    /// A value as JSON, with status 200.
+    /// Creates a response with a value as JSON and status 200.
     pub fn ok(value: &impl Serialize) -> Reply {
         Reply::json(StatusCode::OK, value)
     }
 
-    /// Text.
+    /// Creates a plain-text response.
     pub fn text(status: StatusCode, text: impl Into<Bytes>) -> Reply {
         Reply::bytes(status, TEXT, text)
     }
 
-    /// A stream of pieces.
+    /// Creates a response with a stream of pieces.
     pub fn stream(kind: HeaderValue, pieces: mpsc::Receiver<Bytes>) -> Reply {
         let mut response = Response::new(Body::Stream(pieces));
         response.headers_mut().insert(header::CONTENT_TYPE, kind);
@@ -146,14 +146,14 @@ impl Reply {
         Reply { response, waited: true }
     }
 
-    /// Marks an answer that was held back on purpose.
+    /// Marks a response that was delayed on purpose.
     #[must_use]
     pub fn waited(mut self, waited: bool) -> Reply {
         self.waited = waited;
         self
     }
 
-    /// Adds a header; a value that cannot be one is left out.
+    /// Adds a header; omits a value that is not valid in a header.
     #[must_use]
     pub fn header(mut self, name: HeaderName, value: impl TryInto<HeaderValue>) -> Reply {
         if let Ok(value) = value.try_into() {
@@ -162,7 +162,7 @@ impl Reply {
         self
     }
 
-    /// Adds what HTTP wants beside an error.
+    /// Adds the headers that HTTP requires with an error.
     #[must_use]
     pub fn with_error_headers(self, error: &ApiError) -> Reply {
         match error {
@@ -173,15 +173,15 @@ impl Reply {
         }
     }
 
-    /// The status.
+    /// Returns the status.
     pub fn status(&self) -> StatusCode {
         self.response.status()
     }
 
-    /// Compresses a whole body that is worth it.
+    /// Compresses a whole body that is large enough.
     #[must_use]
     pub fn gzip(mut self) -> Reply {
-        /// Below this a packet is sent either way.
+        /// Minimum length: a smaller body fits into one packet either way.
         const WORTH: usize = 1024;
         if let Body::Whole(Some(bytes)) = self.response.body()
             && bytes.len() >= WORTH
@@ -196,7 +196,7 @@ impl Reply {
         self
     }
 
-    /// What hyper sends.
+    /// Returns the response for hyper.
     pub fn into_response(self) -> Response<Body> {
         self.response
     }

@@ -1,4 +1,4 @@
-//! A request, read whole and taken apart: path segments, query, headers, body.
+//! A whole request, parsed: path segments, query, headers, body.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -12,30 +12,30 @@ use serde::de::DeserializeOwned;
 
 use super::error::ApiError;
 
-/// Most segments of a path, and most pairs of a query.
+/// Maximum number of segments of a path, and of pairs of a query.
 const MOST_PARTS: usize = 64;
 
-/// A whole request.
+/// A request with its whole body.
 #[derive(Debug)]
 pub struct Request {
-    /// GET, PUT …
+    /// The method: GET, PUT …
     pub method: Method,
-    /// The path, decoded.
+    /// The decoded path.
     pub whole: String,
-    /// The path, decoded, cut at its slashes; an empty last one (a path that ends in a slash) is left out.
+    /// The decoded segments of the path; an empty last one (a path that ends in a slash) is omitted.
     pub segments: Vec<String>,
-    /// The query, decoded, in order.
+    /// The decoded pairs of the query, in order.
     pub query: Vec<(String, String)>,
     /// The headers.
     pub headers: HeaderMap,
     /// The body, within its limit.
     pub body: Bytes,
-    /// Who asks.
+    /// Address of the client.
     pub peer: IpAddr,
 }
 
 impl Request {
-    /// Takes a request apart.
+    /// Parses a request.
     ///
     /// # Errors
     /// The path or the query is not UTF-8 once decoded, or has too many parts.
@@ -55,10 +55,10 @@ impl Request {
         Ok(Request { method, whole, segments, query, headers, body, peer })
     }
 
-    /// The pairs of a query or a form, decoded.
+    /// Parses and decodes the pairs of a query or a form.
     ///
     /// # Errors
-    /// They are not UTF-8 once decoded, or too many.
+    /// The pairs are not UTF-8 once decoded, or too many.
     pub(super) fn pairs(text: &str) -> Result<Vec<(String, String)>, ApiError> {
         let mut pairs = Vec::new();
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
@@ -78,40 +78,40 @@ impl Request {
         Ok(pairs)
     }
 
-    /// The path's segments, to match on.
+    /// Returns the path's segments, to match on.
     pub fn path(&self) -> Vec<&str> {
         self.segments.iter().map(String::as_str).collect()
     }
 
-    /// The first value of a query's parameter.
+    /// Returns the first value of a query parameter.
     pub fn param(&self, name: &str) -> Option<&str> {
         self.query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// All values of a query's parameter.
+    /// Returns all values of a query parameter.
     pub fn params<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         self.query.iter().filter(move |(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// Whether a parameter is there and is not `false` or `0`: `?passing`, `?passing=1`.
+    /// True if a parameter is set and not `false` or `0`: `?passing`, `?passing=1`.
     pub fn flag(&self, name: &str) -> bool {
         self.param(name).is_some_and(|value| !matches!(value, "false" | "0"))
     }
 
-    /// A whole number.
+    /// Parses a parameter as a whole number.
     ///
     /// # Errors
-    /// It is none.
+    /// The value is not a whole number.
     pub fn number(&self, name: &str) -> Result<Option<u64>, ApiError> {
         self.param(name)
             .map(|value| value.parse().map_err(|_| ApiError::bad(format!("{name}={value:?}: expected a whole number"))))
             .transpose()
     }
 
-    /// A time such as `10s`, `1m30s`, `1000ms`; a bare number is seconds.
+    /// Parses a parameter as a time such as `10s`, `1m30s`, `1000ms`; a bare number is seconds.
     ///
     /// # Errors
-    /// It is none.
+    /// The value is not a time.
     pub fn duration(&self, name: &str) -> Result<Option<Duration>, ApiError> {
         self.param(name)
             .map(|value| {
@@ -121,22 +121,22 @@ impl Request {
             .transpose()
     }
 
-    /// A header as text.
+    /// Returns a header as text.
     pub fn header(&self, name: &HeaderName) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// A header by a name that is not one of the standard ones.
+    /// Returns a header that is not one of the standard ones as text.
     pub fn named_header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// The body read as JSON, whatever its content type says: most clients say nothing.
+    /// Parses the body as JSON, regardless of its content type: most clients send none.
     ///
     /// # Errors
-    /// It is not JSON of that shape; where and why is in the message.
+    /// The body is not JSON of that shape; the message says where and why.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
-        // All of it is looked at once for whether it is UTF-8, not text by text.
+        // Validates UTF-8 once for the whole body, not once per string.
         let read = match std::str::from_utf8(&self.body) {
             Ok(text) => serde_json::from_str(text),
             Err(_) => serde_json::from_slice(&self.body),
@@ -144,7 +144,7 @@ impl Request {
         read.map_err(|error| ApiError::bad(format!("the body: {error}")))
     }
 
-    /// Whether the answer may be compressed.
+    /// True if the client accepts a compressed response.
     pub fn accepts_gzip(&self) -> bool {
         self.header(&hyper::header::ACCEPT_ENCODING).is_some_and(|value| {
             value.split(',').any(|coding| {
@@ -161,8 +161,8 @@ fn decode(text: &str) -> Result<Cow<'_, str>, ApiError> {
     percent_decode_str(text).decode_utf8().map_err(|_| ApiError::bad("the address is not UTF-8".to_owned()))
 }
 
-/// Reads a time as Go writes it: `1h2m3s`, `1.5s`, `1000ms`, `100us`, and a bare number of seconds. None for anything else
-/// and for more than a hundred years.
+/// Parses a time in Go's format: `1h2m3s`, `1.5s`, `1000ms`, `100us`, and a bare number of seconds. Returns `None` for any other text and for more
+/// than a hundred years.
 pub fn parse_duration(text: &str) -> Option<Duration> {
     const LONGEST: f64 = 100.0 * 365.0 * 86400.0;
     let text = text.trim();
@@ -198,7 +198,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     (seconds <= LONGEST).then(|| Duration::from_secs_f64(seconds))
 }
 
-/// A time as Go writes it, for answers.
+/// Formats a time like Go, for responses.
 pub fn format_duration(duration: Duration) -> String {
     let millis = duration.as_millis();
     match millis {

@@ -1,5 +1,5 @@
-//! Listening, connections and their limits; from bytes to a whole [`Request`], and from a [`Reply`](super::reply::Reply) to bytes. What a request
-//! means is the fronts' affair.
+//! Listeners, connections and their limits; reads bytes into a whole [`Request`], and writes a [`Reply`](super::reply::Reply) as bytes. The fronts
+//! interpret the request.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -31,53 +31,52 @@ use super::reply::Body;
 use super::request::Request;
 use super::{Context, Front, nacos};
 
-/// Pause after an accept that failed: out of descriptors, where only time helps.
+/// Pause after a failed accept: without free file descriptors, only time helps.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// What keeps connections out is in the log so often at most.
+/// Minimum interval of log messages about rejected connections.
 const COMPLAIN: Duration = Duration::from_secs(60);
-/// Most headers of a request.
+/// Maximum number of headers of a request.
 const MOST_HEADERS: usize = 64;
-/// hyper takes no smaller buffer.
+/// Smallest buffer that hyper accepts.
 const LEAST_HEADER_BYTES: usize = 8192;
-/// What a client that speaks HTTP/2 begins with.
+/// Connection preface of HTTP/2.
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Requests under way on one connection of HTTP/2, streams included.
+/// Maximum number of concurrent requests on an HTTP/2 connection, including streams.
 const STREAMS: u32 = 256;
-/// Bytes that a connection of HTTP/2 keeps of answers which its client does not take.
+/// Maximum number of response bytes that an HTTP/2 connection buffers while its client does not read.
 const UNSENT: usize = 256 << 10;
-/// Over HTTP/2 a client that is silent is asked whether it is there, and has so long to say so.
+/// Idle time after which an HTTP/2 client is sent a ping, and the time it has to answer.
 const ASK_AFTER: Duration = Duration::from_secs(30);
 const ASKED: Duration = Duration::from_secs(20);
-/// How long a connection of HTTP/2 that is to be closed may take to end.
+/// Time that an HTTP/2 connection has to end its streams when it is closed.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// One address and what is served there.
+/// A listener address and the fronts served there.
 #[derive(Debug)]
 pub struct Mount {
-    /// A socket that listens.
+    /// The listening socket.
     pub listener: TcpListener,
-    /// What is served there.
+    /// The fronts served there.
     pub fronts: Vec<Front>,
-    /// How clients come in by TLS; `None`: they do not.
+    /// TLS of the address; `None` without TLS.
     pub tls: Option<Arc<Tls>>,
 }
 
-/// TLS on an address: by their first byte, those who speak it are told from those who do not.
+/// TLS on an address. The first byte of a connection tells whether the client uses TLS.
 #[derive(Debug)]
 pub struct Tls {
-    /// Whether who does not speak it is turned away.
+    /// True if clients without TLS are rejected.
     pub required: bool,
-    /// Certificate and rules; can be replaced for the connections that begin after that. Its ALPN should offer `h2` and
-    /// `http/1.1`.
+    /// Certificate and rules; replaceable for later connections. Its ALPN should offer `h2` and `http/1.1`.
     pub config: ArcSwap<rustls::ServerConfig>,
 }
 
-/// Longest time for a handshake of TLS.
+/// Maximum time of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// The first byte of a TLS connection: a record of the handshake.
+/// The first byte of a TLS connection: the record type of the handshake.
 const TLS_RECORD: u8 = 0x16;
 
-/// The running HTTP side. Dropping it closes the listeners and cuts the connections' tasks loose; [`Server::shutdown`] waits.
+/// The running HTTP side. Dropping it closes the listeners and detaches the connections' tasks; [`Server::shutdown`] waits for them.
 #[derive(Debug)]
 pub struct Server {
     stop: watch::Sender<bool>,
@@ -86,16 +85,16 @@ pub struct Server {
     acceptors: Vec<tokio::task::JoinHandle<()>>,
 }
 
-/// What all connections share.
+/// State shared by all connections.
 struct Shared {
     context: Arc<Context>,
     grpc: Services,
-    /// Connections by address, loopback left out.
+    /// Number of connections by address, except loopback.
     by_address: Mutex<HashMap<IpAddr, usize>>,
 }
 
 impl Server {
-    /// Serves on sockets that listen already.
+    /// Starts serving on listening sockets.
     pub fn start(mounts: Vec<Mount>, context: Context) -> Server {
         let (stop, stopping) = watch::channel(false);
         let most = u32::try_from(context.limits.connections).unwrap_or(u32::MAX).min(Semaphore::MAX_PERMITS as u32);
@@ -114,7 +113,7 @@ impl Server {
         Server { stop, connections, most, acceptors }
     }
 
-    /// Stops accepting, answers what waits, and lets requests under way end until `grace` is over.
+    /// Stops accepting, answers waiting requests, and lets running requests end until `grace` has elapsed.
     pub async fn shutdown(self, grace: Duration) {
         let _ = self.stop.send(true);
         for acceptor in &self.acceptors {
@@ -134,7 +133,7 @@ impl Drop for Server {
     }
 }
 
-/// What is served at an address, and how clients come in there.
+/// The fronts and the TLS of an address.
 #[derive(Clone)]
 struct Mounted {
     fronts: Arc<[Front]>,
@@ -165,7 +164,7 @@ async fn accept(
         };
         let stats = &shared.context.stats;
         stats.accepted.fetch_add(1, Ordering::Relaxed);
-        // Closed at once: a client that waits in the kernel's queue would not ask another node.
+        // Closed at once: a client left in the kernel's queue would not try another node.
         let Ok(permit) = Arc::clone(&connections).try_acquire_owned() else {
             stats.turned_away.fetch_add(1, Ordering::Relaxed);
             complain(&format_args!("there are registry.connections = {}", shared.context.limits.connections));
@@ -179,7 +178,7 @@ async fn accept(
         let (shared, mounted, stopping) = (Arc::clone(&shared), mounted.clone(), stopping.clone());
         tokio::spawn(async move {
             if let Err(error) = enter(stream, peer, mounted, shared, stopping).await {
-                // The client's doing: garbage, too slow, gone. The counters say how often.
+                // Caused by the client: garbage, a timeout, a disconnect. Counters record how often.
                 tracing::debug!(%peer, %error, "a connection to the registry ended early");
             }
             drop((permit, counted));
@@ -187,10 +186,10 @@ async fn accept(
     }
 }
 
-/// One connection in the count of its address.
+/// A connection counted for its address.
 struct Counted {
     shared: Arc<Shared>,
-    /// None for loopback, which is not counted.
+    /// Address of the client; `None` for loopback, which is not counted.
     address: Option<IpAddr>,
 }
 
@@ -224,7 +223,7 @@ impl Drop for Counted {
 
 type Ended = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
-/// Through TLS, if the client speaks it.
+/// Serves a connection, through TLS if the client uses it.
 async fn enter(
     stream: TcpStream,
     peer: SocketAddr,
@@ -277,11 +276,11 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         () = stopped(&mut stopping) => return Ok(()),
     };
     let is_http2 = begun == HTTP2;
-    // Of HTTP/2 a stream is refused alone: there the connection is not closed for it.
+    // An HTTP/2 stream is refused alone: the connection stays open.
     let unread = Arc::new(AtomicBool::new(false));
     let linger = (!is_http2).then(|| Arc::clone(&unread));
     let io = TokioIo::new(WriteTimeout::new(stream, begun, limits.write_timeout, linger));
-    // Closed with this: what clients have registered over it goes by that.
+    // Closed with the connection, which ends the client's registrations over it.
     let opened = match is_http2 && fronts.contains(&Front::Nacos) {
         true => Some(nacos::Opened::new(&shared.context, peer.ip())?),
         false => None,
@@ -313,7 +312,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         tokio::select! {
             ended = connection.as_mut() => ended?,
             () = over => {
-                // Its last messages are sent, if the client takes them.
+                // Sends the last messages, if the client reads them.
                 connection.as_mut().graceful_shutdown();
                 let _ = tokio::time::timeout(LAST_WORDS, connection).await;
             }
@@ -341,7 +340,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     Ok(())
 }
 
-/// Reads until it is clear whether this is HTTP/2: then all of [`HTTP2`], else what has come so far.
+/// Reads until it is clear whether the client speaks HTTP/2. Returns all of [`HTTP2`], or the bytes received so far.
 async fn beginning(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Bytes> {
     let mut begun = BytesMut::with_capacity(HTTP2.len());
     while begun.len() < HTTP2.len() && HTTP2.starts_with(&begun) {
@@ -353,12 +352,12 @@ async fn beginning(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Bytes> {
     Ok(begun.freeze())
 }
 
-/// Returns when the server stops. What the wait returns must not live across a later await: it holds a lock.
+/// Returns when the server stops. The value of the wait must not live across a later await: it holds a lock.
 async fn stopped(stopping: &mut watch::Receiver<bool>) {
     let _ = stopping.wait_for(|stop| *stop).await;
 }
 
-/// To gRPC's services, or to a front.
+/// Passes a request to the gRPC services, or to a front.
 async fn dispatch(
     request: hyper::Request<Incoming>,
     peer: IpAddr,
@@ -371,7 +370,7 @@ async fn dispatch(
     }
     let began = Instant::now();
     let (front, response) = shared.grpc.answer(request, peer, fronts).await;
-    // What an answer that has begun comes to is told at its end; here it counts as answered.
+    // The outcome of a started response is only known at its end; here it counts as answered.
     let status = match tonic::Status::from_header_map(response.headers()).map(|status| status.code()) {
         None | Some(tonic::Code::Ok) => 200,
         Some(tonic::Code::Internal | tonic::Code::Unknown | tonic::Code::Unavailable) => 500,
@@ -389,11 +388,11 @@ async fn answer(
     unread: &AtomicBool,
 ) -> hyper::Response<Body> {
     let began = Instant::now();
-    // Until all of the body was read.
+    // True until the whole body has been read.
     unread.store(!request.body().is_end_stream(), Ordering::Relaxed);
     let path = request.uri().path();
     let front = Front::of_path(path).filter(|front| fronts.contains(front));
-    // Where nothing is served the first front of the address says so in its own form.
+    // For a path that is not served, the first front of the address encodes the error.
     let speaker = front.or_else(|| fronts.first().copied()).unwrap_or(Front::Native);
     let result = match (front, context.meant(request.uri(), request.headers())) {
         (_, Err(error)) => Err(error),
@@ -407,7 +406,7 @@ async fn answer(
         context.refused(&error);
         let cut = matches!(error, ApiError::TooLarge { .. } | ApiError::BodyTimeout { .. });
         let reply = speaker.show(&error).with_error_headers(&error);
-        // What is left of the body is not read.
+        // The rest of the body is not read.
         if cut { reply.header(hyper::header::CONNECTION, "close") } else { reply }
     });
     context.stats.fronts[speaker as usize].record(reply.status().as_u16(), began.elapsed(), reply.waited);
@@ -426,7 +425,7 @@ async fn read(
     let mut request = Request::new(parts.method, &parts.uri, parts.headers, bytes::Bytes::new(), peer)?;
     let caller = context.identify(&request);
     context.admit(caller.as_ref().ok(), peer)?;
-    // Of somebody unknown no body is taken into memory, but a log-in's: what else may be asked without a token needs none, the rest is refused.
+    // An unidentified caller's body is not read, except for a login: other requests without a token need none or are rejected.
     let most = match caller {
         Ok(_) => limits.body_bytes,
         Err(_) if nacos::is_login(&request.path()) => LOGIN_BYTES.min(limits.body_bytes),
@@ -454,32 +453,32 @@ async fn read(
     Ok(request)
 }
 
-/// The body of a log-in by somebody who is not known yet, at most.
+/// Maximum length of a login's body from an unidentified caller.
 const LOGIN_BYTES: usize = 4096;
 
-/// After an answer to a request whose body was not read to its end, so much of the body is still taken, and dropped, for so long at most.
-/// A socket that is closed with unread bytes tells the client so at once, and the client loses the answer that it has not read yet.
+/// Limits of bytes and time for discarding the rest of a body that was not read before the response. Closing a socket with unread bytes resets the
+/// connection at once, and the client loses a response that it has not yet read.
 const LINGER_BYTES: usize = 64 << 20;
 const LINGER: Duration = Duration::from_secs(5);
 
-/// A stream whose peer must take something now and then, and which is closed so that the peer gets the last answer.
+/// A stream whose peer must read within the write timeout, and which is closed so that the peer receives the last response.
 struct WriteTimeout<S> {
     stream: S,
-    /// What was read of it already.
+    /// Bytes already read from the stream.
     begun: Bytes,
     limit: Duration,
-    /// Runs while a write waits.
+    /// Timer that runs while a write is blocked.
     timer: Option<Pin<Box<Sleep>>>,
-    /// Whether something is left of the request that was answered last; `None`: nobody looks.
+    /// Set if a part of the last request is unread; `None` if nobody checks.
     unread: Option<Arc<AtomicBool>>,
     closing: Closing,
 }
 
-/// How far the end of a connection is.
+/// Progress of closing a connection.
 enum Closing {
-    /// Not begun, or our side is not closed yet.
+    /// Not begun, or our side is not yet closed.
     Open,
-    /// Our side is closed; what still comes is dropped: so many bytes more, until then.
+    /// Our side is closed; further input is discarded, up to `left` bytes and until `until`.
     Lingers {
         left: usize,
         until: Pin<Box<Sleep>>,

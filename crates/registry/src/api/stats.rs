@@ -1,29 +1,29 @@
-//! What the fronts count. Relaxed counters: nothing is ordered by them.
+//! Counters of the fronts. Relaxed: no ordering depends on them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Upper bounds of the latency histogram, in microseconds; what waits on purpose is not in it.
+/// Upper bounds of the latency histogram, in microseconds. Requests delayed on purpose are excluded.
 pub const BUCKETS_MICROS: [u64; 12] =
     [100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 500_000, 2_000_000];
 
-/// Counters of one front.
+/// Counters of a front.
 #[derive(Debug, Default)]
 pub struct FrontStats {
     /// Requests answered with a status below 400.
     pub answered: AtomicU64,
-    /// Those that were the client's fault: 4xx.
+    /// Requests with a client error: 4xx.
     pub refused: AtomicU64,
-    /// Those that were ours: 5xx.
+    /// Requests with a server error: 5xx.
     pub failed: AtomicU64,
-    /// Answers that took at most so long, by [`BUCKETS_MICROS`], and one more for all above. Not cumulative.
+    /// Number of responses by duration: one for each of [`BUCKETS_MICROS`], and one for all above. Not cumulative.
     pub buckets: [AtomicU64; BUCKETS_MICROS.len() + 1],
-    /// Their sum in microseconds.
+    /// Sum of their durations in microseconds.
     pub sum_micros: AtomicU64,
 }
 
 impl FrontStats {
-    /// Counts an answer.
+    /// Counts a response.
     pub fn record(&self, status: u16, took: Duration, waited: bool) {
         let counter = match status {
             ..400 => &self.answered,
@@ -43,18 +43,18 @@ impl FrontStats {
 /// Counters of the HTTP side.
 #[derive(Debug, Default)]
 pub struct HttpStats {
-    /// By [`super::Front`].
+    /// Counters by [`super::Front`].
     pub fronts: [FrontStats; super::Front::ALL.len()],
-    /// Connections accepted so far.
+    /// Number of accepted connections.
     pub accepted: AtomicU64,
-    /// Connections closed at once because an address had too many.
+    /// Connections closed at once because there were too many, in all or from their address.
     pub turned_away: AtomicU64,
-    /// Requests whose token was missing or wrong.
+    /// Requests with a missing or unknown token.
     pub unauthorized: AtomicU64,
-    /// Requests refused because their token or address asked too often.
+    /// Requests rejected by the rate limit of their token or address.
     pub too_often: AtomicU64,
-    /// Handshakes of TLS that failed, and connections without TLS where it is required.
+    /// Failed TLS handshakes, and connections without TLS where TLS is required.
     pub insecure: AtomicU64,
-    /// Of xDS.
+    /// Counters of xDS.
     pub xds: super::XdsStats,
 }

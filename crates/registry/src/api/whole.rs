@@ -1,15 +1,16 @@
-//! Answers that are about all services of a namespace, or about a long one: made away from the threads that answer heartbeats. Those about all
-//! services are made once for all who ask.
+//! Responses about all services of a namespace, or about a large service: made on other threads than those that answer heartbeats. Responses about
+//! all services are made once for all clients.
 //!
 //! ```text
 //!  piece of a service's instances ─▶ its part, encoded once ─┐
 //!  piece that no change has touched ─▶ its part, as before ──┴─▶ Composer ─▶ Pieces: handles of the parts, no copy ─▶ every client
 //! ```
 //!
-//! A body is made once a revision and shared. What some instances of a service come to (up to 128, which snapshots share) is kept with them, or what
-//! the service as a whole comes to with its snapshot: after a change only that is encoded again in which something changed. Large parts are not copied into a body; so the parts are in memory once, whoever asks.
-//! A compressed body is one gzip stream of parts that were compressed one by one: blocks of DEFLATE may follow each other (RFC 1951, 3.2), and
-//! the check sums of parts are combined.
+//! A body is made once per revision and shared. The encoding of a piece of a service's instances (up to 128, shared between snapshots) is cached with
+//! the piece, and that of a whole service with its snapshot: after a change, only the changed pieces are encoded again. Large parts are not copied
+//! into a body, so they are in memory once for any number of clients.
+//! A compressed body is one gzip stream of parts that were compressed separately: blocks of DEFLATE may follow each other (RFC 1951, 3.2), and the
+//! parts' checksums are combined.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -25,79 +26,78 @@ use super::ApiError;
 use crate::cache::Encodings;
 use crate::{Encoding, Instance, Revision, ServiceSnapshot};
 
-/// Bodies that are remembered; of more, those that were asked for longest ago are made anew.
+/// Maximum number of cached bodies; beyond it, the least recently requested one is dropped.
 const REMEMBERED: usize = 64;
 /// Parts shorter than this are copied: a handle, a write and a block for each would cost more.
 const SHORT: usize = 4096;
-/// A body that took long to make, because nothing of it was there yet or the machine is busy, rests for so long at most.
+/// Maximum pause before a body is made again. A body may take long because nothing of it is cached, or because the machine is busy.
 const LONGEST_REST: Duration = Duration::from_millis(250);
-/// What is gathered of short parts before it becomes a piece.
+/// Bytes of short parts gathered into one piece.
 const GATHERED: usize = 64 << 10;
-/// Text of up to so many bytes, such as the comma between two parts, is put into a compressed body as it is: a compressor for each of them would
-/// take longer than all the rest of the body. At most 65535.
+/// Texts of at most this many bytes, such as the comma between two parts, are stored in a compressed body without compression: a compressor for each
+/// would take longer than the rest of the body. At most 65535.
 const STORED: usize = 512;
-/// The beginning of a gzip stream: no name, no time, unknown system (RFC 1952).
+/// Header of a gzip stream: no name, no time, unknown system (RFC 1952).
 const GZIP: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
-/// The end of a DEFLATE stream: a last block with nothing in it.
+/// End of a DEFLATE stream: an empty last block.
 const LAST_BLOCK: [u8; 2] = [3, 0];
 
-/// A service with more instances to look through, or to encode, is looked through on another thread.
+/// Number of instances above which a service is searched, or encoded, on another thread.
 pub(super) const MOST_AT_ONCE: usize = 256;
 
-/// What a body is of. Another value is another content.
+/// Version of a body's content. A different value means different content.
 pub(super) type Stamp = (Revision, Revision);
 
-/// Which body.
+/// Key of a cached body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Key {
-    /// Whose: `consul.nodes`.
+    /// Kind of the body: `consul.nodes`.
     pub(super) what: &'static str,
-    /// The namespace; empty: all.
+    /// The namespace; empty for all.
     pub(super) namespace: String,
-    /// What else was asked for: the name of a node, a state.
+    /// Further arguments of the request: the name of a node, a state.
     pub(super) more: String,
-    /// Whether it is gzip.
+    /// True if the body is gzip.
     pub(super) packed: bool,
 }
 
-/// The bodies that were made last.
+/// Cache of bodies.
 #[derive(Debug)]
 pub(super) struct Whole {
-    /// Who was asked for last is last.
+    /// Bodies in the order of their last request, the latest last.
     made: Mutex<Vec<(Key, Arc<Slot>)>>,
-    /// Held by who looks through all of the registry: one at a time, so that however many ask, one processor is busy with it, and the memory
-    /// that it takes is taken once.
+    /// Permit to walk through the whole registry: one task at a time, so that any number of requests uses one processor, and takes the memory once.
     turn: Arc<Semaphore>,
 }
 
-/// A body. Who waits for the lock gets what the one before makes.
+/// A cached body. Callers that wait for the lock get the body that its holder makes.
 type Slot = tokio::sync::Mutex<Option<Made>>;
 
 #[derive(Debug)]
 struct Made {
     stamp: Stamp,
     body: Pieces,
-    /// Before this the body is not made again: making a body takes at most half of one processor, however often something changes.
+    /// Time before which the body is not made again: unless it takes longer than [`LONGEST_REST`], making a body uses at most half of one processor.
     rests: Instant,
 }
 
-/// A body in pieces. A clone shares them.
+/// A body in pieces. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Pieces {
     pieces: Arc<[Bytes]>,
     bytes: u64,
 }
 
-/// Puts a body together.
+/// Builder of a body.
 #[derive(Debug)]
 pub(super) struct Composer {
     packed: bool,
     pieces: Vec<Bytes>,
-    /// Text that is no piece yet.
+    /// Text that is not yet a piece.
     gathered: BytesMut,
-    /// Of everything before `gathered`.
+    /// Checksum of everything before `gathered`.
     sum: CheckSum,
-    /// Bytes before compression.
+    /// Number of bytes before compression.
     length: u64,
 }
 
@@ -108,11 +108,11 @@ impl Whole {
         Whole { made: Mutex::default(), turn: Arc::new(Semaphore::new(1)) }
     }
 
-    /// The body for `key`, no older than this call. `stamp` tells what it would be of; `make` is called where the last one is of
-    /// something else.
+    /// Returns the body for `key`, no older than this call. `stamp` returns the current version of the content; `make` is called if the cached body
+    /// has another one.
     ///
     /// # Errors
-    /// The server stops.
+    /// The server is stopping.
     pub(super) async fn get(
         &self,
         key: Key,
@@ -128,9 +128,9 @@ impl Whole {
             tokio::time::sleep_until(made.rests).await;
         }
         let turn = Arc::clone(&self.turn).acquire_owned().await.map_err(|_| stopping())?;
-        // Read first: a change in between is in the body, and the body is made again.
+        // Read first: a change during `make` is in the body, and the body is made again.
         let stamp = stamp();
-        // Should the client leave meanwhile, what was made is there for the next one.
+        // If the client disconnects meanwhile, the body remains for the next one.
         let making = tokio::task::spawn_blocking(move || {
             let began = Instant::now();
             let body = composed(packed, make);
@@ -141,10 +141,10 @@ impl Whole {
         making.await.map_err(|_| stopping())
     }
 
-    /// A body that nobody else asks for.
+    /// Makes a body that is not cached.
     ///
     /// # Errors
-    /// The server stops.
+    /// The server is stopping.
     pub(super) async fn once(
         &self,
         packed: bool,
@@ -153,11 +153,11 @@ impl Whole {
         self.apart(move || composed(packed, make)).await
     }
 
-    /// What `make` composes of one service, with what each piece of its instances comes to under `encoding`. Where that is still to be made of
-    /// many instances, it is made on a thread of its own.
+    /// Makes a body of one service, of the encodings under `encoding` of the pieces of its instances. If many instances are not yet encoded, another
+    /// thread makes it.
     ///
     /// # Errors
-    /// The server stops.
+    /// The server is stopping.
     pub(super) async fn of_service(
         &self,
         service: Arc<ServiceSnapshot>,
@@ -171,10 +171,10 @@ impl Whole {
         if lacking <= MOST_AT_ONCE { Ok(composed(packed, make)) } else { self.once(packed, make).await }
     }
 
-    /// What looks through all of the registry: on a thread of its own, one at a time.
+    /// Runs `work`, which walks through the whole registry, on a blocking thread, one at a time.
     ///
     /// # Errors
-    /// The server stops.
+    /// The server is stopping.
     pub(super) async fn apart<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -204,7 +204,7 @@ impl Whole {
     }
 }
 
-/// Entries in JSON, one after the other with commas between: a list without its brackets.
+/// Encodes entries as JSON with commas between: a list without its brackets.
 pub(super) fn entries<T: Serialize>(entries: impl Iterator<Item = T>) -> Bytes {
     let mut list = Vec::new();
     for entry in entries {
@@ -212,7 +212,7 @@ pub(super) fn entries<T: Serialize>(entries: impl Iterator<Item = T>) -> Bytes {
             list.push(b',');
         }
         let before = list.len();
-        // Our own types: none has a Serialize that fails.
+        // None of our own types has a Serialize that fails.
         if serde_json::to_writer(&mut list, &entry).is_err() {
             list.truncate(before);
         }
@@ -247,8 +247,8 @@ impl Composer {
         }
     }
 
-    /// Adds what a service comes to, with `before` in front, and says whether that was anything. `make` depends on nothing but the snapshot;
-    /// what it gives is kept with the snapshot under `encoding`.
+    /// Adds the encoding of a service, preceded by `before`; returns false if it is empty. `make` must depend on the snapshot only; its result is
+    /// cached with the snapshot under `encoding`.
     pub(super) fn part(
         &mut self,
         before: &str,
@@ -259,9 +259,9 @@ impl Composer {
         self.kept(before, service.encodings(), encoding, || make(service))
     }
 
-    /// Adds what the instances of a service come to, piece by piece: `first` in front of the first piece that comes to anything, `between` in
-    /// front of each other one. Says whether any did. `make` depends on nothing but the instances; what it gives is kept with their piece, so
-    /// after a change only the pieces with the instances that changed are encoded again.
+    /// Adds the encodings of a service's instances, piece by piece: `first` before the first piece that is not empty, `between` before each other
+    /// one. Returns false if all are empty. `make` must depend on the instances only; its result is cached with the piece, so a change causes only
+    /// the pieces with changed instances to be encoded again.
     pub(super) fn list(
         &mut self,
         service: &ServiceSnapshot,
@@ -280,7 +280,7 @@ impl Composer {
 
     fn kept(&mut self, before: &str, kept: &Encodings, encoding: Encoding, make: impl Fn() -> Bytes) -> bool {
         if self.packed {
-            // The plain form is not kept for the sake of the compressed one.
+            // The compressed form alone does not cause the plain form to be cached.
             let part = kept.get_packed(encoding, || packed_part(&kept.known(encoding).unwrap_or_else(&make)));
             let Some((kind, rest)) = part.split_first() else { return false };
             self.text(before);
@@ -340,8 +340,8 @@ impl Composer {
     }
 }
 
-/// A part as it is kept for compressed bodies: nothing; `0` and the text, if it is short; else `1`, check sum, [`CheckSum::shift`], length, and blocks
-/// of DEFLATE.
+/// Returns a part in the form for compressed bodies: empty; `0` and the text, if short; else `1`, checksum, [`CheckSum::shift`], length, and DEFLATE
+/// blocks.
 fn packed_part(plain: &Bytes) -> Bytes {
     if plain.is_empty() {
         return Bytes::new();
@@ -365,8 +365,8 @@ fn packed_part(plain: &Bytes) -> Bytes {
     part.freeze()
 }
 
-/// A block of DEFLATE that is not compressed, and not the last one of a stream (RFC 1951, 3.2.4). It begins, as all of ours, at a byte's beginning.
-/// `bytes`: at most 65535.
+/// Returns an uncompressed DEFLATE block that is not the last one of a stream (RFC 1951, 3.2.4). It starts, like all of ours, at a byte boundary.
+/// `bytes` has at most 65535 bytes.
 fn stored(bytes: &[u8]) -> Bytes {
     let length = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
     let mut block = BytesMut::with_capacity(5 + bytes.len());
@@ -377,7 +377,7 @@ fn stored(bytes: &[u8]) -> Bytes {
     block.freeze()
 }
 
-/// Blocks of DEFLATE that end at a byte's end and are not the last ones of a stream.
+/// Returns DEFLATE blocks that end at a byte boundary and are not the last ones of a stream.
 fn deflate(bytes: &[u8]) -> Vec<u8> {
     use std::io::Write as _;
     let mut encoder = DeflateEncoder::new(Vec::with_capacity(bytes.len() / 8 + 64), Compression::fast());
@@ -390,31 +390,31 @@ fn deflate(bytes: &[u8]) -> Vec<u8> {
 
 // === impl CheckSum ===
 
-/// The CRC-32 of a text to which others are joined of which only the check sums are read. A check sum is a polynomial over GF(2) modulo
-/// [`CheckSum::POLYNOMIAL`], its highest bit the coefficient of x^0 (RFC 1952, 8). To put n bytes behind a text multiplies the text's check sum with
-/// x^(8n), and adds theirs. That factor costs some forty multiplications, so it is kept with the part; to join is one.
+/// The CRC-32 of a text, to which other texts are appended by their checksums alone. A checksum is a polynomial over GF(2) modulo
+/// [`CheckSum::POLYNOMIAL`]; its highest bit is the coefficient of x^0 (RFC 1952, 8). Appending n bytes multiplies the text's checksum by x^(8n) and
+/// adds theirs. That factor costs some forty multiplications and is stored with the part; then appending costs one.
 #[derive(Debug, Clone, Copy, Default)]
 struct CheckSum(u32);
 
 impl CheckSum {
     const POLYNOMIAL: u32 = 0xedb8_8320;
-    /// x^0 and x^8.
+    /// The polynomials x^0 and x^8.
     const ONE: u32 = 1 << 31;
     const BYTE: u32 = 1 << 23;
 
-    /// Puts `text` behind.
+    /// Appends `text`.
     fn update(&mut self, text: &[u8]) {
         let mut hasher = crc32fast::Hasher::new_with_initial(self.0);
         hasher.update(text);
         self.0 = hasher.finalize();
     }
 
-    /// Puts a text with the check sum `sum` behind; `shift` is that of its length.
+    /// Appends a text with the checksum `sum`; `shift` is the factor of its length.
     fn join(&mut self, sum: u32, shift: u32) {
         self.0 = CheckSum::product(shift, self.0) ^ sum;
     }
 
-    /// x^(8 times `length`).
+    /// Returns x^(8 times `length`).
     fn shift(mut length: u64) -> u32 {
         let (mut shift, mut power) = (CheckSum::ONE, CheckSum::BYTE);
         while length > 0 {
@@ -431,7 +431,7 @@ impl CheckSum {
         let mut product = 0;
         for bit in (0..32).rev() {
             product ^= if a >> bit & 1 == 1 { b } else { 0 };
-            // b times x.
+            // Multiplies b by x.
             b = if b & 1 == 1 { b >> 1 ^ CheckSum::POLYNOMIAL } else { b >> 1 };
         }
         product
@@ -441,17 +441,17 @@ impl CheckSum {
 // === impl Pieces ===
 
 impl Pieces {
-    /// The piece with this number.
+    /// Returns the piece at an index.
     pub(super) fn piece(&self, at: usize) -> Option<Bytes> {
         self.pieces.get(at).cloned()
     }
 
-    /// How many bytes all of them have.
+    /// Returns the number of bytes of all pieces.
     pub fn len(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether there is nothing in it.
+    /// True if the body is empty.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
@@ -480,13 +480,13 @@ mod tests {
         text
     }
 
-    /// What `make` gives, compressed and not.
+    /// Returns the output of `make`, after a check that the compressed one is the same.
     fn both(make: impl Fn(&mut Composer)) -> (Vec<u8>, Pieces) {
         let plain = text(&composed(false, &make));
         let packed = composed(true, &make);
         let mut unpacked = Vec::new();
         let packed_text = text(&packed);
-        // Not a decoder of many streams: there is one. Of nothing there is none.
+        // A decoder of a single stream suffices. An empty body has no stream.
         if !packed_text.is_empty() {
             flate2::read::GzDecoder::new(&packed_text[..]).read_to_end(&mut unpacked).unwrap();
         }
@@ -498,7 +498,7 @@ mod tests {
     #[test]
     fn compressed_parts_are_one_stream() {
         let services: Vec<_> = (0..50).map(|n| service(&format!("s{n}"))).collect();
-        // Short ones, long ones, and some of which there is nothing.
+        // Short parts, long parts, and empty ones.
         let part = |snapshot: &ServiceSnapshot| {
             let number: usize = snapshot.key.name()[1..].parse().unwrap();
             Bytes::from(format!("{} ", snapshot.key).repeat((number % 5) * number * 30))
@@ -518,7 +518,7 @@ mod tests {
         assert!(empty.is_empty() && nothing.is_empty());
     }
 
-    /// However long the text between parts is: stored, compressed, and on both sides of the border.
+    /// Texts between parts of any length: stored, compressed, and on both sides of the limit.
     #[test]
     fn text_between_compressed_parts_arrives_whatever_its_length() {
         let long = service("long");
@@ -588,7 +588,7 @@ mod tests {
         at.fetch_add(1, Ordering::SeqCst);
         ask("").await.unwrap();
         assert_eq!(made.load(Ordering::SeqCst), 2, "another revision");
-        // Somebody who leaves does not undo what was begun.
+        // An aborted caller does not undo the work begun.
         at.fetch_add(1, Ordering::SeqCst);
         ask("").abort();
         ask("").await.unwrap();
