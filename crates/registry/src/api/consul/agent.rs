@@ -1,4 +1,4 @@
-//! `/v1/agent/…`: what a service says of itself, and what the agent knows.
+//! `/v1/agent/…`: registration, checks and queries of an agent's services.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::api::whole::Composer;
 use crate::api::{ApiError, Reply, Watched};
 use crate::{Edit, Health, Instance, Patch, Registration};
 
-/// What Consul's agent has beside: its own process and the others that it knows, which the registry's operators see elsewhere.
+/// Parts of Consul's agent API about its own process and cluster, which are not served: operators use the registry's own tools instead.
 const ABSENT: [&str; 9] = ["connect", "force-leave", "host", "join", "leave", "metrics", "monitor", "reload", "token"];
 
 pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
@@ -79,7 +79,7 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
         ["services"] => {
             let peer = call.peer();
             let make = move |scope: &Scope, out: &mut Composer| {
-                // The client's own host has the plain key.
+                // A service of the client's own host has the plain id as its key.
                 let own = own_instances(scope);
                 let services = own.iter().map(|(it, kept)| (AgentService::new(it, kept), comes_from(it, &peer)));
                 add(out, &entry::by_id(services.filter(|(service, _)| scope.fits(service))));
@@ -120,7 +120,7 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     }
 }
 
-/// One service, with a hash of what is told of it. A request that gives the hash, `?hash=`, waits until the hash is another one.
+/// Returns a service with a hash of its content. With `?hash=`, waits until the hash differs.
 async fn watched_service(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
     let known = call.request.param("hash").filter(|hash| !hash.is_empty());
     let wait = call.request.duration("wait")?.filter(|wait| !wait.is_zero()).unwrap_or(DEFAULT_WAIT);
@@ -129,14 +129,14 @@ async fn watched_service(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
     loop {
         let registry = &call.context.registry;
         let found = call.agent_service(id).await?;
-        // Read before what is shown is: a change in between ends the wait.
+        // Read before the instance: a change in between ends the wait.
         let revision = registry.revision_of(&found.service);
         let instance = registry.instance(&found.id).unwrap_or(found);
         let mut shown = serde_json::to_value(AgentService::new(&instance, &Kept::of(&instance))).unwrap_or_default();
         let hash = content_hash(&shown);
         let left = until.saturating_duration_since(Instant::now());
         if known != Some(hash.as_str()) || left.is_zero() || *call.context.stopping.borrow() {
-            // Go's watch takes the hash from the body, and without one asks again at once.
+            // Go's watch takes the hash from the body; without one, it repeats the request at once.
             shown["ContentHash"] = Value::String(hash.clone());
             return Ok(Reply::ok(&shown).header(CONTENT_HASH, hash).waited(waited));
         }
@@ -145,8 +145,8 @@ async fn watched_service(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
     }
 }
 
-/// What is said of a service, in short: another one whenever anything of it is said otherwise. When it was written is no part of it, for a
-/// heartbeat that is written changes nothing of what is said.
+/// Returns a hash of a service's content, which differs after any change of it. The indexes are excluded: a heartbeat that is written changes no
+/// content.
 fn content_hash(shown: &Value) -> String {
     let mut said = shown.clone();
     if let Some(said) = said.as_object_mut() {
@@ -159,7 +159,7 @@ fn member(own: &str) -> Value {
     json!({ "Name": own, "Addr": "127.0.0.1", "Port": 8301, "Status": 1, "Tags": { "dc": DATACENTER, "role": "consul" } })
 }
 
-/// The instances of this node, which all of our nodes are.
+/// Returns the instances of this node, which all our nodes represent.
 fn own_instances(scope: &Scope) -> Vec<(Arc<Instance>, Kept)> {
     let all = scope.instances().into_iter().map(|instance| {
         let kept = Kept::of(&instance);
@@ -168,12 +168,12 @@ fn own_instances(scope: &Scope) -> Vec<(Arc<Instance>, Kept)> {
     all.filter(|(_, kept)| kept.agent || kept.node.is_empty() || kept.node == scope.node).collect()
 }
 
-/// Whether the host that registered `instance` is `peer`.
+/// True if the host at `peer` registered `instance`.
 fn comes_from(instance: &Instance, peer: &str) -> bool {
     *instance.host == *peer || instance.metadata.get(wire::FROM) == Some(peer)
 }
 
-/// Health as a status code: 200 passing, 429 warning, 503 critical.
+/// Returns the health as a status code: 200 passing, 429 warning, 503 critical.
 fn judged(call: &Call<'_>, list: &[&Arc<Instance>]) -> Reply {
     let worst = list.iter().map(|instance| entry::worst(instance)).max().unwrap_or_default();
     let code = match worst {
@@ -211,7 +211,7 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     let body: Value = call.request.json()?;
     call.same_namespace(&body)?;
     let mut read = wire::service(&body, "name")?;
-    // A service without an address of its own has that of its agent: here, the address that the request came from.
+    // A service without an address gets its agent's: here, the address of the client.
     let peer = call.peer();
     let host = if read.address.is_empty() { peer.clone() } else { std::mem::take(&mut read.address) };
     let id = call.agent_identity(&host, &read.id)?;
@@ -219,14 +219,14 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     read.kept.agent = true;
     let replaced = call.request.flag("replace-existing-checks");
     let written = call.context.registry.change(&id, |known| {
-        // What was imported, or put into the catalog, stays on the node that it was put on.
+        // A service that was imported or put into the catalog stays on its node.
         let node = known.map(|instance| Kept::of(instance).node).filter(|node| !node.is_empty());
         read.kept.node = node.unwrap_or_else(|| host.clone());
         let before = known.map(|instance| checks::held(instance, &Kept::of(instance))).unwrap_or_default();
         let list = checks::registered(&read.checks, before, replaced)?;
         let mut kept = read.kept.clone();
-        // Said in so many words: to the core a registration that says nothing of its health is a heartbeat, and makes passing what has reported
-        // that it is not.
+        // Health is always set: the core takes a registration without a health for a heartbeat, and would set a service to passing that has reported
+        // otherwise.
         let (check, health) = checks::assemble(&list, &mut kept);
         let registration = Registration {
             weight: read.weight,

@@ -1,4 +1,4 @@
-//! `/v1/catalog/…`: what there is, and registration by somebody else than the service itself.
+//! `/v1/catalog/…`: lists of nodes and services, and registration by a third party.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::api::whole::Composer;
 use crate::api::{ApiError, Reply, identity};
 use crate::{Encoding, Instance, InstanceId, Registration, ServiceSnapshot};
 
-/// Instances with one client's id that are looked through for one of a certain node.
+/// Maximum number of instances with one client's id among which one on a certain node is searched.
 const MOST_ON_NODES: usize = 1000;
 
 pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
@@ -82,12 +82,12 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     }
 }
 
-/// A list whose entries are there.
+/// Returns a list from encoded entries.
 pub(super) fn bracketed(list: &[u8]) -> Reply {
     Reply::bytes(StatusCode::OK, JSON, [&b"["[..], list, b"]"].concat())
 }
 
-/// Names of services with the tags of their instances.
+/// Writes the names of services with the tags of their instances.
 fn services(scope: &Scope, out: &mut Composer) {
     out.text("{");
     let mut some = false;
@@ -110,7 +110,7 @@ fn services(scope: &Scope, out: &mut Composer) {
     out.text("}");
 }
 
-/// `"name":["tag"]`, of the instances that fit; nothing if none does: a service that nobody is in is none to Consul.
+/// Returns `"name":["tag"]` of the instances that fit; empty if none does: to Consul, a service without instances does not exist.
 fn tags(service: &ServiceSnapshot, fits: impl Fn(&Instance) -> bool) -> Bytes {
     let mut tags = BTreeSet::new();
     let mut any = false;
@@ -150,7 +150,7 @@ fn nodes(scope: &Scope, out: &mut Composer) {
     out.text("]");
 }
 
-/// A node and its services; `null`, as Consul says it, if there is none of this name.
+/// Writes a node and its services; `null`, as at Consul, if there is no such node.
 fn node(scope: &Scope, name: &str, out: &mut Composer) {
     let on_it = on_node(scope, name);
     let Some(shown) = shown_node(scope, name, &on_it) else { return out.text("null") };
@@ -162,7 +162,7 @@ fn node(scope: &Scope, name: &str, out: &mut Composer) {
     out.text("}");
 }
 
-/// As [`node`], the services in a list: two on one node may have the same id, for its registry's node is that of all agents.
+/// Writes the same as [`node`] with the services in a list: two on one node may have the same id, because the registry's node represents all agents.
 fn node_services(scope: &Scope, name: &str, out: &mut Composer) {
     let on_it = on_node(scope, name);
     let Some(shown) = shown_node(scope, name, &on_it) else {
@@ -176,7 +176,7 @@ fn node_services(scope: &Scope, name: &str, out: &mut Composer) {
     out.text("]}");
 }
 
-/// A node: as the catalog was told of it, or else as what is on it tells. None: nothing is known of it.
+/// Returns a node: its catalog entry, or else the node part of an instance on it. `None` if nothing is known of it.
 fn shown_node(scope: &Scope, name: &str, on_it: &[Arc<Instance>]) -> Option<Node> {
     let own = scope.node.as_str();
     if *name == *own {
@@ -188,7 +188,7 @@ fn shown_node(scope: &Scope, name: &str, on_it: &[Arc<Instance>]) -> Option<Node
     on_it.first().map(|instance| Node::of(instance, &Kept::of(instance), own))
 }
 
-/// The instances on a node. This registry's own node stands for all agents.
+/// Returns the instances on a node. This registry's own node represents all agents.
 pub(super) fn on_node(scope: &Scope, node: &str) -> Vec<Arc<Instance>> {
     let own = scope.node.as_str();
     let mut list = scope.instances();
@@ -212,7 +212,7 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     let skip_update = object.flag("skipnodeupdate")?;
     let is_known = call.context.registry.instance(&machine::id(call, &told.name)?).is_some();
     let service = object.get("service");
-    // A node of which only its services tell needs no row of its own.
+    // A node that is known only through its services needs no row of its own.
     if service.is_none() || !of_node.is_empty() || is_known {
         let with = |after: After| Ok(After { checks: machine::with_checks(&of_node, after.checks)?, ..after });
         machine::change(call, &told, skip_update, with).await?;
@@ -241,7 +241,7 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     if probes.is_empty() {
         probes = std::mem::take(&mut read.checks);
     }
-    // Whoever writes to the catalog keeps the status up to date too: nothing is probed.
+    // The client that writes to the catalog also updates the status: nothing is probed.
     probes.iter_mut().for_each(|probe| probe.check = None);
     let list = checks::registered(&probes, Vec::new(), true)?;
     let mut kept = read.kept.clone();
@@ -291,7 +291,7 @@ async fn deregister(call: &Call<'_>) -> Result<Reply, ApiError> {
     for some in ids.chunks(call.context.registry.limits().call_rows.max(1)) {
         for row in call.context.registry.deregister(some).await {
             match row {
-                // Somebody else was faster.
+                // Deregistered by another client in the meantime.
                 Ok(_) | Err(crate::WriteError::NotFound { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -301,7 +301,7 @@ async fn deregister(call: &Call<'_>) -> Result<Reply, ApiError> {
     Ok(Reply::ok(&true))
 }
 
-/// The instance that is known as `service` on `node`. This registry's own node stands for all agents.
+/// Returns the instance known as `service` on `node`. This registry's own node represents all agents.
 async fn on_node_by_id(call: &Call<'_>, node: &str, service: &str) -> Result<Option<InstanceId>, ApiError> {
     let registry = &call.context.registry;
     let id = identity::consul(&call.namespace, node, service)?;
@@ -315,12 +315,12 @@ async fn on_node_by_id(call: &Call<'_>, node: &str, service: &str) -> Result<Opt
             Err(error) => Err(error),
         };
     }
-    // An agent's service that was imported keeps its instance id.
+    // An imported agent's service keeps its instance id.
     let found = registry.find(&call.namespace, &[(identity::CLIENT_ID, service)], MOST_ON_NODES).instances;
     Ok(found.iter().find(|instance| Kept::of(instance).node == node).map(|instance| instance.id.clone()))
 }
 
-/// The node, or what is on it, with the check `check`.
+/// Returns the node, or an instance on it, with the check `check`.
 async fn with_check(call: &Call<'_>, node: &str, check: &str) -> Result<Option<Arc<Instance>>, ApiError> {
     let has = |instance: &Instance| checks::held(instance, &Kept::of(instance)).iter().any(|held| held.id == check);
     let machine = call.context.registry.instance_or_ask(&machine::id(call, node)?).await;
@@ -332,7 +332,7 @@ async fn with_check(call: &Call<'_>, node: &str, check: &str) -> Result<Option<A
     Ok(on_it.into_iter().find(|instance| has(instance)))
 }
 
-/// The only row of a call.
+/// Returns the only row of a call.
 pub(super) fn write(rows: Vec<Result<crate::Written, crate::WriteError>>) -> Result<crate::Written, ApiError> {
     rows.into_iter().next().unwrap_or(Err(crate::WriteError::Stopped)).map_err(ApiError::from)
 }

@@ -1,8 +1,8 @@
-//! Checks of services: as Consul's clients write them, as they are kept, and what a service with several comes to.
+//! Checks of services: the form that Consul's clients send, the stored form, and the health of a service with several checks.
 //!
-//! Here a service has a list of checks. In the core an instance without checks has no check, one with one check has that check, and one with more
-//! has [`CheckKind::Several`]. [`held`] and [`assemble`] go from one to the other; whatever changes a service's checks does it
-//! between the two.
+//! This front uses a list of checks. In the core an instance without checks has no check, one with one check has that check, and one with more has
+//! [`CheckKind::Several`]. [`held`] and [`assemble`] convert between the two forms; every change of a service's checks is made on the list in
+//! between.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,35 +19,35 @@ use crate::{
     Registration,
 };
 
-/// Longest id of one of several checks: a metadata key that has the id in it is in the index.
+/// Maximum length of the id of one of several checks: the id is part of an indexed metadata key.
 const LONGEST_ID: usize = 100;
 
-/// A check as it was sent.
+/// A check sent by a client.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Probe {
     pub(super) id: String,
     pub(super) name: String,
     pub(super) notes: String,
-    /// None: only a status, which somebody else keeps up to date.
+    /// The kind of check; `None` for a bare status, which a client updates.
     pub(super) check: Option<Check>,
     pub(super) status: Option<Health>,
-    /// The service that it is of, where the check itself says so.
+    /// Id of the service, if the check itself names it.
     pub(super) service: String,
 }
 
-/// A check that a service has.
+/// A check of a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) id: String,
-    /// Empty: Consul makes one of the service's name.
+    /// Name of the check; if empty, Consul derives one from the service's name.
     pub(super) name: String,
     pub(super) notes: String,
-    /// As of [`Probe`].
+    /// The kind of check, like [`Probe::check`].
     pub(super) check: Option<Check>,
     pub(super) health: Health,
 }
 
-/// What a check may not say, for it would be probed otherwise than its owner means. What has no effect here is taken: redirects are
+/// Keys that a check must not have, because the probe would differ from the client's intention. Keys without effect here are accepted: redirects are
 /// never followed (`DisableRedirects`), no output is kept (`OutputMaxSize`), and without TLS there is nothing to verify (`TLSSkipVerify`).
 const REFUSED: [&str; 13] = [
     "args",
@@ -65,7 +65,7 @@ const REFUSED: [&str; 13] = [
     "failuresbeforewarning",
 ];
 
-/// Reads a check.
+/// Parses a check.
 pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
     let object = Object::new(value, "Check")?;
     object.refuse(&REFUSED)?;
@@ -114,7 +114,7 @@ pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
         object.refuse(&["tlsservername", "grpcusetls"])?;
     }
     let deregister_after = object.duration("deregistercriticalserviceafter")?.filter(|after| !after.is_zero());
-    // A check of its own is `CheckID`; that of an agent's check/register is `ID`.
+    // A standalone check has a `CheckID`; an agent's check/register has an `ID`.
     let id = match object.text("checkid")? {
         "" => object.text("id")?,
         id => id,
@@ -129,13 +129,12 @@ pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
     })
 }
 
-/// The checks that a registration of the service `service` brings, in `Check` and `Checks`.
+/// Parses the checks of a registration of the service `service`, in `Check` and `Checks`.
 pub(super) fn of_service(object: &Object<'_>, service: &str) -> Result<Vec<Probe>, ApiError> {
     named(sent(object)?.into_iter().map(probe).collect::<Result<_, _>>()?, service)
 }
 
-/// The checks that a registration in the catalog brings: those of services, and those of the node. There a check is of a service only if it
-/// says so.
+/// Parses the checks of a registration in the catalog: those of services, and those of the node. A check is of a service only if it names one.
 pub(super) fn of_catalog(object: &Object<'_>, node: &str) -> Result<(Vec<Probe>, Vec<Probe>), ApiError> {
     let mut probes = Vec::new();
     for value in sent(object)? {
@@ -150,7 +149,7 @@ pub(super) fn of_catalog(object: &Object<'_>, node: &str) -> Result<(Vec<Probe>,
         if probe.id.is_empty() {
             return Err(ApiError::bad("Check: expected CheckID, or Name"));
         }
-        // Whoever writes to the catalog keeps the status up to date too: nothing is probed.
+        // The client that writes to the catalog also updates the status: nothing is probed.
         probe.check = None;
         probes.push(probe);
     }
@@ -158,7 +157,7 @@ pub(super) fn of_catalog(object: &Object<'_>, node: &str) -> Result<(Vec<Probe>,
     Ok(probes.into_iter().partition(|probe| !probe.service.is_empty()))
 }
 
-/// What is sent as `Check` and `Checks`.
+/// Returns the values of `Check` and `Checks`.
 fn sent<'a>(object: &Object<'a>) -> Result<Vec<&'a Value>, ApiError> {
     let mut list: Vec<&Value> = object.get("check").into_iter().collect();
     if let Some(more) = object.get("checks") {
@@ -169,7 +168,7 @@ fn sent<'a>(object: &Object<'a>) -> Result<Vec<&'a Value>, ApiError> {
     Ok(list)
 }
 
-/// Refuses two checks with one id.
+/// Rejects two checks with the same id.
 fn named_apart(probes: &[Probe]) -> Result<(), ApiError> {
     for (n, probe) in probes.iter().enumerate() {
         if probes[..n].iter().any(|other| other.id == probe.id) {
@@ -179,10 +178,10 @@ fn named_apart(probes: &[Probe]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Gives each check without an id the one that Consul gives: `service:ID`, and of several `service:ID:1`, `service:ID:2` ….
+/// Gives checks without an id Consul's default: `service:ID`, or of several `service:ID:1`, `service:ID:2` ….
 ///
 /// # Errors
-/// Two have the same id; there are too many.
+/// Two checks have the same id, or there are too many.
 pub(super) fn named(mut probes: Vec<Probe>, service: &str) -> Result<Vec<Probe>, ApiError> {
     let many = probes.len() > 1;
     for (n, probe) in probes.iter_mut().enumerate().filter(|(_, probe)| probe.id.is_empty()) {
@@ -193,7 +192,7 @@ pub(super) fn named(mut probes: Vec<Probe>, service: &str) -> Result<Vec<Probe>,
     Ok(probes)
 }
 
-/// Refuses more checks than an instance can have, and ids of several that are too long.
+/// Rejects more checks than an instance may have, and ids that are too long for one of several.
 pub(super) fn within_limits<'a>(ids: impl ExactSizeIterator<Item = &'a str>) -> Result<(), ApiError> {
     let many = ids.len();
     if many > MOST_CHECKS {
@@ -209,7 +208,7 @@ pub(super) fn within_limits<'a>(ids: impl ExactSizeIterator<Item = &'a str>) -> 
     Ok(())
 }
 
-/// The checks that an instance has.
+/// Returns the checks of an instance.
 pub(super) fn held(instance: &Instance, kept: &Kept) -> Vec<Held> {
     match instance.check.as_deref() {
         Some(Check { kind: CheckKind::Several { checks }, .. }) => {
@@ -242,15 +241,15 @@ pub(super) fn held(instance: &Instance, kept: &Kept) -> Vec<Held> {
     }
 }
 
-/// The checks of a service that had `before` and is registered with `probes`: as at Consul, a check that the registration does not name stays,
-/// unless all are to be `replaced`. What has only a status belongs to a registration before.
+/// Returns the checks of a service that had `before` and is registered with `probes`: as at Consul, a check that the registration does not name is
+/// kept, unless all are to be `replaced`. A bare status is never kept.
 ///
 /// # Errors
-/// There are too many.
+/// There are too many checks.
 pub(super) fn registered(probes: &[Probe], before: Vec<Held>, replaced: bool) -> Result<Vec<Held>, ApiError> {
     let health = |probe: &Probe| {
         let known = before.iter().find(|held| held.id == probe.id).map(|held| held.health);
-        // A new check is critical until it was heard of, as with Consul.
+        // A new check is critical until its first report, as at Consul.
         let new = if probe.check.is_some() { Health::Critical } else { Health::Passing };
         probe.status.or(known).unwrap_or(new)
     };
@@ -272,7 +271,7 @@ pub(super) fn registered(probes: &[Probe], before: Vec<Held>, replaced: bool) ->
     Ok(after)
 }
 
-/// What the core is told of an instance with these checks: the check, and the health. What only Consul knows of them goes into `kept`.
+/// Returns the check and the health of an instance with these checks, for the core. Attributes that only Consul has go into `kept`.
 pub(super) fn assemble(list: &[Held], kept: &mut Kept) -> (Option<Check>, Health) {
     (kept.check_name, kept.notes, kept.checks) = Default::default();
     let worst = list.iter().map(|held| held.health).max().unwrap_or_default();
@@ -299,7 +298,7 @@ pub(super) fn assemble(list: &[Held], kept: &mut Kept) -> (Option<Check>, Health
     }
 }
 
-/// Puts what the model does not know into the metadata: what is `kept`, the node, and the ids by which the checks of the service `id` are found.
+/// Writes into the metadata what the model lacks: `kept`, the node, and the ids by which the checks of the service `id` are found.
 pub(super) fn keep(meta: &mut BTreeMap<String, String>, kept: &Kept, id: &str, checks: &[Held]) {
     meta.retain(|key, _| key.strip_prefix(CHECK_ID).is_none_or(|rest| !rest.is_empty() && !rest.starts_with('.')));
     match *kept == Kept::default() {
@@ -318,22 +317,22 @@ pub(super) fn keep(meta: &mut BTreeMap<String, String>, kept: &Kept, id: &str, c
     }
 }
 
-/// The metadata entry by which one of several checks is found.
+/// Returns the metadata entry by which one of several checks is found.
 fn index_entry(check: &str) -> (String, String) {
     (format!("{CHECK_ID}.{check}"), "1".to_owned())
 }
 
-/// Whether the check `check` is found by the service `service`, for its id is `service:ID` or `service:ID:N`.
+/// True if the id of the check `check` is `service:ID` or `service:ID:N`, so that it is found by the service `service`.
 fn is_numbered(check: &str, service: &str) -> bool {
     let rest = check.strip_prefix("service:").and_then(|rest| rest.strip_prefix(service));
     rest.is_some_and(|rest| rest.is_empty() || rest.strip_prefix(':').is_some_and(|n| n.parse::<usize>().is_ok()))
 }
 
-/// The instance that a check belongs to.
+/// Returns the instance that a check belongs to.
 pub(super) async fn owner(call: &Call<'_>, check: &str) -> Result<Arc<Instance>, ApiError> {
     if let Some(id) = check.strip_prefix("service:") {
         match call.agent_service(id).await {
-            // A check may also have a name of its own that begins so, or be one of several.
+            // A check's own id may begin so, too, and the check may be one of several.
             Err(ApiError::NotFound { .. }) => {}
             found => return found,
         }
@@ -347,13 +346,13 @@ pub(super) async fn owner(call: &Call<'_>, check: &str) -> Result<Arc<Instance>,
     if let Some(instance) = known(call, check)? {
         return Ok(instance);
     }
-    // It may have been registered at another node of the registry a moment ago: to ask for any instance brings this node up to the store.
+    // Another node may just have registered the check: a query for any instance brings this node up to the store's state.
     let any = identity::consul(&call.namespace, &call.peer(), check)?;
     call.context.registry.instance_or_ask(&any).await;
     known(call, check)?.ok_or_else(|| no_such_check(check))
 }
 
-/// The instance of a check with an id of its own, as far as this node knows.
+/// Returns the instance of a check with an id of its own, from this node's state.
 fn known(call: &Call<'_>, check: &str) -> Result<Option<Arc<Instance>>, ApiError> {
     if let Some(instance) = call.choose("check ID", check, CHECK_ID, check)? {
         return Ok(Some(instance));
@@ -366,7 +365,7 @@ fn no_such_check(check: &str) -> ApiError {
     ApiError::NotFound { what: "check ID", name: check.to_owned() }
 }
 
-/// A client says how a check is.
+/// Reports the status of a check.
 pub(super) async fn report(call: &Call<'_>, check: &str, health: Health) -> Result<Reply, ApiError> {
     call.writes()?;
     let instance = owner(call, check).await?;
@@ -377,10 +376,10 @@ pub(super) async fn report(call: &Call<'_>, check: &str, health: Health) -> Resu
     }
     let registry = &call.context.registry;
     let is_several = list.len() > 1;
-    // What is usual costs no write.
+    // The usual report costs no write.
     if health == Health::Passing && one.health == Health::Passing {
         let beat = match one.check {
-            // Only a status, which nobody waits for.
+            // A bare status has no TTL to extend.
             None => Beat::Known,
             Some(_) if is_several => registry.heartbeat_of_check(&instance.id, check).await,
             Some(_) => registry.heartbeat(std::slice::from_ref(&instance.id)).await.pop().unwrap_or(Beat::Unknown),
@@ -396,7 +395,7 @@ pub(super) async fn report(call: &Call<'_>, check: &str, health: Health) -> Resu
     Ok(done())
 }
 
-/// `/v1/agent/check/register`.
+/// Serves `/v1/agent/check/register`.
 pub(super) async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     call.writes()?;
     let body: Value = call.request.json()?;
@@ -422,7 +421,7 @@ pub(super) async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     Ok(done())
 }
 
-/// `/v1/agent/check/deregister/ID`.
+/// Serves `/v1/agent/check/deregister/ID`.
 pub(super) async fn deregister(call: &Call<'_>, check: &str) -> Result<Reply, ApiError> {
     call.writes()?;
     let instance = owner(call, check).await?;
@@ -431,7 +430,7 @@ pub(super) async fn deregister(call: &Call<'_>, check: &str) -> Result<Reply, Ap
     Ok(done())
 }
 
-/// Takes a check from a service, or from a node.
+/// Removes a check from a service, or from a node.
 pub(super) async fn remove(call: &Call<'_>, instance: &Instance, check: &str) -> Result<(), ApiError> {
     let without = |mut list: Vec<Held>| {
         let before = list.len();
@@ -447,7 +446,7 @@ pub(super) async fn remove(call: &Call<'_>, instance: &Instance, check: &str) ->
     change(call, &instance.id, without).await
 }
 
-/// Gives an instance the checks that `decide` makes of those that it has.
+/// Replaces an instance's checks by the result of `decide`, which is called with the present ones.
 pub(super) async fn change(
     call: &Call<'_>,
     id: &InstanceId,
@@ -492,7 +491,7 @@ mod tests {
         list.iter().map(|held| (held.id.as_str(), held.health)).collect()
     }
 
-    /// What goes into the core comes out of it again, for none, one and several.
+    /// Checks put into the core are read back unchanged: none, one and several.
     #[test]
     fn there_and_back() {
         let id = InstanceId::parse("default/consul:web@n1").unwrap();

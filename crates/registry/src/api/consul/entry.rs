@@ -1,4 +1,4 @@
-//! What Consul's clients are told: services, checks and nodes in their JSON.
+//! Entries for Consul's clients: services, checks and nodes in their JSON.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use crate::api::identity::in_consul;
 use crate::api::{RESERVED, format_duration};
 use crate::{CheckKind, Health, Instance};
 
-/// What maintenance without a reason is said to be for.
+/// Notes of a maintenance check without a reason.
 const NO_REASON: &str = "no reason was given";
 
-/// The one datacenter there is.
+/// The only datacenter.
 pub(super) const DATACENTER: &str = "dc1";
 
 #[derive(Debug, Serialize)]
@@ -113,22 +113,22 @@ pub(super) struct CatalogService {
     modify_index: u64,
 }
 
-/// The name of an instance's node.
+/// Returns the name of an instance's node.
 pub(super) fn node_name<'a>(kept: &'a Kept, own: &'a str) -> &'a str {
     if kept.node.is_empty() { own } else { &kept.node }
 }
 
-/// The address of an instance's node: that of the instance, where no other one was told.
+/// Returns the address of an instance's node, which defaults to the instance's own.
 fn node_address<'a>(instance: &'a Instance, kept: &'a Kept) -> &'a str {
     if kept.node_address.is_empty() { &instance.host } else { &kept.node_address }
 }
 
-/// The worst of an instance's checks and of those of its node.
+/// Returns the worst health of an instance's checks and of its node's.
 pub(super) fn worst(instance: &Instance) -> Health {
     if instance.isolate { Health::Critical } else { instance.overall() }
 }
 
-/// Whether the instance or its node is in maintenance.
+/// True if the instance or its node is in maintenance.
 pub(super) fn is_maintained(instance: &Instance) -> bool {
     instance.isolate || instance.machines.iter().any(|machine| machine.isolate)
 }
@@ -142,7 +142,7 @@ fn weights(instance: &Instance, kept: &Kept) -> Weights {
     Weights { passing: (instance.weight / WEIGHT_SCALE).max(1), warning: kept.warning_weight.unwrap_or(1) }
 }
 
-/// Where a service is, as Consul tells it; left out where nobody said.
+/// Returns a service's location in Consul's form; `None` if none was given.
 fn locality(instance: &Instance) -> Option<BTreeMap<&'static str, String>> {
     let (region, zone) = (&instance.location.region, &instance.location.zone);
     let said = !region.is_empty() || !zone.is_empty();
@@ -167,7 +167,7 @@ impl Node {
         }
     }
 
-    /// The node of an instance, as its registration told of it.
+    /// Creates the node of an instance from the attributes kept with it.
     pub(super) fn of(instance: &Instance, kept: &Kept, own: &str) -> Node {
         let mut node = Node::new(node_name(kept, own), node_address(instance, kept), instance.revision.0);
         node.meta.clone_from(&kept.node_meta);
@@ -179,7 +179,7 @@ impl Node {
     }
 }
 
-/// A UUID that is the same for the same name.
+/// Returns a UUID derived from the name.
 pub(super) fn node_id(name: &str) -> String {
     let hash = crate::api::hash_of(name);
     let hex: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -207,8 +207,8 @@ impl AgentService {
     }
 }
 
-/// Services by their ids. All agents are one here, so several hosts may have one id: then the service that is `preferred` has the id as its key, or
-/// else the first one, and the others have their instance ids.
+/// Maps services by their ids. All agents are one here, so several hosts may share an id: then the `preferred` service has the id as its key, or else
+/// the first one, and the others have their instance ids.
 pub(super) fn by_id(services: impl Iterator<Item = (AgentService, bool)>) -> BTreeMap<String, AgentService> {
     let mut map: BTreeMap<String, AgentService> = BTreeMap::new();
     for (service, preferred) in services {
@@ -221,7 +221,7 @@ pub(super) fn by_id(services: impl Iterator<Item = (AgentService, bool)>) -> BTr
     map
 }
 
-/// The checks of an instance: those that were registered, and one for maintenance while it is out.
+/// Returns the registered checks of an instance, and one for maintenance while it is isolated.
 pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Check> {
     let check = |check_id: String, name: String, status, notes: String, kind, definition| Check {
         node: node_name(kept, own_node).to_owned(),
@@ -254,7 +254,7 @@ pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Ch
     list
 }
 
-/// The checks of a node, and one for maintenance while it is in it. They are no service's.
+/// Returns the checks of a node, and one for maintenance while the node is in it. They belong to no service.
 pub(super) fn node_checks(machine: &Instance, kept: &Kept) -> Vec<Check> {
     let check = |check_id: String, name: String, status, notes: String, kind, definition| Check {
         node: kept.node.clone(),
@@ -284,7 +284,7 @@ pub(super) fn node_checks(machine: &Instance, kept: &Kept) -> Vec<Check> {
     list
 }
 
-/// The checks that an instance goes by: as at Consul first those of its node, then its own.
+/// Returns all checks that count for an instance: as at Consul, first those of its node, then its own.
 pub(super) fn with_node_checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Check> {
     let mut list: Vec<Check> =
         instance.machines.iter().flat_map(|machine| node_checks(machine, &Kept::of(machine))).collect();
@@ -378,7 +378,7 @@ impl CatalogService {
 }
 
 impl Check {
-    /// Whether it has a status.
+    /// True if the check has the status `status`.
     pub(super) fn is(&self, status: &str) -> bool {
         self.status == status
     }

@@ -1,11 +1,11 @@
-//! `/v1/event/…`: what one client tells all others of a namespace, in passing.
+//! `/v1/event/…`: user events, broadcast to the nodes of a namespace and kept only for a short time.
 //!
-//! An event may say by regular expressions whom it is for: a node's name, a service on the node, a tag of the service. At Consul each agent
-//! looks whether it is meant when it hears of the event. Here the registry is every host's agent, so it looks when a list is asked for: the node is the one
-//! that asks, by its address; or with `?node=`, `?service=` and `?tag=` of the list, any of the nodes that these choose.
+//! An event may select its nodes by regular expressions: of the node's name, of a service on the node, of a tag of the service. At Consul each agent
+//! evaluates them when it receives the event. Here the registry is every host's agent and evaluates them when a list is requested: for the client's
+//! own node, by its address; or with the list's `?node=`, `?service=` and `?tag=`, for any of the nodes that these select.
 //!
-//! The index of a list is no revision: it is made of the id of the last event in the list, as Consul's clients do themselves to see which events are
-//! new to them. So a list waits while its last event is the one that the client names.
+//! The index of a list is not a revision: it is derived from the id of the last event, as Consul's clients do to find the events that are new to
+//! them. So a list waits while its last event is the one that the client names.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,25 +25,25 @@ use crate::Instance;
 use crate::api::{ApiError, Context, Reply};
 use crate::kv::Entry;
 
-/// Bytes of an event: name, payload and filters. Consul's limit.
+/// Maximum length of an event in bytes: name, payload and filters. Consul's limit.
 const LONGEST: usize = 512;
-/// Of the form of events, as Consul counts.
+/// Version of the event format in Consul.
 const VERSION: u32 = 1;
-/// By which Consul's agents are asked to run a command. Nobody does here.
+/// Name of the events by which Consul's agents are told to run a command. Not supported.
 const REMOTE_EXEC: &str = "_rexec";
-/// Services of a host that are looked through for those that an event is for.
+/// Maximum number of a host's services that are checked against an event's filters.
 const MOST_SERVICES: usize = 4096;
-/// Bytes of a regular expression when it is compiled, and how many are kept compiled.
+/// Maximum size of a compiled regular expression, and number of compiled ones kept.
 const PATTERN_BYTES: usize = 64 << 10;
 const PATTERNS: usize = 128;
 
-/// An event as it is kept.
+/// A stored event.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 struct Event {
     id: String,
     name: String,
-    /// In base64.
+    /// Payload in base64.
     #[serde(skip_serializing_if = "String::is_empty")]
     payload: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -54,16 +54,16 @@ struct Event {
     tag: String,
 }
 
-/// What a list is to hold.
+/// Arguments of a list of events.
 #[derive(Debug, Clone)]
 struct Asked {
     name: String,
-    /// The nodes whose events are wanted; `None`: those of the node that asks.
+    /// The nodes whose events are listed; `None` for the client's own node.
     nodes: Option<Chosen>,
     peer: String,
 }
 
-/// Nodes with such a name and such a service. An empty text: any.
+/// Nodes selected by name and service. An empty pattern matches any.
 #[derive(Debug, Clone, Default)]
 struct Chosen {
     node: String,
@@ -71,15 +71,15 @@ struct Chosen {
     tag: String,
 }
 
-/// A node, as events see it.
+/// A node, for the filters of events.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Node {
     names: BTreeSet<String>,
-    /// Its services with their tags.
+    /// The node's services with their tags.
     services: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// Regular expressions that were compiled last: a client that watches is told of each event, and each time all are looked at again.
+/// Cache of compiled regular expressions: a watching client is woken by each event, and then all events are evaluated again.
 #[derive(Debug, Default)]
 pub(in crate::api) struct Patterns(Mutex<VecDeque<(String, Option<Regex>)>>);
 
@@ -99,7 +99,7 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
 }
 
 async fn fire(call: &Call<'_>) -> Result<Reply, ApiError> {
-    // The path as it is: a slash belongs to the name.
+    // The raw path: a slash is part of the name.
     let name = call.request.whole.strip_prefix("/v1/event/fire/").unwrap_or_default();
     if name == REMOTE_EXEC {
         return Err(ApiError::NotImplemented("Consul's remote execution is not served here".into()));
@@ -124,7 +124,7 @@ async fn fire(call: &Call<'_>) -> Result<Reply, ApiError> {
     Ok(Reply::ok(&event.shown(number)))
 }
 
-/// Refuses expressions that are none, and a tag without the service that it is a tag of.
+/// Rejects invalid expressions, and a tag filter without a service filter.
 fn checked(node: &str, service: &str, tag: &str) -> Result<(), ApiError> {
     if service.is_empty() && !tag.is_empty() {
         return Err(ApiError::bad("Cannot provide tag filter without service filter"));
@@ -164,18 +164,18 @@ async fn list(call: &Call<'_>) -> Result<Reply, ApiError> {
     Ok(Blocked { index: index(&events), waited: waits }.show(Reply::ok(&shown)))
 }
 
-/// The index of a list. Without events 1: 0 would make the client ask again at once.
+/// Returns the index of a list. An empty list has 1: with 0 the client would ask again at once.
 fn index(events: &[(u64, Event)]) -> u64 {
     events.last().map_or(1, |(_, event)| index_of(&event.id))
 }
 
-/// The two halves of a UUID, one exclusive-or the other, as Consul and its clients make an index of an event's id.
+/// Returns the two halves of a UUID combined by exclusive or, as Consul and its clients derive an index from an event's id.
 fn index_of(id: &str) -> u64 {
     let digits: String = id.chars().filter(|c| *c != '-').collect();
     u128::from_str_radix(&digits, 16).map_or(1, |id| ((id >> 64) as u64 ^ id as u64).max(1))
 }
 
-/// Those of `found` that are asked for. Where that depends on what services there are, it is found out on another thread.
+/// Selects the events of `found` to list. If that depends on the services, another thread does it.
 async fn listed(call: &Call<'_>, asked: &Asked, found: Vec<Arc<Entry>>) -> Result<Vec<(u64, Event)>, ApiError> {
     let events =
         found.iter().filter_map(|entry| Some((entry.flags, serde_json::from_slice::<Event>(&entry.value).ok()?)));
@@ -223,7 +223,7 @@ impl Event {
         !self.node.is_empty() || !self.service.is_empty()
     }
 
-    /// Whether it is for a node.
+    /// True if the event is for `node`.
     fn is_for(&self, node: &Node, patterns: &Patterns) -> bool {
         let fits = |pattern: &str, text: &str| patterns.fits(pattern, text);
         (self.node.is_empty() || node.names.iter().any(|name| fits(&self.node, name)))
@@ -252,8 +252,8 @@ impl Node {
         self.services.entry(instance.service.name().to_owned()).or_default().extend(kept.tags);
     }
 
-    /// The node at the address `peer`: by its address, by the names that the catalog has for it, and by that of the registry's own node, which stands for all
-    /// agents.
+    /// Returns the node at the address `peer`: with its address, the names that the catalog has for it, and the name of the registry's own node,
+    /// which represents all agents.
     fn that_asks(scope: &Scope, peer: &str) -> Node {
         let mut node = Node::default();
         node.names.insert(peer.to_owned());
@@ -269,7 +269,7 @@ impl Node {
         node
     }
 
-    /// All nodes of the namespace.
+    /// Returns all nodes of the namespace.
     fn all(scope: &Scope) -> Vec<Node> {
         let mut nodes: BTreeMap<String, Node> = BTreeMap::new();
         for (_, kept) in machine::all(scope) {
@@ -288,7 +288,7 @@ impl Node {
 }
 
 impl Patterns {
-    /// Whether `pattern` matches anywhere in `text`. One that cannot be compiled, which [`fire`] refuses, matches nothing.
+    /// True if `pattern` matches anywhere in `text`. An invalid pattern, which [`fire`] rejects, matches nothing.
     fn fits(&self, pattern: &str, text: &str) -> bool {
         self.get(pattern).is_some_and(|regex| regex.is_match(text))
     }
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!((many, patterns.0.lock().map(|known| known.len()).ok()), (1, Some(PATTERNS)));
     }
 
-    /// As Go's `IDToIndex`, which this value is from.
+    /// Compares with a value of Go's `IDToIndex`.
     #[test]
     fn an_index_is_made_of_the_id() {
         assert_eq!(index_of("b54fe110-7af5-cafc-d1fb-afc8ba432b1c"), 0xb54f_e110_7af5_cafc ^ 0xd1fb_afc8_ba43_2b1c);

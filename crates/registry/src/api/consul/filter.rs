@@ -1,4 +1,4 @@
-//! Filter expressions: the common part of Consul's grammar, evaluated over the JSON of an answer's entries.
+//! Filter expressions: the common part of Consul's grammar, evaluated on the JSON of a response's entries.
 //!
 //! ```text
 //!  expression  a or b, a and b, not a, (a)
@@ -13,26 +13,26 @@
 //!  value       "text"   `text`   word   12
 //! ```
 //!
-//! Not understood: selectors in the form of JSON pointers. A field that an entry does not have equals nothing, matches nothing and is
-//! empty. Regular expressions take time in proportion to the text, whatever they are; their size and number are bounded.
+//! Not supported: selectors in the form of JSON pointers. A field that an entry lacks equals nothing, matches nothing and is empty. A regular
+//! expression always takes time linear in the text; size and number of the expressions are limited.
 
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 
 use crate::api::ApiError;
 
-/// Longest expression, in bytes.
+/// Maximum length of an expression in bytes.
 const LONGEST: usize = 4096;
-/// Deepest nesting.
+/// Maximum nesting depth.
 const DEEPEST: usize = 32;
-/// Most regular expressions, and bytes that one may take when it is compiled.
+/// Maximum number of regular expressions, and maximum size of a compiled one.
 const MOST_PATTERNS: usize = 8;
 const PATTERN_BYTES: usize = 256 << 10;
 
-/// A regular expression that takes up to `bytes` when it is compiled.
+/// Compiles a regular expression of up to `bytes` when compiled.
 ///
 /// # Errors
-/// It is none, or takes more. The text says which expression, and what is wrong with it.
+/// The expression is invalid or too large. The text names the expression and what is wrong with it.
 pub(super) fn pattern(text: &str, bytes: usize) -> Result<Regex, String> {
     let built = RegexBuilder::new(text).size_limit(bytes).dfa_size_limit(bytes).build();
     built.map_err(|error| format!("{text:?} is no regular expression that can be used: {error}"))
@@ -51,20 +51,20 @@ pub(super) enum Filter {
     Each(Box<Each>),
 }
 
-/// Whether an expression is true of any item of a collection, or of every one.
+/// A quantifier: true if an expression holds for any item of a collection, or for every one.
 #[derive(Debug, Clone)]
 pub(super) struct Each {
     every: bool,
     path: Vec<String>,
-    /// What the expression calls the number or the key of an item, and the item.
+    /// Names of an item's index or key, and of the item, in the expression.
     key: Option<String>,
     value: Option<String>,
-    /// Whether one name was given, which is the item of a list and the key of a map.
+    /// True if only one name was given; it means the item of a list, or the key of a map.
     only: bool,
     expression: Filter,
 }
 
-/// Names that stand for items of collections, innermost first, and the entry.
+/// The names of collection items in scope, innermost first, and the entry.
 #[derive(Clone, Copy)]
 struct Names<'a> {
     entry: &'a Value,
@@ -87,13 +87,15 @@ enum Token {
     Equal,
     NotEqual,
     Quoted(String),
-    /// A word, or a selector: its parts.
+    /// A word, or the parts of a selector.
     Word(Vec<String>),
 }
 
 impl Filter {
+    /// Parses an expression.
+    ///
     /// # Errors
-    /// What is wrong, and near which word.
+    /// The expression is invalid; the message says what is wrong, and near which word.
     pub(super) fn parse(text: &str) -> Result<Filter, ApiError> {
         let wrong = |message: String| ApiError::bad(format!("filter: {message}"));
         if text.len() > LONGEST {
@@ -235,7 +237,7 @@ fn tokens(text: &str) -> Result<Vec<Token>, String> {
     Ok(tokens)
 }
 
-/// The text in quotes, and how many bytes it took. A backslash counts only in double quotes.
+/// Returns the text in quotes, and its length in bytes. A backslash escapes only in double quotes.
 fn quoted(text: &str, quote: char) -> Result<(String, usize), String> {
     let mut value = String::new();
     let mut chars = text.char_indices().skip(1);
@@ -288,7 +290,7 @@ fn word(text: &str) -> Result<(Vec<String>, usize), String> {
 struct Parser<'a> {
     tokens: &'a [Token],
     at: usize,
-    /// Regular expressions so far.
+    /// Number of regular expressions so far.
     patterns: usize,
 }
 
@@ -303,7 +305,7 @@ impl Parser<'_> {
         Ok(token)
     }
 
-    /// Takes a word if it is next; words of the grammar are the same in any case.
+    /// Takes a word if it is next; words of the grammar are case-insensitive.
     fn take(&mut self, word: &str) -> bool {
         let found =
             matches!(self.peek(), Some(Token::Word(parts)) if parts.len() == 1 && parts[0].eq_ignore_ascii_case(word));
@@ -354,7 +356,7 @@ impl Parser<'_> {
         self.matching()
     }
 
-    /// Behind `any` or `all`.
+    /// Parses the rest of `any` or `all`.
     fn each(&mut self, every: bool, depth: usize) -> Result<Filter, String> {
         let Token::Word(path) = self.next()? else { return Err("expected a selector after any or all".into()) };
         if !self.take("as") {
@@ -379,7 +381,7 @@ impl Parser<'_> {
         }
     }
 
-    /// A name for the items of a collection; `_` is none.
+    /// Parses a name for the items of a collection; `_` means none.
     fn name(&mut self) -> Result<Option<String>, String> {
         match self.next()? {
             Token::Word(mut parts) if parts.len() == 1 => Ok(parts.pop().filter(|name| name != "_")),
@@ -397,7 +399,7 @@ impl Parser<'_> {
 
     fn matching(&mut self) -> Result<Filter, String> {
         let first = self.next()?;
-        // `value in Selector`: which of the two the first is shows only now.
+        // `value in Selector`: only now is it clear which of the two the first one is.
         let before = self.at;
         let negated = self.take("not");
         if self.take("in") {
@@ -431,7 +433,7 @@ impl Parser<'_> {
     }
 }
 
-/// What stands behind a selector or a value: so `any == 1` is about a field that is called so.
+/// True if the word is an operator that follows a selector or a value: so `any == 1` is about a field named `any`.
 fn is_operator(word: &str) -> bool {
     ["is", "not", "in", "contains", "matches"].iter().any(|operator| word.eq_ignore_ascii_case(operator))
 }

@@ -56,13 +56,13 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
             };
             Ok(blocked.show(call.whole("consul.node.checks", node, make).await?))
         }
-        // The mesh: nothing is in it.
+        // The mesh: always empty.
         ["connect" | "ingress", _] => Ok(call.blocked(None).await?.show(Reply::bytes(StatusCode::OK, JSON, "[]"))),
         _ => Err(call.no_such_path()),
     }
 }
 
-/// The checks of all services that are in a state; `None`: in any.
+/// Writes the checks of all services in a state; `None` for any state.
 fn in_state(scope: &Scope, state: Option<Health>, out: &mut Composer) {
     let encoding = match state {
         None => Encoding::ConsulChecks,
@@ -91,7 +91,7 @@ fn in_state(scope: &Scope, state: Option<Health>, out: &mut Composer) {
     out.text("]");
 }
 
-/// The checks of instances that are in a state and pass the filter, without the brackets of the list.
+/// Encodes the checks of instances in a state that pass the filter, without the brackets of the list.
 fn checks<'a>(instances: impl IntoIterator<Item = &'a Arc<Instance>>, scope: &Scope, state: Option<Health>) -> Bytes {
     entries(instances.into_iter().flat_map(|instance| of_instance(instance, scope, state)))
 }
@@ -121,7 +121,7 @@ async fn service(call: &Call<'_>, name: &str) -> Result<Reply, ApiError> {
     let plain = call.wanted.is_all() && call.request.param("tag").is_none();
     let reply = match call.context.registry.snapshot(&key) {
         None => Reply::bytes(StatusCode::OK, JSON, "[]"),
-        // What nearly everybody asks is kept with the instances.
+        // The most common request's encoding is cached with the instances.
         Some(snapshot) if plain => {
             let slot = if passing { Encoding::ConsulPassing } else { Encoding::ConsulHealth };
             let make = move |instances: &[Arc<Instance>], scope: &Scope| {

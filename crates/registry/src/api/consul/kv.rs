@@ -21,7 +21,7 @@ const POLICY: HeaderName = HeaderName::from_static("content-security-policy");
 const ALLOW: &str = "GET, HEAD, PUT, DELETE";
 
 pub(super) async fn handle(call: &Call<'_>) -> Result<Reply, ApiError> {
-    // The path as it is: a slash at its end belongs to the key.
+    // The raw path: a trailing slash is part of the key.
     let path = call.request.whole.as_str();
     let key = path.strip_prefix("/v1/kv").map(|rest| rest.strip_prefix('/').unwrap_or(rest)).unwrap_or_default();
     match call.request.method {
@@ -41,7 +41,7 @@ pub(super) async fn handle(call: &Call<'_>) -> Result<Reply, ApiError> {
     }
 }
 
-/// An entry as Consul shows it. Without a value: as in the answer to a write.
+/// Returns an entry in Consul's form; without its value in the answer to a write.
 pub(super) fn show(entry: &Entry, with_value: bool) -> Value {
     let value = (with_value && !entry.value.is_empty()).then(|| STANDARD.encode(&entry.value));
     let mut shown = json!({
@@ -60,7 +60,7 @@ pub(super) fn show(entry: &Entry, with_value: bool) -> Value {
     shown
 }
 
-/// Refuses parameters that exclude each other.
+/// Rejects mutually exclusive parameters.
 fn one_of(call: &Call<'_>, parameters: &[&str]) -> Result<(), ApiError> {
     let given: Vec<&str> = parameters.iter().copied().filter(|name| call.request.param(name).is_some()).collect();
     if given.len() > 1 {
@@ -99,7 +99,7 @@ async fn get(call: &Call<'_>, key: &str) -> Result<Reply, ApiError> {
     let (blocked, (_, entry)) = watched(call, Subject::Key(key.into()), read, index).await?;
     let Some(entry) = entry else { return Ok(blocked.show(Reply::empty(StatusCode::NOT_FOUND))) };
     if has("raw") {
-        // Whatever is in it, no browser is to take it for a page.
+        // No browser may interpret the value as a page.
         let reply = Reply::bytes(StatusCode::OK, HeaderValue::from_static("text/plain"), entry.value.clone());
         let reply = reply.header(NO_SNIFFING, "nosniff").header(POLICY, "sandbox");
         return Ok(blocked.show(reply));
@@ -107,7 +107,7 @@ async fn get(call: &Call<'_>, key: &str) -> Result<Reply, ApiError> {
     Ok(blocked.show(Reply::ok(&[show(&entry, true)])))
 }
 
-/// The keys, each cut behind the first separator after the prefix, each once.
+/// Returns the distinct keys, each cut after the first separator behind the prefix.
 fn names<'a>(entries: &'a [Arc<Entry>], prefix: &str, separator: &str) -> BTreeSet<&'a str> {
     let cut = |key: &'a str| match key[prefix.len()..].find(separator).filter(|_| !separator.is_empty()) {
         Some(at) => &key[..prefix.len() + at + separator.len()],
@@ -116,8 +116,7 @@ fn names<'a>(entries: &'a [Arc<Entry>], prefix: &str, separator: &str) -> BTreeS
     entries.iter().map(|entry| cut(&entry.key)).collect()
 }
 
-/// What `read` gives, held back for a blocking query until its index is above that of the request. The index of the answer is read with
-/// it, in one.
+/// Returns the result of `read`; for a blocking query, waits until its index is above the request's. Result and index are read together.
 pub(super) async fn watched<T>(
     call: &Call<'_>,
     subject: Subject,
@@ -126,14 +125,14 @@ pub(super) async fn watched<T>(
 ) -> Result<(Blocked, T), ApiError> {
     let (registry, request) = (&call.context.registry, call.request);
     let wanted = Revision(request.number("index")?.unwrap_or(0));
-    // What another node has told of has to be here before it is waited for what comes after it.
+    // A change known from another node must be applied here before the query can wait for the next one.
     if request.param("consistent").is_some() || wanted > registry.kv_revision() {
         registry.kv_settle().await?;
     }
     let found = read()?;
     let now = index(&found);
-    // An index that was never given out is one of another store: the client has to begin again. One that is above what is here now, of
-    // something whose last change was forgotten meanwhile, is as good as what is here: nothing has happened since.
+    // An index that was never issued is from another store: the client must start again. An index above the present one, of a subject whose last
+    // change has been forgotten, is as good as the present one: nothing has happened since.
     let known = wanted.0 > 0 && wanted >= Revision(now.0.max(1)) && wanted <= Revision(registry.kv_revision().0.max(1));
     if !known {
         return Ok((Blocked { index: now.0.max(1), waited: false }, found));
@@ -144,7 +143,7 @@ pub(super) async fn watched<T>(
     let changed = registry.kv_wait(&call.namespace, subject, wanted, deadline);
     call.context.hold(request, async { changed.await.map_err(ApiError::from) }).await?;
     let found = read()?;
-    // Never lower than the client has heard: it would begin anew for nothing.
+    // Never lower than the client's index: it would start again for nothing.
     let index = index(&found).max(wanted).0.max(1);
     Ok((Blocked { index, waited: true }, found))
 }
@@ -183,14 +182,14 @@ async fn delete(call: &Call<'_>, key: &str) -> Result<Reply, ApiError> {
     }
 }
 
-/// Carries out one write, and answers whether it was: `false` where somebody else was first.
+/// Applies one write, and answers true if it was carried out: `false` if another client was first.
 async fn one(call: &Call<'_>, key: &str, verb: Verb, action: &'static str) -> Result<Reply, ApiError> {
     let before = call.context.registry.kv_revision();
     let operation = Operation { key: key.into(), verb };
     let answer = call.context.registry.kv_apply(&call.namespace, vec![operation]).await?;
     match answer {
         Ok(given) => {
-            // What says what is there already changes nothing, and is no line of the audit log.
+            // A write of the existing state changes nothing, and is not audited.
             let unchanged =
                 given.iter().all(|given| matches!(given, Given::Entry { entry, .. } if entry.modified <= before));
             if !unchanged {
@@ -206,7 +205,7 @@ async fn one(call: &Call<'_>, key: &str, verb: Verb, action: &'static str) -> Re
     }
 }
 
-/// A refusal with the status that Consul gives it: clients look for text and status of both.
+/// Returns a refusal with Consul's status: clients check both text and status.
 pub(super) fn refuse(refusal: &Refusal) -> Result<Reply, ApiError> {
     match refusal {
         Refusal::Full { .. } => Err(ApiError::Invalid(refusal.to_string())),

@@ -1,7 +1,7 @@
-//! Nodes of the catalog that have something of their own: an address, metadata, checks that count for all services on them, maintenance.
+//! Nodes of the catalog with attributes of their own: an address, metadata, checks that count for all services on them, maintenance.
 //!
-//! The core calls such a node a machine ([`crate::machines`]). The node of a call to an agent is the address that the call comes from, for
-//! the registry is every host's agent.
+//! The core calls such a node a machine ([`crate::machines`]). The node of a call to an agent is the client's address, because the registry is every
+//! host's agent.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{Call, Scope, done};
 use crate::api::{ApiError, Reply};
 use crate::{Edit, Health, Instance, InstanceId, Metadata, Registration, machine_id, machines};
 
-/// A node, as `/v1/catalog/register` or an agent's call tells of it.
+/// A node as given by `/v1/catalog/register` or by an agent's call.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     pub(super) name: String,
@@ -19,12 +19,12 @@ pub(super) struct Told {
     pub(super) id: String,
     pub(super) meta: BTreeMap<String, String>,
     pub(super) tagged_addresses: BTreeMap<String, String>,
-    /// Only its name is told: the call was made to an agent.
+    /// True if only the name is given, by a call to an agent.
     agent: bool,
 }
 
 impl Told {
-    /// The node of a registration in the catalog.
+    /// Parses the node of a registration in the catalog.
     pub(super) fn read(object: &Object<'_>) -> Result<Told, ApiError> {
         let (name, address) = (object.text("node")?, object.text("address")?);
         if name.is_empty() || address.is_empty() {
@@ -40,18 +40,18 @@ impl Told {
         })
     }
 
-    /// The node that a call to an agent is about.
+    /// Returns the node of a call to an agent.
     pub(super) fn of_agent(call: &Call<'_>) -> Told {
         Told { name: call.peer(), address: call.peer(), agent: true, ..Told::default() }
     }
 
-    /// The node that `machine` is: nothing new is told.
+    /// Returns the node `machine` itself, without new attributes.
     pub(super) fn known(machine: &Instance) -> Told {
         let kept = Kept::of(machine);
         Told { name: kept.node, address: machine.host.to_string(), agent: kept.agent, ..Told::default() }
     }
 
-    /// Puts what is told of the node into what is kept of an instance on it, or of the node itself.
+    /// Copies the node's attributes into those kept with an instance on it, or with the node itself.
     pub(super) fn put_into(&self, kept: &mut Kept) {
         kept.node.clone_from(&self.name);
         kept.node_id.clone_from(&self.id);
@@ -60,20 +60,20 @@ impl Told {
     }
 }
 
-/// What a change makes of a node.
+/// State of a node after a change.
 #[derive(Debug)]
 pub(super) struct After {
     pub(super) checks: Vec<Held>,
-    /// Whether it is in maintenance, and why.
+    /// The reason of maintenance; `None` if the node is not in maintenance.
     pub(super) maintenance: Option<String>,
 }
 
-/// The instance id of the node `name`.
+/// Returns the instance id of the node `name`.
 pub(super) fn id(call: &Call<'_>, name: &str) -> Result<InstanceId, ApiError> {
     Ok(machine_id(&call.namespace, name)?)
 }
 
-/// The nodes of the namespace that have something of their own, with what is kept of them.
+/// Returns the nodes of the namespace with attributes of their own, with what is kept of them.
 pub(super) fn all(scope: &Scope) -> Vec<(std::sync::Arc<Instance>, Kept)> {
     let list = scope.registry.machines(&scope.namespace).into_iter();
     list.map(|machine| {
@@ -83,16 +83,16 @@ pub(super) fn all(scope: &Scope) -> Vec<(std::sync::Arc<Instance>, Kept)> {
     .collect()
 }
 
-/// Those of [`all`] that are the node `name`. This registry's own node stands for all agents.
+/// Returns those of [`all`] that are the node `name`. This registry's own node represents all agents.
 pub(super) fn named(scope: &Scope, name: &str) -> Vec<(std::sync::Arc<Instance>, Kept)> {
     let mut list = all(scope);
     list.retain(|(_, kept)| kept.node == name || (kept.agent && *name == *scope.node));
     list
 }
 
-/// Gives a node the checks and the maintenance that `decide` makes of those that it has. What else is known of the node becomes what is
-/// `told`; an agent's call and `skip_update` leave that of a known node as it is. A node of which nothing is left but its address, and that
-/// nobody put into the catalog, goes.
+/// Replaces a node's checks and maintenance by the result of `decide`, which is called with the present ones. The node's other attributes become
+/// those of `told`; an agent's call and `skip_update` leave those of a known node unchanged. A node that was not put into the catalog is removed when
+/// it has neither checks nor maintenance.
 pub(super) async fn change(
     call: &Call<'_>,
     told: &Told,
@@ -137,18 +137,18 @@ pub(super) async fn change(
     Ok(())
 }
 
-/// The checks of a node that had `before` and is told of `probes`. All others stay. As at Consul, `DeregisterCriticalServiceAfter` says nothing
-/// here: there is no service that it would be about.
+/// Returns the checks of a node that had `before`, with `probes` added or replaced; all others are kept. As at Consul,
+/// `DeregisterCriticalServiceAfter` is ignored: a node's check has no service to deregister.
 ///
 /// # Errors
-/// There are too many; one has no id.
+/// There are too many checks.
 pub(super) fn with_checks(probes: &[Probe], mut before: Vec<Held>) -> Result<Vec<Held>, ApiError> {
     for probe in probes {
         let mut check = probe.check.clone();
         check.iter_mut().for_each(|check| check.deregister_after = None);
         let at = before.iter().position(|held| held.id == probe.id);
         let known = at.map(|at| before[at].health);
-        // A new check is critical until something was heard of it, as with Consul; so is one of which only that is known that it is there.
+        // A new check is critical until its first report, as at Consul; so is one registered with neither a kind nor a status.
         let health = probe.status.or(known).unwrap_or(Health::Critical);
         let (id, name, notes) = (probe.id.clone(), probe.name.clone(), probe.notes.clone());
         let one = Held { id, name, notes, check, health };
@@ -161,13 +161,13 @@ pub(super) fn with_checks(probes: &[Probe], mut before: Vec<Held>) -> Result<Vec
     Ok(before)
 }
 
-/// `/v1/agent/maintenance`: takes all services of the host that asks out, or back.
+/// Serves `/v1/agent/maintenance`: isolates all services of the client's host, or ends that.
 pub(super) async fn maintenance(call: &Call<'_>) -> Result<Reply, ApiError> {
     call.writes()?;
     let enable = flag(call.request.param("enable"))?;
     let reason = call.request.param("reason").unwrap_or_default();
     change(call, &Told::of_agent(call), false, |mut after| {
-        // Who is in maintenance already keeps the reason, as at Consul.
+        // A node already in maintenance keeps the reason, as at Consul.
         after.maintenance = enable.then(|| after.maintenance.take().unwrap_or_else(|| reason.to_owned()));
         Ok(after)
     })

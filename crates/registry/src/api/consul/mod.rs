@@ -1,10 +1,9 @@
-//! The part of Consul's HTTP API that services and their clients use: agent, catalog, health, status, keys, sessions, transactions, events;
-//! with blocking queries.
+//! The part of Consul's HTTP API used by services and their clients: agent, catalog, health, status, keys, sessions, transactions, events; with
+//! blocking queries.
 //!
-//! The whole registry is every host's agent, whichever of our nodes is asked: a client that registers here and asks there
-//! finds what it expects. A service belongs to its host: the address of the service, or where that is not given, the address that
-//! the request came from ([`super::identity`]). Not there: ACLs, the mesh, and
-//! Consul's record of what a check printed (`Output` is empty).
+//! The whole registry is every host's agent, on each of our nodes: a client that registers on one node finds the same on another. A service belongs
+//! to its host: the address of the service, or if none is given, the client's address ([`super::identity`]). Not supported: ACLs, the mesh, and the
+//! output of checks (`Output` is empty).
 //!
 //! Format: <https://developer.hashicorp.com/consul/api-docs>.
 
@@ -44,18 +43,18 @@ use filter::Filter;
 const INDEX: HeaderName = HeaderName::from_static("x-consul-index");
 const KNOWN_LEADER: HeaderName = HeaderName::from_static("x-consul-knownleader");
 const LAST_CONTACT: HeaderName = HeaderName::from_static("x-consul-lastcontact");
-/// Parts of Consul that are not here. A 404 means "no such key" to Consul's clients, and whoever watches a key asks again at once: so
+/// Parts of Consul that are not served. Consul's clients take a 404 for "no such key", and a watch of a key then repeats the request at once: so
 /// these are answered with 501.
 pub(super) const ABSENT: [&str; 8] =
     ["query", "acl", "config", "connect", "coordinate", "operator", "snapshot", "internal"];
 const CONTENT_HASH: HeaderName = HeaderName::from_static("x-consul-contenthash");
-/// How long a blocking query waits that does not say.
+/// Default wait of a blocking query.
 const DEFAULT_WAIT: Duration = Duration::from_secs(300);
 
-/// Hosts with one service id that are looked through for the host that asks.
+/// Maximum number of hosts with one service id among which the client's host is searched.
 const MOST_HOSTS: usize = 64;
 
-/// A request with what every part needs to know of it.
+/// A request with the data that every part needs.
 struct Call<'a> {
     context: &'a Arc<Context>,
     request: &'a Request,
@@ -64,26 +63,26 @@ struct Call<'a> {
     wanted: Wanted,
 }
 
-/// What a request wants of what there is.
+/// Selection of entries by a request.
 #[derive(Clone)]
 struct Wanted {
     filter: Option<Arc<Filter>>,
-    /// What `?node-meta=` wants of an instance's node: all of it.
+    /// Pairs of `?node-meta=`, all of which an instance's node must have.
     node_meta: Arc<[(String, String)]>,
 }
 
-/// What a list of a namespace's services is made of, without the request: lists are made on another thread.
+/// Inputs of a list of a namespace's services, without the request: lists are made on another thread.
 struct Scope {
     registry: Registry,
     namespace: NamespaceName,
-    /// What this registry's node is called.
+    /// Name of this registry's node.
     node: String,
     wanted: Wanted,
 }
 
 pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<Reply, ApiError> {
     let path = request.path();
-    // What load balancers ask needs no token.
+    // Requests of load balancers need no token.
     if let ["v1", "status", what] = path.as_slice() {
         return status(request, what);
     }
@@ -101,7 +100,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         )));
     }
     let named = request.param("ns").or_else(|| request.named_header("x-consul-namespace"));
-    // As at Consul, where a token belongs to a namespace: many clients have no setting for it.
+    // As at Consul, the token's namespace is the default: many clients have no setting for it.
     let name = named.or_else(|| caller.only_namespace()).unwrap_or("default").to_owned();
     let call = Call { context, request, caller, namespace: namespace(&name)?, wanted: Wanted::of(request)? };
     call.supported()?;
@@ -117,7 +116,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     }
 }
 
-/// What can't be done now has status 500 at Consul, and its clients try that again: Go's goes on waiting for a lock, Patroni goes on asking.
+/// Maps a temporary failure to status 500 as at Consul, which clients retry: Go's client keeps waiting for a lock, Patroni keeps asking.
 fn plainly(reply: Result<Reply, ApiError>) -> Result<Reply, ApiError> {
     match reply {
         Err(error @ (ApiError::Unavailable(_) | ApiError::Undetermined(_))) => {
@@ -141,19 +140,19 @@ impl Wanted {
         })
     }
 
-    /// Whether that is everything: then what others were told can be told again.
+    /// True if everything is selected, so that a cached response can be used.
     fn is_all(&self) -> bool {
         self.filter.is_none() && self.node_meta.is_empty()
     }
 
-    /// Whether the instances on a node are wanted, by what one of them tells of the node.
+    /// True if instances on a node are selected, by the node's metadata kept with one of them.
     fn node(&self, kept: &wire::Kept) -> bool {
         self.node_meta.iter().all(|(key, value)| kept.node_meta.get(key) == Some(value))
     }
 }
 
 fn status(request: &Request, what: &str) -> Result<Reply, ApiError> {
-    // Any address will do: what is asked is whether there is one.
+    // Any address will do: clients only check that there is one.
     let leader = "127.0.0.1:8300";
     match (what, &request.method) {
         ("leader" | "peers", method) if method != Method::GET && method != Method::HEAD => {
@@ -166,7 +165,7 @@ fn status(request: &Request, what: &str) -> Result<Reply, ApiError> {
 }
 
 impl Call<'_> {
-    /// Refuses what would change the answer if it were understood.
+    /// Rejects parameters that would change the answer if they were supported.
     fn supported(&self) -> Result<(), ApiError> {
         if let Some(dc) = self.request.param("dc").filter(|dc| !matches!(*dc, "" | DATACENTER)) {
             return Err(ApiError::bad(format!("dc={dc:?}: there is one datacenter, {DATACENTER}")));
@@ -191,13 +190,13 @@ impl Call<'_> {
         Err(ApiError::MethodNotAllowed { allow: if *method == Method::GET { "GET, HEAD" } else { "PUT" } })
     }
 
-    /// A request that reads.
+    /// Checks the method and the caller's role for a read.
     fn reads(&self) -> Result<(), ApiError> {
         self.is(&Method::GET)?;
         self.caller.needs(Role::Read, self.namespace.as_str())
     }
 
-    /// A request that writes.
+    /// Checks the method and the caller's role for a write.
     fn writes(&self) -> Result<(), ApiError> {
         self.is(&Method::PUT)?;
         self.caller.needs(Role::Write, self.namespace.as_str())
@@ -211,7 +210,7 @@ impl Call<'_> {
         Ok(ServiceKey::new(&self.namespace, name)?)
     }
 
-    /// Refuses a body that names another namespace than the request.
+    /// Rejects a body that names another namespace than the request.
     fn same_namespace(&self, body: &Value) -> Result<(), ApiError> {
         let named = wire::Object::new(body, "the body")?.text("namespace")?;
         if named.is_empty() || named == self.namespace.as_str() {
@@ -220,13 +219,13 @@ impl Call<'_> {
         Err(ApiError::bad(format!("Namespace {named:?}: choose it with ?ns= or X-Consul-Namespace")))
     }
 
-    /// The address that the request came from, as text.
+    /// Returns the client's address as text.
     fn peer(&self) -> String {
         self.request.peer.to_canonical().to_string()
     }
 
-    /// The instance id of the service `id` of the agent on `host`. What was imported, or put into the catalog, with that id and
-    /// address is the same service.
+    /// Returns the instance id of the service `id` of the agent on `host`. A service with that id and address that was imported, or put into the
+    /// catalog, is the same service.
     fn agent_identity(&self, host: &str, id: &str) -> Result<InstanceId, ApiError> {
         let usual = identity::consul(&self.namespace, host, id)?;
         let registry = &self.context.registry;
@@ -238,11 +237,11 @@ impl Call<'_> {
         Ok(same.map_or(usual, |instance| instance.id.clone()))
     }
 
-    /// The instance that a client of an agent calls `id`. Consul's agents each know their own services; here all agents are one, so
-    /// the service of the host that asks comes first. A service id that only one host has is found from everywhere.
+    /// Returns the instance that a client of an agent calls `id`. Each of Consul's agents knows its own services; here all agents are one, so the
+    /// service of the client's host comes first. A service id that only one host has is found from every host.
     ///
     /// # Errors
-    /// `NotFound`; `Conflict` where several hosts have the id, and the request came from none of them.
+    /// `NotFound`; `Conflict` if several hosts have the id, and the request comes from none of them.
     async fn agent_service(&self, id: &str) -> Result<Arc<Instance>, ApiError> {
         let registry = &self.context.registry;
         let own = identity::consul(&self.namespace, &self.peer(), id)?;
@@ -256,7 +255,7 @@ impl Call<'_> {
         {
             return Ok(instance);
         }
-        // The host may have registered it at another node of the registry a moment ago.
+        // The host may just have registered it at another node of the registry.
         registry.instance_or_ask(&own).await;
         if let Some(instance) = self.of_this_host(&own, id)? {
             return Ok(instance);
@@ -272,8 +271,8 @@ impl Call<'_> {
         self.only("service ID", id, &[(identity::CLIENT_ID, id), (wire::FROM, &self.peer())])
     }
 
-    /// The instance of Consul's clients with the metadata entry `key` = `value`: the one of the host that asks, or the only one.
-    /// Errors call it the `what` `name`.
+    /// Returns the instance of Consul's clients with the metadata entry `key` = `value`: the one on the client's host, or the only one. Errors call
+    /// it the `what` `name`.
     fn choose(&self, what: &str, name: &str, key: &str, value: &str) -> Result<Option<Arc<Instance>>, ApiError> {
         match self.only(what, name, &[(key, value), (wire::FROM, &self.peer())])? {
             Some(instance) => Ok(Some(instance)),
@@ -311,8 +310,8 @@ impl Call<'_> {
         }
     }
 
-    /// An answer that is about all services of the namespace: made on another thread, and without a filter once a revision and `more` for all
-    /// who ask.
+    /// Returns a response about all services of the namespace: made on another thread, and without a filter made once per revision and `more` for all
+    /// clients.
     async fn whole(
         &self,
         what: &'static str,
@@ -331,8 +330,8 @@ impl Call<'_> {
         Ok(Reply::pieces(JSON, body, packed))
     }
 
-    /// An answer that is a list of what one service has: what `make` gives of some of its instances, without the brackets, kept with each
-    /// piece of them under `encoding`. `make` depends on nothing but the instances.
+    /// Returns a list of one service: the results of `make` for its pieces of instances, without brackets, cached with each piece under `encoding`.
+    /// `make` must depend on the instances only.
     async fn list_of(
         &self,
         snapshot: Arc<ServiceSnapshot>,
@@ -349,7 +348,7 @@ impl Call<'_> {
         Ok(Reply::pieces(JSON, body, packed))
     }
 
-    /// What only this request asks for of one service.
+    /// Runs `look` on one service for this request only, on another thread if the service is large.
     async fn look_through<T: Send + 'static>(
         &self,
         snapshot: Arc<ServiceSnapshot>,
@@ -362,13 +361,13 @@ impl Call<'_> {
         self.context.whole.apart(move || look(&snapshot, &scope)).await
     }
 
-    /// The tags of `?tag=`, all of which are wanted.
+    /// Returns the tags of `?tag=`, all of which an instance must have.
     fn wanted_tags(&self) -> Vec<String> {
         self.request.params("tag").filter(|tag| !tag.is_empty()).map(str::to_owned).collect()
     }
 
-    /// Holds a blocking query back until the service (or with none, anything in the namespace) has a higher index. What it gives is the
-    /// index of the answer: read before the answer is, so that a change in between is reported once more, and never lost.
+    /// Waits, for a blocking query, until the service (or without one, anything in the namespace) has a higher index. Returns the index of the
+    /// response: read before the response, so that a change in between is reported twice rather than lost.
     async fn blocked(&self, service: Option<&ServiceKey>) -> Result<Blocked, ApiError> {
         let watched = service.map_or(Watched::Namespace(&self.namespace), Watched::Service);
         let revision = || self.context.revision_of(watched);
@@ -376,7 +375,7 @@ impl Call<'_> {
         let now = revision();
         let wanted_revision = Revision(wanted.saturating_sub(1));
         let ahead = self.context.is_ahead(now, wanted_revision);
-        // An index that was never given out is one of another store: the client has to begin again.
+        // An index that was never issued is from another store: the client must start again.
         if wanted == 0 || (wanted_revision != now && !ahead) {
             return Ok(Blocked { index: index_of(now), waited: false });
         }
@@ -389,24 +388,24 @@ impl Call<'_> {
 }
 
 impl Scope {
-    /// The services of the namespace.
+    /// Returns the services of the namespace.
     fn services(&self) -> Vec<Arc<ServiceSnapshot>> {
         self.registry.services(Some(&self.namespace))
     }
 
-    /// The instances of the namespace.
+    /// Returns the instances of the namespace.
     fn instances(&self) -> Vec<Arc<Instance>> {
         self.services().iter().flat_map(|service| service.instances.iter().map(Arc::clone)).collect()
     }
 
-    /// Whether an entry passes the request's filter.
+    /// True if an entry passes the request's filter.
     fn fits(&self, entry: &impl Serialize) -> bool {
         let Some(filter) = &self.wanted.filter else { return true };
         serde_json::to_value(entry).is_ok_and(|entry: Value| filter.fits(&entry))
     }
 }
 
-/// Whether all tags that are wanted are there.
+/// True if `tags` contains all of `wanted`.
 fn has_tags(tags: &[String], wanted: &[String]) -> bool {
     wanted.iter().all(|tag| tags.contains(tag))
 }
@@ -416,7 +415,7 @@ fn add(out: &mut Composer, value: &impl Serialize) {
     out.text(serde_json::to_vec(value).unwrap_or_default());
 }
 
-/// Up to a sixteenth of a wait: clients that began together do not come back together.
+/// Returns a random time of up to a sixteenth of a wait, so that clients that began together do not return together.
 fn jitter(wait: Duration) -> Duration {
     let mut random = [0; 4];
     if getrandom::fill(&mut random).is_err() {
@@ -425,37 +424,37 @@ fn jitter(wait: Duration) -> Duration {
     (wait / 16).mul_f64(f64::from(u32::from_le_bytes(random)) / f64::from(u32::MAX))
 }
 
-/// The index that stands for a revision of services. One more than the revision: the lowest index is 1, and before the first revision, which
-/// is 1, there is an index already. So the first change of all wakes those who wait.
+/// Returns the index of a revision of services, which is one more: the lowest index is 1 and must exist before the first revision, which is 1. So the
+/// very first change wakes waiting clients.
 fn index_of(revision: Revision) -> u64 {
     revision.0.saturating_add(1)
 }
 
-/// What a blocking query came back with.
+/// Outcome of a blocking query.
 struct Blocked {
-    /// From 1 on: at Consul's clients 0 says that they know nothing.
+    /// Index of the response, at least 1: Consul's clients take 0 for no index.
     index: u64,
     waited: bool,
 }
 
 impl Blocked {
-    /// Adds the headers that clients look for.
+    /// Adds the headers that clients read.
     fn show(&self, reply: Reply) -> Reply {
         reply.header(INDEX, self.index).header(KNOWN_LEADER, "true").header(LAST_CONTACT, 0).waited(self.waited)
     }
 }
 
-/// Whether an instance has a tag; in any case, for DNS asks in any.
+/// True if an instance has a tag; case-insensitive, as DNS queries are.
 pub(super) fn has_tag(instance: &Instance, tag: &str) -> bool {
     wire::Kept::of(instance).tags.iter().any(|found| found.eq_ignore_ascii_case(tag))
 }
 
-/// Nothing to say.
+/// Returns an empty success.
 fn done() -> Reply {
     Reply::empty(StatusCode::OK)
 }
 
-/// What a client would have to send to make an instance what it is.
+/// Returns the registration that would make an instance what it is.
 fn registration_of(instance: &Instance) -> Registration {
     Registration {
         protocol: instance.protocol.to_string(),

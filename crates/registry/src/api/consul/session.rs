@@ -1,4 +1,4 @@
-//! `/v1/session/…`: who may hold keys as locks.
+//! `/v1/session/…`: sessions, which hold keys as locks.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::api::{ApiError, Reply, format_duration, parse_duration};
 use crate::kv::{Behavior, LONGEST_LOCK_DELAY, LONGEST_TTL, Renewal, Session, Subject};
 use crate::{Health, InstanceId, Revision};
 
-/// Where nobody says.
+/// Default lock delay.
 const LOCK_DELAY: Duration = Duration::from_secs(15);
-/// The check that every node of Consul has. The registry as a whole is every host's agent here, and answers: so it is passing.
+/// The check that every node of Consul has. The registry is every host's agent and answers, so it is always passing.
 const SERF: &str = "serfHealth";
-/// Most checks of a session, and longest names.
+/// Maximum number of checks of a session, and maximum length of names.
 const MOST_CHECKS: usize = 64;
 const LONGEST_NAME: usize = 256;
 
@@ -93,7 +93,7 @@ async fn create(call: &Call<'_>) -> Result<Reply, ApiError> {
         "" => None,
         text => Some(parse_duration(text).filter(|ttl| (shortest..=LONGEST_TTL).contains(ttl) || ttl.is_zero())),
     };
-    // Patroni looks for this text, and for the status.
+    // Patroni checks this text and the status.
     let Some(ttl) = ttl.map_or(Some(None), |ttl| ttl.map(Some)) else {
         let shortest = format_duration(shortest);
         let text = format!("Invalid Session TTL '{ttl_text}', must be between [{shortest}=24h0m0s]");
@@ -122,7 +122,7 @@ async fn create(call: &Call<'_>) -> Result<Reply, ApiError> {
     if node_checks.len() + services.len() > MOST_CHECKS {
         return Err(ApiError::bad(format!("a session has at most {MOST_CHECKS} checks")));
     }
-    // Checks of services used to be among those of the node, and old clients put them there.
+    // Checks of services used to be among those of the node, and old clients still send them there.
     services.extend(node_checks.extract_if(.., |check| check != SERF));
     let mut service_checks = Vec::with_capacity(services.len());
     for check in services {
@@ -162,8 +162,7 @@ async fn create(call: &Call<'_>) -> Result<Reply, ApiError> {
     }
 }
 
-/// The names of a session's checks: of the node, and of services. Who says nothing gets Consul's one check of each node; who gives an empty
-/// list gets none.
+/// Parses the names of a session's checks: of the node, and of services. The default is Consul's one check of each node; an empty list means none.
 fn checks(object: &Object<'_>) -> Result<(Vec<String>, Vec<String>), ApiError> {
     let wrong = |key: &str| ApiError::bad(format!("{key}: expected a list of names of checks"));
     let names = |key: &str| match object.get(key) {
@@ -191,7 +190,7 @@ fn checks(object: &Object<'_>) -> Result<(Vec<String>, Vec<String>), ApiError> {
     Ok((node, services.unwrap_or_default()))
 }
 
-/// A session's lock delay in nanoseconds. A number below 1000 is taken for seconds, as Consul does: nobody means five nanoseconds.
+/// Parses a session's lock delay, in nanoseconds. A number below 1000 is taken for seconds, as at Consul: nobody means five nanoseconds.
 fn lock_delay(object: &Object<'_>) -> Result<u64, ApiError> {
     let wrong = || ApiError::bad("LockDelay: expected a time of up to 60s, such as 15s");
     let delay = match object.get("lockdelay") {
@@ -208,7 +207,7 @@ fn lock_delay(object: &Object<'_>) -> Result<u64, ApiError> {
     u64::try_from(delay.as_nanos()).map_err(|_| wrong())
 }
 
-/// A random UUID: what tells sessions, and events, apart, and cannot be guessed.
+/// Returns a random UUID, which identifies a session or an event and cannot be guessed.
 pub(super) fn uuid() -> Result<String, ApiError> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes)

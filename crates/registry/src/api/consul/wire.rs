@@ -1,4 +1,4 @@
-//! What Consul's clients send: JSON whose keys are in any case, with or without underscores.
+//! Requests of Consul's clients: JSON with keys in any case, with or without underscores.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,44 +11,44 @@ use crate::api::identity::CLIENT_ID;
 use crate::api::{ApiError, RESERVED, parse_duration};
 use crate::{Health, Instance, Location, Metadata, visible};
 
-/// The metadata key under which [`Kept`] is kept.
+/// The metadata key of [`Kept`].
 pub(super) const KEPT: &str = "kingpost.consul";
-/// The metadata key of a check's id that is not `service:ID`, so that the index finds it. Of several checks each has a key: this one, a dot and the id.
+/// The metadata key of a check's id other than `service:ID`, for the index. Each of several checks has its own key: this one, a dot and the id.
 pub(super) const CHECK_ID: &str = "kingpost.check";
-/// The metadata key of the address that a registration came from, where that is not the address of the service. In the index: by it
-/// an agent's client is told from the clients of other agents that use the same service id.
+/// The metadata key of the client's address in a registration, if it is not the service's address. Indexed: it distinguishes an agent's client from
+/// clients of other agents with the same service id.
 pub(super) const FROM: &str = crate::AGENT;
-/// Consul's weights are small numbers around 1, ours around 100.
+/// Factor between Consul's weights, small numbers around 1, and ours, around 100.
 pub(super) const WEIGHT_SCALE: u16 = 100;
 
-/// What Consul knows of an instance and the model does not.
+/// Attributes of a Consul instance that the model lacks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Kept {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) tags: Vec<String>,
-    /// The node of the catalog. Of a service that came through an agent's API: the address of its host. It has a metadata key of its own,
-    /// [`crate::ON`], so that what is on a node is found; older rows have it here.
+    /// Name of the node in the catalog; for a service registered through an agent's API, the address of its host. Stored under a metadata key of its
+    /// own, [`crate::ON`], so that the instances on a node are found; older rows have it here.
     #[serde(skip_serializing)]
     pub(super) node: String,
-    /// Whether the service came through the API of an agent.
+    /// True if the service was registered through an agent's API.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(super) agent: bool,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) check_name: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) notes: String,
-    /// Names and notes of several checks, by their ids.
+    /// Names and notes of several checks, by id.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) checks: BTreeMap<String, Described>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) tagged_addresses: Option<Value>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(super) enable_tag_override: bool,
-    /// The weight while it is warning, where that was said.
+    /// The weight in the state warning, if given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) warning_weight: Option<u16>,
-    /// The address of the node, where the service has another one.
+    /// Address of the node, if it differs from the service's.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) node_address: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -57,12 +57,12 @@ pub(super) struct Kept {
     pub(super) node_meta: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) node_tagged_addresses: BTreeMap<String, String>,
-    /// Of a node or service that is in maintenance: why.
+    /// Reason of the maintenance of a node.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) reason: String,
 }
 
-/// What Consul knows of one of several checks and the model does not.
+/// Attributes of one of several Consul checks that the model lacks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Described {
@@ -73,8 +73,8 @@ pub(super) struct Described {
 }
 
 impl Kept {
-    /// What is kept of an instance; nothing but its node if another front registered it. Where the node is in the catalog by itself, what is
-    /// known of the node is what the catalog says.
+    /// Returns the attributes kept with an instance; only its node if another front registered it. If the catalog has an entry for the node, the
+    /// node's attributes are taken from there.
     pub(super) fn of(instance: &Instance) -> Kept {
         let parsed = instance.metadata.get(KEPT).and_then(|text| serde_json::from_str(text).ok());
         let mut kept: Kept = parsed.unwrap_or_default();
@@ -84,7 +84,7 @@ impl Kept {
         let of_node = instance.machines.iter().find(|machine| machine.metadata.get(crate::ON) == Some(&kept.node));
         if let Some(machine) = of_node {
             let of_node = Kept::of(machine);
-            // An agent's call tells no more of a node than its name.
+            // An agent's call gives only the name of a node.
             if !of_node.agent {
                 kept.node_address = machine.host.to_string();
                 kept.node_id = of_node.node_id;
@@ -96,11 +96,11 @@ impl Kept {
     }
 }
 
-/// An object whose keys are looked up without regard to case and underscores.
+/// An object with keys looked up regardless of case and underscores.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Object<'a> {
     map: &'a Map<String, Value>,
-    /// What messages call it.
+    /// Name of the object in messages.
     name: &'a str,
 }
 
@@ -110,7 +110,7 @@ impl<'a> Object<'a> {
         Ok(Object { map, name })
     }
 
-    /// The value of a key, given in lower case without underscores. `null` is nothing.
+    /// Returns the value of a key, given in lower case without underscores. `null` counts as missing.
     pub(super) fn get(&self, wanted: &str) -> Option<&'a Value> {
         let same = |key: &str| {
             key.bytes().filter(|byte| *byte != b'_').map(|byte| byte.to_ascii_lowercase()).eq(wanted.bytes())
@@ -122,7 +122,7 @@ impl<'a> Object<'a> {
         ApiError::bad(format!("{}.{key}: expected {expected}", self.name))
     }
 
-    /// Refuses keys that would be dropped, where they say something.
+    /// Rejects keys that would be ignored, if they have a value.
     pub(super) fn refuse(&self, keys: &[&str]) -> Result<(), ApiError> {
         let says = |value: &Value| match value {
             Value::Null => false,
@@ -138,7 +138,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Text; empty if it is not there.
+    /// Returns a text; empty if the key is missing.
     pub(super) fn text(&self, key: &str) -> Result<&'a str, ApiError> {
         match self.get(key) {
             None => Ok(""),
@@ -147,7 +147,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// A whole number; Python's clients write it as text now and then.
+    /// Returns a whole number; Python's clients sometimes send it as text.
     pub(super) fn number(&self, key: &str) -> Result<Option<u64>, ApiError> {
         match self.get(key) {
             None => Ok(None),
@@ -169,7 +169,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// A time as text; a number is nanoseconds, as Go writes it.
+    /// Returns a time given as text; a number is in nanoseconds, as Go encodes it.
     pub(super) fn duration(&self, key: &str) -> Result<Option<Duration>, ApiError> {
         let expected = "a time such as 10s";
         match self.get(key) {
@@ -203,7 +203,7 @@ impl<'a> Object<'a> {
     }
 }
 
-/// A service as an agent or the catalog is told of it.
+/// A service in a registration with an agent or the catalog.
 #[derive(Debug, Clone)]
 pub(super) struct Service {
     pub(super) id: String,
@@ -212,18 +212,18 @@ pub(super) struct Service {
     pub(super) port: u16,
     pub(super) weight: u16,
     pub(super) location: Location,
-    /// The client's own metadata.
+    /// Metadata of the client.
     pub(super) meta: BTreeMap<String, String>,
     pub(super) kept: Kept,
-    /// The checks that came with the service, each with an id.
+    /// Checks of the service, each with an id.
     pub(super) checks: Vec<Probe>,
 }
 
 impl Service {
-    /// The metadata of the instance: the client's own entries, and those that the front keeps of it and of its `checks`.
+    /// Returns the metadata of the instance: the client's own entries, and the front's for it and its `checks`.
     ///
     /// # Errors
-    /// An entry is longer than it may be.
+    /// An entry is too long.
     pub(super) fn metadata(&self, kept: &Kept, checks: &[Held], from: Option<&str>) -> Result<Metadata, ApiError> {
         let mut meta = self.meta.clone();
         checks::keep(&mut meta, kept, &self.id, checks);
@@ -235,7 +235,7 @@ impl Service {
     }
 }
 
-/// What `?enable=` says, in whichever of the ways that Consul understands.
+/// Parses `?enable=`, in all spellings that Consul accepts.
 pub(super) fn flag(enable: Option<&str>) -> Result<bool, ApiError> {
     match enable {
         Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Ok(true),
@@ -244,7 +244,7 @@ pub(super) fn flag(enable: Option<&str>) -> Result<bool, ApiError> {
     }
 }
 
-/// A status by its name.
+/// Parses the name of a status.
 pub(super) fn health(name: &str) -> Option<Health> {
     match name {
         "passing" => Some(Health::Passing),
@@ -254,7 +254,7 @@ pub(super) fn health(name: &str) -> Option<Health> {
     }
 }
 
-/// A health's name.
+/// Returns the name of a status.
 pub(super) fn status(health: Health) -> &'static str {
     match health {
         Health::Passing => "passing",
@@ -263,7 +263,7 @@ pub(super) fn status(health: Health) -> &'static str {
     }
 }
 
-/// Reads a service, in the form of the agent's registration; in the catalog the name is called `Service`.
+/// Parses a service in the form of the agent's registration; in the catalog the key of the name is `Service`.
 pub(super) fn service(value: &Value, name_key: &str) -> Result<Service, ApiError> {
     let object = Object::new(value, "the service")?;
     let name = object.text(name_key)?;
@@ -340,7 +340,7 @@ mod tests {
             // Go and Node.
             json!({"ID": "w1", "Name": "web", "Tags": ["a"], "Port": 80, "Meta": {"v": "1"}, "Weights": {"Passing": 2, "Warning": 1},
                    "Check": {"TTL": "10s", "DeregisterCriticalServiceAfter": "1m"}}),
-            // Python, in lower case, checks as a list.
+            // Python: lower case, checks as a list.
             json!({"id": "w1", "name": "web", "tags": ["a"], "port": 80, "meta": {"v": "1"}, "weights": {"passing": 2},
                    "checks": [{"ttl": "10s", "DeregisterCriticalServiceAfter": "1m"}]}),
             json!({"id": "w1", "name": "web", "tags": ["a"], "port": "80", "meta": {"v": "1"}, "weights": {"passing": 2},
