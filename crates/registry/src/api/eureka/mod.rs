@@ -1,10 +1,10 @@
-//! Eureka's REST: XML unless a client asks for JSON.
+//! Eureka's REST API: XML unless a client asks for JSON.
 //!
-//! An application is a service of the namespace of the caller's token, or of `default`, whose name is the application's in lower case; Eureka's own way to
-//! write it is upper case. An instance whose lease is over is not shown from that moment, and is removed after three more
-//! leases; a heartbeat before brings it back.
+//! An application is a service in the namespace of the caller's token, or in `default`. The service's name is the application's in lower case; Eureka
+//! itself writes application names in upper case. An instance whose lease has expired is hidden at once, and removed after three more leases; a
+//! heartbeat before that restores it.
 //!
-//! Not there: peer replication, and remote regions (`regions=` is ignored).
+//! Not supported: peer replication, and remote regions (`regions=` is ignored).
 //!
 //! Format: <https://github.com/Netflix/eureka/wiki/Eureka-REST-operations>.
 
@@ -32,34 +32,33 @@ use crate::{
 use view::{Form, app_name};
 use wire::{KEPT, Kept};
 
-/// The namespace of whoever's token is not for one only: Eureka's clients cannot name one.
+/// Default namespace, if the token is not for a single one: Eureka's clients cannot name a namespace.
 const NAMESPACE: &str = "default";
-/// What a delta reaches back.
+/// Time that a delta covers.
 const WINDOW: Duration = Duration::from_secs(180);
-/// Instances with one id, in whichever application, that are looked through.
+/// Maximum number of instances with one id, of any application, that are searched.
 const MOST_OF_ID: usize = 64;
-/// Leases without a heartbeat after which an instance is removed.
+/// Number of leases without a heartbeat after which an instance is removed.
 const LEASES: u32 = 3;
 
-/// Which revisions were there when: so that a delta knows where to begin. One entry a second at most, and those of the
-/// window only.
+/// History of revisions, which gives a delta its start. At most one entry per second, and only those of the window.
 #[derive(Debug, Default)]
 pub(super) struct DeltaWindow(Mutex<VecDeque<(Instant, Revision)>>);
 
 impl DeltaWindow {
-    /// Takes note of a revision that a client is about to see.
+    /// Records a revision that a client is about to see.
     pub(super) fn note(&self, now: Instant, revision: Revision) {
         let mut revisions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if revisions.back().is_none_or(|(last, _)| now.duration_since(*last) >= Duration::from_secs(1)) {
             revisions.push_back((now, revision));
         }
-        // One older than the window stays: it is where the window begins.
+        // One entry older than the window is kept: the window begins there.
         while revisions.get(1).is_some_and(|(second, _)| now.duration_since(*second) >= WINDOW) {
             revisions.pop_front();
         }
     }
 
-    /// Where the window begins.
+    /// Returns the revision at the beginning of the window.
     fn begin(&self) -> Option<Revision> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).front().map(|(_, revision)| *revision)
     }
@@ -81,7 +80,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     let call = Call { context, request, caller, namespace, form };
     let path = request.path();
     let method = if request.method == Method::HEAD { Method::GET } else { request.method.clone() };
-    // Spring's clients are given …/eureka, older ones …/eureka/v2.
+    // Spring's clients use …/eureka, older ones …/eureka/v2.
     let path = match path.as_slice() {
         ["eureka", "v2", rest @ ..] | ["eureka", rest @ ..] => rest,
         _ => &[],
@@ -122,7 +121,7 @@ impl Call<'_> {
         }
     }
 
-    /// The service of an application. One whose name is not in lower case came through another front.
+    /// Returns the service of an application. A service whose name is not in lower case was registered through another front.
     async fn service(&self, app: &str) -> Result<ServiceKey, ApiError> {
         let usual = ServiceKey::new(&self.namespace, &app.to_lowercase())?;
         let registry = self.context.registry.clone();
@@ -135,7 +134,7 @@ impl Call<'_> {
         Ok(other.map_or(usual, |service| service.key.clone()))
     }
 
-    /// The instance that is shown as `id`, of one application or of any.
+    /// Returns the instance shown as `id`, of one application or of any.
     fn known(&self, app: Option<&str>, id: &str) -> Result<Option<Arc<Instance>>, ApiError> {
         let registry = &self.context.registry;
         let of_app =
@@ -159,18 +158,18 @@ impl Call<'_> {
         lives.ok_or_else(|| ApiError::NotFound { what: "instance", name: id.to_owned() })
     }
 
-    /// As [`Call::found`], with those whose lease is over.
+    /// Returns an instance even if its lease has expired, unlike [`Call::found`].
     async fn leased(&self, app: &str, id: &str) -> Result<Arc<Instance>, ApiError> {
         if let Some(instance) = self.known(Some(app), id)? {
             return Ok(instance);
         }
-        // It may have been registered at another node of the registry a moment ago.
+        // It may just have been registered at another node of the registry.
         self.context.registry.instance_or_ask(&identity::eureka(&self.namespace, app, id)?).await;
         let missing = || ApiError::NotFound { what: "instance", name: id.to_owned() };
         self.known(Some(app), id)?.ok_or_else(missing)
     }
 
-    /// An answer about all applications: made by `make`, once for each `more`, revision and `since`.
+    /// Returns a response about all applications, made by `make` once for each `more`, revision and `since`.
     async fn all(
         &self,
         what: &'static str,
@@ -221,7 +220,7 @@ impl Call<'_> {
         }
     }
 
-    /// What changed in the last minutes; all there is where that is not known any more.
+    /// Returns the changes of the last minutes, or all applications if the changes are no longer known.
     async fn delta(&self) -> Result<Reply, ApiError> {
         let registry = &self.context.registry;
         self.context.delta_window.note(Instant::now(), registry.revision());
@@ -230,7 +229,7 @@ impl Call<'_> {
         if !quiet && registry.all_changes(begin).is_none() {
             return self.applications().await;
         }
-        // While nothing changes it does not matter since when.
+        // While nothing changes, the start does not matter.
         let since = if quiet { Revision(0) } else { begin };
         Ok(self.reply(self.all("eureka.delta", "", since, move |all, out| all.delta(begin, out)).await?))
     }
@@ -250,7 +249,7 @@ impl Call<'_> {
         let written = self.context.registry.change(&id, |before| {
             let known = before.and_then(|instance| Kept::of(instance));
             let mut kept = sent.kept.clone();
-            // An operator's word outlives the instance's registering again.
+            // An operator's override survives a new registration of the instance.
             if let Some(known) = known.as_ref().filter(|_| kept.overridden.is_empty()) {
                 kept.overridden.clone_from(&known.overridden);
             }
@@ -275,15 +274,15 @@ impl Call<'_> {
     async fn heartbeat(&self, app: &str, id: &str) -> Result<Reply, ApiError> {
         let instance = self.leased(app, id).await?;
         let Some(kept) = Kept::of(&instance) else {
-            // Registered by another front: only its life is ours to note.
+            // Registered by another front: only its lease is renewed.
             return self.beat(&instance).await;
         };
         let dirty = self.request.param("lastDirtyTimestamp").and_then(|text| text.parse::<i64>().ok());
         if dirty.is_some_and(|dirty| dirty > kept.last_dirty && kept.last_dirty != 0) {
-            // The client has something newer to say: the answer makes it register again.
+            // The client has newer data: the answer makes it register again.
             return Err(ApiError::NotFound { what: "instance as new as that", name: id.to_owned() });
         }
-        // `status=` says nothing, as with the original: a client whose status changes registers again, or has it overridden.
+        // `status=` is ignored, as in the original: a client whose status changes registers again, or has it overridden.
         self.beat(&instance).await
     }
 
@@ -302,7 +301,7 @@ impl Call<'_> {
         Ok(Reply::empty(StatusCode::OK))
     }
 
-    /// Sets what an operator says, or takes it back.
+    /// Sets an operator's override of the status, or removes it.
     async fn overrides(&self, app: &str, id: &str, set: bool) -> Result<Reply, ApiError> {
         let instance = self.leased(app, id).await?;
         let value = self.request.param("value").map(wire::status).transpose()?;
@@ -348,8 +347,7 @@ impl Call<'_> {
         Ok(Reply::empty(StatusCode::OK))
     }
 
-    /// Changes an instance's metadata to what `edit` makes of them. `edit` returns whether the instance is isolated from then on;
-    /// `None` leaves that as it is.
+    /// Edits an instance's metadata. `edit` returns true if the instance is isolated from now on; `None` leaves that unchanged.
     async fn patch(
         &self,
         id: &InstanceId,
@@ -376,8 +374,8 @@ impl Call<'_> {
     }
 }
 
-/// Whether an instance is to be isolated in the model now that `kept` is so and `known` was. None leaves it as it is: one that
-/// was UP and is isolated all the same was taken out through another front.
+/// Returns true if the instance must be isolated after a change from `known` to `kept`; `None` leaves that unchanged: an instance that was UP but
+/// isolated has been isolated through another front.
 fn isolated(kept: &Kept, known: Option<&Kept>) -> Option<bool> {
     match (kept.effective() == "UP", known.is_none_or(|known| known.effective() == "UP")) {
         (false, _) => Some(true),
@@ -386,9 +384,9 @@ fn isolated(kept: &Kept, known: Option<&Kept>) -> Option<bool> {
     }
 }
 
-/// The applications with at least one instance that is wanted and whose lease lives.
+/// Returns the applications with at least one instance that is wanted and whose lease is valid.
 fn shown(services: &[Arc<ServiceSnapshot>], wanted: impl Fn(&Instance) -> bool) -> Vec<Value> {
-    // Two services whose names differ in case only are one application.
+    // Two services whose names differ only in case are one application.
     let mut applications: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     for service in services {
         let list = service.instances.iter().filter(|instance| view::status(instance).is_some() && wanted(instance));

@@ -1,5 +1,5 @@
-//! What Eureka's clients are told. One tree for both forms: in JSON as it is, in XML `@name` is an attribute, `$` the text, and
-//! a list is its element repeated.
+//! Responses for Eureka's clients. Both forms use one tree: JSON shows it as it is; in XML `@name` is an attribute, `$` the text, and a list is a
+//! repeated element.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,22 +11,22 @@ use crate::api::RESERVED;
 use crate::api::identity::in_eureka;
 use crate::{Health, Instance};
 
-/// What a client asks for.
+/// Format of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     Xml,
     Json,
 }
 
-/// What a data center is called that says nothing of itself.
+/// Class of a data center that does not name one.
 const DATA_CENTER: &str = "com.netflix.appinfo.InstanceInfo$DefaultDataCenterInfo";
 
-/// The application's name of a service.
+/// Returns the application's name of a service.
 pub(super) fn app_name(service: &str) -> String {
     service.to_uppercase()
 }
 
-/// An instance's status, or none if its lease is over: then it is not shown.
+/// Returns an instance's status; `None` if its lease has expired: then it is hidden.
 pub(super) fn status(instance: &Instance) -> Option<&'static str> {
     let kept = Kept::of(instance);
     let says = kept.as_ref().map_or("UP", Kept::effective);
@@ -44,7 +44,7 @@ pub(super) fn status(instance: &Instance) -> Option<&'static str> {
     }
 }
 
-/// An instance. `action` is what became of it, in a delta.
+/// Returns an instance as a tree. `action` is its change in a delta.
 pub(super) fn instance(instance: &Instance, action: &str) -> Value {
     let kept = Kept::of(instance).unwrap_or_default();
     let name = instance.service.name();
@@ -98,19 +98,19 @@ pub(super) fn instance(instance: &Instance, action: &str) -> Value {
     shown
 }
 
-/// An instance that is gone, as it was: clients find it by its id, or by host and port.
+/// Returns a removed instance in its last state: clients find it by its id, or by host and port.
 pub(super) fn gone(last: &Instance, mtime: i64) -> Value {
     let mut shown = instance(last, "DELETED");
     shown["lastUpdatedTimestamp"] = mtime.to_string().into();
     shown
 }
 
-/// An application.
+/// Returns an application as a tree.
 pub(super) fn application(name: &str, instances: Vec<Value>) -> Value {
     json!({ "name": name, "instance": instances })
 }
 
-/// How many instances have which status: what clients compare with their own count to see whether they missed something.
+/// Number of instances by status, which clients compare with their own to detect missed changes.
 #[derive(Debug, Default)]
 pub(super) struct HashCode(BTreeMap<&'static str, usize>);
 
@@ -119,12 +119,12 @@ impl HashCode {
         *self.0.entry(status).or_default() += 1;
     }
 
-    /// Adds what [`HashCode::text`] gave.
+    /// Adds a result of [`HashCode::text`].
     pub(super) fn add_text(&mut self, text: &[u8]) {
         let text = std::str::from_utf8(text).unwrap_or_default();
         for status in STATUSES {
             let mark = format!("{status}_");
-            // OUT_OF_SERVICE has underscores of its own; no status ends in another one.
+            // OUT_OF_SERVICE contains underscores; no status ends with another one.
             let count =
                 text.find(&mark).and_then(|at| text[at + mark.len()..].split('_').next()?.parse::<usize>().ok());
             if let Some(count) = count {
@@ -133,7 +133,7 @@ impl HashCode {
         }
     }
 
-    /// `DOWN_1_UP_2_`.
+    /// Returns text such as `DOWN_1_UP_2_`.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         for (status, count) in &self.0 {
@@ -143,17 +143,17 @@ impl HashCode {
     }
 }
 
-/// All that an instance may have.
+/// All statuses of an instance.
 const STATUSES: [&str; 5] = ["DOWN", "OUT_OF_SERVICE", "STARTING", "UNKNOWN", "UP"];
 
-/// A tree under a name, as a part of XML.
+/// Returns a named tree as an XML element.
 pub(super) fn xml_part(name: &str, value: &Value) -> String {
     let mut text = String::new();
     element(&mut text, name, value);
     text
 }
 
-/// A tree under a name, as XML.
+/// Returns a named tree as an XML document.
 pub(super) fn xml(name: &str, value: &Value) -> String {
     let mut text = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>");
     element(&mut text, name, value);
@@ -206,8 +206,8 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// An element's name: what a metadata key has and a name may not becomes `_xHHHH_`. What a name may have is less than what
-/// Unicode calls letters and digits (`µ`, `ª`, `²` are not among it), and differs between editions of XML: only what all take.
+/// Returns an element's name for a metadata key: a character not allowed in names becomes `_xHHHH_`. Names allow fewer characters than Unicode's
+/// letters and digits (not `µ`, `ª`, `²`), and editions of XML differ: only characters allowed by all are kept.
 fn tag(key: &str) -> String {
     if key.is_empty() {
         return "_".into();
@@ -227,7 +227,7 @@ fn tag(key: &str) -> String {
     name
 }
 
-/// Text within XML; characters that no XML can hold become U+FFFD.
+/// Escapes text for XML; characters not allowed in XML become U+FFFD.
 fn escape(text: &mut String, raw: &str) {
     for c in raw.chars() {
         match c {

@@ -1,6 +1,6 @@
-//! What Eureka's clients ask of all applications at once: `/eureka/apps`, the delta, addresses.
+//! Responses about all of Eureka's applications: `/eureka/apps`, the delta, addresses.
 //!
-//! What one service comes to is kept with its snapshot, and bodies are put together of that as [`super::super::whole`] says.
+//! The encodings of a service are cached with its instances, and bodies are composed of them as [`super::super::whole`] describes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use crate::api::identity;
 use crate::api::whole::Composer;
 use crate::{Change, Encoding, Instance, NamespaceName, Registry, Revision, ServiceSnapshot};
 
-/// All applications as they are.
+/// All applications in their current state.
 pub(super) struct All {
     registry: Registry,
     namespace: NamespaceName,
     form: Form,
-    /// Read before the services are.
+    /// Revision read before the services.
     revision: Revision,
     services: Vec<Arc<ServiceSnapshot>>,
 }
@@ -30,7 +30,7 @@ impl All {
         All { registry, namespace: namespace.clone(), form, revision, services }
     }
 
-    /// How many instances have which status.
+    /// Returns the number of instances by status.
     fn hash_code(&self) -> String {
         let mut code = HashCode::default();
         for service in &self.services {
@@ -47,10 +47,10 @@ impl All {
         code.text()
     }
 
-    /// All of them.
+    /// Writes all applications.
     pub(super) fn applications(&self, out: &mut Composer) {
         let form = self.form;
-        // Two services whose names differ in case only are one application.
+        // Two services whose names differ only in case are one application.
         let mut applications: BTreeMap<String, Vec<&Arc<ServiceSnapshot>>> = BTreeMap::new();
         for service in &self.services {
             applications.entry(app_name(service.key.name())).or_default().push(service);
@@ -73,7 +73,7 @@ impl All {
         end(&self.hash_code(), self.revision, form, out);
     }
 
-    /// What changed after `since`: of each instance the last word. All of them where that is not known any more.
+    /// Writes the changes after `since`, only the last one of each instance; all applications if the changes are no longer known.
     pub(super) fn delta(&self, since: Revision, out: &mut Composer) {
         let Some(changes) = self.registry.all_changes(since) else { return self.applications(out) };
         let mut latest = BTreeMap::new();
@@ -105,7 +105,7 @@ impl All {
         end(&self.hash_code(), self.revision, self.form, out);
     }
 
-    /// The applications that have an instance which is wanted; nothing at all if there is none.
+    /// Writes the applications that have a wanted instance; nothing if there is none.
     pub(super) fn wanted(&self, wanted: impl Fn(&Instance) -> bool, out: &mut Composer) {
         let applications = shown(&self.services, wanted);
         if applications.is_empty() {
@@ -145,7 +145,7 @@ fn end(code: &str, revision: Revision, form: Form, out: &mut Composer) {
     });
 }
 
-/// What stands before the instances of an application, between two of them, and behind them. `behind`: another application is in front.
+/// Returns the text before the instances of an application, between two of them, and after them. `behind` means that another application precedes.
 fn around(name: &str, behind: bool, form: Form) -> (&'static str, &'static str, String) {
     match form {
         Form::Xml => ("<application>", "", format!("{}</application>", view::xml_part("name", &name.into()))),
@@ -156,7 +156,7 @@ fn around(name: &str, behind: bool, form: Form) -> (&'static str, &'static str, 
     }
 }
 
-/// Instances one after the other; empty where none of them is shown.
+/// Encodes instances; empty if none of them is shown.
 fn list(instances: &[Arc<Instance>], form: Form) -> Bytes {
     let shown = instances.iter().filter(|instance| view::status(instance).is_some());
     let mut text = String::new();
@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// What is put together of pieces is what the tree of an application would be.
+    /// An application composed of pieces equals the application encoded as a tree.
     #[test]
     fn an_application_of_pieces_is_the_application_as_a_tree() {
         for name in ["SHOP", "A<&\"B"] {

@@ -1,4 +1,4 @@
-//! What Eureka's clients send, and what of it the model does not know.
+//! Requests of Eureka's clients, and the attributes in them that the model lacks.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -6,29 +6,29 @@ use serde_json::{Map, Value};
 use crate::Instance;
 use crate::api::ApiError;
 
-/// The metadata key under which [`Kept`] is kept.
+/// The metadata key of [`Kept`].
 pub(super) const KEPT: &str = "kingpost.eureka";
-/// What a lease lasts that does not say.
+/// Default duration of a lease.
 const DEFAULT_LEASE_SECONDS: u64 = 90;
 
-/// What Eureka knows of an instance and the model does not.
+/// Attributes of a Eureka instance that the model lacks.
 ///
-/// Of the three things that Eureka calls status, `status` is what the instance says, `overridden` what an operator says, and
-/// whether the lease lives is the model's health. Whatever is not UP is isolated in the model: no front sends traffic to it.
+/// Eureka has three kinds of status: `status` is set by the instance, `overridden` by an operator, and the lease's validity is the model's health. An
+/// instance that is not UP is isolated in the model: no front sends traffic to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Kept {
     pub(super) status: String,
-    /// Empty: nobody has overridden it.
+    /// Status set by an operator; empty if there is none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) overridden: String,
     pub(super) last_dirty: i64,
-    /// Text fields as they were sent: hostName, vipAddress, the addresses of pages …
+    /// Fields as they were sent: hostName, vipAddress, the addresses of pages …
     #[serde(flatten)]
     pub(super) fields: Map<String, Value>,
 }
 
-/// The texts that are kept as they were sent, and shown.
+/// Text fields that are stored and shown as they were sent.
 pub(super) const TEXTS: [&str; 11] = [
     "hostName",
     "sid",
@@ -50,28 +50,28 @@ impl Default for Kept {
 }
 
 impl Kept {
-    /// What is kept of an instance; None if another front registered it.
+    /// Returns the attributes kept with an instance; `None` if another front registered it.
     pub(super) fn of(instance: &Instance) -> Option<Kept> {
         instance.metadata.get(KEPT).and_then(|text| serde_json::from_str(text).ok())
     }
 
-    /// As metadata.
+    /// Encodes the attributes as a metadata value.
     pub(super) fn to_text(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// The status that counts, as long as the lease lives.
+    /// Returns the effective status, while the lease is valid.
     pub(super) fn effective(&self) -> &str {
         if self.overridden.is_empty() { &self.status } else { &self.overridden }
     }
 
-    /// A text field; empty if it was not sent.
+    /// Returns a text field; empty if it was not sent.
     pub(super) fn text(&self, name: &str) -> &str {
         self.fields.get(name).and_then(Value::as_str).unwrap_or_default()
     }
 }
 
-/// A status by its name.
+/// Parses the name of a status.
 pub(super) fn status(name: &str) -> Result<String, ApiError> {
     let upper = name.to_ascii_uppercase();
     match upper.as_str() {
@@ -80,7 +80,7 @@ pub(super) fn status(name: &str) -> Result<String, ApiError> {
     }
 }
 
-/// An instance as it was sent.
+/// An instance sent by a client.
 #[derive(Debug)]
 pub(super) struct Sent {
     pub(super) id: String,
@@ -93,7 +93,7 @@ pub(super) struct Sent {
     pub(super) kept: Kept,
 }
 
-/// Numbers come as numbers or as text.
+/// Parses a number, sent as a number or as text.
 fn number(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_str().and_then(|text| text.trim().parse().ok()))
 }
@@ -107,7 +107,7 @@ fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// `{"$": 8080, "@enabled": "true"}`, as JSON or made of XML; or a bare number.
+/// Parses `{"$": 8080, "@enabled": "true"}`, sent as JSON or converted from XML; or a bare number.
 fn port(value: Option<&Value>) -> Result<(u16, bool), ApiError> {
     let Some(value) = value else { return Ok((0, false)) };
     let (digits, enabled) = match value {
@@ -121,16 +121,15 @@ fn port(value: Option<&Value>) -> Result<(u16, bool), ApiError> {
     found.map(|port| (port, enabled)).ok_or_else(|| ApiError::bad(format!("port {value}: expected 0 to 65535")))
 }
 
-/// A part of an instance, whose fields are looked up by name. A field of another kind than expected is an error: nothing that was sent is
-/// dropped in silence.
+/// A part of an instance, with fields looked up by name. A field of an unexpected type is an error: no sent field is silently dropped.
 struct Part<'a> {
     map: &'a Map<String, Value>,
-    /// What messages call it.
+    /// Name of the part in messages.
     name: &'a str,
 }
 
 impl<'a> Part<'a> {
-    /// `null`, and the empty text that an empty element of XML is, are nothing.
+    /// Returns a field. `null` and the empty text of an empty XML element count as missing.
     fn get(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).filter(|value| !value.is_null() && value.as_str() != Some(""))
     }
@@ -155,8 +154,8 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Reads `{"instance": {…}}`. What the server itself says of an instance (`lastUpdatedTimestamp`, `actionType`, the time stamps of the lease)
-/// has no effect, as with the original.
+/// Parses `{"instance": {…}}`. Fields set by the server itself (`lastUpdatedTimestamp`, `actionType`, the time stamps of the lease) are ignored, as
+/// in the original.
 pub(super) fn read(body: &Value) -> Result<Sent, ApiError> {
     let map = body
         .get("instance")
@@ -168,7 +167,7 @@ pub(super) fn read(body: &Value) -> Result<Sent, ApiError> {
         .text("ipAddr")?
         .or_else(|| host_name.clone())
         .ok_or_else(|| ApiError::bad("the instance has no ipAddr and no hostName"))?;
-    // As the original: an instance without an id is known by its host's name.
+    // As in the original, an instance without an id is identified by its host name.
     let id = instance.text("instanceId")?.or(host_name).unwrap_or_else(|| host.clone());
     let (plain, plain_on) = port(instance.get("port"))?;
     let (secure, secure_on) = port(instance.get("securePort"))?;
@@ -195,9 +194,9 @@ pub(super) fn read(body: &Value) -> Result<Sent, ApiError> {
     }
     let mut lease_seconds = None;
     if let Some(lease) = instance.part("leaseInfo")? {
-        // As the original: what is not above 0 is the default.
+        // As in the original, a value that is not above 0 means the default.
         let above = |found: Option<i64>| found.and_then(|seconds| u64::try_from(seconds).ok()).filter(|it| *it > 0);
-        // The second name is that of Eureka's documented schema.
+        // The second name is from Eureka's documented schema.
         let old = above(lease.integer("evictionDurationInSecs")?);
         lease_seconds = above(lease.integer("durationInSecs")?).or(old);
         if let Some(renewal) = above(lease.integer("renewalIntervalInSecs")?) {
@@ -262,7 +261,7 @@ mod tests {
         assert_eq!(sent.kept.text("vipAddress"), "shop");
         let again: Kept = serde_json::from_str(&sent.kept.to_text()).unwrap();
         assert_eq!(again, sent.kept);
-        // The least: what the Node client sends without more.
+        // The minimum: the Node client's default.
         let least = read(&json!({"instance": {"hostName": "h", "port": 80}})).unwrap();
         assert_eq!((least.id.as_str(), least.host.as_str(), least.port, least.lease_seconds), ("h", "h", 80, 90));
         // Only the secure port.

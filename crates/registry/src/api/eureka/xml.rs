@@ -1,11 +1,11 @@
-//! An instance in XML, as Eureka's clients may send it, as the tree that JSON would be: attributes are `@name`, text beside them is `$`.
+//! Parser of an instance sent as XML, into the same tree as JSON: attributes are `@name`, text beside them is `$`.
 //!
 //! ```text
 //!  <instance><app>SHOP</app><port enabled="true">80</port><metadata><zone>a</zone></metadata></instance>
 //!  {"instance": {"app": "SHOP", "port": {"@enabled": "true", "$": "80"}, "metadata": {"zone": "a"}}}
 //! ```
 //!
-//! No document types, so no entities but those of XML itself; and bounds on depth and number of elements.
+//! Document types are rejected, so the only entities are XML's own; depth and number of elements are limited.
 
 use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
@@ -13,12 +13,12 @@ use serde_json::{Map, Value};
 
 use crate::api::ApiError;
 
-/// Elements within elements, the outermost included. An instance has four: instance, dataCenterInfo, metadata, an entry.
+/// Maximum nesting of elements, including the outermost. An instance has four: instance, dataCenterInfo, metadata, an entry.
 const DEEPEST: usize = 8;
-/// Elements of a document.
+/// Maximum number of elements in a document.
 const MOST: usize = 4096;
 
-/// An element whose end has not come yet.
+/// An element whose end tag has not been read.
 struct Open {
     name: String,
     attributes: Map<String, Value>,
@@ -26,10 +26,10 @@ struct Open {
     text: String,
 }
 
-/// Reads a document whose outermost element is `instance`.
+/// Parses a document whose outermost element is `instance`.
 ///
 /// # Errors
-/// It is no XML, too deep or too long, has a document type or unknown entities, or an element twice in one place.
+/// The document is not XML, too deep or too long, has a document type or unknown entities, or an element twice in one place.
 pub(super) fn read(document: &[u8]) -> Result<Value, ApiError> {
     let wrong = |why: &dyn std::fmt::Display| ApiError::bad(format!("the body: not the XML of an instance: {why}"));
     let document = std::str::from_utf8(document).map_err(|error| wrong(&error))?;
@@ -101,7 +101,7 @@ fn opened(start: &BytesStart<'_>) -> Result<Open, quick_xml::Error> {
     Ok(Open { name: untag(&text(start.name().as_ref())), attributes, children: Map::new(), text: String::new() })
 }
 
-/// Ends the innermost element; the name of one that is there twice.
+/// Ends the innermost element; returns the name of a duplicate as an error.
 fn close(open: &mut Vec<Open>, root: &mut Option<(String, Value)>) -> Result<(), String> {
     let Some(Open { name, mut attributes, children, text }) = open.pop() else { return Ok(()) };
     let value = if children.is_empty() && attributes.is_empty() {
@@ -124,7 +124,7 @@ fn close(open: &mut Vec<Open>, root: &mut Option<(String, Value)>) -> Result<(),
     Ok(())
 }
 
-/// The name that [`super::view`] wrote as an element: `a_x0020_b` is `a b`.
+/// Decodes an element name written by [`super::view`]: `a_x0020_b` is `a b`.
 fn untag(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
     let mut rest = name;
@@ -206,7 +206,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is shown in XML is read as what was shown, and nothing that is read makes it panic.
+        /// XML that is written is parsed into the same values, and no input causes a panic.
         #[test]
         fn what_is_shown_is_read(pairs in proptest::collection::btree_map("[ -~äµ名]{1,12}", "[ -~ä名]{0,12}", 0..6), garbage in "\\PC{0,200}") {
             let _ = read(garbage.as_bytes());
