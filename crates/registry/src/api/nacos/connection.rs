@@ -1,14 +1,14 @@
-//! A connection over which a client of Nacos speaks gRPC. It is the lease of what the client registers over it.
+//! A gRPC connection of a Nacos client, which is the lease of the instances that the client registers over it.
 //!
-//! Unary calls carry no id: the server knows the client by the connection that the calls come over. On a stream of the same connection the client
-//! hears of changes of what it subscribed to.
+//! Unary calls carry no id: the server identifies the client by the connection. Over a stream of the same connection, the client receives changes of
+//! its subscriptions.
 //!
-//! - The node that has the connection renews the leases of its instances; so a node that dies loses them in time, and the client registers them
-//!   again at another node before that.
-//! - An instance's row names the connection that published the instance last. What a connection does at its end it does only to rows that name it.
-//!   So a connection that ends late takes nothing from a later one, whichever node that one is at.
-//! - When this node stops, nothing is taken out: the clients go elsewhere.
-//! - A connection whose token no longer allows what the connection has registered or subscribed to is ended, as if the client had left
+//! - The connection's node renews the leases of its instances. If the node dies, they expire, and before that the client registers the instances
+//!   again at another node.
+//! - An instance's row names the connection that published the instance last. A connection that ends changes only rows that name it. So a connection
+//!   that ends late removes nothing of a later one, on any node.
+//! - When this node stops, no instance is removed: the clients connect to another node.
+//! - A connection is ended, as if the client had disconnected, if its token no longer permits its registrations or subscriptions
 //!   ([`End::NotAllowed`]).
 
 mod silence;
@@ -33,55 +33,55 @@ use crate::{Beat, Edit, InstanceId, NamespaceName, Registry, ServiceKey, WriteEr
 
 pub(in crate::api) use self::stream::End;
 
-/// Instances of one connection.
+/// Maximum number of instances of a connection.
 const INSTANCES: usize = 4096;
-/// Subscriptions of one connection.
+/// Maximum number of subscriptions of a connection.
 const SUBSCRIPTIONS: usize = 4096;
-/// Calls of one connection that are read at a time; the next ones wait.
+/// Maximum number of a connection's calls that are read at once; further ones wait.
 const READING: usize = 8;
-/// Bytes of a message of a connection that has not shown a good token yet.
+/// Maximum length of a message of a connection that has not yet sent a valid token.
 const UNKNOWN_BYTES: usize = 256 << 10;
-/// A call that comes before the connection is set up waits so long for that: it overtook the stream's first message.
+/// Time that a call waits for the connection's set-up: it may have overtaken the stream's first message.
 const SETTING_UP: Duration = Duration::from_secs(3);
-/// Who was heard within so long is alive: what is missing of its instances is registered again.
+/// Maximum silence of a client whose missing instances are registered again.
 const HEARD: Duration = Duration::from_secs(10);
-/// Writes under way at a time for one call.
+/// Maximum number of concurrent writes of a call.
 const WRITES: usize = 64;
 
-/// How far a connection is.
+/// State of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The client has not opened its stream yet.
+    /// The client has not yet opened its stream.
     New,
     SetUp,
-    /// Nothing is registered by it any more.
+    /// The connection registers nothing any more.
     Over,
 }
 
-/// A connection. See the module.
+/// A connection, as described in the module.
 pub(in crate::api) struct Connection {
-    /// Its name, in rows and for the client; no spaces in it.
+    /// Name in rows and for the client; without spaces.
     name: String,
     peer: IpAddr,
     began: Instant,
-    /// When the client was heard last, in milliseconds from `began`.
+    /// Time of the client's last sign of life, in milliseconds after `began`.
     heard: AtomicU64,
     state: watch::Sender<State>,
-    /// How the client was let in last.
+    /// The last valid credentials of the client.
     let_in: Mutex<Option<LetIn>>,
     reading: Semaphore,
-    /// What the connection has published. Held while it is changed in the store too.
+    /// The published instances. Locked during the changes in the store, too.
     held: tokio::sync::Mutex<Held>,
-    /// Whether it ever published anything.
+    /// True once the connection has published an instance.
     published: AtomicBool,
     subscriptions: Mutex<BTreeMap<Subscribed, Subscription>>,
-    /// Held from before a service is looked at until it is decided what the client is told: so what is told later is no older.
+    /// Locked from before a service is read until its answer to the client is decided: so a later answer is never older.
     telling: tokio::sync::Mutex<()>,
-    /// `subscriptions` has others than before.
+    /// Signals a change of `subscriptions`.
     resubscribed: Notify,
 }
 
-/// What a client shows to be let in.
+/// Credentials of a client.
 #[derive(Clone, PartialEq)]
 pub(in crate::api) struct Shown {
     /// Headers of the call.
@@ -96,16 +96,16 @@ impl Shown {
     }
 }
 
-/// How a client was let in.
+/// Credentials that were accepted.
 #[derive(Clone)]
 struct LetIn {
-    /// By this. Looked up anew whenever something depends on it.
+    /// The credentials; checked again whenever a permission depends on them.
     shown: Shown,
-    /// Who that was at the time: for the audit log, where the token is gone since.
+    /// The caller at that time, for the audit log: the token may have been removed since.
     caller: Caller,
 }
 
-/// An instance that a connection has published, and can publish again.
+/// An instance published by a connection, which can publish it again.
 #[derive(Clone)]
 struct Published {
     namespace: NamespaceName,
@@ -113,10 +113,10 @@ struct Published {
     sent: Sent,
 }
 
-/// By service, what a connection has published.
+/// Instances published by a connection, by service.
 type Held = BTreeMap<ServiceKey, BTreeMap<InstanceId, Published>>;
 
-/// A connection that is open; dropped when it is closed.
+/// An open connection; dropped when it is closed.
 pub(in crate::api) struct Opened {
     /// The connection.
     pub(in crate::api) connection: Arc<Connection>,
@@ -124,10 +124,10 @@ pub(in crate::api) struct Opened {
 }
 
 impl Opened {
-    /// A new one, of a client at `peer`.
+    /// Creates a connection of a client at `peer`.
     ///
     /// # Errors
-    /// The system gives no random numbers for its name.
+    /// The system has no random numbers for its name.
     pub(in crate::api) fn new(context: &Arc<Context>, peer: IpAddr) -> std::io::Result<Opened> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
@@ -167,28 +167,28 @@ impl Connection {
         self.heard.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// For how long the client was not heard.
+    /// Returns the time since the client's last sign of life.
     fn silence(&self) -> Duration {
         self.began.elapsed().saturating_sub(Duration::from_millis(self.heard.load(Ordering::Relaxed)))
     }
 
-    /// Whether somebody with a good token has spoken over it.
+    /// True if a call with a valid token has come over the connection.
     pub(in crate::api) fn is_known(&self) -> bool {
         self.let_in().is_some()
     }
 
-    /// How long a message may be.
+    /// Returns the maximum length of a message.
     pub(in crate::api) fn message_bytes(&self, context: &Context) -> usize {
         let most = context.limits.body_bytes;
         if self.is_known() { most } else { most.min(UNKNOWN_BYTES) }
     }
 
-    /// A place among the calls that are read; waits for one.
+    /// Waits for a slot to read a call.
     pub(in crate::api) async fn place(&self) -> Option<SemaphorePermit<'_>> {
         self.reading.acquire().await.ok()
     }
 
-    /// Nothing is registered by it from now on.
+    /// Ends the connection: it registers nothing from now on.
     pub(in crate::api) fn end(&self) {
         self.state.send_replace(State::Over);
     }
@@ -197,14 +197,14 @@ impl Connection {
         *self.state.borrow() == State::Over
     }
 
-    /// Returns once it is to be closed.
+    /// Returns once the connection must be closed.
     pub(in crate::api) async fn over(&self) {
         let mut state = self.state.subscribe();
-        // What the wait returns holds a lock, which must not live on.
+        // The value of the wait holds a lock, which must not live across an await.
         let _ = state.wait_for(|state| *state == State::Over).await.is_ok();
     }
 
-    /// Waits a little until it is set up, unless it is.
+    /// Waits up to [`SETTING_UP`] for the connection's set-up.
     async fn set_up(&self) -> Result<(), Refusal> {
         let mut state = self.state.subscribe();
         let wait = async { state.wait_for(|state| *state != State::New).await.is_ok() };
@@ -216,15 +216,15 @@ impl Connection {
         self.let_in.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Who the client is now, by what it was let in by last.
+    /// Returns the client's current identity, by its last accepted credentials.
     ///
     /// # Errors
-    /// It was not let in yet, or its token is none any more.
+    /// No credentials were accepted yet, or the token is no longer valid.
     fn caller(&self, context: &Context) -> Result<Caller, ApiError> {
         self.let_in().ok_or(ApiError::Unauthorized)?.shown.identify(context)
     }
 
-    /// Says in the log why the connection ends.
+    /// Logs why the connection ends.
     fn not_allowed(&self) -> End {
         let let_in = self.let_in();
         let token = let_in.as_ref().map_or("-", |let_in| let_in.caller.name());
@@ -240,7 +240,7 @@ impl Connection {
         *self.let_in.lock().unwrap_or_else(PoisonError::into_inner) = Some(LetIn { shown, caller });
     }
 
-    /// Answers a call: the name of a message, and its fields as JSON.
+    /// Answers a call, given as the name of a message and its fields as JSON.
     pub(in crate::api) async fn answer(&self, context: &Arc<Context>, shown: Shown, kind: &str, json: &[u8]) -> Said {
         self.hear();
         let (request, asked) = Asked::read(kind, json);
@@ -306,8 +306,7 @@ impl Connection {
         }
     }
 
-    /// The instances of this connection in a service are these, and no others. Where one of them cannot be written, the others are; those
-    /// that were there before stay.
+    /// Replaces the instances of this connection in a service. If one of them cannot be written, the others are, and the previous instances are kept.
     async fn publish(&self, naming: &Naming<'_>, service: &Service, list: Vec<Sent>) -> Result<(), Refusal> {
         let key = naming.key(service)?;
         let mut wanted = BTreeMap::new();
@@ -329,7 +328,7 @@ impl Connection {
             };
             return Err(error.into());
         }
-        // Before anything is written: should this be broken off, all of it is withdrawn at the connection's end.
+        // Set before the first write: if the call is aborted, everything is removed at the connection's end.
         self.published.store(true, Ordering::Release);
         let now = held.entry(key.clone()).or_default();
         now.extend(wanted.clone());
@@ -363,7 +362,7 @@ impl Connection {
         Lease::Connection(&self.name)
     }
 
-    /// Takes an instance out: this connection's, or one that lives by no connection. Another connection's is left alone, as in Nacos.
+    /// Removes an instance of this connection, or one that depends on no connection. An instance of another connection is kept, as in Nacos.
     async fn withdraw(&self, naming: &Naming<'_>, service: &Service, sent: &Sent) -> Result<(), Refusal> {
         let (key, id) = (naming.key(service)?, naming.id(service, sent)?);
         let mut held = self.held.lock().await;
@@ -380,7 +379,7 @@ impl Connection {
         }
     }
 
-    /// Takes those of `ids` out that this connection published last. Says which were.
+    /// Removes those of `ids` that this connection published last. Returns the removed ones.
     async fn release(&self, registry: &Registry, ids: &[InstanceId]) -> Result<Vec<InstanceId>, WriteError> {
         let mut removed = Vec::new();
         for some in ids.chunks(WRITES) {
@@ -402,7 +401,7 @@ impl Connection {
         Ok(written.await?.changed())
     }
 
-    /// At the end. What cannot be taken out now is when its lease ends.
+    /// Removes all instances at the connection's end. An instance that cannot be removed now expires with its lease.
     async fn withdraw_all(&self, context: &Arc<Context>) {
         let held = std::mem::take(&mut *self.held.lock().await);
         let let_in = self.let_in();
@@ -422,12 +421,12 @@ impl Connection {
         }
     }
 
-    /// Renews the leases of what the connection has published. What another connection has published since is forgotten. What is not there
-    /// any more is registered again, if the client was heard just now.
+    /// Renews the leases of the published instances. Forgets instances that another connection has published since. Registers missing instances
+    /// again, if the client was heard within [`HEARD`].
     ///
     /// # Errors
-    /// [`End::NotAllowed`]: the client may no longer write where it has published, or no longer read where it has subscribed. Nothing is renewed
-    /// then.
+    /// [`End::NotAllowed`]: the client may no longer write where it has published, or no longer read where it has subscribed. Then nothing is
+    /// renewed.
     async fn renew(&self, context: &Arc<Context>) -> Result<(), End> {
         let mut held = self.held.lock().await;
         if self.is_over() {

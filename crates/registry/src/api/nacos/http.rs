@@ -1,4 +1,4 @@
-//! The HTTP API of version 1: instances, beats, lists, and the log-in, which clients of gRPC use too.
+//! The HTTP API of version 1: instances, beats, lists, and the login, which gRPC clients use, too.
 
 use hyper::{Method, StatusCode};
 use serde_json::json;
@@ -12,9 +12,9 @@ use super::*;
 use crate::model::Digest;
 use crate::{Beat, ServiceSnapshot};
 
-/// A beat was taken.
+/// Code for an accepted beat.
 const BEAT_OK: u64 = 10_200;
-/// There is no such instance: the client registers again.
+/// Code for an unknown instance: the client registers again.
 const BEAT_UNKNOWN: u64 = 20_404;
 
 struct Call<'a> {
@@ -51,7 +51,7 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
         (_, ["nacos", "v1", "ns", "instance" | "service", "list"]) => {
             Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" })
         }
-        // A client of the configuration asks again at once where it is told that there is nothing.
+        // A client of the configuration service repeats a request at once if the answer is that there is nothing.
         (_, ["nacos", "v1", "cs", ..]) => {
             Err(ApiError::NotImplemented("Nacos' configuration is not served here".into()))
         }
@@ -59,7 +59,7 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
     }
 }
 
-/// Whether a path is one at which clients log in, with user and password in the address or in a form.
+/// True for the path of a login, with user and password in the address or in a form.
 pub(in crate::api) fn is_login(path: &[&str]) -> bool {
     matches!(
         path,
@@ -69,7 +69,7 @@ pub(in crate::api) fn is_login(path: &[&str]) -> bool {
     )
 }
 
-/// A password is a token, and so is the access token that the client goes on with.
+/// Answers a login. The password is a token, and also the access token that the client then uses.
 fn login(context: &Context, request: &Request) -> Result<Reply, ApiError> {
     let fields = Fields::of(request)?;
     let password = fields.text("password");
@@ -117,7 +117,7 @@ impl Call<'_> {
         {
             return answer(BEAT_OK);
         }
-        // A beat that says all of the instance registers it: some clients do nothing else.
+        // A beat with all attributes of an instance registers it: some clients send nothing else.
         if !whole {
             return answer(BEAT_UNKNOWN);
         }
@@ -143,7 +143,7 @@ impl Call<'_> {
         let wanted = Wanted { clusters: self.fields.text("clusters").to_owned(), healthy };
         let context = self.naming.context;
         let snapshot = context.registry.snapshot(&self.naming.key(&service)?);
-        // What nearly everybody asks is kept with the instances.
+        // The most common request's encoding is cached with the instances.
         let (Some(snapshot), Some(encoding)) = (snapshot, wanted.kept()) else {
             let mut body = Vec::new();
             info(&service, &wanted, self.naming.hosts(&service, &wanted).await?).write(&mut body);
@@ -170,7 +170,7 @@ impl Call<'_> {
     }
 }
 
-/// A list of instances as this API tells it.
+/// Returns a list of instances in the form of this API.
 fn info(service: &Service, wanted: &Wanted, hosts: Hosts) -> Info {
     let mut info = Info::new(service, &wanted.clusters, hosts, crate::registry::now_millis());
     for (field, value) in [

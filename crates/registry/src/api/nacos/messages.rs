@@ -1,7 +1,7 @@
-//! The JSON in the envelopes of gRPC: what clients ask, and what they are told. Pure.
+//! The JSON in the gRPC envelopes: requests and answers. Pure.
 //!
-//! An envelope says the name of a message (`InstanceRequest`), and has its fields as JSON. Every answer has `resultCode`, `errorCode`, `success`,
-//! `message` (a text; never null, which Python's client does not take) and `requestId`.
+//! An envelope has the name of a message (`InstanceRequest`), and its fields as JSON. Every answer has `resultCode`, `errorCode`, `success`,
+//! `message` (a text; never null, which Python's client does not accept) and `requestId`.
 
 use serde::Deserialize;
 use serde_json::json;
@@ -11,54 +11,54 @@ use super::wire::{self, Info, Sent, Service};
 use super::*;
 use crate::NamespaceName;
 
-/// A service that a message is about.
+/// The service of a message.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::api) struct At {
     pub(super) namespace: NamespaceName,
     pub(super) service: Service,
 }
 
-/// What a client asks in a call of its own.
+/// A unary request of a client.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::api) enum Asked {
-    /// Whether this is a server, and what the connection is called.
+    /// A check that this is a server, which also returns the connection's name.
     ServerCheck,
-    /// Whether the server knows the connection.
+    /// A check that the server knows the connection.
     HealthCheck,
-    /// Register or deregister one instance.
+    /// A registration or deregistration of one instance.
     Instance { at: At, register: bool, sent: Box<Sent> },
-    /// The connection's instances of a service are these and no others.
+    /// A replacement of the connection's instances in a service.
     Batch { at: At, list: Vec<Sent> },
-    /// Begin or end to tell of changes.
+    /// The begin or end of a subscription.
     Subscribe { at: At, clusters: String, begin: bool },
-    /// The instances of a service.
+    /// A query of a service's instances.
     Query { at: At, wanted: Wanted },
-    /// The names of services.
+    /// A list of service names.
     List { namespace: NamespaceName, group: String, page: u64, size: u64 },
 }
 
-/// What a client says on the stream.
+/// A message of the client on the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::api) enum Sign {
-    /// It begins.
+    /// The set-up.
     Setup,
-    /// An answer to what it was sent, or something that is not understood here: it lives.
+    /// Any other message, for example an answer to a push: a sign of life.
     Alive,
 }
 
 impl Sign {
-    /// By the name of the message.
+    /// Classifies a message by its name.
     pub(in crate::api) fn of(kind: &str) -> Sign {
         if kind == "ConnectionSetupRequest" { Sign::Setup } else { Sign::Alive }
     }
 }
 
-/// Why a client is not told what it asked for.
+/// Reason for refusing a request.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::api) enum Refusal {
     /// The connection is not set up, or is over: the client makes a new one, and registers again.
     NoConnection,
-    /// Anything else.
+    /// Any other error.
     Error(ApiError),
 }
 
@@ -71,13 +71,13 @@ impl<E: Into<ApiError>> From<E> for Refusal {
 /// A message to a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::api) struct Said {
-    /// The name of the message.
+    /// Name of the message.
     pub(in crate::api) kind: &'static str,
-    /// Its fields.
+    /// Fields of the message.
     pub(in crate::api) json: Vec<u8>,
 }
 
-/// Fields that any message may have. What a client leaves out or sends as null is as if it were empty.
+/// Fields of all messages. Clients omit empty fields or send null.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Message {
@@ -136,7 +136,7 @@ impl Message {
     }
 }
 
-/// The names of the messages that are understood.
+/// The names of the supported messages.
 const SERVER_CHECK: &str = "ServerCheckRequest";
 const HEALTH_CHECK: &str = "HealthCheckRequest";
 const INSTANCE: &str = "InstanceRequest";
@@ -147,16 +147,16 @@ const QUERY: &str = "ServiceQueryRequest";
 const LIST: &str = "ServiceListRequest";
 
 impl Asked {
-    /// Reads a message: the name, and its fields as JSON. With it goes the id that the answer repeats, as far as it can be read.
+    /// Parses a message: the name, and its fields as JSON. Also returns the id to be repeated in the answer, if it can be read.
     ///
     /// # Errors
-    /// The name is not known here, or the fields are not what they have to be.
+    /// The name is unknown, or the fields are invalid.
     pub(in crate::api) fn read(kind: &str, json: &[u8]) -> (String, Result<Asked, ApiError>) {
         if !matches!(kind, SERVER_CHECK | HEALTH_CHECK | INSTANCE | PERSISTENT | BATCH | SUBSCRIBE | QUERY | LIST) {
             let kind: String = kind.chars().take(100).collect();
             return (String::new(), Err(ApiError::NotImplemented(format!("{kind:?} is not served here: naming only"))));
         }
-        // Some clients send nothing where there is nothing to say.
+        // Some clients send no JSON for a message without fields.
         let json = if json.is_empty() { b"{}" } else { json };
         match serde_json::from_slice::<Message>(json) {
             Ok(mut message) => (message.request_id.take().unwrap_or_default(), Asked::of(kind, message)),
@@ -214,7 +214,7 @@ impl Asked {
         })
     }
 
-    /// The name of the answer.
+    /// Returns the name of the answer.
     pub(in crate::api) fn answer(&self) -> &'static str {
         match self {
             Asked::ServerCheck => "ServerCheckResponse",
@@ -228,7 +228,7 @@ impl Asked {
     }
 }
 
-/// The fields of a message: an object, and a service, if it tells of one.
+/// Fields of a message: an object, and a service if the message contains one.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::api) struct Content {
     plain: Value,
@@ -252,11 +252,11 @@ impl Content {
         Content { plain, service: Some(service) }
     }
 
-    /// The JSON. There is at least one plain field.
+    /// Returns the JSON. There is always at least one plain field.
     fn json(&self) -> Vec<u8> {
         let mut json = self.plain.to_string().into_bytes();
         if let Some(service) = &self.service {
-            // The end of the object.
+            // Removes the closing brace of the object.
             json.pop();
             json.extend_from_slice(b",\"serviceInfo\":");
             service.write(&mut json);
@@ -266,7 +266,7 @@ impl Content {
     }
 }
 
-/// An answer: what `kind` has in `fields` beside the fields of every answer; or the refusal.
+/// Returns an answer: the fields of `kind` together with those of every answer; or the refusal.
 pub(in crate::api) fn said(kind: &'static str, request: &str, answer: Result<Content, Refusal>) -> Said {
     match answer {
         Ok(mut fields) => {
@@ -294,7 +294,7 @@ pub(in crate::api) fn said(kind: &'static str, request: &str, answer: Result<Con
     }
 }
 
-/// What clients look at: 403 makes them log in again.
+/// Returns the code that clients check: 403 makes them log in again.
 fn code(error: &ApiError) -> u32 {
     match error {
         ApiError::Unauthorized | ApiError::Forbidden { .. } | ApiError::Misdirected { .. } => 403,
@@ -306,7 +306,7 @@ fn code(error: &ApiError) -> u32 {
     }
 }
 
-/// A request of the server, with `fields` beside those of every request.
+/// Returns a request of the server, with `fields` besides those of every request.
 pub(super) fn request(kind: &'static str, id: u64, fields: impl Into<Content>) -> Said {
     let mut fields = fields.into();
     fields.plain["requestId"] = json!(id.to_string());
@@ -419,7 +419,7 @@ mod tests {
         fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..512), kind in 0..9_usize) {
             let kinds = [SERVER_CHECK, HEALTH_CHECK, INSTANCE, PERSISTENT, BATCH, SUBSCRIBE, QUERY, LIST, "\u{202e}x"];
             let _ = Asked::read(kinds[kind], &bytes);
-            // And the envelope around it.
+            // The envelope around it, too.
             let _ = <crate::api::grpc::proto::nacos::Payload as prost::Message>::decode(&bytes[..]);
         }
 

@@ -3,18 +3,18 @@
 //! ```text
 //!  http ───────────────┐
 //!                      ├─▶ naming ─▶ Registry
-//!  grpc ─▶ connection ─┘      (which instance, which service, who may: one place for both)
+//!  grpc ─▶ connection ─┘      (instance, service and permission: one place for both)
 //! ```
 //!
-//! A namespace of Nacos is the namespace of the same name; where none is given, `public`. A service has a group: `GROUP@@name`. The group
-//! `DEFAULT_GROUP` is left out of the name that other fronts see. An instance is known by service, cluster, address and port
-//! ([`identity::nacos`]); it has no id that a client chooses.
+//! A namespace of Nacos is the namespace of the same name, `public` by default. A service has a group: `GROUP@@name`. The group `DEFAULT_GROUP` is
+//! omitted in the name that other fronts see. An instance is identified by service, cluster, address and port ([`identity::nacos`]); clients choose
+//! no id.
 //!
-//! Over HTTP an ephemeral instance lives by its beats: without one for 15 s it is critical, after 15 s more it is gone; its metadata may say
-//! otherwise. Over gRPC it lives as long as the connection that registered it last ([`connection`]). One that is not ephemeral is probed at
-//! its port.
+//! Over HTTP an ephemeral instance depends on its beats: after 15 s without one it is critical, after 15 s more it is removed; its metadata may set
+//! other times. Over gRPC it depends on the connection that registered it last ([`connection`]). An instance that is not ephemeral is probed at its
+//! port.
 //!
-//! Not there: configuration, clusters and services as things of their own, pushes over UDP (clients of HTTP ask every 10 s).
+//! Not supported: configuration, management of clusters and services, pushes over UDP (HTTP clients poll every 10 s).
 //!
 //! Format: <https://nacos.io/docs/v1/open-api/>; of gRPC, `proto/nacos/nacos.proto`, and [`messages`] for the JSON in it.
 
@@ -39,9 +39,9 @@ pub(super) use http::{handle, is_login};
 use messages::{Asked, said};
 pub(super) use messages::{Said, Sign};
 
-/// The namespace of who names none.
+/// Default namespace.
 const PUBLIC: &str = "public";
-/// How long clients keep a list, in milliseconds.
+/// Time for which clients cache a list, in milliseconds.
 const CACHE_MILLIS: u64 = 10_000;
-/// Names in one page of the list of services.
+/// Maximum number of names in a page of the list of services.
 const MOST_NAMES: usize = 10_000;

@@ -1,4 +1,4 @@
-//! What clients of Nacos do, whichever way they speak: which instance and service they mean, and what is done to it.
+//! Operations of Nacos' clients, common to both protocols: they identify the instance and the service, and change them.
 
 use bytes::Bytes;
 
@@ -18,46 +18,46 @@ pub(super) struct Naming<'a> {
     pub(super) namespace: NamespaceName,
 }
 
-/// The namespace by the name that a client gives; empty: [`PUBLIC`].
+/// Returns the namespace with the name that a client sends; [`PUBLIC`] if empty.
 pub(super) fn named(name: &str) -> Result<NamespaceName, ApiError> {
     namespace(if name.is_empty() { PUBLIC } else { name })
 }
 
-/// What clients are told of the instances of a service.
+/// The instances of a service, encoded for clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hosts {
-    /// Of the service; read before the instances were.
+    /// Revision of the service; read before the instances.
     pub(super) revision: Revision,
-    /// The instances, as [`wire::shown`] makes them, in JSON with commas between: parts of a list, none of them empty. They are shared with all who
-    /// are told the same.
+    /// The instances, encoded by [`wire::shown`] as JSON with commas between: parts of a list, none of them empty. They are shared by all answers
+    /// with the same content.
     pub(super) parts: Vec<Bytes>,
-    /// Of the parts. Two lists that say the same may have different digests, where they were cut into pieces at different places; two that differ
-    /// have not one.
+    /// Digest of the parts. Lists with the same content may have different digests, if they were cut into different pieces; lists with different
+    /// content never have the same.
     pub(super) digest: Digest,
 }
 
-/// Which instances of a service are wanted.
+/// Selection of a service's instances.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Wanted {
-    /// Names of clusters, separated by commas; empty: all.
+    /// Names of clusters, separated by commas; empty for all.
     pub(super) clusters: String,
-    /// Whether only those that are not critical.
+    /// True to select only instances that are not critical.
     pub(super) healthy: bool,
 }
 
 impl Wanted {
-    /// Under what is kept which of a piece's instances are wanted; none, where hardly anybody else asks for the same.
+    /// Returns the encoding under which the selection of a piece's instances is cached; `None` if the same selection is hardly ever requested again.
     pub(super) fn kept(&self) -> Option<Encoding> {
         let kept = if self.healthy { Encoding::NacosHealthy } else { Encoding::NacosHosts };
         self.clusters.is_empty().then_some(kept)
     }
 
-    /// Those of `instances` that are wanted, as [`wire::shown`] makes them, in JSON with commas between.
+    /// Encodes the selected ones of `instances` by [`wire::shown`], as JSON with commas between.
     pub(super) fn encode(&self, instances: &[Arc<Instance>], service: &Service) -> Bytes {
         entries(instances.iter().filter(|instance| self.has(instance)).map(|instance| wire::shown(instance, service)))
     }
 
-    /// Whether the instance is one of them. Who is taken out is not, as in Nacos.
+    /// True if the instance is selected. An isolated instance is not, as in Nacos.
     fn has(&self, instance: &Instance) -> bool {
         let mut clusters = self.clusters.split(',').map(str::trim).filter(|name| !name.is_empty()).peekable();
         !instance.isolate
@@ -67,17 +67,17 @@ impl Wanted {
 }
 
 impl Naming<'_> {
-    /// Insists that the caller may do this in the namespace.
+    /// Checks that the caller has a role in the namespace.
     pub(super) fn needs(&self, role: Role) -> Result<(), ApiError> {
         self.caller.needs(role, self.namespace.as_str())
     }
 
-    /// The service as the core knows it.
+    /// Returns the key of the service in the core.
     pub(super) fn key(&self, service: &Service) -> Result<ServiceKey, ApiError> {
         Ok(ServiceKey::new(&self.namespace, &service.known_as())?)
     }
 
-    /// The instance that `sent` means.
+    /// Returns the id of the instance `sent`.
     pub(super) fn id(&self, service: &Service, sent: &Sent) -> Result<InstanceId, ApiError> {
         Ok(identity::nacos(&self.namespace, &service.full(), &sent.cluster, &sent.ip, sent.port)?)
     }
@@ -86,14 +86,14 @@ impl Naming<'_> {
         self.context.audit(&self.caller, self.peer, action, self.namespace.as_str(), object);
     }
 
-    /// As [`Naming::audit`], of many instances in one line.
+    /// Audits many instances in one line, like [`Naming::audit`].
     pub(super) fn audit_several(&self, action: &str, ids: &[InstanceId]) {
         if !ids.is_empty() {
             self.audit(action, &several(ids));
         }
     }
 
-    /// Makes the instance exist as `sent` says, living by `lease`.
+    /// Writes the instance `sent`, with the lease `lease`.
     pub(super) async fn put(&self, service: &Service, sent: &Sent, lease: Lease<'_>) -> Result<Written, ApiError> {
         let (id, key) = (self.id(service, sent)?, self.key(service)?);
         let written = self.context.registry.change(&id, |before| {
@@ -102,7 +102,7 @@ impl Naming<'_> {
                 metadata: sent.metadata(service, lease)?,
                 check: Some(sent.check(lease)),
                 isolate: Some(!sent.enabled),
-                // To register is a sign of life.
+                // A registration is a sign of life.
                 health: if sent.ephemeral { Some(crate::Health::Passing) } else { before.map(|it| it.health) },
                 ..Registration::new(id.clone(), key.clone(), &sent.ip, sent.port)
             };
@@ -115,7 +115,7 @@ impl Naming<'_> {
         Ok(written)
     }
 
-    /// The instance that address and cluster mean, in the service: of this front, or of another one.
+    /// Returns the instance with this address and cluster in the service, registered by this front or another.
     pub(super) async fn found(&self, service: &Service, sent: &Sent) -> Result<Option<Arc<Instance>>, ApiError> {
         let registry = &self.context.registry;
         if let Some(instance) = registry.instance_or_ask(&self.id(service, sent)?).await {
@@ -127,13 +127,13 @@ impl Naming<'_> {
         Ok(snapshot.instances.iter().find(same).map(Arc::clone))
     }
 
-    /// Takes the instance out, whoever registered it. Who is gone already is gone.
+    /// Removes the instance, whichever front registered it. A missing instance is no error.
     pub(super) async fn remove(&self, service: &Service, sent: &Sent) -> Result<(), ApiError> {
         let Some(instance) = self.found(service, sent).await? else { return Ok(()) };
         self.remove_found(&instance).await
     }
 
-    /// As [`Naming::remove`], of an instance that was found.
+    /// Removes an instance that was found, like [`Naming::remove`].
     pub(super) async fn remove_found(&self, instance: &Instance) -> Result<(), ApiError> {
         let rows = self.context.registry.deregister(std::slice::from_ref(&instance.id)).await;
         match rows.into_iter().next() {
@@ -145,13 +145,13 @@ impl Naming<'_> {
         }
     }
 
-    /// The instances of a service that clients are shown. Whether the caller may see them is asked elsewhere.
+    /// Returns the instances of a service for clients. Does not check the caller's permission.
     pub(super) async fn hosts(&self, service: &Service, wanted: &Wanted) -> Result<Hosts, ApiError> {
         hosts(self.context, service, &self.key(service)?, wanted).await
     }
 
-    /// The names, without group, of the services of `group` that have instances: those of page `page` (from 1), and how many there are
-    /// in all. An empty group is the default one.
+    /// Returns the names, without group, of the services of `group` that have instances: those of page `page` (from 1), and the total number. An
+    /// empty group is the default one.
     pub(super) async fn services(&self, group: &str, page: u64, size: u64) -> Result<(Vec<String>, usize), ApiError> {
         let group = if group.is_empty() { wire::DEFAULT_GROUP } else { group }.to_owned();
         let (registry, ns) = (self.context.registry.clone(), self.namespace.clone());
@@ -169,11 +169,10 @@ impl Naming<'_> {
     }
 }
 
-/// The instances of a service that clients are shown. What is kept of them with the snapshot is not encoded again; where many are to be encoded,
-/// that is done on another thread.
+/// Returns the instances of a service for clients. Cached encodings are reused; if many instances must be encoded, another thread does it.
 ///
 /// # Errors
-/// The server stops.
+/// The server is stopping.
 pub(super) async fn hosts(
     context: &Context,
     service: &Service,

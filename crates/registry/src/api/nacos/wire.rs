@@ -1,4 +1,4 @@
-//! What Nacos' clients send, and what they are told: parameters of an address or a form, and JSON.
+//! Requests and answers of Nacos' clients: parameters of an address or a form, and JSON.
 
 use bytes::Bytes;
 use serde_json::json;
@@ -9,28 +9,29 @@ use crate::api::RESERVED;
 use crate::api::identity::CLIENT_ID;
 use crate::{Check, CheckKind, Health, Metadata, Pace, visible};
 
-/// The group of who names none.
+/// Default group.
 pub(super) const DEFAULT_GROUP: &str = "DEFAULT_GROUP";
-/// What stands between a group and a name.
+/// Separator between a group and a name.
 const SEPARATOR: &str = "@@";
-/// The cluster of who names none.
+/// Default cluster.
 const DEFAULT_CLUSTER: &str = "DEFAULT";
-/// The metadata key under which the cluster is kept, whether the instance is ephemeral, and the connection that published it, if it lives by
-/// one: `EPHEMERAL CLUSTER` or `EPHEMERAL@CONNECTION CLUSTER`.
+/// The metadata key of the cluster, the ephemeral flag, and the connection that published the instance, if the instance depends on one: `EPHEMERAL
+/// CLUSTER` or `EPHEMERAL@CONNECTION CLUSTER`.
 const KEPT: &str = "kingpost.nacos";
-/// Our weights are 100 times Nacos'.
+/// Factor between Nacos' weights and ours.
 const WEIGHT_SCALE: f64 = 100.0;
-/// Of an instance that lives by a connection, whose node renews the lease every 5 s: when it is unhealthy after a node has died, unless its client
-/// has registered it at another node by then. nacos-sdk-python does that within 30 s, though it is connected at once.
+/// Lease of an instance that depends on a connection; the connection's node renews it every 5 s. After a node has died, the instance is unhealthy at
+/// the end of the lease, unless its client has registered it at another node by then. nacos-sdk-python takes up to 30 s for that, although it
+/// reconnects at once.
 const CONNECTION_LEASE: Duration = Duration::from_secs(40);
-/// And from then until it is gone.
+/// Time from the end of the lease to the removal.
 const CONNECTION_GONE: Duration = Duration::from_secs(15);
-/// Where nobody says: from one beat to the next, silence until an instance is unhealthy, and until it is gone.
+/// Defaults of the interval between beats, and of the silence until an instance is unhealthy, and until it is removed.
 const BEAT: Duration = Duration::from_secs(5);
 const UNHEALTHY: Duration = Duration::from_secs(15);
 const GONE: Duration = Duration::from_secs(30);
 
-/// Parameters, of the address and of a form in the body.
+/// Parameters of the address and of a form in the body.
 pub(super) struct Fields(Vec<(String, String)>);
 
 impl Fields {
@@ -44,7 +45,7 @@ impl Fields {
         Ok(Fields(fields))
     }
 
-    /// The first value; empty if there is none.
+    /// Returns the first value; empty if there is none.
     pub(super) fn text(&self, name: &str) -> &str {
         self.0.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value.as_str())
     }
@@ -73,7 +74,7 @@ fn expected(name: &str, found: &str, what: &str) -> ApiError {
     ApiError::bad(format!("{name}={found:?}: expected {what}"))
 }
 
-/// A service: its group and its name.
+/// A service, with its group and its name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::api) struct Service {
     pub(super) group: String,
@@ -81,7 +82,7 @@ pub(in crate::api) struct Service {
 }
 
 impl Service {
-    /// Of `GROUP@@name`, or of a name and a group; an empty group is [`DEFAULT_GROUP`].
+    /// Parses `GROUP@@name`, or a name and a group; an empty group is [`DEFAULT_GROUP`].
     pub(super) fn of(name: &str, group: &str) -> Result<Service, ApiError> {
         let (group, name) = name.split_once(SEPARATOR).unwrap_or((group, name));
         if name.is_empty() {
@@ -91,33 +92,33 @@ impl Service {
         Ok(Service { group: group.to_owned(), name: name.to_owned() })
     }
 
-    /// `GROUP@@name`.
+    /// Returns `GROUP@@name`.
     pub(super) fn full(&self) -> String {
         format!("{}{SEPARATOR}{}", self.group, self.name)
     }
 
-    /// The name that other fronts see: without the default group.
+    /// Returns the name for other fronts: without the default group.
     pub(super) fn known_as(&self) -> String {
         if self.group == DEFAULT_GROUP { self.name.clone() } else { self.full() }
     }
 }
 
-/// What an ephemeral instance lives by.
+/// Lease of an ephemeral instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lease<'a> {
     /// The client's beats.
     Beats,
-    /// The connection with this name, without spaces.
+    /// The connection with this name, which has no spaces.
     Connection(&'a str),
 }
 
-/// An instance as a client tells of it.
+/// An instance sent by a client.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::api) struct Sent {
     pub(super) ip: String,
     pub(super) port: u16,
     pub(super) cluster: String,
-    /// In our measure.
+    /// Weight in our scale.
     pub(super) weight: u16,
     pub(super) enabled: bool,
     pub(super) ephemeral: bool,
@@ -128,7 +129,7 @@ pub(in crate::api) struct Sent {
 }
 
 impl Sent {
-    /// Of a request's fields.
+    /// Parses the fields of a request.
     pub(super) fn of(fields: &Fields) -> Result<Sent, ApiError> {
         let cluster = match (fields.text("clusterName"), fields.text("cluster")) {
             ("", cluster) | (cluster, _) => cluster,
@@ -145,7 +146,7 @@ impl Sent {
         Ok(sent)
     }
 
-    /// Of a beat; and whether the beat says all of the instance, so that it can be registered by that.
+    /// Parses a beat. Also returns true if the beat has all attributes of the instance, so that it can register it.
     pub(super) fn of_beat(fields: &Fields) -> Result<(Sent, bool), ApiError> {
         let text = fields.text("beat");
         if text.is_empty() {
@@ -203,7 +204,7 @@ impl Sent {
         })
     }
 
-    /// How the instance's health is known.
+    /// Returns the instance's health check.
     pub(super) fn check(&self, lease: Lease<'_>) -> Check {
         if !self.ephemeral {
             return Check { kind: CheckKind::Tcp { target: None, pace: Pace::default() }, deregister_after: None };
@@ -211,13 +212,13 @@ impl Sent {
         if let Lease::Connection(_) = lease {
             return Check { kind: CheckKind::Ttl { ttl: CONNECTION_LEASE }, deregister_after: Some(CONNECTION_GONE) };
         }
-        // The core counts the second time from the end of the first; neither may be below a second.
+        // The core measures the second time from the end of the first; both must be at least a second.
         let least = Duration::from_secs(1);
         let deregister_after = Some(self.gone.saturating_sub(self.unhealthy).max(least));
         Check { kind: CheckKind::Ttl { ttl: self.unhealthy.max(least) }, deregister_after }
     }
 
-    /// The client's own metadata, and what the front keeps.
+    /// Returns the client's own metadata and the front's.
     pub(super) fn metadata(&self, service: &Service, lease: Lease<'_>) -> Result<Metadata, ApiError> {
         let mut pairs = self.own.clone();
         let kept = match lease {
@@ -229,7 +230,7 @@ impl Sent {
         Ok(Metadata::from_pairs(&pairs)?)
     }
 
-    /// The id by which Nacos' clients know the instance.
+    /// Returns the id shown to Nacos' clients.
     pub(super) fn shown_id(&self, service: &Service) -> String {
         shown_id(&self.ip, self.port, &self.cluster, service)
     }
@@ -239,7 +240,7 @@ fn shown_id(ip: &str, port: u16, cluster: &str, service: &Service) -> String {
     format!("{ip}#{port}#{cluster}#{}", service.full())
 }
 
-/// Metadata: JSON, or `key=value,key=value` as old clients write it.
+/// Parses metadata: JSON, or `key=value,key=value` of old clients.
 fn pairs(text: &str) -> Result<BTreeMap<String, String>, ApiError> {
     if text.is_empty() {
         return Ok(BTreeMap::new());
@@ -254,7 +255,7 @@ fn pairs(text: &str) -> Result<BTreeMap<String, String>, ApiError> {
     text.split(',').filter(|one| !one.is_empty()).map(pair).collect()
 }
 
-/// An object of texts; numbers and truth values are taken as they are written.
+/// Parses an object of texts; numbers and booleans are taken as they are written.
 pub(super) fn texts(value: &Value) -> Result<BTreeMap<String, String>, ApiError> {
     let map = value.as_object().ok_or_else(|| ApiError::bad("metadata: expected an object"))?;
     let text = |(key, value): (&String, &Value)| match value {
@@ -265,10 +266,10 @@ pub(super) fn texts(value: &Value) -> Result<BTreeMap<String, String>, ApiError>
     map.iter().map(text).collect()
 }
 
-/// What is kept of an instance.
+/// Attributes kept with an instance.
 struct Kept<'a> {
     ephemeral: bool,
-    /// The connection by which it lives.
+    /// The connection on which the instance depends.
     connection: Option<&'a str>,
     cluster: &'a str,
 }
@@ -282,29 +283,29 @@ fn kept(instance: &Instance) -> Option<Kept<'_>> {
     Some(Kept { ephemeral: ephemeral == "true", connection, cluster })
 }
 
-/// The cluster of an instance; of another front's the default one.
+/// Returns the cluster of an instance; the default one if another front registered it.
 pub(super) fn cluster(instance: &Instance) -> String {
     kept(instance).map_or(DEFAULT_CLUSTER, |kept| kept.cluster).to_owned()
 }
 
-/// The connection that published the instance last; none, where the instance does not live by a connection.
+/// Returns the connection that published the instance last; `None` if the instance does not depend on a connection.
 pub(super) fn connection(instance: &Instance) -> Option<&str> {
     kept(instance)?.connection
 }
 
-/// What a list of instances stands behind in [`Info`].
+/// The JSON before the list of instances in [`Info`].
 pub(super) const HOSTS: &str = "{\"hosts\":[";
 
-/// A service as clients are told of it: JSON in which the instances are put as they were encoded before.
+/// A service encoded for clients: JSON with the instances as already encoded.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Info {
-    /// Everything but the instances: an object that has something in it.
+    /// Everything but the instances: a non-empty object.
     rest: Value,
     parts: Vec<Bytes>,
 }
 
 impl Info {
-    /// `time`, in milliseconds, must not go down from one answer to the next: clients drop a list that is older than theirs.
+    /// Creates one. `time`, in milliseconds, must never decrease from one answer to the next: clients ignore a list older than theirs.
     pub(super) fn new(service: &Service, clusters: &str, hosts: Hosts, time: i64) -> Info {
         let rest = json!({
             "name": service.name,
@@ -324,12 +325,12 @@ impl Info {
         self.rest[field] = value;
     }
 
-    /// What stands behind the instances.
+    /// Returns the JSON after the instances.
     pub(super) fn tail(&self) -> String {
         self.rest.to_string().replacen('{', "],", 1)
     }
 
-    /// The JSON.
+    /// Writes the JSON.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         let tail = self.tail();
         let parts: usize = self.parts.iter().map(|part| part.len() + 1).sum();
@@ -345,7 +346,7 @@ impl Info {
     }
 }
 
-/// An instance as clients are told of it.
+/// Encodes an instance for clients.
 pub(super) fn shown(instance: &Instance, service: &Service) -> Value {
     let cluster = cluster(instance);
     let check = instance.check.as_deref();

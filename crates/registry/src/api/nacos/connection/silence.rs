@@ -1,22 +1,22 @@
-//! When a client is asked whether it is there, and when its connection is cut. Pure.
+//! Detection of silent clients: when a client is sent a probe, and when its connection is cut. Pure.
 
 use std::time::Duration;
 
-/// Who is silent for so long is asked. Clients say something every 5 s.
+/// Silence after which a client is sent a probe. Clients send a message every 5 s.
 const ASK: Duration = Duration::from_secs(20);
 
-/// What is to be done.
+/// The next step for a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The client lives.
+    /// None: the client is alive.
     Nothing,
-    /// Ask it.
+    /// Send a probe.
     Ask,
-    /// It was asked at the look before this one, and has said nothing since.
+    /// Cut the connection: the client was sent a probe at the previous check and is still silent.
     Cut,
 }
 
-/// What to do after so much silence; `asked`: the last look led to [`Step::Ask`].
+/// Returns the next step after a time of silence; `asked` means that the previous check led to [`Step::Ask`].
 pub(super) fn step(silence: Duration, asked: bool) -> Step {
     match (silence >= ASK, asked) {
         (false, _) => Step::Nothing,
@@ -37,7 +37,7 @@ mod tests {
             (19, true, Step::Nothing),
             (20, false, Step::Ask),
             (25, true, Step::Cut),
-            // This node stood still: the client is asked first, however long that was.
+            // After a suspension of this node, however long, the client is first sent a probe.
             (3600, false, Step::Ask),
         ] {
             assert_eq!(step(Duration::from_secs(silence), asked), expected, "{silence} {asked}");

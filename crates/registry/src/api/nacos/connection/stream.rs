@@ -1,4 +1,4 @@
-//! What a connection's stream carries: the client's set-up and signs of life, and the server's pushes and questions.
+//! Stream of a connection: the client's set-up and signs of life, and the server's pushes and probes.
 
 use std::collections::BTreeSet;
 
@@ -14,59 +14,59 @@ use super::*;
 use crate::Revision;
 use crate::model::Digest;
 
-/// From one look at leases and at silence to the next.
+/// Interval between checks of leases and of silence.
 const LOOK: Duration = Duration::from_secs(5);
-/// A stream that does not begin with the set-up within this is ended.
+/// Time within which a stream must begin with the set-up.
 const BEGIN: Duration = Duration::from_secs(10);
-/// From one push of a service to the next one of the same service, at least.
+/// Minimum interval between two pushes of the same service.
 const BETWEEN: Duration = Duration::from_millis(200);
-/// How long a watch waits before it looks again.
+/// Time that a watch waits before it is renewed.
 const QUIET: Duration = Duration::from_secs(30);
-/// Where too many watch, a subscription is looked at so often.
+/// Polling interval of a subscription when there are too many watches.
 const POLL: Duration = Duration::from_secs(5);
 
-/// Why a stream ends.
+/// Reason for the end of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::api) enum End {
-    /// The client has gone, or has not set the connection up.
+    /// The client has disconnected, or has not set the connection up.
     Left,
-    /// It says nothing, not even when asked.
+    /// The client is silent, even after a probe.
     Silent,
-    /// Its token is gone, or no longer allows what the connection has registered or subscribed to. The client connects anew, and is refused there
-    /// what it may not do, until it may again.
+    /// The client's token was removed, or no longer permits its registrations or subscriptions. The client reconnects, and is then refused what it
+    /// may not do until it may again.
     NotAllowed,
-    /// This node stops.
+    /// This node is stopping.
     Stopping,
 }
 
-/// What is subscribed to: a service, or clusters of it.
+/// Object of a subscription: a service, or clusters of it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Subscribed {
     pub(super) key: ServiceKey,
     pub(super) clusters: String,
 }
 
-/// How far a subscriber is.
+/// State of a subscription.
 pub(super) struct Subscription {
     namespace: NamespaceName,
     service: Service,
     seen: Revision,
-    /// What the client was shown last.
+    /// Digest of the last answer to the client.
     shown: Digest,
-    /// And the time that it was told with it.
+    /// Time stamp of that answer.
     time: i64,
 }
 
 impl Subscription {
-    /// What the client is told.
+    /// Returns the answer for the client, and records it.
     fn tell(&mut self, of: &Subscribed, hosts: Hosts) -> Info {
         (self.seen, self.shown) = (hosts.revision, hosts.digest);
-        // Clients drop what is older than what they have.
+        // Clients ignore an answer older than their last one.
         self.time = crate::registry::now_millis().max(self.time + 1);
         Info::new(&self.service, &of.clusters, hosts, self.time)
     }
 
-    /// As [`Subscription::tell`], unless it was told the same already.
+    /// Returns the answer like [`Subscription::tell`], unless the last one was the same.
     fn tell_news(&mut self, of: &Subscribed, hosts: Hosts) -> Option<Info> {
         self.seen = hosts.revision;
         (hosts.digest != self.shown).then(|| self.tell(of, hosts))
@@ -78,12 +78,12 @@ impl Connection {
         self.subscriptions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The namespaces of which the client hears.
+    /// Returns the namespaces of the client's subscriptions.
     pub(super) fn subscribed_namespaces(&self) -> BTreeSet<NamespaceName> {
         self.subscriptions().values().map(|subscription| subscription.namespace.clone()).collect()
     }
 
-    /// Begins, or ends, to tell of changes. The answer is what there is now.
+    /// Begins or ends a subscription. Returns the current state of the service.
     pub(super) async fn subscribe(
         &self,
         context: &Context,
@@ -121,10 +121,10 @@ impl Connection {
         Ok(info)
     }
 
-    /// What the client is pushed of a subscription, if that is news to it.
+    /// Returns the push for a subscription, if the client does not have its content.
     ///
     /// # Errors
-    /// [`End::NotAllowed`]: the client may not read the namespace any more. [`End::Stopping`].
+    /// [`End::NotAllowed`]: the client may no longer read the namespace. [`End::Stopping`].
     async fn push(&self, context: &Context, of: &Subscribed, id: &mut u64) -> Result<Option<Said>, End> {
         let caller = self.caller(context);
         let _telling = self.telling.lock().await;
@@ -148,8 +148,8 @@ impl Connection {
         Ok(Some(messages::request("NotifySubscriberRequest", *id, Content::with(fields, info))))
     }
 
-    /// Serves the stream until it ends: by `signs` the client is heard, and `out` is what it is told. Nothing is queued but what `out` holds: a
-    /// service that changed has the state that it has when there is room.
+    /// Serves the stream until it ends: `signs` are the client's messages, and `out` takes the server's. Only `out` queues messages: a changed
+    /// service is encoded in its current state when there is room.
     pub(in crate::api) async fn attend(
         &self,
         context: &Arc<Context>,
@@ -169,7 +169,7 @@ impl Connection {
             }
             begun
         });
-        // A second stream of the same connection, or one that is over.
+        // A second stream of the same connection, or of one that is over.
         if !begun {
             return End::Left;
         }
@@ -207,7 +207,7 @@ impl Connection {
                     }
                 }
                 Some(ended) = watches.join_next() => {
-                    // One that was broken off is of no subscription any more.
+                    // An aborted watch no longer belongs to a subscription.
                     if let Ok(of) = ended && self.subscriptions().contains_key(&of) {
                         due.insert(of);
                     }
@@ -231,7 +231,7 @@ impl Connection {
                 end = &mut keeping => return end,
                 () = &mut over => return End::Left,
                 () = &mut stop => {
-                    // Without an address: the client takes the next one that it knows.
+                    // Without an address: the client takes the next one in its list.
                     let fields = json!({ "module": "internal", "serverIp": "", "serverPort": "" });
                     let _ = out.try_send(messages::request("ConnectResetRequest", id + 1, fields));
                     return End::Stopping;
@@ -240,7 +240,7 @@ impl Connection {
         }
     }
 
-    /// Renews leases, and asks the client whether it is there where it says nothing. Ends when it is not, or when it may no longer do what it does.
+    /// Renews leases, and sends probes to a silent client. Returns when the client is lost, or when its permissions no longer suffice.
     async fn keep(&self, context: &Arc<Context>, out: &mpsc::Sender<Said>) -> End {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -271,14 +271,14 @@ impl Subscribed {
     }
 }
 
-/// Returns when the service is no longer at `seen`, not before `pause` is over.
+/// Returns when the service's revision differs from `seen`, but not before `pause` has elapsed.
 async fn changed(registry: Registry, of: Subscribed, seen: Revision, pause: Duration) -> Subscribed {
     tokio::time::sleep(pause).await;
     loop {
         match registry.watch(&of.key, seen, Instant::now() + QUIET).await {
             Ok(now) if now != seen => return of,
             Ok(_) => {}
-            // Too many watch, or it stops.
+            // Too many watches, or the server is stopping.
             Err(_) => {
                 tokio::time::sleep(POLL).await;
                 if registry.revision_of(&of.key) != seen {
