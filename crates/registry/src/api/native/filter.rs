@@ -1,9 +1,9 @@
-//! Which instances of a service are wanted.
+//! Filters of a service's instances.
 
 use crate::api::{ApiError, Request};
 use crate::{Health, Instance};
 
-/// The filters of an address: all must fit.
+/// The filters of a request's query: all must fit.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Filter {
     health: Vec<Health>,
@@ -38,12 +38,12 @@ impl Filter {
         })
     }
 
-    /// Of a query over several services.
+    /// Creates the filter of a query over several services.
     pub(super) fn new(usable: bool, zone: Option<String>, metadata: Vec<(String, String)>) -> Filter {
         Filter { usable, zone, metadata, ..Filter::default() }
     }
 
-    /// Whether everything is wanted.
+    /// True if there are no filters.
     pub(super) fn is_empty(&self) -> bool {
         *self == Filter::default()
     }
@@ -59,7 +59,7 @@ impl Filter {
     }
 }
 
-/// `meta=key=value`, as often as wanted.
+/// Parses `meta=key=value`, which may be repeated.
 pub(super) fn pairs(request: &Request) -> Result<Vec<(String, String)>, ApiError> {
     request
         .params("meta")

@@ -1,4 +1,4 @@
-//! Our own REST and JSON. `openapi.json` beside this file describes it; a test holds the two together.
+//! Kingpost's own REST API with JSON. `openapi.json` beside this file describes it; a test compares the two.
 
 mod filter;
 mod routes;
@@ -25,16 +25,16 @@ use filter::Filter;
 use routes::{Op, Route};
 use wire::{Answered, Ids, Listed, New, NewBatch, NewService, Outcome, Problem, Query, Report, Shown, ShownService};
 
-/// The revision of what was answered.
+/// Revision of the response's content.
 const REVISION: HeaderName = HeaderName::from_static("x-kingpost-revision");
-/// How long a request with `after` and without `wait` waits.
+/// Default wait of a request with `after`.
 const DEFAULT_WAIT: Duration = Duration::from_secs(30);
-/// Most entries of one page, and how many there are if nobody says.
+/// Maximum and default number of entries in a page.
 const PAGE: usize = 1000;
-/// The description of all this.
+/// The description of the API.
 const OPENAPI: &str = include_str!("openapi.json");
 
-/// An error as this front shows it.
+/// Encodes an error in this front's form.
 pub(super) fn show(error: &ApiError) -> Reply {
     Reply::json(error.status(), &json!({ "error": Problem::from(error) }))
 }
@@ -128,7 +128,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     }
 }
 
-/// The last changes in a namespace, newest first.
+/// Returns the last changes in a namespace, newest first.
 fn changes(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Reply, ApiError> {
     let limit = page(request)?;
     let same = |wanted: Option<&str>, found: &str| wanted.is_none_or(|wanted| wanted == found);
@@ -146,7 +146,7 @@ fn no_instance(id: &str) -> ApiError {
     ApiError::NotFound { what: "instance", name: id.to_owned() }
 }
 
-/// The only row of a call.
+/// Returns the only row of a call.
 fn one(rows: Vec<Result<crate::Written, WriteError>>) -> Result<crate::Written, ApiError> {
     rows.into_iter().next().unwrap_or(Err(WriteError::Stopped)).map_err(ApiError::from)
 }
@@ -157,7 +157,7 @@ fn outcome(written: &crate::Written) -> &'static str {
         Written::Updated => "updated",
         Written::Unchanged => "unchanged",
         Written::Removed => "removed",
-        // Only where a revision was expected, which no request here does.
+        // Only for a write with an expected revision, which no request here has.
         Written::Superseded => "superseded",
         // Such a row is an error.
         Written::NotFound => "not_found",
@@ -175,12 +175,12 @@ async fn list_namespaces(context: &Context, caller: Caller) -> Result<Reply, Api
     Ok(Reply::ok(&json!({ "namespaces": seen })))
 }
 
-/// Holds a request with `after` back until there is something newer. Says whether it did.
+/// Delays a request with `after` until there is a newer revision. Returns true if it did.
 async fn hold(context: &Context, request: &Request, watched: Watched<'_>) -> Result<bool, ApiError> {
     let Some(after) = request.number("after")? else { return Ok(false) };
     let limit = request.duration("wait")?.unwrap_or(DEFAULT_WAIT);
     let now = context.revision_of(watched);
-    // A number that was never given out is one of another store.
+    // A number that was never issued is from another store.
     if now == Revision(after) || context.is_ahead(now, Revision(after)) {
         context.wait(request, watched, Revision(after), limit).await?;
         return Ok(true);
@@ -199,7 +199,7 @@ fn page(request: &Request) -> Result<usize, ApiError> {
 async fn list_services(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Reply, ApiError> {
     let limit = page(request)?;
     let waited = hold(context, request, Watched::Namespace(ns)).await?;
-    // Before the list, so that what comes in between is seen by the next question.
+    // Read before the list, so that the next request sees any change in between.
     let revision = context.registry.revision_in(ns);
     let prefix = request.param("prefix").unwrap_or_default().to_owned();
     let from = request.param("from").unwrap_or_default().to_owned();
@@ -209,7 +209,7 @@ async fn list_services(context: &Context, request: &Request, ns: &NamespaceName)
     Ok(Reply::ok(&page.await?).header(REVISION, revision.0).waited(waited))
 }
 
-/// Services of a namespace from behind `from` on, `limit` of them.
+/// Returns up to `limit` services of a namespace with names after `from`.
 fn list_page(
     registry: &Registry,
     ns: &NamespaceName,
@@ -251,7 +251,7 @@ fn get_service(context: &Context, service: &ServiceKey) -> Result<Reply, ApiErro
     .header(REVISION, snapshot.revision.0))
 }
 
-/// The services whose brake holds.
+/// Returns the services with self-preservation in effect.
 fn protected(context: &Context) -> HashSet<ServiceKey> {
     context.registry.status().protected.into_iter().filter_map(|(service, _)| service).collect()
 }
@@ -280,7 +280,7 @@ async fn discover(context: &Context, request: &Request, service: &ServiceKey) ->
     Ok(reply.header(VARY, "Accept-Encoding").header(ETAG, tag).header(REVISION, snapshot.revision.0).waited(waited))
 }
 
-/// A service with all its instances, as [`ShownService`] has it.
+/// Writes a service with all its instances, in the form of [`ShownService`].
 fn compose(snapshot: &ServiceSnapshot, out: &mut Composer) {
     let empty = serde_json::to_vec(&ShownService::new(snapshot, |_| false)).unwrap_or_default();
     // The instances come last: `…,"instances":[]}`.
@@ -298,7 +298,7 @@ async fn register(
     batch: NewBatch,
 ) -> Result<(Vec<InstanceId>, Reply), ApiError> {
     context.batch("the list of instances", batch.instances.len())?;
-    // All or nothing as far as the shape goes: a batch with a mistake in it is a mistake.
+    // The form of the batch is checked as a whole: one invalid instance makes the batch invalid.
     let registrations: Vec<Registration> = batch
         .instances
         .into_iter()

@@ -1,11 +1,11 @@
-//! Which address and method mean what. The same table is what `openapi.json` is held against.
+//! Table of paths and methods. A test compares it with `openapi.json`.
 
 use hyper::Method;
 
 use crate::api::ApiError;
 use crate::api::auth::Role;
 
-/// What can be asked.
+/// An operation of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Op {
     OpenApi,
@@ -31,7 +31,7 @@ pub(super) enum Op {
     Audit,
 }
 
-/// Method, path and meaning. `{ns}`, `{service}` and `{id}` stand for one segment each.
+/// Method, path and operation. `{ns}`, `{service}` and `{id}` stand for one segment each.
 pub(super) const ROUTES: &[(&str, &str, Op)] = &[
     ("PUT", "v1/namespaces/{ns}/instances/{id}/heartbeat", Op::Heartbeat),
     ("POST", "v1/namespaces/{ns}/heartbeats", Op::Heartbeats),
@@ -56,7 +56,7 @@ pub(super) const ROUTES: &[(&str, &str, Op)] = &[
     ("GET", "v1/openapi.json", Op::OpenApi),
 ];
 
-/// What a request asks, and the names in its path (empty where it has none).
+/// A request's operation, and the names in its path (empty if the path has none).
 #[derive(Debug)]
 pub(super) struct Route<'a> {
     pub(super) op: Op,
@@ -66,8 +66,10 @@ pub(super) struct Route<'a> {
 }
 
 impl<'a> Route<'a> {
+    /// Finds the route of a request.
+    ///
     /// # Errors
-    /// No such path, or not with this method.
+    /// There is no such path, or it does not support the method.
     pub(super) fn find(method: &Method, path: &[&'a str]) -> Result<Route<'a>, ApiError> {
         let method = if method == Method::HEAD { "GET" } else { method.as_str() };
         let mut known = "";
@@ -102,7 +104,7 @@ fn fit<'a>(template: &str, path: &[&'a str], op: Op) -> Option<Route<'a>> {
     given.next().is_none().then_some(route)
 }
 
-/// The `Allow` header of a path.
+/// Returns the `Allow` header of a path.
 fn allowed(template: &str) -> &'static str {
     let methods: Vec<&str> = ROUTES.iter().filter(|(_, path, _)| *path == template).map(|(with, _, _)| *with).collect();
     match methods.as_slice() {
@@ -117,7 +119,7 @@ fn allowed(template: &str) -> &'static str {
 }
 
 impl Op {
-    /// What one must be allowed to.
+    /// Returns the required role.
     pub(super) fn role(self) -> Role {
         match self {
             Op::OpenApi
@@ -142,7 +144,7 @@ impl Op {
         }
     }
 
-    /// `operationId` in the description, and what the audit log says.
+    /// Returns the `operationId` of the description, which is also the action in the audit log.
     pub(super) fn name(self) -> &'static str {
         match self {
             Op::OpenApi => "getDescription",

@@ -1,4 +1,4 @@
-//! Server-sent events: a service as it is, and then what changes.
+//! Server-sent events: a service's current state, followed by its changes.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::api::reply::EVENTS;
 use crate::api::{ApiError, Context, Reply, Request};
 use crate::{Change, Revision, ServiceKey};
 
-/// A line that says nothing, so that whatever is between does not close a silent connection.
+/// Interval of an empty line, so that no intermediary closes a silent connection.
 const QUIET: Duration = Duration::from_secs(15);
-/// Events that a client has not taken yet; then the next is not made.
+/// Number of unread events at which no further one is made.
 const AHEAD: usize = 4;
 
-/// What changed between two revisions.
+/// Changes between two revisions.
 #[derive(Debug, Serialize)]
 struct Changes<'a> {
     revision: Revision,
@@ -27,7 +27,7 @@ struct Changes<'a> {
     removed: Vec<&'a str>,
 }
 
-/// Streams a service. Begins with all of it, unless the client says (`Last-Event-ID`, or `after`) what it has seen.
+/// Streams a service. Begins with its full state, unless the client gives a revision that it has seen (`Last-Event-ID`, or `after`).
 pub(super) fn stream(context: &Arc<Context>, request: &Request, service: ServiceKey) -> Result<Reply, ApiError> {
     let last = match request.named_header("last-event-id") {
         Some(id) => Some(id.parse().map_err(|_| ApiError::bad(format!("Last-Event-ID {id:?}: expected a revision")))?),
@@ -49,11 +49,11 @@ pub(super) fn stream(context: &Arc<Context>, request: &Request, service: Service
     Ok(Reply::stream(EVENTS, pieces))
 }
 
-/// Ends when the client has gone, or the core allows no more watching.
+/// Returns when the client has disconnected, or the core allows no more watches.
 async fn follow(context: &Context, service: &ServiceKey, seen: Option<Revision>, client: &mpsc::Sender<Bytes>) {
     let mut seen = match seen {
         Some(seen) if seen <= context.registry.revision_of(service) => seen,
-        // Nothing seen, or of another store: from the beginning.
+        // Nothing seen, or a revision of another store: begins with the full state.
         _ => {
             let (revision, event) = whole(context, service);
             if client.send(event).await.is_err() {
@@ -70,7 +70,7 @@ async fn follow(context: &Context, service: &ServiceKey, seen: Option<Revision>,
             seen = revision;
             event
         } else if revision < seen {
-            // Another store: what was seen means nothing any more.
+            // Another store: the revision seen is meaningless.
             let (revision, event) = whole(context, service);
             seen = revision;
             event
@@ -83,7 +83,7 @@ async fn follow(context: &Context, service: &ServiceKey, seen: Option<Revision>,
     }
 }
 
-/// All of the service. Its revision is read first: what changes in between is told once more, not lost.
+/// Returns the full state of the service. Its revision is read first, so that a change in between is sent twice rather than lost.
 fn whole(context: &Context, service: &ServiceKey) -> (Revision, Bytes) {
     let revision = context.registry.revision_of(service);
     let Some(snapshot) = context.registry.snapshot(service) else {
@@ -98,14 +98,14 @@ fn whole(context: &Context, service: &ServiceKey) -> (Revision, Bytes) {
 
 fn changes(context: &Context, service: &ServiceKey, seen: Revision, now: Revision) -> Option<(Revision, Bytes)> {
     let list = context.registry.changes(service, seen)?;
-    // The ring may be ahead of what woke us.
+    // The list of changes may be ahead of the revision that ended the wait.
     let revision = list.iter().map(Change::revision).max().unwrap_or(now).max(now);
     let mut told = Changes { revision, put: Vec::new(), removed: Vec::new() };
     for change in &list {
         match change {
             Change::Put { instance, .. } => told.put.push(Shown::from(&**instance)),
             Change::Removed { last, .. } => told.removed.push(last.id.local()),
-            // What is said about the service itself is in its snapshot.
+            // The service's own record is only in its snapshot.
             Change::Service { .. } => return None,
         }
     }
@@ -113,7 +113,7 @@ fn changes(context: &Context, service: &ServiceKey, seen: Revision, now: Revisio
 }
 
 fn event(name: &str, revision: Revision, data: &impl Serialize) -> Bytes {
-    // JSON has no line feed outside of its strings, and there it is escaped.
+    // JSON has line feeds only in strings, where they are escaped.
     let data = serde_json::to_string(data).unwrap_or_default();
     let mut text = String::with_capacity(data.len() + 48);
     let _ = write!(text, "event: {name}\nid: {revision}\ndata: {data}\n\n");

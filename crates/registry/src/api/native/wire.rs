@@ -11,7 +11,7 @@ use crate::{
     ServiceSnapshot,
 };
 
-/// An instance as it is shown.
+/// An instance in a response.
 #[derive(Debug, Serialize)]
 pub(super) struct Shown<'a> {
     id: &'a str,
@@ -62,7 +62,7 @@ pub(super) struct ShownService<'a> {
     pub(super) namespace: &'a str,
     pub(super) service: &'a str,
     pub(super) revision: Revision,
-    /// Null where nobody has said anything about the service itself.
+    /// The service's own metadata; null for a service that exists only through its instances.
     pub(super) metadata: Option<&'a Metadata>,
     pub(super) instances: Vec<Shown<'a>>,
 }
@@ -91,13 +91,13 @@ pub(super) struct Listed<'a> {
     pub(super) metadata: Option<&'a Metadata>,
 }
 
-/// An instance as it is registered.
+/// An instance in a registration.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct New {
-    /// Given in the path where there is one service only.
+    /// Name of the service; optional if the path names it.
     service: Option<String>,
-    /// Made from service, host, port and protocol if not given.
+    /// Id of the instance; by default derived from service, host, port and protocol.
     id: Option<String>,
     host: String,
     #[serde(default)]
@@ -119,7 +119,7 @@ pub(super) struct New {
 }
 
 impl New {
-    /// What the core is told. `service` and `id` are those of the path.
+    /// Returns the registration for the core. `service` and `id` are those of the path.
     pub(super) fn registration(
         self,
         namespace: &NamespaceName,
@@ -152,7 +152,7 @@ impl New {
             metadata: self.metadata,
             check: self.check,
             isolate: self.isolate,
-            // Registering is a sign of life: one that had expired is back.
+            // A registration is a sign of life: an expired instance becomes passing.
             health: self.health.or(beats.then_some(Health::Passing)),
             ..registration
         };
@@ -183,7 +183,7 @@ pub(super) struct Report {
     pub(super) health: Health,
 }
 
-/// A service's own data.
+/// A service's own record.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewService {
@@ -191,7 +191,7 @@ pub(super) struct NewService {
     pub(super) metadata: Metadata,
 }
 
-/// A question about several services.
+/// A query for several services.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Query {
@@ -203,38 +203,38 @@ pub(super) struct Query {
     pub(super) metadata: BTreeMap<String, String>,
 }
 
-/// One service of a [`Query`].
+/// A service of a [`Query`].
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Asked {
     pub(super) service: String,
-    /// What the asker has already.
+    /// The revision that the client has.
     pub(super) revision: Option<Revision>,
 }
 
-/// The answer about one service.
+/// The answer for one service.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum Answered<'a> {
-    /// The asker has it already.
+    /// The client has the current revision.
     Unchanged { service: &'a str, revision: Revision, unchanged: bool },
-    /// There is none.
+    /// The service does not exist.
     Absent { service: &'a str, revision: Revision, absent: bool },
-    /// Here it is.
+    /// The service with its instances.
     Whole(ShownService<'a>),
 }
 
-/// What became of one row of a batch.
+/// Outcome of one row of a batch.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum Outcome<'a> {
-    /// It was written.
+    /// A row that was written.
     Done { id: &'a str, revision: Revision, outcome: &'static str },
-    /// It was not.
+    /// A row that failed.
     Failed { id: &'a str, error: Problem<'a> },
 }
 
-/// An error.
+/// An error in a response.
 #[derive(Debug, Serialize)]
 pub(super) struct Problem<'a> {
     pub(super) code: &'static str,
