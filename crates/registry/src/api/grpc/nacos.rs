@@ -1,5 +1,5 @@
-//! Nacos' two gRPC services, without a package: calls at `/Request/request`, and a stream at `/BiRequestStream/requestBiStream`. Envelopes in and out;
-//! what is in them is [`crate::api::nacos`]'s affair.
+//! Nacos' two gRPC services, without a package: calls at `/Request/request`, and a stream at `/BiRequestStream/requestBiStream`. Decodes and encodes
+//! the envelopes; [`crate::api::nacos`] handles the messages in them.
 
 use std::sync::Arc;
 
@@ -14,17 +14,17 @@ use super::{Answering, Answers, Door, HttpRequest, Mounted, Who, answered};
 use crate::api::nacos::{Connection, End, Said, Shown, Sign};
 use crate::api::{Context, Front};
 
-/// What clients call the token in an envelope.
+/// Header of the token in an envelope.
 const TOKEN: &str = "accessToken";
-/// Messages on their way to a client.
+/// Maximum number of messages queued for a client.
 const OUT: usize = 16;
-/// Bytes of a message on the stream: set-up and answers are small.
+/// Maximum length of a message on the stream: set-up and answers are small.
 const SIGN_BYTES: usize = 64 << 10;
 
 #[derive(Clone)]
 pub(super) struct Nacos(Arc<Context>);
 
-/// Both services. Who calls is found out by what is in the envelopes.
+/// Returns both services. They authenticate by the envelopes.
 pub(super) fn mounted(context: &Arc<Context>) -> [Mounted; 2] {
     let calls = RequestServer::new(Nacos(Arc::clone(context)));
     let shared = Arc::clone(context);
@@ -45,7 +45,7 @@ pub(super) fn mounted(context: &Arc<Context>) -> [Mounted; 2] {
     [calls, super::mount(Front::Nacos, Door::Within, stream)]
 }
 
-/// A connection is known wherever the front is served.
+/// Returns the error of a request without a connection, which exists wherever the front is served.
 fn nowhere() -> Status {
     Status::unimplemented("Nacos is not served here")
 }
@@ -83,7 +83,7 @@ impl BiRequestStream for Nacos {
         let (context, connection, who) = (Arc::clone(&self.0), connection(&request)?, Who::of(&request)?);
         who.admitted(&context)?;
         let place = who.place(&context)?;
-        // Ends with the first message that cannot be read, as with the client's end.
+        // Ends at the first message that cannot be decoded, as when the client disconnects.
         let signs = request.into_inner().take_while(|message| std::future::ready(message.is_ok()));
         let signs = signs.map(|message| match message.map(|payload| payload.metadata.unwrap_or_default()) {
             Ok(metadata) => Sign::of(&metadata.r#type),
@@ -92,14 +92,14 @@ impl BiRequestStream for Nacos {
         let (out, told) = mpsc::channel::<Said>(OUT);
         let serving = async move {
             let end = connection.attend(&context, signs, &out).await;
-            // Without a stream nobody can be told of anything, nor be asked whether it lives.
+            // Without a stream, the client can receive neither pushes nor probes.
             connection.end();
             drop((out, place));
             end
         };
         let serving = tokio::spawn(serving);
         let told = stream::unfold(told, async |mut told| told.recv().await.map(|said| (Ok(payload(said)), told)));
-        // An error: some clients take a good end for no end.
+        // An error status: some clients do not notice a successful end.
         let end = stream::once(async move {
             Err(match serving.await {
                 Ok(End::Stopping) => Status::unavailable("this node stops"),

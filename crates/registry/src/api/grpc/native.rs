@@ -18,15 +18,15 @@ use crate::{
     Part, ProbeTls, Registration, Revision, ServiceKey, WriteError, Written,
 };
 
-/// How long a watch waits before it looks again whether the client is still there.
+/// Time that a watch waits before it checks again that the client is connected.
 const QUIET: Duration = Duration::from_secs(30);
-/// Services in one answer.
+/// Number of services in a response.
 const PAGE: usize = 1000;
 
 #[derive(Clone)]
 pub(super) struct Native(pub(super) Arc<Context>);
 
-/// The namespace of a request; `default` where it gives none.
+/// Returns the namespace of a request, `default` if it names none.
 fn named(name: &str) -> Result<NamespaceName, ApiError> {
     if name.is_empty() { Ok(NamespaceName::default()) } else { namespace(name) }
 }
@@ -44,7 +44,7 @@ impl pb::registry_server::Registry for Native {
                 registration(&ns, instance).and_then(|row| Ok(row.check(context.registry.limits()).map(|()| row)?));
             row.map_err(|error| ApiError::bad(format!("instances[{index}]: {error}")))
         });
-        // All or nothing as far as the shape goes: a batch with a mistake in it is a mistake.
+        // The form of the batch is checked as a whole: one invalid instance makes the batch invalid.
         let rows: Vec<Registration> = rows.collect::<Result<_, _>>()?;
         let ids: Vec<InstanceId> = rows.iter().map(|row| row.id.clone()).collect();
         let answers = context.registry.register(rows).await;
@@ -123,7 +123,7 @@ impl pb::registry_server::Registry for Native {
         let ns = named(&request.namespace)?;
         who.needs(&context, Role::Read, ns.as_str())?;
         let service = ServiceKey::new(&ns, &request.service).map_err(ApiError::from)?;
-        // What was never given out is of another store: from the beginning.
+        // A revision that was never issued is from another store: begins with the full state.
         let known = Revision(request.revision);
         let seen = (known > Revision(0) && known <= context.registry.revision_of(&service)).then_some(known);
         let place = who.place(&context)?;
@@ -157,11 +157,11 @@ impl pb::registry_server::Registry for Native {
     }
 }
 
-/// A watch under way.
+/// A running watch.
 struct Following {
     context: Arc<Context>,
     service: ServiceKey,
-    /// What the client has; `None`: nothing.
+    /// The revision that the client has; `None` if it has none.
     seen: Option<Revision>,
     _place: Place,
 }
@@ -176,7 +176,7 @@ impl Following {
             let revision = match self.context.registry.watch(&self.service, seen, Instant::now() + QUIET).await {
                 Ok(revision) => revision,
                 Err(error) => {
-                    // Said once; after it the stream ends, for there is nothing more to wait with.
+                    // Sent once; then the stream ends, because there can be no further watch.
                     let status = Status::from(ApiError::from(error));
                     return Some((Err(status), self));
                 }
@@ -187,13 +187,13 @@ impl Following {
                 return Some((Ok(told), self));
             }
             if revision < seen {
-                // Another store: what was seen means nothing any more.
+                // Another store: the revision seen is meaningless.
                 self.seen = None;
             }
         }
     }
 
-    /// All of it. Its revision is read first: what changes in between is told once more, not lost.
+    /// Returns the full state of the service. Its revision is read first, so that a change in between is sent twice rather than lost.
     fn whole(&mut self) -> pb::WatchResponse {
         let registry = &self.context.registry;
         let before = registry.revision_of(&self.service);
@@ -217,7 +217,7 @@ impl Following {
             match change {
                 Change::Put { instance, .. } => told.put.push(shown(instance)),
                 Change::Removed { last, .. } => told.removed.push(last.id.local().to_owned()),
-                // Whether the service is there is in a snapshot.
+                // The existence of the service is only in a snapshot.
                 Change::Service { .. } => return None,
             }
         }
@@ -253,7 +253,7 @@ fn pairs(metadata: &Metadata) -> HashMap<String, String> {
     metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// A number that has to fit into fewer bits.
+/// Converts a number to a smaller type.
 fn small<T: TryFrom<u32>>(what: &str, number: u32) -> Result<T, ApiError> {
     T::try_from(number).map_err(|_| ApiError::bad(format!("{what} = {number}: too large")))
 }
@@ -269,7 +269,7 @@ fn proto_duration(duration: Duration) -> prost_types::Duration {
     }
 }
 
-/// Health as the protocol numbers it; `None`: nothing is said of it.
+/// Decodes a health; `None` if it is not given.
 fn health(number: i32) -> Result<Option<Health>, ApiError> {
     match pb::Health::try_from(number) {
         Ok(pb::Health::Unspecified) => Ok(None),
@@ -280,7 +280,7 @@ fn health(number: i32) -> Result<Option<Health>, ApiError> {
     }
 }
 
-/// What the core is told of an instance.
+/// Returns the registration of an instance for the core.
 fn registration(ns: &NamespaceName, instance: pb::Instance) -> Result<Registration, ApiError> {
     let health = health(instance.health)?;
     let service = ServiceKey::new(ns, &instance.service)?;
@@ -294,7 +294,7 @@ fn registration(ns: &NamespaceName, instance: pb::Instance) -> Result<Registrati
         row.weight = small("weight", weight)?;
     }
     let check = instance.check.map(check).transpose()?;
-    // Registering is a sign of life: one that had expired is back.
+    // A registration is a sign of life: an expired instance becomes passing.
     let beats = check.as_ref().is_some_and(|check| check.time_to_live().is_some());
     let location = instance.location.unwrap_or_default();
     Ok(Registration {
@@ -338,7 +338,7 @@ fn check(sent: pb::Check) -> Result<Check, ApiError> {
         Kind::Several(several) => {
             let part = |part: pb::check::Part| {
                 let of = part.check.ok_or_else(|| ApiError::bad(format!("the check {:?} has no check", part.id)))?;
-                // How deep: it is refused to have several in several.
+                // Limits the depth: several checks must not contain several checks.
                 if matches!(of.kind, Some(Kind::Several(_))) {
                     return Err(ApiError::bad(format!("the check {:?} is several again", part.id)));
                 }

@@ -1,4 +1,4 @@
-//! Polaris' gRPC services, as far as they are about services and instances.
+//! Polaris' gRPC services for services and instances.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::api::{ApiError, Context};
 #[derive(Clone)]
 pub(super) struct Polaris(pub(super) Arc<Context>);
 
-/// Who asks, as the messages' own module wants it.
+/// Returns the request's context for [`crate::api::polaris`].
 fn asking<'a>(context: &'a Context, who: &Who) -> Result<Asking<'a>, ApiError> {
     Ok(Asking { context, caller: context.identify_by(&who.headers, None)?, peer: who.peer })
 }
@@ -23,7 +23,7 @@ fn asking<'a>(context: &'a Context, who: &Who) -> Result<Asking<'a>, ApiError> {
 #[tonic::async_trait]
 impl PolarisGrpc for Polaris {
     async fn report_client(&self, request: Request<pb::Client>) -> Result<Response<pb::Response>, Status> {
-        // Where the client is, if it says so, is what it is told back.
+        // Returns the client's location as sent, if it was sent.
         let client = Some(request.into_inner());
         Ok(Response::new(pb::Response { client, ..response(code::OK, "execute success") }))
     }

@@ -1,4 +1,4 @@
-//! `grpc.health.v1.Health`: whether this node can be asked, for load balancers and for clients of gRPC.
+//! `grpc.health.v1.Health`: readiness of this node, for load balancers and gRPC clients.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use super::{Answers, Who, while_running};
 use crate::api::Context;
 
-/// How often a watch looks.
+/// Interval of a watch's checks.
 const LOOK: Duration = Duration::from_secs(1);
 
 pub(super) struct Ready(pub(super) Arc<Context>);
@@ -21,7 +21,7 @@ fn status(context: &Context) -> i32 {
     if context.registry.status().ready { ServingStatus::Serving.into() } else { ServingStatus::NotServing.into() }
 }
 
-/// The server as a whole, or one of the services that it has.
+/// True for the server as a whole, and for the native and Polaris' services.
 fn known(service: &str) -> bool {
     matches!(service, "" | "kingpost.registry.v1.Registry" | "v1.PolarisGRPC" | "v1.PolarisHeartbeatGRPC")
 }

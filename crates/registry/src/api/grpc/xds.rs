@@ -1,5 +1,4 @@
-//! The two services of xDS that are served: all types on one stream (ADS), and endpoints on one of their own. What is said on them is
-//! [`crate::api::xds`]'s affair.
+//! The two xDS services supported: all types on one stream (ADS), and a stream for endpoints only. [`crate::api::xds`] handles their messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +14,17 @@ use super::{Answering, Answers, Door, HttpRequest, Mounted, Who, answered};
 use crate::api::xds::{Kind, Shown, serve};
 use crate::api::{Context, Front};
 
-/// Responses on their way to a client.
+/// Maximum number of responses queued for a client.
 const OUT: usize = 2;
-/// How long a client may take to take the last of them.
+/// Time that a client has to read the last one.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Bytes of a message from a client whose headers show no good token.
+/// Maximum length of a message from a client without a valid token in the headers.
 const UNKNOWN_BYTES: usize = 256 << 10;
 
 #[derive(Clone)]
 struct Xds(Arc<Context>);
 
-/// Both services. Who calls is found out by the headers, or by the first message.
+/// Returns both services. They authenticate by the headers, or by the first message.
 pub(super) fn mounted(context: &Arc<Context>) -> [Mounted; 2] {
     use aggregated::AggregatedDiscoveryServiceServer as Aggregated;
     use endpoint::EndpointDiscoveryServiceServer as Endpoints;
@@ -64,7 +63,7 @@ impl Xds {
             let shown = Shown::new(who.headers, who.peer);
             let ended = serve(&context, shown, only, request.into_inner(), &out).await;
             if let Err(status) = ended {
-                // Whoever has gone, or takes nothing, does not hear why.
+                // A client that has disconnected, or does not read, does not receive the reason.
                 let _ = tokio::time::timeout(LAST_WORDS, out.send(Err(status))).await;
             }
             drop(place);
