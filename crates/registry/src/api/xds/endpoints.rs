@@ -1,7 +1,7 @@
 //! A service's instances as a ClusterLoadAssignment. Pure.
 //!
-//! Clients refuse an assignment as a whole (and keep the last one) when it has an address twice, a priority without the ones before it, a weight of
-//! 0, weights whose sum is more than 32 bits, or a host that is a name: so it has none of them.
+//! Clients reject a whole assignment (and keep the last one) that has an address twice, a priority without the ones before it, a weight of 0, weights
+//! whose sum exceeds 32 bits, or a host name: so an assignment never has any of these.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,20 +13,20 @@ use super::pb::envoy::config::core::v3::{self as core, HealthStatus};
 use super::pb::envoy::config::endpoint::v3 as pb;
 use crate::{Health, Instance, Location, ServiceSnapshot};
 
-/// The number of the field with the assignment's name, which comes first.
+/// Number of the field with the assignment's name, which comes first.
 const NAME_FIELD: u32 = 1;
-/// Envoy takes no priority above this; lesser ones share it.
+/// Highest priority number that Envoy accepts; all beyond share it.
 const LAST_PRIORITY: u32 = 128;
 
-/// An assignment, encoded.
+/// An encoded assignment.
 pub(super) struct Encoded {
-    /// The message. Its name is the service's key.
+    /// The message, with the service's key as its name.
     pub(super) bytes: Bytes,
-    /// Instances that clients cannot be told of: their host is a name, or they have no port.
+    /// Number of omitted instances: their host is a name, or they have no port.
     pub(super) left_out: usize,
 }
 
-/// One address of a service.
+/// An address of a service.
 struct Endpoint<'a> {
     address: IpAddr,
     port: u16,
@@ -36,12 +36,12 @@ struct Endpoint<'a> {
     location: &'a Location,
 }
 
-/// Of an address that several instances have, the one is taken that serves, then the preferred one.
+/// Returns the rank of an endpoint among several with the same address: serving ones first, then by priority.
 fn rank(endpoint: &Endpoint<'_>) -> (bool, u16) {
     (endpoint.status != HealthStatus::Healthy, endpoint.priority)
 }
 
-/// As clients number it. To be warned of is no reason not to be asked: gRPC asks nobody who is called degraded.
+/// Returns the xDS health status. A warning counts as healthy: gRPC sends no calls to a degraded endpoint.
 fn status(instance: &Instance) -> HealthStatus {
     match (instance.isolate, instance.overall()) {
         (true, _) => HealthStatus::Draining,
@@ -50,13 +50,13 @@ fn status(instance: &Instance) -> HealthStatus {
     }
 }
 
-/// A host as an address; brackets of IPv6 may be there.
+/// Parses a host as an address; IPv6 may have brackets.
 fn address(host: &str) -> Option<IpAddr> {
     let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     bare.unwrap_or(host).parse().ok()
 }
 
-/// The assignment of a service.
+/// Encodes the assignment of a service.
 pub(super) fn encode(service: &ServiceSnapshot) -> Encoded {
     let mut left_out = 0;
     let mut found: BTreeMap<(IpAddr, u16), Endpoint<'_>> = BTreeMap::new();
@@ -82,7 +82,7 @@ pub(super) fn encode(service: &ServiceSnapshot) -> Encoded {
     Encoded { bytes: assignment(service.key.as_str(), endpoints).encode_to_vec().into(), left_out }
 }
 
-/// An assignment without endpoints.
+/// Encodes an assignment without endpoints.
 pub(super) fn none(name: &str) -> Bytes {
     assignment(name, Vec::new()).encode_to_vec().into()
 }
@@ -91,7 +91,7 @@ fn assignment(name: &str, endpoints: Vec<pb::LocalityLbEndpoints>) -> pb::Cluste
     pb::ClusterLoadAssignment { cluster_name: name.to_owned(), endpoints }
 }
 
-/// The assignment `bytes`, whose name is `old`, under the name `new`. The same bytes where the names are the same.
+/// Returns the assignment `bytes`, whose name is `old`, under the name `new`. Returns the same bytes if the names are equal.
 pub(super) fn renamed(bytes: &Bytes, old: &str, new: &str) -> Bytes {
     if old == new {
         return bytes.clone();
@@ -104,14 +104,14 @@ pub(super) fn renamed(bytes: &Bytes, old: &str, new: &str) -> Bytes {
     renamed.freeze()
 }
 
-/// By priority and place.
+/// Groups endpoints by priority and location.
 fn localities(found: &BTreeMap<(IpAddr, u16), Endpoint<'_>>) -> Vec<pb::LocalityLbEndpoints> {
     let mut places: BTreeMap<(u16, [&str; 3]), Vec<&Endpoint<'_>>> = BTreeMap::new();
     for endpoint in found.values() {
         let Location { region, zone, campus } = endpoint.location;
         places.entry((endpoint.priority, [region, zone, campus])).or_default().push(endpoint);
     }
-    // The sum of all weights has to fit into 32 bits, and twice that much is kept free for those that are rounded up to 1.
+    // The sum of all weights must fit into 32 bits; three quarters of that are left for weights that are rounded up to 1.
     let total: u64 = found.values().map(|endpoint| u64::from(endpoint.weight)).sum();
     let shift = (0..).find(|shift| total >> shift <= u64::from(u32::MAX / 4)).unwrap_or(0);
     let scaled = |weight: u64| u32::try_from((weight >> shift).max(1)).unwrap_or(u32::MAX);
@@ -126,7 +126,7 @@ fn localities(found: &BTreeMap<(IpAddr, u16), Endpoint<'_>>) -> Vec<pb::Locality
             core::Locality { region: region.to_owned(), zone: zone.to_owned(), sub_zone: sub_zone.to_owned() };
         let lb_endpoints = endpoints.iter().map(|endpoint| shown(endpoint, scaled(endpoint.weight.into()))).collect();
         let priority = u32::try_from(at).unwrap_or(LAST_PRIORITY).min(LAST_PRIORITY);
-        // Those that share the last priority may share their place, too, which may be there once only.
+        // Localities that share the last priority may also share their location, which must occur only once.
         let same = |known: &&mut pb::LocalityLbEndpoints| {
             known.priority == priority && known.locality.as_ref() == Some(&locality)
         };

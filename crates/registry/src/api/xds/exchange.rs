@@ -1,16 +1,16 @@
-//! What a client has asked for on one stream and what it was told: requests in, responses out. Without I/O and without a clock.
+//! Subscriptions and sent resources of a stream: requests in, responses out. Without I/O and without a clock.
 //!
 //! ```text
 //!  DiscoveryRequest ─▶ request ─▶ Subscription a type: names, and what was sent of each ─▶ next ─▶ DiscoveryResponse
 //!                                                          World: services as they are ──┘
 //! ```
 //!
-//! Nothing is queued: a response is made when there is room for it, of what there is then. So a client that is slow gets fewer responses, and
-//! never an old one.
+//! Nothing is queued: a response is made when there is room for it, from the current state. So a slow client gets fewer responses, and never an
+//! outdated one.
 //!
-//! - A request always has all names that the client wants of a type; so the last request counts, whatever its nonce.
-//! - The nonce says which response is acknowledged or refused. One that is not that of the last response says neither.
-//! - What was refused is not sent again. When it changes it is.
+//! - A request always has all names of a type that the client wants; so the last request counts, whatever its nonce.
+//! - The nonce identifies the response that is acknowledged or rejected. A nonce other than the last response's does neither.
+//! - A rejected resource is sent again only after a change.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,16 +22,16 @@ use super::endpoints;
 use super::resources::{Kind, Resource, fixed, key};
 use crate::{Revision, ServiceKey, ServiceSnapshot};
 
-/// Services that a client sees which asks for all of them, and their clusters: made once for all streams.
+/// All services that a client may see, with their clusters: made once for all streams.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(in crate::api) struct Listing {
-    /// Sorted by key.
+    /// Services, sorted by key.
     services: Vec<(ServiceKey, Bytes)>,
     version: String,
 }
 
 impl Listing {
-    /// Of these services, in any order.
+    /// Makes a listing of services in any order.
     pub(in crate::api) fn new(keys: impl IntoIterator<Item = ServiceKey>) -> Listing {
         let cluster = |key: ServiceKey| {
             let cluster = fixed(Kind::Cluster, key.as_str());
@@ -40,7 +40,7 @@ impl Listing {
         Listing::of(keys.into_iter().map(cluster).collect())
     }
 
-    /// All of these together.
+    /// Makes a listing of several together.
     pub(in crate::api) fn joined<'a>(listings: impl IntoIterator<Item = &'a Arc<Listing>>) -> Listing {
         Listing::of(listings.into_iter().flat_map(|listing| listing.services.iter().cloned()).collect())
     }
@@ -51,7 +51,7 @@ impl Listing {
         Listing { services, version }
     }
 
-    /// How many services.
+    /// Returns the number of services.
     pub(in crate::api) fn len(&self) -> usize {
         self.services.len()
     }
@@ -61,58 +61,58 @@ impl Listing {
     }
 }
 
-/// Names that a client may ask for on one stream, of all types together.
+/// Maximum number of names of a stream, of all types together.
 pub(in crate::api) const NAMES: usize = 4096;
-/// Services that a client is told of which asks for all.
+/// Maximum number of services for a client that asks for all.
 pub(in crate::api) const LISTED: usize = 20_000;
-/// A response that has so many bytes gets no further endpoints; they come in the next one. Clients take no message of more than 4 MiB.
+/// Length above which a response gets no further endpoints; they come in the next one. Clients accept no message of more than 4 MiB.
 const RESPONSE_BYTES: usize = 1 << 20;
-/// The name that stands for all resources of a type.
+/// Name of all resources of a type.
 const ALL: &str = "*";
 
-/// What services are, as far as the client may see them.
+/// The services, as far as the client may see them.
 pub(in crate::api) trait World {
-    /// The service; `None` where there is none, or the client may not see it.
+    /// Returns the service; `None` if there is none, or the client may not see it.
     fn service(&self, key: &ServiceKey) -> Option<Arc<ServiceSnapshot>>;
 
-    /// The service's assignment, encoded: under its key as name, the same bytes for all who ask.
+    /// Returns the service's encoded assignment with its key as name: the same bytes for all clients.
     fn assignment(&self, service: &ServiceSnapshot) -> Bytes;
 }
 
-/// A request, as far as it matters here.
+/// The relevant fields of a request.
 #[derive(Debug, Clone)]
 pub(in crate::api) struct Asked {
-    /// Of which type.
+    /// Type of the resources.
     pub(in crate::api) kind: Kind,
     /// All resources of the type that the client wants.
     pub(in crate::api) names: Vec<String>,
-    /// That of the response which is answered; empty: none is.
+    /// Nonce of the response that is answered; empty if none is.
     pub(in crate::api) nonce: String,
-    /// Why the client does not take the response.
+    /// Reason why the client rejects the response.
     pub(in crate::api) refused: Option<String>,
 }
 
-/// What a request has changed.
+/// Effect of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(in crate::api) struct Noted {
-    /// The client wants other resources than before.
+    /// True if the client wants other resources than before.
     pub(in crate::api) names: bool,
-    /// The client has refused the last response.
+    /// True if the client has rejected the last response.
     pub(in crate::api) refused: bool,
 }
 
-/// More names than a stream may have.
+/// Error for more names than a stream may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::api) struct TooMany;
 
 /// A response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::api) struct Told {
-    /// Of which type.
+    /// Type of the resources.
     pub(in crate::api) kind: Kind,
-    /// Of what it is: the highest revision of services whose endpoints are in it, or a check sum of names.
+    /// Version of the content: the highest revision of the services with endpoints in it, or a checksum of names.
     pub(in crate::api) version: String,
-    /// By which the client acknowledges it.
+    /// Nonce by which the client acknowledges the response.
     pub(in crate::api) nonce: String,
     /// The resources.
     pub(in crate::api) resources: Vec<Resource>,
@@ -122,25 +122,25 @@ pub(in crate::api) struct Told {
 #[derive(Debug, Default)]
 pub(in crate::api) struct Exchange {
     subscriptions: BTreeMap<Kind, Subscription>,
-    /// Of the last response.
+    /// Nonce of the last response.
     nonce: u64,
-    /// What a client is told that asks for all; `None`: not known yet.
+    /// Services for a client that asks for all; `None` if not yet known.
     listed: Option<Arc<Listing>>,
 }
 
-/// What the client wants of one type.
+/// The client's subscription to a type.
 #[derive(Debug, Default)]
 struct Subscription {
     names: BTreeMap<String, Name>,
-    /// The client wants all of them.
+    /// True if the client wants all resources.
     all: bool,
-    /// The client has asked by name: no names are none from then on, and not all.
+    /// True once the client has asked by name: from then on an empty list means none, not all.
     named: bool,
-    /// It is to be answered even if there is nothing.
+    /// True if a response is due even if it is empty.
     owed: bool,
-    /// Of the last response; 0: there was none.
+    /// Nonce of the last response; 0 before the first one.
     nonce: u64,
-    /// What the client was last told that there is in all.
+    /// The listing in the last response.
     listed: Option<Arc<Listing>>,
 }
 
@@ -151,25 +151,25 @@ struct Name {
     sent: Sent,
 }
 
-/// What the client has of a name.
+/// The state of a name at the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sent {
-    /// Nothing, or that it is not there.
+    /// Nothing, or the information that the resource does not exist.
     Nothing,
     /// The resource, which never changes.
     Fixed,
-    /// Endpoints: of which revision (`None`: there was no service), and what they were.
+    /// Endpoints: their revision (`None` if there was no service), and their checksum.
     Endpoints(Option<Revision>, Sum),
 }
 
-/// A check sum of encoded endpoints.
+/// A checksum of encoded endpoints.
 type Sum = [u8; 32];
 
 impl Exchange {
-    /// Takes a request.
+    /// Processes a request.
     ///
     /// # Errors
-    /// The stream would have more than [`NAMES`]; nothing has changed then.
+    /// The stream would have more than [`NAMES`]; then nothing is changed.
     pub(in crate::api) fn request(&mut self, asked: Asked) -> Result<Noted, TooMany> {
         let others: usize =
             self.subscriptions.iter().filter(|(kind, _)| **kind != asked.kind).map(|(_, of)| of.names.len()).sum();
@@ -182,7 +182,7 @@ impl Exchange {
         Ok(Noted { refused: answers && asked.refused.is_some(), ..noted })
     }
 
-    /// The next response, of what there is now; `None`: the client knows everything that it asked for.
+    /// Returns the next response, from the current state; `None` if the client has everything that it asked for.
     pub(in crate::api) fn next(&mut self, world: &impl World) -> Option<Told> {
         for kind in Kind::ALL {
             let Some(subscription) = self.subscriptions.get_mut(&kind) else { continue };
@@ -201,17 +201,17 @@ impl Exchange {
         None
     }
 
-    /// Whether the client wants to know all services.
+    /// True if the client wants all services.
     pub(in crate::api) fn wants_all(&self) -> bool {
         self.subscriptions.get(&Kind::Cluster).is_some_and(|subscription| subscription.all)
     }
 
-    /// Says which services there are, for a client that wants all of them.
+    /// Sets the services for a client that wants all of them.
     pub(in crate::api) fn list(&mut self, listing: Arc<Listing>) {
         self.listed = Some(listing);
     }
 
-    /// The services that the client asked for by name; some more than once.
+    /// Returns the services that the client asked for by name; some more than once.
     pub(in crate::api) fn keys(&self) -> impl Iterator<Item = &ServiceKey> {
         self.subscriptions
             .values()
@@ -221,7 +221,7 @@ impl Exchange {
 }
 
 impl Subscription {
-    /// Takes all names that the client wants now; whether these are others than before.
+    /// Replaces the names that the client wants; returns true if they have changed.
     fn want(&mut self, kind: Kind, names: Vec<String>) -> bool {
         let begins = self.nonce == 0 && self.names.is_empty() && !self.all && !self.named;
         self.named |= !names.is_empty();
@@ -239,18 +239,18 @@ impl Subscription {
             }
             let known = before.remove(&name);
             changed |= known.is_none();
-            // Whoever asks for more hears also what of it is not there.
+            // A request for further names is answered even if they do not exist.
             self.owed |= known.is_none();
             let new = || Name { key: key(&name), sent: Sent::Nothing };
             let state = known.unwrap_or_else(new);
             self.names.insert(name, state);
         }
-        // An answer without what the client no longer wants would tell it nothing.
+        // A response without the names that the client no longer wants would tell it nothing.
         changed |= !before.is_empty();
         changed
     }
 
-    /// All resources that are there, if the client has others, or is owed an answer.
+    /// Returns all existing resources, if the client has others, or a response is due.
     fn whole(&mut self, kind: Kind, world: &impl World, listed: Option<&Arc<Listing>>) -> Option<(String, Vec<Bytes>)> {
         let lists = self.all && kind == Kind::Cluster;
         if lists && listed.is_none() {
@@ -281,7 +281,7 @@ impl Subscription {
         Some((version, all.chain(named.into_iter().map(|name| fixed(kind, name))).collect()))
     }
 
-    /// The routes that are there and that the client has not. It hears nothing of those that are not there.
+    /// Returns the existing routes that the client does not have. Missing routes are not reported.
     fn routes(&mut self, world: &impl World) -> Option<(String, Vec<Bytes>)> {
         self.owed = false;
         let mut names = Vec::new();
@@ -299,7 +299,7 @@ impl Subscription {
         Some((version(names.iter().copied()), found?))
     }
 
-    /// Endpoints that are others than the client has; as many as go into one response. Of a service that is not there: that it has none.
+    /// Returns endpoints that differ from the client's, as many as fit into a response. A missing service has an empty assignment.
     fn endpoints(&mut self, world: &impl World) -> Option<(String, Vec<Bytes>)> {
         self.owed = false;
         let (mut highest, mut bytes, mut found) = (Revision(0), 0, Vec::new());
@@ -331,7 +331,7 @@ impl Subscription {
     }
 }
 
-/// A version of resources that are what their names are.
+/// Returns a version of resources that depend on their names only.
 fn version<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let mut sum = Sha256::new();
     for name in names {

@@ -1,4 +1,4 @@
-//! The exchange with clients that do as clients do, against a registry that changes: whoever acknowledges everything ends with what there is.
+//! Tests of the exchange with simulated clients, against a changing registry: a client that acknowledges everything ends with the current state.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -18,7 +18,7 @@ use super::pb::envoy::config::route::v3::RouteConfiguration;
 use super::resources::{Kind, key};
 use crate::{Health, Instance, InstanceId, Registration, Revision, ServiceKey, ServiceSnapshot};
 
-/// Services by key; those in the namespace `secret` may not be seen.
+/// Services by key; those in the namespace `secret` are not visible.
 #[derive(Default)]
 struct Registry {
     services: BTreeMap<ServiceKey, Arc<ServiceSnapshot>>,
@@ -43,7 +43,7 @@ fn instance(service: &ServiceKey, n: usize, change: impl FnOnce(&mut Registratio
 }
 
 impl Registry {
-    /// The service has so many instances from now on; `None`: it is not there.
+    /// Sets the number of instances of a service; `None` removes it.
     fn set(&mut self, name: &str, instances: Option<usize>) {
         let key = ServiceKey::parse(name).unwrap();
         self.revision += 1;
@@ -65,7 +65,7 @@ impl Registry {
         self.services.keys().filter(|key| key.namespace() != "secret")
     }
 
-    /// What a client has that knows everything of these names: the number of endpoints, or 0.
+    /// Returns the complete state of a client with these names: the number of endpoints, or 0.
     fn expected(&self, kind: Kind, names: &BTreeSet<String>, all: bool) -> BTreeMap<String, usize> {
         let count = |name: &String| {
             let service = self.service(&key(name)?)?;
@@ -81,7 +81,7 @@ impl Registry {
     }
 }
 
-/// What a resource is called, and how many endpoints it has.
+/// Returns a resource's name and its number of endpoints.
 fn read(kind: Kind, value: &Bytes) -> (String, usize) {
     match kind {
         Kind::Cluster => (Cluster::decode(value.clone()).unwrap().name, 0),
@@ -94,16 +94,16 @@ fn read(kind: Kind, value: &Bytes) -> (String, usize) {
     }
 }
 
-/// A client as xDS describes it, with what it has of each type.
+/// A client according to the xDS protocol, with the resources that it has of each type.
 #[derive(Default)]
 struct Client {
     wanted: BTreeMap<Kind, BTreeSet<String>>,
-    /// Whether the types were ever asked for by name; of others no names are all.
+    /// Types that were requested by name; for others, no names mean all.
     named: BTreeSet<Kind>,
     asked: BTreeSet<Kind>,
     nonce: BTreeMap<Kind, String>,
     has: BTreeMap<Kind, BTreeMap<String, usize>>,
-    /// Requests that the server has not seen, and responses that the client has not.
+    /// Requests not yet read by the server, and responses not yet read by the client.
     out: VecDeque<Asked>,
     back: VecDeque<Told>,
 }
@@ -113,7 +113,7 @@ impl Client {
         if !names.is_empty() {
             self.named.insert(kind);
         }
-        // A client forgets what it no longer wants. All that were listed are not wanted as soon as there are names.
+        // A client forgets the resources that it no longer wants, and all listed ones once it asks by name.
         let keep = |name: &String| names.contains(name);
         self.has.entry(kind).or_default().retain(|name, _| keep(name));
         self.wanted.insert(kind, names);
@@ -131,7 +131,7 @@ impl Client {
         self.out.push_back(Asked { kind, names, nonce, refused });
     }
 
-    /// Takes a response, and acknowledges it.
+    /// Processes a response, and acknowledges it.
     fn take(&mut self, told: Told) {
         let wanted = self.wanted.get(&told.kind).cloned().unwrap_or_default();
         let all = self.all(told.kind);
@@ -152,14 +152,14 @@ impl Client {
 }
 
 const SERVICES: [&str; 5] = ["default/a", "default/b", "other/c", "secret/d", "other/e"];
-/// Names that clients ask for: one service by two names, one that may not be seen, and one that is nobody's.
+/// Names that clients request: one service by two names, one that is not visible, and an invalid one.
 const ASKED: [&str; 6] = ["a", "default/a", "other/c", "secret/d", "not a/name", "other/e"];
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// The client wants these.
+    /// The client requests these names.
     Want(usize, Vec<bool>),
-    /// A service is changed.
+    /// A service changes.
     Set(usize, Option<usize>),
     /// The server reads a request, or makes a response; the client reads one.
     Read,
@@ -180,7 +180,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// In whichever order requests, responses and changes pass each other.
+    /// Any order of requests, responses and changes.
     #[test]
     fn who_acknowledges_everything_ends_with_what_there_is(steps in steps()) {
         let (mut world, mut exchange, mut client) = (Registry::default(), Exchange::default(), Client::default());
@@ -207,7 +207,7 @@ proptest! {
                 },
             }
         }
-        // Then everything comes to rest, and in so many rounds.
+        // Then the exchange must come to rest within this many rounds.
         for round in 0.. {
             prop_assert!(round < 100, "client and server answer each other for ever");
             let mut moved = false;
@@ -229,14 +229,14 @@ proptest! {
             let expected = world.expected(*kind, names, client.all(*kind));
             let mut has = client.has.get(kind).cloned().unwrap_or_default();
             if *kind == Kind::Route {
-                // That a route has gone cannot be said. Nothing leads there any more, for the listener is gone, too.
+                // The removal of a route cannot be reported. No listener leads to it any more.
                 has.retain(|name, _| expected.contains_key(name));
             }
             prop_assert_eq!(has, expected, "{:?}", kind);
         }
     }
 
-    /// Whatever comes, there is an answer or none, and what is kept is bounded.
+    /// Any request is answered or not, and the number of names is bounded.
     #[test]
     fn nothing_is_kept_beyond_the_bound(
         requests in proptest::collection::vec((0usize..4, 0usize..3000, "[0-9]{0,2}", any::<bool>()), 1..12),
@@ -272,10 +272,10 @@ fn a_refused_response_is_not_sent_again_until_there_is_another() {
     world.set("default/a", Some(2));
     let second = exchange.next(&world).unwrap();
     assert_ne!(second.nonce, first.nonce);
-    // What is said of the first one now is said too late.
+    // A rejection of the first response comes too late.
     assert_eq!(exchange.request(refuse(&first.nonce)), Ok(Noted::default()));
     assert_eq!(exchange.next(&world), None);
-    // The same content at another revision is no news.
+    // The same content at another revision is not sent.
     world.set("default/a", Some(2));
     assert_eq!(exchange.next(&world), None);
 }
@@ -370,15 +370,15 @@ fn what_an_assignment_says() {
     assert_eq!(places, [(0, String::new(), 300, 4), (1, "z".into(), 105, 2), (2, "r".into(), 100, 1)]);
     let healths: Vec<_> = read.endpoints[0].lb_endpoints.iter().map(|endpoint| endpoint.health_status()).collect();
     assert_eq!(healths, [HealthStatus::Healthy, HealthStatus::Healthy, HealthStatus::Draining, HealthStatus::Healthy]);
-    // Under another name all else is the same.
+    // Under another name, the rest is the same.
     let renamed = ClusterLoadAssignment::decode(endpoints::renamed(&encoded.bytes, "default/s", "s")).unwrap();
     assert_eq!(renamed, ClusterLoadAssignment { cluster_name: "s".into(), ..read });
-    // The bytes of the service's own name are shared.
+    // The bytes with the service's own name are shared.
     assert_eq!(endpoints::renamed(&encoded.bytes, "default/s", "default/s").as_ptr(), encoded.bytes.as_ptr());
 }
 
 proptest! {
-    /// What clients refuse is never there: an address twice, a gap between priorities, a weight of 0, sums above 32 bits, a place twice.
+    /// Causes of a rejection never occur: an address twice, a gap between priorities, a weight of 0, sums above 32 bits, a locality twice.
     #[test]
     fn an_assignment_is_one_that_clients_take(
         rows in proptest::collection::vec((0u16..40, prop_oneof![Just(0u16), Just(1), Just(u16::MAX)], any::<u16>(), 0u8..3, any::<bool>()), 0..400),

@@ -1,12 +1,12 @@
-//! xDS, state of the world: the protocol by which Envoy and gRPC ask where services are.
+//! xDS, state of the world: the protocol by which Envoy and gRPC discover services.
 //!
 //! ```text
 //!  stream ─▶ serve: one task ─▶ exchange (sans-I/O): what the client wants and has ─▶ resources, endpoints (pure)
 //!                 ▲ watched: what has changed        ▲ World: services, as the client's token may see them
 //! ```
 //!
-//! A service is a Listener, a RouteConfiguration, a Cluster and a ClusterLoadAssignment of one name, `namespace/service`. What a token may not read
-//! looks as if it were not there.
+//! A service is a Listener, a RouteConfiguration, a Cluster and a ClusterLoadAssignment of one name, `namespace/service`. A service that the token
+//! may not read appears not to exist.
 
 mod endpoints;
 mod exchange;
@@ -29,31 +29,31 @@ use super::grpc::proto::xds as pb;
 use super::{ApiError, Context};
 use crate::{NamespaceName, Registry, Revision, ServiceKey};
 
-/// What clients do wrong is in the log so often at most.
+/// Minimum interval of log messages about client errors.
 const COMPLAIN: Duration = Duration::from_secs(10);
-/// Namespaces of which the list of services is remembered.
+/// Maximum number of namespaces with a cached list of services.
 const REMEMBERED: usize = 1024;
 
-/// What streams of xDS count.
+/// Counters of xDS streams.
 #[derive(Debug, Default)]
 pub struct XdsStats {
-    /// Streams that are open.
+    /// Number of open streams.
     pub streams: AtomicU64,
-    /// Responses sent.
+    /// Number of responses sent.
     pub responses: AtomicU64,
-    /// Responses that clients refused.
+    /// Number of responses that clients rejected.
     pub refused: AtomicU64,
-    /// Instances that were left out when a service's endpoints were encoded: the host is a name, or there is no port.
+    /// Number of instances omitted from encoded endpoints: the host is a name, or there is no port.
     pub left_out: AtomicU64,
 }
 
-/// The services of a namespace, or of all (`None`), as of a revision.
+/// Lists of the services of a namespace, or of all (`None`), with their revision.
 type Lists = BTreeMap<Option<NamespaceName>, (Revision, Arc<Listing>)>;
 
-/// What all streams share.
+/// State shared by all xDS streams of this node.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// Locked while a list is made: who waits for the lock gets it.
+    /// Locked while a list is made: callers that wait for the lock then get that list.
     lists: tokio::sync::Mutex<Lists>,
     refusals: Complaint,
     names: Complaint,
@@ -67,10 +67,10 @@ impl Default for Shared {
 }
 
 impl Shared {
-    /// The services of namespaces (`None`: of all). Made once a revision, apart from the threads that answer heartbeats.
+    /// Returns the services of namespaces (`None` for all). Made once per revision, on other threads than those that answer heartbeats.
     ///
     /// # Errors
-    /// The server stops.
+    /// The server is stopping.
     async fn list(&self, context: &Context, namespaces: Option<Vec<NamespaceName>>) -> Result<Arc<Listing>, ApiError> {
         let Some(mut namespaces) = namespaces else { return self.list_of(context, None).await };
         namespaces.sort_unstable();
@@ -101,7 +101,7 @@ impl Shared {
             (revision, Arc::new(Listing::new(services.iter().map(|service| service.key.clone()))))
         });
         let (revision, mut list) = made.await?;
-        // Where only instances have changed, the list is the one that streams have already.
+        // If only instances have changed, the list that streams already have is kept.
         if let Some((_, before)) = lists.get(&namespace)
             && *before == list
         {
@@ -114,7 +114,7 @@ impl Shared {
         Ok(list)
     }
 
-    /// Counts a response that a client does not take, and says so now and then.
+    /// Counts a response that a client rejects, and logs it with a rate limit.
     fn refused(&self, context: &Context, kind: Kind, node: &str, why: &str) {
         context.stats.xds.refused.fetch_add(1, Ordering::Relaxed);
         if self.refusals.is_due() {
@@ -123,7 +123,7 @@ impl Shared {
         }
     }
 
-    /// Counts instances that clients cannot be told of.
+    /// Counts omitted instances.
     fn left_out(&self, context: &Context, service: &ServiceKey, instances: usize) {
         context.stats.xds.left_out.fetch_add(instances as u64, Ordering::Relaxed);
         if instances > 0 && self.names.is_due() {
@@ -137,7 +137,7 @@ impl Shared {
     }
 }
 
-/// Of the last change in a namespace, or anywhere (`None`).
+/// Returns the revision of the last change in a namespace, or anywhere (`None`).
 fn revision(registry: &Registry, namespace: Option<&NamespaceName>) -> Revision {
     namespace.map_or_else(|| registry.revision(), |namespace| registry.revision_in(namespace))
 }

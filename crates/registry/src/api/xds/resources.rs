@@ -1,5 +1,5 @@
-//! The resources that a client needs to find a service, made of the service's name alone: a Listener names a RouteConfiguration, which names a
-//! Cluster, which names a ClusterLoadAssignment. All four have one name: the one that the client asked for. Pure.
+//! Resources that a client needs to find a service, made of the service's name alone: a Listener names a RouteConfiguration, which names a Cluster,
+//! which names a ClusterLoadAssignment. All four have the name that the client asked for. Pure.
 
 use bytes::Bytes;
 use prost::Message;
@@ -12,7 +12,7 @@ use super::pb::envoy::extensions::filters::http::router::v3::Router;
 use super::pb::envoy::extensions::filters::network::http_connection_manager::v3 as http;
 use crate::{NamespaceName, ServiceKey};
 
-/// The types of resources that are served.
+/// Supported types of resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::api) enum Kind {
     /// CDS.
@@ -25,10 +25,10 @@ pub(in crate::api) enum Kind {
     Route,
 }
 
-/// `google.protobuf.Any`, with bytes that many streams share. On the wire it is the same.
+/// `google.protobuf.Any`, with bytes shared by many streams. The wire format is the same.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(in crate::api) struct Resource {
-    /// What [`Resource::value`] is.
+    /// Type of [`Resource::value`].
     #[prost(string, tag = "1")]
     pub(in crate::api) type_url: String,
     /// An encoded message.
@@ -37,10 +37,10 @@ pub(in crate::api) struct Resource {
 }
 
 impl Kind {
-    /// In the order in which clients take them best: a cluster and its endpoints before the routes that lead there.
+    /// All types in the preferred order of responses: a cluster and its endpoints before the routes that lead to it.
     pub(in crate::api) const ALL: [Kind; 4] = [Kind::Cluster, Kind::Endpoints, Kind::Listener, Kind::Route];
 
-    /// As messages name it.
+    /// Returns the type's URL.
     pub(in crate::api) fn type_url(self) -> &'static str {
         match self {
             Kind::Cluster => "type.googleapis.com/envoy.config.cluster.v3.Cluster",
@@ -50,18 +50,18 @@ impl Kind {
         }
     }
 
-    /// From what messages name it.
+    /// Parses a type's URL.
     pub(in crate::api) fn of(type_url: &str) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| kind.type_url() == type_url)
     }
 
-    /// Whether an answer has all resources of the type that the client asked for and that are there, so that what is missing in it is gone.
+    /// True if a response has all existing resources of the type that the client wants, so that a missing one has been removed.
     pub(super) fn is_whole(self) -> bool {
         matches!(self, Kind::Cluster | Kind::Listener)
     }
 }
 
-/// The service that a name stands for: `namespace/service`, or a service of the namespace `default`. `None`: no service can have this name.
+/// Returns the service with this name: `namespace/service`, or a service of the namespace `default`. `None` if no service can have the name.
 pub(super) fn key(name: &str) -> Option<ServiceKey> {
     match name.contains('/') {
         true => ServiceKey::parse(name).ok(),
@@ -69,7 +69,7 @@ pub(super) fn key(name: &str) -> Option<ServiceKey> {
     }
 }
 
-/// The resource of this type and name; endpoints are made elsewhere.
+/// Returns the resource of this type and name; for endpoints, an empty one.
 pub(super) fn fixed(kind: Kind, name: &str) -> Bytes {
     match kind {
         Kind::Cluster => cluster(name).encode_to_vec().into(),
@@ -79,7 +79,7 @@ pub(super) fn fixed(kind: Kind, name: &str) -> Bytes {
     }
 }
 
-/// From the stream that the client has already.
+/// Returns a source of configuration: the client's ADS stream.
 fn by_ads() -> Option<core::ConfigSource> {
     let ads = core::config_source::ConfigSourceSpecifier::Ads(core::AggregatedConfigSource {});
     Some(core::ConfigSource { config_source_specifier: Some(ads), resource_api_version: core::ApiVersion::V3.into() })
@@ -100,7 +100,7 @@ fn listener(name: &str) -> listener::Listener {
         type_url: "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router".into(),
         value: Router {}.encode_to_vec().into(),
     };
-    // gRPC refuses a listener without a router.
+    // gRPC rejects a listener without a router.
     let filter = http::HttpFilter {
         name: "router".into(),
         config_type: Some(http::http_filter::ConfigType::TypedConfig(router)),

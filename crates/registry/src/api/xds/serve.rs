@@ -1,4 +1,4 @@
-//! The task of a stream: what comes in goes to the [`Exchange`], and what that gives goes out when there is room.
+//! Task of a stream: passes requests to the [`Exchange`], and its responses to the client when there is room.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -22,45 +22,45 @@ use super::{Kind, endpoints};
 use crate::api::{ApiError, Context};
 use crate::{Encoding, NamespaceName, ServiceKey, ServiceSnapshot};
 
-/// Where a client puts its token that can send no metadata of its own: `node.metadata` of its bootstrap.
+/// Key of the token in `node.metadata` of a client's bootstrap, for clients that cannot send metadata of their own.
 const TOKEN: &str = "token";
-/// A client that has shown no token sends its first request within this.
+/// Time within which a client without a token in the headers must send its first request.
 const BEGIN: Duration = Duration::from_secs(10);
-/// How often it is looked whether the token still stands.
+/// Interval between checks that the token is still valid.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// What a client shows to be let in.
+/// Credentials of a client.
 pub(in crate::api) struct Shown {
     /// Headers of the call.
     pub(in crate::api) headers: HeaderMap,
-    /// Where it comes from.
+    /// Address of the client.
     pub(in crate::api) peer: IpAddr,
-    /// The token in its first message.
+    /// The token in the first message.
     token: Option<String>,
 }
 
-/// The registry as a caller may see it.
+/// The registry as visible to a caller.
 struct Seen<'a> {
     context: &'a Context,
     caller: &'a Caller,
 }
 
-/// A stream that is counted while it is open.
+/// Counter of an open stream.
 struct Open<'a>(&'a Context);
 
-/// A list of all services that is being made.
+/// A list of all services under construction.
 type Making<'a> = Pin<Box<dyn Future<Output = Result<Arc<Listing>, ApiError>> + Send + 'a>>;
 
 impl Shown {
-    /// Of a call.
+    /// Creates the credentials of a call.
     pub(in crate::api) fn new(headers: HeaderMap, peer: IpAddr) -> Shown {
         Shown { headers, peer, token: None }
     }
 
-    /// Who that is.
+    /// Identifies the caller.
     ///
     /// # Errors
-    /// No token, or an unknown one.
+    /// The token is missing or unknown.
     pub(in crate::api) fn identify(&self, context: &Context) -> Result<Caller, ApiError> {
         context.identify_by(&self.headers, self.token.as_deref())
     }
@@ -94,13 +94,13 @@ impl Drop for Open<'_> {
     }
 }
 
-/// Where the caller may look for services: nowhere, in some namespaces, everywhere.
+/// Returns the namespaces in which the caller may see services; `None` for all.
 fn places(caller: &Caller) -> Option<Vec<NamespaceName>> {
     let names = caller.namespaces()?;
     Some(names.iter().filter_map(|name| NamespaceName::new(name).ok()).collect())
 }
 
-/// Takes the token out of the first message, so that nothing later can show it.
+/// Takes the token out of the first message, so that nothing later can reveal it.
 fn token(request: &mut discovery::DiscoveryRequest) -> Option<String> {
     let metadata = request.node.as_mut()?.metadata.take()?;
     match metadata.fields.get(TOKEN)?.kind.as_ref()? {
@@ -109,10 +109,10 @@ fn token(request: &mut discovery::DiscoveryRequest) -> Option<String> {
     }
 }
 
-/// Serves a stream until it ends. `only`: the type that it is of; `None`: the requests say it.
+/// Serves a stream until it ends. `only` is the stream's single type; with `None`, each request has its own.
 ///
 /// # Errors
-/// Why it ended, for the client; `Ok`: the client has ended it.
+/// The reason of the end, for the client; `Ok` if the client has ended the stream.
 pub(in crate::api) async fn serve(
     context: &Context,
     mut shown: Shown,
@@ -134,7 +134,7 @@ pub(in crate::api) async fn serve(
     let mut node = String::new();
     let mut exchange = Exchange::default();
     let mut watches = Watches::new(&context.registry);
-    // The client may not have all that it asked for; the list of all services may be another one by now.
+    // `behind`: the client may lack something that it asked for. `relist`: the list of all services may be outdated.
     let (mut behind, mut relist) = (false, false);
     let mut listing: Option<Making<'_>> = None;
     loop {
@@ -164,7 +164,7 @@ pub(in crate::api) async fn serve(
                     (None, None) if request.type_url.is_empty() => {
                         return Err(Status::invalid_argument("type_url: found nothing, expected a type of resources"));
                     }
-                    // Secrets, runtimes and whatever else a client may ask for: there are none, and the stream goes on.
+                    // Secrets, runtimes and other types that do not exist here: ignored, and the stream continues.
                     (None, None) => continue,
                 };
                 let why = request.error_detail.map(|status| status.message);
@@ -207,7 +207,7 @@ pub(in crate::api) async fn serve(
             _ = looks.tick() => {
                 let auth = context.auth.load_full();
                 if known.as_ref().is_some_and(|(before, _)| !Arc::ptr_eq(before, &auth)) {
-                    // Other tokens: what the client may see can be more or less.
+                    // Other tokens: the client may see more or less.
                     let caller = shown.identify(context)?;
                     watch(&mut watches, &exchange, &caller);
                     (behind, relist) = (true, exchange.wants_all());
@@ -215,7 +215,7 @@ pub(in crate::api) async fn serve(
                 }
             }
             () = &mut begin, if known.is_none() && !begin.is_elapsed() => {
-                // Who has shown a good token may take its time.
+                // A client with a valid token in the headers may take longer.
                 shown.identify(context)?;
             }
             () = out.closed() => return Ok(()),
@@ -224,7 +224,7 @@ pub(in crate::api) async fn serve(
     }
 }
 
-/// Watches what the client asked for, as far as the client may see it.
+/// Watches the services that the client asked for, as far as it may see them.
 fn watch(watches: &mut Watches, exchange: &Exchange, caller: &Caller) {
     let keys = exchange.keys().filter(|key| caller.may(Role::Read, key.namespace()));
     let listed = exchange.wants_all().then(|| places(caller));

@@ -1,4 +1,4 @@
-//! What a stream waits for: by few names each service for itself, by many the namespaces that they are in.
+//! Wake-ups of an xDS stream: single services while the client names few, whole namespaces when it names many.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
@@ -11,28 +11,29 @@ use tokio::time::Instant;
 
 use crate::{NamespaceName, Registry, Revision, ServiceKey};
 
-/// Of a namespace in which a stream has more names than this the stream waits for any change.
+/// Number of names in a namespace above which a stream waits for any change of the namespace.
 const EACH: usize = 64;
-/// From one response about something to the next one about the same, at least. To look at many services takes longer.
+/// Minimum interval between two responses about the same object. Many services take longer to check.
 const BETWEEN: Duration = Duration::from_millis(200);
 const BETWEEN_MANY: Duration = Duration::from_secs(1);
-/// How long a watch waits before it looks again.
+/// Time that a watch waits before it is renewed.
 const QUIET: Duration = Duration::from_secs(30);
-/// Where too many watch, it is looked so often.
+/// Polling interval when there are too many watches.
 const POLL: Duration = Duration::from_secs(5);
 
-/// Something that changes.
+/// An object that is watched.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Watch {
     /// One service.
     Service(ServiceKey),
     /// Any service of a namespace.
     Namespace(NamespaceName),
-    /// Any service at all.
+    /// Any service.
     All,
 }
 
-/// What to wait for: `keys` are services that are asked for by name, `listed` is where all are (`None` in it: everywhere).
+/// Returns the objects to watch for the services `keys`, named by the client, and for `listed`, the namespaces with all services (an inner `None`
+/// means all namespaces).
 pub(super) fn wanted<'a>(
     keys: impl Iterator<Item = &'a ServiceKey>,
     listed: Option<Option<Vec<NamespaceName>>>,
@@ -60,7 +61,7 @@ pub(super) fn wanted<'a>(
     watches
 }
 
-/// Watches under way, in the task of their stream.
+/// Running watches, in the task of their stream.
 pub(super) struct Watches {
     registry: Registry,
     running: BTreeMap<Watch, AbortHandle>,
@@ -72,7 +73,7 @@ impl Watches {
         Watches { registry: registry.clone(), running: BTreeMap::new(), futures: FuturesUnordered::new() }
     }
 
-    /// Watches these from now on, and no others. What changes from now on is said by [`Watches::next`].
+    /// Replaces the watched objects. Later changes are reported by [`Watches::next`].
     pub(super) fn set(&mut self, wanted: BTreeSet<Watch>) {
         self.running.retain(|watch, handle| {
             let stays = wanted.contains(watch);
@@ -88,7 +89,7 @@ impl Watches {
         }
     }
 
-    /// Waits until something has changed, and goes on watching it: what is looked at after this is not older than the change.
+    /// Waits until an object has changed, and continues to watch it: a later read is not older than the change.
     pub(super) async fn next(&mut self) -> Watch {
         loop {
             match self.futures.next().await {
@@ -121,7 +122,7 @@ fn revision(registry: &Registry, watch: &Watch) -> Revision {
     }
 }
 
-/// Returns when what is watched is no longer at `seen`, not before `pause` is over.
+/// Returns when the revision of the watched object differs from `seen`, but not before `pause` has elapsed.
 async fn changed(registry: Registry, watch: Watch, seen: Revision, pause: Duration) -> Watch {
     tokio::time::sleep(pause).await;
     loop {
@@ -134,7 +135,7 @@ async fn changed(registry: Registry, watch: Watch, seen: Revision, pause: Durati
         match found {
             Ok(now) if now != seen => return watch,
             Ok(_) => {}
-            // Too many watch, or it stops.
+            // Too many watches, or the server is stopping.
             Err(_) => {
                 tokio::time::sleep(POLL).await;
                 if revision(&registry, &watch) != seen {
