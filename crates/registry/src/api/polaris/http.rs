@@ -1,5 +1,5 @@
-//! Polaris' HTTP: `POST /v1/{RegisterInstance,DeregisterInstance,Heartbeat,Discover,ReportClient}` with the messages of gRPC as JSON:
-//! wrapped values are bare, names in either spelling. `/naming/…` is in `rules::admin`.
+//! Polaris' HTTP API: `POST /v1/{RegisterInstance,DeregisterInstance,Heartbeat,Discover,ReportClient}` with the gRPC messages as JSON: wrapped values
+//! are bare, names in either spelling. `/naming/…` is in `rules::admin`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ struct Discover {
     service: Option<Service>,
 }
 
-/// Names and numbers of what can be discovered.
+/// Names and numbers of the types of discovery.
 const KINDS: [(&str, i32); 14] = [
     ("INSTANCE", 1),
     ("CLUSTER", 2),
@@ -91,12 +91,12 @@ const KINDS: [(&str, i32); 14] = [
     ("UNKNOWN", 0),
 ];
 
-/// The status of HTTP that goes with a code.
+/// Returns the HTTP status of a code.
 pub(super) fn status(code: u32) -> StatusCode {
     StatusCode::from_u16(u16::try_from(code / 1000).unwrap_or(500)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-/// An error as this front shows it.
+/// Encodes an error in this front's form.
 pub(in super::super) fn show(error: &ApiError) -> Reply {
     Reply::json(error.status(), &json!({ "code": code_of(error), "info": error.to_string() }))
 }

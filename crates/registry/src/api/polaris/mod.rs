@@ -1,8 +1,8 @@
-//! What clients of PolarisMesh ask, over gRPC and over HTTP: the same messages, the same answers. An answer is a code and a text
-//! in the message; the status of HTTP follows the code.
+//! PolarisMesh's API, with the same messages and answers over gRPC and HTTP. An answer has a code and a text in the message; the HTTP status follows
+//! the code.
 //!
-//! There: registering, heartbeats, discovery of instances, services and namespaces; rules of routing, rate limits, circuit breakers and fault
-//! detection (`rules`). Not there: other rules (lanes, lossless, allow lists …): who asks for some is told that there are none; contracts,
+//! Supported: registration, heartbeats, discovery of instances, services and namespaces; rules of routing, rate limits, circuit breakers and fault
+//! detection (`rules`). Not supported: other rules (lanes, lossless, allow lists …), which are always answered with an empty list; contracts,
 //! configuration, aliases.
 
 mod http;
@@ -26,16 +26,16 @@ pub(super) use rules::Shared;
 pub use rules::read_any;
 use rules::{Served, Sort};
 
-/// Its SDKs send a heartbeat each time to live, and its server waits for three.
+/// Number of heartbeat intervals in a lease: Polaris' SDKs send one heartbeat per interval, and its server waits for three.
 const BEATS: u32 = 3;
-/// Seconds between heartbeats where nobody says.
+/// Default interval between heartbeats in seconds.
 const DEFAULT_TTL: u32 = 5;
-/// `HealthCheck.type`: the instance says that it lives.
+/// `HealthCheck.type`: health by the instance's heartbeats.
 const HEARTBEAT: i32 = 1;
-/// Services, or namespaces, in one answer.
+/// Maximum number of services, or namespaces, in an answer.
 const MOST: usize = 10_000;
 
-/// The codes that are used here.
+/// Codes of answers.
 pub(super) mod code {
     pub(in super::super) const OK: u32 = 200_000;
     pub(in super::super) const NO_CHANGE: u32 = 200_001;
@@ -71,24 +71,24 @@ pub(super) mod code {
     pub(in super::super) const STORE: u32 = 500_001;
 }
 
-/// `DiscoverRequest.type`.
+/// Values of `DiscoverRequest.type`.
 mod kind {
     pub(super) const INSTANCE: i32 = 1;
     pub(super) const CLUSTER: i32 = 2;
     pub(super) const SERVICES: i32 = 6;
     pub(super) const NAMESPACES: i32 = 12;
-    /// Rules of sorts of which there are none: lanes, lossless, allow lists.
+    /// Types of rules that are not supported: lanes, lossless, allow lists.
     pub(super) const NO_RULES: [i32; 3] = [100, 103, 104];
 }
 
-/// Who asks, and where they are.
+/// A request's context: the caller and its address.
 pub(super) struct Asking<'a> {
     pub(super) context: &'a Context,
     pub(super) caller: Caller,
     pub(super) peer: IpAddr,
 }
 
-/// What an error is called.
+/// Returns the code of an error.
 pub(super) fn code_of(error: &ApiError) -> u32 {
     match error {
         ApiError::BadRequest(_) | ApiError::Invalid(_) | ApiError::UnsupportedMediaType { .. } => code::INVALID,
@@ -106,7 +106,7 @@ pub(super) fn code_of(error: &ApiError) -> u32 {
     }
 }
 
-/// An answer without more than a code.
+/// Returns an answer with only a code and a text.
 pub(super) fn response(code: u32, info: impl Into<String>) -> pb::Response {
     pb::Response { code: Some(code), info: Some(info.into()), ..Default::default() }
 }
@@ -122,7 +122,8 @@ fn named(name: Option<&str>) -> Result<NamespaceName, ApiError> {
     }
 }
 
-/// Which instance is meant: by its id, or by what an id is made of. The protocol is no part of it, for heartbeats do not tell it.
+/// Returns an instance's id: the given one, or one derived from service, host and port. The protocol is not included, because heartbeats do not have
+/// it.
 fn identity(ns: &NamespaceName, id: &str, service: &str, host: &str, port: u32) -> Result<InstanceId, ApiError> {
     if !id.is_empty() {
         return Ok(InstanceId::new(ns, id)?);
@@ -143,7 +144,7 @@ fn identity_of(ns: &NamespaceName, sent: &pb::Instance) -> Result<InstanceId, Ap
 }
 
 impl Asking<'_> {
-    /// Makes an instance exist.
+    /// Registers an instance.
     pub(super) async fn register(&self, sent: pb::Instance) -> pb::Response {
         answer(self.try_register(sent).await)
     }
@@ -167,7 +168,7 @@ impl Asking<'_> {
         Ok(pb::Response { instance: Some(shown), ..response(code::OK, "execute success") })
     }
 
-    /// Takes an instance out. One that is not there is out.
+    /// Deregisters an instance. A missing instance is answered with [`code::NOT_FOUND`].
     pub(super) async fn deregister(&self, sent: pb::Instance) -> pb::Response {
         answer(self.try_deregister(sent).await)
     }
@@ -181,7 +182,7 @@ impl Asking<'_> {
         Ok(response(code::OK, "execute success"))
     }
 
-    /// A sign of life.
+    /// Renews the lease of an instance.
     pub(super) async fn heartbeat(&self, sent: &pb::Instance) -> pb::Response {
         answer(self.try_heartbeat(sent).await)
     }
@@ -202,7 +203,7 @@ impl Asking<'_> {
         }
     }
 
-    /// Many signs of life. Nobody is told which of them are strangers: the message has no place for it.
+    /// Renews the leases of many instances. Unknown ones are not reported: the answer has no field for them.
     pub(super) async fn heartbeats(&self, sent: &[pb::InstanceHeartbeat]) -> Result<(), ApiError> {
         self.context.batch("the list of heartbeats", sent.len())?;
         let mut ids = Vec::with_capacity(sent.len());
@@ -215,7 +216,7 @@ impl Asking<'_> {
         Ok(())
     }
 
-    /// Whatever is asked for.
+    /// Answers a discovery of any type.
     pub(super) fn discover(&self, asked: &pb::DiscoverRequest) -> pb::DiscoverResponse {
         let found = self.try_discover(asked).unwrap_or_else(|error| pb::DiscoverResponse {
             code: Some(code_of(&error)),
@@ -267,7 +268,7 @@ impl Asking<'_> {
 }
 
 impl Asking<'_> {
-    /// The rules for a service, which need not be registered. The caller may read the namespace.
+    /// Returns the rules for a service, which need not be registered. The caller may read the namespace.
     fn rules(&self, kind: i32, ns: &NamespaceName, wanted: pb::Service) -> pb::DiscoverResponse {
         let service = ServiceKey::new(ns, wanted.name.as_deref().unwrap_or_default()).ok();
         let served = Sort::of(kind).zip(service);
@@ -285,7 +286,7 @@ impl Asking<'_> {
     }
 }
 
-/// The service that was asked about, as one without rules: a revision of the client's would say that there are some.
+/// Returns the requested service without a revision: the client's own revision would mean that there are rules.
 fn unruled(wanted: pb::Service) -> pb::Service {
     pb::Service { name: wanted.name, namespace: wanted.namespace, metadata: HashMap::new(), revision: None }
 }
@@ -299,7 +300,7 @@ fn found(code: u32, service: pb::Service) -> pb::DiscoverResponse {
     pb::DiscoverResponse { code: Some(code), info: Some(info.into()), service: Some(service), ..Default::default() }
 }
 
-/// A service. Its revision is a text that differs where the content does, also between stores.
+/// Describes a service. Its revision is a text that differs whenever the content does, also between stores.
 fn described(snapshot: &ServiceSnapshot) -> pb::Service {
     pb::Service {
         name: Some(snapshot.key.name().to_owned()),
@@ -341,7 +342,7 @@ fn registration(ns: &NamespaceName, id: InstanceId, sent: pb::Instance) -> Resul
         priority: small("priority", sent.priority.unwrap_or(0))?,
         location: Location { region: part(location.region), zone: part(location.zone), campus: part(location.campus) },
         metadata: Metadata::from_pairs(&sent.metadata.into_iter().collect::<BTreeMap<_, _>>())?,
-        // Registering is a sign of life; without a check it is as it says.
+        // A registration is a sign of life; without a check, the health is as given.
         health: match (sent.healthy, &check) {
             (Some(false), None) => Some(Health::Critical),
             _ => Some(Health::Passing),

@@ -1,5 +1,5 @@
-//! `/naming/v1/ratelimits`, `/naming/v2/routings`, `/naming/v1/circuitbreaker/rules` and `/naming/v1/faultdetectors`: how administrators
-//! write and read rules, with the calls and answers of Polaris' own server.
+//! Administration of rules: `/naming/v1/ratelimits`, `/naming/v2/routings`, `/naming/v1/circuitbreaker/rules` and `/naming/v1/faultdetectors`, with
+//! the calls and answers of Polaris' own server.
 
 mod query;
 
@@ -19,13 +19,13 @@ use crate::api::{ApiError, Context, Reply, Request};
 use crate::kv::{Entry, RuleWrite};
 use crate::{NamespaceName, WriteError};
 
-/// Hexadecimal digits of an id: of the digest of whose rule it is, and in all.
+/// Number of an id's hexadecimal digits: of the namespace's digest at the beginning, and in all.
 const OWNER: usize = 8;
 const ID: usize = 32;
-/// How often an id is made before it is given up: each is one of 2^96.
+/// Maximum number of attempts to make a free id, each out of 2^96.
 const ATTEMPTS: usize = 4;
 
-/// What is done to rules.
+/// A change of rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     Create,
@@ -45,15 +45,15 @@ impl Act {
     }
 }
 
-/// What became of a rule of a request.
+/// Outcome of one rule of a request.
 type Outcome = Result<Rule, Refused>;
 
-/// A rule of a request that may be carried out.
+/// A rule of a request that has been checked.
 struct Ready {
     rule: Rule,
-    /// Where it belongs.
+    /// The namespace that the rule belongs to.
     home: NamespaceName,
-    /// What it counts for.
+    /// Size of the rule for the limits.
     bytes: usize,
 }
 
@@ -95,7 +95,7 @@ pub(in super::super) async fn handle(
     Ok(told(kind, outcomes))
 }
 
-/// The answer to a request of which nothing was looked at.
+/// Returns the answer to a request that was rejected as a whole.
 fn refused(code: u32, info: &str) -> Reply {
     Reply::json(status(code), &json!({ "code": code, "info": info, "size": 0, "responses": [] }))
 }
@@ -109,11 +109,11 @@ struct Acting<'a> {
 }
 
 impl Acting<'_> {
-    /// Looks at all rules of the request before anything is done, as Polaris' own server; then each is carried out by itself.
+    /// Checks all rules of the request before any change, as Polaris' own server does; then applies each separately.
     async fn all(&self, rules: Vec<Rule>) -> Result<Vec<Outcome>, ApiError> {
         let registry = &self.context.registry;
         if self.act != Act::Create {
-            // A rule that another node was told of a moment ago is found.
+            // Also finds a rule that another node has just committed.
             registry.kv_settle().await?;
         }
         let mut ready = Vec::with_capacity(rules.len());
@@ -131,14 +131,14 @@ impl Acting<'_> {
         for rule in ready {
             outcomes.push(match rule {
                 Some(rule) => self.carry_out(rule).await,
-                // To be deleted, and not there.
+                // A missing rule in a deletion.
                 None => Err(Refused::new(code::OK, "execute success")),
             });
         }
         Ok(outcomes)
     }
 
-    /// What is to be done with a rule, if the caller may and it makes sense. `None`: it is to go, and is not there.
+    /// Checks the caller's permission and the rule. Returns `None` for the deletion of a missing rule.
     fn prepare(&self, mut rule: Rule) -> Result<Result<Option<Ready>, Refused>, ApiError> {
         rule.set_editable(false);
         let limits = &self.context.registry.rule_limits();
@@ -148,7 +148,7 @@ impl Acting<'_> {
                 Err(error) => return Ok(Err(error.into())),
             };
             self.caller.needs(Role::Write, home.as_str())?;
-            // What the client says of these is not kept.
+            // The client's values of these are discarded.
             rule.set_stamp(&home, Stamp::default());
             return Ok(check(&mut rule, &home, limits).map(|bytes| Some(Ready { rule, home, bytes })));
         }
@@ -175,7 +175,7 @@ impl Acting<'_> {
         Ok(check(&mut rule, &home, limits).map(|bytes| Some(Ready { rule, home, bytes })))
     }
 
-    /// The rule with this id, where the caller may see it.
+    /// Returns the rule with this id, if the caller may read it.
     fn find(&self, id: &str) -> Option<Rule> {
         let hexadecimal = id.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
         if id.len() != ID || !hexadecimal {
@@ -186,7 +186,7 @@ impl Acting<'_> {
         rules.find(|rule| self.caller.may(Role::Read, rule.namespace()))
     }
 
-    /// What the rule is called in the store.
+    /// Returns the name of the rule in the store.
     fn name_of(&self, id: &str) -> String {
         format!("{}/{id}", self.kind.name())
     }
@@ -209,7 +209,7 @@ impl Acting<'_> {
         Ok(rule)
     }
 
-    /// What is to be written, given all rules of the namespace; what the rule is then, and whether it is another one than before.
+    /// Decides, with all rules of the namespace, which rows to write. Also returns the resulting rule, and true if it was changed.
     fn decide(
         &self,
         ready: &Ready,
@@ -246,7 +246,7 @@ impl Acting<'_> {
                     rule.enable_as(&ready.rule);
                     bytes = usize::try_from(*counted).unwrap_or(usize::MAX);
                 }
-                // Whoever says what is there already changes nothing.
+                // A request for the existing state changes nothing.
                 rule.set_stamp(&ready.home, known.stamp());
                 if rule == *known {
                     return Ok((Vec::new(), (rule, false)));
@@ -257,7 +257,7 @@ impl Acting<'_> {
             }
         };
         rule.set_stamp(&ready.home, stamp);
-        // With what the registry says of it.
+        // Includes the fields set by the registry.
         let value = rule.encode();
         let bytes = bytes.max(value.len());
         self.room(&rule, bytes, entries)?;
@@ -265,7 +265,7 @@ impl Acting<'_> {
         Ok((vec![write], (rule, true)))
     }
 
-    /// Refuses what would be too much for the namespace, and a second rule with one name.
+    /// Rejects rules above the namespace's limits, and a second rule with the same name.
     fn room(&self, rule: &Rule, bytes: usize, entries: &[Arc<Entry>]) -> Result<(), Refused> {
         let limits = self.context.registry.rule_limits();
         let name = self.name_of(rule.id());
@@ -297,33 +297,33 @@ impl Acting<'_> {
     }
 }
 
-/// Random bytes, as hexadecimal digits.
+/// Returns random bytes as hexadecimal digits.
 fn random() -> Result<String, Refused> {
     let mut bytes = [0u8; ID / 2];
     let failed = |error: getrandom::Error| WriteError::Unavailable { reason: error.to_string().into() };
     getrandom::fill(&mut bytes).map_err(failed)?;
     let mut text = String::with_capacity(ID);
     for byte in bytes {
-        // Into a text: it does not fail.
+        // Writing into a string does not fail.
         let _ = write!(text, "{byte:02x}");
     }
     Ok(text)
 }
 
-/// Ids for a rule of `home`, of which the first that is free is taken. By its beginning it is found in which namespace to look.
+/// Returns candidate ids for a rule of `home`; the first free one is used. The beginning of an id identifies the namespace.
 fn ids(home: &NamespaceName) -> Result<Vec<String>, Refused> {
     let space = NamespaceName::of_rules(home);
     let owner = space.rules_digest().and_then(|digest| digest.get(..OWNER)).unwrap_or_default();
     (0..ATTEMPTS).map(|_| Ok(format!("{owner}{}", &random()?[OWNER..]))).collect()
 }
 
-/// The time, as Polaris' own server writes it, in UTC.
+/// Returns the time in the format of Polaris' own server, in UTC.
 fn now() -> String {
     let now = humantime_serde::re::humantime::format_rfc3339_seconds(std::time::SystemTime::now());
     now.to_string().replace('T', " ").replace('Z', "")
 }
 
-/// The answer to a change.
+/// Returns the answer to a change.
 fn told(kind: Kind, outcomes: Vec<Outcome>) -> Reply {
     let responses: Vec<Value> = outcomes.iter().map(|outcome| response(kind, outcome)).collect();
     let (code, info) = together(&outcomes);
@@ -350,7 +350,7 @@ fn response(kind: Kind, outcome: &Outcome) -> Value {
     fields.into()
 }
 
-/// The code of all: theirs if they have the same, else that of the worst sort.
+/// Returns the code of all outcomes: the common one, or else that of the worst class.
 fn together(outcomes: &[Outcome]) -> (u32, String) {
     let code_of = |outcome: &Outcome| outcome.as_ref().map_or_else(|error| error.code, |_| code::OK);
     let codes: Vec<u32> = outcomes.iter().map(code_of).collect();

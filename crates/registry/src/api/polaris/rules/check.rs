@@ -1,4 +1,4 @@
-//! Whether a rule makes sense, and is not too large: before anything of a request is carried out.
+//! Validation of rules, including their size, before any change of a request.
 
 use std::collections::BTreeSet;
 
@@ -7,13 +7,13 @@ use crate::api::ApiError;
 use crate::settings::RuleLimits;
 use crate::{NamespaceName, WriteError};
 
-/// Characters of a name and of a description, as Polaris' own server has it.
+/// Maximum number of characters of a name and of a description, as of Polaris' own server.
 const NAME: usize = 64;
 const DESCRIPTION: usize = 1024;
-/// The least important rule of routing.
+/// Lowest priority of a routing rule.
 const LAST_PRIORITY: u32 = 10;
 
-/// Why a rule was not taken, or nothing done with it.
+/// Reason why a rule was refused, or not changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in super::super) struct Refused {
     pub(in super::super) code: u32,
@@ -38,7 +38,7 @@ impl From<WriteError> for Refused {
     }
 }
 
-/// Puts in what Polaris' own server would, and refuses what makes no sense in `home`. What it counts for in the limits, in bytes.
+/// Sets the defaults of Polaris' own server, and rejects a rule that is invalid in `home`. Returns the rule's size for the limits, in bytes.
 pub(super) fn check(rule: &mut Rule, home: &NamespaceName, limits: &RuleLimits) -> Result<usize, Refused> {
     let kind = rule.kind();
     let name = rule.name().chars().count();
@@ -97,7 +97,7 @@ fn limit(rule: &mut crate::api::polaris::pb::Rule) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Refuses a rule that nobody would ever be given.
+/// Rejects a rule that would never be served to any client.
 fn served_in(rule: &Rule, home: &NamespaceName) -> Result<(), Refused> {
     let everywhere = |namespace: &str| match rule.kind() {
         Kind::Routing => namespace == super::ALL,
@@ -121,7 +121,7 @@ fn served_in(rule: &Rule, home: &NamespaceName) -> Result<(), Refused> {
     Err(Refused::new(code::INVALID, text))
 }
 
-/// Bytes of what a rule of routing is served as.
+/// Returns the number of bytes of a routing rule as served.
 fn routed(
     rule: &crate::api::polaris::pb::RouteRule,
     home: &NamespaceName,
@@ -139,7 +139,7 @@ fn routed(
                     format!("routing_config: two conditions of one source are about {word:?}; only one could hold");
                 return Err(Refused::new(code::INVALID, text));
             }
-            // What is too large is not made first.
+            // A rule that is too large is not built first.
             let about = routes::about_bytes(rule, &config);
             if about > limits.rule_bytes {
                 return Ok(about);

@@ -1,4 +1,4 @@
-//! Rules as JSON, in the form that protobuf has for it: by the description that `build.rs` makes of `proto/`.
+//! Rules as JSON in protobuf's mapping, by the descriptors that `build.rs` makes of `proto/`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,13 +13,13 @@ use super::{Kind, Rule, pb, routing};
 use crate::api::ApiError;
 use crate::api::grpc::proto::DESCRIBED;
 
-/// Rules of one request, as Polaris' own server has it.
+/// Maximum number of rules in a request, as of Polaris' own server.
 pub(super) const MOST: usize = 100;
-/// What the type of a message is said to be in JSON begins with; the second one is an older way.
+/// Prefix of a message's type in JSON; the second one is an older form.
 const TYPE: &str = "type.googleapis.com/v1.";
 const OLD_TYPE: &str = "type.googleapis.com/v2.";
 
-/// Our own description, which a test reads: where it cannot be read there are no messages.
+/// Our own descriptors, which a test parses: if they cannot be decoded, there are no messages.
 static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
     DescriptorPool::decode(DESCRIBED).unwrap_or_else(|error| {
         tracing::error!(%error, "the description of messages cannot be read");
@@ -32,7 +32,7 @@ fn described(name: &str) -> Result<MessageDescriptor, ApiError> {
     POOL.get_message_by_name(name).ok_or_else(none)
 }
 
-/// What is in a rule of routing with this policy. Polaris' clients read no other.
+/// Returns the message in a routing rule with this policy. Polaris' clients support no other.
 pub(super) fn config_of(policy: i32) -> Result<&'static str, ApiError> {
     match pb::RoutingPolicy::try_from(policy) {
         Ok(pb::RoutingPolicy::RulePolicy) => Ok("v1.RuleRoutingConfig"),
@@ -41,7 +41,7 @@ pub(super) fn config_of(policy: i32) -> Result<&'static str, ApiError> {
     }
 }
 
-/// The rules of a request: a list. A field that is not known, and a key that is there twice, are errors.
+/// Parses the rules of a request, a list. An unknown field or a duplicate key is an error.
 pub(super) fn read(kind: Kind, body: &[u8]) -> Result<Vec<Rule>, ApiError> {
     let mut reader = serde_json::Deserializer::from_slice(body);
     let wrong = |error: serde_json::Error| ApiError::bad(format!("the body: {error}"));
@@ -70,7 +70,7 @@ fn rule(kind: Kind, mut value: Value) -> Result<Rule, ApiError> {
     let Some(fields) = value.as_object_mut() else {
         return Err(ApiError::bad("expected an object"));
     };
-    // What was read here, or at Polaris' own server, says what it is.
+    // A rule read from here, or from Polaris' own server, has its type.
     match fields.remove("@type") {
         Some(Value::String(found)) if found.replace(OLD_TYPE, TYPE).rsplit('/').next() != Some(kind.message()) => {
             return Err(ApiError::bad(format!("@type: found {found:?}, expected {:?}", kind.message())));
@@ -89,9 +89,9 @@ fn rule(kind: Kind, mut value: Value) -> Result<Rule, ApiError> {
     kind.decode(&message.encode_to_vec()).map_err(|error| ApiError::bad(error.to_string()))
 }
 
-/// Refuses a field that is there by both of its names: one of the values would be dropped.
+/// Rejects a field given by both of its names: one of the values would be lost.
 fn once(message: &MessageDescriptor, value: &Value) -> Result<(), ApiError> {
-    // What is not an object here, or not a field, is an error of whoever reads it.
+    // A value of another type, or an unknown field, is an error of the later deserialization.
     let Value::Object(fields) = value else { return Ok(()) };
     if message.full_name() == "google.protobuf.Any" {
         let name = fields.get("@type").and_then(Value::as_str).and_then(|name| name.rsplit('/').next());
@@ -119,7 +119,7 @@ fn once(message: &MessageDescriptor, value: &Value) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Says of the configuration in a rule of routing which message it is, where that is not said, or in the older way.
+/// Sets the type of a routing rule's configuration, if it is missing or in the older form.
 fn type_config(rule: &mut Map<String, Value>) -> Result<(), ApiError> {
     let policy = match rule.get("routing_policy") {
         None | Some(Value::Null) => 0,
@@ -134,7 +134,7 @@ fn type_config(rule: &mut Map<String, Value>) -> Result<(), ApiError> {
         Some(_) => return Err(ApiError::bad("routing_config.@type: expected a text")),
     };
     let found = found.unwrap_or_else(|| format!("type.googleapis.com/{expected}"));
-    // Before it is looked at what the message is: no other one is read here.
+    // Checked before the message is looked up: only the expected one is allowed.
     if found.rsplit('/').next() != Some(expected) {
         return Err(ApiError::bad(format!("routing_config.@type: found {found:?}, expected {TYPE}… of {expected}")));
     }
@@ -142,7 +142,7 @@ fn type_config(rule: &mut Map<String, Value>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// A rule as JSON. `typed`: with the name of its message, as where any message may be.
+/// Returns a rule as JSON; with `typed`, including the name of its message, as for a message of any type.
 pub(super) fn show(rule: &Rule, typed: bool) -> Value {
     let shown = shown(rule.kind().message(), &rule.encode());
     match shown {
@@ -152,14 +152,14 @@ pub(super) fn show(rule: &Rule, typed: bool) -> Value {
         }
         Ok(value) => value,
         Err(error) => {
-            // It was read by the same description.
+            // The rule was parsed with the same descriptors.
             tracing::warn!(%error, kind = rule.kind().name(), id = rule.id(), "a rule cannot be written as JSON");
             serde_json::json!({ "id": rule.id() })
         }
     }
 }
 
-/// A message as JSON, with all values that are not set but have one.
+/// Returns a message as JSON, including unset fields that have a default.
 pub(in super::super) fn shown(name: &str, bytes: &[u8]) -> Result<Value, ApiError> {
     let message = DynamicMessage::decode(described(name)?, bytes).map_err(|error| ApiError::bad(error.to_string()))?;
     let options = SerializeOptions::new().skip_default_fields(false);
@@ -167,13 +167,13 @@ pub(in super::super) fn shown(name: &str, bytes: &[u8]) -> Result<Value, ApiErro
     written.map_err(|error| ApiError::bad(error.to_string()))
 }
 
-/// For the fuzzer: reads a body as rules of each kind.
+/// Parses a body as rules of each kind, for the fuzzer.
 ///
 /// # Errors
-/// A rule is another one once it was written and read again.
+/// A rule differs after it was written and parsed again.
 #[doc(hidden)]
 pub fn read_any(body: &[u8]) -> Result<(), String> {
-    // The bytes of a configuration may be in another order: maps have none.
+    // The bytes of a configuration may be in another order: maps are unordered.
     let comparable = |mut rule: Rule| {
         let config = match &mut rule {
             Rule::Routing(rule) => {
@@ -199,7 +199,7 @@ pub fn read_any(body: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// A value of JSON in which no object has a key twice.
+/// Deserializer of a JSON value in which no object has a duplicate key.
 struct Strict;
 
 impl<'de> DeserializeSeed<'de> for Strict {

@@ -9,7 +9,7 @@ fn one(kind: Kind, rule: Value) -> Result<Rule, String> {
     read.map(|mut rules| rules.remove(0)).map_err(|error| error.to_string())
 }
 
-/// A breaker as Polaris' own server shows it, with the names of its present version and of an older one.
+/// A circuit breaker as shown by Polaris' own server, with the field names of its present version and of an older one.
 fn breaker(value_type: &str) -> Value {
     json!({
         "@type": "type.googleapis.com/v1.CircuitBreakerRule", "id": "1", "name": "b", "namespace": "default", "enable": true,
@@ -101,7 +101,7 @@ fn a_configuration_of_routing_may_say_what_it_is() {
     }
 }
 
-/// Nothing is dropped: each of these is an error that names what was not understood.
+/// No field is dropped: each of these is an error that names the unknown part.
 #[test]
 fn what_is_not_known_is_an_error() {
     let within = |config: Value| json!({ "routing_config": config });

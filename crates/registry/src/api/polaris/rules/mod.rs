@@ -1,12 +1,12 @@
-//! Rules: routing, rate limits, circuit breakers, fault detection. Written by administrators as JSON (`admin`), kept as protobuf in the
-//! namespace that they belong to, and given to clients that ask about a service of that namespace (`serve`).
+//! Rules of routing, rate limits, circuit breakers and fault detection. Administrators write them as JSON (`admin`); they are stored as protobuf in
+//! the namespace that they belong to, and served to clients that ask for a service of that namespace (`serve`).
 //!
 //! # Invariants
 //!
-//! - A rule belongs to one namespace, and who writes it may write there. It is served for services of that namespace only, whatever
-//!   its sources and destinations say: nobody changes what clients of another namespace's services do.
-//! - Nothing of a rule is dropped: a field that is not known is an error that names it.
-//! - What is stored, and what is served of one rule and of a namespace's rules, is bounded when it is written.
+//! - A rule belongs to one namespace, and is written only by callers that may write there. It is served only for services of that namespace, whatever
+//!   its sources and destinations are: it never affects clients of another namespace's services.
+//! - No part of a rule is dropped: an unknown field is an error that names it.
+//! - The size of a stored rule, of a served rule and of a namespace's rules is limited at write time.
 
 pub(super) mod admin;
 mod check;
@@ -25,10 +25,10 @@ pub(super) use json::shown;
 pub(in crate::api) use serve::Shared;
 pub(super) use serve::{Served, Sort};
 
-/// What stands for every service, or every namespace.
+/// Wildcard for every service, or every namespace.
 const ALL: &str = "*";
 
-/// What a rule is about.
+/// Kind of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     Routing,
@@ -46,22 +46,22 @@ pub(super) enum Rule {
     Detector(Box<pb::FaultDetectRule>),
 }
 
-/// How a rule of routing chooses.
+/// Configuration of a routing rule.
 #[derive(Clone, Debug, PartialEq)]
 enum Routing {
-    /// By what a call says.
+    /// Routing by attributes of a call.
     Rules(pb::RuleRoutingConfig),
-    /// By where both are.
+    /// Routing by the locations of caller and callee.
     Nearby(pb::NearbyRoutingConfig),
 }
 
-/// What the registry says of a rule.
+/// Attributes of a rule that the registry sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub(super) id: String,
-    /// Another one after each change.
+    /// Revision, different after each change.
     pub(super) revision: String,
-    /// When it was made, changed, and enabled for the last time.
+    /// Times of creation, of the last change, and of the last enabling.
     pub(super) ctime: String,
     pub(super) mtime: String,
     pub(super) etime: String,
@@ -70,7 +70,7 @@ pub(super) struct Stamp {
 impl Kind {
     pub(super) const ALL: [Kind; 4] = [Kind::Routing, Kind::Limit, Kind::Breaker, Kind::Detector];
 
-    /// What the names of its rules begin with in the store; also for the audit log.
+    /// Returns the prefix of the rules' names in the store, also used in the audit log.
     pub(super) fn name(self) -> &'static str {
         match self {
             Kind::Routing => "routing",
@@ -80,7 +80,7 @@ impl Kind {
         }
     }
 
-    /// The message.
+    /// Returns the name of the message.
     fn message(self) -> &'static str {
         match self {
             Kind::Routing => "v1.RouteRule",
@@ -90,7 +90,7 @@ impl Kind {
         }
     }
 
-    /// The code for: there is no such rule.
+    /// Returns the code for a missing rule.
     fn not_found(self) -> u32 {
         match self {
             Kind::Routing => code::NO_ROUTING,
@@ -100,7 +100,7 @@ impl Kind {
         }
     }
 
-    /// The code for: this is no id, or none was given.
+    /// Returns the code for an invalid or missing id.
     fn bad_id(self) -> u32 {
         match self {
             Kind::Routing => code::BAD_ROUTING_ID,
@@ -109,7 +109,7 @@ impl Kind {
         }
     }
 
-    /// The code for: this is no name.
+    /// Returns the code for an invalid name.
     fn bad_name(self) -> u32 {
         match self {
             Kind::Routing => code::BAD_ROUTING_NAME,
@@ -118,7 +118,7 @@ impl Kind {
         }
     }
 
-    /// The code for: there is another rule with this name; `None`: there may be.
+    /// Returns the code for a duplicate name; `None` if duplicates are allowed.
     fn exists(self) -> Option<u32> {
         match self {
             Kind::Routing | Kind::Limit => None,
@@ -141,7 +141,7 @@ fn of(text: &Option<String>) -> &str {
     text.as_deref().unwrap_or_default()
 }
 
-/// Whether a place in a rule stands for every service or namespace. In circuit breakers and detectors an empty one does, too.
+/// True if the text stands for every service or namespace. In circuit breakers and detectors an empty text does, too.
 fn is_all(text: &str) -> bool {
     text.is_empty() || text == ALL
 }
@@ -210,7 +210,7 @@ impl Rule {
         }
     }
 
-    /// Enables or disables it as `other` is; a detector is always enabled.
+    /// Enables or disables the rule like `other`; a detector is always enabled.
     fn enable_as(&mut self, other: &Rule) {
         let enabled = other.is_enabled();
         match self {
@@ -255,7 +255,7 @@ impl Rule {
         }
     }
 
-    /// Says of it what the registry says. Where it belongs is said, too.
+    /// Sets the attributes from the registry, and the namespace.
     pub(super) fn set_stamp(&mut self, namespace: &NamespaceName, stamp: Stamp) {
         let namespace = namespace.as_str().to_owned();
         let Stamp { id, revision, ctime, mtime, etime } = stamp;
@@ -279,7 +279,7 @@ impl Rule {
         }
     }
 
-    /// Says whether whoever reads it may change it. It is said to administrators, and kept of no rule.
+    /// Sets whether the caller may change the rule. Shown to administrators, and never stored.
     pub(super) fn set_editable(&mut self, editable: bool) {
         let (one, other) = match self {
             Rule::Routing(rule) => (&mut rule.editable, &mut rule.deleteable),
@@ -290,14 +290,14 @@ impl Rule {
         (*one, *other) = (editable, editable);
     }
 
-    /// Whose clients are given the rule, as it names them: namespaces and services.
+    /// Returns the namespaces and services whose clients the rule is for, as the rule names them.
     fn subjects(&self) -> Result<Vec<(String, String)>, ApiError> {
         let pair = |namespace: &str, service: &str| (namespace.to_owned(), service.to_owned());
         Ok(match self {
             Rule::Routing(rule) => match routing(rule)? {
                 Routing::Nearby(config) => vec![pair(&config.namespace, &config.service)],
                 Routing::Rules(config) => {
-                    // Also what is said for all parts, or without any.
+                    // Includes those given for all parts, or without any part.
                     let parts = || config.rules.iter();
                     let destinations = parts().flat_map(|part| &part.destinations).chain(&config.destinations);
                     let destinations = destinations.map(|it| pair(&it.namespace, &it.service));
@@ -317,7 +317,7 @@ impl Rule {
         })
     }
 
-    /// The namespace that it belongs to. Where it names none, it is the only one of those whose clients are given it; and else `default`.
+    /// Returns the namespace that the rule belongs to: the one it names, or else the only one among its subjects, or `default`.
     pub(super) fn home(&self) -> Result<NamespaceName, ApiError> {
         if !is_all(self.namespace()) {
             return named(Some(self.namespace()));
@@ -335,7 +335,7 @@ impl Rule {
     }
 }
 
-/// What is in a rule of routing.
+/// Decodes the configuration of a routing rule.
 fn routing(rule: &pb::RouteRule) -> Result<Routing, ApiError> {
     let Some(config) = &rule.routing_config else {
         return Err(ApiError::bad("routing_config: there is none"));

@@ -1,5 +1,5 @@
-//! Rules of routing in the form in which Polaris' clients read them: as routes of the service that is called (inbound), and of the one
-//! that calls (outbound). A pure function of the rule and of who asks.
+//! Routing rules in the form that Polaris' clients read: as routes to the called service (inbound), and from the calling one (outbound). A pure
+//! function of the rule and the requesting service.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,24 +8,24 @@ use prost::Message as _;
 use super::{ALL, pb};
 use crate::NamespaceName;
 
-/// The words for what is matched that is not a label of the caller's choice.
+/// Keywords for matched attributes other than the caller's own labels.
 const METHOD: &str = "$method";
 const PATH: &str = "$path";
 const CALLER_IP: &str = "$caller_ip";
-/// With which rule a route was made, and how important that is, as Polaris' own server says it.
+/// Keys of a route's rule id and priority, as of Polaris' own server.
 const RULE_ID: &str = "__routing_v2_id__";
 const RULE_PRIORITY: &str = "__routing_v2_priority__";
 
-/// Whose routes are wanted.
+/// The services whose routes are requested.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted<'a> {
-    /// The rule's own namespace: it is served for services of no other.
+    /// Namespace of the rule: the rule is served for services of no other.
     pub(super) home: &'a NamespaceName,
-    /// The service; `None`: all that the rule may be served for.
+    /// The service; `None` for all that the rule may be served for.
     pub(super) service: Option<&'a str>,
 }
 
-/// How well a rule fits a service: named is before everything.
+/// How specifically a rule fits a service: by name comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Fit {
     Named,
@@ -46,7 +46,7 @@ impl Wanted<'_> {
     }
 }
 
-/// The parts of a configuration, each with the sources and destinations that are said for all where it says none.
+/// Returns the parts of a configuration. A part without sources or destinations gets the common ones.
 pub(super) fn parts(config: &pb::RuleRoutingConfig) -> Vec<(&str, &[pb::SourceService], &[pb::DestinationGroup])> {
     if config.rules.is_empty() {
         return vec![("", &config.sources, &config.destinations)];
@@ -60,7 +60,7 @@ pub(super) fn parts(config: &pb::RuleRoutingConfig) -> Vec<(&str, &[pb::SourceSe
     parts
 }
 
-/// About how many bytes the routes in one direction come to, without making them: what is said for all parts may be long, and the parts many.
+/// Estimates the bytes of the routes in one direction without building them: the common values may be long, and the parts many.
 pub(super) fn about_bytes(rule: &pb::RouteRule, config: &pb::RuleRoutingConfig) -> usize {
     let sources = |list: &[pb::SourceService]| list.iter().map(pb::SourceService::encoded_len).sum::<usize>();
     let destinations =
@@ -82,7 +82,7 @@ pub(super) fn about_bytes(rule: &pb::RouteRule, config: &pb::RuleRoutingConfig) 
     bytes
 }
 
-/// Two conditions of one source that have one word: only one of them would be kept.
+/// Returns a keyword that two conditions of one source have: only one of them would be kept.
 pub(super) fn said_twice(config: &pb::RuleRoutingConfig) -> Option<String> {
     let sources = config.sources.iter().chain(config.rules.iter().flat_map(|rule| &rule.sources));
     for source in sources {
@@ -94,7 +94,7 @@ pub(super) fn said_twice(config: &pb::RuleRoutingConfig) -> Option<String> {
     None
 }
 
-/// The routes for who calls the service.
+/// Returns the routes for callers of the service.
 pub(super) fn inbound(
     rule: &pb::RouteRule,
     config: &pb::RuleRoutingConfig,
@@ -115,7 +115,7 @@ pub(super) fn inbound(
     best.map(|fit| (fit, routes))
 }
 
-/// The routes for what the service calls. A client takes every source here for its own.
+/// Returns the routes for calls by the service. A client takes every source in them for its own.
 pub(super) fn outbound(
     rule: &pb::RouteRule,
     config: &pb::RuleRoutingConfig,
@@ -136,7 +136,7 @@ pub(super) fn outbound(
     best.map(|fit| (fit, routes))
 }
 
-/// Bytes of all routes that a rule may be served as.
+/// Returns the number of bytes of all routes as which a rule may be served.
 pub(super) fn served_bytes(rule: &pb::RouteRule, config: &pb::RuleRoutingConfig, home: &NamespaceName) -> usize {
     let wanted = Wanted { home, service: None };
     let bytes = |routes: Option<(Fit, Vec<pb::Route>)>| {
@@ -175,7 +175,7 @@ fn destination(rule: &pb::RouteRule, part: &str, it: &pb::DestinationGroup) -> p
     }
 }
 
-/// By which word a client looks up what a condition is about.
+/// Returns the keyword by which a client looks up the attribute of a condition.
 fn word(argument: &pb::SourceMatch) -> String {
     use pb::source_match::Type;
 

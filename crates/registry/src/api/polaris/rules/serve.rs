@@ -1,5 +1,5 @@
-//! What clients are given: the rules for a service, and their revision. Made when somebody asks after a change, and kept: a client that
-//! asks again is answered by comparing two revisions, however many rules there are.
+//! Rules served to clients: the rules for a service, with their revision. Built at the first request after a change, and cached: a repeated request
+//! is answered by comparing two revisions, independent of the number of rules.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -15,50 +15,50 @@ use super::{Kind, Routing, Rule, is_all, of, pb, routing};
 use crate::kv::{Entry, RulesMark, rule_name};
 use crate::{NamespaceName, Registry, ServiceKey};
 
-/// Bytes, as they are encoded, of rules that are kept taken apart, and of answers that are kept. What does not fit is made anew.
+/// Maximum size of the cached decoded rules, and of the cached answers, in encoded bytes. The caches are emptied when full.
 const KEPT: usize = 64 << 20;
-/// What an entry counts for beside its content.
+/// Overhead of a cache entry in bytes.
 const ENTRY: usize = 256;
 
-/// What is asked for: as many sorts as clients ask for, which are more than kinds.
+/// Type of rules in a request; there are more types than kinds of rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) enum Sort {
     Routing,
     Limits,
     Breakers,
     Detectors,
-    /// Rules of routing as they were written.
+    /// Routing rules as they were written.
     Custom,
     Nearby,
 }
 
-/// What a service's clients are given of one sort.
+/// Rules of one type served to clients of a service.
 #[derive(Debug)]
 pub(in super::super) struct Served {
-    /// Another one where the rules are others; the same at every node.
+    /// Revision, different for different rules, and the same on every node.
     pub(in super::super) revision: String,
-    /// With the rules in it, and nothing else.
+    /// A response with the rules only.
     pub(in super::super) content: pb::DiscoverResponse,
 }
 
-/// What is kept for those who ask.
+/// Caches shared by all requests.
 #[derive(Debug, Default)]
 pub(in crate::api) struct Shared {
-    /// The rules of a namespace.
+    /// Decoded rules by namespace.
     views: Mutex<Bounded<NamespaceName, Arc<View>>>,
-    /// Answers.
+    /// Answers by type and service.
     answers: Mutex<Bounded<(Sort, ServiceKey), Answer>>,
 }
 
 #[derive(Debug)]
 struct Answer {
-    /// As of when.
+    /// Version of the namespace's rules.
     mark: RulesMark,
-    /// `None`: there are no such rules for the service.
+    /// The rules; `None` if there are none for the service.
     served: Option<Arc<Served>>,
 }
 
-/// The rules of a namespace that are enabled, taken apart.
+/// Enabled rules of a namespace, decoded.
 #[derive(Debug)]
 struct View {
     mark: RulesMark,
@@ -68,11 +68,11 @@ struct View {
 #[derive(Debug)]
 struct Taken {
     rule: Rule,
-    /// Of a rule of routing.
+    /// Configuration of a routing rule.
     config: Option<Routing>,
 }
 
-/// A map that is emptied when what is in it weighs too much.
+/// A map that is emptied when its content exceeds [`KEPT`].
 #[derive(Debug)]
 struct Bounded<K, V> {
     entries: HashMap<K, (usize, V)>,
@@ -111,7 +111,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Sort {
-    /// By the number of what is asked for.
+    /// Returns the type for its number in a request.
     pub(in super::super) fn of(discovered: i32) -> Option<Sort> {
         match discovered {
             3 => Some(Sort::Routing),
@@ -126,7 +126,7 @@ impl Sort {
 }
 
 impl Shared {
-    /// The rules of a sort for a service; `None`: there are none.
+    /// Returns the rules of a type for a service; `None` if there are none.
     pub(in super::super) fn served(
         &self,
         registry: &Registry,
@@ -159,7 +159,7 @@ impl Shared {
     }
 }
 
-/// The rule in a row. One that no registry can have written is told of, and left out.
+/// Decodes the rule in a row. Logs and omits a rule that no registry can have written.
 pub(super) fn rule_of(entry: &Entry) -> Option<Rule> {
     let (kind, id) = rule_name(entry)?.split_once('/')?;
     let kind = Kind::ALL.into_iter().find(|known| known.name() == kind)?;
@@ -180,7 +180,7 @@ impl View {
     fn new(namespace: &NamespaceName, mark: RulesMark, entries: &[Arc<Entry>]) -> View {
         let taken = |entry: &Arc<Entry>| {
             let rule = rule_of(entry)?;
-            // Who wrote it may write in this namespace.
+            // Only a writer of this namespace can have written it.
             if !rule.is_enabled() || rule.namespace() != namespace.as_str() {
                 return None;
             }
@@ -306,12 +306,12 @@ impl View {
     }
 }
 
-/// Whether a breaker or a detector of `home` with this destination is for a service of `home`.
+/// True if a breaker or a detector of `home` with this destination is for `service` of `home`.
 fn is_for(home: &NamespaceName, service: &ServiceKey, namespace: &str, name: &str) -> bool {
     (is_all(namespace) || namespace == home.as_str()) && (is_all(name) || name == service.name())
 }
 
-/// Which of two rules of routing comes first: the more important one, the one that fits better, the lower id.
+/// Orders two routing rules: by priority, by fit, by id.
 fn before(one: (&pb::RouteRule, Fit), other: (&pb::RouteRule, Fit)) -> Ordering {
     let key = |(rule, fit): (&pb::RouteRule, Fit)| (rule.priority, fit);
     key(one).cmp(&key(other)).then_with(|| one.0.id.cmp(&other.0.id))
@@ -322,7 +322,7 @@ fn sorted(mut routes: Vec<(&pb::RouteRule, Fit, Vec<pb::Route>)>) -> Vec<pb::Rou
     routes.into_iter().flat_map(|(_, _, routes)| routes).collect()
 }
 
-/// The revisions of rules, as one.
+/// Builder of a common revision of several rules.
 #[derive(Default)]
 struct Revisions {
     rules: Vec<String>,
@@ -333,7 +333,7 @@ impl Revisions {
         self.rules.push(format!("{id} {revision}\n"));
     }
 
-    /// `None`: of none.
+    /// Returns the revision; `None` without rules.
     fn told(&self) -> Option<String> {
         let mut rules = self.rules.clone();
         if rules.is_empty() {
@@ -343,7 +343,7 @@ impl Revisions {
         let digest = Sha256::digest(rules.concat().as_bytes());
         let mut text = String::new();
         for byte in digest.iter().take(16) {
-            // Into a text: it does not fail.
+            // Writing into a string does not fail.
             let _ = write!(text, "{byte:02x}");
         }
         Some(text)

@@ -9,7 +9,7 @@ use super::*;
 use crate::Revision;
 use crate::settings::RuleLimits;
 
-/// A rule as it was written, with its number as id and revision.
+/// Parses a rule, and sets its number as id and revision.
 fn rule(kind: Kind, number: usize, written: &Value) -> Rule {
     let mut rule = read(kind, json!([written]).to_string().as_bytes()).unwrap().remove(0);
     let home = rule.home().unwrap();
@@ -55,7 +55,7 @@ fn routing(namespace: &str, from: (&str, &str), to: (&str, &str), priority: u32)
     })
 }
 
-/// Each line: the rules (namespace, caller, callee, priority), who is asked about, the rules of the routes to it and from it.
+/// Columns: the rules (namespace, caller, callee, priority), the service, the rules of the routes to it and from it.
 #[test]
 fn routes_of_a_service() {
     type Rules = [(&'static str, (&'static str, &'static str), (&'static str, &'static str), u32)];
@@ -76,7 +76,7 @@ fn routes_of_a_service() {
         (foreign, "a/web", &[], &["00"]),
         (foreign, "b/shop", &[], &[]),
         (foreign, "a/shop", &[], &[]),
-        // The important ones first; of those that are as important, those that name the service.
+        // Higher priority first; with equal priority, the rules that name the service.
         (order, "a/shop", &["03", "01", "02", "00"], &["00", "01", "02", "03", "04"]),
         (order, "a/cart", &["04", "01", "02"], &["04", "00", "01", "02", "03"]),
     ] {
@@ -96,7 +96,7 @@ fn routes_of_a_service() {
         assert_eq!(ids(&routes.inbounds), inbound, "to {service}");
         let mut from = ids(&routes.outbounds);
         if outbound.len() > 1 {
-            // Told apart by priority only, and then by id.
+            // Ordered only by priority, and then by id.
             from.sort();
             let mut outbound = outbound.to_vec();
             outbound.sort_unstable();
@@ -107,7 +107,7 @@ fn routes_of_a_service() {
     }
 }
 
-/// What Polaris' own server makes of such a rule, which its clients read.
+/// A route has the form that Polaris' own server gives it and its clients read.
 #[test]
 fn a_route_is_as_clients_read_it() {
     let mut written = routing("a", ("a", "web"), ("a", "shop"), 3);
@@ -120,7 +120,7 @@ fn a_route_is_as_clients_read_it() {
         json!({ "type": "CALLER_IP", "value": { "value": "10.0.0.1" } }),
         json!({ "type": "CALLER_METADATA", "key": "m", "value": { "value": "1" } }),
     ]);
-    // Another source, and another destination, of which each direction has a use for one.
+    // A second source, and a second destination; each direction uses one of them.
     let part = &mut written["routing_config"]["rules"][0];
     part["sources"].as_array_mut().unwrap().push(json!({ "namespace": "a", "service": "cart" }));
     part["destinations"].as_array_mut().unwrap().push(json!({ "namespace": "a", "service": "bank", "weight": 1 }));
@@ -153,7 +153,7 @@ fn a_route_is_as_clients_read_it() {
     assert_eq!(custom.iter().map(|rule| rule.id.as_str()).collect::<Vec<_>>(), ["07"]);
 }
 
-/// What is said for all parts holds for those that say nothing.
+/// Parts without sources or destinations inherit the common ones.
 #[test]
 fn parts_inherit() {
     let all = json!({ "namespace": "a", "service": "all" });
@@ -176,7 +176,7 @@ fn parts_inherit() {
     }
 }
 
-/// Each line: kind, the rule, whether it is enabled; which services get it, and which do not.
+/// Columns: kind, type, the rule, and which of two services it is served for.
 #[test]
 fn rules_of_a_service() {
     let breaker = |namespace: &str, service: &str, enable: bool| {
@@ -210,7 +210,7 @@ fn rules_of_a_service() {
             let found = asked(&own, sort, service);
             assert_eq!(found.is_some(), expected, "{sort:?} for {service} of {written}");
         }
-        // Where it is found in another namespace, somebody put it there who may not: it is nobody's.
+        // A rule found in another namespace was put there without permission: it is never served.
         let other = view("b", &rules);
         for service in ["b/shop", "b/cart"] {
             assert!(asked(&other, sort, service).is_none(), "{sort:?} for {service} of {written}");
@@ -242,7 +242,7 @@ fn a_revision_is_another_one_where_the_rules_are() {
     assert_eq!(rules.iter().map(|rule| of(&rule.id)).collect::<Vec<_>>(), ["02", "01"], "by priority");
 }
 
-/// Each line: kind, a rule, where it belongs, and what is wrong with it.
+/// Columns: kind, a rule, and the expected error.
 #[test]
 fn rules_that_make_no_sense_are_refused() {
     let many = json!(vec![json!({ "namespace": "a", "service": "x".repeat(100) }); 100]);
@@ -305,7 +305,7 @@ fn where_a_rule_belongs() {
     }
 }
 
-/// What is kept weighs no more than it may, however much is put in.
+/// The weight of a bounded map never exceeds the limit.
 #[test]
 fn what_is_kept_is_bounded() {
     let mut kept = Bounded::default();

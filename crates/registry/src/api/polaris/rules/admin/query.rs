@@ -1,4 +1,4 @@
-//! Reading rules: those that fit, of the namespaces that the caller may read.
+//! Queries of rules in the namespaces that the caller may read.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use super::status;
 use crate::api::auth::{Caller, Role};
 use crate::api::{ApiError, Context, Reply, Request};
 
-/// Rules of one answer, at most and where nothing is said, as Polaris' own server has it.
+/// Maximum and default number of rules in an answer, as of Polaris' own server.
 const MOST: usize = 100;
 
-/// What may be asked for, beside `offset`, `limit` and `brief` (which asks for less, and gets all).
+/// Returns the supported parameters, besides `offset`, `limit` and `brief` (which asks for a short form; the full one is returned).
 fn known(kind: Kind) -> &'static [&'static str] {
     match kind {
         Kind::Routing => &[
@@ -60,7 +60,7 @@ fn known(kind: Kind) -> &'static [&'static str] {
     }
 }
 
-/// What was asked for.
+/// A parsed query.
 #[derive(Clone, Debug)]
 struct Query {
     filters: Vec<(String, String)>,
@@ -80,13 +80,13 @@ pub(super) async fn answer(
     if let Some((_, namespace)) = query.filters.iter().find(|(name, _)| name == "namespace") {
         caller.needs(Role::Read, namespace)?;
     }
-    // What any node has committed before is seen.
+    // Includes the commits of all nodes so far.
     context.registry.kv_settle().await?;
     let (registry, caller) = (context.registry.clone(), caller.clone());
     let found = context.whole.apart(move || {
         let mut found = Vec::new();
         for entries in registry.all_rules() {
-            // All rules of one list are of one namespace.
+            // All rules of a list are of one namespace.
             let of_kind =
                 |key: &str| key.strip_prefix("rule/").is_some_and(|name| name.split('/').next() == Some(kind.name()));
             let mut rules =
@@ -129,7 +129,7 @@ impl Query {
             match name.as_str() {
                 "offset" => query.offset = number()?,
                 "limit" => query.limit = number()?.min(MOST),
-                // A token may be here, too.
+                // The token may also be a parameter.
                 "brief" | "token" => {}
                 other if !known(kind).contains(&other) => {
                     return Err(ApiError::bad(format!(
@@ -219,7 +219,7 @@ impl Query {
         }
     }
 
-    /// A rule of routing is found by its whole name, or by a part of it where that has a `*` at an end.
+    /// True if the name of a routing rule fits: the whole name, or a part of it if the query has a `*` at an end.
     fn named(&self, found: &str) -> bool {
         self.value("name").is_none_or(|wanted| match wanted.trim_matches('*') {
             part if part.len() < wanted.len() => found.contains(part),
@@ -227,7 +227,7 @@ impl Query {
         })
     }
 
-    /// Whether one of its parts has the source and the destination that were asked for: `service` and `namespace` as either of them.
+    /// True if a part of the rule has the requested source and destination; `service` and `namespace` may be either of them.
     fn routing_fits(&self, rule: &pb::RouteRule) -> bool {
         let side = |namespace, service| (self.value(namespace), self.value(service));
         let fits =
@@ -258,7 +258,7 @@ impl Query {
         }
     }
 
-    /// The latest first, or the most important one.
+    /// Sorts the latest rule first, or the one with the highest priority.
     fn sort(&self, rules: &mut [Rule]) {
         let priority = |rule: &Rule| match rule {
             Rule::Routing(rule) => rule.priority,
