@@ -1,4 +1,4 @@
-//! What a user writes about TLS.
+//! Configuration of TLS.
 
 use std::path::PathBuf;
 
@@ -8,56 +8,56 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ListenConfig {
-    /// Whether clients can or must use TLS.
+    /// Use of TLS by clients.
     pub mode: ListenMode,
-    /// PEM: the proxy's certificate, and those between it and its CA.
+    /// PEM file with the proxy's certificate and its intermediate certificates.
     pub cert_file: Option<PathBuf>,
-    /// PEM: the certificate's private key, without a passphrase.
+    /// PEM file with the certificate's private key, without a passphrase.
     pub key_file: Option<PathBuf>,
-    /// PEM: CAs that certificates of clients are verified with.
+    /// PEM file with the CAs for verifying clients' certificates.
     pub ca_file: Option<PathBuf>,
-    /// Whether clients can or must have a certificate.
+    /// Use of certificates by clients.
     pub client_cert: ClientCert,
-    /// Oldest version spoken.
+    /// Oldest supported version.
     pub min_protocol_version: ProtocolVersion,
 }
 
-/// Whether clients can or must use TLS. Unix sockets never do.
+/// Use of TLS by clients. Unix sockets never use TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ListenMode {
-    /// They are told that there is none.
+    /// No TLS.
     #[default]
     Disable,
-    /// Those that ask for it.
+    /// TLS for clients that ask for it.
     Allow,
-    /// Those over TCP are turned away without it (cancel requests excepted: most clients send them bare).
+    /// TLS required over TCP (except for cancel requests: most clients send them without TLS).
     Require,
 }
 
-/// Whether clients can or must have a certificate.
+/// Use of certificates by clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClientCert {
-    /// They are not asked for one.
+    /// Certificates are not requested.
     #[default]
     None,
-    /// One that they have must be of a CA of `ca_file`.
+    /// A certificate is optional, and must be of a CA in `ca_file`.
     Optional,
-    /// They must have one of a CA of `ca_file`.
+    /// A certificate of a CA in `ca_file` is required.
     VerifyCa,
-    /// And its common name (CN) must be the user's name.
+    /// Like `VerifyCa`, and the certificate's common name (CN) must be the user's name.
     VerifyFull,
 }
 
-/// A version of TLS, as PostgreSQL's `ssl_min_protocol_version` writes it.
+/// A version of TLS, spelled as in PostgreSQL's `ssl_min_protocol_version`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 pub enum ProtocolVersion {
-    /// 1.2 and 1.3.
+    /// Versions 1.2 and 1.3.
     #[default]
     #[serde(rename = "TLSv1.2")]
     Tls12,
-    /// 1.3 only.
+    /// Version 1.3 only.
     #[serde(rename = "TLSv1.3")]
     Tls13,
 }
@@ -66,31 +66,31 @@ pub enum ProtocolVersion {
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ConnectConfig {
-    /// As libpq's `sslmode`.
+    /// The mode, like libpq's `sslmode`.
     pub mode: ConnectMode,
-    /// PEM: CAs that certificates of servers are verified with.
+    /// PEM file with the CAs for verifying servers' certificates.
     pub ca_file: Option<PathBuf>,
-    /// PEM: the certificate that is shown to servers which ask for one, and those between it and its CA.
+    /// PEM file with the certificate for servers that request one, and its intermediate certificates.
     pub cert_file: Option<PathBuf>,
-    /// PEM: that certificate's private key, without a passphrase.
+    /// PEM file with that certificate's private key, without a passphrase.
     pub key_file: Option<PathBuf>,
-    /// Oldest version spoken.
+    /// Oldest supported version.
     pub min_protocol_version: ProtocolVersion,
 }
 
-/// As libpq's `sslmode`, but for `allow`. Unix sockets never use TLS.
+/// Modes of libpq's `sslmode`, except `allow`. Unix sockets never use TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConnectMode {
     /// No TLS.
     #[default]
     Disable,
-    /// Where the server has it. Unlike libpq: a handshake that fails is not tried again without TLS.
+    /// TLS if the server supports it. Unlike in libpq, a failed handshake is not retried without TLS.
     Prefer,
-    /// TLS or nothing; whose server it is, is verified only if there is a `ca_file`.
+    /// TLS required; the server's certificate is verified only if there is a `ca_file`.
     Require,
-    /// The server's certificate must be of a CA of `ca_file`.
+    /// TLS required, with a server certificate of a CA in `ca_file`.
     VerifyCa,
-    /// And for the host that is configured as the node's address.
+    /// Like `VerifyCa`, and the certificate must be for the host in the node's address.
     VerifyFull,
 }

@@ -8,69 +8,69 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// Longest file read, in bytes: a bundle of all public CAs has about 250 KB.
+/// Maximum length of a file in bytes: a bundle of all public CAs has about 250 KB.
 const LONGEST: u64 = 2 << 20;
 
-/// Where distributions have the certificates of the CAs that a system trusts: Debian and those like it, Red Hat, Alpine and the BSDs.
+/// Files with the CAs that the system trusts, by distribution: Debian and its derivatives, Red Hat, Alpine and the BSDs.
 const SYSTEM_AUTHORITIES: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
 
-/// The file with the certificates of the CAs that the system trusts, in PEM. Where there is none, the name that it would have on Debian: who
-/// reads it says what is missing.
+/// Returns the PEM file with the CAs that the system trusts. If there is none, returns its path on Debian, so that the error of reading it names the
+/// missing file.
 pub fn system_authorities() -> &'static Path {
     let found = SYSTEM_AUTHORITIES.iter().map(Path::new).find(|path| path.exists());
     found.unwrap_or(Path::new(SYSTEM_AUTHORITIES[0]))
 }
 
-/// What is wrong with a setting of TLS. Carries no contents of any file.
+/// An error in a setting of TLS. Contains no contents of any file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A file that the other settings need is not given.
+    /// A missing file that other settings require.
     #[error("{setting} is missing: {why}")]
     Missing {
-        /// The setting's name.
+        /// Name of the setting.
         setting: &'static str,
-        /// What it is needed for.
+        /// Purpose of the file.
         why: &'static str,
     },
-    /// A file can't be read.
+    /// A file that cannot be read.
     #[error("cannot read {setting} {}: {why}", path.display())]
     Unreadable {
-        /// The setting's name.
+        /// Name of the setting.
         setting: &'static str,
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Reason of the failure.
         why: String,
     },
-    /// A file does not hold what it should.
+    /// A file with unexpected contents.
     #[error("{setting} {}: {why}", path.display())]
     Contents {
-        /// The setting's name.
+        /// Name of the setting.
         setting: &'static str,
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the fault.
         why: String,
     },
-    /// Others may read the key.
+    /// A private key that other users may read.
     #[error(
         "key_file {} has mode {mode:03o} and owner {owner}: others may use it; expected 600 of the user that Kingpost runs as, or \
          640 of root (chmod 600)",
         path.display()
     )]
     Exposed {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the file.
         mode: u32,
-        /// User id of its owner.
+        /// User id of the file's owner.
         owner: u32,
     },
 }
 
 impl Error {
-    /// The setting that it is about.
+    /// Returns the name of the faulty setting.
     #[must_use]
     pub fn setting(&self) -> &'static str {
         match self {
@@ -82,7 +82,7 @@ impl Error {
     }
 }
 
-/// A setting of the configuration that names a file.
+/// A setting that names a file.
 #[derive(Clone, Copy)]
 pub(crate) struct File<'a> {
     pub(crate) setting: &'static str,
@@ -96,7 +96,7 @@ impl File<'_> {
 
     fn read(self, secret: bool) -> Result<Vec<u8>, Error> {
         let unreadable = |why: String| Error::Unreadable { setting: self.setting, path: self.path.to_owned(), why };
-        // Before it is opened: opening a pipe would wait for its writer.
+        // Checked before opening: opening a pipe would wait for its writer.
         let metadata = std::fs::metadata(self.path).map_err(|e| unreadable(e.to_string()))?;
         if !metadata.is_file() {
             return Err(unreadable("not a file".into()));
@@ -115,7 +115,7 @@ impl File<'_> {
         Ok(bytes)
     }
 
-    /// All certificates of a PEM file; at least one.
+    /// Reads all certificates of a PEM file; at least one.
     pub(crate) fn certificates(self) -> Result<Vec<CertificateDer<'static>>, Error> {
         let bytes = self.read(false)?;
         let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
@@ -126,7 +126,7 @@ impl File<'_> {
         }
     }
 
-    /// The private key of a PEM file.
+    /// Reads the private key of a PEM file.
     pub(crate) fn key(self) -> Result<PrivateKeyDer<'static>, Error> {
         let bytes = self.read(true)?;
         let expected = "expected one in PEM form (PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY)";
@@ -136,12 +136,12 @@ impl File<'_> {
                 "the key is protected by a passphrase, which nobody could give after a restart; expected one without",
             )),
             Err(pem::Error::NoItemsFound) => Err(self.contents(format!("found no private key, {expected}"))),
-            // The parser's own words could quote the file.
+            // The parser's own message could quote the file.
             Err(_) => Err(self.contents(format!("not a PEM file, {expected}"))),
         }
     }
 
-    /// The CAs of a PEM file.
+    /// Reads the CAs of a PEM file.
     pub(crate) fn authorities(self) -> Result<RootCertStore, Error> {
         let mut roots = RootCertStore::empty();
         for certificate in self.certificates()? {
@@ -155,7 +155,7 @@ fn contains(bytes: &[u8], word: &[u8]) -> bool {
     bytes.windows(word.len()).any(|window| window == word)
 }
 
-/// Whether a key may be read by others than this process's user: PostgreSQL's rule, in which root may give it to a group.
+/// True if other users than this process's may read the key. PostgreSQL's rule: root may grant it to a group.
 fn is_exposed(mode: u32, owner: u32, user: u32) -> bool {
     match owner {
         0 => mode & 0o027 != 0,

@@ -1,4 +1,4 @@
-//! One connection's record layer.
+//! Record layer of a connection.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -12,62 +12,62 @@ use rustls::{CertificateError, CommonState};
 use crate::peers::{Acceptor, Target};
 use crate::{ALPN, x509};
 
-/// Most bytes kept of what has not arrived whole: a record has at most 16 KiB and some, a handshake message of an honest
-/// peer (a chain of certificates) less.
+/// Maximum number of bytes buffered of an incomplete record or handshake message: a record has little more than 16 KiB, a handshake message of an
+/// honest peer (a chain of certificates) less.
 pub const LONGEST_PART: usize = 32 << 10;
 
-/// What a record costs beyond its contents, in bytes, at most; and the longest contents.
+/// Maximum overhead of a record in bytes, and maximum length of its contents.
 const RECORD_OVERHEAD: usize = 64;
 const RECORD: usize = 16 << 10;
 
-/// Messages that rustls can have ready at a time, with much to spare.
+/// Maximum number of messages that rustls has ready at once, with a large margin.
 const MOST_MESSAGES: usize = 64;
 
-/// Why a connection can't go on.
+/// Reason why a connection fails.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    /// The peer's certificate, or that it has none.
+    /// The peer's certificate is invalid or missing.
     #[error("{0}")]
     Certificate(String),
-    /// What the peer sent is not TLS, or not as agreed.
+    /// The peer's bytes are not TLS, or violate the protocol.
     #[error("TLS: {0}")]
     Protocol(String),
-    /// The peer refuses to go on.
+    /// The peer has ended the connection with an alert.
     #[error("the peer ended TLS: {0}")]
     Alert(String),
-    /// A message longer than [`LONGEST_PART`].
+    /// A message is longer than [`LONGEST_PART`].
     #[error("TLS: a handshake message is longer than {LONGEST_PART} bytes")]
     TooLong,
-    /// It began with TLS at once, and did not say that it means PostgreSQL.
+    /// The client started with TLS directly, without offering PostgreSQL's protocol by ALPN.
     #[error("TLS without SSLRequest needs ALPN: the client did not offer \"postgresql\"")]
     NoAlpn,
 }
 
-/// What has come of bytes.
+/// An event decoded from received bytes.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// The handshake is done, with this peer. Comes once, before any data.
+    /// The end of the handshake, with the peer's identity. Sent once, before any data.
     Secured(Identity),
     /// Plaintext, at least one byte.
     Data(&'a [u8]),
-    /// The peer will send no more, and says so.
+    /// The peer's close_notify: no more data follows.
     Closed,
 }
 
-/// What is known of a peer after the handshake.
+/// Identity of a peer after the handshake.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// It has shown a certificate, and that was verified as configured.
+    /// True if the peer has sent a certificate, which was verified as configured.
     pub certificate: bool,
-    /// The common name in it.
+    /// The common name in the certificate.
     pub common_name: Option<String>,
-    /// Hash of the server's certificate for channel binding: the proxy's own towards clients, the server's towards servers.
+    /// Hash of the server's certificate for channel binding: of the proxy's own towards clients, of the server's towards servers.
     pub end_point: Option<Vec<u8>>,
-    /// The host name that a client has asked for (SNI), in lower case.
+    /// The host name requested by a client (SNI), in lower case.
     pub server_name: Option<String>,
 }
 
-/// Notes the host name in a ClientHello, which rustls shows to nobody else of those who drive it without buffers.
+/// Records the host name of a ClientHello, which rustls does not expose to users of unbuffered connections.
 #[derive(Debug)]
 struct Asked {
     certificate: Arc<dyn ResolvesServerCert>,
@@ -77,27 +77,27 @@ struct Asked {
 impl ResolvesServerCert for Asked {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         if let Some(name) = hello.server_name() {
-            // Of a second ClientHello (after HelloRetryRequest) the name is the same, or rustls refuses it.
+            // The name in a second ClientHello (after HelloRetryRequest) is the same, or rustls rejects it.
             let _ = self.name.set(name.to_ascii_lowercase());
         }
         self.certificate.resolve(hello)
     }
 }
 
-/// A connection's TLS, without a socket.
+/// TLS of a connection, without a socket.
 ///
-/// Whoever reads does so behind what [`Link::unfinished`] has put into its buffer, and hands all of it to
-/// [`Link::received`]; whoever writes takes [`Link::pending`] until nothing is left.
+/// A reader first calls [`Link::unfinished`], reads behind the bytes that were put into its buffer, and passes all of it to [`Link::received`]. A
+/// writer writes [`Link::pending`] until nothing is left.
 pub struct Link {
     side: Side,
     state: State,
     direct: bool,
     end_point: Option<Vec<u8>>,
-    /// Until the handshake is done.
+    /// Set until the end of the handshake.
     asked: Option<Arc<Asked>>,
-    /// Of a record, or a handshake message, that has not arrived whole.
+    /// Incomplete record or handshake message.
     part: Vec<u8>,
-    /// For the peer: the first `written` bytes were.
+    /// Bytes for the peer; the first `written` of them were written.
     out: Vec<u8>,
     written: usize,
 }
@@ -116,7 +116,7 @@ enum Side {
     Client(Box<UnbufferedClientConnection>),
 }
 
-/// What one look at the records came to.
+/// Result of processing records.
 enum Step {
     Again,
     /// More bytes are needed; true if plaintext can be written.
@@ -150,7 +150,7 @@ impl From<rustls::Error> for LinkError {
     }
 }
 
-/// An error of those who drive rustls by other means than a [`Link`], in a link's words.
+/// Replaces the text of a rustls error by that of the [`LinkError`], for callers that use rustls without a [`Link`].
 #[must_use]
 pub fn explain(error: io::Error) -> io::Error {
     let known = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
@@ -163,10 +163,10 @@ pub fn explain(error: io::Error) -> io::Error {
 // === impl Link ===
 
 impl Link {
-    /// For a client's connection. `direct`: it began with TLS instead of SSLRequest.
+    /// Creates the link of a client's connection. `direct` means that the client started with TLS instead of SSLRequest.
     ///
     /// # Errors
-    /// rustls refuses its configuration, which [`Acceptor::new`] would have found.
+    /// rustls rejects its configuration, which [`Acceptor::new`] would have detected.
     pub fn accept(acceptor: &Acceptor, direct: bool) -> Result<Link, LinkError> {
         let mut config = ServerConfig::clone(&acceptor.config);
         let asked = Arc::new(Asked { certificate: config.cert_resolver.clone(), name: OnceLock::new() });
@@ -177,10 +177,10 @@ impl Link {
         Ok(link)
     }
 
-    /// For a connection to a server that has agreed to TLS: the first message is [`pending`](Link::pending).
+    /// Creates the link of a connection to a server that has agreed to TLS: the first message is [`pending`](Link::pending).
     ///
     /// # Errors
-    /// As for [`accept`](Link::accept).
+    /// The same as for [`accept`](Link::accept).
     pub fn connect(target: &Target) -> Result<Link, LinkError> {
         let connection = UnbufferedClientConnection::new(Arc::clone(target.connector.config()), target.name.clone())?;
         let mut link = Link::new(Side::Client(Box::new(connection)), false, None);
@@ -193,7 +193,7 @@ impl Link {
         Link { side, state: State::Handshake, direct, end_point, asked: None, part, out, written: 0 }
     }
 
-    /// Bytes to be written before anything of TLS: the answer to SSLRequest.
+    /// Adds bytes to be written before the first TLS message: the answer to SSLRequest.
     pub fn prime(&mut self, bytes: &[u8]) {
         self.out.extend_from_slice(bytes);
     }
@@ -204,8 +204,7 @@ impl Link {
         matches!(self.state, State::Open | State::Ended)
     }
 
-    /// Moves what was left of earlier bytes to the front of `buffer`, and says how many that are. `buffer` is longer than
-    /// [`LONGEST_PART`].
+    /// Moves the remainder of earlier bytes to the front of `buffer`, and returns its length. `buffer` must be longer than [`LONGEST_PART`].
     pub fn unfinished(&mut self, buffer: &mut [u8]) -> usize {
         let length = self.part.len();
         if length > 0 {
@@ -215,22 +214,22 @@ impl Link {
         length
     }
 
-    /// Takes back what [`unfinished`](Link::unfinished) gave: nothing was read behind it.
+    /// Takes back the bytes of [`unfinished`](Link::unfinished), if nothing was read behind them.
     pub fn keep(&mut self, part: &[u8]) {
         self.part = part.to_vec();
     }
 
-    /// Takes what [`unfinished`](Link::unfinished) has put into `bytes` and what was read behind it. After an error only
-    /// what is [`pending`](Link::pending) may still be written: it says to the peer why.
+    /// Processes the bytes of [`unfinished`](Link::unfinished) and those read behind them. After an error, only [`pending`](Link::pending) may still
+    /// be written: the alert for the peer.
     ///
     /// # Errors
-    /// The connection can't go on.
+    /// The connection cannot continue.
     pub fn received(&mut self, bytes: &mut [u8], deliver: &mut dyn FnMut(Event<'_>)) -> Result<(), LinkError> {
         let outcome = self.take(bytes, deliver);
         if outcome.is_err() {
             self.state = State::Failed;
-            // The alert. Asked only while there is something to send: rustls would else look for the bytes again that it has
-            // looked at before, and they are gone.
+            // Encodes the alert. Called only while there is something to send: otherwise rustls would expect the bytes again that it has already
+            // seen, and they are gone.
             for _ in 0..MOST_MESSAGES {
                 if !self.side.common().wants_write() || self.side.step(&mut [], &mut self.out, &mut |_| {}).1.is_err() {
                     break;
@@ -245,7 +244,7 @@ impl Link {
             return Ok(());
         }
         let mut used = 0;
-        // The first data can arrive with the end of the handshake.
+        // The first data can arrive together with the end of the handshake.
         let mut first = Vec::new();
         loop {
             let shaking = self.state == State::Handshake;
@@ -308,7 +307,7 @@ impl Link {
         }
     }
 
-    /// Encrypts plaintext behind what is pending. `spare` lends a buffer if there is none.
+    /// Encrypts plaintext and appends it to the pending bytes. `spare` lends a buffer if the link has none.
     ///
     /// # Errors
     /// The keys are used up (after 2^64 records), or the link is not open.
@@ -323,16 +322,16 @@ impl Link {
         self.side.write(Write::Plain(plain), &mut self.part, &mut self.out)
     }
 
-    /// Tells the peer that no more will come. Nothing may be encrypted after that.
+    /// Appends a close_notify for the peer. Afterwards nothing may be encrypted.
     pub fn close(&mut self) {
         if self.is_open() {
-            // Without it the peer sees a connection that broke: no more is lost.
+            // Without it the peer sees a broken connection, which loses nothing else.
             let _ = self.side.write(Write::CloseNotify, &mut self.part, &mut self.out);
             self.state = State::Failed;
         }
     }
 
-    // Deprecated for what it lacks of a connection's later life; the test ends before that.
+    // Deprecated because it omits later changes of the connection's keys; the test ends before any.
     #[cfg(test)]
     #[allow(deprecated)]
     pub(crate) fn into_secrets(self) -> rustls::ExtractedSecrets {
@@ -348,13 +347,13 @@ impl Link {
         self.part.capacity() + self.out.capacity()
     }
 
-    /// What is to be written to the peer.
+    /// Returns the bytes to be written to the peer.
     #[must_use]
     pub fn pending(&self) -> &[u8] {
         &self.out[self.written..]
     }
 
-    /// So many bytes of it were written. Once all are, the buffer goes to `spare` if that has none.
+    /// Marks `count` bytes as written. After the last one, the buffer goes to `spare` if that has none.
     pub fn wrote(&mut self, count: usize, spare: &mut Vec<u8>) {
         self.written += count;
         debug_assert!(self.written <= self.out.len());
@@ -377,7 +376,7 @@ impl std::fmt::Debug for Link {
 
 // === impl Side ===
 
-/// What is written into the record layer.
+/// Input of the record layer.
 #[derive(Clone, Copy)]
 enum Write<'a> {
     Plain(&'a [u8]),
@@ -404,9 +403,9 @@ impl Side {
         }
     }
 
-    /// `part` is what rustls has not let go of yet: it remembers places in it, and panics where they are missing.
+    /// `part` contains the bytes that rustls has not released: it remembers offsets in them, and panics if they are missing.
     fn write(&mut self, what: Write<'_>, part: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<(), LinkError> {
-        // Before plaintext come the messages that rustls has ready.
+        // rustls' own messages come before the plaintext.
         for _ in 0..MOST_MESSAGES {
             let (used, done) = match self {
                 Side::Server(connection) => put(connection.process_tls_records(part), what, out),
@@ -421,7 +420,7 @@ impl Side {
     }
 }
 
-/// Carries out what rustls asks for; how many bytes of its input are used, and what is next.
+/// Executes a step of rustls. Returns the number of input bytes used, and the next step.
 fn look<D>(
     status: UnbufferedStatus<'_, '_, D>,
     out: &mut Vec<u8>,
@@ -453,7 +452,7 @@ fn look<D>(
             }
         }
         Ok(ConnectionState::TransmitTlsData(data)) => {
-            // From here on it is this link that keeps it.
+            // From here on the link holds the bytes.
             data.done();
             Ok(Step::Again)
         }
@@ -465,7 +464,7 @@ fn look<D>(
     (used, step)
 }
 
-/// How many bytes of its input are used; and true once it is written, false if something else had to be first.
+/// Returns the number of input bytes used; and true once the data is written, false if another message had to be first.
 fn put<D>(status: UnbufferedStatus<'_, '_, D>, what: Write<'_>, out: &mut Vec<u8>) -> (usize, Result<bool, LinkError>) {
     let used = status.discard;
     match status.state {
@@ -488,7 +487,7 @@ fn put_with<D>(mut writer: WriteTraffic<'_, D>, what: Write<'_>, out: &mut Vec<u
         Write::Plain(plain) => plain.len() + RECORD_OVERHEAD * (1 + plain.len().div_ceil(RECORD)),
         Write::CloseNotify => RECORD_OVERHEAD,
     };
-    // The second time round the room is what was asked for.
+    // The second attempt has the required size.
     for _ in 0..2 {
         out.resize(at + room, 0);
         let written = match what {

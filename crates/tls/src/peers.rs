@@ -1,4 +1,4 @@
-//! What the files become: one value for all clients, one for all servers.
+//! TLS settings with their files loaded: one value for all clients, one for all servers.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,12 +29,12 @@ fn versions(oldest: ProtocolVersion) -> &'static [&'static SupportedProtocolVers
     }
 }
 
-/// A setting that must be there.
+/// Returns a required setting.
 fn needed<'a>(path: Option<&'a PathBuf>, setting: &'static str, why: &'static str) -> Result<File<'a>, Error> {
     path.map(|path| File { setting, path }).ok_or(Error::Missing { setting, why })
 }
 
-/// A certificate and its key, which belong together.
+/// Reads a certificate and its key, and checks that they match.
 fn identity(
     provider: &CryptoProvider,
     certificate: File<'_>,
@@ -55,11 +55,11 @@ fn identity(
 
 // === Acceptor ===
 
-/// Takes clients' connections: `[proxy.tls]` with its files read.
+/// TLS for clients' connections: `[proxy.tls]` with its files loaded.
 pub struct Acceptor {
-    /// How clients come in.
+    /// Use of TLS by clients.
     pub mode: ListenMode,
-    /// What is asked of their certificates.
+    /// Use of certificates by clients.
     pub client_cert: ClientCert,
     /// Hash of the proxy's certificate, for channel binding; see [`x509::end_point`].
     pub end_point: Option<Vec<u8>>,
@@ -67,10 +67,10 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Reads the files; None if there is to be no TLS.
+    /// Loads the files; returns `None` if TLS is disabled.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first fault found.
     pub fn new(config: &ListenConfig) -> Result<Option<Acceptor>, Error> {
         if config.mode == ListenMode::Disable {
             return Ok(None);
@@ -107,8 +107,8 @@ impl Acceptor {
 }
 
 impl Acceptor {
-    /// For those who drive rustls by other means than a [`Link`](crate::Link), and speak something else: with these protocols in ALPN
-    /// instead of [`ALPN`]. A client that names none of them, but others, is turned away.
+    /// Returns a configuration with these protocols in ALPN instead of [`ALPN`], for callers that use rustls without a [`Link`](crate::Link) and
+    /// another protocol. A client that offers only other protocols is rejected.
     #[must_use]
     pub fn speaking(&self, protocols: &[&[u8]]) -> Arc<ServerConfig> {
         let mut config = ServerConfig::clone(&self.config);
@@ -128,27 +128,27 @@ impl std::fmt::Debug for Acceptor {
 
 // === Connector ===
 
-/// Makes connections to servers: `[cluster.tls]` with its files read.
+/// TLS for connections to servers: `[cluster.tls]` with its files loaded.
 pub struct Connector {
-    /// As configured; never [`ConnectMode::Disable`].
+    /// The configured mode; never [`ConnectMode::Disable`].
     pub mode: ConnectMode,
     config: Arc<ClientConfig>,
 }
 
-/// A server that is to be reached by TLS.
+/// A server to be connected by TLS.
 #[derive(Debug, Clone)]
 pub struct Target {
-    /// How.
+    /// TLS settings of the connection.
     pub connector: Arc<Connector>,
-    /// Whom its certificate must be for.
+    /// Name that the server's certificate must be for.
     pub name: ServerName<'static>,
 }
 
 impl Connector {
-    /// Reads the files; None if there is to be no TLS.
+    /// Loads the files; returns `None` if TLS is disabled.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first fault found.
     pub fn new(config: &ConnectConfig) -> Result<Option<Connector>, Error> {
         if config.mode == ConnectMode::Disable {
             return Ok(None);
@@ -176,7 +176,7 @@ impl Connector {
                 });
             }
             (ConnectMode::VerifyFull, Some(file)) => builder.with_webpki_verifier(chain(file)?),
-            // As libpq: who gives CAs wants them used.
+            // As in libpq, CAs are used whenever they are given.
             (_, file) => {
                 let lenient = Lenient { provider: provider.clone(), chain: file.map(chain).transpose()? };
                 builder.dangerous().with_custom_certificate_verifier(Arc::new(lenient))
@@ -198,7 +198,7 @@ impl Connector {
         Ok(Some(Connector { mode: config.mode, config: Arc::new(client) }))
     }
 
-    /// As [`Connector::config`], with these protocols in ALPN instead of [`ALPN`].
+    /// Returns [`Connector::config`] with these protocols in ALPN instead of [`ALPN`].
     #[must_use]
     pub fn speaking(&self, protocols: &[&[u8]]) -> Arc<ClientConfig> {
         let mut config = ClientConfig::clone(&self.config);
@@ -206,7 +206,7 @@ impl Connector {
         Arc::new(config)
     }
 
-    /// For those who drive rustls by other means than a [`Link`](crate::Link).
+    /// Returns the configuration, for callers that use rustls without a [`Link`](crate::Link).
     #[must_use]
     pub fn config(&self) -> &Arc<ClientConfig> {
         &self.config
@@ -217,7 +217,7 @@ impl Connector {
         Connector { mode: self.mode, config: Arc::new(config) }
     }
 
-    /// Whether a server without TLS will do.
+    /// True if a server without TLS is acceptable.
     #[must_use]
     pub fn is_optional(&self) -> bool {
         self.mode == ConnectMode::Prefer
@@ -231,14 +231,14 @@ impl std::fmt::Debug for Connector {
 }
 
 impl Target {
-    /// The server at `host` (a name or an IP address).
+    /// Creates the target at `host` (a name or an IP address).
     #[must_use]
     pub fn new(connector: Arc<Connector>, host: &str) -> Option<Target> {
         let name = ServerName::try_from(host).ok()?.to_owned();
         Some(Target { connector, name })
     }
 
-    /// The server at this address.
+    /// Creates the target at this address.
     #[must_use]
     pub fn at(connector: Arc<Connector>, address: std::net::IpAddr) -> Target {
         Target { connector, name: ServerName::IpAddress(address.into()) }

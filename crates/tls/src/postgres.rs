@@ -1,5 +1,4 @@
-//! TLS in the form that tokio-postgres takes, on any stream that tokio drives. What the proxy's workers do with a [`Link`](crate::Link),
-//! tokio-rustls does here.
+//! TLS for tokio-postgres, on any tokio stream. tokio-rustls is used here in place of the proxy workers' [`Link`](crate::Link).
 
 use std::io;
 use std::pin::Pin;
@@ -14,11 +13,11 @@ use crate::link::explain;
 use crate::peers::{Connector, Target};
 use crate::x509;
 
-/// TLS with whatever host the driver tries; none if there is to be no TLS.
+/// TLS with any host that the driver connects to; `None` disables TLS.
 #[derive(Debug, Clone)]
 pub struct Secure(Option<Arc<Connector>>);
 
-/// TLS with one host. Begins once the server has agreed to it.
+/// TLS with one host. Begins after the server has agreed to it.
 #[derive(Debug)]
 pub struct Named(Option<Target>);
 
@@ -27,14 +26,14 @@ pub struct Named(Option<Target>);
 pub struct Secured<S>(client::TlsStream<S>);
 
 impl Secure {
-    /// With these files and this mode.
+    /// Creates it with loaded settings.
     #[must_use]
     pub fn new(connector: Option<Arc<Connector>>) -> Secure {
         Secure(connector)
     }
 
-    /// Whom the driver is to meet at `host`. A host that no certificate can be for, such as a Unix socket, is an error only once there is to
-    /// be a handshake: the driver asks for every connection, before it is known whether the server has TLS.
+    /// Returns the TLS parameters for `host`. A host that no certificate can be for, such as a Unix socket, is an error only at the handshake: the
+    /// driver calls this for every connection, before it knows whether the server supports TLS.
     #[must_use]
     pub fn named(&self, host: &str) -> Named {
         Named(self.0.as_ref().and_then(|connector| Target::new(Arc::clone(connector), host)))
@@ -42,7 +41,7 @@ impl Secure {
 }
 
 impl<S> Secured<S> {
-    /// What was agreed on, and what the peer has shown.
+    /// Returns the state of the TLS connection: the agreed parameters and the peer's certificate.
     pub fn connection(&self) -> &rustls::ClientConnection {
         self.0.get_ref().1
     }
@@ -55,10 +54,10 @@ impl From<Target> for Named {
 }
 
 impl Named {
-    /// Begins TLS.
+    /// Starts TLS.
     ///
     /// # Errors
-    /// No certificate can be for the host; the handshake fails.
+    /// No certificate can be for the host, or the handshake fails.
     pub async fn begin<S: AsyncRead + AsyncWrite + Unpin>(self, stream: S) -> io::Result<Secured<S>> {
         let no_host = || io::Error::other("the host is neither a name nor an address that a certificate can be for");
         let target = self.0.ok_or_else(no_host)?;

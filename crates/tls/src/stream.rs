@@ -1,4 +1,4 @@
-//! Connections of tokio, with TLS or without, for those who speak something else than PostgreSQL's protocol: gRPC, HTTP.
+//! tokio connections with or without TLS, for other protocols than PostgreSQL's: gRPC, HTTP.
 
 use std::io::{Error, ErrorKind};
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use tokio_rustls::TlsConnector;
 
 use crate::{Connector, Target};
 
-/// What a connection is made of: bytes, encrypted or not.
+/// The bytes of a connection, encrypted or not.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// The connection as it is, or with TLS to `target`, where these protocols are offered (ALPN).
+/// Returns the stream itself, or with TLS to `target`, offering these protocols (ALPN).
 ///
 /// # Errors
 /// The handshake fails.
@@ -29,10 +29,10 @@ pub async fn secured(
     Ok(Box::new(connector.connect(target.name.clone(), stream).await?))
 }
 
-/// A connection for gRPC to a URI's host and port; with a connector by TLS, whatever the scheme.
+/// Connects to a URI's host and port for gRPC; with a connector, by TLS for any scheme.
 ///
 /// # Errors
-/// The URI lacks one of them, the host cannot be reached, or the handshake fails.
+/// The URI has no host or port, the host cannot be reached, or the handshake fails.
 pub async fn grpc(uri: &Uri, connector: Option<&Arc<Connector>>) -> Result<Box<dyn Stream>, Error> {
     let wrong = |why: &'static str| Error::new(ErrorKind::InvalidInput, why);
     let authority = uri.authority().ok_or_else(|| wrong("no host"))?;

@@ -73,7 +73,7 @@ impl Authority {
 
 // === Two links, back to back ===
 
-/// What a side has heard.
+/// Events received by a side.
 #[derive(Default)]
 struct Heard {
     identity: Option<Identity>,
@@ -92,7 +92,7 @@ impl Side {
         Side { link, heard: Heard::default(), spare: Vec::new() }
     }
 
-    /// Takes bytes as a driver does, in one shared buffer.
+    /// Processes bytes like a driver, in one shared buffer.
     fn take(&mut self, bytes: &[u8]) -> Result<(), LinkError> {
         let mut buffer = vec![0; 64 << 10];
         let heard = &mut self.heard;
@@ -118,7 +118,7 @@ impl Side {
     }
 }
 
-/// Carries bytes to and fro, `step` at a time, until neither has any.
+/// Transfers bytes in both directions, `step` at a time, until neither side has any.
 fn converse(client: &mut Side, server: &mut Side, step: usize) -> Result<(), LinkError> {
     for _ in 0..100 {
         let (to_server, to_client) = (client.give(), server.give());
@@ -133,7 +133,7 @@ fn converse(client: &mut Side, server: &mut Side, step: usize) -> Result<(), Lin
             b = b.and_then(|()| client.take(part));
         }
         if a.is_err() || b.is_err() {
-            // The alert, for the other one.
+            // The alert for the other side.
             let alert = server.give();
             let told = client.take(&alert);
             return a.and(b).map_err(|error| match told {
@@ -197,7 +197,7 @@ fn a_conversation_in_pieces_of_any_size() {
 fn data_in_one_piece_with_the_end_of_the_handshake() {
     let authority = Authority::new();
     let (mut client, mut server) = sides(&authority.listen(ClientCert::None), &verify_full(&authority), "db.example");
-    // hello; hello … finished; then the client's finished, and data behind it
+    // hello; hello … finished; then the client's finished, followed by data
     server.take(&client.give()).unwrap();
     client.take(&server.give()).unwrap();
     assert!(client.link.is_open() && !server.link.is_open());
@@ -263,7 +263,7 @@ fn whom_a_server_asks_for_a_certificate() {
         (VerifyCa, None, false, None),
         (VerifyCa, Some(&authority), true, Some("alice")),
         (VerifyFull, None, false, None),
-        // Whether it is the user's is the caller's to see.
+        // The caller has to compare the name with the user's.
         (VerifyFull, Some(&authority), true, Some("alice")),
     ] {
         let pair = shows.map(|of| of.issue("alice", &[]));
@@ -318,7 +318,7 @@ fn what_a_peer_cannot_make_us_keep() {
     let authority = Authority::new();
     let acceptor = Acceptor::new(&authority.listen(ClientCert::None)).unwrap().unwrap();
     let mut server = Side::new(Link::accept(&acceptor, false).unwrap());
-    // A ClientHello of 60 kB, as its length says, in records of 16 kB: it never comes to its end.
+    // A ClientHello of 60 kB, according to its length, in records of 16 kB: it is never completed.
     let mut hello = vec![1, 0, 0xf0, 0];
     hello.resize(0xf000, 0);
     let mut outcome = Ok(());
@@ -355,7 +355,7 @@ fn a_handshake_in_crumbs() {
     }
 }
 
-/// What comes after the handshake can be split over records, too, and the link may have to write in between.
+/// A message after the handshake can be split over records, too, and the link may have to write in between.
 #[test]
 fn writing_while_a_message_is_half_there() {
     let authority = Authority::new();
@@ -368,7 +368,7 @@ fn writing_while_a_message_is_half_there() {
     let mut server = Side::new(Link::accept(&acceptor, true).unwrap());
     converse(&mut client, &mut server, 1 << 20).unwrap();
 
-    // From here on by hand (RFC 8446, section 5.2): a record is a header, and sealed contents with their type at the end.
+    // From here on records are made by hand (RFC 8446, section 5.2): a header, and sealed contents with their type at the end.
     let secrets = client.link.into_secrets();
     let (mut sequence, secrets) = secrets.tx;
     let rustls::ConnectionTrafficSecrets::Aes256Gcm { key, iv } = secrets else { panic!("the usual cipher") };
@@ -386,7 +386,7 @@ fn writing_while_a_message_is_half_there() {
         key.seal_in_place_append_tag(nonce, ring::aead::Aad::from(&header), &mut sealed).unwrap();
         [header, sealed].concat()
     };
-    // KeyUpdate that asks for none in return, in two halves.
+    // A KeyUpdate that requests none in return, in two halves.
     server.take(&record(0x16, &[24, 0, 0])).unwrap();
     assert!(server.link.held() > 0, "the half is kept");
     for _ in 0..3 {
@@ -423,7 +423,7 @@ fn plaintext_instead_of_tls() {
 }
 
 proptest! {
-    /// Whatever comes, in whatever pieces, before and after a handshake: no panic, no data that was not sent, bounded.
+    /// For any input, in pieces of any size, before and after a handshake: no panic, no data that was not sent, bounded memory.
     #[test]
     fn garbage(noise in proptest::collection::vec(any::<u8>(), 0..2000), step in 1_usize..300, after in any::<bool>()) {
         thread_local! {

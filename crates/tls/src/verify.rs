@@ -1,4 +1,4 @@
-//! How far a server's certificate is verified when it is not `verify-full`, which is rustls' own.
+//! Verification of a server's certificate in the modes other than `verify-full`, which is rustls' own.
 
 use std::sync::Arc;
 
@@ -8,12 +8,11 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
 
-/// Less than everything about the certificate. That the peer has its key is verified all the same, or the certificate's hash
-/// would bind SCRAM to nothing.
+/// Partial verification of a certificate. The peer's possession of the key is always verified, or the certificate's hash would bind SCRAM to nothing.
 #[derive(Debug)]
 pub(crate) struct Lenient {
     pub(crate) provider: Arc<CryptoProvider>,
-    /// The chain, and not the name: `verify-ca`. None: neither.
+    /// Verifier of the chain, but not of the name: `verify-ca`. `None` verifies neither.
     pub(crate) chain: Option<Arc<WebPkiServerVerifier>>,
 }
 
@@ -27,7 +26,7 @@ impl ServerCertVerifier for Lenient {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
-        // The verifier looks at the chain first, and at the name only if that is right.
+        // The verifier checks the chain first, and the name only if the chain is valid.
         match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },

@@ -1,17 +1,17 @@
-//! The two things that PostgreSQL's protocol needs of a certificate and that rustls does not give: its common name, and its hash
-//! for channel binding. Formats: X.690 (DER), RFC 5280 section 4.1 (Certificate), RFC 5929 section 4 (tls-server-end-point).
+//! Two attributes of a certificate that PostgreSQL's protocol needs and rustls does not return: its common name, and its hash for channel binding.
+//! Formats: X.690 (DER), RFC 5280 section 4.1 (Certificate), RFC 5929 section 4 (tls-server-end-point).
 
 use sha2::{Digest as _, Sha256, Sha384, Sha512};
 
 const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
 const OID: u8 = 0x06;
-/// Context-specific 0, constructed: the version in front of a serial number.
+/// Context-specific 0, constructed: the version before a serial number.
 const VERSION: u8 = 0xa0;
-/// 2.5.4.3
+/// Object identifier 2.5.4.3.
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 
-/// One element: its tag, its contents, and what follows it. None if it is not whole, or of a form that DER does not have.
+/// Returns the tag and the contents of an element, and the bytes after it. `None` if it is incomplete, or not in DER form.
 fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&tag, rest) = bytes.split_first()?;
     let (&first, rest) = rest.split_first()?;
@@ -27,13 +27,13 @@ fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     Some((tag, contents, rest))
 }
 
-/// The contents of an element of this tag, and what follows it.
+/// Returns the contents of an element with this tag, and the bytes after it.
 fn expect(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     element(bytes).filter(|(found, ..)| *found == tag).map(|(_, contents, rest)| (contents, rest))
 }
 
-/// The common name (CN) of a certificate's subject. None if there is none or more than one (whose is it then?), it is not
-/// UTF-8, or has a NUL in it. Does not verify anything.
+/// Returns the common name (CN) of a certificate's subject. `None` if there is none or more than one (it would be ambiguous), if it is not UTF-8, or
+/// contains a NUL. Verifies nothing.
 #[must_use]
 pub fn common_name(certificate: &[u8]) -> Option<String> {
     let (certificate, _) = expect(certificate, SEQUENCE)?;
@@ -59,15 +59,15 @@ pub fn common_name(certificate: &[u8]) -> Option<String> {
         }
     }
     let (tag, value, _) = found?;
-    // UTF8String, PrintableString, T61String, IA5String: the others have more than one byte a character.
+    // UTF8String, PrintableString, T61String, IA5String: the others have more than one byte per character.
     if !matches!(tag, 0x0c | 0x13 | 0x14 | 0x16) || value.contains(&0) {
         return None;
     }
     String::from_utf8(value.to_vec()).ok()
 }
 
-/// The certificate's hash as channel binding uses it (`tls-server-end-point`): by the hash of its signature, but SHA-256
-/// in place of MD5 and SHA-1. None where that is not defined (Ed25519, RSA-PSS) or this crate does not know it.
+/// Returns the certificate's hash for channel binding (`tls-server-end-point`): by the hash function of its signature, but SHA-256 in place of MD5
+/// and SHA-1. `None` if it is not defined (Ed25519, RSA-PSS) or unknown to this crate.
 #[must_use]
 pub fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
     let (contents, _) = expect(certificate, SEQUENCE)?;
