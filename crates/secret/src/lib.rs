@@ -1,13 +1,12 @@
 //! Passwords: given in the configuration itself, in a file, or by a command.
 //!
-//! [`Source`] says where a password is, and [`Source::read`] is the one way to read it: the first line of a file, or of what a
-//! command writes to its standard output. [`Store`] keeps what was read and finds out what may have changed.
+//! A [`Source`] is the location of a password, and [`Source::read`] is the only way to read it: the first line of a file, or of a command's standard
+//! output. A [`Store`] keeps the passwords read, and detects changes.
 //!
-//! What must hold:
-//! - A secret is in no error, no `Debug` output and no log. What a command writes to its standard error is thrown away, because it may
-//!   contain the secret.
-//! - Every reading ends: a file is read up to [`MOST_BYTES`], and a command is killed with all of its children when its time is over.
-//! - A reading that fails takes nothing away: the last password stays.
+//! Invariants:
+//! - A secret never appears in an error, in `Debug` output or in a log. A command's standard error is discarded, because it may contain the secret.
+//! - Every read ends: a file is read up to [`MOST_BYTES`], and a command is killed with all of its children at its time limit.
+//! - A failed read never removes a password: the last one is kept.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,25 +21,25 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-/// Most bytes that are read of a file or of a command's output. Tokens of clouds have up to some thousand.
+/// Maximum number of bytes read from a file or a command's output. Tokens of cloud providers have up to some thousand.
 pub const MOST_BYTES: u64 = 64 << 10;
 
-/// How often a command is looked at that has closed its output and has not ended.
+/// Polling interval for the end of a command that has closed its output.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// A text that is never shown.
+/// A text that is never displayed.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
 
 impl Secret {
-    /// A text that is to be kept secret.
+    /// Creates a secret.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Secret {
         Secret(text.into())
     }
 
-    /// The text.
+    /// Returns the text.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -53,65 +52,65 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Where a password is that is not in the configuration itself.
+/// Location of a password outside of the configuration itself.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Source {
     /// The first line of this file.
     File(PathBuf),
-    /// The first line that this program writes to its standard output. The first item is the program, by its absolute path; the others are its
-    /// arguments. No shell looks at them.
+    /// The first line of this program's standard output. The first item is the program's absolute path; the others are its arguments. No shell is
+    /// involved.
     Command(Vec<String>),
 }
 
-/// Why a password can't be had. No variant carries one.
+/// Reason why a password cannot be read. No variant contains the password.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file can't be read.
+    /// A file that cannot be read.
     #[error("cannot read password_file {}: {source}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The reason.
+        /// Reason of the failure.
         source: io::Error,
     },
-    /// The first line is empty, longer than [`MOST_BYTES`], or not UTF-8.
+    /// A first line that is empty, longer than [`MOST_BYTES`], or not UTF-8.
     #[error("the first line of {from} is {what}, expected a password")]
     Unusable {
         /// The file or the program.
         from: String,
-        /// What is wrong with it.
+        /// Description of the fault.
         what: &'static str,
     },
-    /// The command can't be started.
+    /// A command that cannot be started.
     #[error("cannot start password_command {program:?}: {source}")]
     Start {
         /// The program.
         program: String,
-        /// The reason.
+        /// Reason of the failure.
         source: io::Error,
     },
-    /// The command has ended with an error.
+    /// A command that ended with an error.
     #[error(
         "password_command {program:?} ended with {status}: run it by hand as this user to see why, for what it writes to its standard error is thrown away"
     )]
     Failed {
         /// The program.
         program: String,
-        /// The exit code or the signal.
+        /// Exit code or signal.
         status: String,
     },
-    /// The command was killed when its time was over.
+    /// A command that was killed at its time limit.
     #[error("password_command {program:?} has not ended within {limit:?} and was killed")]
     Late {
         /// The program.
         program: String,
-        /// Its time.
+        /// The time limit.
         limit: Duration,
     },
 }
 
 impl Source {
-    /// The source of a file or a command, whichever is given; `None` if neither is. A file comes first.
+    /// Returns the source of a file or a command; `None` if neither is given. A file takes precedence.
     #[must_use]
     pub fn of(file: Option<&Path>, command: &[String]) -> Option<Source> {
         match file {
@@ -120,10 +119,10 @@ impl Source {
         }
     }
 
-    /// Reads the password. Blocks: a command for `limit` at most.
+    /// Reads the password. Blocks; a command for at most `limit`.
     ///
     /// # Errors
-    /// [`Error`], without the secret.
+    /// An [`Error`], without the secret.
     pub fn read(&self, limit: Duration) -> Result<Secret, Error> {
         match self {
             Source::File(path) => {
@@ -136,7 +135,7 @@ impl Source {
         }
     }
 
-    /// What changes when somebody writes or replaces the file; `None` for a command, and for a file that is not there.
+    /// Returns a stamp that changes when the file is written or replaced; `None` for a command, and for a missing file.
     fn stamp(&self) -> Option<Stamp> {
         let Source::File(path) = self else { return None };
         let of = fs::metadata(path).ok()?;
@@ -144,10 +143,10 @@ impl Source {
     }
 }
 
-/// A password that may stand in the configuration itself, or in a file, whichever is given. The file is not read again.
+/// Returns a password given in the configuration itself, or else in a file. The file is not read again.
 ///
 /// # Errors
-/// The file can't be used.
+/// The file cannot be used.
 pub fn given(password: Option<&String>, file: Option<&Path>) -> Result<Option<String>, Error> {
     match (password, file) {
         (Some(password), _) => Ok(Some(password.clone())),
@@ -156,7 +155,7 @@ pub fn given(password: Option<&String>, file: Option<&Path>) -> Result<Option<St
     }
 }
 
-/// Of [`Error::Unusable`]: at least [`MOST_BYTES`].
+/// Text of [`Error::Unusable`] for at least [`MOST_BYTES`].
 const TOO_LONG: &str = "longer than 64 KiB";
 
 fn first_line(bytes: &[u8], from: &str) -> Result<Secret, Error> {
@@ -184,7 +183,7 @@ fn run(words: &[String], limit: Duration) -> Result<Secret, Error> {
     let mut running = Running(child);
     let (sender, output) = mpsc::sync_channel(1);
     if let Some(stdout) = running.0.stdout.take() {
-        // Ends when the last process of the group has closed its output, at the latest when the group is killed.
+        // The thread ends when the last process of the group has closed its output, at the latest when the group is killed.
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
             let read = stdout.take(MOST_BYTES).read_to_end(&mut bytes);
@@ -198,7 +197,7 @@ fn run(words: &[String], limit: Duration) -> Result<Secret, Error> {
         Err(_) => return Err(late()),
     };
     let from = format!("what password_command {program:?} writes");
-    // Before the exit status: nobody reads the rest, so the command may have ended by SIGPIPE.
+    // Checked before the exit status: the rest is not read, so the command may have ended by SIGPIPE.
     if bytes.len() as u64 >= MOST_BYTES {
         return Err(Error::Unusable { from, what: TOO_LONG });
     }
@@ -216,12 +215,12 @@ fn run(words: &[String], limit: Duration) -> Result<Secret, Error> {
     first_line(&bytes, &from)
 }
 
-/// A started command; its process group is killed when this is dropped.
+/// A started command; its process group is killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // A child that was waited for has no number any more that could be another process's: then nothing is killed.
+        // The pid of a child that was waited for may belong to another process: then nothing is killed.
         if let Ok(None) = self.0.try_wait() {
             if let Some(group) = i32::try_from(self.0.id()).ok().and_then(rustix::process::Pid::from_raw) {
                 let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
@@ -231,7 +230,7 @@ impl Drop for Running {
     }
 }
 
-/// What tells one version of a file from another.
+/// Identifies a version of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -240,16 +239,16 @@ struct Stamp {
     changed: (i64, i64),
 }
 
-/// Which sources [`Store::renew`] reads again.
+/// Sources to be read again by [`Store::renew`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Which {
-    /// Files that have changed, and whatever was last read longer ago than this.
+    /// Files that have changed, and sources last read longer ago than this.
     Due(Option<Duration>),
-    /// All of them.
+    /// All sources.
     All,
 }
 
-/// The passwords that were read, by their sources.
+/// Passwords already read, by source.
 #[derive(Debug, Default)]
 pub struct Store {
     known: Mutex<HashMap<Source, Known>>,
@@ -262,12 +261,12 @@ struct Known {
     tried: Instant,
 }
 
-/// What [`Store::renew`] has found.
+/// Result of [`Store::renew`].
 #[derive(Debug, Default)]
 pub struct Renewed {
-    /// A password is another one now.
+    /// True if a password has changed.
     pub changed: bool,
-    /// What could not be read; its last password stays.
+    /// Failed reads; their last passwords are kept.
     pub errors: Vec<Error>,
 }
 
@@ -276,15 +275,15 @@ impl Store {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The password of a source, as it was last read. It is read if it never was, which blocks for `limit` at most.
+    /// Returns the password of a source as last read. Reads it the first time, which blocks for at most `limit`.
     ///
     /// # Errors
-    /// It can't be read.
+    /// The password cannot be read.
     pub fn get(&self, source: &Source, limit: Duration) -> Result<Secret, Error> {
         if let Some(known) = self.known().get(source) {
             return Ok(known.secret.clone());
         }
-        // Looked at first: a change during the reading is another one.
+        // Taken first: a change during the read is detected later.
         let stamp = source.stamp();
         let secret = source.read(limit)?;
         let known = Known { secret: secret.clone(), stamp, tried: Instant::now() };
@@ -292,7 +291,7 @@ impl Store {
         Ok(secret)
     }
 
-    /// Reads sources again that were read before. Blocks, for each command for `limit` at most.
+    /// Reads sources again that were read before. Blocks for at most `limit` for each command.
     pub fn renew(&self, which: Which, limit: Duration) -> Renewed {
         let now = Instant::now();
         let due: Vec<Source> = self
@@ -327,7 +326,7 @@ impl Store {
         renewed
     }
 
-    /// Forgets the sources that `used` does not name.
+    /// Removes sources for which `used` returns false.
     pub fn retain(&self, used: impl Fn(&Source) -> bool) {
         self.known().retain(|source, _| used(source));
     }

@@ -59,12 +59,12 @@ fn what_goes_wrong_is_said_without_the_secret() {
 fn a_command_that_does_not_end_is_killed_with_its_children() {
     let dir = tempfile::tempdir().unwrap();
     let pids = dir.path().join("pids");
-    // One that holds its output open, and one that has closed it.
+    // A command that keeps its output open, and one that has closed it.
     for output in ["", "exec >&-;"] {
         let script = format!("{output} sleep 1000 & echo $$ $! > {}; wait", pids.display());
         let error = shell(&script).read(Duration::from_millis(500)).expect_err("has ended").to_string();
         assert!(error.contains("was killed"), "{error}");
-        // The child belongs to another process now; it is gone, or about to be.
+        // The child was inherited by another process; it is gone, or about to be.
         let until = Instant::now() + LIMIT;
         for pid in fs::read_to_string(&pids).unwrap().split_whitespace() {
             let state = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -89,7 +89,7 @@ fn what_has_changed_is_read_again_and_what_fails_keeps_its_password() {
     let due = || store.renew(Which::Due(None), LIMIT);
     assert_eq!(now(), ["1a", "2a"]);
     assert!(!due().changed);
-    // A file is seen to change, also when another one takes its place; a command is not.
+    // A change of a file is detected, also when another file replaces it; that of a command is not.
     let new = dir.path().join("new");
     fs::write(&new, "1b").unwrap();
     fs::rename(&new, &one).unwrap();
@@ -103,7 +103,7 @@ fn what_has_changed_is_read_again_and_what_fails_keeps_its_password() {
     fs::write(&two, "2c").unwrap();
     assert!(store.renew(Which::All, LIMIT).changed);
     assert_eq!(now(), ["1b", "2c"]);
-    // What fails is said, once for each change, and changes nothing.
+    // A failure is reported once for each change, and changes nothing.
     fs::remove_file(&one).unwrap();
     let failed = due();
     assert!(!failed.changed && failed.errors.len() == 1, "{failed:?}");
