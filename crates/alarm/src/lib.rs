@@ -1,5 +1,5 @@
-//! A timer that goes off when it is due. Tokio's timer counts in whole milliseconds and waits for the end of the millisecond that has
-//! begun: work that is due every millisecond is done every two.
+//! A timer with a resolution below a millisecond. Tokio's timer counts whole milliseconds and waits for the end of the current one: work that is due
+//! every millisecond would be done every two.
 
 use std::io;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep_until};
 
-/// The longest that the kernel's timer is set to: beyond that a millisecond does not matter.
+/// Maximum time for the kernel's timer: beyond it, a millisecond does not matter.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// A timer of the kernel, for one task. Where the kernel gives no more timers, tokio's timer stands in.
+/// A kernel timer for one task, with tokio's timer as fallback if the kernel has no more timers.
 #[derive(Debug)]
 pub struct Alarm {
-    /// `None` where the kernel gives no more timers.
+    /// The kernel timer; `None` if the kernel has no more timers.
     timer: Option<AsyncFd<OwnedFd>>,
-    /// When the kernel's timer goes off; `None` where it is not set, or has gone off.
+    /// Expiration of the kernel timer; `None` if it is not set, or has expired.
     set: Option<Instant>,
 }
 
@@ -33,7 +33,7 @@ impl Default for Alarm {
 }
 
 impl Alarm {
-    /// To be called within a runtime that does I/O.
+    /// Creates a timer. Must be called within a runtime with I/O enabled.
     #[must_use]
     pub fn new() -> Alarm {
         #[expect(
@@ -48,8 +48,8 @@ impl Alarm {
         Alarm { timer: create().ok(), set: None }
     }
 
-    /// Waits until `at`. The future may be dropped before: the timer is then still set, and the next call sets it anew unless it is for the
-    /// same time.
+    /// Waits until `at`. The future may be dropped earlier: the timer then remains set, and the next call sets it again unless it is for the same
+    /// time.
     pub async fn until(&mut self, at: Instant) {
         let Some(timer) = &self.timer else { return sleep_until(at).await };
         let left = at.saturating_duration_since(Instant::now());
@@ -74,16 +74,16 @@ impl Alarm {
         }
     }
 
-    /// Nobody waits any more: a timer that is set would wake the thread for nothing.
+    /// Stops the timer, which would otherwise wake the thread for nothing.
     pub fn stop(&mut self) {
         if let (Some(timer), Some(_)) = (&self.timer, self.set.take()) {
-            // At worst it goes off.
+            // On failure it just expires.
             set(timer, Duration::ZERO);
         }
     }
 }
 
-/// Sets the timer, or, to zero, stops it; and forgets what it counted before. False if the kernel refuses.
+/// Sets the timer, or stops it if the time is zero; discards earlier expirations. Returns false if the kernel refuses.
 fn set(timer: &AsyncFd<OwnedFd>, left: Duration) -> bool {
     let Ok(it_value) = Timespec::try_from(left) else { return false };
     let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -100,14 +100,14 @@ mod tests {
         assert!(alarm.timer.is_some());
         for _ in 0..3 {
             let started = Instant::now();
-            // Neither this one, which is given up while it is set, nor one that has rung unheard ends the next.
+            // Neither this wait, which is dropped while the timer is set, nor an earlier expiration ends the next wait.
             tokio::select! {
                 biased;
                 () = alarm.until(started + Duration::from_micros(100)) => unreachable!("nobody has waited"),
                 () = std::future::ready(()) => {}
             }
             std::thread::sleep(Duration::from_micros(300));
-            // What has gone off unheard ends no wait for the same time too early either.
+            // An earlier expiration does not end a wait for the same time too early either.
             alarm.until(started + Duration::from_micros(100)).await;
             assert!(Instant::now() >= started + Duration::from_micros(100));
             let at = Instant::now() + Duration::from_millis(2);
