@@ -1,9 +1,9 @@
-//! Lets the linker find PAM's library where only the package with the library itself is installed, and not the one for developers: that one has
-//! nothing more that is needed here than the name `libpam.so`.
+//! Lets the linker find PAM's library if only the runtime package is installed, not the development package: the only thing needed from the latter is
+//! the name `libpam.so`.
 
 use std::path::{Path, PathBuf};
 
-/// Where distributions have their libraries.
+/// Returns the library directories of distributions.
 fn directories() -> Vec<PathBuf> {
     let machine = std::env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
     [format!("/usr/lib/{machine}-linux-gnu"), format!("/lib/{machine}-linux-gnu")]

@@ -1,4 +1,4 @@
-//! `kingpost-pam`: asks PAM whether a password is a user's and whether the user may log in, says so, and ends.
+//! `kingpost-pam`: checks with PAM a user's password and permission to log in, prints the result, and exits.
 //!
 //! ```text
 //!  kingpost ── a question, and the pipe stays open ──▶ standard input   ┌──────────────┐
@@ -6,12 +6,13 @@
 //!                                                                        └──────────────┘
 //! ```
 //!
-//! A program of its own for two reasons. The modules of PAM run in their caller's process: one that hangs, crashes or leaks does that here, to nobody
-//! else. And Kingpost itself runs where there is no libpam.
+//! A separate program for two reasons. PAM modules run in their caller's process: one that hangs, crashes or leaks affects only this process. And
+//! Kingpost itself runs on systems without libpam.
 //!
 //! # Protocol
-//! The question is a text of [`Question::FIELDS`] fields, each ended by a zero byte: the protocol's name, the service, the user, the client's address (empty
-//! over a Unix socket), `1` if modules are to be told the host's name instead of the address or `0`, the password. The answer is one of three lines:
+//! A request is a text of [`Question::FIELDS`] fields, each terminated by a zero byte: the protocol's name, the service, the user, the client's
+//! address (empty over a Unix socket), `1` if modules get the host's name instead of the address or else `0`, the password. The answer is one of
+//! three lines:
 //!
 //! | line | |
 //! |---|---|
@@ -19,11 +20,11 @@
 //! | `wrong WHY` | PAM says no; `WHY` is the call and PAM's word for its result |
 //! | `unable WHY` | PAM was not asked |
 //!
-//! Who has asked keeps standard input open as long as the answer is wanted. When it is closed, this program and everything that modules have started are killed.
+//! The caller keeps standard input open as long as it wants the answer. When it is closed, this program and everything started by modules is killed.
 //!
 //! # Invariants
-//! - Neither a line nor a dump of the memory has the password.
-//! - `right` is said only after both calls of PAM have succeeded; nothing but that line means it, the exit status does not.
+//! - The password is never in a line of output or in a core dump.
+//! - `right` is printed only after both PAM calls have succeeded; only that line means success, not the exit status.
 
 #![forbid(unsafe_code)]
 
@@ -36,14 +37,14 @@ use nonstick::items::ItemsMut;
 use nonstick::{AuthnFlags, Conversation, ErrorCode, PamShared, Transaction, TransactionBuilder};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
-/// Longest question, in bytes.
+/// Maximum length of a request in bytes.
 const LONGEST: usize = 64 << 10;
-/// Most times that it looks for processes to kill.
+/// Maximum number of searches for processes to kill.
 const ROUNDS: usize = 20;
 /// The first field.
 const PROTOCOL: &str = "kingpost-pam 1";
 
-/// What is asked.
+/// A request.
 struct Question {
     service: String,
     user: String,
@@ -52,7 +53,7 @@ struct Question {
     password: String,
 }
 
-/// What is answered.
+/// An answer.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
     Right,
@@ -63,7 +64,7 @@ enum Answer {
 impl Question {
     const FIELDS: usize = 6;
 
-    /// Reads up to the end of the last field, and no further.
+    /// Reads a request up to the end of its last field, and no further.
     fn read(from: &mut impl Read) -> Result<Question, String> {
         let (mut fields, mut field) = (Vec::new(), Vec::new());
         let (mut byte, mut total) = ([0], 0);
@@ -94,16 +95,16 @@ impl Question {
         Ok(Question { service, user, address, by_name: by_name == "1", password })
     }
 
-    /// What modules are told of the client's host.
+    /// Returns the client's host for modules.
     fn host(&self) -> Option<String> {
         let address = self.address?;
-        // A host without a name goes by its address, as with PostgreSQL.
+        // A host without a name is represented by its address, as in PostgreSQL.
         let name = if self.by_name { dns_lookup::lookup_addr(&address).ok() } else { None };
         Some(name.unwrap_or_else(|| address.to_string()))
     }
 }
 
-/// Gives the password to whichever module asks for one, and hears what modules have to say.
+/// Answers every password prompt of a module, and ignores its messages.
 struct Password(String);
 
 impl Conversation for Password {
@@ -113,7 +114,7 @@ impl Conversation for Password {
                 Exchange::MaskedPrompt(prompt) => prompt.set_answer(Ok(self.0.as_str().into())),
                 Exchange::Info(said) => said.set_answer(Ok(())),
                 Exchange::Error(said) => said.set_answer(Ok(())),
-                // As PostgreSQL: there is a password, and nothing else.
+                // As in PostgreSQL, there is only a password.
                 other => other.set_error(ErrorCode::ConversationError),
             }
         }
@@ -143,11 +144,11 @@ fn ask(question: Question) -> Answer {
     }
 }
 
-/// Ends this program, and what modules have started, once standard input has been closed.
+/// Kills this program, and everything started by modules, once standard input is closed.
 fn end_with(mut input: impl Read) {
     let mut rest = [0; 64];
     while matches!(input.read(&mut rest), Ok(read) if read > 0) {}
-    // Several times: what is not yet killed may start another one meanwhile.
+    // Several times: a process not yet killed may start another one.
     for _ in 0..ROUNDS {
         let left = descendants(rustix::process::getpid());
         if left.is_empty() {
@@ -160,7 +161,7 @@ fn end_with(mut input: impl Read) {
     std::process::exit(1);
 }
 
-/// All processes below this one that still run. They may be in sessions and process groups of their own: `pam_exec` sees to that.
+/// Returns all running descendants of a process. They may be in their own sessions and process groups, as those of `pam_exec` are.
 fn descendants(of: Pid) -> Vec<Pid> {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let parents: Vec<(Pid, Pid)> = processes
@@ -179,9 +180,9 @@ fn descendants(of: Pid) -> Vec<Pid> {
     found.split_off(1)
 }
 
-/// The parent in a process's `/proc/PID/stat` (`PID (NAME) STATE PARENT …`); `None` for one that has ended.
+/// Returns the parent from a process's `/proc/PID/stat` (`PID (NAME) STATE PARENT …`); `None` for one that has ended.
 fn parent(stat: &[u8]) -> Option<Pid> {
-    // The name may have blanks and parentheses itself.
+    // The name may contain blanks and parentheses.
     let behind = stat.rsplit(|byte| *byte == b')').next()?;
     let mut fields = std::str::from_utf8(behind).ok()?.split_ascii_whitespace();
     if matches!(fields.next()?, "Z" | "X") {
@@ -192,7 +193,7 @@ fn parent(stat: &[u8]) -> Option<Pid> {
 
 fn main() -> ExitCode {
     let none = Rlimit { current: Some(0), maximum: Some(0) };
-    // What loses its parent becomes a child of this program, which so finds all that modules have started.
+    // Orphaned processes become children of this program, which so finds everything started by modules.
     let alone = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let asked = match rustix::process::setrlimit(Resource::Core, none).and(alone) {
         Ok(()) => Question::read(&mut std::io::stdin().lock()),
