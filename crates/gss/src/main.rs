@@ -1,4 +1,4 @@
-//! `kingpost-gss`: looks whether a client's token of GSSAPI (Kerberos) is good, says who the client is, and ends.
+//! `kingpost-gss`: verifies a client's GSSAPI token (Kerberos), prints the client's name, and exits.
 //!
 //! ```text
 //!  kingpost ── the token ──▶ standard input    ┌──────────────┐
@@ -6,11 +6,11 @@
 //!                                              └──────────────┘
 //! ```
 //!
-//! A program of its own, so that Kingpost runs where there is no Kerberos, and what a token does to the library's parsers it does to this process.
+//! A separate program, so that Kingpost runs on systems without Kerberos, and a malicious token affects only this process.
 //!
 //! # Protocol
-//! The question is a text of [`FIELDS`] fields, each ended by a zero byte: the protocol's name, and the token in base64. Which keytab counts is in the environment
-//! (`KRB5_KTNAME`), as for every program with GSSAPI. The answer is one of three lines:
+//! A request is a text of [`FIELDS`] fields, each terminated by a zero byte: the protocol's name, and the token in base64. The keytab is given in the
+//! environment (`KRB5_KTNAME`), as for every GSSAPI program. The answer is one of three lines:
 //!
 //! | line | |
 //! |---|---|
@@ -19,9 +19,9 @@
 //! | `unable WHY` | it was not looked at: there is no key, for example |
 //!
 //! # Invariants
-//! - `right` is said only of a context that is complete. Kerberos' acceptor needs one token; one that wants more is refused.
-//! - A token that was shown before is not good: the library keeps a cache of them on disk for as long as they would be.
-//! - Neither a line nor a dump of the memory has the token.
+//! - `right` is printed only for a complete context. Kerberos' acceptor needs one token; a context that needs more is rejected.
+//! - A replayed token is rejected: the library keeps a cache of tokens on disk as long as they are valid.
+//! - The token is never in a line of output or in a core dump.
 
 #![forbid(unsafe_code)]
 
@@ -35,14 +35,14 @@ use libgssapi::credential::{Cred, CredUsage};
 use libgssapi::oid::{GSS_MECH_KRB5, OidSet};
 use rustix::process::{Resource, Rlimit};
 
-/// Longest question, in bytes: a token of 64 kB in base64.
+/// Maximum length of a request in bytes: a token of 64 kB in base64.
 const LONGEST: usize = 96 << 10;
 /// The first field.
 const PROTOCOL: &str = "kingpost-gss 1";
-/// The fields of a question.
+/// Number of fields of a request.
 const FIELDS: usize = 2;
 
-/// What is answered.
+/// An answer.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
     Right { name: Vec<u8>, reply: Vec<u8> },
@@ -50,7 +50,7 @@ enum Answer {
     Unable(String),
 }
 
-/// Reads the token, up to the end of the last field.
+/// Reads a request up to the end of input, and decodes its token.
 fn token(from: &mut impl Read) -> Result<Vec<u8>, String> {
     let mut text = Vec::new();
     let most = LONGEST as u64 + 1;
@@ -68,13 +68,13 @@ fn token(from: &mut impl Read) -> Result<Vec<u8>, String> {
     STANDARD.decode(token).map_err(|_| "the token is not base64".to_owned())
 }
 
-/// Has GSSAPI look at a token.
+/// Verifies a token with GSSAPI.
 fn look(token: &[u8]) -> Answer {
     let mut mechanisms = OidSet::new();
     if let Err(error) = mechanisms.add(GSS_MECH_KRB5) {
         return Answer::Unable(format!("gss_add_oid_set_member: {error}"));
     }
-    // Any key of the keytab will do, as with PostgreSQL: clients name the host as they know it.
+    // Any key of the keytab is accepted, as in PostgreSQL: clients may use any name of the host.
     let credentials = match Cred::acquire(None, None, CredUsage::Accept, Some(&mechanisms)) {
         Ok(credentials) => credentials,
         Err(error) => return Answer::Unable(format!("gss_acquire_cred: {error}")),
@@ -93,7 +93,7 @@ fn look(token: &[u8]) -> Answer {
     }
 }
 
-/// A line has no line end but its own.
+/// Replaces control characters, so that the text has no line break.
 fn in_a_line(why: &str) -> String {
     why.chars().map(|c| if c.is_control() { ' ' } else { c }).take(500).collect()
 }
