@@ -6,9 +6,9 @@ use kingpost_fuzz::fuzz_target;
 fuzz_target!(|bytes: &[u8]| {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     match proxy::console::understands(text) {
-        // What is understood, is so whatever white space and semicolon are around it.
+        // White space and semicolons around a valid command do not matter.
         Ok(()) => assert_eq!(proxy::console::understands(&format!(" \n{text}\n;")), Ok(())),
-        // Whoever asked is told.
+        // An error has a text.
         Err(error) => assert!(!error.is_empty()),
     }
 });

@@ -9,7 +9,7 @@ use binlog::protocol::{Messages, command::Command, reply, text::Statement};
 use binlog::{Groups, MAGIC, Walker, Within};
 use kingpost_fuzz::fuzz_target;
 
-/// Gives each event a length that fits, the place where it is, and a checksum that is right, so that what is behind is looked at.
+/// Gives each event a valid length, position and checksum, so that its contents are parsed.
 fn mend(data: &[u8]) -> Vec<u8> {
     let mut file = MAGIC.to_vec();
     let format = {

@@ -1,4 +1,4 @@
-//! What a text is does not depend on what the classifier has seen: a warm cache, a tiny one and none agree.
+//! The class of a text does not depend on earlier texts: a large cache, a tiny one and none agree.
 #![cfg_attr(fuzzing, no_main)]
 
 use std::cell::RefCell;
@@ -16,7 +16,7 @@ fuzz_target!(|text: &[u8]| {
     let mut none = Classifier::new(ClassifierConfig { max_entries: 0, ..ClassifierConfig::default() });
     let class = none.classify(text);
     WARM.with_borrow_mut(|warm| {
-        // Once to learn it, once from the cache.
+        // Once uncached, once from the cache.
         assert_eq!(warm.classify(text), class);
         assert_eq!(warm.classify(text), class);
         assert!(warm.counters().bytes <= 16 << 20);

@@ -5,14 +5,14 @@ use kingpost_fuzz::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    // Lines before the first empty one are variables of the environment.
+    // Lines before the first empty one are environment variables.
     let (variables, text) =
         text.split_once("\n\n").filter(|(head, _)| head.starts_with("KINGPOST__")).unwrap_or(("", text));
     let variables = variables.lines().filter_map(|line| line.split_once('='));
     let problems = kingpost::problems(text, variables.map(|(name, value)| (name.into(), value.into())));
-    // What is wrong is said of a line, or of a variable.
+    // Each problem names a line, or a variable.
     assert!(problems.iter().all(|problem| !problem.is_empty()));
-    // And of the same text the same is said.
+    // Without the environment, too.
     if problems.is_empty() {
         assert!(kingpost::problems(text, []).iter().all(|problem| !problem.is_empty()));
     }

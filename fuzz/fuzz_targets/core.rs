@@ -1,6 +1,6 @@
-//! One worker's core with arbitrary clients and servers: it must not panic, and what it keeps must have a bound.
+//! One worker's core with arbitrary clients and servers: it must not panic, and its memory must be bounded.
 //!
-//! The input is a list of events: a byte for what and whom, a byte for how much, and the bytes.
+//! The input is a list of events: a byte for the event and its target, a byte for the length, and the bytes.
 #![cfg_attr(fuzzing, no_main)]
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use proxy::settings::Settings;
 use topology::{Address, Node, NodeId, NodeView, Role, Term, Topology, View};
 use wire::message;
 
-/// Bytes that a core may keep for one connection: more than its longest statement and its buffer limit.
+/// Maximum number of bytes buffered for a connection: more than its longest statement and its buffer limit.
 const MOST: usize = 4 << 20;
 
 struct World {
@@ -22,7 +22,7 @@ struct World {
     clients: Vec<Token>,
     servers: Vec<Token>,
     connecting: Vec<Token>,
-    /// What servers were sent.
+    /// Number of bytes sent to clients and servers.
     written: usize,
 }
 
@@ -100,7 +100,7 @@ impl World {
     }
 }
 
-/// What a server says at login.
+/// Returns a server's messages at login.
 fn greeting() -> Vec<u8> {
     let mut out = Vec::new();
     message::authentication_ok(&mut out);
@@ -167,7 +167,7 @@ fuzz_target!(|input: &[u8]| {
                 world.core.turn(now);
                 world.core.tick();
             }
-            // Whole messages, so that not every byte has to be guessed.
+            // Whole messages, so that the fuzzer need not guess every byte.
             12 | 13 => {
                 if let Some(token) = World::pick(&world.clients, which) {
                     let mut out = Vec::new();
@@ -209,7 +209,7 @@ fuzz_target!(|input: &[u8]| {
         }
         world.settle();
     }
-    // Everybody leaves.
+    // All clients disconnect.
     for token in world.clients.clone() {
         world.core.closed(token, "the client left");
         world.settle();

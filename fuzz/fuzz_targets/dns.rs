@@ -1,4 +1,4 @@
-//! DNS questions, as strangers may send them.
+//! DNS queries from untrusted clients.
 
 #![cfg_attr(fuzzing, no_main)]
 

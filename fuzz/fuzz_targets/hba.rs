@@ -1,4 +1,4 @@
-//! Rules of who may come from where.
+//! Rules of the HBA file.
 #![cfg_attr(fuzzing, no_main)]
 
 use std::net::IpAddr;

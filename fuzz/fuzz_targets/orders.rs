@@ -1,4 +1,4 @@
-//! What a process that is taken over says operators have ordered of it.
+//! Operators' orders that a process takes over from its predecessor.
 
 #![cfg_attr(fuzzing, no_main)]
 

@@ -1,4 +1,4 @@
-//! What registry nodes say to each other: no bytes make it panic, and what is read and is a commit can be written again.
+//! Messages between registry nodes: no bytes cause a panic, and a decoded commit can be encoded again.
 #![cfg_attr(fuzzing, no_main)]
 
 use kingpost_fuzz::fuzz_target;

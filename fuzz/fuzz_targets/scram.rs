@@ -12,7 +12,7 @@ fuzz_target!(|bytes: &[u8]| {
     let (first, second) = bytes.split_at(bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len()));
     let second = second.get(1..).unwrap_or_default();
 
-    // Who does not know the password is never let in.
+    // A client without the password is never authenticated.
     let verifier = VERIFIER.get_or_init(|| Verifier::from_password("correct horse").expect("a password"));
     for mut server in [Server::new(verifier.clone()), Server::mock("nobody", &[7; 32])] {
         if server.first(first).is_ok() {
@@ -20,8 +20,8 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
 
-    // Who does not know it is not taken for the server. The iterations a server may ask for are bounded by the client;
-    // a count that is allowed but high only costs time, which the fuzzer would take for a hang.
+    // A server without the verifier is never authenticated. The client limits the iterations that a server may require; a permitted but high count
+    // only costs time, which the fuzzer would take for a hang.
     let text = String::from_utf8_lossy(first);
     let slow = text.rsplit_once("i=").is_some_and(|(_, count)| count.trim().len() > 5);
     if !slow && let Ok(mut client) = Client::new(Credential::password("correct horse")) {

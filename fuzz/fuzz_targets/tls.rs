@@ -1,7 +1,7 @@
-//! The first bytes of a connection, where TLS may begin, and whatever comes in the place of its records: no panic, nothing
-//! kept beyond its bound, nobody logged in. And what is read from certificates.
+//! The first bytes of a connection, where TLS may begin, and arbitrary bytes in place of its records: no panic, bounded buffers, nobody logged in.
+//! Also the parsing of certificates.
 //!
-//! The input is a byte of options (how the connection begins, in what pieces bytes come), and the bytes.
+//! The input is a byte of options (the beginning of the connection, the size of the pieces), and the bytes.
 #![cfg_attr(fuzzing, no_main)]
 
 use std::os::unix::fs::PermissionsExt;

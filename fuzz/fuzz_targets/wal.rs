@@ -9,7 +9,7 @@ use watermark::Lsn;
 const START: Lsn = Lsn(5 << 20);
 const SYSTEM_ID: u64 = 42;
 
-/// Gives a page a header that is right, so that what is behind it is looked at.
+/// Gives a page a valid header, so that its contents are parsed.
 fn mend(page: &mut [u8; PAGE_BYTES], at: Lsn, flags: u16) {
     let first = at.0.is_multiple_of(1 << 20);
     page[..2].copy_from_slice(&0xD110_u16.to_le_bytes());

@@ -19,7 +19,7 @@ fuzz_target!(|bytes: &[u8]| {
             }
         }
     }
-    // A server's stream, a standby's answers, a command.
+    // A server's stream, a standby's replies, a command.
     let (mut stream, mut used) = (WalStream::default(), 0);
     while let Ok(Some((_, n))) = stream.next(&bytes[used..]) {
         assert!(n > 0);
@@ -32,7 +32,7 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(text) = std::str::from_utf8(bytes) {
         let _ = Command::parse(text);
     }
-    // A run of messages: each whole one is used up, and nothing is read beyond it.
+    // A run of messages: each complete one is consumed, and nothing is read beyond it.
     let mut rest = bytes;
     while let Ok(Some(frame)) = Frame::read(rest) {
         assert_eq!(frame.total(), frame.payload + HEADER);

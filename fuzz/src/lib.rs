@@ -1,13 +1,13 @@
-//! How a fuzz target is written down, with libFuzzer and without.
+//! Definition of fuzz targets, with libFuzzer and without.
 //!
-//! With `cargo fuzz` a target is libFuzzer's. Built in any other way, it is a program that takes the files that it is given, one after
-//! another: so the targets are checked with the rest of the workspace, and a finding is shown again without a nightly toolchain:
-//! `cargo run -p kingpost-fuzz --features targets --bin core -- FILE`.
+//! With `cargo fuzz` a target is libFuzzer's. Built in any other way, it is a program that reads the given files one after another: so the targets
+//! are compiled with the rest of the workspace, and a finding can be reproduced without a nightly toolchain: `cargo run -p kingpost-fuzz --features
+//! targets --bin core -- FILE`.
 
 #[cfg(fuzzing)]
 pub use libfuzzer_sys::fuzz_target;
 
-/// `fuzz_target!(|bytes: &[u8]| …)`: what is done with each input.
+/// Defines a target that is run with each input: `fuzz_target!(|bytes: &[u8]| …)`.
 #[cfg(not(fuzzing))]
 #[macro_export]
 macro_rules! fuzz_target {
