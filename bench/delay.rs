@@ -1,5 +1,5 @@
-//! `delay TARGET MICROSECONDS [ADDRESS]`: a TCP forwarder to a port of this machine, or to a Unix socket, each byte of which arrives so much later, in its
-//! order. It listens on 127.0.0.1 or ADDRESS, and prints the port. For a few connections: two threads for each direction.
+//! `delay TARGET MICROSECONDS [ADDRESS]`: a TCP forwarder to a local port, or to a Unix socket, that delays every byte by this time and preserves the
+//! order. Listens on 127.0.0.1 or ADDRESS, and prints the port. For a few connections: two threads for each direction.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Bytes of one read, and reads on their way in one direction.
+/// Maximum length of a read, and number of reads buffered in one direction.
 const CHUNK: usize = 256 << 10;
 const UNDER_WAY: usize = 4096;
 
@@ -19,7 +19,7 @@ enum Side {
 }
 
 impl Side {
-    /// To a port, or to a Unix socket by its path.
+    /// Connects to a port, or to a Unix socket by its path.
     fn connect(target: &str) -> std::io::Result<Side> {
         match target.parse::<u16>() {
             Ok(port) => TcpStream::connect(("127.0.0.1", port)).map(Side::Tcp),
@@ -65,7 +65,7 @@ fn main() -> std::io::Result<()> {
     println!("{}", listener.local_addr()?.port());
     for client in listener.incoming() {
         let client = Side::Tcp(client?);
-        // Nobody there: the client hears of it by the end of its connection.
+        // No server: the client sees the end of its connection.
         let Ok(server) = Side::connect(&target) else { continue };
         for (from, to) in [(client.another()?, server.another()?), (server, client)] {
             let (sender, receiver) = sync_channel(UNDER_WAY);

@@ -1,9 +1,9 @@
-//! `turns TARGET`: a TCP forwarder between a relay of MariaDB's binary log and its source, on a port of this machine, after which the relay
-//! receives as a stock replica does: a transaction whose acknowledgement is wanted is passed on, and what the source sent behind it only once
-//! the relay has acknowledged. The relay itself has no such way, and needs none for the comparison. It listens on 127.0.0.1, and prints the port.
+//! `turns TARGET`: a TCP forwarder between a relay of MariaDB's binary log and its source, on a local port, which makes the relay receive like a
+//! stock replica: it forwards a transaction that requires an acknowledgement, and the source's next bytes only after the relay has acknowledged. The
+//! relay itself has no such mode, and needs none for the comparison. Listens on 127.0.0.1, and prints the port.
 //!
-//! A packet is 3 bytes of length, a number, and the payload. One that brings an event from a semi-synchronous source begins with `00 EF` and a
-//! byte that is 1 where an acknowledgement is wanted.
+//! A packet has 3 bytes of length, a number, and the payload. The payload of an event from a semi-synchronous source begins with `00 EF` and a byte
+//! that is 1 if an acknowledgement is required.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -11,12 +11,12 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// An acknowledgement that does not come within this is not waited for any longer: the relay has had the transaction before.
+/// Maximum wait for an acknowledgement: after it, the relay already had the transaction.
 const PATIENCE: Duration = Duration::from_secs(1);
 const HEAD: usize = 4;
 const WANTED: [u8; 3] = [0x00, 0xef, 0x01];
 
-/// How often the relay has sent something.
+/// Number of times that the relay has sent something.
 type Answers = Arc<(Mutex<u64>, Condvar)>;
 
 fn main() -> std::io::Result<()> {
@@ -25,7 +25,7 @@ fn main() -> std::io::Result<()> {
     println!("{}", listener.local_addr()?.port());
     for relay in listener.incoming() {
         let relay = relay?;
-        // Nobody there: the relay hears of it by the end of its connection.
+        // No source: the relay sees the end of its connection.
         let Ok(source) = TcpStream::connect(("127.0.0.1", target)) else { continue };
         relay.set_nodelay(true)?;
         source.set_nodelay(true)?;
@@ -59,7 +59,7 @@ fn pass_events(mut from: TcpStream, mut to: TcpStream, answers: &Answers) -> std
         }
         held.extend_from_slice(&chunk[..count]);
         let mut passed = 0;
-        // Packets whose end is there; one write for all up to the next acknowledgement.
+        // Complete packets; one write for all up to the next acknowledgement.
         while let Some((end, wanted)) = turn(&held[passed..]) {
             let before = *answers.0.lock().unwrap();
             to.write_all(&held[passed..passed + end])?;
@@ -73,8 +73,8 @@ fn pass_events(mut from: TcpStream, mut to: TcpStream, answers: &Answers) -> std
     }
 }
 
-/// Where the next turn ends: behind the first whole packet whose acknowledgement is wanted, and true; or behind the last whole one. `None`: no
-/// packet is whole.
+/// Returns the end of the next turn: after the first complete packet that requires an acknowledgement, and true; or after the last complete one.
+/// `None` if no packet is complete.
 fn turn(held: &[u8]) -> Option<(usize, bool)> {
     let mut end = 0;
     while let Some([a, b, c, _]) = held.get(end..end + HEAD) {

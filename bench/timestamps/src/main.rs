@@ -1,7 +1,7 @@
-//! `timestamps CLIENT PD CALLERS SECONDS BUSY`: how many timestamps callers get who each ask for the next one when they have theirs, while
-//! BUSY threads of this process calculate. CLIENT is `ours`, `tikv-client` or `tikv-client-4` (four clients, by turns). Prints a line of
-//! JSON: timestamps, seconds, percentiles of a call in microseconds, CPU seconds of this process without the busy threads; of `ours` also
-//! batches, and for 99 of 100 the bound below which were the wait to be sent and the batches' round trips.
+//! `timestamps CLIENT PD CALLERS SECONDS BUSY`: counts the timestamps of CALLERS tasks that each request the next one after receiving one, while BUSY
+//! threads of this process calculate. CLIENT is `ours`, `tikv-client` or `tikv-client-4` (four clients, round-robin). Prints a line of JSON:
+//! timestamps, seconds, percentiles of a call in microseconds, CPU seconds of this process without the busy threads; for `ours` also the batches, and
+//! the upper bounds of the 99th percentile of the wait to be sent and of the batches' round trips.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tikv::timestamps::Settings;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// What is measured.
+/// The measured client.
 enum Source {
     Ours(tikv::Timestamps),
     Library(Vec<tikv_client::TransactionClient>),
@@ -51,7 +51,7 @@ impl Source {
     }
 }
 
-/// CPU seconds of `whom`: of this process with all threads (`self`), or of this thread (`thread-self`).
+/// Returns the CPU seconds of `whom`: this process with all threads (`self`), or this thread (`thread-self`).
 fn cpu(whom: &str) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{whom}/stat")).unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
@@ -59,7 +59,7 @@ fn cpu(whom: &str) -> f64 {
     [11, 12].iter().filter_map(|at| fields.get(*at)?.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
 
-/// What a busy neighbour does; the CPU seconds of it while `counting`.
+/// Keeps a thread busy; returns its CPU seconds while `counting`.
 fn calculate(counting: &AtomicBool, stop: &AtomicBool) -> f64 {
     let mut sum = 0u64;
     let mut until = |value: bool| {
@@ -78,7 +78,7 @@ fn calculate(counting: &AtomicBool, stop: &AtomicBool) -> f64 {
 /// Counts of a histogram's buckets.
 type Buckets = [u64; BUCKETS.len() + 1];
 
-/// The parts of a call that ours tells apart: the wait to be sent, and the batches' round trips.
+/// Returns the parts of a call that `ours` measures: the wait to be sent, and the batches' round trips.
 fn parts(source: &Source) -> [Buckets; 2] {
     match source {
         Source::Ours(ours) => {
@@ -89,7 +89,7 @@ fn parts(source: &Source) -> [Buckets; 2] {
     }
 }
 
-/// The bound in microseconds below which such a share was of what came between two looks at a histogram; 0 where it is above all bounds.
+/// Returns the upper bound in microseconds of a percentile, from two readings of a histogram; 0 if it is above all bounds.
 fn below(before: &Buckets, after: &Buckets, share: f64) -> u64 {
     let new: Vec<u64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
     let wanted = new.iter().sum::<u64>() as f64 * share;
