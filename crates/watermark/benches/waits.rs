@@ -1,10 +1,9 @@
-//! What a wake-up costs, and how late it comes: ways to wait for a number that another thread publishes, alternately in one
-//! run.
+//! Benchmark of the cost and the delay of a wake-up, for several ways to wait for a number that another thread publishes, alternately in one run.
 //!
-//! One thread publishes 1, 2, 3, … with a pause of half a millisecond between two. Each waiter waits for a number a random
-//! distance ahead, chosen so that four are due at each publish on average (all of them where there are fewer), and then for
-//! the next. What it takes down is the time between just before the publish of its number and its own first instruction after
-//! the wait. CPU is the process's, less what the publisher alone needs for its pauses, divided by the waits that ended.
+//! One thread publishes 1, 2, 3, … every half millisecond. Each waiter waits for a number a random distance ahead, chosen so that on average four are
+//! due at each publish (all of them if there are fewer), and then for the next. It records the time from just before the publish of its number to its
+//! own first instruction after the wait. CPU is the process's time, less the publisher's own for its pauses, divided by the number of completed
+//! waits.
 //!
 //! ```text
 //! # --limit: no run begins later than this many seconds after the start
@@ -27,52 +26,52 @@ use watermark::{Parker, Reached, Waited, Waiters, Watermark};
 const PAUSE: Duration = Duration::from_micros(500);
 const DUE: u64 = 4;
 const WARM_UP: Duration = Duration::from_millis(200);
-/// Threads of an event-loop server, each with a heap.
+/// Number of threads of an event-loop server, each with a heap.
 const LOOPS: usize = 2;
 const END: u64 = u64::MAX;
-/// Polling that looks more often than this in a second is left out: with 2048 threads that look every millisecond two cores have no time left for
-/// the publisher, and the run does not end.
+/// Maximum number of checks per second in a polling run; others are skipped. With 2048 threads that check every millisecond, two cores have no time
+/// left for the publisher, and the run does not end.
 const MOST_LOOKS: u64 = 2_000_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Way {
-    /// Nobody waits: what the pauses cost.
+    /// No waiters: the cost of the pauses.
     Nobody,
-    /// A thread each, with a `Parker`.
+    /// A thread per waiter, with a `Parker`.
     Parkers,
-    /// All on two threads, each with its `Waiters`.
+    /// Two threads with all waiters, each with its `Waiters`.
     Heaps,
-    /// A task each, on two threads, awaiting `reached`.
+    /// A task per waiter, on two threads, awaiting `reached`.
     Tasks,
-    /// A thread each, in one queue behind one mutex, each with its own condition variable.
+    /// A thread per waiter, in one queue behind one mutex, each with its own condition variable.
     Queue,
-    /// A thread each, on one mutex and one condition variable.
+    /// A thread per waiter, on one mutex and one condition variable.
     Herd,
-    /// A thread each, which looks and sleeps this many microseconds.
+    /// A thread per waiter, which alternately checks and sleeps this many microseconds.
     Poll(u64),
 }
 
 const WAYS: [Way; 7] = [Way::Parkers, Way::Heaps, Way::Tasks, Way::Queue, Way::Herd, Way::Poll(100), Way::Poll(1000)];
 
-/// What the waiters of a run share.
+/// State shared by the waiters of a run.
 struct Run {
     began: Instant,
-    /// When each number was published, in nanoseconds; a ring.
+    /// Publication time of each number, in nanoseconds; a ring buffer.
     published: Box<[AtomicU64]>,
     waiters: u64,
     ended: AtomicBool,
-    /// Those that wait in their own thread and have begun.
+    /// Number of waiters that have started.
     ready: AtomicUsize,
 }
 
-/// One waiter's delays in nanoseconds, with the time at which each wait ended.
+/// Delays of a waiter in nanoseconds, each with the end time of the wait.
 type Delays = Vec<(u64, u64)>;
 
 trait Publish: Send + Sync + 'static {
     fn publish(&self, number: u64);
 }
 
-/// Who waits, and how it publishes.
+/// The waiters, and their publisher.
 struct Set {
     publish: Arc<dyn Publish>,
     threads: Vec<JoinHandle<Delays>>,
@@ -89,7 +88,7 @@ struct Figures {
 // === the ways ===
 
 impl Way {
-    /// How often in a second the waiters look.
+    /// Returns the number of checks of all waiters per second.
     fn looks(self, waiters: u64) -> u64 {
         match self {
             Way::Poll(pause) => waiters * 1_000_000 / pause,
@@ -110,7 +109,7 @@ struct Queue(Mutex<Waiting>);
 #[derive(Default)]
 struct Waiting {
     number: u64,
-    /// By target and thread.
+    /// Waiters by target and thread.
     queue: BTreeMap<(u64, usize), Arc<Condvar>>,
 }
 
@@ -156,7 +155,7 @@ fn spawn(body: impl FnOnce() -> Delays + Send + 'static) -> JoinHandle<Delays> {
     thread::Builder::new().stack_size(64 << 10).spawn(body).unwrap()
 }
 
-/// A thread for each waiter, which waits for one number after the other.
+/// Starts a thread for each waiter, which waits for one number after another.
 fn threads<P: Publish>(
     run: &Arc<Run>,
     shared: &Arc<P>,
@@ -213,7 +212,7 @@ fn heaps(run: &Arc<Run>) -> Set {
     Set { threads: threads.collect(), publish: mark }
 }
 
-/// One thread's runtime, the smallest there is: the tasks to be polled.
+/// Runtime of one thread, as small as possible: the tasks to be polled.
 struct Ready {
     tasks: Mutex<Vec<usize>>,
     thread: Thread,
@@ -331,13 +330,13 @@ impl Run {
         self.began.elapsed().as_nanos() as u64
     }
 
-    /// How far ahead a waiter waits: 1 to twice the mean less one.
+    /// Returns the distance of a waiter's target: 1 to twice the mean less one.
     fn distance(&self, random: &mut Random) -> u64 {
         let mean = (self.waiters / DUE).max(1);
         1 + random.below(2 * mean - 1)
     }
 
-    /// Takes a wait's end down. False at the end of the run.
+    /// Records the end of a wait. Returns false at the end of the run.
     fn ended(&self, target: u64, delays: &mut Delays) -> bool {
         let now = self.now();
         if self.ended.load(Ordering::Acquire) {
@@ -420,7 +419,7 @@ fn measure(way: Way, waiters: u64, window: Duration) -> Figures {
 
 // === the table ===
 
-/// Median, and half the way from the least to the greatest relative to it.
+/// Returns the median, and half the range relative to it.
 fn spread(figures: &[Figures], of: impl Fn(&Figures) -> f64) -> (f64, f64) {
     let mut values: Vec<f64> = figures.iter().map(of).collect();
     values.sort_unstable_by(f64::total_cmp);

@@ -1,38 +1,37 @@
-//! The bookkeeping of a batched source of unique numbers.
+//! Bookkeeping of a batched source of unique numbers.
 //!
-//! An [`Oracle`](crate::Oracle) gives everyone in a batch the same answer. Here everyone needs a number that nobody else gets: a
-//! taker's place is the batch and the index in the batch, and one answer to the batch is a range of numbers. Nobody joins a
-//! batch that is already on its way, so a number is always from after it was asked for.
+//! An [`Oracle`](crate::Oracle) gives all members of a batch the same answer. Here each needs a unique number: a taker's place is the batch and the
+//! index in the batch, and the answer to a batch is a range of numbers. No taker joins a batch that has been sent, so a number is never older than
+//! its request.
 
 use std::fmt;
 
 use crate::mark::Watermark;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Ranges kept. Who looks later than that has lost its place ([`Lapsed`]) and takes another one.
+/// Number of ranges kept. A taker that reads later has lost its place ([`Lapsed`]) and takes another one.
 #[cfg(not(loom))]
 const KEPT: usize = 1024;
-/// Small, so that the model can see the driver overwrite a slot that is being read.
+/// Small, so that the model covers the driver overwriting a slot that is being read.
 #[cfg(loom)]
 const KEPT: usize = 2;
 
-/// Bits of a word that count takers; the batch is above them. At a million batches a second the batches last for half a year, at
-/// the ten thousand that a server may answer for half a century.
+/// Number of bits of a word that count takers; the batch number is above them. At a million batches a second the batch numbers last for half a year,
+/// at the ten thousand that a server may answer for half a century.
 const TAKER_BITS: u32 = 20;
 const TAKERS: u64 = (1 << TAKER_BITS) - 1;
 
-/// Most takers of one batch. Far from where the count would run into the batch, for takers that look at the same time.
+/// Maximum number of takers of a batch. Far below the overflow of the count into the batch number, which leaves room for concurrent takers.
 pub const MOST_TAKERS: u32 = 1 << 17;
 
-/// Where a taker's number will be: the index in a batch that had not been sent when the place was taken.
+/// Place of a taker's number: the index in a batch that had not been sent when the place was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     batch: u64,
     index: u64,
 }
 
-/// A batch that is on its way. Batches are answered in the order in which they began; one whose answer was lost is asked for again,
-/// by the driver.
+/// A batch that has been sent. Batches are answered in the order in which they began; if an answer is lost, the driver repeats the request.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a batch that is not completed leaves its takers waiting"]
 pub struct Draw {
@@ -40,44 +39,43 @@ pub struct Draw {
     takers: u32,
 }
 
-/// What a batch was answered with: number `n` of its takers gets `first + n * step`.
+/// Answer to a batch: taker number `n` gets `first + n * step`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
     /// The first number.
     pub first: u64,
-    /// From one number to the next.
+    /// Difference between two numbers.
     pub step: u64,
-    /// For all takers of the batch: what the driver wants to tell them.
+    /// A note of the driver for all takers of the batch.
     pub note: u64,
 }
 
-/// A taker's own number.
+/// The number of a taker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Drawn {
-    /// The number. Nobody else gets it.
+    /// The number, which no other taker gets.
     pub number: u64,
     /// The note of the batch.
     pub note: u64,
 }
 
-/// The place's number is not kept any more: too many batches were answered since.
+/// Error for a place whose number is no longer kept: too many batches were answered since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lapsed;
 
-/// Hands out places and keeps the ranges. Many takers; one driver that calls [`begin`](Dispenser::begin) and
-/// [`complete`](Dispenser::complete).
+/// Assigns places and keeps the ranges. Many takers; one driver, which calls [`begin`](Dispenser::begin) and [`complete`](Dispenser::complete).
 pub struct Dispenser {
-    /// The batch that takers join, and how many have: one word, so that a taker's index and the size of the batch cannot disagree.
+    /// The current batch and its number of takers: one word, so that a taker's index and the size of the batch are always consistent.
     filling: AtomicU64,
-    /// The taker that makes the batch so large wakes the driver.
+    /// Number of takers at which the batch wakes the driver.
     enough: AtomicU32,
-    /// The newest batch answered.
+    /// The newest answered batch.
     answered: Watermark<u64>,
     slots: Box<[Slot]>,
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
-/// Written by the driver alone; `batch` says whose range it holds, 0 while it is being written.
+/// A range, written only by the driver; `batch` is the range's batch, 0 while it is being written.
 #[derive(Default)]
 struct Slot {
     batch: AtomicU64,
@@ -89,7 +87,7 @@ struct Slot {
 // === impl Draw ===
 
 impl Draw {
-    /// How many wait for it; at least one.
+    /// Returns the number of takers; at least one.
     #[must_use]
     pub fn takers(&self) -> u32 {
         self.takers
@@ -99,7 +97,7 @@ impl Draw {
 // === impl Dispenser ===
 
 impl Dispenser {
-    /// `wake` is called, from a taker's thread, once a batch: by the first who joins, or as [`wake_at`](Dispenser::wake_at) says.
+    /// Creates a dispenser. `wake` is called from a taker's thread, once per batch: by the first taker, or as set by [`wake_at`](Dispenser::wake_at).
     pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Dispenser {
         Dispenser {
             filling: AtomicU64::new(1 << TAKER_BITS),
@@ -110,7 +108,7 @@ impl Dispenser {
         }
     }
 
-    /// A place in the next batch. `None`: [`MOST_TAKERS`] are in it.
+    /// Takes a place in the next batch. `None` if it has [`MOST_TAKERS`].
     #[must_use]
     pub fn take(&self) -> Option<Place> {
         if self.waiting() >= MOST_TAKERS {
@@ -118,7 +116,7 @@ impl Dispenser {
         }
         let word = self.filling.fetch_add(1, Ordering::SeqCst);
         let place = Place { batch: word >> TAKER_BITS, index: word & TAKERS };
-        // Between the place and the size that the driver waits for: see `wake_at`.
+        // Between taking the place and reading the threshold: see `wake_at`.
         fence(Ordering::SeqCst);
         if place.index + 1 == u64::from(self.enough.load(Ordering::Relaxed)) {
             (self.wake)();
@@ -126,10 +124,10 @@ impl Dispenser {
         Some(place)
     }
 
-    /// To be called by the driver: from now on, until the next call, the driver is woken by the taker that makes a batch so large; 1: by
-    /// the first. True: so many wait already, and may not have woken anybody.
+    /// Called by the driver: until the next call, the taker that makes a batch this large wakes the driver; with 1, the first taker. Returns true if
+    /// so many already wait, and may not have woken the driver.
     ///
-    /// Either a taker sees the new size, or the driver sees the taker: no taker is forgotten.
+    /// Either a taker sees the new threshold, or the driver sees the taker: no taker is forgotten.
     #[must_use = "who waits already wakes nobody"]
     pub fn wake_at(&self, takers: u32) -> bool {
         self.enough.store(takers, Ordering::Relaxed);
@@ -137,13 +135,13 @@ impl Dispenser {
         self.waiting() >= takers
     }
 
-    /// How many are in the batch that has not been sent.
+    /// Returns the number of takers in the batch that has not been sent.
     #[must_use]
     pub fn waiting(&self) -> u32 {
         (self.filling.load(Ordering::SeqCst) & TAKERS) as u32
     }
 
-    /// The number of a place, if it has arrived. It never blocks.
+    /// Returns the number of a place, if it has arrived. Never blocks.
     #[must_use]
     pub fn number(&self, place: Place) -> Option<Result<Drawn, Lapsed>> {
         if self.answered.get() < place.batch {
@@ -162,28 +160,28 @@ impl Dispenser {
         Some(Ok(Drawn { number: first.wrapping_add(place.index.wrapping_mul(step)), note }))
     }
 
-    /// Completes with the number of a place. May be dropped at any time; its number is then nobody's.
+    /// Completes with the number of a place. May be dropped at any time; then no taker gets the number.
     ///
     /// # Errors
-    /// [`Lapsed`], if so many batches were answered before this was polled that the number is gone.
+    /// [`Lapsed`], if so many batches were answered before the poll that the number is gone.
     pub async fn drawn(&self, place: Place) -> Result<Drawn, Lapsed> {
         self.answered.reached(place.batch).await;
         self.number(place).unwrap_or(Err(Lapsed))
     }
 
-    /// To be called by the driver before it asks the source: from here on takers join the next batch. `None`: nobody waits.
+    /// Called by the driver before it sends a request: later takers join the next batch. `None` if there are no takers.
     pub fn begin(&self) -> Option<Draw> {
         let word = self.filling.load(Ordering::SeqCst);
         if word & TAKERS == 0 {
             return None;
         }
-        // Only the driver changes the batch; takers that come in between are counted by the swap.
+        // Only the driver changes the batch number; takers that arrive in between are counted by the swap.
         let number = word >> TAKER_BITS;
         let word = self.filling.swap((number + 1) << TAKER_BITS, Ordering::SeqCst);
         Some(Draw { number, takers: (word & TAKERS) as u32 })
     }
 
-    /// The answer to a batch. To be called in the order in which batches began, by one thread at a time.
+    /// Records the answer to a batch. Must be called in the order in which batches began, by one thread at a time.
     pub fn complete(&self, draw: Draw, range: Range) {
         let slot = &self.slots[draw.number as usize % KEPT];
         slot.batch.store(0, Ordering::Relaxed);

@@ -1,27 +1,27 @@
-//! A heap by target in which any entry can be found again and taken out.
+//! A heap by target that supports lookup and removal of any entry.
 
-/// Stands for "nowhere" among indices.
+/// Index that means none.
 const NONE: u32 = u32::MAX;
-/// Most entries: indices are 32 bits wide.
+/// Maximum number of entries: indices have 32 bits.
 const MOST: usize = u32::MAX as usize - 1;
 
-/// A place in the heap; it is known to be stale once its entry has left.
+/// Identifies an entry of the heap; detectably stale once the entry has been removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Key {
     slot: u32,
-    /// Which of all the entries that have ever been put in.
+    /// Sequence number of the entry among all inserted ones.
     number: u64,
 }
 
-/// Insert and removal cost O(log n), and allocate only beyond the most entries there have been.
+/// A heap. Insert and removal cost O(log n), and allocate only beyond the highest number of entries so far.
 #[derive(Debug)]
 pub(crate) struct Heap<T> {
-    /// No entry's target is lower than that of the entry at `(its index - 1) / 2`.
+    /// Heap order: no entry's target is lower than that of the entry at `(its index - 1) / 2`.
     order: Vec<Entry>,
     slots: Vec<Slot<T>>,
-    /// First of the chain of free slots.
+    /// First free slot of the free list.
     free: u32,
-    /// Entries ever put in.
+    /// Number of entries ever inserted.
     inserted: u64,
 }
 
@@ -48,12 +48,12 @@ impl<T> Heap<T> {
         self.order.len()
     }
 
-    /// The lowest target.
+    /// Returns the lowest target.
     pub(crate) fn smallest(&self) -> Option<u64> {
         self.order.first().map(|entry| entry.target)
     }
 
-    /// Puts an entry in; gives the payload back if there are 2^32 - 2 already.
+    /// Inserts an entry; returns the payload as an error if there are 2^32 - 2 entries.
     pub(crate) fn insert(&mut self, target: u64, payload: T) -> Result<Key, T> {
         if self.order.len() >= MOST {
             return Err(payload);
@@ -79,7 +79,7 @@ impl<T> Heap<T> {
         Ok(Key { slot, number: self.inserted })
     }
 
-    /// The payload of an entry that is still in.
+    /// Returns the payload of an entry that has not been removed.
     pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         match self.slots.get_mut(key.slot as usize) {
             Some(Slot::Taken { number, payload, .. }) if *number == key.number => Some(payload),
@@ -87,7 +87,7 @@ impl<T> Heap<T> {
         }
     }
 
-    /// Takes an entry out, if it is still in.
+    /// Removes an entry, if it has not been removed.
     pub(crate) fn remove(&mut self, key: Key) -> Option<T> {
         match self.slots.get(key.slot as usize) {
             Some(Slot::Taken { number, index, .. }) if *number == key.number => self.take(*index as usize),
@@ -95,15 +95,15 @@ impl<T> Heap<T> {
         }
     }
 
-    /// Takes out an entry with the lowest target, if that is at most `reached`.
+    /// Removes an entry with the lowest target, if that is at most `reached`.
     pub(crate) fn pop(&mut self, reached: u64) -> Option<T> {
         if self.smallest()? <= reached { self.take(0) } else { None }
     }
 
-    /// Gives memory back, where there are no entries and have been more than a few.
+    /// Frees memory if the heap is empty and had more than a few entries.
     pub(crate) fn shrink(&mut self) {
         if self.order.is_empty() && self.slots.len() > 8 {
-            // The count goes on: keys given out before must stay stale.
+            // The count continues: old keys must remain stale.
             *self = Heap { inserted: self.inserted, ..Heap::new() };
         }
     }
@@ -154,7 +154,7 @@ impl<T> Heap<T> {
         self.placed(index);
     }
 
-    /// Tells the entry at `index` where it is.
+    /// Updates the index in the slot of the entry at `index`.
     fn placed(&mut self, index: usize) {
         let slot = self.order[index].slot as usize;
         if let Slot::Taken { index: at, .. } = &mut self.slots[slot] {
@@ -174,7 +174,7 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Step {
         Insert(u64),
-        /// Of the keys ever given out, the one with this number (modulo their count).
+        /// Removal of the key with this number (modulo their count) among all keys ever returned.
         Remove(usize),
         Pop(u64),
         Shrink,
@@ -190,7 +190,7 @@ mod tests {
     }
 
     proptest! {
-        /// The same as a sorted map by (target, number) would do, but for the order among equal targets.
+        /// Compares with a sorted map by (target, number), except for the order among equal targets.
         #[test]
         fn is_a_sorted_map(steps in proptest::collection::vec(step(), 0..200)) {
             let mut heap = Heap::new();

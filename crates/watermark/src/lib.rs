@@ -1,4 +1,4 @@
-//! One writer publishes a growing number, readers compare with it. No I/O in here.
+//! A number published by one writer that only grows, and readers that compare with it. No I/O.
 //!
 //! ```text
 //!                                    ┌─ place of a thread: lowest target ── Waiters: its heap, an eventfd
@@ -8,25 +8,25 @@
 //!              readers
 //! ```
 //!
-//! [`Lsn`] is a position in a write-ahead log. [`Watermark`] is one atomic, monotone number, mostly an `Lsn`; [`Waiters`],
-//! [`Parker`] and [`Reached`] are the ways to wait at it. [`Oracle`] is the bookkeeping of a batched reader of a growing
-//! number, [`Dispenser`] that of a batched source of numbers of which nobody gets one twice.
+//! [`Lsn`] is a position in a write-ahead log. [`Watermark`] is an atomic, monotone number, usually an `Lsn`; [`Waiters`], [`Parker`] and [`Reached`]
+//! are the ways to wait for it. [`Oracle`] is the bookkeeping of a batched reader of a growing number, [`Dispenser`] that of a batched source of
+//! unique numbers.
 //!
 //! # Invariants
 //!
-//! - No I/O. Who publishes, or takes a ticket, never blocks and never waits for a lock.
-//! - A wake-up is never lost: who waits arms first and then looks at the number again; who publishes stores the number first
-//!   and then looks at what is armed; a full fence lies between the two steps of each. `place` has the hand-shake.
-//! - A thread is woken only when the lowest number that it waits for has been reached. Nothing polls.
-//! - Whoever cannot have the tasks' lock leaves its work to the one who has it, who looks at the number after letting go.
-//! - A watermark at which nobody has waited is three words. After construction nothing of `Oracle` allocates, and of the waiting
-//!   side only what grows with the most waiters there have been.
-//! - A ticket is never answered by a batch that was begun before the ticket was taken.
-//! - A ticket is never forgotten: while it has no answer, a batch that will answer it is under way, or one is wanted.
+//! - There is no I/O. Publishing, or taking a ticket, never blocks and never waits for a lock.
+//! - A wake-up is never lost: a waiter arms first and then reads the number again; a publisher stores the number first and then checks the alarms;
+//!   each has a full fence between the two steps. `place` describes the handshake.
+//! - A thread is woken only when the lowest number that it waits for has been reached. There is no polling.
+//! - A publisher that cannot get the tasks' lock leaves its work to the lock's holder, which reads the number again after releasing the lock.
+//! - A watermark without past waiters has three words. After construction `Oracle` never allocates, and the waiting side allocates only for a new
+//!   highest number of waiters.
+//! - A ticket is never answered by a batch that began before the ticket was taken.
+//! - A ticket is never forgotten: while it has no answer, a batch that will answer it is on its way, or wanted.
 //! - A reader never sees the term of one answer with the position of another.
-//! - A dispenser gives no number twice, and none from a batch that began before it was asked for.
+//! - A dispenser never gives a number twice, and never one from a batch that began before the request.
 //!
-//! Model-checked by loom (`src/model/`); it needs a target directory of its own, because the flag rebuilds everything:
+//! Model-checked by loom (`src/model/`), with a target directory of its own, because the flag rebuilds everything:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p watermark --release --lib

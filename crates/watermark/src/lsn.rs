@@ -3,25 +3,24 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A byte position in PostgreSQL's write-ahead log; written `X/X` in hexadecimal. 0 is not a valid position and stands
-/// for "none".
+/// A byte position in PostgreSQL's write-ahead log; written as `X/X` in hexadecimal. 0 is not a valid position and means "none".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Lsn(pub u64);
 
 impl Lsn {
-    /// Bytes of a WAL page.
+    /// Length of a WAL page.
     const PAGE: u64 = 8192;
-    /// Bytes of the header that each page begins with, and of the longer one that a segment's first page has.
+    /// Length of a page's header, and of the longer header of a segment's first page.
     const PAGE_HEADER: u64 = 24;
     const SEGMENT_HEADER: u64 = 40;
 
-    /// The end of the last record, given where the next record will be written: what `pg_current_wal_insert_lsn()` says,
-    /// brought down to the page's start when nothing but the page's header lies in between.
+    /// Returns the end of the last record from the position of the next one: `pg_current_wal_insert_lsn()`, lowered to the page's start if only the
+    /// page's header lies in between.
     ///
-    /// `segment_size` is the server's `wal_segment_size` in bytes. Where a record ends with its page, the primary's insert
-    /// position is already behind the next page's header (24 bytes, 40 on the first page of a segment), but a standby that
-    /// has replayed that record reports the page's start: without this it would never be seen to have caught up. No record
-    /// ends just behind a header, so the correction never lowers a position that something was written before.
+    /// `segment_size` is the server's `wal_segment_size` in bytes. If a record ends at the end of its page, the primary's insert position is already
+    /// behind the next page's header (24 bytes, 40 on the first page of a segment), but a standby that has replayed that record reports the page's
+    /// start: without the correction it would never appear to have caught up. No record ends just behind a header, so the correction never lowers a
+    /// position below a written record.
     #[must_use]
     pub fn end_of_record(self, segment_size: u64) -> Lsn {
         let in_page = self.0 % Lsn::PAGE;
@@ -31,7 +30,7 @@ impl Lsn {
     }
 }
 
-/// The text is not of the form `X/X`.
+/// Error for a text that is not of the form `X/X`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an LSN: expected two hexadecimal numbers of at most 8 digits, as in 16/B374D848")]
 pub struct ParseLsnError(pub String);
@@ -117,7 +116,7 @@ mod tests {
         ] {
             assert_eq!(Lsn(insert).end_of_record(SEGMENT), Lsn(end), "{why}");
         }
-        // 1 MB segments: what is an ordinary page to 16 MB segments is a first page here.
+        // With 1 MB segments: an ordinary page of 16 MB segments is a first page here.
         assert_eq!(Lsn((17 << 20) + 40).end_of_record(1 << 20), Lsn(17 << 20));
         assert_eq!(Lsn((17 << 20) + 40).end_of_record(SEGMENT), Lsn((17 << 20) + 40));
         assert_eq!(Lsn(8192 + 24).end_of_record(0), Lsn(8192), "segment size not known");

@@ -1,4 +1,4 @@
-//! One atomic, monotone number, and those who wait for it.
+//! An atomic, monotone number with its waiters.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,34 +8,33 @@ use crate::place::Places;
 use crate::sync::{AtomicU64, OnceLock, Ordering, fence};
 use crate::tasks::{Reached, Tasks};
 
-/// A number that only grows: an [`Lsn`], a revision, a count. Publishing never blocks; a reader that is already satisfied pays
-/// one load.
+/// A number that only grows: an [`Lsn`], a revision, a count. Publishing never blocks; a reader whose target has been reached pays one load.
 ///
-/// Three ways to wait, none of which polls: a task awaits [`reached`](Watermark::reached), a thread has a
-/// [`Parker`](crate::Parker), an event loop has [`Waiters`](crate::Waiters). Publishing looks at one word for each waiting
-/// thread and one for all tasks together, and wakes a thread only if the lowest number it waits for has been reached.
+/// There are three ways to wait, none of which polls: a task awaits [`reached`](Watermark::reached), a thread has a [`Parker`](crate::Parker), an
+/// event loop has [`Waiters`](crate::Waiters). Publishing reads one word for each waiting thread and one for all tasks together, and wakes a thread
+/// only if the lowest number it waits for has been reached.
 ///
-/// 24 bytes, and about 200 more from the first time that somebody has to wait.
+/// 24 bytes, and about 200 more after the first wait.
 pub struct Watermark<N: Number = Lsn> {
     mark: Mark,
     number: PhantomData<fn() -> N>,
 }
 
-/// What a [`Watermark`] can hold: a `u64` by another name, in the same order.
+/// A number of a [`Watermark`]: a `u64` by another name, in the same order.
 pub trait Number: Copy + Ord {
-    /// As a plain number.
+    /// Returns the plain number.
     fn to_u64(self) -> u64;
-    /// From a plain number that [`to_u64`](Number::to_u64) gave.
+    /// Converts a plain number from [`to_u64`](Number::to_u64) back.
     fn from_u64(number: u64) -> Self;
 }
 
-/// A watermark without the number's name.
+/// A watermark of plain numbers.
 pub(crate) struct Mark {
     number: AtomicU64,
     waiting: OnceLock<Box<Waiting>>,
 }
 
-/// Everyone who waits.
+/// The waiters of a watermark.
 pub(crate) struct Waiting {
     pub(crate) places: Places,
     pub(crate) tasks: Tasks,
@@ -44,23 +43,23 @@ pub(crate) struct Waiting {
 // === impl Watermark ===
 
 impl<N: Number> Watermark<N> {
-    /// Starts at `number`.
+    /// Creates a watermark at `number`.
     #[must_use]
     pub fn new(number: N) -> Watermark<N> {
         let mark = Mark { number: AtomicU64::new(number.to_u64()), waiting: OnceLock::new() };
         Watermark { mark, number: PhantomData }
     }
 
-    /// The highest number published so far.
+    /// Returns the highest number published so far.
     #[must_use]
     pub fn get(&self) -> N {
         N::from_u64(self.mark.get())
     }
 
-    /// Raises the mark to `number`, and wakes who waited for it or for less; a lower one changes nothing. True if it rose.
+    /// Raises the mark to `number`, and wakes the waiters for it or for less; a lower number changes nothing. Returns true if the mark rose.
     ///
-    /// Never blocks. It costs two atomic operations, one load for each waiting thread, and what the wakers cost of those who
-    /// are due: one for each thread, and one for each task.
+    /// Never blocks. The cost is two atomic operations, one load for each waiting thread, and the wakers of the due waiters: one for each thread, and
+    /// one for each task.
     pub fn publish(&self, number: N) -> bool {
         let number = number.to_u64();
         let rose = self.mark.number.fetch_max(number, Ordering::AcqRel) < number;
@@ -70,18 +69,18 @@ impl<N: Number> Watermark<N> {
         rose
     }
 
-    /// Starts over at `number`, which may be lower: only where numbers known so far mean nothing any more (a new term, a
-    /// server that may have been restarted). Who waits goes on waiting for the same number.
+    /// Restarts at `number`, which may be lower: only if earlier numbers have become meaningless (a new term, a server that may have been restarted).
+    /// Waiters continue to wait for the same number.
     pub fn reset(&self, number: N) {
         let number = number.to_u64();
         self.mark.number.store(number, Ordering::Release);
         self.mark.published(number);
     }
 
-    /// Completes with the mark's number once that is `target` or higher. One load and nothing else if it already is.
+    /// Completes with the mark's number once it is at least `target`. Costs one load if it already is.
     ///
-    /// May be dropped at any time, as a time-out does. The waiting tasks of one watermark share a lock with one another, not
-    /// with who publishes: who publishes and finds it held leaves the waking to its holder.
+    /// May be dropped at any time, as a time-out does. The waiting tasks of a watermark share a lock among themselves, not with publishers: a
+    /// publisher that finds it held leaves the waking to its holder.
     pub fn reached(&self, target: N) -> Reached<'_, N> {
         Reached::new(self, target)
     }
@@ -137,7 +136,7 @@ impl Mark {
     }
 
     fn published(&self, number: u64) {
-        // Between the number and everything that says who waits: see `place`.
+        // Between storing the number and reading the alarms: see `place`.
         fence(Ordering::SeqCst);
         if let Some(waiting) = self.waiting.get() {
             waiting.places.published(number);

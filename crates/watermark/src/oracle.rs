@@ -1,8 +1,8 @@
-//! The bookkeeping of a batched reader of a growing number.
+//! Bookkeeping of a batched reader of a growing number.
 //!
-//! Who needs to know "how far had the primary got by now?" takes a [`Ticket`]: the number of the first batch that has
-//! not been sent. One question to the primary answers everyone whose ticket is of that batch, or of an earlier one that
-//! was lost. Nobody joins a batch that is already on its way: its answer could be older than the question.
+//! An asker that needs the primary's current position takes a [`Ticket`]: the number of the first batch that has not been sent. One request to the
+//! primary answers all tickets of that batch, and of earlier batches that were lost. No asker joins a batch that has been sent: its answer could be
+//! older than the question.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use crate::Lsn;
 use crate::mark::{Number, Watermark};
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// Answers kept: an older ticket gets the newest answer instead, which is later than it needs, never earlier.
+/// Number of answers kept: an older ticket gets the newest answer instead, which is later than required, never earlier.
 #[cfg(not(loom))]
 const KEPT: usize = 1024;
-/// Small, so that the model can see the driver overwrite a slot that is being read.
+/// Small, so that the model covers the driver overwriting a slot that is being read.
 #[cfg(loom)]
 const KEPT: usize = 2;
 
-/// The first batch that had not been sent when the ticket was taken.
+/// Number of the first batch that had not been sent when the ticket was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
-/// A batch that is on its way: ends in [`Oracle::complete`] or [`Oracle::fail`].
+/// A batch that has been sent; ends in [`Oracle::complete`] or [`Oracle::fail`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a batch that is neither completed nor failed leaves its askers waiting"]
 pub struct Batch {
@@ -30,45 +30,44 @@ pub struct Batch {
     shared: bool,
 }
 
-/// Where the primary was when a batch reached it.
+/// Position of the primary when a batch reached it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
-    /// The timeline the position is on: positions of different terms are never compared.
+    /// The timeline of the position: positions of different terms are never compared.
     pub term: u64,
-    /// The position: of everything that is visible.
+    /// Position up to which everything is visible.
     pub lsn: Lsn,
-    /// Up to where the primary itself has made it durable.
+    /// Position up to which the primary itself has flushed.
     pub flushed: Lsn,
 }
 
-/// How much a batch is wanted.
+/// Urgency of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wanted {
-    /// Nobody holds a ticket for it.
+    /// No tickets for the batch.
     No,
-    /// Those who hold one can do without an answer for now: [`Oracle::ticket_for_later`].
+    /// Only tickets whose holders can do without an answer for now: [`Oracle::ticket_for_later`].
     Later,
-    /// Somebody waits for it.
+    /// At least one waiting asker.
     Now,
 }
 
-/// Above [`Wanted::Now`]: more than one asker waits for it.
+/// Value above [`Wanted::Now`]: several waiting askers.
 const BY_SEVERAL: u64 = Wanted::Now as u64 + 1;
 
-/// Hands out tickets and keeps the answers. Many askers, one driver that calls [`begin`](Oracle::begin) and
-/// [`complete`](Oracle::complete).
+/// Issues tickets and keeps the answers. Many askers, one driver, which calls [`begin`](Oracle::begin) and [`complete`](Oracle::complete).
 pub struct Oracle {
     /// Number of the last batch sent.
     sent: AtomicU64,
-    /// How much those who hold a ticket want the first batch that has not been sent: a `Wanted`, or [`BY_SEVERAL`].
+    /// Urgency of the first batch that has not been sent: a `Wanted`, or [`BY_SEVERAL`].
     wanted: AtomicU64,
-    /// The newest batch answered.
+    /// The newest answered batch.
     answered: Arc<Watermark<Ticket>>,
     slots: Box<[Slot]>,
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
-/// Written by the driver alone; `batch` says whose answer it holds, 0 while it is being written.
+/// An answer, written only by the driver; `batch` is the answer's batch, 0 while it is being written.
 #[derive(Default)]
 struct Slot {
     batch: AtomicU64,
@@ -92,7 +91,7 @@ impl Number for Ticket {
 // === impl Batch ===
 
 impl Batch {
-    /// More than one asker waited for it when it was sent.
+    /// True if several askers waited for the batch when it was sent.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.shared
@@ -102,7 +101,7 @@ impl Batch {
 // === impl Oracle ===
 
 impl Oracle {
-    /// `wake` is called, from an asker's thread, when a batch becomes wanted, or more so: at most twice a batch.
+    /// Creates an oracle. `wake` is called from an asker's thread when a batch becomes wanted, or more urgent: at most twice per batch.
     pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Oracle {
         Oracle {
             sent: AtomicU64::new(0),
@@ -113,18 +112,17 @@ impl Oracle {
         }
     }
 
-    /// A ticket for the next batch: its answer covers everything that the primary had acknowledged before this call.
+    /// Takes a ticket for the next batch: its answer covers everything that the primary had acknowledged before this call.
     pub fn ticket(&self) -> Ticket {
         self.take(Wanted::Now)
     }
 
-    /// The same for one who only looks whether the answer is there, and has another way while it is not: the driver need not
-    /// hurry for it.
+    /// Takes a ticket for an asker that only checks for the answer, and has an alternative without it: the driver need not hurry.
     pub fn ticket_for_later(&self) -> Ticket {
         self.take(Wanted::Later)
     }
 
-    /// The answer for a ticket, if it has arrived. It never blocks; who gets None asks again later.
+    /// Returns the answer for a ticket, if it has arrived. Never blocks; the caller retries later on `None`.
     #[must_use]
     pub fn answer(&self, ticket: Ticket) -> Option<Answer> {
         if self.answered.get() < ticket {
@@ -133,13 +131,13 @@ impl Oracle {
         self.read(ticket.0).or_else(|| self.newest())
     }
 
-    /// The highest ticket that has an answer: where one waits for one's own.
+    /// Returns the highest ticket that has an answer, on which an asker waits for its own.
     #[must_use]
     pub fn answered(&self) -> &Arc<Watermark<Ticket>> {
         &self.answered
     }
 
-    /// Whether a batch should be sent.
+    /// Returns the urgency of the next batch.
     #[must_use]
     pub fn wanted(&self) -> Wanted {
         match self.wanted.load(Ordering::SeqCst) {
@@ -149,16 +147,16 @@ impl Oracle {
         }
     }
 
-    /// To be called by the driver before it sends a question.
+    /// Called by the driver before it sends a request.
     pub fn begin(&self) -> Batch {
-        // Order matters. The wish goes down first: whoever raises it after that is answered by this batch or asks for the
-        // next. The other way round a ticket for the next batch could be taken, and its wish lost, in between.
+        // The order matters. The urgency is reset first: an asker that raises it later is answered by this batch or requests the next one. In the
+        // other order a ticket for the next batch could be taken in between, and its urgency lost.
         let shared = self.wanted.swap(Wanted::No as u64, Ordering::SeqCst) == BY_SEVERAL;
         Batch { number: self.sent.fetch_add(1, Ordering::SeqCst) + 1, shared }
     }
 
-    /// The answer to a batch. Batches may be answered in any order, by one thread at a time, and fewer than the number of
-    /// answers kept (1024) may be on their way.
+    /// Records the answer to a batch. Batches may be answered in any order, by one thread at a time, and fewer than the number of answers kept (1024)
+    /// may be on their way.
     pub fn complete(&self, batch: Batch, answer: Answer) {
         let Batch { number, .. } = batch;
         let slot = &self.slots[number as usize % KEPT];
@@ -171,7 +169,7 @@ impl Oracle {
         self.answered.publish(Ticket(number));
     }
 
-    /// A batch whose answer will not come: its tickets are answered by the next one, which is asked for here.
+    /// Ends a batch that will not be answered: its tickets are answered by the next one, which is requested here.
     pub fn fail(&self, batch: Batch) {
         drop(batch);
         self.want(Wanted::Now);
@@ -185,8 +183,8 @@ impl Oracle {
 
     fn want(&self, wanted: Wanted) {
         let wanted = wanted as u64;
-        // The load keeps many askers of one batch from passing the cache line around. Whoever has seen the newer number of
-        // batches also sees that `begin` put the wish down before it, so it is never kept from raising it by an old value.
+        // The load avoids that many askers of one batch contend for the cache line. An asker that sees the newer number of batches also sees the
+        // reset of the urgency that `begin` made before, so an old value never keeps it from raising the urgency.
         let mut seen = self.wanted.load(Ordering::SeqCst);
         if seen < wanted {
             seen = self.wanted.fetch_max(wanted, Ordering::SeqCst);
@@ -195,16 +193,16 @@ impl Oracle {
             }
         }
         if seen == wanted && wanted == Wanted::Now as u64 {
-            // Never from below: that would be without waking the driver. If it has gone down meanwhile, the batch that has begun is
-            // this asker's, too: it took its ticket before it saw that one was wanted.
+            // Never from a lower value: that would not wake the driver. If the urgency has been reset meanwhile, the batch that has begun also
+            // answers this asker: it took its ticket before it saw that a batch was wanted.
             let _ = self.wanted.compare_exchange(seen, BY_SEVERAL, Ordering::SeqCst, Ordering::SeqCst);
         }
     }
 
-    /// The newest answer, whoever it was for; None: there is none yet.
+    /// Returns the newest answer of any batch; `None` if there is none yet.
     #[must_use]
     pub fn newest(&self) -> Option<Answer> {
-        // The driver may lap a reader only by answering KEPT batches during these few loads.
+        // The driver overtakes a reader only if it answers KEPT batches during these few loads.
         (0..4).find_map(|_| Some(self.answered.get().0).filter(|batch| *batch > 0).and_then(|batch| self.read(batch)))
     }
 

@@ -1,4 +1,4 @@
-//! A thread that has nothing else to do.
+//! Waiting of a thread that has nothing else to do.
 
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -13,24 +13,23 @@ pub struct Parker<N: Number = crate::Lsn> {
     mark: Arc<Watermark<N>>,
     place: Arc<Place>,
     unparked: Arc<AtomicBool>,
-    /// Whom the place wakes.
+    /// The sleeper that the place wakes.
     sleeper: Option<Sleeper>,
 }
 
-/// Ends a [`Parker`]'s wait, or its next one, without the target being reached: to stop it, or because it is asked for
-/// something else.
+/// Ends a [`Parker`]'s wait, or its next one, before the target is reached: to stop the thread, or to give it other work.
 #[derive(Clone)]
 pub struct Unparker {
     place: Arc<Place>,
     unparked: Arc<AtomicBool>,
 }
 
-/// How a wait has ended.
+/// Result of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waited<N> {
-    /// The watermark has reached the target: its number.
+    /// The watermark has reached the target; contains the watermark's number.
     Reached(N),
-    /// [`Unparker::unpark`] was called since a wait last ended in this way.
+    /// [`Unparker::unpark`] was called since the last wait with this result.
     Unparked,
     /// The deadline has passed.
     TimedOut,
@@ -49,29 +48,29 @@ impl Wake for Sleeper {
 // === impl Parker ===
 
 impl<N: Number> Parker<N> {
-    /// For a thread that waits at `mark`. One a thread, kept for as long as the thread goes on waiting there.
+    /// Creates a parker for a thread that waits at `mark`. One per thread, kept as long as the thread waits there.
     #[must_use]
     pub fn new(mark: Arc<Watermark<N>>) -> Parker<N> {
         let place = mark.mark().waiting().places.claim();
         Parker { mark, place, unparked: Arc::new(AtomicBool::new(false)), sleeper: None }
     }
 
-    /// Where it waits.
+    /// Returns the watermark.
     #[must_use]
     pub fn watermark(&self) -> &Arc<Watermark<N>> {
         &self.mark
     }
 
-    /// What ends its waits from outside.
+    /// Returns a handle that ends waits from outside.
     #[must_use]
     pub fn unparker(&self) -> Unparker {
         Unparker { place: Arc::clone(&self.place), unparked: Arc::clone(&self.unparked) }
     }
 
-    /// Sleeps until the watermark has reached `target`, or [`Unparker::unpark`] is called, or `deadline` has passed (None:
-    /// never). Where several hold, the first of them is said, and an unpark stays for the next wait.
+    /// Sleeps until the watermark has reached `target`, [`Unparker::unpark`] is called, or `deadline` has passed (`None` means never). If several
+    /// hold, the first of these is returned, and an unpark remains for the next wait.
     ///
-    /// A target that is already reached costs one load.
+    /// A target that has been reached costs one load.
     pub fn wait(&mut self, target: N, deadline: Option<Instant>) -> Waited<N> {
         let number = self.mark.get();
         if number >= target {
@@ -84,7 +83,7 @@ impl<N: Number> Parker<N> {
     }
 
     fn sleep(&self, sleeper: &Sleeper, target: N, deadline: Option<Instant>) -> Waited<N> {
-        // Ends with what is waited for; whatever else wakes the thread makes it arm anew and look again.
+        // Ends with the awaited event; after any other wake-up the thread arms and checks again.
         loop {
             self.place.alarm().arm(target.to_u64());
             let number = self.mark.get();
@@ -101,7 +100,7 @@ impl<N: Number> Parker<N> {
         }
     }
 
-    /// This thread's, which the place wakes from now on.
+    /// Returns this thread's sleeper, which the place wakes from now on.
     fn sleeper(&mut self) -> Sleeper {
         if let Some(sleeper) = self.sleeper.as_ref().filter(|sleeper| sleeper.is_here()) {
             return sleeper.clone();
@@ -128,7 +127,7 @@ impl<N: Number + std::fmt::Debug> std::fmt::Debug for Parker<N> {
 // === impl Unparker ===
 
 impl Unparker {
-    /// Ends the wait, or the next one. Calls before that count as one.
+    /// Ends the wait, or the next one. Several calls before that count as one.
     pub fn unpark(&self) {
         self.unparked.store(true, Ordering::Release);
         self.place.rouse();

@@ -1,32 +1,31 @@
-//! Where one waiting thread is found by those who publish.
+//! Place of a waiting thread, where publishers find it.
 //!
-//! The one hand-shake that everything else rests on. Who waits: `arm`, then look at the number again, then sleep. Who
-//! publishes: store the number, then look at what is armed, then wake. A full fence between the two steps of each makes sure
-//! that at least one of them sees the other.
+//! All waiting depends on one handshake. A waiter arms, then reads the number again, then sleeps. A publisher stores the number, then checks the
+//! alarms, then wakes. A full fence between the two steps of each ensures that at least one of them sees the other.
 
 use std::sync::Arc;
 use std::task::Waker;
 
 use crate::sync::{AtomicBool, AtomicU64, Mutex, OnceLock, Ordering, fence, lock, try_lock};
 
-/// Nobody waits: no number is higher than this.
+/// Value of an alarm without waiters: no number is higher.
 const QUIET: u64 = u64::MAX;
 
-/// The number up to which (inclusive) publishing concerns nobody: one less than the lowest target that is waited for. Aligned
-/// to a cache line, so that a thread that arms its own does not disturb those who look at another.
+/// The number up to which (inclusive) a publish concerns no waiter: one less than the lowest awaited target. Aligned to a cache line, so that a
+/// thread that arms its own alarm does not disturb readers of another.
 #[repr(align(64))]
 pub(crate) struct Alarm(AtomicU64);
 
-/// One thread's. It is used again by another thread when the first has left, and freed with the watermark.
+/// Place of one thread. Reused by another thread when the first has left, and freed with the watermark.
 pub(crate) struct Place {
     alarm: Alarm,
     taken: AtomicBool,
-    /// Held only for as long as it takes to copy or replace what is in it.
+    /// Locked only to copy or replace the waker.
     waker: Mutex<Option<Waker>>,
     next: OnceLock<Arc<Place>>,
 }
 
-/// The places at one watermark: as many as there have ever been waiting threads at the same time.
+/// Places at a watermark: as many as the highest number of threads that ever waited at once.
 pub(crate) struct Places {
     first: OnceLock<Arc<Place>>,
 }
@@ -38,20 +37,20 @@ impl Alarm {
         Alarm(AtomicU64::new(QUIET))
     }
 
-    /// From now on whoever publishes `target` or more raises the alarm. The number has to be read (again) behind a fence that
-    /// follows this: it may have been reached before.
+    /// From now on a publisher of `target` or more raises the alarm. The caller must read the number (again) after a fence that follows: it may have
+    /// been reached before.
     pub(crate) fn set(&self, target: u64) {
-        // The target 0 is always reached, which the second look at the number will find.
+        // The target 0 is always reached, which the second read of the number finds.
         self.0.store(target.saturating_sub(1), Ordering::Release);
     }
 
-    /// The same with the fence.
+    /// Sets the alarm, followed by the fence.
     pub(crate) fn arm(&self, target: u64) {
         self.set(target);
         fence(Ordering::SeqCst);
     }
 
-    /// True if it is armed for exactly this target, and has been since it was armed.
+    /// True if the alarm has been armed for exactly this target, and not taken since.
     pub(crate) fn is_armed(&self, target: u64) -> bool {
         self.0.load(Ordering::Relaxed) == target.saturating_sub(1)
     }
@@ -60,20 +59,20 @@ impl Alarm {
         self.0.store(QUIET, Ordering::Release);
     }
 
-    /// Disarms it; false if somebody who published has done so, and wakes.
+    /// Disarms the alarm; returns false if a publisher has done so, and wakes.
     pub(crate) fn retract(&self) -> bool {
         self.0.swap(QUIET, Ordering::AcqRel) != QUIET
     }
 
-    /// True if `number` concerns somebody. To be called behind a fence that follows the storing of `number`.
+    /// True if `number` concerns a waiter. Must be called after a fence that follows the store of `number`.
     pub(crate) fn is_due(&self, number: u64) -> bool {
         self.0.load(Ordering::Relaxed) < number
     }
 
-    /// Disarms it if `number` is above what is armed: of all who publish, one gets true for each time that it was armed.
+    /// Disarms the alarm if `number` is above its value: of all publishers, one gets true for each arming.
     pub(crate) fn take(&self, number: u64) -> bool {
         let mut armed = self.0.load(Ordering::Relaxed);
-        // Goes round again only when the waiting thread has armed anew in between.
+        // Repeats only if the waiting thread has armed again in between.
         while armed < number {
             match self.0.compare_exchange(armed, QUIET, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return true,
@@ -95,23 +94,23 @@ impl Place {
         &self.alarm
     }
 
-    /// Whom to wake from now on. Not to be called while the alarm is armed.
+    /// Sets the waker. Must not be called while the alarm is armed.
     pub(crate) fn set_waker(&self, waker: Waker) {
         let before = lock(&self.waker).replace(waker);
         drop(before);
     }
 
-    /// To be called by who has taken the alarm. Never waits.
+    /// Wakes the thread. Called by the publisher that has taken the alarm. Never blocks.
     pub(crate) fn wake(&self) {
-        // Who else can hold it: another one who publishes, and who took the alarm when it was armed for the last time but
-        // one. It is about to wake the thread, which then looks at the number anew.
+        // The lock can only be held by another publisher that took the alarm of the last arming but one. It is about to wake the thread, which then
+        // reads the number again.
         let waker = try_lock(&self.waker).and_then(|waker| waker.clone());
         if let Some(waker) = waker {
             waker.wake();
         }
     }
 
-    /// Wakes whoever is there, whatever has been reached.
+    /// Wakes the thread at the place, even if its target has not been reached.
     pub(crate) fn rouse(&self) {
         let waker = lock(&self.waker).clone();
         if let Some(waker) = waker {
@@ -119,7 +118,7 @@ impl Place {
         }
     }
 
-    /// Gives the place back.
+    /// Releases the place.
     pub(crate) fn leave(&self) {
         self.alarm.disarm();
         let waker = lock(&self.waker).take();
@@ -135,10 +134,10 @@ impl Places {
         Places { first: OnceLock::new() }
     }
 
-    /// A place that nobody else has.
+    /// Claims a place that no other thread has.
     pub(crate) fn claim(&self) -> Arc<Place> {
         let mut link = &self.first;
-        // Ends: each turn goes one place on, and the last one is added here or by another, who takes no more than one.
+        // Terminates: each iteration moves one place on, and the last one is added here or by another thread, which takes only one.
         loop {
             let place = link.get_or_init(|| Arc::new(Place::new()));
             if place.taken.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
@@ -153,7 +152,7 @@ impl Places {
         std::iter::successors(self.first.get(), |place| place.next.get()).count()
     }
 
-    /// Wakes each thread that waits for `number` or less. To be called behind a fence that follows the storing of `number`.
+    /// Wakes each thread that waits for `number` or less. Must be called after a fence that follows the store of `number`.
     pub(crate) fn published(&self, number: u64) {
         let mut link = &self.first;
         while let Some(place) = link.get() {

@@ -1,4 +1,4 @@
-//! What threads share: std's, or loom's under `--cfg loom`, where a test explores every interleaving.
+//! Synchronization primitives: std's, or loom's under `--cfg loom`, where a test explores every interleaving.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -14,14 +14,14 @@ use std::sync::{PoisonError, TryLockError};
 #[cfg(not(loom))]
 use std::time::Instant;
 
-/// One thread's sleep: a call of `wake` ends it, or the next one. It may end for no reason.
+/// Sleep of a thread: a call of `wake` ends it, or the next one. It may end spuriously.
 #[cfg(not(loom))]
 #[derive(Debug, Clone)]
 pub(crate) struct Sleeper(std::thread::Thread);
 
 #[cfg(not(loom))]
 impl Sleeper {
-    /// Of this thread.
+    /// Returns the sleeper of this thread.
     pub(crate) fn here() -> Sleeper {
         Sleeper(std::thread::current())
     }
@@ -34,7 +34,7 @@ impl Sleeper {
         self.0.unpark();
     }
 
-    /// Sleeps; until `deadline` at most. To be called where `is_here`.
+    /// Sleeps, until `deadline` at most. Must be called where `is_here`.
     pub(crate) fn sleep(&self, deadline: Option<Instant>) {
         match deadline {
             None => std::thread::park(),
@@ -43,12 +43,12 @@ impl Sleeper {
     }
 }
 
-/// Waits for the lock. Nothing that is guarded here can be left half-changed by a panic.
+/// Waits for the lock. No guarded value can be left inconsistent by a panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The lock if nobody holds it; never waits.
+/// Returns the lock if it is free; never waits.
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),
@@ -67,8 +67,8 @@ mod model {
 
     use super::{AtomicBool, Ordering, PoisonError, TryLockError, lock};
 
-    /// Loom's own mutex is let go of without loom looking at what others do before that: a `try_lock` would never meet one that is
-    /// held, but where its holder writes what others read. This one writes, too, whether it is held.
+    /// A mutex for `try_lock`. Loom switches to no other thread before the release of its own mutex: `try_lock` would never find it held, unless its
+    /// holder writes what others read. This mutex also writes its state.
     #[derive(Debug)]
     pub(crate) struct Mutex<T> {
         held: AtomicBool,
@@ -93,7 +93,7 @@ mod model {
         }
 
         pub(crate) fn try_lock(&self) -> TryLockResult<MutexGuard<'_, T>> {
-            // What is read and written at once is never an old value.
+            // An atomic read-modify-write never returns an old value.
             if self.held.fetch_or(false, Ordering::AcqRel) {
                 return Err(TryLockError::WouldBlock);
             }
@@ -123,7 +123,7 @@ mod model {
         }
     }
 
-    /// Loom's own `park` cannot be used: its `unpark` also ends a wait for a mutex or for the end of a thread.
+    /// Replacement of loom's own `park`, whose `unpark` also ends a wait for a mutex or for the end of a thread.
     #[derive(Debug, Clone)]
     pub(crate) struct Sleeper(Arc<Notify>);
 
@@ -146,7 +146,7 @@ mod model {
         }
     }
 
-    /// std's, with what makes loom see who may know that it is set.
+    /// std's, with an atomic that shows loom which threads may know that it is set.
     pub(crate) struct OnceLock<T> {
         set: AtomicBool,
         setting: Mutex<()>,

@@ -1,4 +1,4 @@
-//! Tasks that wait at one watermark: a heap of wakers, and the future that puts one in.
+//! Tasks that wait at a watermark: a heap of wakers, and the future that inserts one.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,18 +9,18 @@ use crate::mark::{Mark, Number, Watermark};
 use crate::place::Alarm;
 use crate::sync::{Mutex, Ordering, fence, lock, try_lock};
 
-/// Most tasks woken between two times that the heap is held.
+/// Maximum number of tasks woken for one locking of the heap.
 const BATCH: usize = if cfg!(loom) { 1 } else { 32 };
 
-/// The tasks. Who publishes never waits for the heap: whoever holds it looks at the number after letting go, and wakes who
-/// is due on behalf of those who could not.
+/// The waiting tasks. A publisher never waits for the heap: the heap's holder reads the number after releasing it, and wakes the due tasks on behalf
+/// of the publishers that could not.
 pub(crate) struct Tasks {
-    /// Written only while `heap` is held, to its lowest target.
+    /// Written only while `heap` is locked, to its lowest target.
     alarm: Alarm,
     heap: Mutex<Heap<Waker>>,
 }
 
-/// The future of [`Watermark::reached`]. Once dropped, nothing of it is left at the watermark.
+/// The future of [`Watermark::reached`]. Once dropped, it leaves nothing at the watermark.
 #[must_use = "a future does nothing unless it is polled"]
 pub struct Reached<'a, N: Number> {
     mark: &'a Watermark<N>,
@@ -35,12 +35,11 @@ impl Tasks {
         Tasks { alarm: Alarm::new(), heap: Mutex::new(Heap::new()) }
     }
 
-    /// Makes sure that `waker` is woken when `target` is published, if it has not been yet: the number has to be read again
-    /// after this.
+    /// Ensures that `waker` is woken when `target` is published, unless it was published before: the number must be read again after this call.
     fn enter(&self, mark: &Mark, key: &mut Option<Key>, target: u64, waker: Waker) {
         let mut heap = lock(&self.heap);
-        // Wakers are dropped and woken without the lock: with a task's last waker go its futures, which may want to leave
-        // this very heap, and who wakes may poll at once.
+        // Wakers are dropped and woken without the lock: a task's last waker drops its futures, which may want to leave this heap, and a woken task
+        // may be polled at once.
         let known = key.and_then(|key| heap.get_mut(key));
         let dropped = match known {
             Some(known) if known.will_wake(&waker) => Some(waker),
@@ -60,7 +59,7 @@ impl Tasks {
         drop(heap);
         fence(Ordering::SeqCst);
         self.settle(mark);
-        // 2^32 tasks wait already: memory ends before. This one is polled again and again instead of being forgotten.
+        // 2^32 tasks are waiting: memory ends earlier. This task is polled repeatedly instead of being forgotten.
         if let Some(waker) = dropped
             && key.is_none()
         {
@@ -81,7 +80,7 @@ impl Tasks {
         drop(waker);
     }
 
-    /// To be called while the heap is held.
+    /// Arms for the lowest target. Must be called while the heap is locked.
     fn arm(&self, heap: &Heap<Waker>) {
         match heap.smallest() {
             Some(target) if self.alarm.is_armed(target) => {}
@@ -90,11 +89,10 @@ impl Tasks {
         }
     }
 
-    /// Wakes whoever is due, unless another is about to. To be called by who has stored a number, and by who has let go of
-    /// the heap; behind a fence that follows.
+    /// Wakes all due tasks, unless another thread is about to. Must be called after storing a number, and after releasing the heap; in both cases
+    /// after a fence that follows.
     pub(crate) fn settle(&self, mark: &Mark) {
-        // Ends: each turn takes tasks out of the heap, and who comes in meanwhile with a target that is already reached
-        // does not stay.
+        // Terminates: each iteration removes tasks from the heap, and a task that arrives meanwhile with a reached target does not stay.
         loop {
             let number = mark.get();
             if !self.alarm.is_due(number) {
@@ -108,7 +106,7 @@ impl Tasks {
             heap.shrink();
             self.arm(&heap);
             drop(heap);
-            // Without the lock: a waker may do anything, poll the task at once included.
+            // Without the lock: a waker may do anything, even poll the task at once.
             for waker in due.into_iter().flatten() {
                 Waker::wake(waker);
             }

@@ -1,4 +1,4 @@
-//! The waiters of one event loop.
+//! The waiters of an event loop.
 
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -7,14 +7,14 @@ use crate::heap::{Heap, Key};
 use crate::mark::{Number, Watermark};
 use crate::place::Place;
 
-/// What one thread is waiting for at a watermark: any number of targets, each with something that the thread wants back
-/// when it is reached. It belongs to one thread at a time; nothing in it is locked or shared but one word.
+/// Targets of one thread at a watermark: any number of them, each with a payload that is returned when it is reached. Owned by one thread at a time;
+/// only one word is shared, and nothing is locked.
 ///
 /// ```
 /// # use std::sync::Arc;
 /// # use watermark::{Waiters, Watermark};
 /// let durable = Arc::new(Watermark::new(0_u64));
-/// // Called by who publishes: writes to an eventfd, say. Then the loop calls `pop`.
+/// Called by the publisher: writes to an eventfd, for example. Then the loop calls `pop`.
 /// let mut held = Waiters::new(Arc::clone(&durable), 1000, || {});
 /// let waiter = held.insert(7, "a client whose COMMIT is held")?;
 /// held.insert(5, "another")?;
@@ -32,7 +32,7 @@ pub struct Waiters<T, N: Number = crate::Lsn> {
     limit: usize,
 }
 
-/// One waiter among [`Waiters`]: what to cancel it by.
+/// Identifies one of the [`Waiters`], to cancel it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waiter(Key);
 
@@ -51,44 +51,44 @@ impl<F: Fn() + Send + Sync + 'static> Wake for Call<F> {
 // === impl Waiters ===
 
 impl<T, N: Number> Waiters<T, N> {
-    /// For at most `limit` waiters. `wake` is called when the lowest target has been reached: by the thread that publishes, so
-    /// it should be short and must not panic, and once only until [`pop`](Waiters::pop) has given None.
+    /// Creates the set, for at most `limit` waiters. `wake` is called when the lowest target has been reached: by the publishing thread, so it should
+    /// be short and must not panic, and only once until [`pop`](Waiters::pop) has returned `None`.
     pub fn new(mark: Arc<Watermark<N>>, limit: usize, wake: impl Fn() + Send + Sync + 'static) -> Waiters<T, N> {
         let place = mark.mark().waiting().places.claim();
         place.set_waker(Waker::from(Arc::new(Call(wake))));
         Waiters { mark, place, heap: Heap::new(), limit }
     }
 
-    /// Where they wait.
+    /// Returns the watermark.
     #[must_use]
     pub fn watermark(&self) -> &Arc<Watermark<N>> {
         &self.mark
     }
 
-    /// How many wait.
+    /// Returns the number of waiters.
     #[must_use]
     pub fn len(&self) -> usize {
         self.heap.len()
     }
 
-    /// True if nobody waits.
+    /// True if there are no waiters.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.heap.len() == 0
     }
 
-    /// The lowest target.
+    /// Returns the lowest target.
     #[must_use]
     pub fn smallest(&self) -> Option<N> {
         self.heap.smallest().map(N::from_u64)
     }
 
-    /// Waits for `target`. Should it have been reached already, then `wake` is called (perhaps from here) and `pop` gives it;
-    /// who does not want that way round compares with the watermark first.
+    /// Adds a waiter for `target`. If it has been reached already, `wake` is called (perhaps from here) and `pop` returns it; a caller that does not
+    /// want this compares with the watermark first.
     ///
     /// # Errors
     ///
-    /// Gives `payload` back if there are as many as the limit.
+    /// Returns `payload` if there are as many waiters as the limit.
     pub fn insert(&mut self, target: N, payload: T) -> Result<Waiter, T> {
         if self.heap.len() >= self.limit {
             return Err(payload);
@@ -99,7 +99,7 @@ impl<T, N: Number> Waiters<T, N> {
         if lowest {
             let alarm = self.place.alarm();
             alarm.arm(target);
-            // Whoever published before that may not have seen it armed.
+            // An earlier publisher may not have seen the alarm armed.
             if self.mark.mark().get() >= target && alarm.retract() {
                 self.place.rouse();
             }
@@ -107,17 +107,17 @@ impl<T, N: Number> Waiters<T, N> {
         Ok(waiter)
     }
 
-    /// Waits no longer. None if `pop` gave it, or it was cancelled, before. O(log n).
+    /// Removes a waiter. Returns `None` if `pop` returned it, or it was cancelled, before. O(log n).
     pub fn cancel(&mut self, waiter: Waiter) -> Option<T> {
-        // What is armed stays as it is: at the worst one `wake` comes for nothing.
+        // The alarm stays as it is: at worst `wake` is called once for nothing.
         self.heap.remove(waiter.0)
     }
 
-    /// One whose target has been reached. To be called until it gives None, for only then will `wake` be called again.
+    /// Returns a waiter whose target has been reached. Must be called until it returns `None`, because only then will `wake` be called again.
     pub fn pop(&mut self) -> Option<T> {
         let mark = self.mark.mark();
         let alarm = self.place.alarm();
-        // Goes round again only when a target was reached while it was being armed, and then there is one to give.
+        // Repeats only if a target was reached while it was being armed, and then there is one to return.
         loop {
             let number = mark.get();
             if let Some(payload) = self.heap.pop(number) {

@@ -1,4 +1,4 @@
-//! What the models cannot show: time-outs, many waiters, real threads.
+//! Tests beyond the models: time-outs, many waiters, real threads.
 
 #![allow(clippy::unwrap_used)]
 
@@ -106,7 +106,7 @@ fn a_future_that_moves_to_another_task_wakes_that_one() {
     assert_eq!((before.get(), after.get()), (0, 1));
 }
 
-/// More than are woken at one time, with the targets in no order.
+/// More tasks than are woken at once, with unordered targets.
 #[test]
 fn every_task_that_is_due_is_woken_and_no_other() {
     let mark = Watermark::new(0_u64);
@@ -195,7 +195,7 @@ fn waiters_may_insert_what_is_reached() {
     }
 }
 
-/// Places are used again: a watermark does not grow with the threads that have come and gone.
+/// Places are reused: a watermark does not grow with the number of past threads.
 #[test]
 fn a_place_is_used_again() {
     let mark = Arc::new(Watermark::new(0_u64));

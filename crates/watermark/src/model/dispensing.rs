@@ -1,4 +1,4 @@
-//! Numbers that nobody gets twice, under every interleaving.
+//! Uniqueness of numbers under every interleaving.
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use loom::thread;
 
 use crate::{Dispenser, Place, Range};
 
-/// One question to a source that counts: it gives as many numbers as it is asked for.
+/// Sends one request to a counting source, which returns as many numbers as requested.
 fn draw(dispenser: &Dispenser, source: &AtomicU64) {
     if let Some(draw) = dispenser.begin() {
         let first = source.fetch_add(u64::from(draw.takers()), Ordering::AcqRel);
@@ -20,7 +20,7 @@ fn number(dispenser: &Dispenser, place: Place) -> Option<u64> {
     Some(drawn.number)
 }
 
-/// Two take places while batches begin: each gets a number in the end, no two the same, and a number is from after it was asked for.
+/// Two takers while batches begin: each finally gets a number, the two differ, and a number is never older than its request.
 #[test]
 fn each_number_is_somebodys_alone_and_from_after_the_question() {
     loom::model(|| {
@@ -29,7 +29,7 @@ fn each_number_is_somebodys_alone_and_from_after_the_question() {
         let taker = {
             let (dispenser, source) = (Arc::clone(&dispenser), Arc::clone(&source));
             thread::spawn(move || {
-                // Read and written at once: never an old value.
+                // An atomic read-modify-write never returns an old value.
                 let before = source.fetch_add(0, Ordering::AcqRel);
                 let place = dispenser.take().unwrap();
                 (before, place)
@@ -42,14 +42,14 @@ fn each_number_is_somebodys_alone_and_from_after_the_question() {
         draw(&dispenser, &source);
         let (own, others) = (number(&dispenser, own).unwrap(), number(&dispenser, others).unwrap());
         assert_ne!(own, others, "one number for two");
-        // A taker that the driver did not count would get a number that the source gives to the next one who asks.
+        // A taker that the driver did not count would get a number that the source gives to the next taker.
         let given = source.fetch_add(0, Ordering::AcqRel);
         assert!(own < given && others < given, "{own} and {others}, of which the source gave those below {given}");
         assert!(others >= before, "{others} was given before {before} was asked for");
     });
 }
 
-/// The first who joins a batch wakes the driver, whatever the driver is doing: nobody waits for a driver that sleeps.
+/// The first taker of a batch wakes the driver in any of its states: no taker waits for a sleeping driver.
 #[test]
 fn whoever_joins_first_wakes_the_driver() {
     loom::model(|| {
@@ -73,7 +73,7 @@ fn whoever_joins_first_wakes_the_driver() {
     });
 }
 
-/// The driver begins to wait for more than one while takers join: either a taker wakes the driver, or the driver sees them all.
+/// The driver starts to wait for several takers while they join: either a taker wakes the driver, or the driver sees them all.
 #[test]
 fn whoever_makes_a_batch_large_enough_wakes_the_driver_or_is_seen() {
     for enough in 1..=2 {
@@ -85,7 +85,7 @@ fn whoever_makes_a_batch_large_enough_wakes_the_driver_or_is_seen() {
                     wakes.fetch_add(1, Ordering::AcqRel);
                 }))
             };
-            // What the driver waited for before must not matter.
+            // The earlier threshold must not matter.
             assert!(!dispenser.wake_at(3 - enough));
             let takers = [(); 2].map(|()| {
                 let dispenser = Arc::clone(&dispenser);
@@ -102,7 +102,7 @@ fn whoever_makes_a_batch_large_enough_wakes_the_driver_or_is_seen() {
     }
 }
 
-/// The driver goes round its slots while somebody reads: a number is of the taker's own batch, or there is none.
+/// The driver reuses a slot while it is read: a number is of the taker's own batch, or there is none.
 #[test]
 fn a_place_that_lapses_while_it_is_read_gives_no_number_of_another_batch() {
     loom::model(|| {

@@ -1,4 +1,4 @@
-//! Every interleaving of a few threads, by loom. How to run it: the crate's documentation.
+//! All interleavings of a few threads, by loom. The crate's documentation has the command.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,15 +15,15 @@ fn at(number: u64) -> Answer {
     Answer { term: number, lsn: Lsn(number), flushed: Lsn(number) }
 }
 
-/// One question to the server. The server takes what reaches it, commits and questions, one after the other: both change
-/// `position` (a plain load would stand for a server that may answer from an old copy).
+/// Sends one request to the server. The server processes commits and requests sequentially: both change `position` (a plain load would model a server
+/// that may answer from an old copy).
 fn ask(oracle: &Oracle, position: &AtomicU64) {
     let batch = oracle.begin();
     let answer = at(position.fetch_add(0, Ordering::AcqRel));
     oracle.complete(batch, answer);
 }
 
-/// An asker writes, is told so, and asks: no batch's answer that it is given may be from before its write.
+/// An asker writes, is told of the commit, and asks: the answer is never from before its write.
 #[test]
 fn an_answer_is_never_older_than_its_ticket() {
     loom::model(|| {
@@ -46,7 +46,7 @@ fn an_answer_is_never_older_than_its_ticket() {
     });
 }
 
-/// When all is quiet, a ticket has its answer or a batch is wanted: one is taken while the batch for another begins.
+/// At rest, every ticket has an answer or a batch is wanted: one ticket is taken while the batch for another begins.
 #[test]
 fn no_ticket_is_forgotten() {
     loom::model(|| {
@@ -65,7 +65,7 @@ fn no_ticket_is_forgotten() {
     });
 }
 
-/// Who makes a batch wanted wakes the driver, whatever the driver is doing.
+/// An asker that makes a batch wanted wakes the driver in any of its states.
 #[test]
 fn whoever_makes_a_batch_wanted_wakes_the_driver() {
     loom::model(|| {
@@ -89,7 +89,7 @@ fn whoever_makes_a_batch_wanted_wakes_the_driver() {
     });
 }
 
-/// The driver goes round its slots while somebody reads: term and position always belong together.
+/// The driver reuses slots while they are read: term and position are always of the same answer.
 #[test]
 fn an_answer_is_never_torn() {
     loom::model(|| {
@@ -111,7 +111,7 @@ fn an_answer_is_never_torn() {
     });
 }
 
-/// Two publish, one reads: the mark never goes down, and ends at the highest.
+/// Two publishers, one reader: the mark never goes down, and ends at the highest number.
 #[test]
 fn a_mark_only_rises() {
     loom::model(|| {

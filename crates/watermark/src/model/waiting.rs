@@ -1,5 +1,4 @@
-//! Waiting: whatever the interleaving, whoever waits for a number that is published gets to know. Where a thread sleeps for
-//! ever, loom reports a deadlock.
+//! Waiting: in every interleaving, a waiter for a published number is woken. If a thread sleeps forever, loom reports a deadlock.
 
 use std::future::Future;
 use std::pin::pin;
@@ -31,7 +30,7 @@ fn begin<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     std::pin::Pin::new(future).poll(&mut Context::from_waker(waker))
 }
 
-/// For models of three threads that all sleep and wake: with three preemptions they would take a minute.
+/// Checks a model of three threads that all sleep and wake: with three preemptions it would take a minute.
 fn wide(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(2);
@@ -49,7 +48,7 @@ fn publisher(mark: &Arc<Watermark<u64>>, number: u64) -> thread::JoinHandle<()> 
     })
 }
 
-/// Which comes first, the number or the thread's first wait; and a second wait by the same thread.
+/// Both orders of the number and the thread's first wait; then a second wait by the same thread.
 #[test]
 fn a_parked_thread_is_woken() {
     loom::model(|| {
@@ -68,7 +67,7 @@ fn a_parked_thread_is_woken() {
     });
 }
 
-/// The one who publishes less must not use up the alarm of the one who publishes enough.
+/// A publisher of a lower number must not consume the alarm meant for a publisher of a sufficient one.
 #[test]
 fn two_publish_and_a_thread_is_woken() {
     loom::model(|| {
@@ -108,7 +107,7 @@ fn an_unpark_is_not_lost() {
     });
 }
 
-/// A publisher and an unpark at once: the thread gets to know of both.
+/// A publish and an unpark at once: the thread sees both.
 #[test]
 fn neither_of_unpark_and_number_is_lost() {
     loom::model(|| {
@@ -127,7 +126,7 @@ fn neither_of_unpark_and_number_is_lost() {
     });
 }
 
-/// A thread leaves, and another takes its place, while somebody who publishes is about to wake the first.
+/// A thread leaves, and another reuses its place, while a publisher is about to wake the first.
 #[test]
 fn a_place_that_is_used_again_wakes_its_new_owner() {
     loom::model(|| {
@@ -139,7 +138,7 @@ fn a_place_that_is_used_again_wakes_its_new_owner() {
     });
 }
 
-/// Calls to `wake`, counted.
+/// Creates waiters that count the calls to `wake`.
 fn loop_of(mark: &Arc<Watermark<u64>>) -> (Waiters<u64, u64>, Arc<AtomicUsize>) {
     let wakes = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&wakes);
@@ -149,7 +148,7 @@ fn loop_of(mark: &Arc<Watermark<u64>>) -> (Waiters<u64, u64>, Arc<AtomicUsize>) 
     (waiters, wakes)
 }
 
-/// The event loop sleeps once `pop` has given None and it has not been woken: is there then ever something due?
+/// Checks that nothing is due while the event loop sleeps, after `pop` has returned `None` and without a wake-up.
 fn assert_would_wake(mark: &Watermark<u64>, waiters: &Waiters<u64, u64>, wakes: &AtomicUsize, seen: usize) {
     let due = waiters.smallest().is_some_and(|target| target <= mark.get());
     assert!(!due || wakes.load(Ordering::Acquire) > seen, "asleep, though a target has been reached");
@@ -169,7 +168,7 @@ fn a_loop_is_woken_for_what_it_inserts() {
     });
 }
 
-/// The loop empties its heap and arms for the rest while two publish.
+/// The loop empties its heap and arms for the rest while two threads publish.
 #[test]
 fn a_loop_is_woken_for_what_it_has_left() {
     loom::model(|| {
@@ -187,7 +186,7 @@ fn a_loop_is_woken_for_what_it_has_left() {
     });
 }
 
-/// The lowest is cancelled while its number is published, and something else is waited for.
+/// The lowest target is cancelled while its number is published, and another one is waited for.
 #[test]
 fn a_loop_is_woken_after_a_cancel() {
     loom::model(|| {
@@ -204,7 +203,7 @@ fn a_loop_is_woken_after_a_cancel() {
     });
 }
 
-/// One publish, one call for one arming: a loop is not woken for what it does not wait for, nor twice.
+/// One publish causes one call for one arming: a loop is never woken for a number that it does not wait for, nor twice.
 #[test]
 fn a_loop_is_woken_once() {
     loom::model(|| {
@@ -230,7 +229,7 @@ fn a_task_is_woken() {
     });
 }
 
-/// Two tasks share the heap: the one who holds it does the work of a publisher who cannot.
+/// Two tasks share the heap: its holder does the work of a publisher that cannot get it.
 #[test]
 fn two_tasks_are_woken() {
     wide(|| {
@@ -246,7 +245,7 @@ fn two_tasks_are_woken() {
     });
 }
 
-/// One who waits for more, and stays asleep, holds the heap while somebody publishes what another task waits for.
+/// A task with a higher target, which stays asleep, holds the heap while another task's number is published.
 #[test]
 fn a_task_that_enters_does_not_hide_another() {
     wide(|| {
@@ -256,7 +255,7 @@ fn a_task_that_enters_does_not_hide_another() {
             thread::spawn(move || {
                 let mut stays = mark.reached(2);
                 let _ = begin(&mut stays);
-                // Dropped, it would look after the other when it leaves.
+                // Its drop would wake the other task.
                 std::mem::forget(stays);
             })
         };
@@ -267,7 +266,7 @@ fn a_task_that_enters_does_not_hide_another() {
     });
 }
 
-/// More are due than are woken in one go, and the first of them does nothing about the rest.
+/// More tasks are due than are woken at once, and the first of them does not help with the rest.
 #[test]
 fn who_comes_behind_a_batch_is_woken() {
     loom::model(|| {
@@ -280,7 +279,7 @@ fn who_comes_behind_a_batch_is_woken() {
     });
 }
 
-/// A time-out drops a future (which holds the heap) while somebody publishes what another task waits for.
+/// A time-out drops a future (which holds the heap) while another task's number is published.
 #[test]
 fn a_dropped_task_does_not_take_another_with_it() {
     wide(|| {
@@ -299,7 +298,7 @@ fn a_dropped_task_does_not_take_another_with_it() {
     });
 }
 
-/// A task and a thread at one watermark; the waker of the task counts, so that nothing but the publisher can help.
+/// A task and a thread at one watermark; the task's own waker counts, so that only the publisher can help.
 #[test]
 fn tasks_and_threads_do_not_hide_each_other() {
     wide(|| {
@@ -315,7 +314,7 @@ fn tasks_and_threads_do_not_hide_each_other() {
     });
 }
 
-/// The mark goes down and up again while a thread waits: it sees the number that counts in the end.
+/// The mark goes down and up again while a thread waits: the thread sees the final number.
 #[test]
 fn a_reset_forgets_nobody() {
     loom::model(|| {
@@ -332,7 +331,7 @@ fn a_reset_forgets_nobody() {
     });
 }
 
-/// Whoever is told that a number was reached sees what was written before it was published.
+/// A waiter that is told of a number sees all writes made before the publish.
 #[test]
 fn what_was_written_before_is_seen() {
     loom::model(|| {
