@@ -1,4 +1,4 @@
-//! Prints what a hit and a miss cost: `cargo run --release -p sql --example hit`.
+//! Prints the cost of a cache hit and of a miss: `cargo run --release -p sql --example hit`.
 #![allow(clippy::print_stdout)]
 
 use std::hint::black_box;
@@ -20,7 +20,7 @@ fn main() {
         let mut classifier = Classifier::new(ClassifierConfig::default());
         classifier.classify(text.as_bytes());
         let rounds = 2_000_000u32;
-        // The best of several: the machine is shared.
+        // The best of several runs: the machine is shared.
         let hit = (0..5)
             .map(|_| {
                 let start = Instant::now();

@@ -1,4 +1,4 @@
-//! The cache of shapes in front of the parser.
+//! Cache of shapes in front of the parser.
 
 use std::hash::BuildHasher;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,17 +12,17 @@ use crate::functions::Functions;
 use crate::set::{self, Changes};
 use crate::{hint, local, shape, statement, unparsed};
 
-/// Limits of a [`Classifier`], and what the operator knows about the database's functions.
+/// Limits of a [`Classifier`], and the operator's knowledge about the database's functions.
 #[derive(Debug, Clone)]
 pub struct ClassifierConfig {
-    /// Shapes kept at most. 0: nothing is kept.
+    /// Maximum number of cached shapes. 0 disables the cache.
     pub max_entries: usize,
-    /// Bytes of a text that is parsed at most: a longer one is a write.
+    /// Maximum number of bytes of a parsed text: a longer one is a write.
     pub max_text: usize,
-    /// Bytes that all kept shapes take together at most, with what is kept beside them.
+    /// Maximum number of bytes of all cached shapes together, including overhead.
     pub max_bytes: usize,
-    /// Functions that only read, besides PostgreSQL's own: `name` (as called without a schema) or `schema.name`,
-    /// written as PostgreSQL folds them (lower case unless quoted).
+    /// Functions that only read, besides PostgreSQL's own: `name` (as called without a schema) or `schema.name`, spelled as PostgreSQL folds names
+    /// (lower case unless quoted).
     pub read_functions: Vec<String>,
 }
 
@@ -37,20 +37,20 @@ impl Default for ClassifierConfig {
     }
 }
 
-/// What a [`Classifier`] has done and holds.
+/// Counters of a [`Classifier`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counters {
     /// Texts answered from the cache.
     pub hits: u64,
     /// Texts that had to be parsed.
     pub misses: u64,
-    /// Texts not looked at: too long, or not UTF-8.
+    /// Texts not examined: too long, or not UTF-8.
     pub refused: u64,
-    /// Shapes thrown out to make room.
+    /// Shapes evicted from the cache.
     pub evictions: u64,
-    /// Shapes held now.
+    /// Present number of shapes.
     pub entries: usize,
-    /// Bytes they take now.
+    /// Bytes of the present shapes.
     pub bytes: usize,
 }
 
@@ -58,7 +58,7 @@ struct Entry {
     hash: u64,
     key: Box<[u8]>,
     class: Class,
-    /// Asked for since the hand last came by.
+    /// True if requested since the clock hand last passed.
     used: bool,
 }
 
@@ -68,15 +68,15 @@ impl Entry {
     }
 }
 
-/// Bytes an entry takes: its key, itself, and its place in the index.
+/// Returns the bytes of an entry: its key, itself, and its place in the index.
 fn cost(key: usize) -> usize {
     key + size_of::<Entry>() + 2 * size_of::<u32>()
 }
 
-/// Tells what texts are. One per worker thread: it is `Send`, and keeps what it has learned to itself.
+/// Classifies texts. One per worker thread: it is `Send`, and its cache is not shared.
 ///
-/// Only for sessions with `standard_conforming_strings = on` and a client encoding in which every byte below 0x80 is
-/// ASCII: the parser reads texts that way.
+/// Only for sessions with `standard_conforming_strings = on` and a client encoding in which every byte below 0x80 is ASCII, because the parser
+/// assumes both.
 pub struct Classifier {
     max_entries: usize,
     max_text: usize,
@@ -86,13 +86,13 @@ pub struct Classifier {
     /// Positions in `entries`, by hash of the key.
     index: HashTable<u32>,
     entries: Vec<Entry>,
-    /// Next entry to be looked at for eviction.
+    /// Clock hand: next entry to be considered for eviction.
     hand: usize,
-    /// The key of the text at hand.
+    /// Key of the current text.
     scratch: Vec<u8>,
-    /// Hash of that key; 0 if the text was not looked at.
+    /// Hash of that key; 0 if the text was not examined.
     shape: u64,
-    /// The text that [`Classifier::classify_parsed`] was last given, and what was said of it.
+    /// Last text of [`Classifier::classify_parsed`], with the result.
     last: Last,
     counters: Counters,
 }
@@ -111,7 +111,7 @@ impl std::fmt::Debug for Classifier {
 }
 
 impl Classifier {
-    /// An empty one.
+    /// Creates a classifier with an empty cache.
     #[must_use]
     pub fn new(config: ClassifierConfig) -> Classifier {
         Classifier {
@@ -130,7 +130,7 @@ impl Classifier {
         }
     }
 
-    /// What the text is. Does not allocate if its shape is known.
+    /// Returns the class of a text. Does not allocate if its shape is cached.
     pub fn classify(&mut self, text: &[u8]) -> Class {
         let Some(valid) = self.accept(text) else {
             self.counters.refused += 1;
@@ -152,7 +152,7 @@ impl Classifier {
         class
     }
 
-    /// The same for the text of a Parse, which is asked for twice in a row: when its unit is looked at, and when the message is sent.
+    /// Returns the class of a Parse message's text, which is requested twice in a row: when its unit is examined, and when the message is sent.
     pub fn classify_parsed(&mut self, text: &[u8]) -> Class {
         if let Some((class, shape)) = self.last.said
             && self.last.text == text
@@ -162,7 +162,7 @@ impl Classifier {
             return class;
         }
         let class = self.classify(text);
-        // A text that is too long to be looked at is too long to be kept.
+        // A text that is too long to be examined is also too long to be kept.
         self.last.said = (self.shape != 0).then_some((class, self.shape));
         if self.last.said.is_some() {
             self.last.text.clear();
@@ -171,15 +171,14 @@ impl Classifier {
         class
     }
 
-    /// Stands for the shape of the text last classified, among those that this classifier has seen; 0 if it has none. Two
-    /// shapes may share one, though hardly ever.
+    /// Returns a hash of the shape of the last classified text, unique among the shapes of this classifier with high probability; 0 if it has no
+    /// shape.
     #[must_use]
     pub fn shape(&self) -> u64 {
         self.shape
     }
 
-    /// A replica refused this text because it writes: from now on texts of its shape are writes. Forgotten if the shape
-    /// is evicted.
+    /// Makes texts of this shape writes, after a replica refused the text because it writes. Forgotten if the shape is evicted.
     pub fn demote(&mut self, text: &[u8]) {
         if self.accept(text).is_none() {
             return;
@@ -193,21 +192,20 @@ impl Classifier {
         }
     }
 
-    /// What a text with [`Class::local`] asks of the proxy; None if it is not one. Parses the text.
+    /// Returns the command of a text with [`Class::local`]; `None` if it has none. Parses the text.
     #[must_use]
     pub fn local_command(&self, text: &[u8]) -> Option<Local> {
         local::command(&parse(self.accept(text)?).ok()?)
     }
 
-    /// What a text, with [`Pins::SET`](crate::Pins::SET), [`Pins::ROLE`](crate::Pins::ROLE) or
-    /// [`Flags::RESETS_PARAMETERS`](crate::Flags::RESETS_PARAMETERS), does to the parameters of its session; None if it can't be
-    /// parsed. Parses the text.
+    /// Returns the changes of the session's parameters by a text with [`Pins::SET`](crate::Pins::SET), [`Pins::ROLE`](crate::Pins::ROLE) or
+    /// [`Flags::RESETS_PARAMETERS`](crate::Flags::RESETS_PARAMETERS); `None` if it cannot be parsed. Parses the text.
     #[must_use]
     pub fn changes(&self, text: &[u8]) -> Option<Changes> {
         Some(set::changes(&parse(self.accept(text)?).ok()?, &self.functions))
     }
 
-    /// What it has done and holds.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
@@ -224,7 +222,7 @@ impl Classifier {
         self.hasher.hash_one(self.scratch.as_slice())
     }
 
-    /// The position of the entry with the key in `scratch`.
+    /// Returns the position of the entry with the key in `scratch`.
     fn find(&self, hash: u64) -> Option<usize> {
         let entries = &self.entries;
         let key = self.scratch.as_slice();
@@ -248,7 +246,7 @@ impl Classifier {
         self.counters.bytes += bytes;
     }
 
-    /// Second chance: the hand passes over what was used since it last came by. There must be an entry.
+    /// Evicts an entry by second chance: the hand skips entries used since it last passed. There must be an entry.
     fn evict(&mut self) {
         loop {
             if self.hand >= self.entries.len() {
@@ -282,33 +280,33 @@ impl Classifier {
     }
 }
 
-/// The class without any cache.
+/// Classifies a text without the cache.
 fn fresh(text: &str, functions: &Functions) -> Class {
     let hint = hint::hint(text.as_bytes());
     match parse(text) {
         Ok(tree) => Class { hint, ..statement::classify(&tree, functions) },
-        // A newer server may know more than this grammar.
+        // A newer server may support more than this grammar.
         Err(Unparsed::Refused) => Class { hint, flags: Flags::UNKNOWN, ..Class::UNKNOWN },
         Err(Unparsed::TooDeep) => unparsed::classify(text.as_bytes()),
     }
 }
 
-/// Why there is no tree.
+/// Reason why a text has no parse tree.
 enum Unparsed {
-    /// The grammar refuses the text; so will the server, unless it is newer.
+    /// The grammar rejects the text; the server will, too, unless it is newer.
     Refused,
-    /// The server may well accept it.
+    /// The text is nested too deeply, and the server may well accept it.
     TooDeep,
 }
 
-/// How messages of a grammar begin that ran out of its stack or of its own.
+/// Beginnings of the grammar's messages about an exhausted parser or C stack.
 const TOO_DEEP: [&str; 2] = ["stack depth limit exceeded", "memory exhausted"];
 
 fn parse(text: &str) -> Result<ParseResult, Unparsed> {
-    // The binding walks the tree for its own summaries; a panic there must not cost the worker.
+    // The binding walks the tree for its own summaries; a panic there must not end the worker.
     match catch_unwind(AssertUnwindSafe(|| pg_query::parse(text, 0))) {
         Ok(Ok(parsed)) => Ok(parsed.protobuf),
-        // At its beginning: a message ends with a piece of the text, where the same words may stand.
+        // Only at the beginning: a message ends with a part of the text, which may contain the same words.
         Ok(Err(pg_query::Error::Parse(message))) if !TOO_DEEP.iter().any(|deep| message.starts_with(deep)) => {
             Err(Unparsed::Refused)
         }

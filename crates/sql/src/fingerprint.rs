@@ -1,25 +1,25 @@
-//! The fingerprint of a statement: a number that all texts share which differ in their literals only.
+//! Fingerprint of a statement: a number shared by all texts that differ only in their literals.
 //!
-//! It is libpg_query's. Unlike a shape's hash (`Classifier::shape`) it is the same in every process, and the same for `SELECT 1` and
-//! `SELECT $1`, so that an operator can name a statement by it.
+//! It is libpg_query's. Unlike a shape's hash (`Classifier::shape`) it is the same in every process, and the same for `SELECT 1` and `SELECT $1`, so
+//! that an operator can identify a statement by it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pg_query::{FingerprintOptions, ParserOptions};
 
-/// Longest text that has a fingerprint, in bytes. Longer ones would keep a worker for too long.
+/// Maximum length of a text with a fingerprint, in bytes. A longer one would occupy a worker for too long.
 pub const FINGERPRINT_MAX: usize = 64 << 10;
 
-/// The fingerprint of a text; never 0. `None`: PostgreSQL's grammar refuses the text, or the text is longer than [`FINGERPRINT_MAX`].
+/// Returns the fingerprint of a text; never 0. `None` if PostgreSQL's grammar rejects the text, or the text is longer than [`FINGERPRINT_MAX`].
 #[must_use]
 pub fn fingerprint(text: &[u8]) -> Option<u64> {
     if text.len() > FINGERPRINT_MAX {
         return None;
     }
     let text = str::from_utf8(text).ok()?;
-    // Names of tables count whole, with their schemas: `a.orders` and `b.orders` may be of two tenants.
+    // Names of tables count in full, with their schemas: `a.orders` and `b.orders` may belong to two tenants.
     let options = FingerprintOptions::RANGEVAR_PG17_COMPAT | FingerprintOptions::FULL_RELNAME;
-    // As for the parser: a panic in the binding must not cost the worker.
+    // As for the parser: a panic in the binding must not end the worker.
     let found = catch_unwind(AssertUnwindSafe(|| pg_query::fingerprint(text, ParserOptions::DEFAULT, options)));
     Some(found.ok()?.ok()?.value.max(1))
 }

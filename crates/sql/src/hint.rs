@@ -1,9 +1,9 @@
-//! A text's own wish where to go: `kingpost.route=…` in a comment before its first token.
+//! Routing hint of a text: `kingpost.route=…` in a comment before its first token.
 
 use crate::class::Hint;
 use crate::shape::{block_comment_end, line_comment_end};
 
-/// The first valid hint in the comments before the first token. An unknown value is no hint.
+/// Returns the first valid hint in the comments before the first token. An unknown value is no hint.
 pub(crate) fn hint(text: &[u8]) -> Option<Hint> {
     let mut i = 0;
     loop {
@@ -36,7 +36,7 @@ fn parse(comment: &[u8]) -> Option<Hint> {
     value_of(value.trim())
 }
 
-/// `primary`, `replica` or `auto`, in any case.
+/// Parses `primary`, `replica` or `auto`, in any case.
 pub(crate) fn value_of(value: &str) -> Option<Hint> {
     [("primary", Hint::Primary), ("replica", Hint::Replica), ("auto", Hint::Auto)]
         .into_iter()

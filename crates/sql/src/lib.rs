@@ -1,11 +1,11 @@
-//! What a statement is, for routing and pooling: PostgreSQL's own parser behind a cache of shapes. No I/O.
+//! Classification of statements, for routing and pooling: PostgreSQL's own parser behind a cache of shapes. No I/O.
 //!
 //! ```text
 //!  text ──shape (literals out, one pass, no allocation)──▶ cache ──hit──▶ Class
 //!                                                            └─miss─▶ PostgreSQL's parser ──▶ classify (pure) ──▶ Class
 //! ```
 //!
-//! The rule everywhere: what is in doubt is a write.
+//! A text in doubt is always a write.
 
 mod class;
 mod classifier;

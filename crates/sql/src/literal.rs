@@ -2,15 +2,14 @@
 
 use pg_query::protobuf::Token;
 
-/// Words that PostgreSQL replaces by a time when it reads a literal of a date or time type. (`epoch` and `infinity` always mean
-/// the same.)
+/// Words that PostgreSQL replaces by a time when it reads a literal of a date or time type. (`epoch` and `infinity` have constant meanings.)
 const MOVING: [&[u8]; 4] = [b"now", b"today", b"tomorrow", b"yesterday"];
 
-/// True if a text may have a literal like `'now'::timestamptz` or `date 'today'` in it: what a server makes of such a text when it
-/// prepares it is the time of that moment. The function `now()` is no such literal.
+/// True if a text may contain a literal like `'now'::timestamptz` or `date 'today'`: a server that prepares such a text fixes the time of that
+/// moment. The function `now()` is not such a literal.
 ///
-/// Types are not known here: any string literal with one of the words counts, one whose escapes could spell it, and one in pieces
-/// (`'no'` on one line and `'w'` on the next are `'now'`). Most texts are told apart without the lexer.
+/// Types are unknown here: any string literal with one of the words counts, also one whose escapes could spell it, and one in pieces (`'no'` on one
+/// line and `'w'` on the next are `'now'`). Most texts are decided without the lexer.
 #[must_use]
 pub fn has_moving_literal(text: &[u8]) -> bool {
     let spelt_otherwise = text.contains(&b'\\') || mentions(text, b"u&'") || has_quote_first_on_line(text);
@@ -18,7 +17,7 @@ pub fn has_moving_literal(text: &[u8]) -> bool {
         return false;
     }
     let Ok(text) = str::from_utf8(text) else { return true };
-    // A text that the lexer refuses is not prepared either.
+    // A text that the lexer rejects is not prepared either.
     let Ok(scanned) = pg_query::scan(text) else { return false };
     scanned.tokens.iter().any(|token| {
         let place = usize::try_from(token.start).ok().zip(usize::try_from(token.end).ok());
@@ -26,20 +25,20 @@ pub fn has_moving_literal(text: &[u8]) -> bool {
             Ok(Token::Sconst) => {
                 place.and_then(|(from, to)| text.get(from..to)).is_none_or(|of| is_moving(of.as_bytes()))
             }
-            // Its escape character may be any: `U&'!006eow' UESCAPE '!'`.
+            // The escape character may be any: `U&'!006eow' UESCAPE '!'`.
             Ok(Token::Usconst) => true,
             _ => false,
         }
     })
 }
 
-/// True if a text may have a string literal in it. `$1` is none.
+/// True if a text may contain a string literal. `$1` is not one.
 #[must_use]
 pub fn has_literal(text: &[u8]) -> bool {
     text.contains(&b'\'') || text.windows(2).any(|two| two[0] == b'$' && !two[1].is_ascii_digit())
 }
 
-/// True if one of the words stands in a literal (with its quotes) by itself, or may: written in escapes, or in pieces.
+/// True if a literal (with its quotes) has one of the words by itself, or may have: in escapes, or in pieces.
 fn is_moving(literal: &[u8]) -> bool {
     let said = |text: &[u8]| {
         let mut words = text.split(|byte| !byte.is_ascii_alphabetic());
@@ -51,7 +50,7 @@ fn is_moving(literal: &[u8]) -> bool {
     said(literal) || has_pieces || (has_escapes && unescaped(literal).is_none_or(|text| said(&text)))
 }
 
-/// A literal's text without its escapes: `\o` is `o`, `\n` stands between words. `None`: characters are given by number (`\x6e`, `\156`,
+/// Returns a literal's text without its escapes: `\o` is `o`, `\n` separates words. `None` if characters are given by number (`\x6e`, `\156`,
 /// `\u006e`).
 fn unescaped(literal: &[u8]) -> Option<Vec<u8>> {
     let mut text = Vec::with_capacity(literal.len());
@@ -71,7 +70,7 @@ fn unescaped(literal: &[u8]) -> Option<Vec<u8>> {
     Some(text)
 }
 
-/// True if a quote is the first thing on a line, as where a literal goes on from a line above.
+/// True if a line begins with a quote, as the continuation of a literal from a line above does.
 fn has_quote_first_on_line(text: &[u8]) -> bool {
     let mut lines = text.split(|byte| matches!(byte, b'\n' | b'\r'));
     lines.next();

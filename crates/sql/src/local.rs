@@ -1,4 +1,4 @@
-//! What the proxy answers itself: DEALLOCATE, and its own parameters.
+//! Commands answered by the proxy itself: DEALLOCATE, and its own parameters.
 
 use pg_query::NodeEnum;
 use pg_query::protobuf::{ParseResult, VariableSetKind, VariableSetStmt, a_const::Val};
@@ -7,7 +7,7 @@ use crate::class::Local;
 use crate::hint::value_of;
 use crate::statement::own_parameter;
 
-/// The command, if the text is exactly one statement of the kind.
+/// Returns the command, if the text is exactly one statement of this kind.
 pub(crate) fn command(tree: &ParseResult) -> Option<Local> {
     let [raw] = tree.stmts.as_slice() else { return None };
     match raw.stmt.as_ref()?.node.as_ref()? {

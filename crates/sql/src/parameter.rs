@@ -1,7 +1,7 @@
-//! Which run-time parameters change what a text means.
+//! Effect of run-time parameters on the meaning of a text.
 
-/// Parameters of PostgreSQL that change neither how a text is read (its names, its literals) nor how it is planned: how results are
-/// written, time limits, logging, durability, maintenance. A name that ends in `*` stands for all that begin like it.
+/// PostgreSQL's parameters that change neither the reading of a text (its names, its literals) nor its planning: format of results, time limits,
+/// logging, durability, maintenance. A name that ends with `*` is a prefix.
 const INDIFFERENT: [&str; 53] = [
     "application_name",
     "backend_flush_after",
@@ -58,7 +58,7 @@ const INDIFFERENT: [&str; 53] = [
     "xmlbinary",
 ];
 
-/// Parameters that change how a string literal is read, and nothing else: to a text without one they mean nothing.
+/// Parameters that change only the reading of string literals: they do not affect a text without one.
 pub const OF_LITERALS: [&str; 11] = [
     "array_nulls",
     "backslash_quote",
@@ -73,19 +73,19 @@ pub const OF_LITERALS: [&str; 11] = [
     "xmloption",
 ];
 
-/// What of a text's meaning a parameter changes.
+/// Part of a text's meaning that a parameter changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meaning {
-    /// Nothing, as far as preparing it goes.
+    /// No part, as far as preparing the text is concerned.
     Nothing,
-    /// How its string literals are read.
+    /// The reading of its string literals.
     Literals,
-    /// What its names stand for, how it is planned; or that is not known.
+    /// The meaning of its names, its plan, or an unknown part.
     Anything,
 }
 
-/// What of a text's meaning this parameter changes; `name` is in lower case. Of an unknown parameter nothing is known; one with a dot in
-/// its name is an application's or an extension's, and changes nothing.
+/// Returns the part of a text's meaning that this parameter changes; `name` is in lower case. An unknown parameter may change any; one with a dot in
+/// its name belongs to an application or an extension, and changes none.
 #[must_use]
 pub fn meaning_of(name: &str) -> Meaning {
     if name.contains('.') {
@@ -104,7 +104,7 @@ pub fn meaning_of(name: &str) -> Meaning {
     }
 }
 
-/// True if two sessions in which this parameter has different values may make different things of one text. `name` is in lower case.
+/// True if different values of this parameter in two sessions may give a text different meanings. `name` is in lower case.
 #[must_use]
 pub fn changes_reading(name: &str) -> bool {
     meaning_of(name) != Meaning::Nothing
@@ -149,7 +149,7 @@ mod tests {
             "jit",
             "row_security",
             "session_replication_role",
-            // Output functions of constants are run when a statement is planned.
+            // Output functions of constants are run at planning.
             "extra_float_digits",
             "bytea_output",
             "quote_all_identifiers",

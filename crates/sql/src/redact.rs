@@ -1,22 +1,21 @@
-//! A statement's text without what its author may want to keep to himself: every literal and every comment taken out. For logs and
-//! statistics.
+//! Redaction of a statement's text, for logs and statistics: removes every literal and every comment.
 
 use pg_query::protobuf::Token;
 
-/// What is given of a text that PostgreSQL's lexer refuses.
+/// Replacement of a text that PostgreSQL's lexer rejects.
 const UNREADABLE: &str = "(a text that is not SQL)";
 
-/// The text with `?` for each literal, without comments, each run of white space one space; cut off behind `most` bytes with `…`.
+/// Returns the text with `?` for each literal, without comments, and with single spaces for white space; cut after `most` bytes with `…`.
 ///
-/// The lexer alone decides what a literal is: where one stands (a password, a connection string, a function's body) does not
-/// matter. Of a text that it refuses nothing is given.
+/// Only the lexer decides what a literal is, wherever it stands (a password, a connection string, a function's body). Nothing is returned of a text
+/// that it rejects.
 #[must_use]
 pub fn redact(text: &[u8], most: usize) -> String {
     let Ok(text) = str::from_utf8(text) else { return UNREADABLE.into() };
     let Ok(scanned) = pg_query::scan(text) else { return UNREADABLE.into() };
     let mut out = String::with_capacity(text.len().min(most + 8));
     let mut end = 0;
-    // `?, ?, ?` is `?, …`: of a list only that it is one is kept, so that lists of any length are one statement.
+    // `?, ?, ?` becomes `?, …`, so that lists of any length are one statement.
     let (mut listed, mut comma) = (false, false);
     for token in &scanned.tokens {
         let (Ok(from), Ok(to)) = (usize::try_from(token.start), usize::try_from(token.end)) else { continue };
@@ -25,7 +24,7 @@ pub fn redact(text: &[u8], most: usize) -> String {
         let spaced = from > end;
         end = to;
         if matches!(kind, Token::SqlComment | Token::CComment) {
-            // What it kept apart stays apart.
+            // Tokens separated by the comment stay separated.
             end = from.min(end);
             continue;
         }
@@ -41,7 +40,7 @@ pub fn redact(text: &[u8], most: usize) -> String {
             continue;
         }
         if comma {
-            // It did not go on as a list of literals.
+            // The list of literals did not continue.
             comma = false;
             out.push(',');
         }

@@ -1,5 +1,5 @@
-//! What a text does to the run-time parameters of its session, and to the channels that it listens on, statement by statement, so far
-//! as that can be said by names and values. What can't be is a doubt, not a guess.
+//! Changes by a text of its session's run-time parameters, and of the channels that it listens on, statement by statement, as far as names and values
+//! tell. Any other change is reported as a doubt, never guessed.
 
 use pg_query::protobuf::{
     DiscardMode, FuncCall, ParseResult, SelectStmt, SetOperation, TransactionStmt, TransactionStmtKind,
@@ -13,55 +13,55 @@ use crate::parameter::{changes_reading, is_utf8};
 use crate::statement;
 use crate::tree::name;
 
-/// A change of a run-time parameter, or of the channels that the session listens on; or what it takes to know how long a change lasts.
+/// A change of a run-time parameter, or of the session's channels; or a statement that determines how long a change lasts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// The parameter, in lower case, gets this value.
+    /// Sets the parameter, in lower case, to this value.
     Set(String, Value),
-    /// It gets this value until the transaction ends; None: what the session began with. Of parameters that may change how a text is read
-    /// (see [`changes_reading`]).
+    /// Sets the parameter until the end of the transaction; with `None`, to the session's initial value. Only for parameters that may change how a
+    /// text is read (see [`changes_reading`]).
     Local(String, Option<Value>),
-    /// Some parameter gets a value until the transaction ends, and which of them, or which value, can't be told.
+    /// Sets an unknown parameter, or a parameter to an unknown value, until the end of the transaction.
     LocalUnknown,
-    /// Back to what the session began with.
+    /// Resets the parameter to the session's initial value.
     Reset(String),
-    /// All but `role` go back.
+    /// Resets all parameters except `role`.
     ResetAll,
-    /// All go back, and the session listens on no channel.
+    /// Resets all parameters, and ends listening on all channels.
     DiscardAll,
-    /// The session listens on this channel.
+    /// Starts listening on this channel.
     Listen(String),
-    /// It does not.
+    /// Stops listening on this channel.
     Unlisten(String),
-    /// It listens on none.
+    /// Stops listening on all channels.
     UnlistenAll,
-    /// What comes from here on may be undone by itself.
+    /// Sets a savepoint: later changes may be undone separately.
     Savepoint(String),
-    /// The last savepoint of this name, and those after it, are gone; what came after them stays.
+    /// Releases the last savepoint of this name, and those after it; later changes remain.
     Release(String),
-    /// What came after the last savepoint of this name is undone.
+    /// Undoes changes after the last savepoint of this name.
     RollbackTo(String),
-    /// The transaction ends; with `AND CHAIN` another one begins at once.
+    /// Ends the transaction; with `AND CHAIN` another one begins at once.
     End {
-        /// As the statement wants it; a failed transaction is undone all the same.
+        /// True if the statement commits; a failed transaction is rolled back nevertheless.
         commits: bool,
     },
 }
 
 impl Change {
-    /// True if it is about channels, or about what of that is undone; [`Change::DiscardAll`] is about both.
+    /// True for a change of the session's channels, including [`Change::DiscardAll`].
     #[must_use]
     pub fn is_about_channels(&self) -> bool {
         matches!(self, Change::Listen(_) | Change::Unlisten(_) | Change::UnlistenAll | Change::DiscardAll)
     }
 
-    /// True if it changes a parameter for longer than its transaction, if that commits.
+    /// True for a change of a parameter that outlasts its transaction, if that commits.
     #[must_use]
     pub fn is_about_parameters(&self) -> bool {
         matches!(self, Change::Set(..) | Change::Reset(_) | Change::ResetAll | Change::DiscardAll)
     }
 
-    /// True if a text may be read in another way from here on.
+    /// True if texts may be read differently from here on.
     #[must_use]
     pub fn is_about_reading(&self) -> bool {
         match self {
@@ -72,25 +72,25 @@ impl Change {
     }
 }
 
-/// What `set_config` is given.
+/// The value in a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
-    /// This; as `set_config` takes it, so lists are in one piece.
+    /// A text in the form of `set_config`'s argument, so a list is one text.
     Text(String),
-    /// What is bound to the parameter with this number, counted from 0.
+    /// The value bound to the parameter with this number, counted from 0.
     Bound(usize),
 }
 
-/// What a text changes.
+/// The changes by a text.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Changes {
-    /// For each of its statements, in order: it has happened when that has completed.
+    /// Changes of each statement, in order: they take effect when the statement has completed.
     pub statements: Vec<Vec<Change>>,
-    /// It may change more than that.
+    /// True if the text may make other changes.
     pub doubt: bool,
 }
 
-/// Core's parameters that are lists of names: what SET gives them is quoted.
+/// PostgreSQL's own parameters that are lists of names: SET quotes their values.
 const QUOTED: [&str; 4] = ["local_preload_libraries", "search_path", "session_preload_libraries", "temp_tablespaces"];
 
 pub(crate) fn changes(tree: &ParseResult, functions: &Functions) -> Changes {
@@ -129,7 +129,7 @@ fn of_transaction(statement: &TransactionStmt) -> Option<Change> {
     }
 }
 
-/// A statement that should have nothing to do with parameters; None if it may.
+/// Returns the changes of a statement that should not affect parameters; `None` if it may.
 fn of_other(node: &NodeEnum, functions: &Functions) -> Option<Vec<Change>> {
     let class: Class = statement::classify_one(node, functions);
     if class.pins.0 & Pins::PARAMETERS.0 != 0 {
@@ -145,7 +145,7 @@ fn of_set(set: &VariableSetStmt) -> Option<Vec<Change>> {
         VariableSetKind::VarSetMulti if name != "session characteristics" => Some(Vec::new()),
         _ if set.is_local => Some(of_set_local(set, name)),
         VariableSetKind::VarReset | VariableSetKind::VarSetDefault => match name.as_str() {
-            // Back to the user of the login, and to no other role (`SetSessionAuthorization`). Whoever has been another user keeps the connection.
+            // Returns to the login user's own role (`SetSessionAuthorization`). A session that has been another user keeps its connection.
             "session_authorization" => Some(vec![Change::Reset("role".into())]),
             name if is_of_transaction(name) => Some(Vec::new()),
             _ => Some(vec![Change::Reset(name)]),
@@ -159,7 +159,7 @@ fn of_set(set: &VariableSetStmt) -> Option<Vec<Change>> {
     }
 }
 
-/// What SET gives the parameter, as `set_config` takes it; None: that can't be told.
+/// Returns the value of SET in the form of `set_config`'s argument; `None` if it is unknown.
 fn value(set: &VariableSetStmt, name: &str) -> Option<String> {
     let parts: Option<Vec<String>> = set.args.iter().map(constant).collect();
     let parts = parts.filter(|parts| !parts.is_empty())?;
@@ -175,7 +175,7 @@ fn of_set_local(set: &VariableSetStmt, name: String) -> Vec<Change> {
         return Vec::new();
     }
     vec![match set.kind() {
-        // Another user altogether.
+        // Changes the user.
         _ if name == "session_authorization" => Change::LocalUnknown,
         VariableSetKind::VarSetDefault => Change::Local(name, None),
         VariableSetKind::VarSetValue => match value(set, &name) {
@@ -186,10 +186,10 @@ fn of_set_local(set: &VariableSetStmt, name: String) -> Vec<Change> {
     }]
 }
 
-/// One parameter gets a value.
+/// Returns the changes of setting one parameter; `None` for a doubt.
 fn one(name: String, value: Value) -> Option<Vec<Change>> {
     match name.as_str() {
-        // Another user altogether; and what may only be set before a session's first temporary table.
+        // Changes the user; and a parameter that can only be set before a session's first temporary table.
         "session_authorization" | "temp_buffers" => None,
         "seed" => Some(Vec::new()),
         name if is_of_transaction(name) => Some(Vec::new()),
@@ -198,7 +198,7 @@ fn one(name: String, value: Value) -> Option<Vec<Change>> {
             Value::Text(text) if is_utf8(text) => Some(vec![Change::Set(name, value)]),
             _ => None,
         },
-        // A standby refuses all that is serializable.
+        // A standby rejects serializable transactions.
         "default_transaction_isolation" => match &value {
             Value::Text(text) if !text.eq_ignore_ascii_case("serializable") => Some(vec![Change::Set(name, value)]),
             _ => None,
@@ -207,12 +207,12 @@ fn one(name: String, value: Value) -> Option<Vec<Change>> {
     }
 }
 
-/// Set for one transaction, however it is written.
+/// True for a parameter of a single transaction, however it is set.
 fn is_of_transaction(name: &str) -> bool {
     matches!(name, "transaction_isolation" | "transaction_read_only" | "transaction_deferrable")
 }
 
-/// Of `SET SESSION CHARACTERISTICS AS TRANSACTION …`.
+/// Returns the change by an option of `SET SESSION CHARACTERISTICS AS TRANSACTION …`.
 fn characteristic(option: &Node) -> Option<Change> {
     let Some(NodeEnum::DefElem(option)) = &option.node else { return None };
     let value = constant(option.arg.as_deref()?)?;
@@ -224,7 +224,7 @@ fn characteristic(option: &Node) -> Option<Change> {
     one(format!("default_{}", option.defname), Value::Text(value))?.pop()
 }
 
-/// As PostgreSQL flattens a value of SET.
+/// Converts a value of SET to text, like PostgreSQL.
 fn constant(node: &Node) -> Option<String> {
     let Some(NodeEnum::AConst(constant)) = &node.node else { return None };
     match constant.val.as_ref()? {
@@ -241,7 +241,7 @@ fn quoted(part: &str) -> String {
     if plain { part.to_owned() } else { format!("\"{}\"", part.replace('"', "\"\"")) }
 }
 
-/// `SELECT set_config(…), …` with nothing that could keep it from being called just once.
+/// Returns the changes by `SELECT set_config(…), …` in which every call is certain to happen exactly once.
 fn of_select(select: &SelectStmt) -> Option<Vec<Change>> {
     let conditional = select.with_clause.is_some()
         || select.where_clause.is_some()
@@ -293,7 +293,7 @@ fn of_set_config(call: &FuncCall) -> Option<Vec<Change>> {
     }
 }
 
-/// TRUE and FALSE, with or without the cast that the parser may give them.
+/// Parses TRUE and FALSE, with or without the cast that the parser may add.
 fn boolean(node: &Node) -> Option<bool> {
     match &node.node {
         Some(NodeEnum::AConst(constant)) => match &constant.val {

@@ -1,32 +1,30 @@
-//! The shape of a text: the text with the values of its plain literals taken out.
+//! Shape of a text: the text without the values of its plain literals.
 //!
-//! What must hold: two texts of one shape have the same tokens for PostgreSQL's lexer, except for the values of integer
-//! and plain string literals, and so the same parse tree up to those values. Everything that would make this hard to
-//! be sure of makes the exact text its own shape.
+//! Invariant: two texts of one shape have the same tokens for PostgreSQL's lexer, except for the values of integer and plain string literals, and so
+//! the same parse tree except for those values. If a text contains anything that makes this doubtful, the exact text is its own shape.
 //!
-//! This follows `standard_conforming_strings = on`. With it off a backslash escapes inside `'…'`; strings with a
-//! backslash are never taken out, but callers should not classify texts of such sessions at all, as the parser would
-//! read the kept ones differently from the server.
+//! Assumes `standard_conforming_strings = on`. With it off, a backslash escapes inside `'…'`; strings with a backslash are never removed, but callers
+//! should not classify texts of such sessions at all, because the parser would read the remaining ones differently from the server.
 
-/// First byte of a key: the rest is a shape.
+/// First byte of a key whose rest is a shape.
 const SHAPE: u8 = 1;
-/// First byte of a key: the rest is the exact text.
+/// First byte of a key whose rest is the exact text.
 const EXACT: u8 = 0;
 
-/// A digit run whose value fits PostgreSQL's `ICONST` (int4).
+/// Mark of a digit run whose value fits PostgreSQL's `ICONST` (int4).
 const SMALL: u8 = 1;
-/// A longer digit run: the grammar has it as another token (`FCONST`).
+/// Mark of a longer digit run, which is another token in the grammar (`FCONST`).
 const LARGE: u8 = 2;
-/// A plain string.
+/// Mark of a plain string.
 const STRING: u8 = 3;
 
-/// What a byte may begin or continue.
+/// Classes of bytes, by the tokens that a byte may begin or continue.
 const IDENT_START: u8 = 1;
 const DIGIT: u8 = 1 << 1;
 const DOLLAR: u8 = 1 << 2;
-/// Copied as it is, and nothing else to it.
+/// Copied without further effect.
 const PLAIN: u8 = 1 << 3;
-/// Has to be looked at: neither a letter nor plain.
+/// Must be examined: neither a letter nor plain.
 const STOP: u8 = 1 << 4;
 
 static BYTES: [u8; 256] = {
@@ -61,14 +59,14 @@ pub(crate) fn key(text: &[u8], key: &mut Vec<u8>) {
     }
 }
 
-/// Appends the shape of `text`, or returns None if there is something in it that is better left alone.
+/// Appends the shape of `text`; returns `None` if the text contains anything doubtful.
 ///
-/// Most bytes of a text are letters, white space and brackets. The first loop passes over them and looks at nothing else; whether a
-/// digit, a dollar sign or a quote belongs to an identifier shows by the byte before it.
+/// Most bytes of a text are letters, white space and brackets, which the first loop skips. The byte before a digit, a dollar sign or a quote tells if
+/// that belongs to an identifier.
 fn shape(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let at = |i: usize| text.get(i).copied().unwrap_or(0);
     let mut i = 0;
-    // Start of what is to be copied but is not yet.
+    // Start of the bytes to be copied.
     let mut kept = 0;
     while let Some(run) = before_stop(&text[i..]) {
         i += run;
@@ -79,7 +77,7 @@ fn shape(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
             while BYTES[at(i) as usize] & (IDENT_START | DIGIT | DOLLAR) != 0 {
                 i += 1;
             }
-            // e1'…' is an identifier and a string to PostgreSQL; it is too rare to be worth a thought.
+            // e1'…' is an identifier and a string to PostgreSQL; it is too rare to be supported.
             if at(i) == b'\'' {
                 return None;
             }
@@ -88,7 +86,7 @@ fn shape(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
             while BYTES[at(i) as usize] & DIGIT != 0 {
                 i += 1;
             }
-            // 0x1F, 1_000, 1e5 and junk: what follows belongs to the number.
+            // 0x1F, 1_000, 1e5 and junk: the following bytes belong to the number.
             if BYTES[at(i) as usize] & IDENT_START == 0 {
                 out.extend_from_slice(&text[kept..start]);
                 out.push(if fits_int4(&text[start..i]) { SMALL } else { LARGE });
@@ -126,10 +124,10 @@ fn shape(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
     Some(())
 }
 
-/// How many bytes come before the first that has to be looked at; None if there is none.
+/// Returns the number of bytes before the first one that must be examined; `None` if there is none.
 fn before_stop(text: &[u8]) -> Option<usize> {
     let stops = |byte: &u8| BYTES[*byte as usize] & STOP != 0;
-    // Eight at a time: one branch for all of them.
+    // Eight at a time, with one branch for all of them.
     let (eights, _) = text.as_chunks::<8>();
     let passed = 8 * eights
         .iter()
@@ -138,7 +136,7 @@ fn before_stop(text: &[u8]) -> Option<usize> {
     text[passed..].iter().position(stops).map(|at| passed + at)
 }
 
-/// As PostgreSQL's lexer decides between `ICONST` and `FCONST`.
+/// True if PostgreSQL's lexer makes an `ICONST` of the digits, not an `FCONST`.
 fn fits_int4(digits: &[u8]) -> bool {
     if digits.len() < 10 {
         return true;
@@ -147,7 +145,7 @@ fn fits_int4(digits: &[u8]) -> bool {
     value.is_some_and(|value| value <= i32::MAX as u32)
 }
 
-/// The end of a plain string whose first byte after the quote is at `i`; None if it has a backslash or no end.
+/// Returns the end of a plain string whose first byte after the quote is at `i`; `None` if it has a backslash or no end.
 fn string_end(text: &[u8], mut i: usize) -> Option<usize> {
     loop {
         match text.get(i)? {
@@ -159,7 +157,7 @@ fn string_end(text: &[u8], mut i: usize) -> Option<usize> {
     }
 }
 
-/// A byte that is kept must not look like one of the marks.
+/// Checks that a copied byte does not look like a mark.
 fn unmistakable(byte: u8) -> Option<()> {
     (byte > STRING).then_some(())
 }
@@ -177,7 +175,7 @@ fn quoted_end(text: &[u8], mut i: usize) -> Option<usize> {
     }
 }
 
-/// The end of a `--` comment: the newline, or the end of the text.
+/// Returns the end of a `--` comment: the newline, or the end of the text.
 pub(crate) fn line_comment_end(text: &[u8], mut i: usize) -> Option<usize> {
     while let Some(byte) = text.get(i) {
         if matches!(byte, b'\n' | b'\r') {
@@ -189,7 +187,7 @@ pub(crate) fn line_comment_end(text: &[u8], mut i: usize) -> Option<usize> {
     Some(i)
 }
 
-/// The end of a (nested) block comment whose first byte after `/*` is at `i`.
+/// Returns the end of a (nested) block comment whose first byte after `/*` is at `i`.
 pub(crate) fn block_comment_end(text: &[u8], mut i: usize) -> Option<usize> {
     let mut depth = 1;
     loop {

@@ -1,4 +1,4 @@
-//! From the parse tree of a whole text to its [`Class`].
+//! Classification of a whole text by its parse tree.
 
 use pg_query::protobuf::{
     CreateStmt, DiscardMode, ParseResult, RangeVar, TransactionStmt, TransactionStmtKind, VariableSetKind,
@@ -14,7 +14,7 @@ use crate::tree::{Walk, is_temp_schema, name};
 /// `CURSOR_OPT_HOLD` of PostgreSQL's parse nodes.
 const CURSOR_HOLD: i32 = 0x20;
 
-/// What a text whose parse tree this is does. The hint is not in the tree.
+/// Classifies a text by its parse tree. The hint is not in the tree.
 pub(crate) fn classify(tree: &ParseResult, functions: &Functions) -> Class {
     let statements: Vec<&NodeEnum> = tree.stmts.iter().filter_map(|raw| raw.stmt.as_ref()?.node.as_ref()).collect();
     let mut text =
@@ -79,7 +79,7 @@ fn is_rowless(statement: &NodeEnum) -> bool {
     }
 }
 
-/// Takes no transaction id. NOTIFY does, and DISCARD and PREPARE may do more than they say.
+/// True if the statement takes no transaction id. NOTIFY does, and DISCARD and PREPARE may do more than they show.
 fn is_about_session(statement: &NodeEnum) -> bool {
     matches!(
         statement,
@@ -91,7 +91,7 @@ fn is_about_session(statement: &NodeEnum) -> bool {
     )
 }
 
-/// True if the statement does not say what it does to the schema, or makes a table that nobody else sees.
+/// True if the statement does not show its changes of the schema, or creates a table that no other session sees.
 fn is_hidden_or_private(statement: &NodeEnum) -> bool {
     let temporary = |relation: &Option<RangeVar>| relation.as_ref().is_some_and(|r| r.relpersistence == "t");
     match statement {
@@ -102,7 +102,7 @@ fn is_hidden_or_private(statement: &NodeEnum) -> bool {
     }
 }
 
-/// Everything but what is known to leave columns alone.
+/// True for all statements except those known not to change columns.
 fn is_about_schema(statement: &NodeEnum) -> bool {
     !matches!(
         statement,
@@ -135,14 +135,14 @@ fn is_about_schema(statement: &NodeEnum) -> bool {
     )
 }
 
-/// What a single statement leaves behind, whatever else its text has.
+/// Classifies a single statement, independent of the rest of its text.
 pub(crate) fn classify_one(statement: &NodeEnum, functions: &Functions) -> Class {
     let mut text = Text { functions, read: true, foreign: false, class: Class::UNKNOWN };
     text.statement(statement);
     text.class
 }
 
-/// One statement that is about the proxy's own state.
+/// True for a statement about the proxy's own state.
 pub(crate) fn is_local(statement: &NodeEnum) -> bool {
     match statement {
         NodeEnum::DeallocateStmt(_) => true,
@@ -152,7 +152,7 @@ pub(crate) fn is_local(statement: &NodeEnum) -> bool {
     }
 }
 
-/// The part after `kingpost.` of a parameter's name, if it is one of the proxy's own.
+/// Returns the part after `kingpost.` of a parameter's name, if it is one of the proxy's own.
 pub(crate) fn own_parameter(name: &str) -> Option<&str> {
     let (first, rest) = name.split_once('.')?;
     first.eq_ignore_ascii_case("kingpost").then_some(rest)
@@ -178,7 +178,7 @@ fn is_savepoint(statement: &TransactionStmt) -> bool {
     )
 }
 
-/// The last of several READ ONLY / READ WRITE wins, and so does the last isolation level.
+/// True if the transaction is READ ONLY and not SERIALIZABLE. The last of several access modes or isolation levels wins.
 fn begins_read_only(options: &[Node]) -> bool {
     use pg_query::protobuf::a_const::Val;
     let mut read_only = false;
@@ -199,7 +199,7 @@ fn begins_read_only(options: &[Node]) -> bool {
     read_only && !serializable
 }
 
-/// Collects over the statements of a text, in order.
+/// Result of the statements of a text so far, in order.
 struct Text<'a> {
     functions: &'a Functions,
     read: bool,
@@ -217,13 +217,13 @@ impl Text<'_> {
         self.class.unpins = self.class.unpins.without(pins);
     }
 
-    /// A statement clears what pins. What an earlier statement of the text leaves still pins, because this one may fail without undoing that:
-    /// `prepare q1 as select 1; discard all` has prepared, and DISCARD ALL among several statements is an error.
+    /// Clears pins by a statement. Pins of an earlier statement of the text remain, because this one may fail without undoing that: `prepare q1 as
+    /// select 1; discard all` has prepared, and DISCARD ALL among several statements is an error.
     fn unpin(&mut self, pins: Pins) {
         self.class.unpins = self.class.unpins.with(pins);
     }
 
-    /// Walks something, and returns true if it only reads.
+    /// Walks a part of the tree, and returns true if it only reads.
     fn walk(&mut self, go: impl FnOnce(&mut Walk<'_>)) -> bool {
         let mut walk = Walk::new(self.functions);
         go(&mut walk);
@@ -243,7 +243,7 @@ impl Text<'_> {
         query.and_then(|node| node.node.as_ref()).is_some_and(|statement| self.reads(statement))
     }
 
-    /// Takes in what the statement does to the session, and returns true if it only reads.
+    /// Records the statement's effect on the session, and returns true if it only reads.
     fn reads(&mut self, statement: &NodeEnum) -> bool {
         match statement {
             NodeEnum::SelectStmt(select) => {
@@ -253,7 +253,7 @@ impl Text<'_> {
                 }
                 return reads;
             }
-            // Whether ANALYZE is among the options does not matter: what only reads may be run, too.
+            // The option ANALYZE does not matter: a query that only reads may also be run.
             NodeEnum::ExplainStmt(explain) => {
                 let reads = self.inner(explain.query.as_deref());
                 let plain = matches!(
@@ -307,7 +307,7 @@ impl Text<'_> {
             }
             NodeEnum::ClosePortalStmt(close) if close.portalname.is_empty() => self.unpin(Pins::CURSOR),
             NodeEnum::PrepareStmt(prepare) => {
-                // What it would do when executed, as EXECUTE does not show it.
+                // The pins of its execution, because EXECUTE does not show them.
                 self.inner(prepare.query.as_deref());
                 self.pin(Pins::PREPARE);
             }
@@ -359,7 +359,7 @@ impl Text<'_> {
                 let elements = create.schema_elts.iter().filter_map(|element| element.node.as_ref());
                 elements.for_each(|element| self.statement(element));
             }
-            // An extension's script does as it likes.
+            // An extension's script may do anything.
             NodeEnum::CreateExtensionStmt(_) | NodeEnum::AlterExtensionStmt(_) => self.flag(Flags::UNKNOWN),
             NodeEnum::CreateTableAsStmt(create) => {
                 self.inner(create.query.as_deref());
@@ -390,7 +390,7 @@ impl Text<'_> {
         false
     }
 
-    /// Something made under this name.
+    /// Records the creation of an object under this name.
     fn named(&mut self, parts: &[Node]) {
         match name(parts) {
             Some(("", _)) => self.flag(Flags::MAKES),
@@ -426,7 +426,7 @@ impl Text<'_> {
             VariableSetKind::VarSetDefault => self.flag(Flags::RESETS_PARAMETERS),
             _ => match set.name.to_ascii_lowercase().as_str() {
                 "role" | "session_authorization" => self.pin(Pins::ROLE),
-                // The state of random(), which RESET ALL leaves.
+                // The state of random(), which RESET ALL does not change.
                 "seed" => self.pin(Pins::SEQUENCE),
                 _ => self.pin(Pins::SET),
             },
@@ -434,7 +434,7 @@ impl Text<'_> {
     }
 }
 
-/// `SELECT pg_advisory_unlock_all()`, with nothing that could keep it from being called.
+/// True for `SELECT pg_advisory_unlock_all()` in which the call is certain to happen.
 fn unlocks_all(select: &pg_query::protobuf::SelectStmt) -> bool {
     let conditional = select.with_clause.is_some()
         || select.where_clause.is_some()

@@ -1,8 +1,7 @@
-//! The walk over expressions and queries: is everything in them known only to read, and which functions in them leave
-//! something in the session.
+//! Walk over expressions and queries: finds out if everything in them is known only to read, and which functions in them leave state in the session.
 //!
-//! The match over node kinds names what is allowed; a kind that is not named is a write. The depth of the recursion is
-//! bounded by the decoder of the tree, which refuses more than 100 levels of messages.
+//! The match over node kinds lists the allowed ones; a kind that is not listed is a write. The decoder of the tree limits the recursion: it rejects
+//! more than 100 levels of messages.
 
 use pg_query::protobuf::{
     self, JsonAggConstructor, JsonBehavior, JsonValueExpr, RangeVar, SelectStmt, WindowDef, WithClause,
@@ -12,15 +11,15 @@ use pg_query::{Node, NodeEnum};
 use crate::class::{Flags, Pins};
 use crate::functions::Functions;
 
-/// What a walk has found so far.
+/// Result of a walk.
 pub(crate) struct Walk<'a> {
     functions: &'a Functions,
-    /// Nothing but reads so far.
+    /// True if there were only reads so far.
     pub(crate) read: bool,
-    /// Some function only reads because the operator says so.
+    /// True if a function only reads according to the operator.
     pub(crate) foreign: bool,
     pub(crate) pins: Pins,
-    /// Of [`Flags::LOCAL`], [`Flags::LOCKS`], [`Flags::MAKES`], [`Flags::SNAPSHOT`] and [`Flags::UNKNOWN`] those that hold.
+    /// The flags found among [`Flags::LOCAL`], [`Flags::LOCKS`], [`Flags::MAKES`], [`Flags::SNAPSHOT`] and [`Flags::UNKNOWN`].
     pub(crate) flags: Flags,
 }
 
@@ -57,7 +56,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A node without its wrapper: an expression, a query, or a statement that changes data.
+    /// Walks a node without its wrapper: an expression, a query, or a statement that changes data.
     pub(crate) fn statement(&mut self, node: &NodeEnum) {
         match node {
             NodeEnum::AConst(_)
@@ -200,7 +199,7 @@ impl<'a> Walk<'a> {
                 self.json_behavior(e.on_empty.as_deref());
                 self.json_behavior(e.on_error.as_deref());
             }
-            // Writes, walked for what the functions in them leave in the session.
+            // Writes, walked for the functions in them that leave state in the session.
             NodeEnum::InsertStmt(e) => {
                 self.write(e.relation.as_ref(), e.with_clause.as_ref());
                 self.maybe(e.select_stmt.as_deref());
@@ -235,7 +234,7 @@ impl<'a> Walk<'a> {
                 self.nodes(&e.target_list);
                 self.nodes(&e.values);
             }
-            // Something may be called in it.
+            // May contain a call.
             _ => {
                 self.read = false;
                 self.flag(Flags::UNKNOWN);
@@ -243,7 +242,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Parts of a definition, with what is called while it is carried out: `ALTER TABLE … ALTER COLUMN c TYPE text USING f(c)` calls `f` for each row.
+    /// Walks parts of a definition, with the functions called when it is executed: `ALTER TABLE … ALTER COLUMN c TYPE text USING f(c)` calls `f` for
+    /// each row.
     pub(crate) fn definitions(&mut self, nodes: &[Node]) {
         for node in nodes {
             self.definition(node.node.as_ref());
@@ -267,7 +267,7 @@ impl<'a> Walk<'a> {
             NodeEnum::PartitionElem(part) => self.maybe(part.expr.as_deref()),
             NodeEnum::IndexElem(part) => self.maybe(part.expr.as_deref()),
             NodeEnum::List(list) => self.definitions(&list.items),
-            // Nothing is called in it.
+            // Contains no calls.
             NodeEnum::DefElem(_)
             | NodeEnum::RangeVar(_)
             | NodeEnum::ReplicaIdentityStmt(_)
@@ -277,7 +277,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// What a partition holds: `FOR VALUES IN (f('a'))` calls `f`.
+    /// Walks a partition bound: `FOR VALUES IN (f('a'))` calls `f`.
     pub(crate) fn bound(&mut self, bound: Option<&protobuf::PartitionBoundSpec>) {
         if let Some(bound) = bound {
             self.definitions(&bound.listdatums);
@@ -351,7 +351,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A relation that is being made: temporary ones stay in the session, unless dropped at the end of the transaction.
+    /// Records the creation of a relation: a temporary one stays in the session, unless dropped at the end of the transaction.
     pub(crate) fn created(&mut self, relation: Option<&RangeVar>, on_commit: i32) {
         let Some(relation) = relation else { return };
         let temporary = relation.relpersistence == "t" || is_temp_schema(&relation.schemaname);
@@ -367,7 +367,7 @@ impl<'a> Walk<'a> {
         if is_temp_schema(&relation.schemaname) {
             self.pin(Pins::TEMP);
         }
-        // By the name alone: extensions put views of this kind in any schema.
+        // By the name alone: extensions create such views in any schema.
         if is_about_the_node(&relation.relname) {
             self.read = false;
         }
@@ -395,7 +395,7 @@ impl<'a> Walk<'a> {
         if is_temp_schema(schema) {
             self.pin(Pins::TEMP);
         }
-        // In whichever schema the extension is.
+        // In any schema of the extension.
         if matches!(name, "dblink_connect" | "dblink_connect_u") {
             self.pin(Pins::LOAD);
         }
@@ -407,7 +407,7 @@ impl<'a> Walk<'a> {
             "pg_advisory_lock" | "pg_advisory_lock_shared" | "pg_try_advisory_lock" | "pg_try_advisory_lock_shared" => {
                 self.pin(Pins::ADVISORY_LOCK);
             }
-            // The parameter's name may be a literal, which the class must not depend on: it could be the role.
+            // The parameter's name may be a literal, on which the class must not depend: it could be the role.
             "set_config" if !(call.args.len() == 3 && is_true(&call.args[2])) => self.pin(Pins::PARAMETERS),
             "set_config" => self.flag(Flags::LOCAL),
             "pg_export_snapshot" => self.flag(Flags::SNAPSHOT),
@@ -420,7 +420,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Schema (empty: none) and name of a qualified name of at most two parts.
+/// Returns schema (empty if none) and name of a qualified name of at most two parts.
 pub(crate) fn name(parts: &[Node]) -> Option<(&str, &str)> {
     match parts {
         [name] => Some(("", string(name)?)),
@@ -436,7 +436,7 @@ fn string(node: &Node) -> Option<&str> {
     }
 }
 
-/// The keyword TRUE, which the parser gives as a cast of a boolean constant.
+/// True for the keyword TRUE, which the parser represents as a cast of a boolean constant.
 fn is_true(node: &Node) -> bool {
     match &node.node {
         Some(NodeEnum::AConst(c)) => matches!(&c.val, Some(protobuf::a_const::Val::Boolval(b)) if b.boolval),
@@ -452,7 +452,7 @@ pub(crate) fn is_temp_schema(schema: &str) -> bool {
     schema == "pg_temp" || schema.starts_with("pg_temp_")
 }
 
-/// Views whose rows are about the server, the session or its files rather than the data.
+/// True for views about the server, the session or its files rather than the data.
 fn is_about_the_node(relation: &str) -> bool {
     const NAMES: [&str; 12] = [
         "pg_aios",

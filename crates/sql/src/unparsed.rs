@@ -1,16 +1,16 @@
-//! A text that could not be parsed though the server may run it (too long, not UTF-8, nested too deeply) is a write. But leaving
-//! something in the session unseen would hand it to the next client: what the words allow to be in doubt pins.
+//! Classification of a text that could not be parsed although the server may run it (too long, not UTF-8, nested too deeply): it is a write. Session
+//! state left unnoticed would pass to the next client, so every pin that its words do not rule out is set.
 
 use crate::class::{Class, Flags, Pins};
 use crate::{hint, shape};
 
-/// Statements that leave nothing in the session, by their first word.
+/// First words of statements that leave no state in the session.
 const HARMLESS: [&str; 18] = [
     "alter", "analyze", "comment", "copy", "delete", "drop", "explain", "grant", "insert", "merge", "revoke", "select",
     "table", "truncate", "update", "vacuum", "values", "with",
 ];
 
-/// Functions that do, wherever they are called.
+/// Functions that leave state in the session, wherever they are called.
 const FUNCTIONS: [(&str, Pins); 5] = [
     ("advisory_lock", Pins::ADVISORY_LOCK),
     ("currval", Pins::SEQUENCE),
@@ -19,10 +19,10 @@ const FUNCTIONS: [(&str, Pins); 5] = [
     ("setseed", Pins::SEQUENCE),
 ];
 
-/// [`Class::UNKNOWN`] with the hint, and the pins that cannot be ruled out.
+/// Returns [`Class::UNKNOWN`] with the hint, and the pins that cannot be ruled out.
 pub(crate) fn classify(text: &[u8]) -> Class {
     let mut class = Class { hint: hint::hint(text), flags: Flags::UNKNOWN, ..Class::UNKNOWN };
-    // Without its literals if it has a shape: a `;` in a string does not start a statement then.
+    // Without its literals if it has a shape: then a `;` in a string does not start a statement.
     let mut words = Vec::new();
     shape::key(text, &mut words);
     let words = words[1..].to_ascii_lowercase();
@@ -57,7 +57,7 @@ pub(crate) fn classify(text: &[u8]) -> Class {
     class
 }
 
-/// The first word after whitespace, parentheses and comments; empty if there is none.
+/// Returns the first word after whitespace, parentheses and comments; empty if there is none.
 fn first_word(statement: &[u8]) -> &[u8] {
     let mut rest = statement;
     loop {
@@ -74,7 +74,7 @@ fn first_word(statement: &[u8]) -> &[u8] {
             _ => break,
         }
     }
-    // Anything that is not a word is returned too, and found not to be harmless.
+    // A token that is not a word is also returned, and is not harmless.
     let end = rest.iter().position(|byte| !byte.is_ascii_alphanumeric() && *byte != b'_').unwrap_or(rest.len());
     &rest[..end.max(usize::from(!rest.is_empty()))]
 }

@@ -1,4 +1,4 @@
-//! A text of a known shape costs no allocation.
+//! A text of a known shape causes no allocation.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -11,8 +11,8 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: hands everything to the system's allocator unchanged; the counter is a const-initialised thread local without
-// a destructor, which does not allocate.
+// SAFETY: passes everything to the system's allocator unchanged; the counter is a const-initialised thread local without a destructor, which does not
+// allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.with(|count| count.set(count.get() + 1));
@@ -53,7 +53,7 @@ fn a_hit_does_not_allocate() {
     }
     assert_eq!(COUNT.with(Cell::get), before);
     assert_eq!(reads, 200);
-    // The same again, but with something that must be parsed: the counter counts.
+    // Once more with a text that must be parsed: the counter counts.
     classifier.classify(b"select something_new");
     assert!(COUNT.with(Cell::get) > before);
     assert_eq!(misses + 1, classifier.counters().misses);

@@ -1,4 +1,4 @@
-//! What texts do to run-time parameters.
+//! Changes of run-time parameters by texts.
 
 #![allow(clippy::unwrap_used)]
 
@@ -66,7 +66,7 @@ fn one_statement() {
         ("set local timezone to default", vec![Change::Local("timezone".into(), None)]),
         ("set local time zone interval '1' hour", vec![Change::LocalUnknown]),
         ("set local session authorization x", vec![Change::LocalUnknown]),
-        // It ends the role, too.
+        // Also resets the role.
         ("reset session authorization", vec![Change::Reset("role".into())]),
         ("set session authorization default", vec![Change::Reset("role".into())]),
         ("set transaction isolation level serializable", vec![]),

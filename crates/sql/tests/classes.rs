@@ -1,4 +1,4 @@
-//! What statements are.
+//! Classes of statements.
 #![allow(clippy::unwrap_used)]
 
 use sql::{Access, Class, Classifier, ClassifierConfig, Control, Flags, Hint, Local, Pins};
@@ -14,7 +14,7 @@ fn whole_class(text: &str) -> Class {
     classifier().classify(text.as_bytes())
 }
 
-/// The class without what has tests of its own.
+/// Returns the class without the parts that have tests of their own.
 fn plain(class: Class) -> Class {
     Class { flags: Flags(class.flags.0 & !APART_TESTED), ..class }
 }
@@ -92,7 +92,7 @@ fn advisory_locks() {
     }
 }
 
-/// `search_path` may begin with `pg_temp`.
+/// The first schema of `search_path` may be `pg_temp`.
 #[test]
 fn what_is_made_where_search_path_begins() {
     for (text, expected) in [
@@ -498,7 +498,7 @@ fn session_state() {
             Class { pins: Pins::SET, unpins: Pins::SET, flags: Flags::MULTI.with(Flags::RESETS_PARAMETERS), ..WRITE },
         ),
         (
-            // The second statement may fail; the first one has prepared all the same.
+            // The second statement may fail; the first one has prepared nevertheless.
             "prepare p as select 1; deallocate all",
             Class {
                 pins: Pins::PREPARE,
@@ -623,7 +623,7 @@ fn local() {
     assert_eq!(classify("deallocate a"), Class { local: true, flags: Flags::DROPS_STATEMENTS, ..WRITE });
 }
 
-/// The literals of a shape do not decide what it is.
+/// The literals of a shape do not affect its class.
 #[test]
 fn one_class_for_all_literals_of_a_shape() {
     let mut classifier = classifier();
@@ -649,7 +649,7 @@ fn depth() {
     assert_eq!(classify(&parens(1_000)).access, Access::Read);
     assert_eq!(classify(&chain(" or ", 1_000)).access, Access::Read);
     assert_eq!(classify(&format!("select {}", vec!["1"; 5_000].join(", "))).access, Access::Read);
-    // What matters is that the process lives; these may be reads or not.
+    // Only the survival of the process matters; these may be reads or not.
     for text in [
         parens(10_000),
         parens(32_000),
@@ -691,21 +691,21 @@ fn not_to_be_parsed() {
     assert_eq!(plain(classifier.classify(b"select '\xff'")), WRITE);
     assert_eq!(plain(classifier.classify(b"select \0")), WRITE);
     assert_eq!(plain(classifier.classify(b"select '\0'")), WRITE);
-    // None of them spoils its shape.
+    // None of them affects the class of its shape.
     assert_eq!(classifier.classify(b"select 'a'"), READ);
-    // Too deep for the tree's decoder, though the server would run it.
+    // Too deep for the tree's decoder, although the server would run it.
     let deep = format!("select {}; set a = 1", vec!["1"; 200].join("||"));
     assert_eq!(classify(&deep), leaves(Pins::ALL.with(Pins::LOAD)));
 }
 
-/// A message of the grammar quotes the text: what stands there is not the message.
+/// A message of the grammar quotes the text; words in the quoted part are not the message.
 #[test]
 fn a_text_does_not_speak_for_the_grammar() {
     for words in ["memory exhausted", "stack depth limit exceeded"] {
         assert_eq!(classify(&format!("'{words}'; set a = 1")), WRITE, "{words}");
         assert_eq!(classify(&format!("\"{words}\" x; set a = 1")), WRITE, "{words}");
     }
-    // What the grammar says itself counts: bison's own stack has 10,000 places.
+    // The grammar's own message counts: bison's stack has 10,000 places.
     let deep = format!("select {}1{}; set a = 1", "(".repeat(20_000), ")".repeat(20_000));
     assert!(!classify(&deep).pins.is_empty());
 }
@@ -717,7 +717,7 @@ fn demotion_lasts_for_the_shape() {
     classifier.demote(b"select * from v where a = 2");
     assert_eq!(classifier.classify(b"select * from v where a = 3").access, Access::Write);
     assert_eq!(classifier.classify(b"select * from w where a = 3").access, Access::Read);
-    // Also if it was never asked for.
+    // Also for a shape that was never requested.
     classifier.demote(b"select * from u");
     assert_eq!(classifier.classify(b"select * from u").access, Access::Write);
 }
@@ -729,7 +729,7 @@ fn the_text_of_a_parse_is_remembered_until_it_is_demoted() {
     for _ in 0..2 {
         assert_eq!(classifier.classify_parsed(read).access, Access::Read);
         let shape = classifier.shape();
-        // The text of another client comes between.
+        // The text of another client comes in between.
         assert_eq!(classifier.classify(write).access, Access::Write);
         assert_ne!(classifier.shape(), shape);
         assert_eq!(classifier.classify_parsed(read).access, Access::Read);
@@ -762,7 +762,7 @@ fn the_cache_is_bounded_and_keeps_what_is_used() {
         assert!(classifier.counters().bytes <= 4_096);
     }
     assert!(classifier.counters().entries > 5);
-    // Larger than everything: answered, not kept.
+    // Larger than the whole cache: answered, not kept.
     assert_eq!(classifier.classify(format!("select {}", "a".repeat(5_000)).as_bytes()), READ);
     let mut none = Classifier::new(ClassifierConfig { max_entries: 0, ..ClassifierConfig::default() });
     assert_eq!(none.classify(b"select 1"), READ);

@@ -1,4 +1,4 @@
-//! What clients, tools and ORMs send by themselves.
+//! Statements that clients, tools and ORMs send on their own.
 
 use sql::{Access, Classifier, ClassifierConfig, Control};
 

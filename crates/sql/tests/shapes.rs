@@ -1,4 +1,4 @@
-//! The cache never changes the answer: whatever came before, a text's class is that of a fresh parse.
+//! The cache never changes the result: after any texts, a text's class is that of a fresh parse.
 
 use proptest::prelude::*;
 use sql::{Class, Classifier, ClassifierConfig};
@@ -7,7 +7,7 @@ fn fresh(text: &[u8]) -> Class {
     Classifier::new(ClassifierConfig { max_entries: 0, ..ClassifierConfig::default() }).classify(text)
 }
 
-/// Pieces of which texts are made: whole clauses, so that many parse, and everything a lexer may stumble over.
+/// Returns parts of texts: whole clauses, so that many parse, and all constructs that are difficult for a lexer.
 fn piece() -> impl Strategy<Value = String> {
     prop_oneof![
         4 => prop::sample::select(vec![
@@ -38,7 +38,7 @@ proptest! {
         }
     }
 
-    /// Literals of all sorts in the places of a text: one shape, and all of one class.
+    /// Various literals in the places of a text: one shape, and one class.
     #[test]
     fn other_literals_same_shape(
         pieces in prop::collection::vec(prop_oneof![
