@@ -1,4 +1,4 @@
-//! The servers of one directory together: made, started in order, stopped in order.
+//! The PostgreSQL servers of one directory: creating them, starting and stopping them in order.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -14,35 +14,35 @@ use super::relay::{self, LocalRelay};
 use super::stop::Stop;
 use crate::error::Failure;
 
-/// Longest time for a replica with data of its own to stream; then its data are made again.
+/// Longest time for a replica with existing data to stream; after it, its data are made again.
 const FOLLOW_LIMIT: Duration = Duration::from_secs(20);
 /// Longest time for a new replica to stream.
 const REBUILT_LIMIT: Duration = Duration::from_secs(60);
-/// How often the primary is asked about it.
+/// Interval between two checks for streaming.
 const PACE: Duration = Duration::from_millis(100);
 /// Longest path of a Unix socket.
 const SOCKET_PATH_LIMIT: usize = 107;
-/// Where data go that the servers' user could not reach in the cluster's directory.
+/// Directory for data when the servers' user cannot reach the cluster's directory.
 const SHARED_DATA: &str = "/var/lib/kingpost";
 /// Replicas of a new cluster.
 pub(super) const DEFAULT_REPLICAS: u16 = 2;
 
-/// The servers of one directory.
+/// The PostgreSQL servers of one directory.
 #[derive(Debug)]
 pub(super) struct Cluster {
     directory: Directory,
     state: State,
     installation: Installation,
     launcher: Launcher,
-    /// The primary first, then the replicas; only what was started.
+    /// The servers that were started: the primary first, then the replicas.
     pub(super) servers: Vec<Server>,
-    /// What the replicas stream from, unless it is the primary itself.
+    /// The relay that the replicas stream from; `None` if they stream from the primary.
     pub(super) relay: Option<LocalRelay>,
 }
 
 impl State {
-    /// That of a cluster whose earlier run may have left something: its data stay where they are, and its nodes are kept if all of them were made.
-    /// `programs`: what the servers are, of which version, and where.
+    /// Makes the state for a cluster, from the state of an earlier run if it left one: data stay in their place, and nodes are kept if all of them
+    /// were made. `programs`: engine, version and directory of the programs.
     pub(super) fn taken_up(
         directory: &Directory,
         previous: Option<&State>,
@@ -68,7 +68,7 @@ impl State {
 }
 
 impl Cluster {
-    /// Looks at what is there: programs, account, earlier data. Starts nothing.
+    /// Finds programs, account and earlier data. Starts nothing.
     ///
     /// # Errors
     /// No usable PostgreSQL, no account for it, or a directory that cannot be used.
@@ -83,7 +83,7 @@ impl Cluster {
         Ok(Cluster { directory: directory.clone(), state, installation, launcher, servers: Vec::new(), relay: None })
     }
 
-    /// Where data are, if that is not the cluster's directory.
+    /// The directory of the data, if it is not the cluster's directory.
     pub(super) fn data_elsewhere(&self) -> Option<&Path> {
         (self.state.data != self.directory.path).then_some(self.state.data.as_path())
     }
@@ -96,12 +96,12 @@ impl Cluster {
         self.launcher.account.as_ref().map(|account| account.name.as_str())
     }
 
-    /// Whether all nodes were made.
+    /// True if all nodes were made.
     pub(super) fn is_complete(&self) -> bool {
         self.state.complete
     }
 
-    /// Stops servers that an earlier `up` left behind; says their names.
+    /// Stops servers that an earlier `up` left behind and returns their names.
     pub(super) async fn stop_leftovers(&self) -> Vec<String> {
         let mut stopped = Vec::new();
         for (name, data) in super::process::left_behind(&self.nodes_dir()) {
@@ -115,10 +115,10 @@ impl Cluster {
         self.state.data.join("nodes")
     }
 
-    /// Starts the primary and so many replicas, making what is missing. `step` is told what happens.
+    /// Starts the primary and `replicas` replicas, making missing ones. Calls `step` with each step.
     ///
     /// # Errors
-    /// A server cannot be made or started. What was started is in `servers`, to be stopped.
+    /// A server cannot be made or started. Started servers are in `servers`, to be stopped.
     pub(super) async fn start(
         &mut self,
         replicas: Option<u16>,
@@ -166,7 +166,7 @@ impl Cluster {
         followers.truncate(wanted.saturating_sub(1));
         let slots: Vec<String> = followers.iter().map(|(server, _)| server.slot()).collect();
         if relay {
-            // The relay makes its own: by that it is known to be new.
+            // The relay creates its own slot: a missing slot tells it that it is new.
             self.drop_slots(&[relay::SLOT.into()]).await?;
             step("starting the relay between it and the replicas");
             let log = self.directory.relay();
@@ -218,7 +218,7 @@ impl Cluster {
             step(&format!("making {name} with pg_basebackup"));
         }
         let (data, slot) = (self.servers[index].data.clone(), self.servers[index].slot());
-        // A relay has no data to copy: they come from the primary, and only what follows from the relay.
+        // A relay has no data to copy: they come from the primary, and only the WAL after them from the relay.
         let kept = self.relay.is_none();
         postgres::basebackup(&self.installation, &self.launcher, &data, primary, &slot, kept).await?;
         self.start_server(index, Some(upstream)).await?;
@@ -230,7 +230,7 @@ impl Cluster {
             .advise(super::process::tail(&log, 12)))
     }
 
-    /// Starts a server and takes note of its port.
+    /// Starts a server and saves its port.
     async fn start_server(&mut self, index: usize, follow: Option<u16>) -> Result<(), Failure> {
         let server = &mut self.servers[index];
         server.start(&self.installation, &self.launcher, &self.state.sockets, follow).await?;
@@ -240,7 +240,7 @@ impl Cluster {
         self.directory.save_state(&self.state)
     }
 
-    /// Makes the primary keep WAL for these slots, and for no other one of ours.
+    /// Makes the primary keep WAL for these slots, and for no other one of kingpost.
     async fn set_slots(&self, slots: &[String]) -> Result<(), Failure> {
         self.drop_slots(slots).await?;
         for slot in slots {
@@ -253,7 +253,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Has the primary keep WAL for no slot of ours but these, as far as they are there.
+    /// Drops the primary's inactive slots of kingpost except these.
     async fn drop_slots(&self, but: &[String]) -> Result<(), Failure> {
         let list = but.iter().map(|slot| format!("'{slot}'")).collect::<Vec<_>>().join(", ");
         self.set_up_slots(&format!(
@@ -268,7 +268,7 @@ impl Cluster {
         done.map(drop).map_err(|error| Failure::runtime(format!("cannot set up replication slots: {error}")))
     }
 
-    /// Whether a replica streams from the relay or the primary, within a time. An end of the replica or a signal ends the wait.
+    /// Returns true once a replica streams from the relay or the primary; false if the limit passes or the replica ends. A signal is an error.
     async fn wait_streaming(&mut self, name: &str, limit: Duration) -> Result<bool, Failure> {
         let port = self.servers[0].port;
         let question =
@@ -293,7 +293,7 @@ impl Cluster {
         }
     }
 
-    /// Stops the replicas, then what is a primary: so that the replicas have everything it wrote.
+    /// Stops the replicas, then the primaries, so that the replicas have all WAL.
     pub(super) async fn stop(&mut self) {
         let (primaries, replicas): (Vec<_>, Vec<_>) = std::mem::take(&mut self.servers)
             .into_iter()
@@ -307,17 +307,17 @@ impl Cluster {
         }
     }
 
-    /// Removes nodes that were only half made.
+    /// Removes half-made nodes.
     pub(super) fn discard(&self) {
         if let Err(failure) = postgres::remove_dir(&self.nodes_dir()) {
             tracing::warn!("{failure}");
         }
     }
 
-    /// A former primary becomes a replica of `primary`, with its data made again.
+    /// Makes a former primary a replica of `primary`, with its data made again.
     ///
     /// # Errors
-    /// It cannot be made, or does not stream.
+    /// The replica cannot be made, or does not stream.
     pub(super) async fn rejoin(&mut self, name: &str, primary: &str, step: &dyn Fn(&str)) -> Result<(), Failure> {
         let position = |servers: &[Server], name: &str| servers.iter().position(|server| server.name == name);
         let Some(leads) = position(&self.servers, primary) else {
@@ -342,19 +342,18 @@ impl Cluster {
         self.start_replica(server, false, step).await
     }
 
-    /// Names and ports, the primary at start first.
+    /// Names and ports of the servers, the primary first.
     pub(super) fn ports(&self) -> Vec<(String, u16)> {
         self.servers.iter().map(|server| (server.name.clone(), server.port)).collect()
     }
 }
 
-/// Where data go: the cluster's directory, or a shared place if the servers' user cannot get into it (as with root's
-/// home).
+/// Returns the directory for data: the cluster's directory, or a shared place if the servers' user cannot enter it (such as root's home).
 fn data_root(directory: &Directory, account: Option<&Account>) -> Result<PathBuf, Failure> {
     let Some(account) = account else { return Ok(directory.path.clone()) };
     let own = fs::metadata(&directory.path).map_err(|error| Failure::path("look at", &directory.path, &error))?;
     if own.uid() == 0 {
-        // Others may pass through, not look around.
+        // Other users may pass through the directory, not list it.
         let mode = own.permissions().mode() | 0o111;
         fs::set_permissions(&directory.path, fs::Permissions::from_mode(mode))
             .map_err(|error| Failure::path("open to the servers' user", &directory.path, &error))?;
@@ -371,7 +370,7 @@ fn data_root(directory: &Directory, account: Option<&Account>) -> Result<PathBuf
     Ok(data)
 }
 
-/// A short name that is different for different paths (FNV-1a).
+/// Makes a short name of a path by its FNV-1a hash.
 fn tag(path: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     let hash = path
@@ -382,7 +381,7 @@ fn tag(path: &Path) -> String {
     format!("{hash:016x}")
 }
 
-/// A directory for sockets, whose paths may not be long.
+/// Makes a directory for sockets, with a path that is short enough.
 fn socket_directory(data: &Path, account: Option<&Account>) -> Result<PathBuf, Failure> {
     let near = data.join("sockets");
     let longest = near.join(".s.PGSQL.65535");
@@ -390,7 +389,7 @@ fn socket_directory(data: &Path, account: Option<&Account>) -> Result<PathBuf, F
         own_directory(&near, account, 0o755)?;
         return Ok(near);
     }
-    // In a place where anybody may have made it first: only one that is ours is used.
+    // Anybody may have created a directory in /tmp first: only one that the servers' user owns is used.
     let far = PathBuf::from(format!("/tmp/kingpost-{}", tag(data)));
     if !far.exists() {
         own_directory(&far, account, 0o755)?;

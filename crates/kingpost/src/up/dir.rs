@@ -1,4 +1,4 @@
-//! The cluster's directory: whose it is, what is in it, who uses it.
+//! The cluster's directory: its owner, its content, its users.
 //!
 //! ```text
 //!  <dir>/kingpost.marker   written first: the directory is ours
@@ -30,11 +30,11 @@ const MARKER_TEXT: &str =
 /// A cluster's directory.
 #[derive(Debug, Clone)]
 pub(super) struct Directory {
-    /// Absolute.
+    /// Absolute path.
     pub(super) path: PathBuf,
 }
 
-/// Held while the cluster is started, run or stopped; the system gives it back when the process ends, however it ends.
+/// The lock on a directory while its cluster is started, run or stopped; the system releases it at the end of the process, however it ends.
 #[derive(Debug)]
 pub(super) struct Lock {
     _file: File,
@@ -52,7 +52,7 @@ pub(crate) enum Engine {
 }
 
 impl Engine {
-    /// For people.
+    /// The engine's name for messages.
     pub(super) fn name(self) -> &'static str {
         match self {
             Engine::Postgresql => "PostgreSQL",
@@ -60,7 +60,7 @@ impl Engine {
         }
     }
 
-    /// The user that packages make for the servers.
+    /// The user that packages create for the servers.
     pub(super) fn account(self) -> &'static str {
         match self {
             Engine::Postgresql => "postgres",
@@ -69,23 +69,23 @@ impl Engine {
     }
 }
 
-/// `state.json`.
+/// Content of `state.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct State {
     /// Version of this file.
     pub(super) format: u32,
-    /// What the servers are.
+    /// Engine of the servers.
     #[serde(default)]
     pub(super) engine: Engine,
-    /// Whether every node was made. Without it everything is made again.
+    /// True once every node was made. Otherwise everything is made again.
     pub(super) complete: bool,
-    /// Major version of PostgreSQL; of MariaDB 1011 for 10.11.
+    /// Major version of PostgreSQL; for MariaDB 10.11, 1011.
     pub(super) version: u32,
-    /// Where its programs are.
+    /// Directory of the programs; empty for MariaDB.
     pub(super) bin: PathBuf,
-    /// Where `nodes/` is.
+    /// Directory that holds `nodes/`.
     pub(super) data: PathBuf,
-    /// Where the servers' Unix sockets are.
+    /// Directory of the servers' Unix sockets.
     pub(super) sockets: PathBuf,
     /// The nodes.
     pub(super) nodes: Vec<NodeState>,
@@ -95,29 +95,29 @@ pub(super) struct State {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct NodeState {
     pub(super) name: String,
-    /// Port it had last, taken again if it is free; 0 before the first start.
+    /// Last port, used again if it is free; 0 before the first start.
     pub(super) port: u16,
-    /// Of MariaDB: its `server_id`; 0 before its data are made.
+    /// `server_id` of MariaDB; 0 before its data are made, and for PostgreSQL.
     #[serde(default)]
     pub(super) server_id: u32,
 }
 
-/// `up.json`.
+/// Content of `up.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct UpState {
     /// The process.
     pub(super) process: Identity,
-    /// Where the proxy listens; empty while starting.
+    /// Addresses of the proxy; empty while starting.
     pub(super) proxy: Vec<String>,
-    /// Where metrics are.
+    /// Address of the metrics.
     pub(super) metrics: String,
-    /// Where the relay listens, if there is one.
+    /// Address of the relay, if there is one.
     #[serde(default)]
     pub(super) relay: Option<String>,
-    /// Where the registry is; empty while starting.
+    /// Address of the registry; empty while starting.
     #[serde(default)]
     pub(super) registry: String,
-    /// Where the console is.
+    /// Address of the console.
     #[serde(default)]
     pub(super) console: String,
 }
@@ -126,17 +126,17 @@ pub(super) struct UpState {
 pub(super) const FORMAT: u32 = 1;
 
 impl State {
-    /// A node's data directory.
+    /// Returns a node's data directory.
     pub(super) fn node_data(&self, name: &str) -> PathBuf {
         self.data.join("nodes").join(name)
     }
 }
 
 impl Directory {
-    /// Uses a directory: makes it if it is not there, refuses one that holds something else.
+    /// Uses a directory: creates a missing one, refuses one that holds something else.
     ///
     /// # Errors
-    /// The directory is not ours, or cannot be made.
+    /// The directory is not kingpost's, or cannot be made.
     pub(super) fn create(path: &Path) -> Result<Directory, Failure> {
         match fs::read_dir(path) {
             Ok(mut entries) => {
@@ -159,10 +159,10 @@ impl Directory {
         Ok(directory)
     }
 
-    /// Uses a directory that must be there already.
+    /// Uses a directory that must exist.
     ///
     /// # Errors
-    /// There is none, or it is not ours.
+    /// The directory is missing, or not kingpost's.
     pub(super) fn open(path: &Path) -> Result<Directory, Failure> {
         if path.join(MARKER).is_file() {
             return Ok(Directory { path: absolute(path)? });
@@ -174,33 +174,33 @@ impl Directory {
             .advise("start one with `kingpost up`, or name its directory with --dir"))
     }
 
-    /// Where the console's token is.
+    /// Returns the file of the console's token.
     pub(super) fn token_file(&self) -> PathBuf {
         self.path.join("console.token")
     }
 
-    /// The console's token, made at the first start and the same from then on.
+    /// Returns the console's token, made at the first start and kept from then on.
     ///
     /// # Errors
-    /// Its file cannot be read or written.
+    /// The token's file cannot be written.
     pub(super) fn console_token(&self) -> Result<String, Failure> {
         secret(&self.token_file())
     }
 
-    /// Where the password of the servers of MariaDB is.
+    /// Returns the file with the password of the MariaDB servers.
     pub(super) fn password_file(&self) -> PathBuf {
         self.path.join("mariadb.password")
     }
 
-    /// The password of the servers of MariaDB, made at the first start and the same from then on.
+    /// Returns the password of the MariaDB servers, made at the first start and kept from then on.
     ///
     /// # Errors
-    /// Its file cannot be read or written.
+    /// The password's file cannot be written.
     pub(super) fn password(&self) -> Result<String, Failure> {
         secret(&self.password_file())
     }
 
-    /// Takes the lock without waiting. `None` if another process has it.
+    /// Takes the lock without waiting; `None` if another process has it.
     ///
     /// # Errors
     /// The lock's file cannot be used.
@@ -223,15 +223,15 @@ impl Directory {
         self.path.join("logs")
     }
 
-    /// Directory of the relay's log.
+    /// Returns the directory of the relay's log.
     pub(super) fn relay(&self) -> PathBuf {
         self.path.join("relay")
     }
 
-    /// The nodes; `None` before the first start.
+    /// Reads `state.json`; `None` before the first start.
     ///
     /// # Errors
-    /// The file cannot be read, or is of a later version.
+    /// The file cannot be read, or has another format.
     pub(super) fn state(&self) -> Result<Option<State>, Failure> {
         let state: Option<State> = read_json(&self.path.join("state.json"))?;
         match state {
@@ -249,7 +249,7 @@ impl Directory {
         write_json(&self.path.join("state.json"), state)
     }
 
-    /// The `kingpost up` of this directory, if there is one and it is alive.
+    /// Returns the `kingpost up` of this directory, if one is alive.
     pub(super) fn running(&self) -> Result<Option<UpState>, Failure> {
         let state: Option<UpState> = read_json(&self.path.join("up.json"))?;
         Ok(state.filter(|state| state.process.is_alive()))
@@ -264,7 +264,7 @@ impl Directory {
     }
 }
 
-/// The secret in a file, which only its owner can read: made at the first time.
+/// Returns the secret in a file that only its owner can read; makes it if the file has none.
 fn secret(path: &Path) -> Result<String, Failure> {
     if let Ok(text) = fs::read_to_string(path)
         && text.trim().len() >= 32
@@ -279,7 +279,7 @@ fn secret(path: &Path) -> Result<String, Failure> {
 /// Writes a file that only its owner can read.
 ///
 /// # Errors
-/// It cannot be written.
+/// The file cannot be written.
 pub(super) fn write_secret(path: &Path, content: &str) -> Result<(), Failure> {
     use std::os::unix::fs::OpenOptionsExt;
     let write = || -> std::io::Result<()> {
@@ -315,7 +315,7 @@ fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Failure> {
     write_whole(path, &text)
 }
 
-/// Writes a file so that it is there wholly or not at all.
+/// Writes a file atomically.
 pub(super) fn write_whole(path: &Path, content: &[u8]) -> Result<(), Failure> {
     let new = path.with_extension("new");
     let write = || -> std::io::Result<()> {

@@ -1,11 +1,11 @@
-//! Finding PostgreSQL's programs.
+//! Search for PostgreSQL's programs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::error::Failure;
 
-/// Major versions that work.
+/// Supported major versions.
 const SUPPORTED: std::ops::RangeInclusive<u32> = 13..=18;
 /// Programs that `up` runs.
 const PROGRAMS: [&str; 5] = ["postgres", "initdb", "pg_ctl", "pg_basebackup", "pg_controldata"];
@@ -23,11 +23,11 @@ impl Installation {
     }
 }
 
-/// Finds the programs: in `explicit` and nowhere else if given, or else the newest. `data` is the version that existing
-/// data need, and where its programs were.
+/// Finds the programs: only in `explicit` if given, else the newest. `data`: the version that existing data need, and the last directory of its
+/// programs.
 ///
 /// # Errors
-/// There are none, or none of the version that is needed.
+/// No programs found, or none of the version that is needed.
 pub(super) fn find(explicit: Option<&Path>, data: Option<(u32, &Path)>) -> Result<Installation, Failure> {
     let (places, tried) = match explicit {
         Some(bin) => {
@@ -62,7 +62,7 @@ pub(super) fn find(explicit: Option<&Path>, data: Option<(u32, &Path)>) -> Resul
     })
 }
 
-/// The installation of the version needed, or else the newest; or what versions there are.
+/// Returns the installation of the needed version, or else the newest; the versions found as the error.
 fn choose(found: &[Installation], version: Option<u32>) -> Result<&Installation, Vec<String>> {
     match version {
         Some(version) => found.iter().find(|installation| installation.version == version),
@@ -72,7 +72,7 @@ fn choose(found: &[Installation], version: Option<u32>) -> Result<&Installation,
     .ok_or_else(|| found.iter().map(|installation| format!("PostgreSQL {}", installation.version)).collect())
 }
 
-/// Directories that may have the programs.
+/// Returns directories that may have the programs.
 fn candidates() -> Vec<PathBuf> {
     let mut places = Vec::new();
     for (parent, prefix, suffix) in [("/usr/lib/postgresql", "", "bin"), ("/usr", "pgsql-", "bin")] {
@@ -94,7 +94,7 @@ fn candidates() -> Vec<PathBuf> {
     places
 }
 
-/// What is in a directory; if it cannot be used, why.
+/// Returns the installation in a directory; as the error, the reason why it cannot be used.
 fn probe(bin: &Path) -> Result<Installation, String> {
     let bin = std::fs::canonicalize(bin).map_err(|error| error.to_string())?;
     if let Some(missing) = PROGRAMS.iter().find(|program| !bin.join(program).is_file()) {
@@ -113,7 +113,7 @@ fn probe(bin: &Path) -> Result<Installation, String> {
     Ok(Installation { bin, version })
 }
 
-/// The major version in `postgres (PostgreSQL) 15.6 (Debian 15.6-1)`.
+/// Reads the major version from `postgres (PostgreSQL) 15.6 (Debian 15.6-1)`.
 fn parse_version(text: &str) -> Option<u32> {
     let number = text.split_once("(PostgreSQL) ")?.1;
     number.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()

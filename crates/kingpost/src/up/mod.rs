@@ -4,8 +4,8 @@
 //!  Directory (marker, lock, state) ─▶ Cluster (plan, servers, relay) ─▶ run (topology + proxy), registry ─▶ selfcheck ─▶ watch
 //! ```
 //!
-//! Whatever ends it, the same way back is taken: proxy, replicas, primary, relay. What a kill -9 leaves behind is found by
-//! `postmaster.pid` and the working directory of that process, by the next `up` and by `down`.
+//! Every end takes the same order: proxy, replicas, primary, relay. After a kill -9, the next `up` and `down` find the servers left behind by their
+//! pid file and the working directory of that process.
 
 mod cluster;
 mod dir;
@@ -42,15 +42,15 @@ use dir::{Directory, Lock, UpState};
 use process::{Identity, Launcher};
 use stop::Stop;
 
-/// Where /metrics is, if the port is free.
+/// Usual address of /metrics, if its port is free.
 const METRICS: &str = "127.0.0.1:9632";
-/// Where the registry is, if the port is free.
+/// Usual address of the registry, if its port is free.
 const REGISTRY: &str = "127.0.0.1:8632";
-/// Where the web console is, if the port is free.
+/// Usual address of the web console, if its port is free.
 const CONSOLE: &str = "127.0.0.1:7632";
-/// Longest time from the servers' start to the proxy's knowing the primary.
+/// Longest time from the servers' start until the proxy knows the primary.
 const READY_LIMIT: Duration = Duration::from_secs(30);
-/// How long clients' transactions may go on when stopping.
+/// Time that clients' transactions have to end when stopping.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Starts a cluster and runs it until a signal.
@@ -124,7 +124,7 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
     result
 }
 
-/// What the servers are to be: as asked, or as the directory has them.
+/// Returns the engine of the servers: the wanted one, or that of the directory.
 fn engine_of(asked: Option<Engine>, directory: &Directory) -> Result<Engine, Failure> {
     let there = directory.state()?.map(|state| state.engine);
     match (asked, there) {
@@ -136,16 +136,16 @@ fn engine_of(asked: Option<Engine>, directory: &Directory) -> Result<Engine, Fai
     }
 }
 
-/// Where the parts listen; taken before servers are made.
+/// Addresses of the parts; taken before servers are made.
 struct Places {
     metrics: (TcpListener, SocketAddr),
     registry: String,
     console: (TcpListener, SocketAddr),
-    /// Who has it may act in the console.
+    /// The token that permits actions in the console.
     token: String,
 }
 
-/// Runs the proxy in front of the servers until a signal comes, and stops it.
+/// Runs the proxy in front of the servers until a signal, and stops it.
 async fn serve(
     args: &UpArgs,
     directory: &Directory,
@@ -197,7 +197,7 @@ async fn serve(
             let relay = cluster.relay.clone();
             tokio::select! {
                 () = watch::until_stopped(&nodes, &running, relay.as_ref(), stop) => {}
-                // Never: until the end.
+                // Never returns.
                 () = relay::follow_primary(relay.as_ref(), &running) => {}
                 () = rejoin::former_primaries(cluster, &running) => {}
             }
@@ -212,7 +212,7 @@ async fn serve(
     result
 }
 
-/// A task that ends with this value.
+/// A task that is aborted when this value is dropped.
 struct Task(tokio::task::JoinHandle<()>);
 
 impl Drop for Task {
@@ -253,7 +253,7 @@ fn announce(record: &UpState, directory: &Directory) {
     out::line("");
 }
 
-/// Where whatever is not a server listens.
+/// Prints the addresses of relay, metrics, registry and console.
 fn announce_services(record: &UpState, directory: &Directory) {
     if let Some(relay) = &record.relay {
         out::line(format_args!("relay    {relay}"));
@@ -267,7 +267,7 @@ fn announce_services(record: &UpState, directory: &Directory) {
     ));
 }
 
-/// The configuration that the parts of a local cluster run with: written down so that it can be looked at.
+/// Makes the configuration of the parts of a local cluster; it is written to a file for the user to read.
 fn written_config(
     listen: &str,
     metrics: SocketAddr,
@@ -298,7 +298,7 @@ fn written_config(
     text
 }
 
-/// What `kingpost failover` and `switchover` need to know of it.
+/// Makes the configuration for `kingpost failover` and `switchover`.
 fn failover_config(record: &UpState) -> String {
     let superuser = postgres::SUPERUSER;
     let mut text =
@@ -324,7 +324,7 @@ fn already_runs(directory: &Directory) -> Result<Failure, Failure> {
     Ok(Failure::environment(what).advise("stop it with `kingpost down`, or name another directory with --dir"))
 }
 
-/// Where clients of a running cluster, or its replicas, connect.
+/// Names the address that clients of a running cluster, or its replicas, connect to.
 fn listens(state: &UpState) -> String {
     match (state.proxy.as_slice(), &state.relay) {
         ([], None) => "starting".into(),
@@ -333,7 +333,7 @@ fn listens(state: &UpState) -> String {
     }
 }
 
-/// On a terminal the log goes to a file, for the table is redrawn in place.
+/// Starts the log; on a terminal it goes to a file, because the table is redrawn in place.
 fn start_logging(directory: &Directory, flags: &LogFlags) -> Result<(), Failure> {
     let base = LogConfig { level: "warn".into(), ..LogConfig::default() };
     let file = match out::is_terminal() {
@@ -343,7 +343,7 @@ fn start_logging(directory: &Directory, flags: &LogFlags) -> Result<(), Failure>
     logging::start(&flags.over(&base), file)
 }
 
-/// Refuses an address early: before servers are made.
+/// Refuses an address before servers are made.
 fn check_listen(listen: &str) -> Result<(), Failure> {
     if listen.starts_with('/') || !config::is_loopback(listen) {
         return Err(Failure::config(format!(
@@ -359,7 +359,7 @@ fn check_listen(listen: &str) -> Result<(), Failure> {
     }
 }
 
-/// An address for the registry, which binds it itself: the servers come first, and its port is taken last.
+/// Returns an address for the registry, which binds it itself: last, after the servers have started.
 fn free(wanted: Option<&str>, usual: &str, what: &str) -> Result<String, Failure> {
     Ok(match wanted {
         Some(wanted) if wanted.ends_with(":0") => bind(Some(wanted), usual, what).map(|_| wanted.to_owned())?,
@@ -367,7 +367,7 @@ fn free(wanted: Option<&str>, usual: &str, what: &str) -> Result<String, Failure
     })
 }
 
-/// Binds the wanted address; with none wanted the usual one, or a free port where that is taken.
+/// Binds the wanted address; if none is wanted, the usual one, or a free port if that is taken.
 fn bind(wanted: Option<&str>, usual: &str, what: &str) -> Result<(TcpListener, SocketAddr), Failure> {
     let address = wanted.unwrap_or(usual);
     if !config::is_loopback(address) {
@@ -391,7 +391,7 @@ fn bind(wanted: Option<&str>, usual: &str, what: &str) -> Result<(TcpListener, S
         })
 }
 
-/// Stops what runs in a directory.
+/// Stops the cluster of a directory.
 pub(crate) fn down(args: &DownArgs) -> Result<(), Failure> {
     let directory = Directory::open(&args.dir.dir)?;
     control_runtime()?.block_on(async {
@@ -426,7 +426,7 @@ pub(crate) fn down(args: &DownArgs) -> Result<(), Failure> {
     })
 }
 
-/// Ends the `up` of a directory if there is one, and takes its lock.
+/// Ends the `up` of a directory if one runs, and takes the directory's lock.
 async fn end_up(directory: &Directory, limit: Duration) -> Result<(Lock, bool), Failure> {
     let started = Instant::now();
     let mut asked = false;

@@ -1,36 +1,36 @@
-//! Which node is the primary, and what becomes of the others: decided from what lies on disk.
+//! Choice of the primary and of the part of each other node, from their data directories.
 
-/// What a node's data directory says. No I/O here; `postgres::inspect` fills it.
+/// State of a node's data directory. No I/O here; `postgres::inspect` fills it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct OnDisk {
-    /// `system_identifier`: servers with different ones have nothing in common.
+    /// `system_identifier`: servers with different ones have no history in common.
     pub(super) system: u64,
-    /// Whether it would start in recovery (`standby.signal`).
+    /// True if the server would start in recovery (`standby.signal`).
     pub(super) standby: bool,
-    /// Highest timeline it has been on.
+    /// Highest timeline that the node has been on.
     pub(super) timeline: u32,
-    /// End of what it is known to have, a lower bound.
+    /// Lower bound for the end of its WAL.
     pub(super) lsn: u64,
 }
 
-/// What becomes of a node.
+/// Part that a node gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    /// Starts first and takes writes.
+    /// The node starts first and takes writes.
     Primary {
-        /// It is a replica on disk and has to be promoted: no primary of its timeline is left.
+        /// True if the node is a replica on disk and has to be promoted: no primary of its timeline is left.
         promote: bool,
     },
-    /// Starts with the data it has and follows.
+    /// The node starts with its data and follows.
     Follow,
-    /// Is made again from the primary: it has no data, or has data that the primary never had.
+    /// The node is made again from the primary: it has no data, or data that the primary never had.
     Rebuild,
 }
 
-/// Decides for each node; `None` stands for one without data. Returns `None` if no node has any.
+/// Chooses the part of each node; `None` stands for one without data. Returns `None` if no node has data.
 ///
-/// The highest timeline wins: a promotion makes a new one, so whatever is on an older one was left behind. On the same
-/// timeline the primary wins over its replicas, then the one that has more.
+/// The highest timeline wins: a promotion makes a new one, so a node on an older timeline was left behind. On the same timeline the primary wins over
+/// its replicas, then the node with more WAL.
 pub(super) fn plan(nodes: &[Option<OnDisk>]) -> Option<Vec<Part>> {
     let (primary, best) = nodes
         .iter()

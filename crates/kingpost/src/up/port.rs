@@ -1,4 +1,4 @@
-//! Which port a server of `kingpost up` listens on: the one that it had last, unless something has taken it meanwhile.
+//! Choice of the port of a server of `kingpost up`: its last one, unless that has been taken meanwhile.
 
 use std::net::TcpListener;
 
@@ -12,7 +12,7 @@ const MOST: u32 = 4;
 pub(super) struct Attempts(u32);
 
 impl Attempts {
-    /// Chooses the port of the next attempt: the given one if it is free, else one that is; 0 stands for none.
+    /// Chooses the port of the next attempt: the given one if it is free, else a free one; 0 stands for none.
     ///
     /// # Errors
     /// The system has no free port.
@@ -24,13 +24,13 @@ impl Attempts {
         Ok(())
     }
 
-    /// Whether the attempt has failed because something has taken its port, and another port may be tried.
+    /// True if the attempt failed because its port was taken meanwhile, and another port may be tried.
     pub(super) fn may_try_another(&self, failure: &Failure) -> bool {
         self.0 < MOST && failure.to_string().contains("Address already in use")
     }
 }
 
-/// A port that nothing listens on; the system chooses.
+/// Returns a free port, chosen by the system.
 fn free_port() -> Result<u16, Failure> {
     TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())

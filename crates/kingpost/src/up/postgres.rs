@@ -1,4 +1,4 @@
-//! One PostgreSQL server: making its data, reading what is on disk, starting, asking, stopping.
+//! One PostgreSQL server: making its data, reading its data directory, starting, asking, stopping.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -19,10 +19,10 @@ pub(super) const SUPERUSER: &str = "postgres";
 const INITDB_LIMIT: Duration = Duration::from_secs(120);
 /// Longest time for a base backup.
 const BACKUP_LIMIT: Duration = Duration::from_secs(3600);
-/// Longest time for a clean stop of one server, before it is stopped at once.
+/// Longest time for a clean stop of one server, before the immediate one.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 
-/// Settings of every server of a local cluster: room for replicas and tools, and bounds on what a lost one can hold.
+/// Settings of every server of a local cluster: room for replicas and tools, and bounds on the WAL kept for a lost replica.
 const SETTINGS: &str = "
 # Written by kingpost when it made this cluster; yours to change. Port, sockets and where to follow the primary are given
 # at each start.
@@ -46,7 +46,7 @@ pub(super) async fn initdb(installation: &Installation, launcher: &Launcher, dat
         command
     };
     if let Err(failure) = launcher.run("initdb", command("C.UTF-8"), INITDB_LIMIT).await {
-        // Not every system has this locale; the plain one is everywhere.
+        // Some systems lack this locale; all have C.
         if !failure.to_string().contains("locale") {
             return Err(failure);
         }
@@ -61,7 +61,7 @@ pub(super) async fn initdb(installation: &Installation, launcher: &Launcher, dat
     append().map_err(|error| Failure::path("write", &path, &error))
 }
 
-/// Makes the data of a replica from a running primary; `kept`: the primary has the slot.
+/// Makes the data of a replica from a running primary. `kept`: the primary has the slot.
 pub(super) async fn basebackup(
     installation: &Installation,
     launcher: &Launcher,
@@ -82,7 +82,7 @@ pub(super) async fn basebackup(
     launcher.run(&format!("basebackup-{slot}"), command, BACKUP_LIMIT).await
 }
 
-/// Removes a data directory, if it is there.
+/// Removes a directory, if it exists.
 pub(super) fn remove_dir(path: &Path) -> Result<(), Failure> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Failure::path("remove", path, &error)),
@@ -90,7 +90,7 @@ pub(super) fn remove_dir(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Reads what a data directory of a stopped server holds; `None` if it holds none that is whole.
+/// Reads the data directory of a stopped server; `None` without complete data.
 pub(super) async fn inspect(
     installation: &Installation,
     launcher: &Launcher,
@@ -112,14 +112,13 @@ pub(super) async fn inspect(
     Ok(parse_controldata(&String::from_utf8_lossy(&output.stdout), standby, histories))
 }
 
-/// The timeline that a file such as `00000002.history` begins.
+/// Reads the timeline from the name of a history file such as `00000002.history`.
 fn history_timeline(name: &str) -> Option<u32> {
     u32::from_str_radix(name.strip_suffix(".history")?, 16).ok()
 }
 
-/// Reads pg_controldata's output. `histories` is the highest timeline with a history file: a primary that died right
-/// after its promotion may not have had its first checkpoint, but it has the file; a replica may have the file of a
-/// timeline that it never got to.
+/// Parses pg_controldata's output. `histories` is the highest timeline with a history file: a primary that died right after its promotion may lack
+/// its first checkpoint, but has the file; a replica may have the file of a timeline that it never reached.
 fn parse_controldata(text: &str, standby: bool, histories: u32) -> Option<OnDisk> {
     let field = |name: &str| {
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim).map(str::to_owned))
@@ -135,7 +134,7 @@ fn parse_controldata(text: &str, standby: bool, histories: u32) -> Option<OnDisk
     })
 }
 
-/// `16/B374D848` as a number.
+/// Parses an LSN such as `16/B374D848`.
 pub(super) fn parse_lsn(text: &str) -> Option<u64> {
     let (high, low) = text.split_once('/')?;
     Some(u64::from_str_radix(high, 16).ok()? << 32 | u64::from(u32::from_str_radix(low, 16).ok()?))
@@ -156,7 +155,7 @@ impl Server {
         Server { name: name.into(), data, port, log: logs.join(format!("{name}.log")), child: None }
     }
 
-    /// Name of the slot that keeps the primary's WAL for this node.
+    /// Returns the name of the slot that keeps WAL for this node.
     pub(super) fn slot(&self) -> String {
         format!("kingpost_{}", self.name)
     }
@@ -165,10 +164,10 @@ impl Server {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Starts it and waits until it answers. `follow` is the primary's port. A port that is taken meanwhile is replaced.
+    /// Starts the server and waits until it answers. `follow`: port of the primary or relay to follow. A port that was taken meanwhile is replaced.
     ///
     /// # Errors
-    /// It does not come up; the end of its log is in the failure.
+    /// The server does not come up; the failure has the end of its log.
     pub(super) async fn start(
         &mut self,
         installation: &Installation,
@@ -216,12 +215,12 @@ impl Server {
         server.start(command, &mut self.child, &launcher.stop, answers).await
     }
 
-    /// Whether its process has ended.
+    /// True if the server's process has ended, or was never started.
     pub(super) fn is_down(&mut self) -> bool {
         process::has_ended(&mut self.child)
     }
 
-    /// Makes a replica the primary.
+    /// Promotes a replica.
     pub(super) async fn promote(&self) -> Result<(), Failure> {
         let promoted = query(self.port, "SELECT pg_promote(true, 60)").await;
         match promoted.as_ref().map(|rows| rows.first().and_then(|row| row.get(0))) {
@@ -230,7 +229,7 @@ impl Server {
         }
     }
 
-    /// Stops it and takes note of its end.
+    /// Stops the server and waits for the end of its process.
     pub(super) async fn stop(&mut self, installation: &Installation, launcher: &Launcher) {
         stop_data(installation, launcher, &self.data).await;
         if let Some(mut child) = self.child.take()
@@ -241,10 +240,10 @@ impl Server {
     }
 }
 
-/// Stops the server of a data directory if one runs there, ours or left over: cleanly, then at once, then by force.
+/// Stops the server of a data directory if one runs there, of this or an earlier run: with "fast", then "immediate", then SIGKILL.
 pub(super) async fn stop_data(installation: &Installation, launcher: &Launcher, data: &Path) {
     for mode in ["fast", "immediate"] {
-        // pg_ctl believes postmaster.pid; a number that was given to another process must not get that far.
+        // pg_ctl trusts postmaster.pid; a pid that another process has got must not reach it.
         if process::server(data).is_none() {
             return;
         }
@@ -260,7 +259,7 @@ pub(super) async fn stop_data(installation: &Installation, launcher: &Launcher, 
     process::kill_server(data);
 }
 
-/// Asks a server of the cluster, as superuser, on a connection of its own. Bounded in time.
+/// Runs a statement on a server of the cluster as superuser, on a connection of its own, with a time limit.
 ///
 /// # Errors
 /// No connection, an error of the server, or no answer in time.
@@ -268,7 +267,7 @@ pub(super) async fn query(port: u16, sql: &str) -> Result<Vec<SimpleQueryRow>, S
     query_at("127.0.0.1", port, sql, Duration::from_secs(70)).await
 }
 
-/// As [`query`], with a limit.
+/// As [`query`], with a given limit.
 pub(super) async fn query_at(host: &str, port: u16, sql: &str, limit: Duration) -> Result<Vec<SimpleQueryRow>, String> {
     let ask = async {
         let mut config = tokio_postgres::Config::new();
@@ -290,7 +289,7 @@ pub(super) async fn query_at(host: &str, port: u16, sql: &str, limit: Duration) 
         .unwrap_or_else(|_| Err(format!("no answer within {} s", limit.as_secs_f32())))
 }
 
-/// An error of the client library with what the server said.
+/// Describes an error of the client library, with the server's message.
 pub(super) fn describe(error: &tokio_postgres::Error) -> String {
     use std::error::Error;
     match (error.as_db_error(), error.source()) {

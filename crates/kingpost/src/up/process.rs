@@ -1,4 +1,4 @@
-//! Processes: who they are, as whom servers run, and running a tool with a limit on time.
+//! Processes: their identity, the account that servers run as, and tools with a time limit.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -17,10 +17,10 @@ use crate::error::Failure;
 
 /// Longest time from the start of a server to an answer, recovery included.
 const START_LIMIT: Duration = Duration::from_secs(300);
-/// How often a starting server is asked.
+/// Interval between two checks of a starting server.
 const START_PACE: Duration = Duration::from_millis(50);
 
-/// A process that a later one with the same pid is not mistaken for.
+/// Identity of a process, distinct from that of a later one with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Identity {
     pub(super) pid: u32,
@@ -29,7 +29,7 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// Of this process.
+    /// Returns the identity of this process.
     pub(super) fn own() -> Result<Identity, Failure> {
         let pid = std::process::id();
         let started = start_time(pid)
@@ -41,7 +41,7 @@ impl Identity {
         start_time(self.pid) == Some(self.started)
     }
 
-    /// Asks it to end, if it is still the same process.
+    /// Sends SIGTERM, if it is still the same process.
     pub(super) fn terminate(self) {
         if self.is_alive() {
             signal(self.pid, Signal::TERM);
@@ -57,12 +57,12 @@ fn signal(pid: u32, signal: Signal) {
     }
 }
 
-/// A zombie counts as dead.
+/// Reads a process's start time; a zombie counts as dead.
 fn start_time(pid: u32) -> Option<u64> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The 22nd field of `/proc/<pid>/stat`. The second is the program's name in parentheses, with anything in it.
+/// Reads the 22nd field of `/proc/<pid>/stat`. The second is the program's name in parentheses, with any characters in it.
 fn parse_stat(stat: &str) -> Option<u64> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     match fields.next()? {
@@ -71,11 +71,11 @@ fn parse_stat(stat: &str) -> Option<u64> {
     }
 }
 
-/// Where a server of PostgreSQL, or of MariaDB (told so at its start), notes its process id in its data directory.
+/// Files in the data directory with the process id of a PostgreSQL server, and of a MariaDB server (set at its start).
 pub(super) const PID_FILES: [&str; 2] = ["postmaster.pid", "mariadb.pid"];
 
-/// The server that runs on a data directory, if one does: a file there names its process, and the working directory of that process
-/// proves that the number was not given to another one since.
+/// Returns the pid of the server that runs on a data directory: a file there names its process, and the working directory of that process proves that
+/// the number was not given to another one since.
 pub(super) fn server(data: &Path) -> Option<u32> {
     let runs = |file: &str| {
         let text = fs::read_to_string(data.join(file)).ok()?;
@@ -87,19 +87,19 @@ pub(super) fn server(data: &Path) -> Option<u32> {
     PID_FILES.iter().find_map(|file| runs(file))
 }
 
-/// Servers of an earlier `up` that still run: name and data directory of each, of all that have their data in `nodes`.
+/// Returns name and data directory of each server of an earlier `up` that still runs on data in `nodes`.
 pub(super) fn left_behind(nodes: &Path) -> Vec<(String, PathBuf)> {
     let Ok(entries) = fs::read_dir(nodes) else { return Vec::new() };
     let runs = entries.flatten().take(256).filter(|entry| server(&entry.path()).is_some());
     runs.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())).collect()
 }
 
-/// Whether the process has ended, or was never started.
+/// True if the process has ended, or was never started.
 pub(super) fn has_ended(child: &mut Option<Child>) -> bool {
     child.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
 }
 
-/// A server that was just started, as messages name it.
+/// A server to start, as messages name it.
 pub(super) struct Starting<'a> {
     pub(super) name: &'a str,
     pub(super) address: String,
@@ -108,10 +108,10 @@ pub(super) struct Starting<'a> {
 }
 
 impl Starting<'_> {
-    /// Starts the server and waits until it answers. Its process is in `child` from the moment it runs.
+    /// Starts the server and waits until it answers. Its process is in `child` as soon as it runs.
     ///
     /// # Errors
-    /// It does not come up, whose log's end is in the failure; or the user stops us.
+    /// The server does not come up (the failure has the end of its log), or a signal came.
     pub(super) async fn start(
         &self,
         mut command: Command,
@@ -151,28 +151,28 @@ impl Starting<'_> {
     }
 }
 
-/// Asks a server to end, as a service manager does.
+/// Sends SIGTERM to a server, as a service manager does.
 pub(super) fn end_server(data: &Path) {
     if let Some(pid) = server(data) {
         signal(pid, Signal::TERM);
     }
 }
 
-/// Ends a server without waiting for anything: its next start recovers.
+/// Sends SIGQUIT to a server: it ends without waiting, and its next start recovers.
 pub(super) fn quit_server(data: &Path) {
     if let Some(pid) = server(data) {
         signal(pid, Signal::QUIT);
     }
 }
 
-/// Ends a server that does not answer to anything else.
+/// Sends SIGKILL to a server that answers to no other signal.
 pub(super) fn kill_server(data: &Path) {
     if let Some(pid) = server(data) {
         signal(pid, Signal::KILL);
     }
 }
 
-/// Whom servers run as; PostgreSQL and MariaDB refuse root.
+/// An account that servers run as; PostgreSQL and MariaDB refuse root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Account {
     pub(super) name: String,
@@ -181,7 +181,7 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// `None`: as ourselves. For root: the directory's owner, or else the engine's own user, or else `nobody`.
+    /// Chooses the account; `None` for that of this process. For root: the directory's owner, or else the engine's own user, or else `nobody`.
     pub(super) fn choose(dir: &Path, engine: Engine) -> Result<Option<Account>, Failure> {
         if !geteuid().is_root() {
             return Ok(None);
@@ -195,7 +195,7 @@ impl Account {
         })
     }
 
-    /// Whether it can get into a directory, by the permission bits of all that is above.
+    /// True if the account can enter a directory, by the permission bits of all its ancestors.
     pub(super) fn can_enter(&self, path: &Path) -> bool {
         path.ancestors().all(|part| match fs::metadata(part) {
             Ok(metadata) => {
@@ -227,19 +227,19 @@ fn choose_account(owner: u32, group: u32, usual: &str, passwd: &str) -> Option<A
     [usual, "nobody"].iter().find_map(|name| accounts.iter().find(|account| account.name == *name).cloned())
 }
 
-/// Runs programs as an account, with nothing of our own environment that would change what they do.
+/// Starter of programs as an account, without environment variables of this process that would change their behaviour.
 #[derive(Debug, Clone)]
 pub(super) struct Launcher {
     pub(super) account: Option<Account>,
-    /// Where tools' output goes.
+    /// Directory of the tools' output.
     pub(super) logs: PathBuf,
-    /// Where programs start: a directory that the account can be in.
+    /// Working directory of the programs; the account can enter it.
     pub(super) cwd: PathBuf,
     pub(super) stop: Stop,
 }
 
 impl Launcher {
-    /// A program in a process group of its own, so that a Ctrl-C in the terminal does not reach it.
+    /// Makes a command in a process group of its own, so that a Ctrl-C in the terminal does not reach it.
     pub(super) fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.env_clear().env("LC_ALL", "C").current_dir(&self.cwd).stdin(Stdio::null()).process_group(0);
@@ -257,7 +257,7 @@ impl Launcher {
     /// Runs a tool to its end. Its output is in `logs/<name>.log`, whose end is in the failure.
     ///
     /// # Errors
-    /// The tool cannot be started, fails, takes longer than `limit`, or the user stops us; it is ended then.
+    /// The tool cannot be started, fails, takes longer than `limit`, or a signal came; the tool is killed then.
     pub(super) async fn run(&self, name: &str, mut command: Command, limit: Duration) -> Result<(), Failure> {
         let log = self.logs.join(format!("{name}.log"));
         let (output, errors) = log_file(&log, true)?;
@@ -284,7 +284,7 @@ impl Launcher {
     }
 }
 
-/// Opens a log for a program's output and errors. It begins anew, or when it has grown too long.
+/// Opens a log for a program's output and errors. Truncates it if `anew`, or if it has grown beyond 64 MiB.
 pub(super) fn log_file(path: &Path, anew: bool) -> Result<(File, File), Failure> {
     const LIMIT: u64 = 64 << 20;
     let anew = anew || fs::metadata(path).is_ok_and(|metadata| metadata.len() > LIMIT);
@@ -302,7 +302,7 @@ pub(super) fn log_file(path: &Path, anew: bool) -> Result<(File, File), Failure>
     open().map_err(|error| Failure::path("write", path, &error))
 }
 
-/// The last lines of a file.
+/// Returns the last lines of a file.
 pub(super) fn tail(path: &Path, lines: usize) -> String {
     let read = || -> std::io::Result<String> {
         let mut file = File::open(path)?;
@@ -321,7 +321,7 @@ pub(super) fn tail(path: &Path, lines: usize) -> String {
     }
 }
 
-/// What is free on a path's file system, for messages.
+/// Describes the free space on a path's file system, for messages.
 pub(super) fn free_space(path: &Path) -> String {
     match rustix::fs::statvfs(path) {
         Ok(stat) => {

@@ -1,4 +1,4 @@
-//! After a failover or a switchover: a former primary, ended or left behind on its timeline, comes back as a replica.
+//! Return of a former primary, down or stale after a failover or a switchover, as a replica.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use super::cluster::Cluster;
 use crate::out;
 use crate::run::Running;
 
-/// How often it is looked at.
+/// Interval between two looks.
 const PACE: Duration = Duration::from_secs(1);
-/// Looks in a row that a node must be found so: a view may be older than what it shows.
+/// Consecutive looks at which a node must be down or stale: a view may be out of date.
 const LOOKS: u32 = 3;
-/// Attempts for one node; after that somebody has to look.
+/// Most attempts for one node; after them an operator has to act.
 const ATTEMPTS: u32 = 3;
 
-/// Brings them back, one after the other. Never returns.
+/// Brings former primaries back, one after the other. Never returns.
 pub(super) async fn former_primaries(cluster: &mut Cluster, running: &Running) {
     let mut first = running.view().primary.and_then(|id| name_of(&running.view(), id));
     let mut former: HashMap<String, (u32, u32)> = HashMap::new();

@@ -14,23 +14,23 @@ use super::stop::Stop;
 use crate::error::Failure;
 use crate::run::Running;
 
-/// Name of its slot on the primary.
+/// Name of the relay's slot on the primary.
 pub(super) const SLOT: &str = "kingpost_relay";
-/// Longest time until it receives.
+/// Longest time until the relay receives.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How often it is asked.
+/// Interval between two checks of a starting relay.
 const PACE: Duration = Duration::from_millis(50);
-/// How often the primary is looked for.
+/// Interval between two checks for a new primary.
 const FOLLOW: Duration = Duration::from_millis(500);
 
-/// A running relay; clones are the same one.
+/// A running relay; clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct LocalRelay {
     relay: Arc<Relay>,
     address: SocketAddr,
 }
 
-/// What was moved aside before, next to `dir`: one log that nobody asked for is kept, not one for each time.
+/// Removes the logs moved aside before, next to `dir`: only one log is kept, not one for each time.
 fn remove_aside(dir: &Path) {
     let Some(entries) = dir.parent().and_then(|parent| std::fs::read_dir(parent).ok()) else { return };
     for entry in entries.flatten() {
@@ -45,11 +45,11 @@ fn remove_aside(dir: &Path) {
 }
 
 impl LocalRelay {
-    /// Starts it and waits until it receives from the primary. A log that the primary has not got in its history is moved
-    /// aside: in a local cluster the servers decide.
+    /// Starts the relay and waits until it receives from the primary. A log that is not in the primary's history is moved aside: in a local cluster
+    /// the servers decide.
     ///
     /// # Errors
-    /// It does not receive in time, or a signal came.
+    /// The relay does not receive in time, or a signal came.
     pub(super) async fn start(
         dir: &Path,
         primary: u16,
@@ -70,13 +70,13 @@ impl LocalRelay {
         Ok(relay)
     }
 
-    /// Err: why it does not receive and never will.
+    /// Starts the relay and waits until it receives; the inner error: the reason why it never will.
     async fn receiving(dir: &Path, primary: u16, stop: &Stop) -> Result<Result<LocalRelay, String>, Failure> {
         let config = RelayConfig {
             listen: vec!["127.0.0.1:0".into()],
             dir: dir.into(),
             auth: AuthMethod::Trust,
-            // Bounded, as the primary's own slots are in a local cluster.
+            // As the limits of the primary's own slots in a local cluster.
             keep_bytes: 128 << 20,
             max_bytes: 2 << 30,
             upstream: UpstreamConfig {
@@ -87,7 +87,7 @@ impl LocalRelay {
             },
             ..RelayConfig::default()
         };
-        // New, whatever it is: the servers and this directory are all there is of a local cluster, and the servers decide.
+        // Started as new in any case: a local cluster consists of the servers and this directory, and the servers decide.
         let relay = Relay::start(&config, Surroundings::default(), true, &tokio::runtime::Handle::current())
             .map_err(|error| crate::relay::failure_of(&error))?;
         let address = *relay.addresses().first().ok_or_else(|| Failure::runtime("the relay does not listen"))?;
@@ -134,12 +134,12 @@ impl LocalRelay {
         self.address.port()
     }
 
-    /// Whether a replica streams from it.
+    /// True if a replica streams from the relay.
     pub(super) fn feeds(&self, name: &str) -> bool {
         self.relay.status().downstreams.iter().any(|downstream| downstream.application_name == name)
     }
 
-    /// As `kingpost status` shows it.
+    /// Returns the status for `kingpost status`.
     pub(super) fn status(&self) -> NodeStatus {
         let status = self.relay.status();
         let receiving = status.upstream_state == "streaming";
@@ -154,7 +154,7 @@ impl LocalRelay {
         }
     }
 
-    /// Ends it.
+    /// Stops the relay.
     pub(super) async fn stop(&self) {
         let relay = Arc::clone(&self.relay);
         if let Err(error) = tokio::task::spawn_blocking(move || relay.shutdown()).await {
@@ -168,7 +168,7 @@ fn not_receiving(why: String) -> Failure {
         .advise("the cluster starts without it by --no-relay")
 }
 
-/// After a failover the relay goes on with the new primary, and the other replicas with it. Never returns.
+/// Makes the relay, and with it the replicas, follow the new primary after a failover. Never returns.
 pub(super) async fn follow_primary(relay: Option<&LocalRelay>, running: &Running) {
     loop {
         tokio::time::sleep(FOLLOW).await;

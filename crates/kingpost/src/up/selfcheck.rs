@@ -1,4 +1,4 @@
-//! Proves through the proxy that writes work, and that a replica answers reads and has what was written.
+//! Check through the proxy that writes work, and that a replica answers reads and has the written row.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +7,14 @@ use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 use super::postgres::{SUPERUSER, describe};
 use crate::error::Failure;
 
-/// Longest time for all of it.
+/// Longest time for the whole check.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Time between two tries of a read.
+/// Time between two attempts of a read.
 const PACE: Duration = Duration::from_millis(100);
-/// Sends a statement to a replica, whatever it is.
+/// Hint that sends a statement to a replica.
 const HINT: &str = "/* kingpost.route=replica */";
 
-/// What the check saw.
+/// Result of the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Outcome {
     /// Port of the server that took the write.
@@ -23,7 +23,7 @@ pub(super) struct Outcome {
     pub(super) reader: Option<u16>,
 }
 
-/// Runs the check against the proxy.
+/// Runs the check through the proxy.
 ///
 /// # Errors
 /// A step fails, or the row is not read back from a replica in time.
@@ -104,7 +104,7 @@ fn port_of(row: &[String]) -> Result<u16, String> {
     text.parse().map_err(|_| format!("found {text:?} as the server's port"))
 }
 
-/// The first row of the answer.
+/// Runs a statement and returns the first row of the answer.
 async fn ask(client: &Client, sql: &str) -> Result<Vec<String>, String> {
     let messages = client.simple_query(sql).await.map_err(|error| format!("{sql}: {}", describe(&error)))?;
     let row = messages.into_iter().find_map(|message| match message {

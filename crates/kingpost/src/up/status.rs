@@ -1,4 +1,4 @@
-//! What the nodes are doing, for people and for programs.
+//! State of the nodes, for people and for programs.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -20,38 +20,38 @@ const QUESTION: &str = "SELECT pg_is_in_recovery(), \
      (SELECT timeline_id FROM pg_control_checkpoint()), \
      (SELECT status FROM pg_stat_wal_receiver)";
 
-/// A node at one moment.
+/// State of a node at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct NodeStatus {
     pub(super) name: String,
     pub(super) address: String,
-    /// `primary`, `replica`, `relay`, or `down`; of MariaDB also `stale`: takes writes, and the relay follows another server.
+    /// `primary`, `replica`, `relay`, or `down`; for MariaDB also `stale`: a server that takes writes while the relay follows another one.
     pub(super) role: &'static str,
     pub(super) timeline: Option<u32>,
-    /// Written on a primary, replayed on a replica.
+    /// Position written on a primary, replayed on a replica, flushed on a relay.
     pub(super) lsn: Option<String>,
-    /// Of MariaDB, in place of timeline and LSN: the last transaction of each domain.
+    /// Position of MariaDB, in place of the LSN: the last transaction of each domain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) gtid: Option<String>,
     /// Bytes behind the primary.
     pub(super) lag_bytes: Option<u64>,
-    /// Of MariaDB: transactions behind the primary.
+    /// Transactions behind the primary (MariaDB).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) lag_transactions: Option<u64>,
-    /// Of MariaDB: time behind the primary.
+    /// Time behind the primary (MariaDB).
     #[serde(skip)]
     pub(super) lag: Duration,
     pub(super) connections: Option<u64>,
-    /// Whether a replica, or a relay, receives.
+    /// True if a replica, or a relay, receives.
     pub(super) streaming: Option<bool>,
     /// Transactions since the server's statistics began.
     pub(super) transactions: Option<u64>,
-    /// Why it is down.
+    /// Error: why the node is down, or does not receive.
     pub(super) error: Option<String>,
 }
 
 impl NodeStatus {
-    /// One of which nothing else is known.
+    /// Makes the status of a node of which nothing else is known.
     pub(super) fn down(name: String, address: String) -> NodeStatus {
         NodeStatus {
             name,
@@ -85,7 +85,7 @@ impl std::fmt::Display for Registered {
     }
 }
 
-/// What the registry at an address says of the cluster's nodes; nothing if it does not answer.
+/// Asks the registry at an address for the services of the cluster's nodes; empty if it does not answer.
 pub(super) async fn registered(address: &str) -> Vec<Registered> {
     let Ok(remote) = Remote::new(address, None) else { return Vec::new() };
     let path = format!("/v1/namespaces/{}/services", nodes::NAMESPACE);
@@ -138,7 +138,7 @@ pub(super) async fn observe_relay(address: Option<&str>) -> Option<NodeStatus> {
     let address = address?.to_owned();
     let mut status = relay_status(address.clone());
     let asked = tokio::task::spawn_blocking(move || {
-        // The only one of the cluster: its address is its name.
+        // The cluster's only relay: its address is its name.
         let (name, address) = (address.as_str(), address.as_str());
         ::relay::probe(&RelayAccess { name, address, user: SUPERUSER, password: None, connector: None })
     });
@@ -158,12 +158,12 @@ pub(super) async fn observe_relay(address: Option<&str>) -> Option<NodeStatus> {
     Some(status)
 }
 
-/// A relay of which nothing is known yet.
+/// Makes the status of a relay of which nothing is known yet.
 pub(super) fn relay_status(address: String) -> NodeStatus {
     NodeStatus::down("relay".into(), address)
 }
 
-/// The lag of replicas, and of a relay, behind the furthest primary.
+/// Fills in the lag of replicas, and of a relay, behind the furthest primary.
 pub(super) fn fill_lag(nodes: &mut [NodeStatus]) {
     let lsn = |node: &NodeStatus| node.lsn.as_deref().and_then(parse_lsn);
     let Some(written) = nodes.iter().filter(|node| node.role == "primary").filter_map(lsn).max() else { return };
@@ -172,7 +172,7 @@ pub(super) fn fill_lag(nodes: &mut [NodeStatus]) {
     }
 }
 
-/// Makes rates of totals.
+/// Computation of rates from totals.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
     last: Option<Totals>,
@@ -181,17 +181,17 @@ pub(super) struct Rates {
 #[derive(Debug)]
 struct Totals {
     at: Instant,
-    /// By node.
+    /// Totals by node.
     transactions: Vec<(String, u64)>,
     queries: u64,
 }
 
-/// Per second since the last time.
+/// Rates per second since the last time.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Rate {
-    /// By node, in the order of the nodes.
+    /// Rates by node, in the order of the nodes.
     pub(super) transactions: Vec<Option<f64>>,
-    /// Through the proxy.
+    /// Statements through the proxy.
     pub(super) queries: Option<f64>,
 }
 
@@ -215,7 +215,7 @@ impl Rates {
     }
 }
 
-/// The table. Without rates it has no column for them.
+/// Makes the table; without rates it has no column for them.
 pub(super) fn table(nodes: &[NodeStatus], rate: Option<&Rate>) -> String {
     let (timeline, position) = match nodes.iter().any(|node| node.gtid.is_some()) {
         true => ("epoch", "gtid"),

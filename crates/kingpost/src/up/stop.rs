@@ -1,4 +1,4 @@
-//! Ctrl-C: once means to stop cleanly, twice at once.
+//! Ctrl-C: once for a clean stop, twice for an immediate one.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use crate::error::Failure;
 use crate::out;
 use crate::serve::StopSignals;
 
-/// Told when the user wants an end.
+/// A receiver of the user's wish to stop.
 #[derive(Debug, Clone)]
 pub(super) struct Stop {
     wanted: watch::Receiver<bool>,
@@ -18,7 +18,7 @@ pub(super) struct Stop {
 }
 
 impl Stop {
-    /// Starts listening. From here on a signal does not end the process by itself.
+    /// Starts listening. From then on a signal does not end the process by itself.
     pub(super) fn listen() -> Result<Stop, Failure> {
         let mut signals = StopSignals::new()?;
         let (sender, wanted) = watch::channel(false);
@@ -37,7 +37,7 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Makes a second signal end the server of a data directory.
+    /// Adds a data directory whose server a second signal ends.
     pub(super) fn covers(&self, data: PathBuf) {
         let mut all = self.data.lock().unwrap_or_else(PoisonError::into_inner);
         if !all.contains(&data) {
@@ -45,16 +45,16 @@ impl Stop {
         }
     }
 
-    /// Returns once an end is wanted.
+    /// Returns once a stop is wanted.
     pub(super) async fn wanted(&self) {
         let mut wanted = self.wanted.clone();
         if wanted.wait_for(|wanted| *wanted).await.is_err() {
-            // The sender lives as long as the process; without it nobody can want anything.
+            // The sender lives as long as the process; without it no signal can come.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Returns once an end is wanted, with what to report if that comes before everything runs.
+    /// Returns once a stop is wanted, with the failure to report while not everything runs.
     pub(super) async fn failure(&self) -> Failure {
         self.wanted().await;
         Failure::runtime("interrupted while starting")

@@ -1,4 +1,4 @@
-//! What is shown while the cluster runs: a table redrawn in place on a terminal, changes as lines otherwise.
+//! Display while the cluster runs: a table redrawn in place on a terminal, changes as lines otherwise.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use super::stop::Stop;
 use crate::out;
 use crate::run::{Running, Traffic};
 
-/// Time between two looks.
+/// Interval between two looks.
 const PACE: Duration = Duration::from_secs(1);
 
-/// Shows the nodes of PostgreSQL, and what goes through the proxy, until a signal comes.
+/// Shows the PostgreSQL nodes, and the traffic through the proxy, until a signal comes.
 pub(super) async fn until_stopped(nodes: &[(String, u16)], running: &Running, relay: Option<&LocalRelay>, stop: &Stop) {
     let look = async || {
         let mut observed = status::observe(nodes).await;
@@ -23,7 +23,7 @@ pub(super) async fn until_stopped(nodes: &[(String, u16)], running: &Running, re
     show(look, || Some(running.traffic()), stop).await;
 }
 
-/// Shows what `look` sees until a signal comes. `traffic`: of the proxy, where there is one.
+/// Shows the nodes that `look` returns until a signal comes. `traffic`: that of the proxy, if there is one.
 pub(super) async fn show(look: impl AsyncFn() -> Vec<NodeStatus>, traffic: impl Fn() -> Option<Traffic>, stop: &Stop) {
     let terminal = out::is_terminal();
     let mut rates = Rates::default();
@@ -67,7 +67,7 @@ fn picture(nodes: &[NodeStatus], rate: &Rate, traffic: Option<Traffic>) -> Strin
     format!("{table}\n{traffic}Ctrl-C stops\n")
 }
 
-/// Puts a text over the one drawn before. Lines do not wrap, or the count of lines would be wrong.
+/// Draws a text over the one drawn before. Lines do not wrap, or the count of lines would be wrong.
 fn redraw(text: &str, drawn: usize) -> String {
     let mut output = String::from("\x1b[?7l");
     if drawn > 0 {
@@ -82,7 +82,7 @@ fn redraw(text: &str, drawn: usize) -> String {
     output
 }
 
-/// One line for each node whose role is not what it was.
+/// Returns one line for each node whose role has changed.
 fn changes(roles: &mut HashMap<String, &'static str>, nodes: &[NodeStatus]) -> Vec<String> {
     let mut lines = Vec::new();
     for node in nodes {

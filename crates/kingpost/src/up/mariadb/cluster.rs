@@ -1,4 +1,4 @@
-//! The servers of MariaDB of one directory, and the relay between them: made, started in order, stopped in order.
+//! The MariaDB servers of one directory and the relay between them: creating them, starting and stopping them in order.
 
 use std::collections::HashMap;
 use std::fs;
@@ -20,36 +20,36 @@ use crate::error::Failure;
 
 /// `server_id` of the relay; those of the servers count from 1.
 const RELAY_ID: u32 = 1_000_000;
-/// Longest time until the relay receives, and until a replica with data of its own replicates.
+/// Longest time until the relay receives, and until a replica with existing data replicates.
 const LIMIT: Duration = Duration::from_secs(30);
 /// Longest time until a new replica replicates.
 const NEW_LIMIT: Duration = Duration::from_secs(120);
-/// How often they are asked.
+/// Interval between two checks of relay and replica.
 const PACE: Duration = Duration::from_millis(100);
 
-/// The servers of one directory, and their relay.
+/// The MariaDB servers of one directory, and their relay.
 pub(super) struct Cluster {
     directory: Directory,
     state: State,
     programs: Programs,
     launcher: Launcher,
     pub(super) secret: String,
-    /// The primary first, then the replicas; only what was started.
+    /// The servers that were started: the primary first, then the replicas.
     pub(super) servers: Vec<Server>,
     pub(super) relay: Option<(Arc<BinlogRelay>, SocketAddr)>,
     pub(super) names: Names,
 }
 
-/// What servers are called, by `server_id`.
+/// Names of the servers, by `server_id`.
 pub(super) type Names = Arc<Mutex<HashMap<u32, String>>>;
 
-/// What is in a mutex, also after a panic of who held it: single values are put in whole.
+/// Locks a mutex, also a poisoned one: its values are always replaced as a whole.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Cluster {
-    /// Looks at what is there: programs, account, earlier data. Starts nothing.
+    /// Finds programs, account and earlier data. Starts nothing.
     ///
     /// # Errors
     /// No usable MariaDB, no account for it, or a directory that cannot be used.
@@ -74,7 +74,7 @@ impl Cluster {
         })
     }
 
-    /// As 1011 for 10.11.
+    /// The version; 1011 for 10.11.
     pub(super) fn version(&self) -> u32 {
         self.programs.version
     }
@@ -83,12 +83,12 @@ impl Cluster {
         self.launcher.account.as_ref().map(|account| account.name.as_str())
     }
 
-    /// Where data are.
+    /// Returns the directory of the data.
     pub(super) fn data(&self) -> &std::path::Path {
         &self.state.data
     }
 
-    /// Stops servers that an earlier `up` left behind; says their names.
+    /// Stops servers that an earlier `up` left behind and returns their names.
     pub(super) async fn stop_leftovers(&self) -> Vec<String> {
         let mut stopped = Vec::new();
         for (name, data) in process::left_behind(&self.state.data.join("nodes")) {
@@ -98,10 +98,10 @@ impl Cluster {
         stopped
     }
 
-    /// Starts the primary, the relay and so many replicas, making what is missing. `step` is told what happens.
+    /// Starts the primary, the relay and `replicas` replicas, making missing ones. Calls `step` with each step.
     ///
     /// # Errors
-    /// One of them cannot be made or started. What was started is in `servers`, to be stopped.
+    /// A server or the relay cannot be made or started. Started servers are in `servers`, to be stopped.
     pub(super) async fn start(&mut self, replicas: Option<u16>, step: &dyn Fn(&str)) -> Result<(), Failure> {
         let nodes = self.state.data.join("nodes");
         let fresh = !self.state.complete;
@@ -125,7 +125,7 @@ impl Cluster {
             let data = self.state.node_data(&node.name);
             all.push(Server::new(&node.name, node.server_id, data, node.port, &self.launcher.logs));
         }
-        // Whom the relay followed last took the writes, and has what was acknowledged.
+        // The server that the relay followed last took the writes, and has every acknowledged transaction.
         let source = last_source(&self.directory.relay());
         let leads = all.iter().position(|server| Some(server.id) == source).unwrap_or(0);
         let primary = all.remove(leads);
@@ -150,7 +150,7 @@ impl Cluster {
         self.directory.save_state(&self.state)
     }
 
-    /// Starts a server and takes note of its port.
+    /// Starts a server and saves its port.
     async fn start_server(&mut self, index: usize, part: Part) -> Result<(), Failure> {
         let server = &mut self.servers[index];
         server.start(&self.programs, &self.launcher, &self.state.sockets, part, &self.secret).await?;
@@ -166,7 +166,7 @@ impl Cluster {
             server_id: RELAY_ID,
             listen: vec!["127.0.0.1:0".into()],
             dir: self.directory.relay(),
-            // What a new replica begins with: the whole log, as far as there is room for it.
+            // A new replica gets the whole log, as far as there is room for it.
             keep_bytes: 4 << 30,
             max_bytes: 8 << 30,
             upstream: UpstreamConfig {
@@ -208,7 +208,7 @@ impl Cluster {
         }
     }
 
-    /// Starts a replica with the data that it has, or with none: then it gets everything from the relay.
+    /// Starts a replica with its existing data, or with empty data, which it fills from the relay.
     async fn start_replica(&mut self, server: Server, step: &dyn Fn(&str)) -> Result<(), Failure> {
         let (name, index, has_data) = (server.name.clone(), self.servers.len(), server.has_data());
         self.servers.push(server);
@@ -227,8 +227,8 @@ impl Cluster {
         self.follow_relay(index, NEW_LIMIT).await
     }
 
-    /// Makes a server's data anew, with a `server_id` that no server of this cluster ever had: a replica leaves out what has its own
-    /// `server_id`, and so would never get what it wrote itself in an earlier life.
+    /// Makes a server's data anew, with a `server_id` that this cluster never used: a replica skips events with its own `server_id`, and so would
+    /// never get its own writes of an earlier life.
     async fn make(&mut self, index: usize) -> Result<(), Failure> {
         let id = self.state.nodes.iter().map(|node| node.server_id).max().unwrap_or(0) + 1;
         let server = &mut self.servers[index];
@@ -241,7 +241,7 @@ impl Cluster {
         self.servers[index].make(&self.programs, &self.launcher).await
     }
 
-    /// Starts a server as a replica of the relay and waits until it has what the relay had then. A signal ends the wait.
+    /// Starts a server as a replica of the relay and waits until it has everything that the relay has at the start. A signal ends the wait.
     async fn follow_relay(&mut self, index: usize, limit: Duration) -> Result<(), Failure> {
         self.start_server(index, Part::Replica).await?;
         let Some((relay, address)) = &self.relay else { return Err(Failure::runtime("there is no relay")) };
@@ -263,7 +263,7 @@ impl Cluster {
             if let Some(error) = status.and_then(|status| status.error)
                 && error.contains("1236")
             {
-                // The relay says that it cannot feed the server, and will not change its mind.
+                // The relay cannot feed the server: a final answer.
                 return Err(failed(error));
             }
             if started.elapsed() > limit {
@@ -276,10 +276,10 @@ impl Cluster {
         }
     }
 
-    /// A server that was the primary becomes a replica of the relay, with its data made again.
+    /// Makes a former primary a replica of the relay, with its data made again.
     ///
     /// # Errors
-    /// It cannot be made, or does not replicate.
+    /// The replica cannot be made, or does not replicate.
     pub(super) async fn rejoin(&mut self, name: &str, step: &dyn Fn(&str)) -> Result<(), Failure> {
         let Some(index) = self.servers.iter().position(|server| server.name == name) else {
             return Err(Failure::runtime(format!("{name} is no node of this cluster")));
@@ -290,12 +290,12 @@ impl Cluster {
         self.start_replica(server, step).await
     }
 
-    /// Names and ports, the primary at start first.
+    /// Names and ports of the servers, the primary first.
     pub(super) fn ports(&self) -> Vec<(String, u16)> {
         self.servers.iter().map(|server| (server.name.clone(), server.port)).collect()
     }
 
-    /// Stops the replicas, then who takes writes, then the relay. If not all nodes were made, what was made is removed.
+    /// Stops the replicas, then the primary, then the relay. Removes half-made nodes if not all nodes were made.
     pub(super) async fn stop(&mut self) {
         let source = self.relay.as_ref().map(|(relay, _)| relay.status().source);
         let (sources, replicas): (Vec<_>, Vec<_>) =
@@ -321,7 +321,7 @@ async fn has_text(server: &[(String, u16)], secret: &str) -> String {
     status.and_then(|status| status.gtid.or(status.error)).unwrap_or_default()
 }
 
-/// Whether who has one position has the last transaction of each domain of a binary log's state.
+/// True if a position has the last transaction of each domain of a binary log's state.
 fn covers(position: &str, state: &str) -> bool {
     use ::binlog::gtid::mariadb::{Position, State};
     let (Ok(has), Ok(wanted)) = (position.parse::<Position>(), state.parse::<State>()) else { return false };

@@ -1,4 +1,4 @@
-//! What the servers and the relay of a local cluster of MariaDB are doing, asked over their own protocols.
+//! State of the servers and the relay of a local MariaDB cluster, asked over their own protocols.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use ::relay::{BinlogStanding, Order};
 use super::super::status::{NodeStatus, relay_status};
 use super::server::session;
 
-/// Longest time to ask one of them.
+/// Longest time to ask one server, or the relay.
 const LIMIT: Duration = Duration::from_millis(1500);
 
 const QUESTION: &str = "SELECT @@read_only, @@gtid_current_pos, \
      (SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'THREADS_CONNECTED'), \
      (SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'BINLOG_COMMITS')";
 
-/// Asks all servers (name, port) and the relay at the same time: the servers in their order, then the relay.
+/// Asks all servers (name, port) and the relay; returns the servers in their order, then the relay.
 pub(in crate::up) async fn observe(nodes: &[(String, u16)], relay: Option<&str>, secret: &str) -> Vec<NodeStatus> {
     let asked: Vec<_> = nodes
         .iter()
@@ -67,7 +67,7 @@ fn of_relay(address: &str, standing: &BinlogStanding) -> NodeStatus {
     }
 }
 
-/// What the answers of a server mean. `slave`: what SHOW SLAVE STATUS says. `upstream`: whom the relay follows, where that is known.
+/// Makes a server's status of its answers. `slave`: the row of SHOW SLAVE STATUS. `upstream`: the relay's upstream, if known.
 fn server(name: String, address: String, row: Option<&Row>, slave: Option<&Row>, upstream: Option<&str>) -> NodeStatus {
     let text = |row: Option<&Row>, column: usize| row.and_then(|row| row.get(column)?.clone());
     let writes = text(row, 0).is_some_and(|read_only| matches!(read_only.as_str(), "0" | "OFF"));
@@ -76,7 +76,7 @@ fn server(name: String, address: String, row: Option<&Row>, slave: Option<&Row>,
         (true, _) => "primary",
         (false, _) => "replica",
     };
-    // These columns have had these places since long before 10.3: both threads, the time behind, what went wrong.
+    // The places of these columns are the same since long before 10.3: both threads, the time behind, the errors.
     let runs = |column| text(slave, column).as_deref() == Some("Yes");
     let wrong = [35, 37].into_iter().find_map(|column| text(slave, column).filter(|error| !error.is_empty()));
     let seconds = text(slave, 32).and_then(|seconds| seconds.parse().ok()).unwrap_or(0);
@@ -92,7 +92,7 @@ fn server(name: String, address: String, row: Option<&Row>, slave: Option<&Row>,
     }
 }
 
-/// The lag of replicas, and of the relay, behind the primary: by sequence numbers, which grow by one a transaction.
+/// Fills in the lag of replicas and relay behind the primary, by sequence numbers, which grow by one a transaction.
 fn fill_lag(nodes: &mut [NodeStatus]) {
     let position = |node: &NodeStatus| node.gtid.as_deref().and_then(|text| text.parse::<Position>().ok());
     let Some(primary) = nodes.iter().find(|node| node.role == "primary").and_then(position) else { return };

@@ -4,7 +4,7 @@
 //!  Cluster (servers, relay) ─▶ self-check ─▶ registry, console, metrics ─▶ watch, former primaries come back
 //! ```
 //!
-//! Servers let in the user `kingpost` from this host only, with a password that is in a file of the cluster's directory; the relay likewise.
+//! Servers and relay accept the user `kingpost` from this host only, with a password from a file in the cluster's directory.
 
 mod cluster;
 mod look;
@@ -39,13 +39,13 @@ pub(super) use look::observe;
 pub(super) use server::stop_data;
 use server::{USER, ask};
 
-/// How often servers and relay are asked how they are.
+/// Interval between two looks at servers and relay.
 const PACE: Duration = Duration::from_secs(1);
 /// Longest time for a statement of the self-check.
 const CHECK: Duration = Duration::from_secs(60);
-/// Looks in a row that a former primary must be found ended or left behind.
+/// Consecutive looks at which a former primary must be down or stale.
 const LOOKS: u32 = 3;
-/// Attempts to bring one back; after that somebody has to look.
+/// Most attempts to bring a former primary back; after them an operator has to act.
 const ATTEMPTS: u32 = 3;
 
 /// Starts the servers and the relay, and runs until a signal.
@@ -150,7 +150,7 @@ async fn serve(
             let look = async || seen.borrow().to_vec();
             tokio::select! {
                 () = watch::show(look, || None, stop) => {}
-                // Never: until the end.
+                // Never returns.
                 () = former_primaries(cluster, &relay, &seen) => {}
             }
         }
@@ -161,7 +161,7 @@ async fn serve(
     result
 }
 
-/// Looks once a second, until the task is dropped.
+/// Observes the cluster once a second, until the task is dropped.
 async fn keep_looking(servers: Vec<(String, u16)>, relay: String, secret: String, seen: Sender<Arc<Vec<NodeStatus>>>) {
     loop {
         tokio::time::sleep(PACE).await;
@@ -169,7 +169,7 @@ async fn keep_looking(servers: Vec<(String, u16)>, relay: String, secret: String
     }
 }
 
-/// Writes to the primary, whose commit the relay must acknowledge, and reads that back from a replica. Says what was done.
+/// Writes to the primary, checks that the relay acknowledged the commit, and reads the row back from a replica. Returns a report.
 async fn self_check(servers: &[(String, u16)], secret: &str) -> Result<String, String> {
     let Some(((primary, port), replicas)) = servers.split_first() else { return Err("there is no server".into()) };
     let address = |port: &u16| format!("127.0.0.1:{port}");
@@ -210,7 +210,7 @@ async fn self_check(servers: &[(String, u16)], secret: &str) -> Result<String, S
     })
 }
 
-/// After a failover: a former primary, ended or left behind, comes back as a replica with its data made anew. Never returns.
+/// After a failover: brings a former primary that is down or stale back as a replica, with its data made anew. Never returns.
 async fn former_primaries(cluster: &mut Cluster, relay: &BinlogRelay, seen: &Receiver<Arc<Vec<NodeStatus>>>) {
     let primary_of = |cluster: &Cluster| {
         let status = relay.status();
@@ -244,7 +244,7 @@ async fn former_primaries(cluster: &mut Cluster, relay: &BinlogRelay, seen: &Rec
     }
 }
 
-/// What the console shows of the servers.
+/// The servers for the console's picture.
 struct Watched(Receiver<Arc<Vec<NodeStatus>>>);
 
 impl ClusterPart for Watched {
@@ -280,7 +280,7 @@ fn shown(node: &NodeStatus) -> picture::Node {
     }
 }
 
-/// The configuration of registry and console, and what `kingpost failover` needs to know.
+/// Makes the configuration of registry, console and `kingpost failover`.
 fn written_config(directory: &Directory, places: &Places, nodes: &[(String, u16)], relay: SocketAddr) -> String {
     let password = directory.password_file().display().to_string();
     let store = format!("sqlite:{}", directory.path.join("registry.sqlite").display());

@@ -1,4 +1,4 @@
-//! One server of MariaDB: finding the programs, making the data, starting, asking, stopping.
+//! One MariaDB server: finding the programs, making the data, starting, asking, stopping.
 
 use std::fs;
 use std::os::unix::fs::{OpenOptionsExt, chown};
@@ -14,15 +14,15 @@ use super::super::port::Attempts;
 use super::super::process::{self, Launcher, Starting};
 use crate::error::Failure;
 
-/// The user of kingpost on the servers and on the relay: replicas log in as it, too.
+/// kingpost's user on the servers and on the relay; replicas log in as it, too.
 pub(super) const USER: &str = "kingpost";
-/// Oldest version that works: GTIDs with `gtid_strict_mode`, and semi-synchronous replication in the server itself.
+/// Oldest supported version: GTIDs with `gtid_strict_mode`, and semi-synchronous replication in the server itself.
 const OLDEST: u32 = 1003;
 /// Longest time for mariadb-install-db.
 const INSTALL_LIMIT: Duration = Duration::from_secs(120);
 /// Longest time for an answer of a starting server.
 const ASK_LIMIT: Duration = Duration::from_secs(1);
-/// How often one that is to end is looked at.
+/// Interval between two checks of a stopping server.
 const PACE: Duration = Duration::from_millis(50);
 /// Longest time for a clean stop of one server, before its process is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
@@ -51,15 +51,15 @@ max_connections = 500
 pub(super) struct Programs {
     server: PathBuf,
     install: PathBuf,
-    /// As 1011 for 10.11.
+    /// Version; 1011 for 10.11.
     pub(super) version: u32,
 }
 
 impl Programs {
-    /// Looks where packages put the programs, and in PATH.
+    /// Searches the directories of packages, and PATH.
     ///
     /// # Errors
-    /// They are not there, or too old.
+    /// The programs are missing or too old.
     pub(super) fn find() -> Result<Programs, Failure> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let places: Vec<PathBuf> = ["/usr/sbin", "/usr/libexec", "/usr/bin"]
@@ -91,7 +91,7 @@ impl Programs {
     }
 }
 
-/// 1011 of `mariadbd  Ver 10.11.6-MariaDB-0+deb12u1 for debian-linux-gnu …`.
+/// Reads 1011 from `mariadbd  Ver 10.11.6-MariaDB-0+deb12u1 for debian-linux-gnu …`.
 fn parse_version(text: &str) -> Option<u32> {
     let (_, rest) = text.split_once("Ver ")?;
     let (version, _) = rest.split_once("-MariaDB")?;
@@ -101,12 +101,12 @@ fn parse_version(text: &str) -> Option<u32> {
     major.checked_mul(100)?.checked_add(minor)
 }
 
-/// What a server is started as.
+/// Role that a server is started in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    /// Its commits wait until the relay has them.
+    /// A primary: its commits wait for the relay.
     Primary,
-    /// Takes writes from nobody but its replication.
+    /// A replica: read-only but for replication.
     Replica,
 }
 
@@ -114,7 +114,7 @@ pub(super) enum Part {
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) name: String,
-    /// Its `server_id`; 0 before its data are made.
+    /// `server_id`; 0 before the data are made.
     pub(super) id: u32,
     pub(super) data: PathBuf,
     pub(super) port: u16,
@@ -131,7 +131,7 @@ impl Server {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Whether there are data of a server that was made wholly: the settings are written last.
+    /// True if a server's data were made completely: the settings are written last.
     pub(super) fn has_data(&self) -> bool {
         settings(&self.data).is_file()
     }
@@ -139,7 +139,7 @@ impl Server {
     /// Makes the data anew.
     ///
     /// # Errors
-    /// They cannot be made.
+    /// The data cannot be made.
     pub(super) async fn make(&self, programs: &Programs, launcher: &Launcher) -> Result<(), Failure> {
         super::super::postgres::remove_dir(&self.data)?;
         let mut command = launcher.command(&programs.install);
@@ -150,7 +150,7 @@ impl Server {
         self.write(launcher, &settings(&self.data), SETTINGS)
     }
 
-    /// A file of the server's account, which only that account can read.
+    /// Writes a file that belongs to the servers' account and that only it can read.
     fn write(&self, launcher: &Launcher, path: &Path, text: &str) -> Result<(), Failure> {
         use std::io::Write;
         let write = || -> std::io::Result<()> {
@@ -163,10 +163,10 @@ impl Server {
         write().map_err(|error| Failure::path("write", path, &error))
     }
 
-    /// Starts the server and waits until it answers. A port that is taken meanwhile is replaced.
+    /// Starts the server and waits until it answers. A port that was taken meanwhile is replaced.
     ///
     /// # Errors
-    /// It does not come up; the end of its log is in the failure.
+    /// The server does not come up; the failure has the end of its log.
     pub(super) async fn start(
         &mut self,
         programs: &Programs,
@@ -194,7 +194,7 @@ impl Server {
         part: Part,
         secret: &str,
     ) -> Result<(), Failure> {
-        // Run by the server before it lets anybody in. In no binary log: each server does it for itself.
+        // The server runs this file before it accepts connections. Each server does so itself, without its binary log.
         let user = format!("{USER}@'127.0.0.1'");
         let init = self.data.join("kingpost-init.sql");
         let statements = format!(
@@ -227,10 +227,10 @@ impl Server {
         server.start(command, &mut self.child, &launcher.stop, answers).await
     }
 
-    /// Has the server replicate from whoever listens on `port`, by GTID, from where it is.
+    /// Makes the server replicate from `port` by GTID, from its current position.
     ///
     /// # Errors
-    /// The server's, in words.
+    /// The server's error, as text.
     pub(super) async fn follow(&self, port: u16, secret: &str) -> Result<(), String> {
         for statement in [
             "STOP SLAVE".to_owned(),
@@ -240,7 +240,7 @@ impl Server {
             ),
             "START SLAVE".to_owned(),
         ] {
-            // What fails is named by its first word: the password is in the statement.
+            // An error names the statement by its first word only: the password is in the statement.
             let word = statement.split(' ').next().unwrap_or_default().to_owned();
             let done = ask(&self.address(), secret, STOP_LIMIT, &statement).await;
             done.map_err(|error| format!("{word}: {}", error.replace(secret, "***")))?;
@@ -248,7 +248,7 @@ impl Server {
         Ok(())
     }
 
-    /// Stops the server and takes note of its end.
+    /// Stops the server and waits for the end of its process.
     pub(super) async fn stop(&mut self) {
         stop_data(&self.data, self.child.take()).await;
     }
@@ -258,7 +258,7 @@ fn settings(data: &Path) -> PathBuf {
     data.join("kingpost.cnf")
 }
 
-/// Stops the server of a data directory if one runs there: cleanly, then by force. `child`: the process, if it is ours.
+/// Stops the server of a data directory if one runs there: cleanly, then by force. `child`: the process, if this process started it.
 pub(in crate::up) async fn stop_data(data: &Path, child: Option<Child>) {
     process::end_server(data);
     let ended = async {
@@ -277,19 +277,19 @@ pub(in crate::up) async fn stop_data(data: &Path, child: Option<Child>) {
     }
 }
 
-/// Asks a server as [`USER`], on a connection of its own, within a time.
+/// Runs a statement on a server as [`USER`], on a connection of its own, with a time limit.
 ///
 /// # Errors
-/// No connection, an error of the server, or no answer in time, in words.
+/// No connection, an error of the server, or no answer in time, as text.
 pub(super) async fn ask(address: &str, secret: &str, limit: Duration, statement: &str) -> Result<Vec<Row>, String> {
     let statement = statement.to_owned();
     session(address, secret, limit, move |session| session.query(&statement)).await
 }
 
-/// Does something on a connection of its own, within a time.
+/// Runs `run` on a connection of its own, with a time limit.
 ///
 /// # Errors
-/// As [`ask`].
+/// As for [`ask`].
 pub(super) async fn session<T: Send + 'static>(
     address: &str,
     secret: &str,
