@@ -1,5 +1,5 @@
-//! What the values mean together. Pure but for `stat`, which looks at password files, and for the files of `[proxy.tls]` and
-//! `[cluster.tls]`, which are read as the parts themselves read them.
+//! Checks of the values together. Pure but for `stat`, which looks at password files, and for the files of TLS and of login rules, which are read as
+//! the parts themselves read them.
 
 mod auth;
 mod cluster;
@@ -30,7 +30,7 @@ use wire::md5;
 /// Longest path of a Unix socket, in bytes, without the closing zero.
 const SOCKET_PATH_LIMIT: usize = 107;
 
-/// Something found in a value.
+/// An error or a warning about a value.
 #[derive(Debug)]
 pub(super) struct Finding {
     path: String,
@@ -39,28 +39,28 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    /// Adds the place where the value, or the table it should be in, was written.
+    /// Adds the place of the value in the file, or that of the table it belongs in.
     pub(super) fn at(self, tree: &Tree) -> Problem {
         let origin = tree.nearest(&self.path).origin.clone();
         Problem { severity: self.severity, ..Problem::new(origin, &self.path, self.message) }
     }
 }
 
-/// What is known about a file.
+/// State of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Stat {
-    /// It can be read.
+    /// The file can be read.
     Readable {
         /// Permission bits.
         mode: u32,
-        /// Whether its first line is empty.
+        /// True if the first line is empty.
         empty: bool,
     },
-    /// It cannot: why.
+    /// The file cannot be read, with the reason.
     Unreadable(String),
 }
 
-/// Looks at a password file. Reads no more than the longest password could be.
+/// Examines a password file, or the program of a password command. Reads at most 8 KiB.
 pub(crate) fn stat_file(path: &Path) -> Stat {
     use std::io::{BufRead, BufReader, Read};
     use std::os::unix::fs::PermissionsExt;
@@ -70,7 +70,7 @@ pub(crate) fn stat_file(path: &Path) -> Stat {
         if !metadata.is_file() {
             return Ok(Stat::Unreadable("not a file".into()));
         }
-        // Of a program it is no text.
+        // A program is not text.
         let mut line = Vec::new();
         BufReader::new(file.take(8 << 10)).read_until(b'\n', &mut line)?;
         Ok(Stat::Readable {
@@ -92,7 +92,7 @@ impl Findings {
         self.0.push(Finding { path: path.into(), message: message.into(), severity: Severity::Warning });
     }
 
-    /// Reports every name that was there before for the same cluster.
+    /// Reports every name that occurred before for the same cluster.
     fn unique_by_cluster<'a>(&mut self, list: &str, names: impl Iterator<Item = (Option<&'a str>, &'a str)>) {
         let mut seen = HashMap::new();
         for (index, (cluster, name)) in names.enumerate() {
@@ -108,7 +108,7 @@ impl Findings {
         }
     }
 
-    /// Reports every name that was there before.
+    /// Reports every value that occurred before.
     fn unique<'a>(&mut self, list: &str, field: &str, values: impl Iterator<Item = &'a str>) {
         let mut seen: HashMap<&str, usize> = HashMap::new();
         for (index, value) in values.enumerate() {
@@ -126,10 +126,10 @@ impl Findings {
     }
 }
 
-/// Everything that is wrong or doubtful in a configuration whose keys and types are right.
+/// Returns all errors and warnings of a configuration with correct keys and types.
 pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Finding> {
     let mut findings = Findings(Vec::new());
-    // A relay's file, a registry's, or one for failovers alone need not say anything of a proxy.
+    // A file for a relay, a registry or failovers only needs no settings of a proxy.
     let proxy = !config.needs_no_proxy() && !config.is_registry_only();
     let lists_nodes =
         !config.cluster.nodes.is_empty() || !config.cluster.from.urls.is_empty() || !config.clusters.is_empty();
@@ -171,9 +171,9 @@ fn check_listen(proxy: &ProxyConfig, findings: &mut Findings) {
     if proxy.listen.is_empty() {
         findings.error("proxy.listen", "found no address, expected at least one");
     }
-    // Where there are rules, they are asked instead.
+    // If there are rules, they decide instead.
     let trust = proxy.auth == AuthMethod::Trust && proxy.hba.is_empty() && proxy.hba_file.is_none();
-    // Port 0 may be there more than once: each gets a port of its own.
+    // Port 0 may occur more than once: each gets a port of its own.
     let fixed = |address: &str| !address.ends_with(":0");
     let mut seen: HashMap<&str, usize> = HashMap::new();
     for (index, listen) in proxy.listen.iter().enumerate() {
@@ -258,7 +258,7 @@ fn check_databases(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: 
     }
 }
 
-/// `by_rule`: some rule lets clients in whose secret the proxy does not know.
+/// `by_rule`: some rule accepts clients whose secret the proxy does not know.
 fn check_users(proxy: &ProxyConfig, by_rule: bool, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     let looks_up = proxy.auth_query.is_on();
     if proxy.auth != AuthMethod::Trust && proxy.users.is_empty() && !looks_up {
@@ -281,7 +281,7 @@ fn check_users(proxy: &ProxyConfig, by_rule: bool, stat: &dyn Fn(&Path) -> Stat,
     }
 }
 
-/// `looks_up`: one that has no secret gets it from `auth_query`, or logs in by a rule that needs none.
+/// `looks_up`: a user without a secret gets it from `auth_query`, or logs in by a rule that needs none.
 fn check_user(
     user: &UserConfig,
     path: &str,
@@ -335,7 +335,7 @@ fn check_user(
             "found an MD5 verifier, which nobody can log in with by auth \"scram-sha-256\"; expected passwords or verifiers SCRAM-SHA-256$…",
         );
     }
-    // Whatever the password in a file is, it can stand beside all others.
+    // The password in a file is not checked here: it is compatible with all others.
     let together = Given { password: None, verifier, others: &user.secrets };
     if let (false, Err(why)) = (user.secrets.is_empty(), together.check()) {
         findings.error(format!("{path}.secrets"), why.to_string());
@@ -428,7 +428,7 @@ fn check_console(config: &Config, findings: &mut Findings) {
     }
     findings.unique("console.tokens", ".name", console.tokens.iter().map(|token| token.name.as_str()));
     for error in console.check(local) {
-        // An empty name was found by `unique`.
+        // `unique` has reported empty names.
         if !error.key.ends_with("].name") {
             findings.error(format!("console.{}", error.key), error.message);
         }
@@ -486,12 +486,12 @@ impl Host {
     }
 }
 
-/// Whether an address (`host:port`, or a socket's path) can be reached from this machine only.
+/// True if an address (`host:port`, or a socket's path) can be reached from this machine only.
 pub(crate) fn is_loopback(address: &str) -> bool {
     parse_address(address, true).is_ok_and(|host| host.is_local())
 }
 
-/// Reads `host:port`, `[v6]:port` or an absolute path.
+/// Parses `host:port`, `[v6]:port` or an absolute path.
 fn parse_address(text: &str, port_zero: bool) -> Result<Host, String> {
     let expected = "expected host:port, [v6]:port, or the absolute path of a Unix socket";
     if text.starts_with('/') {
@@ -528,7 +528,7 @@ fn parse_address(text: &str, port_zero: bool) -> Result<Host, String> {
     if name { Ok(Host::Name(host.into())) } else { Err(format!("found {host:?} as the host in {text:?}, {expected}")) }
 }
 
-/// Why a text is not a SCRAM verifier. Shows nothing of it.
+/// Returns the reason why a text is not a SCRAM verifier, without any part of the text.
 fn verifier_error(verifier: &str) -> Result<(), &'static str> {
     let rest = verifier.strip_prefix("SCRAM-SHA-256$").ok_or("does not start with SCRAM-SHA-256$")?;
     let (parameters, keys) = rest.split_once('$').ok_or("has no $ before the keys")?;

@@ -7,7 +7,7 @@ use super::problem::{Origin, Problem};
 use super::schema::{self, Kind};
 use super::tree::{self, Tree, Value};
 
-/// What every such variable starts with; two underscores stand for a dot.
+/// Prefix of all such variables; two underscores stand for a dot.
 const PREFIX: &str = "KINGPOST__";
 
 /// Puts the variables into the tree.
@@ -37,17 +37,17 @@ pub(super) fn apply(
     }
 }
 
-/// What a value of this key must look like; `None`: there is no such key.
+/// Returns the kind of a key; `None` if there is no such key.
 pub(super) fn kind_of(path: &str) -> Option<Kind> {
     resolve(&path.split('.').map(str::to_owned).collect::<Vec<_>>()).ok()
 }
 
-/// The variable of a key.
+/// Returns the variable of a key.
 pub(super) fn variable(path: &str) -> String {
     format!("{PREFIX}{}", path.replace('.', "__").to_uppercase())
 }
 
-/// What the schema says about a path.
+/// Returns the kind of the key at a path of the schema.
 fn resolve(steps: &[String]) -> Result<Kind, String> {
     let mut keys = schema::ROOT;
     let mut found = None;
@@ -69,7 +69,7 @@ fn resolve(steps: &[String]) -> Result<Kind, String> {
     }
 }
 
-/// Reads the text by what is expected; what does not fit is left to the schema, which reports it.
+/// Reads a text by the kind of its key; a text that does not fit stays for the schema, which reports it.
 fn read(text: &str, kind: Kind, origin: &Origin) -> Result<Tree, String> {
     let leaf = |value: Value| Tree { value, origin: origin.clone(), key_origin: origin.clone() };
     let trimmed = text.trim();
@@ -95,7 +95,7 @@ fn read(text: &str, kind: Kind, origin: &Origin) -> Result<Tree, String> {
                 .map(|item| leaf(Value::Text(item.into())))
                 .collect(),
         ),
-        // Not by commas, which a password may have.
+        // Not split at commas, which a password may have.
         Kind::Secrets => {
             return tree::parse_value(trimmed, origin)
                 .map_err(|_| "not TOML; expected an array of strings: '[\"one\", \"two\"]'".to_owned());
@@ -113,7 +113,7 @@ fn insert(tree: &mut Tree, steps: &[String], value: Tree) {
     let Some((last, tables)) = steps.split_last() else { return };
     let mut at = tree;
     for step in tables {
-        // Something that is not a table here is an error of the file, which the schema reports.
+        // A value here that is not a table is an error of the file, which the schema reports.
         let Value::Table(table) = &mut at.value else { return };
         at = table.entry(step.clone()).or_insert_with(|| Tree {
             value: Value::Table(BTreeMap::new()),

@@ -1,5 +1,5 @@
-//! The configuration's definition as a JSON schema (draft 7, which editors of TOML read): keys, types, bounds, defaults, and what the guide's
-//! file says of each key.
+//! The configuration's definition as a JSON schema (draft 7, which editors of TOML read): keys, types, bounds, defaults, and descriptions from the
+//! guide's file.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 use super::Config;
 use super::schema::{Key, Kind, ROOT};
 
-/// The file in which every key is described: `kingpost config default` prints it.
+/// The file that describes every key: `kingpost config default` prints it.
 pub(crate) const DESCRIBED: &str = include_str!("../../../../docs/guide/kingpost.toml");
 
-/// The schema of the whole file.
+/// Makes the schema of the whole file.
 pub(crate) fn json_schema() -> Value {
     let described = descriptions(DESCRIBED);
     let defaults = serde_json::to_value(Config::default()).unwrap_or(Value::Null);
@@ -21,19 +21,19 @@ pub(crate) fn json_schema() -> Value {
     Value::Object(schema)
 }
 
-/// A table with these keys; `path` is its own, `defaults` what its keys are without a file.
+/// Makes the schema of a table with these keys; `path` is the table's, `defaults` its values without a file.
 fn table(keys: &[Key], path: &str, described: &BTreeMap<String, String>, defaults: &Value) -> Value {
     let mut properties = Map::new();
     for key in keys {
         let path = super::schema::join(path, key.name);
         let default = defaults.get(key.name).unwrap_or(&Value::Null);
         let mut property = kind(key.kind, &path, described, default);
-        // What a further cluster has as well is explained in [cluster].
+        // The keys of further clusters are described in [cluster].
         let text = described.get(&path).or_else(|| described.get(&path.replacen("clusters.", "cluster.", 1)));
         if let (Value::Object(property), Some(text)) = (&mut property, text) {
             property.insert("description".into(), text.clone().into());
         }
-        // Tables have the defaults of their keys; of secrets nothing is said.
+        // Tables have the defaults of their keys; secrets have none.
         let is_plain = !matches!(key.kind, Kind::Table(_) | Kind::Tables(_) | Kind::Secret | Kind::Secrets);
         if let (Value::Object(property), true, false) = (&mut property, is_plain, default.is_null()) {
             property.insert("default".into(), default.clone());
@@ -60,7 +60,7 @@ fn kind(kind: Kind, path: &str, described: &BTreeMap<String, String>, default: &
         Kind::Texts | Kind::Secrets => json!({ "type": "array", "items": { "type": "string" } }),
         Kind::TextsOrTables(keys) => {
             let mut entry = table(keys, path, described, &Value::Null);
-            // Such a table stands within a line, and what is said of the line is about its keys, too.
+            // Such a table is part of a line: the line's description holds for its keys, too.
             for property in entry["properties"].as_object_mut().into_iter().flat_map(Map::values_mut) {
                 if let (Value::Object(property), Some(text)) = (property, described.get(path)) {
                     property.entry("description").or_insert_with(|| text.clone().into());
@@ -73,7 +73,7 @@ fn kind(kind: Kind, path: &str, described: &BTreeMap<String, String>, default: &
     }
 }
 
-/// What the comments of a described file say of each key, by the key's path. A comment is about the keys that follow, up to the next comment.
+/// Returns the comments of a described file, by the path of their keys. A comment holds for the keys that follow, up to the next comment.
 fn descriptions(text: &str) -> BTreeMap<String, String> {
     let mut described = BTreeMap::new();
     let (mut path, mut comment, mut complete) = (String::new(), String::new(), false);
@@ -115,7 +115,7 @@ fn descriptions(text: &str) -> BTreeMap<String, String> {
 mod tests {
     use super::*;
 
-    /// Reads a value against the part of JSON schema that the schema uses.
+    /// Checks a value against the part of JSON schema that the schema uses.
     fn fits(value: &Value, schema: &Value) -> Result<(), String> {
         if let Some(any) = schema["items"]["anyOf"].as_array() {
             let items = value.as_array().ok_or("no array")?;

@@ -5,7 +5,7 @@
 //!                  └─ schema: unknown keys, types, ranges ─▶ serde ─▶ Config ─ check: what the values mean together
 //! ```
 //!
-//! Every step adds to one list of [`Problem`]s, so that a user sees all that is wrong at once.
+//! Every step adds to one list of [`Problem`]s, so that a user gets all errors at once.
 
 mod check;
 mod env;
@@ -41,10 +41,10 @@ pub(crate) use problem::{Origin, Problem, Severity};
 pub(crate) use schema::has as is_key;
 pub(crate) use tree::{Tree, Value, parse as parse_tree};
 
-/// A password that is given itself, or as the first line of a file.
+/// Returns a password that is given in place, or as the first line of a file.
 ///
 /// # Errors
-/// The file can't be used.
+/// The file cannot be used.
 pub(crate) fn secret(password: Option<&String>, file: Option<&Path>) -> Result<Option<String>, Failure> {
     ::secret::given(password, file).map_err(|error| Failure::environment(error.to_string()))
 }
@@ -76,8 +76,8 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Whether it says nothing of a proxy, and does so of something that needs none: of a relay, or of failovers. It may name servers for that, and a
-    /// relay's file the other relays.
+    /// True if the file has no settings of a proxy, and has settings of a relay or of failovers, which need none. It may name servers for those, and
+    /// a relay's file the other relays.
     pub(crate) fn needs_no_proxy(&self) -> bool {
         let (relay, failover) = (self.relay != RelayConfig::default(), self.failover != FailoverConfig::default());
         let no_nodes = self.clusters.is_empty() && self.cluster.nodes.is_empty() && self.cluster.from.urls.is_empty();
@@ -85,7 +85,7 @@ impl Config {
         (relay || failover) && (silent || (relay && no_nodes && self.proxy.users.is_empty()))
     }
 
-    /// Whether it says something of a registry and nothing of a proxy: then nothing need be said of one.
+    /// True if the file has settings of a registry and none of a proxy, which it then does not need.
     pub(crate) fn is_registry_only(&self) -> bool {
         self.registry != RegistryConfig::default()
             && self.proxy == ProxyConfig::default()
@@ -93,15 +93,15 @@ impl Config {
             && self.clusters.is_empty()
     }
 
-    /// Every cluster, and where the file has it (`cluster`, `clusters[0]`), in the order in which clients are led to them: `[cluster]`, if anything
-    /// is said of it, then each of `[[clusters]]`.
+    /// Returns every cluster with its path in the file (`cluster`, `clusters[0]`), in the order of precedence for clients: `[cluster]`, if it has any
+    /// settings, then each of `[[clusters]]`.
     pub(crate) fn all_clusters(&self) -> Vec<(String, &ClusterConfig)> {
         let further = self.clusters.iter().enumerate().map(|(at, cluster)| (format!("clusters[{at}]"), cluster));
         let one = self.clusters.is_empty() || self.cluster != ClusterConfig::default();
         one.then(|| ("cluster".to_owned(), &self.cluster)).into_iter().chain(further).collect()
     }
 
-    /// The configuration of each cluster by itself: with its own databases and users, and, but for the first, without addresses to listen on.
+    /// Returns the configuration of each cluster: with its own databases and users, and without listen addresses for all but the first.
     pub(crate) fn of_each_cluster(&self) -> Vec<Config> {
         let several = !self.clusters.is_empty();
         let of = |(at, (_, cluster)): (usize, (String, &ClusterConfig))| Config {
@@ -113,7 +113,7 @@ impl Config {
         self.all_clusters().into_iter().enumerate().map(of).collect()
     }
 
-    /// By which clients are led to the clusters; empty where there is one.
+    /// Returns the directory that leads clients to their cluster; empty if there is only one.
     pub(crate) fn directory(&self) -> Directory {
         if self.clusters.is_empty() {
             return Directory::default();
@@ -126,7 +126,7 @@ impl Config {
         Directory::new(&self.proxy, &listed)
     }
 
-    /// The cluster of this name.
+    /// Returns the cluster of this name.
     pub(crate) fn cluster_mut(&mut self, name: &str) -> Option<&mut ClusterConfig> {
         let one = self.clusters.is_empty() || self.cluster != ClusterConfig::default();
         let all = one.then_some(&mut self.cluster).into_iter().chain(&mut self.clusters);
@@ -140,12 +140,12 @@ impl Config {
 pub(crate) struct MetricsConfig {
     /// `host:port` of /metrics, /healthz and /readyz; empty switches them off.
     pub(crate) listen: String,
-    /// Whether `listen` may be reachable from other machines: there is no login.
+    /// True if `listen` may be reachable from other machines: there is no login.
     pub(crate) allow_remote: bool,
-    /// What must be shown to get a profile; none: there are no profiles.
+    /// Token that gives access to profiles; without one there are none.
     #[serde(skip_serializing)]
     pub(crate) profiler_token: Option<String>,
-    /// A collector that is sent them.
+    /// A collector that the metrics are sent to.
     pub(crate) otlp: OtlpConfig,
 }
 
@@ -167,12 +167,12 @@ impl Default for MetricsConfig {
     }
 }
 
-/// `[passwords]`: how passwords are read that are in files or come from commands.
+/// `[passwords]`: reading of passwords from files and commands.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct PasswordsConfig {
-    /// How long a password is used before its command is run, or its file read, again; zero: until the file changes, or a server
-    /// refuses the password.
+    /// Time that a password is used before its command is run, or its file read, again; zero: until the file changes, or a server refuses the
+    /// password.
     #[serde(with = "humantime_serde")]
     pub(crate) interval: Duration,
     /// Longest time of a command.
@@ -192,7 +192,7 @@ impl Default for PasswordsConfig {
 pub(crate) struct LogConfig {
     /// A level, or a list of `target=level`.
     pub(crate) level: String,
-    /// How lines look.
+    /// Format of the lines.
     pub(crate) format: LogFormat,
 }
 
@@ -214,7 +214,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// What the command line says about logs: stronger than the file and the environment.
+/// Log settings of the command line, which override the file and the environment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LogFlags {
     /// `--log-level`.
@@ -224,7 +224,7 @@ pub(crate) struct LogFlags {
 }
 
 impl LogFlags {
-    /// The settings with the flags over them.
+    /// Returns the settings with the flags over them.
     pub(crate) fn over(&self, config: &LogConfig) -> LogConfig {
         LogConfig {
             level: self.level.clone().unwrap_or_else(|| config.level.clone()),
@@ -233,17 +233,17 @@ impl LogFlags {
     }
 }
 
-/// What came of reading a configuration.
+/// Result of reading a configuration.
 #[derive(Debug)]
 pub(crate) struct Loaded {
-    /// The configuration, if nothing but warnings was found.
+    /// The configuration, if it has no errors.
     pub(crate) config: Option<Config>,
     /// Errors and warnings, by position.
     pub(crate) problems: Vec<Problem>,
 }
 
 impl Loaded {
-    /// The configuration and the warnings, or all errors as one failure.
+    /// Returns the configuration and the warnings, or all errors as one failure.
     pub(crate) fn accept(self, path: &Path) -> Result<(Config, Vec<Problem>), Failure> {
         match self.config {
             Some(config) => Ok((config, self.problems)),
@@ -260,7 +260,7 @@ impl Loaded {
 /// Reads a file, with this process's environment over it.
 ///
 /// # Errors
-/// The file cannot be read. What is wrong inside it is in [`Loaded`].
+/// The file cannot be read. Errors in it are in [`Loaded`].
 pub(crate) fn load(path: &Path) -> Result<Loaded, Failure> {
     load_with(path, Vec::new())
 }
@@ -279,7 +279,7 @@ pub(crate) fn load_with(path: &Path, further: Vec<(OsString, OsString)>) -> Resu
     Ok(parse(&path.display().to_string(), &text, variables, &stat_file))
 }
 
-/// Reads a text. `name` is what messages call it; `stat` looks at password files.
+/// Parses a text. `name`: the file's name in messages; `stat` looks at password files.
 pub(crate) fn parse(
     name: &str,
     text: &str,
@@ -300,12 +300,12 @@ pub(crate) fn parse(
                 }
                 config = Some(parsed);
             }
-            // The schema is meant to find everything; this is the net below it.
+            // The schema should find every error; this catches any that it does not.
             Err(error) => problems.push(Problem::new(tree.origin.clone(), "", error.message().to_owned())),
         }
     }
     if torn {
-        // What a broken line would have said is unknown: only what cannot follow from that is worth showing.
+        // The content of a broken line is unknown: missing keys may be its consequence and are not shown.
         problems.retain(|problem| !problem.missing);
     }
     problems.sort_by(|a, b| a.origin.cmp(&b.origin));

@@ -7,11 +7,11 @@ use super::env;
 use super::schema::Kind;
 use crate::moving::{carried_to, needless};
 
-/// Settings over the file and the environment: by their path, values as variables have them.
+/// Settings over the file and the environment: values by path, in the form of variables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Overrides(BTreeMap<String, String>);
 
-/// Keys that take effect at the next start only; each also stands for what is below it.
+/// Keys that take effect only at the next start; each includes the keys below it.
 const AT_START: [&str; 11] = [
     "proxy.listen",
     "proxy.workers",
@@ -25,16 +25,15 @@ const AT_START: [&str; 11] = [
     "proxy.tracing.headers",
     "cluster.from",
 ];
-/// Most settings that are changed at a time.
+/// Most settings that can be changed at a time.
 const MOST: usize = 100;
 
 impl Overrides {
-    /// These settings and one more. `key`: its path in the file, without `proxy.pool.` or `proxy.` if that is clear, or
-    /// PgBouncer's name.
+    /// Returns these settings and one more. `key`: its path in the file, without `proxy.pool.`, `proxy.routing.` or `proxy.` if that is unambiguous,
+    /// or PgBouncer's name.
     ///
     /// # Errors
-    /// There is no such key, or it can't be changed while the process runs. The value is looked at later, with all
-    /// others.
+    /// The key does not exist, or cannot be changed while the process runs. The value is checked later, with all others.
     pub(crate) fn with(&self, key: &str, value: &str) -> Result<Overrides, String> {
         let short =
             [key.to_owned(), format!("proxy.pool.{key}"), format!("proxy.routing.{key}"), format!("proxy.{key}")];
@@ -64,7 +63,7 @@ impl Overrides {
         ) {
             return Err(format!("{path} can't be changed here: change it in the file and say RELOAD"));
         }
-        // PgBouncer has seconds.
+        // PgBouncer's durations are numbers of seconds.
         let seconds = matches!(kind, Kind::Duration { .. }) && value.parse::<f64>().is_ok();
         let value = if seconds { format!("{value}s") } else { value.to_owned() };
         let mut new = self.clone();
@@ -77,12 +76,12 @@ impl Overrides {
         Ok(new)
     }
 
-    /// Each path, with its value.
+    /// Returns each path with its value.
     pub(crate) fn each(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(path, value)| (path.as_str(), value.as_str()))
     }
 
-    /// As environment variables.
+    /// Returns the settings as environment variables.
     pub(crate) fn variables(&self) -> Vec<(OsString, OsString)> {
         self.0.iter().map(|(path, value)| (env::variable(path).into(), value.into())).collect()
     }

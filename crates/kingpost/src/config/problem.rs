@@ -1,13 +1,13 @@
-//! One thing that is wrong with a configuration, and where.
+//! A problem of a configuration, and its place.
 
 use std::fmt;
 
-/// Where a value comes from. Ordered by position, files before the environment.
+/// Origin of a value. Ordered by position, files before the environment.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Origin {
     /// A place in a file; lines and columns (in characters) start at 1.
     File {
-        /// The name the user gave.
+        /// File name that the user gave.
         name: String,
         /// Line.
         line: usize,
@@ -27,27 +27,27 @@ impl fmt::Display for Origin {
     }
 }
 
-/// How bad it is.
+/// Severity of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Severity {
-    /// The configuration is not used.
+    /// An error: the configuration is not used.
     Error,
-    /// It is used, and the user should know.
+    /// A warning: the configuration is used.
     Warning,
 }
 
-/// One thing that is wrong.
+/// A problem of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Problem {
-    /// Where.
+    /// Place of the problem.
     pub(crate) origin: Origin,
-    /// The key, `proxy.pool.size` or `cluster.nodes[0].name`; empty for a syntax error.
+    /// Path of the key, such as `proxy.pool.size` or `cluster.nodes[0].name`; empty for a syntax error.
     pub(crate) key: String,
-    /// What was found and what was expected. Holds no secret.
+    /// The value found and the value expected. Holds no secret.
     pub(crate) message: String,
-    /// How bad.
+    /// Severity of the problem.
     pub(crate) severity: Severity,
-    /// Whether it says that something is not there.
+    /// True if a required key is missing.
     pub(crate) missing: bool,
 }
 
@@ -70,7 +70,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The candidate closest to what was written, if it is close enough to be what was meant.
+/// Returns the candidate closest to a misspelt word, if it is close enough.
 pub(crate) fn nearest<'a>(written: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let limit = (written.chars().count() / 3).clamp(1, 3);
     candidates
@@ -80,7 +80,7 @@ pub(crate) fn nearest<'a>(written: &str, candidates: impl Iterator<Item = &'a st
         .map(|(_, candidate)| candidate)
 }
 
-/// Edits (insert, delete, replace, swap neighbours) from one word to the other.
+/// Counts the edits (insert, delete, replace, swap neighbours) from one word to the other.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().take(64).collect());
     let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];

@@ -1,13 +1,12 @@
-//! Every key that the file may have, and what its value must look like.
+//! Every key of the file, with the kind of its value.
 //!
-//! The types that the configuration ends up in are the parts' own (`proxy::config`, `topology::config`); this table is
-//! what lets all wrong keys and values be reported at once, with their places, and tells how to read an environment
-//! variable. A test compares the two.
+//! The configuration's types belong to the parts (`proxy::config`, `topology::config`). This table makes it possible to report all wrong keys and
+//! values at once, with their places, and to read environment variables. A test compares the two.
 
 use super::problem::{Problem, nearest};
 use super::tree::{Tree, Value};
 
-/// What a value must look like.
+/// Kind of a value.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kind {
     /// Any string.
@@ -23,7 +22,7 @@ pub(super) enum Kind {
     Share,
     /// `"30s"`.
     Duration {
-        /// Whether `"0s"` is allowed.
+        /// True if `"0s"` is allowed.
         zero: bool,
     },
     Choice(&'static [&'static str]),
@@ -40,16 +39,16 @@ pub(super) enum Kind {
     Tables(&'static [Key]),
 }
 
-/// One key of a table.
+/// A key of a table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Key {
     pub(super) name: &'static str,
     pub(super) kind: Kind,
-    /// Whether its table is wrong without it.
+    /// True if the table must have the key.
     pub(super) required: bool,
 }
 
-/// Whether there is a key or table of this path, `proxy.users.password`, also in a list of tables.
+/// True if a key or table has this path, such as `proxy.users.password`, also in a list of tables.
 #[cfg(test)]
 pub(crate) fn has(path: &str) -> bool {
     let mut keys = ROOT;
@@ -86,11 +85,11 @@ const CONSISTENCY: Kind = Kind::Choice(&["eventual", "session", "strong"]);
 const ON_DEGRADED: Kind = Kind::Choice(&["wait", "local"]);
 const FLUSH: Kind = Kind::Choice(&["commit", "batch", "batch-transaction"]);
 const TLS_VERSION: Kind = Kind::Choice(&["TLSv1.2", "TLSv1.3"]);
-/// Of one user or operator.
+/// Method of one user or operator.
 const OWN_AUTH: Kind = Kind::Choice(&["scram-sha-256", "md5", "cert", "ldap", "pam"]);
 const POOL_SIZE: Kind = integer(1, 10_000);
 
-/// The whole file.
+/// Keys of the whole file.
 pub(super) const ROOT: &[Key] = &[
     key("proxy", Kind::Table(PROXY)),
     key("cluster", Kind::Table(CLUSTER)),
@@ -369,7 +368,7 @@ const CLUSTER: &[Key] = &cluster(key("name", Kind::Text));
 
 const FURTHER_CLUSTER: &[Key] = &cluster(required("name", Kind::Text));
 
-/// What is said of a cluster; `name` is its first key.
+/// Returns the keys of a cluster; `name` is the first one.
 const fn cluster(name: Key) -> [Key; 17] {
     [
         name,
@@ -643,7 +642,7 @@ const OTLP: &[Key] = &[
 const LOG: &[Key] = &[key("level", Kind::Text), key("format", Kind::Choice(&["auto", "human", "json"]))];
 
 impl Kind {
-    /// What a value must be, for a message.
+    /// Describes the kind for a message.
     pub(super) fn expected(self) -> String {
         match self {
             Kind::Text | Kind::Secret => "a string".into(),
@@ -672,7 +671,7 @@ impl Kind {
     }
 }
 
-/// Reports unknown keys, missing keys, and values that are not what they must be.
+/// Reports unknown keys, missing keys, and values of the wrong kind.
 pub(super) fn check(tree: &Tree, problems: &mut Vec<Problem>) {
     if let Value::Table(_) = &tree.value {
         check_table(tree, ROOT, "", problems);
@@ -750,7 +749,7 @@ fn check_value(item: &Tree, kind: Kind, path: &str, problems: &mut Vec<Problem>)
     }
 }
 
-/// The message about a key that is not there.
+/// Makes the message about an unknown key.
 pub(super) fn unknown(name: &str, keys: &[Key]) -> String {
     match nearest(name, keys.iter().map(|key| key.name)) {
         Some(near) => format!("unknown key; did you mean `{near}`?"),
@@ -761,7 +760,7 @@ pub(super) fn unknown(name: &str, keys: &[Key]) -> String {
     }
 }
 
-/// `path.name`.
+/// Joins path and name with a dot.
 pub(super) fn join(path: &str, name: &str) -> String {
     if path.is_empty() { name.into() } else { format!("{path}.{name}") }
 }

@@ -11,7 +11,7 @@ use super::*;
 
 const EXAMPLE: &str = include_str!("../../../../docs/guide/kingpost.toml");
 
-/// Password files as the table tests see them.
+/// State of the password files in the table tests.
 fn stat(path: &Path) -> Stat {
     match path.to_str() {
         Some("/good") => Stat::Readable { mode: 0o100_600, empty: false },
@@ -32,7 +32,7 @@ fn messages(text: &str, variables: &[(&str, &str)]) -> Vec<String> {
     loaded.problems.iter().map(ToString::to_string).collect()
 }
 
-/// A file without problems, to add one to.
+/// A file without problems, to which tests add one.
 const GOOD: &str = "[proxy]\nauth = \"trust\"\n[[cluster.nodes]]\nname = \"a\"\naddress = \"127.0.0.1:5432\"\n";
 
 #[test]
@@ -41,7 +41,7 @@ fn good() {
     assert_eq!(messages(EXAMPLE, &[]), [""; 0]);
 }
 
-/// The README and every page of the guide, by path from the project's directory.
+/// Returns the README and every page of the guide, by path from the project's directory.
 fn pages() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut directories = vec![root.join("docs/guide")];
@@ -61,13 +61,13 @@ fn pages() -> Vec<(String, String)> {
     files.iter().map(|path| (name(path), std::fs::read_to_string(path).unwrap())).collect()
 }
 
-/// A token that registers and discovers, for a registry's file.
+/// A token that may register and discover, for a registry's file.
 const TOKEN: &str = concat!(
     "[[registry.tokens]]\nname = \"t\"\nrole = \"write\"\nnamespaces = [\"*\"]\nsha256 = \"",
     "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\"\n"
 );
 
-/// What a printed block needs behind it to be a whole file, by how the block begins.
+/// The rest of a whole file for a printed piece, by the beginning of the piece.
 const PIECES: [(&str, &str); 11] = [
     // A whole file, unlike others that begin with a table of the proxy's.
     ("[proxy.users", ""),
@@ -83,8 +83,8 @@ const PIECES: [(&str, &str); 11] = [
     ("[registry", TOKEN),
 ];
 
-/// Every configuration that is printed in the README and the guide has no errors: as a whole file, or a piece of one in a file that has the rest.
-/// Files that the configurations name are not there, which is said.
+/// Every configuration in the README and the guide has no errors: as a whole file, or as a piece of one in a file that has the rest. The files that
+/// the configurations name do not exist, and are reported.
 #[test]
 fn what_the_guide_prints_is_accepted() {
     let mut on_pages = BTreeSet::new();
@@ -106,7 +106,7 @@ fn what_the_guide_prints_is_accepted() {
     assert!(on_pages.len() >= 12, "{on_pages:?}");
 }
 
-/// Servers are named for a relay and for failovers, too: that makes no proxy of which users have to be known.
+/// A relay and failovers name servers, too: a file without a proxy still needs no users.
 #[test]
 fn a_file_without_a_proxy_needs_no_users() {
     let nodes = "[[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n";
@@ -128,7 +128,7 @@ fn a_file_without_a_proxy_needs_no_users() {
 #[test]
 fn golden_messages() {
     let cases: &[(&str, &[&str])] = &[
-        // Syntax: all of them, with what can still be said about the rest.
+        // Syntax: all errors, and those that can still be found in the rest.
         (
             "[proxy]\nauth = \"trust\nworkers == 3\n[log]\nlevle = \"info\"\n",
             &[
@@ -185,7 +185,7 @@ fn golden_messages() {
                 "k.toml:6:20: warning: failover.acknowledgements: found 1, with 2 relays: a failover needs all of them, so that with one lost nothing can be failed over; with 3 relays and 2 acknowledgements one may be lost at any time",
             ],
         ),
-        // Strong reads that cannot be had, and some that would believe too few.
+        // Strong reads without relays, and some with too few.
         (
             "[proxy]\nauth = \"trust\"\nrouting.consistency = \"strong\"\n[cluster]\nnodes = [{ name = \"a\", address = \"db:5432\" }]\n",
             &[
@@ -209,7 +209,7 @@ fn golden_messages() {
                 "k.toml:1:1: proxy.users: found no user, expected at least one [[proxy.users]] with a password, for auth is \"scram-sha-256\"",
             ],
         ),
-        // Meaning: all at once.
+        // Values together: all at once.
         (
             "[proxy]\nauth = \"trust\"\nlisten = [\"0.0.0.0:6432\", \"/run/k.sock\", \"here\", \"127.0.0.1:0\", \"127.0.0.1:0\"]\n\
              routing.read_functions = [\"f\", \"a.b.c\"]\n\
@@ -226,7 +226,7 @@ fn golden_messages() {
                 "k.toml:14:9: log.level: found \"info,proxy=loud\", expected a level such as info, or a list of target=level",
             ],
         ),
-        // How it is watched and taken over.
+        // Tracing and the upgrade socket.
         (
             "[proxy]\nauth = \"trust\"\nlisten = [\"/run/k.sock\"]\nupgrade_socket = \"/run/k.sock\"\n\
              tracing.endpoint = \"grpc://c:4317\"\n[[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n\
@@ -237,7 +237,7 @@ fn golden_messages() {
                 "k.toml:10:18: metrics.profiler_token: found fewer than 16 characters, expected a long random text",
             ],
         ),
-        // A user by a directory, and what crosses the network in clear. The options are wrong once, however many have the method.
+        // A user by a directory, and passwords that cross the network in clear. The options are reported once, however many users have the method.
         (
             "[proxy]\nlisten = [\"0.0.0.0:6432\"]\nldap.options = \"ldapserver=h ldapbasedn=x ldapbindpasswd=s3cret\"\n\
              [[proxy.users]]\nname = \"a\"\nauth = \"ldap\"\n[[proxy.operators]]\nname = \"b\"\nauth = \"pam\"\n\
@@ -248,7 +248,7 @@ fn golden_messages() {
                 "k.toml:9:8: warning: proxy.operators[0].auth: a login with the method pam has clients send their passwords in clear, without TLS: expected [proxy.tls] with mode = \"require\"",
             ],
         ),
-        // Of the methods that ask somebody else, those with a password: a ticket is none.
+        // Only methods with a password are warned of: a ticket is none.
         (
             "[proxy]\nhba = [{type = \"host\", database = \"all\", user = \"all\", address = \"10.0.0.0/8\", method = \"pam\"},\n\
              {type = \"host\", database = \"all\", user = \"all\", address = \"10.0.0.0/8\", method = \"gss\"}]\n\
@@ -270,7 +270,7 @@ fn golden_messages() {
                 "k.toml:11:8: warning: proxy.users[2].auth: is not used: rules of who may come from where decide how everybody logs in",
             ],
         ),
-        // What collectors are sent. A header's value is never shown.
+        // Data for collectors. A header's value is never shown.
         (
             "[proxy]\nauth = \"trust\"\n[[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n[metrics.otlp]\n\
              endpoint = \"http://c:4317\"\nheaders = [\"authorization: s3cret\", \"s3cret\"]\nca_file = \"ca.pem\"\n",
@@ -295,7 +295,7 @@ fn golden_messages() {
                 "k.toml:4:17: warning: proxy.tracing.ratio: traces nothing without proxy.tracing.endpoint",
             ],
         ),
-        // A registry's own file, and all that can be wrong with it.
+        // A registry's own file, and all its errors.
         ("[registry]\nauth = \"none\"\n", &[]),
         (
             "[registry]\nauth = \"none\"\nlisten = \"0.0.0.0:8632\"\nconsul_listen = \"here\"\nstore = \"oracle:s3cret\"\n\
@@ -363,7 +363,7 @@ fn golden_messages() {
                 "k.toml:25:11: proxy.operators[0].secrets: expected SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey> or md5<hash> as in pg_authid",
             ],
         ),
-        // TLS, and who proves what. Files are looked at as the parts look at them.
+        // TLS and certificates. Files are examined as the parts examine them.
         (
             "[proxy.tls]\nmode = \"require\"\ncert_file = \"/no/such.crt\"\nkey_file = \"/no/such.key\"\n\
              [cluster.tls]\nmode = \"verify-full\"\n\
@@ -397,9 +397,9 @@ fn golden_messages() {
                 "k.toml:10:1: warning: cluster.relays: with cluster.positions = \"none\" servers are not asked for their log's positions: no commit can wait for a relay",
             ],
         ),
-        // A relay's own file, and all that can be wrong with it.
+        // A relay's own file, and all its errors.
         ("[relay]\nauth = \"trust\"\n[relay.upstream]\naddress = \"db:5432\"\n", &[]),
-        // It follows the primary of these nodes, and needs no [proxy] for that.
+        // The relay follows the primary of these nodes, and needs no [proxy] for that.
         ("[relay]\nauth = \"trust\"\n[[cluster.nodes]]\nname = \"a\"\naddress = \"db:5432\"\n", &[]),
         (
             "[relay]\nauth = \"trust\"\n[[cluster.nodes]]\nname = \"a\"\naddress = \"db\"\n[cluster.tls]\nmode = \"verify-ca\"\n",
@@ -426,7 +426,7 @@ fn golden_messages() {
                 "k.toml:3:15: warning: registry.peer_listen: what nodes on one store tell each other is authenticated, and crosses the network in clear; [registry.peer_tls] with mode = \"require\" hides it",
             ],
         ),
-        // No node comes from elsewhere.
+        // On SQLite no node is on another machine.
         ("[registry]\nauth = \"none\"\npeer_listen = \"0.0.0.0:7000\"\n", &[]),
         (
             "[registry]\nauth = \"none\"\n[registry.peer_tls]\nca_file = \"/c\"\n",
@@ -522,7 +522,7 @@ fn golden_messages_of_variables() {
     }
 }
 
-/// The example with its commented keys (`#key`, without a space) made real.
+/// Returns the example with its commented keys (`#key`, without a space) in force.
 fn uncommented() -> String {
     let line = |line: &str| match line.strip_prefix('#') {
         Some(rest) if rest.starts_with(|c: char| c.is_ascii_alphabetic() || c == '[') => format!("{rest}\n"),
@@ -555,8 +555,8 @@ fn the_example_has_every_key_and_each_is_explained() {
     assert_eq!(missing, [""; 0]);
     // Each key has a comment above it, or follows a key of the same comment.
     let undefaulted: Vec<Problem> = load_text(&text, &[]).problems;
-    // What the example cannot be with every key at once: files are not there, or not used while TLS is off, and whom the lookup
-    // would ask for is given while nothing is to be asked.
+    // Expected problems of the example with every key at once: files do not exist, or are not used while TLS is off, and the lookup has a user while
+    // it is off.
     let expected = |problem: &Problem| {
         let said = ["expected at most one of them", "not used"].iter().any(|words| problem.message.contains(words));
         said || problem.key.ends_with("_file")
@@ -570,7 +570,7 @@ fn find_missing(value: &toml::Value, keys: &[Key], path: &str, missing: &mut Vec
     for key in keys {
         let path = schema::join(path, key.name);
         match (value.get(key.name), key.kind) {
-            // What a further cluster has as well is explained in [cluster].
+            // The keys of further clusters are described in [cluster].
             (None, _) if path.starts_with("clusters.") => {}
             (None, _) => missing.push(path),
             (Some(value), Kind::Table(keys)) => find_missing(value, keys, &path, missing),
@@ -580,7 +580,7 @@ fn find_missing(value: &toml::Value, keys: &[Key], path: &str, missing: &mut Vec
     }
 }
 
-/// The keys that a type knows: serde names them when it meets another one.
+/// Returns the keys that a type knows: serde names them when it meets another one.
 fn known<T: DeserializeOwned>(required: &[(&str, &str)]) -> BTreeSet<String> {
     let mut table = toml::Table::new();
     table.insert("no_such_key".into(), toml::Value::Boolean(true));

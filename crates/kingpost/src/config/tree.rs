@@ -1,4 +1,4 @@
-//! A TOML document whose values know where they were written.
+//! A TOML document with the place of every value.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use toml::de::{DeTable, DeValue};
 
 use super::problem::{Origin, Problem};
 
-/// A value and where it was written.
+/// A value and its place.
 #[derive(Debug, Clone)]
 pub(crate) struct Tree {
     pub(crate) value: Value,
-    /// Of the value.
+    /// Place of the value.
     pub(crate) origin: Origin,
-    /// Of the key before it; the same as `origin` for elements of arrays.
+    /// Place of the key before it; the same as `origin` for elements of arrays.
     pub(crate) key_origin: Origin,
 }
 
@@ -26,12 +26,12 @@ pub(crate) enum Value {
     Datetime(toml::value::Datetime),
     Array(Vec<Tree>),
     Table(BTreeMap<String, Tree>),
-    /// Not a value TOML can hold, such as an integer of more than 64 bits: the text.
+    /// The text of a value that TOML cannot hold, such as an integer of more than 64 bits.
     Unreadable(String),
 }
 
 impl Value {
-    /// What it is, for a message. `secret` keeps the content out.
+    /// Describes the value for a message; with `secret` without its content.
     pub(crate) fn describe(&self, secret: bool) -> String {
         match self {
             Value::Text(_) if secret => "a string".into(),
@@ -51,7 +51,7 @@ impl Value {
 }
 
 impl Tree {
-    /// The value at a path such as `cluster.nodes[0].name`, or else the nearest one above it.
+    /// Returns the value at a path such as `cluster.nodes[0].name`, or else the nearest one above it.
     pub(super) fn nearest(&self, path: &str) -> &Tree {
         let mut at = self;
         for step in path.split(['.', '[']).filter(|step| !step.is_empty()) {
@@ -71,7 +71,7 @@ impl Tree {
     }
 }
 
-/// Turns byte offsets into lines and columns.
+/// Conversion of byte offsets into lines and columns.
 struct Positions<'a> {
     name: &'a str,
     text: &'a str,
@@ -93,7 +93,7 @@ impl Positions<'_> {
     }
 }
 
-/// Parses a document. Syntax errors go to `problems`; what could be read all the same is returned.
+/// Parses a document. Syntax errors go to `problems`; the readable rest is returned.
 pub(crate) fn parse(name: &str, text: &str, problems: &mut Vec<Problem>) -> Tree {
     let positions = Positions { name, text };
     let (table, errors) = DeTable::parse_recoverable(text);
@@ -101,7 +101,7 @@ pub(crate) fn parse(name: &str, text: &str, problems: &mut Vec<Problem>) -> Tree
     for error in errors {
         // The parser's own rendering would show the line, which may hold a password.
         let origin = positions.at(error.span().map_or(0, |span| span.start));
-        // What follows an error on the same line follows from it.
+        // Further errors on the same line are consequences of the first.
         if let Origin::File { line, .. } = origin
             && std::mem::replace(&mut last_line, line) == line
         {
@@ -114,7 +114,7 @@ pub(crate) fn parse(name: &str, text: &str, problems: &mut Vec<Problem>) -> Tree
     Tree { value: Value::Table(read_table(table.get_ref(), &place)), origin: origin.clone(), key_origin: origin }
 }
 
-/// Parses a single value, as in an environment variable.
+/// Parses a single value, such as that of an environment variable.
 pub(super) fn parse_value(text: &str, origin: &Origin) -> Result<Tree, String> {
     let value = DeValue::parse(text).map_err(|error| error.message().to_owned())?;
     let place = |_: std::ops::Range<usize>| origin.clone();
@@ -164,7 +164,7 @@ fn read_value(value: &DeValue<'_>, place: Place<'_>) -> Value {
     }
 }
 
-/// The same document without positions.
+/// Returns the same document without positions.
 pub(super) fn to_toml(tree: &Tree) -> toml::Value {
     match &tree.value {
         Value::Text(text) | Value::Unreadable(text) => toml::Value::String(text.clone()),

@@ -1,11 +1,11 @@
-//! The method of `auth`: of everybody, of a user, of an operator.
+//! Checks of the `auth` methods: the proxy's, those of users and of operators.
 
 use proxy::config::{AuthMethod, ProxyConfig};
 
 use super::rules::{is_in_clear, warn_of_plain_directory};
 use super::{Findings, parse_address};
 
-/// Whether each method that some `auth` names can be used, and what is doubtful about it.
+/// Checks that each method in some `auth` can be used, and warns of doubtful ones.
 pub(super) fn check(proxy: &ProxyConfig, findings: &mut Findings) {
     let users = proxy.users.iter().enumerate().map(|(at, user)| (format!("proxy.users[{at}].auth"), user.auth));
     let operators = proxy.operators.iter().enumerate();
@@ -18,7 +18,7 @@ pub(super) fn check(proxy: &ProxyConfig, findings: &mut Findings) {
         if has_rules && path != "proxy.auth" {
             findings.warn(&*path, "is not used: rules of who may come from where decide how everybody logs in");
         }
-        // What is wrong with a method is said once.
+        // An error of a method is reported once.
         let demand = if known.contains(&method) { None } else { Some(proxy.demand(method)) };
         known.push(method);
         match demand {
@@ -36,7 +36,7 @@ pub(super) fn check(proxy: &ProxyConfig, findings: &mut Findings) {
     }
 }
 
-/// Whether clients on other machines can connect without TLS.
+/// True if clients on other machines can connect without TLS.
 fn is_reached_in_clear(proxy: &ProxyConfig) -> bool {
     let is_far = |address: &str| parse_address(address, true).is_ok_and(|host| !host.is_local());
     proxy.tls.mode != tls::ListenMode::Require && proxy.listen.iter().any(|listen| is_far(&listen.address))

@@ -1,4 +1,4 @@
-//! What is said of the clusters, each by itself and all together.
+//! Checks of the clusters, of each one and of all together.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -9,13 +9,13 @@ use super::super::Config;
 use super::password::Password;
 use super::{Findings, Host, Stat, parse_address};
 
-/// Each cluster, and what leads clients to it.
+/// Checks each cluster, and the settings that lead clients to it.
 pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     let all = config.all_clusters();
     for (path, cluster) in &all {
         let before = findings.0.len();
         check_one(path, cluster, stat, findings);
-        // Anything the topology refuses that was not found above. Of a registry's list nothing is known yet.
+        // Errors of the topology that were not found above. The nodes of a registry's list are not known yet.
         let found = findings.0[before..].iter().any(|finding| finding.path.starts_with(path.as_str()));
         if !found
             && cluster.from.urls.is_empty()
@@ -35,7 +35,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mu
     check_leads(config, &all, findings);
 }
 
-/// What leads clients to one of several clusters.
+/// Checks the settings that lead clients to one of several clusters.
 fn check_leads(config: &Config, all: &[(String, &ClusterConfig)], findings: &mut Findings) {
     let has_tls = config.proxy.tls.mode != tls::ListenMode::Disable;
     let (mut names, mut hosts): (HashMap<&str, &str>, HashMap<String, &str>) = (HashMap::new(), HashMap::new());
@@ -77,7 +77,7 @@ fn check_leads(config: &Config, all: &[(String, &ClusterConfig)], findings: &mut
         let text = format!("found {cluster:?}, expected the name of a cluster: {}", known.join(" or "));
         findings.error(format!("proxy.{list}[{at}].cluster"), text);
     }
-    // The first one is led to by whatever leads nowhere else.
+    // The first cluster gets all clients that nothing leads elsewhere.
     for (path, cluster) in all.iter().skip(1) {
         let led = config.proxy.databases.iter().any(|of| of.cluster.as_deref() == Some(&cluster.name));
         let by_host = has_tls && !cluster.server_names.is_empty() && config.proxy.databases.is_empty();
@@ -125,7 +125,7 @@ fn check_one(of: &str, cluster: &ClusterConfig, stat: &dyn Fn(&Path) -> Stat, fi
     }
 }
 
-/// `[cluster.from]`.
+/// Checks `[cluster.from]`.
 fn check_source(of: &str, cluster: &ClusterConfig, findings: &mut Findings) {
     let from = &cluster.from;
     if !cluster.nodes.is_empty() {
@@ -152,7 +152,7 @@ fn check_source(of: &str, cluster: &ClusterConfig, findings: &mut Findings) {
     }
 }
 
-/// Commits can wait for as many relays as their cluster has.
+/// Checks that a cluster has at least as many relays as its commits wait for.
 pub(super) fn check_gates(config: &Config, findings: &mut Findings) {
     let proxy = &config.proxy;
     for (at, (of, cluster)) in config.all_clusters().into_iter().enumerate() {
@@ -181,7 +181,7 @@ pub(super) fn check_gates(config: &Config, findings: &mut Findings) {
         let leads_here = |name: Option<&str>| name.map_or(at == 0, |name| name == cluster.name);
         let own: Vec<_> =
             proxy.databases.iter().enumerate().filter(|(_, of)| leads_here(of.cluster.as_deref())).collect();
-        // What is said for all is asked for where a database says nothing else.
+        // The general setting is checked if it applies to some database.
         let general = own.is_empty() || own.iter().any(|(_, database)| database.commit_durability.is_none());
         let general = ("proxy.gate.commit_durability".to_owned(), general.then_some(proxy.gate.commit_durability));
         let databases = own.iter().map(|(index, database)| {
@@ -205,7 +205,7 @@ pub(super) fn check_gates(config: &Config, findings: &mut Findings) {
                 continue;
             }
             let (found, table, listed) = (String::from(durability), table(&of), relays.len());
-            // Of several clusters the name says which one it is.
+            // With several clusters, the name identifies this one.
             let which =
                 if config.clusters.is_empty() { String::new() } else { format!(" of cluster {:?}", cluster.name) };
             findings.error(
@@ -216,7 +216,7 @@ pub(super) fn check_gates(config: &Config, findings: &mut Findings) {
     }
 }
 
-/// The table's name in the file: `clusters` for `clusters[1]`.
+/// Returns the table's name in the file: `clusters` for `clusters[1]`.
 fn table(of: &str) -> &str {
     of.split_once('[').map_or(of, |(table, _)| table)
 }

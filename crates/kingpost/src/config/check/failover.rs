@@ -1,4 +1,4 @@
-//! What the values of `[failover]` mean together.
+//! Checks of `[failover]`.
 
 use std::path::Path;
 
@@ -65,7 +65,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mu
     }
 }
 
-/// What the proxy of the same file acknowledges is what a failover counts on.
+/// Checks that the proxy of the same file waits for as many relays as a failover relies on.
 fn check_gates(config: &Config, findings: &mut Findings) {
     let counted = config.failover.acknowledgements;
     let (proxy, too_few) = (&config.proxy, |relays: usize| relays > 0 && relays < counted);

@@ -1,4 +1,4 @@
-//! Traces, collectors, and how a process is taken over.
+//! Checks of tracing, collectors and the upgrade socket.
 
 use std::path::Path;
 
@@ -37,7 +37,7 @@ fn check_tracing(proxy: &ProxyConfig, findings: &mut Findings) {
     }
 }
 
-/// What can be wrong with a collector. `path`: its table; `sent`: what it is sent.
+/// Checks a collector. `path`: its table; `sent`: the data sent to it.
 pub(super) fn check_collector(collector: &Collector<'_>, path: &str, sent: &str, findings: &mut Findings) {
     let endpoint = format!("{path}.endpoint");
     let Some((address, secure)) = collector.address() else {

@@ -1,4 +1,4 @@
-//! Passwords, each of which may be given in one of several ways: in place, by a file, by a program that writes it.
+//! Passwords, each given in one of several ways: in place, by a file, or by a program that writes it.
 
 use std::path::Path;
 
@@ -7,20 +7,20 @@ use super::{Findings, Stat};
 /// A password as the configuration gives it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Password<'a> {
-    /// What its keys begin with: `server_` of `server_password_file`.
+    /// Prefix of the keys, such as `server_` in `server_password_file`.
     pub(super) prefix: &'static str,
-    /// It stands in the configuration itself.
+    /// True if the configuration itself has the password.
     pub(super) in_place: bool,
-    /// The file whose first line it is.
+    /// The file whose first line is the password.
     pub(super) file: Option<&'a Path>,
-    /// The program that writes it, with its arguments; empty: none.
+    /// The program that writes the password, with its arguments; empty for none.
     pub(super) command: &'a [String],
-    /// A verifier stands in its place.
+    /// True if a verifier is given instead.
     pub(super) verifier: bool,
 }
 
 impl Password<'_> {
-    /// The keys that are given.
+    /// Returns the keys that are given.
     fn keys(&self) -> Vec<String> {
         [
             ("password", self.in_place),
@@ -34,12 +34,12 @@ impl Password<'_> {
         .collect()
     }
 
-    /// Whether it is given in any way.
+    /// True if the password is given in any way.
     pub(super) fn is_given(&self) -> bool {
         !self.keys().is_empty()
     }
 
-    /// Whether the table `of` gives it in at most one way, and one that can be used.
+    /// Checks that the table `of` gives the password in at most one way, and that its file or program can be used.
     pub(super) fn check(&self, of: &str, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
         let given = self.keys();
         if given.len() > 1 {
@@ -53,7 +53,7 @@ impl Password<'_> {
     }
 }
 
-/// A program that writes a password. It is not run.
+/// Checks a program that writes a password, without running it.
 fn check_command(command: &[String], path: String, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     let Some(program) = command.first() else { return };
     if !program.starts_with('/') {
@@ -71,7 +71,7 @@ fn check_command(command: &[String], path: String, stat: &dyn Fn(&Path) -> Stat,
     }
 }
 
-/// A file whose first line is a password.
+/// Checks a file whose first line is a password.
 pub(super) fn check_file(file: &Path, path: String, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     let name = file.display().to_string();
     match stat(file) {

@@ -1,4 +1,4 @@
-//! What the values of `[registry]` mean together.
+//! Checks of `[registry]`.
 
 use ::registry::{OpenError, PeerTlsMode};
 
@@ -7,7 +7,7 @@ use crate::registry::config::{AuthMethod, NACOS_GRPC, NACOS_LISTEN, parse_hash};
 
 pub(super) fn check(config: &Config, findings: &mut Findings) {
     let registry = &config.registry;
-    // A file without a word about a registry is good for whoever runs none.
+    // A file without settings of a registry needs no tokens.
     let spoken = *registry != crate::registry::config::RegistryConfig::default();
     for (key, address) in registry.addresses() {
         let path = format!("registry.{key}");
@@ -94,7 +94,7 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
     }
 }
 
-/// The second port of Nacos' address has to be one.
+/// Checks that the second port of Nacos' address is a valid one.
 fn nacos(key: &str, address: &str, findings: &mut Findings) {
     let most = u16::MAX - NACOS_GRPC;
     let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
@@ -127,7 +127,7 @@ fn dns(config: &Config, findings: &mut Findings) {
         (1..=63).contains(&label.len()) && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
     };
     let domain = dns.domain.trim_end_matches('.');
-    // Of the 253 bytes of a name something must be left for what stands before.
+    // A name of 253 bytes needs room for the labels before the domain.
     if domain.len() > 100 || !domain.split('.').all(is_label) {
         findings.error(
             "registry.dns.domain",
@@ -144,7 +144,7 @@ fn dns(config: &Config, findings: &mut Findings) {
     }
 }
 
-/// TLS between the nodes.
+/// Checks the TLS between the nodes.
 fn between_nodes(config: &Config, findings: &mut Findings) {
     let registry = &config.registry;
     let tls = &registry.peer_tls;
@@ -157,7 +157,7 @@ fn between_nodes(config: &Config, findings: &mut Findings) {
     if [&tls.cert_file, &tls.key_file, &tls.ca_file].into_iter().any(Option::is_some) {
         findings.warn("registry.peer_tls.mode", "is \"disable\": cert_file, key_file and ca_file are not used");
     }
-    // Where nobody says, it is at the address of `listen`. On SQLite there are no others from elsewhere.
+    // Without peer_listen the nodes use the address of `listen`. On SQLite there are no nodes on other machines.
     let (key, address) = match registry.peer_listen.as_str() {
         "" => ("listen", &registry.listen),
         _ => ("peer_listen", &registry.peer_listen),

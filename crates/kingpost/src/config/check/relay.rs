@@ -1,4 +1,4 @@
-//! What the values of `[relay]` mean together.
+//! Checks of `[relay]`.
 
 use std::path::Path;
 
@@ -92,7 +92,7 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
     }
 }
 
-/// What only a relay of MariaDB must say, and what it must not.
+/// Checks the settings that a relay of MariaDB needs, and those that it must not have.
 fn check_mariadb(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     if relay.server_id == 0 {
         findings.error(

@@ -1,4 +1,4 @@
-//! Files and tables of who may log in, read as the proxy reads them.
+//! Checks of the files and tables of login rules, read as the proxy reads them.
 
 use std::path::Path;
 
@@ -10,16 +10,16 @@ use proxy::verify::Judge;
 
 use super::Findings;
 
-/// The rules of who may log in and the name maps, each file read once.
+/// The login rules and the name maps, each file read once.
 pub(super) struct Access {
-    /// Of `proxy.hba`.
+    /// Rules of `proxy.hba`.
     entries: Vec<Result<Rule, String>>,
-    /// Of `proxy.hba_file`.
+    /// Rules of `proxy.hba_file`.
     file: Option<Result<Rules, Unread>>,
     maps: Result<Maps, Unread>,
 }
 
-/// Why a file gives nothing.
+/// The reason why a file gives nothing.
 enum Unread {
     File(std::io::Error),
     Lines(Vec<hba::Error>),
@@ -34,29 +34,30 @@ impl Access {
         }
     }
 
-    /// The rules of the file, where it can be read.
+    /// Returns the rules of the file, if it can be read.
     fn of_file(&self) -> impl Iterator<Item = &Rule> {
         self.file.iter().flatten().flat_map(Rules::iter)
     }
 
-    /// What the rules demand that can be read.
+    /// Returns the demands of all rules that can be read.
     fn demands(&self) -> impl Iterator<Item = &Demand> {
         self.entries.iter().flatten().chain(self.of_file()).filter_map(|rule| rule.demand.as_deref())
     }
 
-    /// Whether some rule lets clients in whose secret the proxy does not know: by certificate, by the operating system, by a directory, by PAM, by a token.
+    /// True if some rule accepts clients whose secret the proxy does not know: by certificate, by the operating system, by a directory, by PAM, by a
+    /// token.
     pub(super) fn proves_otherwise(&self) -> bool {
         self.demands().any(|demand| demand.method.proves_otherwise())
     }
 
-    /// The rules, and that each map that a rule names is there.
+    /// Checks the rules, and that each map that a rule names exists.
     pub(super) fn check(&self, proxy: &ProxyConfig, findings: &mut Findings) {
         self.check_rules(proxy, findings);
         self.check_maps(proxy, findings);
         self.check_tokens(proxy, findings);
     }
 
-    /// What rules with the method oauth need beside them.
+    /// Checks the settings that rules with the method oauth need.
     fn check_tokens(&self, proxy: &ProxyConfig, findings: &mut Findings) {
         let judges = self.demands().filter_map(|demand| demand.judge.as_ref());
         let mut options = judges.filter_map(|judge| match judge {
@@ -142,11 +143,11 @@ fn parsed<T>(file: &Path, parse: impl FnOnce(&str) -> Result<T, Vec<hba::Error>>
     parse(&text).map_err(Unread::Lines)
 }
 
-/// A password that crosses the network in clear, to the proxy or to a directory.
+/// Warns of a password that crosses the network in clear, to the proxy or to a directory.
 fn warn_of_clear(rule: &Rule, path: &str, findings: &mut Findings) {
     let Some(demand) = &rule.demand else { return };
     let Some(judge) = &demand.judge else { return };
-    // A token is refused there, and a ticket of Kerberos is no password.
+    // Without TLS a token is refused, and a Kerberos ticket is no password.
     let is_password = matches!(judge, Judge::Ldap(_) | Judge::Pam(_));
     if matches!(rule.kind, hba::Kind::Host | hba::Kind::HostNoSsl) && !rule.is_near() && is_password {
         findings.warn(path, format!("a rule {}", is_in_clear(demand.method, "the type hostssl")));
@@ -154,13 +155,13 @@ fn warn_of_clear(rule: &Rule, path: &str, findings: &mut Findings) {
     warn_of_plain_directory(judge, path, findings);
 }
 
-/// Says that clients' passwords cross the network in clear, and what was expected against that.
+/// Makes the message that clients' passwords cross the network in clear, with the setting that prevents it.
 pub(super) fn is_in_clear(method: AuthMethod, expected: &str) -> String {
     let method = method.name();
     format!("with the method {method} has clients send their passwords in clear, without TLS: expected {expected}")
 }
 
-/// Warns of a directory on another machine that is told passwords in clear.
+/// Warns of a directory on another machine that gets passwords in clear.
 pub(super) fn warn_of_plain_directory(judge: &Judge, path: &str, findings: &mut Findings) {
     let Judge::Ldap(ldap) = judge else { return };
     let is_near = |server: &String| server.starts_with("ldap://127.") || server.starts_with("ldap://localhost:");

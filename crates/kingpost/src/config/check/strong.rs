@@ -1,11 +1,11 @@
-//! Whether strong reads can be what they are called.
+//! Check that strong reads are strong.
 
 use proxy::config::Consistency;
 
 use super::super::Config;
 use super::Findings;
 
-/// A strong read asks relays whether its primary's term still stands: they have to be listed, and all of them.
+/// Checks that all relays are listed: a strong read asks them whether its primary's term still stands.
 pub(super) fn check(config: &Config, findings: &mut Findings) {
     let proxy = &config.proxy;
     let databases =
