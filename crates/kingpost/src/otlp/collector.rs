@@ -1,4 +1,4 @@
-//! A collector, as configured, and the way there.
+//! The configuration of an OTLP collector, and connections to it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use super::PATIENCE;
 use super::metrics::OtlpConfig;
 
-/// Longest time for a connection.
+/// Longest time to connect.
 const CONNECT: Duration = Duration::from_secs(5);
-/// A connection over which nothing comes is asked for a sign of life after this, and given up after so much more.
+/// Interval of HTTP/2 keep-alive pings on a connection, and longest wait for their answer.
 const ALIVE: Duration = Duration::from_secs(20);
-/// What an endpoint must be.
+/// Expected form of an endpoint, for messages.
 pub(crate) const EXPECTED: &str =
     "expected http://host:port or https://host:port of a collector that takes OTLP over gRPC";
 /// Most headers.
 const MOST_HEADERS: usize = 32;
 
-/// What the configuration says of a collector. `Debug` shows no header: they are tokens, as a rule.
+/// The configuration of a collector. `Debug` shows no header: headers are usually tokens.
 pub(crate) struct Collector<'a> {
     /// `http://host:port` or `https://host:port`.
     pub(crate) endpoint: &'a str,
@@ -33,7 +33,7 @@ pub(crate) struct Collector<'a> {
     headers: &'a [String],
 }
 
-/// What is wrong with what is configured: the key, below that of the collector, and what was found and expected. Never a header's value.
+/// An error of the configuration: the key, below that of the collector, and the values found and expected. Never a header's value.
 #[derive(Debug)]
 pub(crate) struct Wrong {
     pub(crate) key: &'static str,
@@ -41,7 +41,7 @@ pub(crate) struct Wrong {
 }
 
 impl<'a> Collector<'a> {
-    /// The one for spans, if there is one.
+    /// Returns the collector for spans, if there is one.
     pub(crate) fn of_traces(config: &'a TracingConfig) -> Option<Collector<'a>> {
         Some(Collector {
             endpoint: config.endpoint.as_deref()?,
@@ -52,7 +52,7 @@ impl<'a> Collector<'a> {
         })
     }
 
-    /// The one for metrics, if there is one.
+    /// Returns the collector for metrics, if there is one.
     pub(crate) fn of_metrics(config: &'a OtlpConfig) -> Option<Collector<'a>> {
         Some(Collector {
             endpoint: config.endpoint.as_deref()?,
@@ -63,7 +63,7 @@ impl<'a> Collector<'a> {
         })
     }
 
-    /// Its `host:port`, and whether it is spoken to by TLS; None if the endpoint has another scheme.
+    /// Returns `host:port`, and true if the connection uses TLS; `None` if the endpoint has another scheme.
     pub(crate) fn address(&self) -> Option<(&'a str, bool)> {
         let (rest, secure) = match self.endpoint.strip_prefix("https://") {
             Some(rest) => (rest, true),
@@ -72,20 +72,20 @@ impl<'a> Collector<'a> {
         Some((rest.strip_suffix('/').unwrap_or(rest), secure))
     }
 
-    /// Whether something is configured that only TLS has.
+    /// True if a file is configured that only TLS uses.
     pub(crate) fn has_tls_files(&self) -> bool {
         self.ca_file.is_some() || self.cert_file.is_some() || self.key_file.is_some()
     }
 
-    /// Whether there are headers: they may be tokens.
+    /// True if there are headers: they may be tokens.
     pub(crate) fn has_headers(&self) -> bool {
         !self.headers.is_empty()
     }
 
-    /// A connection that is made with the first request, and again after it was lost. Within a runtime.
+    /// Makes a channel that connects with the first request, and again after a lost connection. Needs a runtime.
     ///
     /// # Errors
-    /// The endpoint is none, or a file of TLS is no good.
+    /// The endpoint is malformed, or a TLS file cannot be used.
     pub(crate) fn channel(&self) -> Result<Channel, Wrong> {
         let (endpoint, target) = self.way()?;
         let connector = target.map(|target| target.connector);
@@ -98,10 +98,10 @@ impl<'a> Collector<'a> {
         Ok(endpoint.connect_with_connector_lazy(connector))
     }
 
-    /// Where it is, and whom its certificate must be for if it is spoken to by TLS.
+    /// Returns the endpoint, and the name that its certificate must have if the connection uses TLS.
     ///
     /// # Errors
-    /// The endpoint is none, or a file of TLS is no good.
+    /// The endpoint is malformed, or a TLS file cannot be used.
     pub(crate) fn way(&self) -> Result<(Endpoint, Option<Target>), Wrong> {
         let no_endpoint = || Wrong { key: "endpoint", why: format!("found {:?}, {EXPECTED}", self.endpoint) };
         let (address, secure) = self.address().ok_or_else(no_endpoint)?;
@@ -111,7 +111,7 @@ impl<'a> Collector<'a> {
         Ok((endpoint, target))
     }
 
-    /// Whom its certificate must be for; None if that is no name.
+    /// Returns the connector and the name that the certificate must have; `None` if the host is no valid name.
     fn target(&self, address: &str) -> Result<Option<Target>, Wrong> {
         let config = ConnectConfig {
             mode: ConnectMode::VerifyFull,
@@ -126,10 +126,10 @@ impl<'a> Collector<'a> {
         Ok(connector.and_then(|connector| Target::new(Arc::new(connector), host)))
     }
 
-    /// What is sent with each request. An entry is `name: value`, as in HTTP.
+    /// Makes the headers of each request. An entry is `name: value`, as in HTTP.
     ///
     /// # Errors
-    /// One is no header. Its name is shown, its value is not.
+    /// An entry is no header. The error shows its name, never its value.
     pub(crate) fn metadata(&self) -> Result<MetadataMap, Wrong> {
         let wrong = |why: String| Wrong { key: "headers", why };
         if self.headers.len() > MOST_HEADERS {
@@ -162,7 +162,7 @@ impl std::fmt::Debug for Collector<'_> {
     }
 }
 
-/// An error with what is behind it: tonic's own text is "transport error".
+/// Describes an error with its causes: tonic's own text is "transport error".
 pub(super) fn explained(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,7 +1,7 @@
-//! Metrics, sent to a collector every so often: the same that `/metrics` shows.
+//! Metrics sent to a collector at an interval: the same as at `/metrics`.
 //!
-//! Each request has all of them as they are then: a counter is its value since the process began (cumulative). So a request that is lost loses
-//! nothing but a point in time, and nothing is kept to be sent later.
+//! Each request has the current value of every metric; a counter's is its count since the start of the process (cumulative). A lost request therefore
+//! costs only a point in time, and nothing is kept to be sent later.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -31,24 +31,24 @@ use crate::admin::Source;
 use crate::error::Failure;
 use crate::exposition::{Data, Exposition, Family, Number, Observations, Sample};
 
-/// `[metrics.otlp]`: a collector that is sent the metrics.
+/// `[metrics.otlp]`: a collector that the metrics are sent to.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct OtlpConfig {
     /// `http://host:port` or `https://host:port` of a collector that takes OTLP over gRPC. Not set: nothing is sent.
     pub(crate) endpoint: Option<String>,
-    /// Time from one request to the next.
+    /// Interval between two requests.
     #[serde(with = "humantime_serde")]
     pub(crate) interval: Duration,
     /// The service name of the metrics.
     pub(crate) service_name: String,
     /// PEM: CAs that the collector's certificate is verified with; the system's if not set.
     pub(crate) ca_file: Option<std::path::PathBuf>,
-    /// PEM: the certificate that is shown to the collector.
+    /// PEM: the certificate that is sent to the collector.
     pub(crate) cert_file: Option<std::path::PathBuf>,
     /// PEM: that certificate's private key.
     pub(crate) key_file: Option<std::path::PathBuf>,
-    /// Sent with each request, each `name: value`.
+    /// Headers of each request, each `name: value`.
     #[serde(skip_serializing)]
     pub(crate) headers: Vec<String>,
 }
@@ -76,7 +76,7 @@ impl std::fmt::Debug for OtlpConfig {
     }
 }
 
-/// A task that sends metrics. Dropped: it ends without a word.
+/// A task that sends metrics. Dropping it ends the task without a last request.
 #[derive(Debug)]
 pub(crate) struct Pushing {
     now: mpsc::Sender<oneshot::Sender<()>>,
@@ -84,10 +84,10 @@ pub(crate) struct Pushing {
 }
 
 impl Pushing {
-    /// Sets out as configured, within a runtime; None where no collector is named. The collector need not be there.
+    /// Starts to send as configured, within a runtime; `None` if no collector is configured. The collector may be down.
     ///
     /// # Errors
-    /// The endpoint or a file is no good.
+    /// The endpoint, a header or a file cannot be used.
     pub(crate) fn start<S: Source>(config: &OtlpConfig, source: Arc<S>) -> Result<Option<Pushing>, Failure> {
         let Some(collector) = Collector::of_metrics(config) else { return Ok(None) };
         let failed = |Wrong { key, why }| Failure::config(format!("cannot send metrics: metrics.otlp.{key}: {why}"));
@@ -104,7 +104,7 @@ impl Pushing {
         Ok(Some(Pushing { now, task }))
     }
 
-    /// Sends the figures as they are now, unless that takes too long. For a process that begins to end.
+    /// Sends the current metrics, with a time limit. For a process that begins to end.
     pub(crate) async fn flush(&self) {
         let (done, sent) = oneshot::channel();
         let flushed = async {
@@ -122,7 +122,7 @@ impl Drop for Pushing {
     }
 }
 
-/// What became of the last request: only a change is worth a line in the log.
+/// Result of the last request: only a change is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Last {
     Taken,
@@ -134,7 +134,7 @@ struct Push {
     client: MetricsServiceClient<Channel>,
     metadata: MetadataMap,
     resource: Resource,
-    /// When this process began to count, in nanoseconds since 1970.
+    /// Time at which this process began to count, in nanoseconds since 1970.
     began: u64,
     patience: Duration,
     last: Last,
@@ -155,7 +155,7 @@ impl Push {
                 Some(done) = asked.recv() => Some(done),
             };
             self.send(source.metrics()).await;
-            // Who asked may have waited long enough.
+            // The receiver may have given up waiting.
             let _ = done.map(|done| done.send(()));
         }
     }
@@ -206,7 +206,7 @@ fn resource(service_name: &str) -> Resource {
     Resource { attributes, ..Resource::default() }
 }
 
-/// All figures, as they are `now`, in nanoseconds; counters count since `began`.
+/// Translates all metrics. `now` and `began`, from which counters count, are in nanoseconds since 1970.
 fn translate(exposition: Exposition, resource: &Resource, began: u64, now: u64) -> ExportMetricsServiceRequest {
     let metrics = exposition.into_families().into_iter().map(|family| metric(family, began, now)).collect();
     let scope = InstrumentationScope {
@@ -259,7 +259,7 @@ fn attributes(labels: Vec<(String, String)>) -> Vec<KeyValue> {
 
 fn point(sample: Sample, began: u64, now: u64) -> NumberDataPoint {
     let value = match sample.value {
-        // Larger ones are no figures of ours; a float says roughly how large.
+        // No metric of ours is larger than an i64; a float has the magnitude of one that is.
         Number::Integer(value) => i64::try_from(value).map_or(Point::AsDouble(value as f64), Point::AsInt),
         Number::Float(value) => Point::AsDouble(value),
     };
@@ -272,7 +272,7 @@ fn point(sample: Sample, began: u64, now: u64) -> NumberDataPoint {
     }
 }
 
-/// The unit as the UCUM has it, which names of Prometheus end with.
+/// Returns the UCUM unit of a metric, from the end of its Prometheus name.
 fn unit(name: &str) -> &'static str {
     let name = name.strip_suffix("_total").unwrap_or(name);
     match name.rsplit('_').next() {

@@ -1,4 +1,4 @@
-//! What is sent to an OpenTelemetry collector, by OTLP over gRPC: spans of statements, and the metrics of every process.
+//! Data for OpenTelemetry collectors, by OTLP over gRPC: spans of statements, and the metrics of every process.
 //!
 //! ```text
 //!  workers ── spans ──▶ traces::Traces ───┐
@@ -14,15 +14,15 @@ use std::time::Duration;
 
 /// Longest wait for the collector's answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest wait for it when the process ends.
+/// Longest wait for the collector at the end of the process.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Of the process, whatever it is called: on this machine, or in this container, and no other.
+/// Makes an id that is unique among the processes of this machine, or of this container.
 fn instance_id(host: &str) -> String {
     format!("{host}:{}", std::process::id())
 }
 
-/// This machine's name; in a container that of the container.
+/// Returns this machine's name; in a container that of the container.
 fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

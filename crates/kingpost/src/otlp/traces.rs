@@ -1,11 +1,11 @@
-//! What the proxy has traced, on its way to a collector: OTLP over gRPC.
+//! Spans of the proxy, sent to a collector by OTLP over gRPC.
 //!
 //! ```text
 //!  workers ── spans ──▶ a queue of [`QUEUE`] ──▶ a task: batches ── OTLP ──▶ collector
 //!                        │ full: dropped, counted     │ not taken: dropped, counted
 //! ```
 //!
-//! Literals are taken out of statements here, in the control world.
+//! Literals are removed from statements here, in the control world.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,21 +28,21 @@ use super::{FAREWELL, PATIENCE, host, instance_id};
 use crate::error::Failure;
 use crate::exposition::Exposition;
 
-/// Spans that wait to be sent; further ones are dropped.
+/// Most spans that wait to be sent; further ones are dropped.
 const QUEUE: usize = 2_048;
 /// Most spans in one request.
 const BATCH: usize = 512;
 /// Longest time that a span waits for others.
 const GATHER: Duration = Duration::from_secs(1);
 
-/// Numbers of what was sent on.
+/// Counts of spans that were sent.
 #[derive(Debug, Default)]
 struct Counts {
     exported: AtomicU64,
     failed: AtomicU64,
 }
 
-/// The way to the collector.
+/// The task that sends spans to the collector.
 #[derive(Debug)]
 pub(crate) struct Traces {
     counts: Arc<Counts>,
@@ -51,10 +51,10 @@ pub(crate) struct Traces {
 }
 
 impl Traces {
-    /// Sets out as configured, with a sink for the proxy; nothing where no collector is named. The collector need not be there.
+    /// Starts to send as configured and returns a sink for the proxy; `None` if no collector is configured. The collector may be down.
     ///
     /// # Errors
-    /// The endpoint or a file is no good.
+    /// The endpoint, a header or a file cannot be used.
     pub(crate) fn start(
         config: &TracingConfig,
         runtime: &tokio::runtime::Handle,
@@ -86,7 +86,7 @@ impl Traces {
         Ok(Some((Traces { counts, stop, task }, Arc::new(move |span| sender.try_send(span).is_ok()))))
     }
 
-    /// Takes no more, and waits until what there is has been sent, or [`FAREWELL`] is over.
+    /// Accepts no more spans and waits until the queued ones are sent, at most for [`FAREWELL`].
     pub(crate) async fn end(&self) {
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut task) = task else { return };
@@ -105,7 +105,7 @@ impl Traces {
     }
 }
 
-/// Sends what comes, until no more can come.
+/// Sends spans until the queue is closed and empty.
 async fn forward(mut receiver: Receiver<Span>, exporter: SpanExporter, counts: Arc<Counts>, stop: Arc<Notify>) {
     let mut reachable = true;
     loop {
@@ -152,7 +152,7 @@ async fn forward(mut receiver: Receiver<Span>, exporter: SpanExporter, counts: A
     }
 }
 
-/// As OpenTelemetry's conventions for databases have it. The span begins when the statement began to wait.
+/// Translates a span to OpenTelemetry's conventions for databases. The span begins when the statement began to wait.
 fn translate(span: Span, now: (Instant, SystemTime)) -> SpanData {
     let time = |at: Instant| now.1.checked_sub(now.0.saturating_duration_since(at)).unwrap_or(now.1);
     let text = span.text.show();
