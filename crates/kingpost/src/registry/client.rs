@@ -1,4 +1,4 @@
-//! The client's commands. What comes and goes in bulk is JSON lines.
+//! Commands of the registry's client. Bulk data are JSON lines.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,11 +13,11 @@ use crate::cli::{RegisterArgs, RegistryCommand, RemoteArgs};
 use crate::error::Failure;
 use crate::out;
 
-/// Instances that are sent at once.
+/// Instances in one request.
 pub(super) const BATCH: usize = 500;
 /// Longest line of an import, and longest event of a watch, in bytes.
 pub(super) const LONGEST: usize = 64 << 20;
-/// What an instance's registration may say; the rest of what is shown is the registry's own.
+/// Fields of an instance that a registration may have; the registry adds the others.
 const FIELDS: [&str; 13] = [
     "id", "service", "host", "port", "protocol", "version", "weight", "priority", "location", "metadata", "check",
     "isolate", "health",
@@ -51,7 +51,7 @@ fn of(args: &RemoteArgs) -> Result<Remote, Failure> {
     remote.secured(args.ca.as_deref(), args.cert.as_deref(), args.key.as_deref())
 }
 
-/// Prints what failed of a batch; says how many.
+/// Prints the failed rows of a batch; returns their number.
 pub(super) fn report(answer: &Value) -> u64 {
     for row in answer["results"].as_array().into_iter().flatten() {
         if let Some(why) = row["error"]["message"].as_str() {
@@ -69,7 +69,7 @@ pub(super) fn all_done(failed: u64) -> Result<(), Failure> {
     }
 }
 
-/// `key=value` pairs as a map.
+/// Makes a map of `key=value` pairs.
 fn pairs(list: &[(String, String)]) -> BTreeMap<&str, &str> {
     list.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect()
 }
@@ -166,7 +166,7 @@ async fn services(remote: &Remote, base: &str, as_json: bool) -> Result<(), Fail
     Ok(())
 }
 
-/// All pages of the list.
+/// Reads all pages of the list.
 async fn all_services(remote: &Remote, base: &str) -> Result<Vec<Value>, Failure> {
     let mut all = Vec::new();
     let mut from = String::new();
@@ -180,7 +180,7 @@ async fn all_services(remote: &Remote, base: &str) -> Result<Vec<Value>, Failure
     }
 }
 
-/// Text in columns that are as wide as what is in them.
+/// Formats a table with columns as wide as their content.
 fn columns<const N: usize>(table: &[[String; N]]) -> String {
     let width = |column: usize| table.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..N).map(width).collect();
@@ -249,7 +249,7 @@ async fn export(remote: &Remote, namespace: Option<&str>) -> Result<(), Failure>
     Ok(())
 }
 
-/// An instance as it is registered, with its namespace.
+/// Returns an instance in the form of a registration, with its namespace.
 pub(super) fn line_of(namespace: &str, instance: &Value) -> Value {
     let mut line = Map::new();
     line.insert("namespace".into(), namespace.into());

@@ -1,4 +1,4 @@
-//! What a user writes about the registry.
+//! `[registry]` of the configuration.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -8,30 +8,28 @@ use registry::api::{Auth, HttpLimits, RateLimit, Role, Token, TokenHash};
 use registry::{HealthSettings, KvLimits, Limits, NamespaceName, PeerSettings, PeerTls, RuleLimits, Settings, dns};
 use serde::{Deserialize, Serialize};
 
-/// So far above the port of `nacos_listen` Nacos' clients expect gRPC.
+/// Distance from the port of `nacos_listen` to the one at which Nacos' clients expect gRPC.
 pub(crate) const NACOS_GRPC: u16 = 1000;
-/// The key of the address at which Nacos' API is served.
+/// Key of the address of Nacos' API.
 pub(crate) const NACOS_LISTEN: &str = "nacos_listen";
 
 /// `[registry]`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct RegistryConfig {
-    /// `host:port` where all fronts are served.
+    /// `host:port` that serves all fronts.
     pub(crate) listen: String,
-    /// `host:port` where only Consul's API is served; empty: nowhere else.
+    /// `host:port` that serves only Consul's API; empty for none.
     pub(crate) consul_listen: String,
-    /// `host:port` where only Eureka's API is served; empty: nowhere else.
+    /// `host:port` that serves only Eureka's API; empty for none.
     pub(crate) eureka_listen: String,
-    /// `host:port` where only Nacos' API is served: over HTTP there, over gRPC at the port [`NACOS_GRPC`] above; empty: HTTP on `listen`
-    /// only.
+    /// `host:port` that serves only Nacos' API: HTTP at this port, gRPC at the port [`NACOS_GRPC`] above; empty: HTTP on `listen` only.
     pub(crate) nacos_listen: String,
-    /// `host:port` where only xDS is served; empty: nowhere else.
+    /// `host:port` that serves only xDS; empty for none.
     pub(crate) xds_listen: String,
-    /// `host:port` where other nodes on the same store reach this one; empty: a port of the system's choosing at the address of
-    /// `listen`.
+    /// `host:port` for other nodes on the same store; empty: a port chosen by the system, at the address of `listen`.
     pub(crate) peer_listen: String,
-    /// What the others are told instead of that: `host` or `host:port`.
+    /// Address announced to the other nodes instead: `host` or `host:port`.
     pub(crate) peer_advertise: String,
     /// TLS between the nodes.
     pub(crate) peer_tls: PeerTls,
@@ -39,17 +37,17 @@ pub(crate) struct RegistryConfig {
     pub(crate) dns: DnsConfig,
     /// TLS on all addresses but that of DNS.
     pub(crate) tls: tls::ListenConfig,
-    /// How often each may ask.
+    /// Rate of requests of one client.
     pub(crate) rate: RateConfig,
-    /// Who changed what.
+    /// Log of all changes.
     pub(crate) audit: AuditConfig,
-    /// Where everything is kept.
+    /// Address of the store.
     pub(crate) store: StoreAddress,
-    /// What Consul's clients are told that this node is called.
+    /// Name of this node for Consul's clients.
     pub(crate) node: String,
-    /// Who is let in.
+    /// Method of authentication.
     pub(crate) auth: AuthMethod,
-    /// Names, beside those of this machine, by which a registry without a login may be asked for.
+    /// Host names, beside those of this machine, that requests to a registry without authentication may have.
     pub(crate) hosts: Vec<String>,
     /// Most connections.
     pub(crate) connections: usize,
@@ -65,7 +63,7 @@ pub(crate) struct RegistryConfig {
     /// Longest time to the last byte of a body.
     #[serde(with = "humantime_serde")]
     pub(crate) body_timeout: Duration,
-    /// Longest time that a client may take nothing of an answer.
+    /// Longest time for which a client may read nothing of an answer.
     #[serde(with = "humantime_serde")]
     pub(crate) write_timeout: Duration,
     /// Most requests that wait for a change at a time.
@@ -75,19 +73,19 @@ pub(crate) struct RegistryConfig {
     pub(crate) wait: Duration,
     /// Most items in one batch.
     pub(crate) batch: usize,
-    /// How much of everything there may be.
+    /// Limits on the registry's content.
     pub(crate) limits: Limits,
-    /// Keys and sessions.
+    /// Limits of keys and sessions.
     pub(crate) kv: KvLimits,
-    /// Polaris' rules.
+    /// Limits of Polaris' rules.
     pub(crate) rules: RuleLimits,
-    /// Heartbeats and probes.
+    /// Settings of heartbeats and probes.
     pub(crate) health: HealthSettings,
-    /// Who may do what.
+    /// Tokens and their permissions.
     pub(crate) tokens: Vec<TokenConfig>,
 }
 
-/// Address of a store. It may hold a password: never shown.
+/// Address of a store. `Debug` shows its kind only: it may hold a password.
 #[derive(Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(transparent)]
 pub(crate) struct StoreAddress(pub(crate) String);
@@ -99,13 +97,13 @@ impl fmt::Debug for StoreAddress {
     }
 }
 
-/// Who is let in.
+/// Method of authentication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum AuthMethod {
-    /// Everybody, on loopback addresses only.
+    /// Accepts everybody, on loopback addresses only.
     None,
-    /// Who has a token.
+    /// Accepts holders of a token.
     Tokens,
 }
 
@@ -113,13 +111,13 @@ pub(crate) enum AuthMethod {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TokenConfig {
-    /// Name, for logs.
+    /// Name of the token, for logs.
     pub(crate) name: String,
     /// SHA-256 of the token in hexadecimal.
     pub(crate) sha256: String,
-    /// What it may do.
+    /// Role of the token.
     pub(crate) role: RoleName,
-    /// Where.
+    /// Namespaces of the token; `*` for all.
     #[serde(default = "everywhere")]
     pub(crate) namespaces: Vec<String>,
 }
@@ -128,9 +126,9 @@ pub(crate) struct TokenConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct RateConfig {
-    /// Requests a second of one token, or of one address without a token; 0: any number.
+    /// Requests a second of one token, or of one address without a token; 0 for no limit.
     pub(crate) per_second: u32,
-    /// Requests at once after a silence.
+    /// Most requests at once after a pause.
     pub(crate) burst: u32,
 }
 
@@ -144,9 +142,9 @@ impl Default for RateConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct AuditConfig {
-    /// Lines of JSON, one a change; empty: only in the log and in memory.
+    /// File with one line of JSON for each change; empty: only in the log and in memory.
     pub(crate) file: String,
-    /// A longer file is put aside as `FILE.1`.
+    /// Most bytes of the file; before a write beyond them it is renamed to `FILE.1`.
     pub(crate) max_bytes: u64,
 }
 
@@ -160,22 +158,22 @@ impl Default for AuditConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct DnsConfig {
-    /// `host:port` of the DNS server, UDP and TCP; empty: none.
+    /// `host:port` of the DNS server, UDP and TCP; empty for none.
     pub(crate) listen: String,
-    /// Whether `listen` may be reachable from other machines: there is no login.
+    /// True if `listen` may be reachable from other machines: there is no login.
     pub(crate) allow_remote: bool,
-    /// What all names end in.
+    /// Domain of all names.
     pub(crate) domain: String,
-    /// How long answers may be kept.
+    /// Time for which answers may be cached.
     #[serde(with = "humantime_serde")]
     pub(crate) ttl: Duration,
-    /// The namespaces that are seen; names without one are looked for in the first.
+    /// The namespaces that are served; names without one belong to the first.
     pub(crate) namespaces: Vec<String>,
-    /// Most answers a second in datagrams to one network of other machines; 0: any number.
+    /// Most answers a second in datagrams to one network of other machines; 0 for no limit.
     pub(crate) per_second: u32,
     /// Most TCP connections.
     pub(crate) connections: usize,
-    /// Longest silence on a TCP connection.
+    /// Longest idle time of a TCP connection.
     #[serde(with = "humantime_serde")]
     pub(crate) idle_timeout: Duration,
 }
@@ -197,7 +195,7 @@ impl Default for DnsConfig {
 }
 
 impl DnsConfig {
-    /// What is served. A namespace that is none was refused when the configuration was checked; here it is left out.
+    /// Returns the served zone. A malformed namespace was refused at the check of the configuration; here it is left out.
     pub(crate) fn zone(&self) -> dns::Zone {
         dns::Zone {
             domain: self.domain.trim_end_matches('.').to_owned(),
@@ -206,7 +204,7 @@ impl DnsConfig {
         }
     }
 
-    /// Its bounds.
+    /// Returns the server's limits.
     pub(crate) fn limits(&self) -> dns::Limits {
         dns::Limits {
             connections: self.connections,
@@ -221,15 +219,15 @@ fn everywhere() -> Vec<String> {
     vec!["*".into()]
 }
 
-/// A role's name.
+/// Name of a role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RoleName {
-    /// Discover and watch.
+    /// May discover and watch.
     Read,
-    /// Register, send heartbeats, change and remove instances.
+    /// May register, send heartbeats, change and remove instances.
     Write,
-    /// Change and remove services too.
+    /// May change and remove services, too.
     Admin,
 }
 
@@ -274,14 +272,14 @@ impl Default for RegistryConfig {
 }
 
 impl RegistryConfig {
-    /// The core's part; `peers`: where it listens for other nodes.
+    /// Returns the settings of the core; `peers`: its address for other nodes.
     pub(crate) fn settings(&self, peers: SocketAddr) -> Settings {
         let peers = PeerSettings { listen: peers, advertise: self.peer_advertise.clone(), tls: self.peer_tls.clone() };
         let (limits, kv, rules) = (self.limits.clone(), self.kv.clone(), self.rules.clone());
         Settings { limits, kv, rules, health: self.health.clone(), peers, ..Settings::default() }
     }
 
-    /// The fronts' part.
+    /// Returns the limits of the fronts.
     pub(crate) fn http(&self) -> HttpLimits {
         HttpLimits {
             connections: self.connections,
@@ -298,7 +296,7 @@ impl RegistryConfig {
         }
     }
 
-    /// Who is let in. A hash that is none was refused when the configuration was checked; here it lets nobody in.
+    /// Returns the authentication. A malformed hash was refused at the check of the configuration; here it is left out.
     pub(crate) fn auth(&self) -> Auth {
         match self.auth {
             AuthMethod::None => Auth::None,
@@ -317,7 +315,7 @@ impl RegistryConfig {
         }
     }
 
-    /// The addresses that are set, with the keys they were set by.
+    /// Returns the addresses that are set, with their keys.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = (&'static str, &str)> {
         [
             ("listen", &self.listen),
@@ -332,7 +330,7 @@ impl RegistryConfig {
     }
 }
 
-/// 64 hexadecimal digits.
+/// Parses 64 hexadecimal digits.
 pub(crate) fn parse_hash(text: &str) -> Option<TokenHash> {
     if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;

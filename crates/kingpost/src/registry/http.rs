@@ -14,30 +14,30 @@ use tokio::net::TcpStream;
 
 use crate::error::Failure;
 
-/// Longest answer.
+/// Most bytes of an answer.
 const LARGEST: usize = 256 << 20;
 /// Longest time for a request, its answer included.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a request failed at.
+/// The step at which a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
-    /// No connection.
+    /// The connection.
     #[error("{0}")]
     Reach(std::io::Error),
-    /// No TLS.
+    /// The TLS handshake.
     #[error("{0}")]
     Secure(std::io::Error),
-    /// No HTTP.
+    /// The HTTP handshake.
     #[error("{0}")]
     Talk(hyper::Error),
-    /// No answer.
+    /// The request.
     #[error("{0}")]
     Ask(hyper::Error),
 }
 
 impl Broken {
-    /// What could not be done, before the name of whom it was to be done with.
+    /// Returns the verb of the failed step, for messages.
     fn what(&self) -> &'static str {
         match self {
             Broken::Reach(_) => "reach",
@@ -48,7 +48,7 @@ impl Broken {
     }
 }
 
-/// Sends a request over a connection of its own, with TLS if there is a target; gives the answer before its body was read.
+/// Sends a request over a connection of its own, with TLS if there is a target; returns the answer with its body unread.
 pub(crate) async fn exchange(
     address: &str,
     tls: Option<&tls::Target>,
@@ -59,24 +59,26 @@ pub(crate) async fn exchange(
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(Broken::Talk)?;
     tokio::spawn(async move {
-        // An error shows at the request.
+        // The request returns the error.
         let _ = connection.await;
     });
     sender.send_request(request).await.map_err(Broken::Ask)
 }
 
-/// A registry somewhere.
+/// Address of a registry, and how to reach it.
 #[derive(Clone)]
 pub(crate) struct Remote {
     /// `host:port`.
     address: String,
     token: Option<String>,
-    /// Whether it is `https://`.
+    /// True for `https://`.
     is_secure: bool,
     tls: Option<tls::Target>,
 }
 
 impl Remote {
+    /// Parses the address of a registry.
+    ///
     /// # Errors
     /// The address is not `http://host:port`, `https://host:port` or `host:port`.
     pub(crate) fn new(url: &str, token: Option<String>) -> Result<Remote, Failure> {
@@ -94,15 +96,15 @@ impl Remote {
         Ok(Remote { address: address.to_owned(), token, is_secure, tls: None })
     }
 
-    /// Whether nobody on the way can read what is said: over TLS, or within this machine.
+    /// True if nobody on the network can read the traffic: it uses TLS, or stays within this machine.
     pub(crate) fn is_private(&self) -> bool {
         self.is_secure || crate::config::is_loopback(&self.address)
     }
 
-    /// With the files for TLS; nothing of them is read for an `http://` address.
+    /// Adds the files for TLS; reads none of them for an `http://` address.
     ///
     /// # Errors
-    /// A file is not good, or the host is not one that a certificate can be for.
+    /// A file cannot be used, or the host is no name for a certificate.
     pub(crate) fn secured(self, ca: Option<&Path>, cert: Option<&Path>, key: Option<&Path>) -> Result<Remote, Failure> {
         if !self.is_secure {
             return Ok(self);
@@ -125,7 +127,7 @@ impl Remote {
         Ok(Remote { tls: Some(target), ..self })
     }
 
-    /// Sends a request; gives the answer before its body was read.
+    /// Sends a request; returns the answer with its body unread.
     pub(crate) async fn send(
         &self,
         method: Method,
@@ -153,7 +155,7 @@ impl Remote {
         exchange(&self.address, self.tls.as_ref(), request).await.map_err(|broken| failed(broken.what(), &broken))
     }
 
-    /// Sends a request and reads the answer; `null` for one without a body.
+    /// Sends a request and reads the answer; `null` if it is not JSON.
     ///
     /// # Errors
     /// The registry cannot be reached, does not answer in time, or refuses.
@@ -183,7 +185,7 @@ impl Remote {
     }
 }
 
-/// A name as a segment of a path.
+/// Encodes a name as a segment of a path.
 pub(crate) fn segment(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
     for byte in name.bytes() {

@@ -1,5 +1,4 @@
-//! `kingpost registry import`: from JSON lines, or from a running Consul or Eureka. What is there already, and the same, is not
-//! written by the registry.
+//! `kingpost registry import`: from JSON lines, or from a running Consul or Eureka. The registry does not write an instance that it has unchanged.
 
 use std::io::{BufRead, Read};
 use std::path::Path;
@@ -15,7 +14,7 @@ use crate::cli::ImportArgs;
 use crate::error::Failure;
 use crate::out;
 
-/// Most services of a Consul or a Eureka.
+/// Most services of a Consul.
 const MOST_SERVICES: usize = 100_000;
 
 pub(super) async fn run(remote: &Remote, args: &ImportArgs) -> Result<(), Failure> {
@@ -31,7 +30,7 @@ pub(super) async fn run(remote: &Remote, args: &ImportArgs) -> Result<(), Failur
     all_done(failed)
 }
 
-/// Instances on their way: many at once, of one namespace each time.
+/// Instances to be sent in batches, each of one namespace.
 struct Batches<'a> {
     remote: &'a Remote,
     namespace: String,
@@ -95,7 +94,7 @@ async fn lines(file: Option<&Path>, batches: &mut Batches<'_>) -> Result<(), Fai
     }
 }
 
-/// Namespace and instance of a line.
+/// Parses a line into namespace and instance.
 fn parse_line(text: &str) -> Result<(String, Value), String> {
     let mut value: Value = serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))?;
     let object = value.as_object_mut().ok_or("expected an object")?;
@@ -107,7 +106,7 @@ fn parse_line(text: &str) -> Result<(String, Value), String> {
     Ok((namespace, value))
 }
 
-/// Where to import from: the registry's own rules for addresses, and a path after it.
+/// Parses the address to import from: as that of a registry, and a path after it.
 fn source(url: &str, token: Option<String>) -> Result<(Remote, String), Failure> {
     let from = url.find("://").map_or(0, |at| at + 3);
     let path = url[from..].find('/').map_or(url.len(), |at| from + at);
@@ -115,7 +114,7 @@ fn source(url: &str, token: Option<String>) -> Result<(Remote, String), Failure>
     Ok((remote, url[path..].trim_end_matches('/').to_owned()))
 }
 
-/// What all imported instances have in common.
+/// Adds the check that all imported instances get.
 fn with_check(mut instance: Value, args: &ImportArgs) -> Value {
     if let Some(ttl) = args.ttl {
         instance["check"] = json!({ "type": "ttl", "ttl": humantime::format_duration(ttl).to_string() });
@@ -131,7 +130,7 @@ async fn consul(url: &str, args: &ImportArgs, batches: &mut Batches<'_>) -> Resu
         return Err(strange(url, "it has more than 100,000 services"));
     }
     let namespace = named(args)?;
-    // Its own servers are no service of anybody's.
+    // Consul's own servers are left out.
     for name in services.keys().filter(|name| *name != "consul") {
         let entries = from.ask(Method::GET, &format!("{base}/v1/health/service/{}", segment(name)), None).await?;
         for entry in entries.as_array().into_iter().flatten() {
@@ -143,7 +142,7 @@ async fn consul(url: &str, args: &ImportArgs, batches: &mut Batches<'_>) -> Resu
     Ok(())
 }
 
-/// One entry of `/v1/health/service`. What the checks are is not told there, only what they found.
+/// Translates one entry of `/v1/health/service`. It has the results of the checks, not their definitions.
 fn of_consul(entry: &Value, namespace: &NamespaceName) -> Option<Value> {
     let service = &entry["Service"];
     let address = service["Address"].as_str().filter(|address| !address.is_empty());
@@ -155,7 +154,7 @@ fn of_consul(entry: &Value, namespace: &NamespaceName) -> Option<Value> {
         .filter(|(key, value)| !key.starts_with(registry::api::RESERVED) && value.is_string())
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect();
-    // Where the Consul front keeps them.
+    // The Consul front keeps tags under this key.
     let mut kept = Map::new();
     if let Some(tags) = service["Tags"].as_array().filter(|tags| !tags.is_empty()) {
         kept.insert("tags".into(), tags.clone().into());
@@ -165,7 +164,7 @@ fn of_consul(entry: &Value, namespace: &NamespaceName) -> Option<Value> {
     metadata.insert("kingpost.consul".into(), Value::Object(kept).to_string().into());
     let id = service["ID"].as_str()?;
     metadata.insert(identity::CLIENT_ID.into(), id.into());
-    // An id that is no good goes as it is: the registry says so.
+    // A malformed id is sent unchanged: the registry refuses it.
     let instance_id = identity::consul(namespace, node, id).map_or_else(|_| id.to_owned(), |id| id.local().to_owned());
     let own = |check: &&Value| check["ServiceID"].as_str().is_none_or(|of| of.is_empty() || of == id);
     let checks = || entry["Checks"].as_array().into_iter().flatten().filter(own);
@@ -202,7 +201,7 @@ async fn eureka(url: &str, args: &ImportArgs, batches: &mut Batches<'_>) -> Resu
     Ok(())
 }
 
-/// A list; one alone comes bare from some servers.
+/// Returns a list; some servers send a single element without one.
 fn several(value: &Value) -> &[Value] {
     match value {
         Value::Array(list) => list,
@@ -211,7 +210,7 @@ fn several(value: &Value) -> &[Value] {
     }
 }
 
-/// One instance of an application; the service is in lower case, as the Eureka front has it.
+/// Translates one instance of an application; the service is in lower case, as in the Eureka front.
 fn of_eureka(instance: &Value, namespace: &NamespaceName) -> Option<Value> {
     let text = |key: &str| instance[key].as_str().filter(|text| !text.is_empty());
     let port = |key: &str| {
@@ -227,12 +226,12 @@ fn of_eureka(instance: &Value, namespace: &NamespaceName) -> Option<Value> {
         .as_object()
         .into_iter()
         .flatten()
-        // `@class` says what it was in Java.
+        // `@class` is a name of a Java class.
         .filter(|(key, value)| !key.starts_with('@') && !key.starts_with(registry::api::RESERVED) && value.is_string())
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect();
     let status = text("status").unwrap_or("UP");
-    // As the Eureka front: an instance without an id is known by the name of its host.
+    // As in the Eureka front: an instance without an id has the name of its host as id.
     let id = text("instanceId").or_else(|| text("hostName")).unwrap_or(host);
     metadata.insert(identity::CLIENT_ID.into(), id.into());
     let instance_id = identity::eureka(namespace, app, id).map_or_else(|_| id.to_owned(), |id| id.local().to_owned());
@@ -242,7 +241,7 @@ fn of_eureka(instance: &Value, namespace: &NamespaceName) -> Option<Value> {
     }))
 }
 
-/// The namespace to import into.
+/// Returns the namespace to import into.
 fn named(args: &ImportArgs) -> Result<NamespaceName, Failure> {
     NamespaceName::new(&args.namespace).map_err(|error| Failure::config(format!("--namespace: {error}")))
 }

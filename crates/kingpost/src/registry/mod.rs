@@ -1,4 +1,4 @@
-//! `kingpost registry`: running one, and talking to one.
+//! `kingpost registry`: the server, and its client.
 //!
 //! ```text
 //!  config ─▶ run: store, core, fronts ◀─ admin (metrics, health)
@@ -80,7 +80,7 @@ async fn serve(path: &Path, mut config: file::Config, grace: Duration) -> Result
             return Err(failure);
         }
     };
-    // Metrics and console tell what only operators should see.
+    // Metrics and console are for operators only.
     let operators = [admin.as_ref().map(Admin::address), console.as_ref().map(|serving| serving.console.address())];
     running.registry.keep_from_probes(operators.into_iter().flatten());
     let listen: Vec<String> = running.addresses().iter().map(ToString::to_string).collect();
@@ -98,7 +98,7 @@ async fn serve(path: &Path, mut config: file::Config, grace: Duration) -> Result
         tokio::select! {
             name = stop.next() => break name,
             _ = hangup.recv() => {
-                // It has said in the log what was wrong.
+                // The error is in the log.
                 let _ = reload(path, &mut config, &running);
             }
         }
@@ -120,7 +120,7 @@ async fn serve(path: &Path, mut config: file::Config, grace: Duration) -> Result
     Ok(())
 }
 
-/// Reads the file again. Anything wrong with it: the running configuration stays.
+/// Reads the file again. With any error in it, the running configuration stays.
 fn reload(path: &Path, config: &mut file::Config, running: &Running) -> Result<(), Failure> {
     let loaded = file::load(path).and_then(|loaded| loaded.accept(path));
     let applied =
@@ -136,7 +136,7 @@ fn reload(path: &Path, config: &mut file::Config, running: &Running) -> Result<(
     })
 }
 
-/// Makes a token, and says what of it goes where.
+/// Makes a token and prints it, with the part for the registry's configuration.
 fn token(name: &str) -> Result<(), Failure> {
     let (text, sha256) = crate::token::make()?;
     out::note(format_args!(

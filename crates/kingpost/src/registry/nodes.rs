@@ -1,17 +1,17 @@
-//! The nodes of a cluster as instances of services, in the namespace `kingpost`: `postgres` has the servers, or `mariadb`, each with
-//! its role in the metadata, `relay` the relays, `proxy` the proxies. The registry probes them like any other instance.
+//! The nodes of a cluster as instances in the namespace `kingpost`: services `postgres` or `mariadb` for the servers, each with its role in the
+//! metadata, `relay` for the relays, `proxy` for the proxies. The registry probes them like any other instance.
 
 use std::time::Duration;
 
 use registry::{Check, CheckKind, InstanceId, Metadata, NamespaceName, Pace, Registration, Registry, ServiceKey};
 use topology::{NodeConfig, Role, View};
 
-/// The namespace of what Kingpost itself consists of.
+/// The namespace of Kingpost's own parts.
 pub(crate) const NAMESPACE: &str = "kingpost";
-/// How often what the topology sees is compared with what is registered. What has not changed is not written.
+/// Interval at which the nodes are registered again. The registry does not write unchanged ones.
 const PACE: Duration = Duration::from_secs(1);
 
-/// Keeps the registry up to date with what `rows` says, until the task is dropped.
+/// Registers the instances that `rows` returns, again and again, until the task is dropped.
 pub(crate) async fn keep(registry: Registry, rows: impl Fn() -> Vec<Registration>) {
     let mut failing = false;
     loop {
@@ -24,17 +24,17 @@ pub(crate) async fn keep(registry: Registry, rows: impl Fn() -> Vec<Registration
     }
 }
 
-/// How often the registry probes them.
+/// Returns the pace of the registry's probes.
 fn pace() -> Pace {
     Pace { interval: Duration::from_secs(2), timeout: Duration::from_secs(1), fall: 2, rise: 1 }
 }
 
-/// Servers of MariaDB and their relay, as name, address and role.
+/// Returns the instances of the MariaDB servers and their relay, given as name, address and role.
 pub(crate) fn of_mariadb(parts: impl Iterator<Item = (String, String, &'static str)>) -> Vec<Registration> {
     let mut rows = Vec::new();
     for (name, address, role) in parts {
         let check = CheckKind::Tcp { target: None, pace: pace() };
-        // By its name: a relay that is down has no role.
+        // Recognised by its name: a relay that is down has no role.
         let row = match (name.as_str(), role) {
             ("relay", _) => row("relay", "mysql", "relay1", &address, None, None, check),
             (name, "down") => row("mariadb", "mysql", name, &address, Some("unknown"), None, check),
@@ -45,7 +45,7 @@ pub(crate) fn of_mariadb(parts: impl Iterator<Item = (String, String, &'static s
     rows
 }
 
-/// Servers of PostgreSQL as a topology sees them, their relays and proxies.
+/// Returns the instances of the PostgreSQL servers in a topology's view, of their relays and proxies.
 pub(crate) fn of_postgres(
     view: &View,
     servers: &[NodeConfig],
@@ -74,7 +74,7 @@ pub(crate) fn of_postgres(
     rows
 }
 
-/// None for what cannot be an instance: a Unix socket, a name that is too long.
+/// Makes an instance; `None` if it cannot be one: a Unix socket, a name that is too long.
 fn row(
     service: &str,
     protocol: &str,

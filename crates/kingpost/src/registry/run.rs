@@ -1,4 +1,4 @@
-//! A registry that runs: its core, its fronts, and what operators see of it.
+//! A running registry: its core, its fronts, and its metrics and health.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -18,18 +18,18 @@ use crate::console::Known;
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
 
-/// A registry that runs.
+/// A running registry.
 pub(crate) struct Running {
     /// The core.
     pub(crate) registry: Registry,
     stats: Arc<HttpStats>,
     addresses: Vec<SocketAddr>,
     dns: Option<(SocketAddr, dns::Server)>,
-    /// Who is let in.
+    /// Authentication of all fronts, replaced by a reload.
     door: Arc<ArcSwap<Auth>>,
     tls: Option<Arc<Tls>>,
     audit: AuditLog,
-    /// None once it was shut down.
+    /// The fronts' server; `None` after the shutdown.
     server: Mutex<Option<Server>>,
 }
 
@@ -103,27 +103,25 @@ impl Running {
         Ok(Running { registry, stats, addresses, dns, door, tls, audit, server: Mutex::new(Some(server)) })
     }
 
-    /// Takes over what can change while it runs: tokens, `auth`, and the files of `[registry.tls]` and `[registry.peer_tls]`, for connections that begin
-    /// after it.
-    /// `old` is what it runs with.
+    /// Takes over the settings that can change while it runs: tokens, `auth`, and the files of `[registry.tls]` and `[registry.peer_tls]`, for
+    /// connections that begin later. `old` is the running configuration.
     ///
     /// # Errors
-    /// Something else has changed, the files are not good, or `auth = "none"` would open a socket to other machines: then nothing has
-    /// changed.
+    /// Another setting has changed, a file cannot be used, or `auth = "none"` would open a socket to other machines: then nothing has changed.
     pub(crate) fn reload(&self, old: &RegistryConfig, config: &RegistryConfig) -> Result<(), Failure> {
         let fixed = fixed(old, config);
         if !fixed.is_empty() {
             return Err(Failure::config(format!("{} cannot be changed while the registry runs", fixed.join(", ")))
                 .advise("start it again, or put the old value back"));
         }
-        // What counts are the sockets that are open, not what the file calls them.
+        // The open sockets are decisive, not the file's addresses.
         let open = self.addresses.iter().find(|address| !address.ip().is_loopback());
         if let (AuthMethod::None, Some(open)) = (config.auth, open) {
             return Err(Failure::config(format!(
                 "registry.auth: found \"none\", and the registry listens on {open}: anybody who reaches it could change everything"
             )));
         }
-        // What can fail comes before what changes something.
+        // Steps that can fail come before those that change anything.
         let rules = tls_of(config)?;
         self.registry
             .renew_peer_tls(&config.peer_tls)
@@ -135,22 +133,22 @@ impl Running {
         Ok(())
     }
 
-    /// For the console.
+    /// Returns the registry for the console.
     pub(crate) fn known(&self) -> Known {
         Known::new(self.registry.clone(), self.addresses.iter().map(ToString::to_string).collect())
     }
 
-    /// Where it listens; the one with all fronts first.
+    /// Returns the addresses; the one with all fronts first.
     pub(crate) fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Where the DNS server listens.
+    /// Returns the address of the DNS server.
     pub(crate) fn dns_address(&self) -> Option<SocketAddr> {
         self.dns.as_ref().map(|(address, _)| *address)
     }
 
-    /// Answers what is under way until `grace` is over, and stops.
+    /// Answers running requests until `grace` is over, and stops.
     pub(crate) async fn shutdown(&self, grace: Duration) {
         if let Some(server) = self.server.lock().await.take() {
             server.shutdown(grace).await;
@@ -159,10 +157,10 @@ impl Running {
     }
 }
 
-/// Descriptors that clients' connections leave: for the store, the other nodes, probes, DNS, metrics, health and the console.
+/// Descriptors not used for clients' connections: for the store, the other nodes, probes, DNS, metrics, health and the console.
 const KEPT_DESCRIPTORS: u64 = 512;
 
-/// How many connections of `wanted` there can be, where the process may have so many descriptors. Below twice what is kept, half of them.
+/// Returns how many of `wanted` connections the limit of descriptors allows. Below twice the kept descriptors, half of the limit.
 fn affordable(wanted: usize, descriptors: u64) -> usize {
     let room = descriptors.saturating_sub(KEPT_DESCRIPTORS).max(descriptors / 2);
     let most = usize::try_from(room).unwrap_or(usize::MAX).min(wanted).max(1);
@@ -177,8 +175,8 @@ fn affordable(wanted: usize, descriptors: u64) -> usize {
     most
 }
 
-/// The keys of `[registry]` that differ and cannot be changed while the registry runs. Tokens and TLS files can; so can `auth`, which is
-/// held against the sockets that are open.
+/// Returns the changed keys of `[registry]` that cannot change while the registry runs. Tokens and TLS files can; so can `auth`, which is checked
+/// against the open sockets.
 fn fixed(old: &RegistryConfig, new: &RegistryConfig) -> Vec<String> {
     let table = |config: &RegistryConfig| toml::Table::try_from(config).unwrap_or_default();
     let (old_table, new_table) = (table(old), table(new));
@@ -195,14 +193,14 @@ fn fixed(old: &RegistryConfig, new: &RegistryConfig) -> Vec<String> {
     fixed
 }
 
-/// What `[registry.tls]` comes to.
+/// Makes the TLS configuration of `[registry.tls]`; `None` without TLS.
 fn tls_of(config: &RegistryConfig) -> Result<Option<Arc<tls::rustls::ServerConfig>>, Failure> {
     let acceptor = tls::Acceptor::new(&config.tls)
         .map_err(|error| Failure::config(format!("registry.tls.{}: {error}", error.setting())))?;
     Ok(acceptor.map(|acceptor| acceptor.speaking(&[b"h2", b"http/1.1"])))
 }
 
-/// A socket for the address that the key of `[registry]` gives, and where it is.
+/// Binds the address that a key of `[registry]` gives; returns the socket and its address.
 async fn listen(key: &str, address: &str) -> Result<(TcpListener, SocketAddr), Failure> {
     let listener = TcpListener::bind(address).await.map_err(|error| {
         Failure::environment(format!("cannot listen on {address} for the registry: {error}"))
@@ -262,7 +260,7 @@ impl Source for Running {
     }
 }
 
-/// The DNS server's metrics.
+/// Adds the DNS server's metrics.
 fn describe_dns(stats: &dns::Stats, exposition: &mut Exposition) {
     let mut queries = exposition.metric(Type::Counter, "registry_dns_queries_total", "DNS questions, by outcome.");
     for (outcome, counter) in [
@@ -281,7 +279,7 @@ fn describe_dns(stats: &dns::Stats, exposition: &mut Exposition) {
     );
 }
 
-/// The registry's metrics.
+/// Adds the registry's metrics.
 fn describe(registry: &Registry, stats: &HttpStats, exposition: &mut Exposition) {
     let status = registry.status();
     exposition.gauge("registry_ready", "1 while the store answers and takes writes.", status.ready);
@@ -355,8 +353,8 @@ fn describe(registry: &Registry, stats: &HttpStats, exposition: &mut Exposition)
     exposition.histogram("registry_request_seconds", help, &pairs, above, sum as f64 / 1e6);
 }
 
-/// The client of the TiKV cluster that the store is in. Waiting for a batch of timestamps and PD's answer are apart: where a
-/// service is slow, it matters which.
+/// Adds the metrics of the TiKV client. The wait for a batch of timestamps and PD's answer are apart, so that a slow service shows which of them is
+/// slow.
 fn describe_tikv(figures: &registry::store::TikvFigures, exposition: &mut Exposition) {
     for (name, value) in figures.counts().each() {
         let help = format!("TiKV: count of {} since the start.", name.replace('_', " "));

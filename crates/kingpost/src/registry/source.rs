@@ -1,5 +1,5 @@
-//! Where a proxy's list of servers comes from when it is not in the file: a service in a registry. Only the list: who is primary,
-//! who is alive and how far everybody is, the topology finds out by itself, as always.
+//! A proxy's list of servers from a service of a registry, instead of from the file. Only the list: the topology finds the primary, the live servers
+//! and their positions by itself, as always.
 
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ use super::http::{Remote, segment};
 use crate::config::Config;
 use crate::error::Failure;
 
-/// A request waits at the registry for so long until something has changed.
+/// Longest wait of a request at the registry for a change.
 const WAIT: &str = "20s";
-/// Between two attempts while no registry answers.
+/// Time between two attempts while no registry answers.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
-/// A proxy that starts waits for so long for the first list.
+/// Longest wait for the first list of a proxy that starts.
 const FIRST: Duration = Duration::from_secs(30);
 
-/// A list that is kept up to date, until it is dropped.
+/// A list of servers that is kept up to date until it is dropped.
 pub(crate) struct Source {
     pub(crate) lists: watch::Receiver<Vec<NodeConfig>>,
     task: tokio::task::AbortHandle,
@@ -34,10 +34,10 @@ impl Drop for Source {
 }
 
 impl Source {
-    /// The list as it is now, and whatever it becomes.
+    /// Starts to follow the list, and waits for the first one.
     ///
     /// # Errors
-    /// No registry has given a list in time, or an address or file is not usable.
+    /// No registry has given a list in time, or an address or file cannot be used.
     pub(crate) async fn start(from: &RegistrySource) -> Result<Source, Failure> {
         let asked = Asked::new(from)?;
         let (list, lists) = watch::channel(Vec::new());
@@ -52,20 +52,20 @@ impl Source {
         Ok(source)
     }
 
-    /// As it was last.
+    /// Returns the latest list.
     pub(crate) fn list(&mut self) -> Vec<NodeConfig> {
         self.lists.borrow_and_update().clone()
     }
 }
 
-/// The lists of all clusters of a process that have theirs in a registry, by the clusters' names.
+/// The lists of all clusters of a process that are in a registry, by the clusters' names.
 pub(crate) struct Sources(Vec<(String, Source)>);
 
 impl Sources {
     /// Follows the lists of these clusters, and puts the first ones into the configuration.
     ///
     /// # Errors
-    /// As [`Source::start`].
+    /// As for [`Source::start`].
     pub(crate) async fn start(config: &mut Config) -> Result<Sources, Failure> {
         let mut sources = Vec::new();
         for cluster in std::iter::once(&mut config.cluster).chain(&mut config.clusters) {
@@ -78,7 +78,7 @@ impl Sources {
         Ok(Sources(sources))
     }
 
-    /// The next list that has changed, and the cluster's name; never, where there is none.
+    /// Waits for the next changed list and returns it with the cluster's name; never returns if there are no lists.
     pub(crate) async fn next(&mut self) -> (String, Vec<NodeConfig>) {
         let changes = self.0.iter_mut().map(|(name, source)| {
             Box::pin(async move {
@@ -110,14 +110,13 @@ impl Asked {
     }
 }
 
-/// Asks one registry until it does not answer, and then the next.
+/// Follows the list at one registry until that does not answer, and then at the next.
 async fn follow(asked: Asked, list: watch::Sender<Vec<NodeConfig>>) {
     let mut revision = None;
     let mut pause = PAUSE;
     for remote in asked.remotes.iter().cycle() {
         loop {
-            // Revisions of another node on the same store are the same numbers; those of another store are not, and then its
-            // whole answer comes at once.
+            // The first request to each registry has no revision, and is answered at once with the whole list.
             let path = match revision {
                 Some(revision) => format!("{}?after={revision}&wait={WAIT}", asked.path),
                 None => asked.path.clone(),
@@ -143,7 +142,7 @@ async fn follow(asked: Asked, list: watch::Sender<Vec<NodeConfig>>) {
     }
 }
 
-/// An empty list is never believed: a registry that has lost everything must not take the servers away.
+/// Takes over a list, but never an empty one: a registry that has lost everything must not take the servers away.
 fn take(nodes: Vec<NodeConfig>, list: &watch::Sender<Vec<NodeConfig>>) {
     if nodes.is_empty() {
         tracing::warn!("the registry names no node of the cluster: the list stays as it is");
@@ -160,8 +159,8 @@ fn take(nodes: Vec<NodeConfig>, list: &watch::Sender<Vec<NodeConfig>>) {
     });
 }
 
-/// The instances that can be nodes, by name. Health is not asked: a server that a registry cannot reach, this proxy may. Who is
-/// isolated is no node.
+/// Returns the instances that can be nodes, by name. Health is not considered: this proxy may reach a server that a registry cannot. An isolated
+/// instance is no node.
 fn nodes(answer: &Value) -> Vec<NodeConfig> {
     let instances = answer["instances"].as_array().into_iter().flatten();
     let mut nodes: Vec<NodeConfig> =
