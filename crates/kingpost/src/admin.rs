@@ -1,4 +1,4 @@
-//! Admin HTTP: `/metrics`, `/healthz`, `/readyz`.
+//! Admin HTTP: `/metrics`, `/healthz`, `/readyz`, and profiles.
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,26 +27,26 @@ use subtle::ConstantTimeEq;
 
 /// Most connections at a time; further ones wait in the kernel's queue.
 const CONNECTIONS: usize = 64;
-/// A connection on which nothing arrives for this long is closed.
+/// Longest time without received data before a connection is closed.
 pub(crate) const IDLE: Duration = Duration::from_secs(15);
-/// A connection is closed at this age whatever it does.
+/// Longest age of a connection.
 const LIFETIME: Duration = Duration::from_secs(600);
 
-/// What the addresses show.
+/// The source of the answers.
 pub(crate) trait Source: Send + Sync + 'static {
-    /// What it measures.
+    /// Returns the metrics.
     fn metrics(&self) -> Exposition;
-    /// Whether the process does its work; if not, why.
+    /// Returns Ok if the process works; the reason if not.
     fn alive(&self) -> Result<(), String>;
-    /// Whether clients can be served; if not, why.
+    /// Returns Ok if clients can be served; the reason if not.
     fn ready(&self) -> Result<(), String>;
-    /// What whoever wants a profile must show; None: there are no profiles.
+    /// Returns the token that gives access to profiles; without one there are none.
     fn profiler_token(&self) -> Option<&str> {
         None
     }
 }
 
-/// The HTTP server; it ends with this value.
+/// The HTTP server; dropping it ends the server.
 #[derive(Debug)]
 pub(crate) struct Admin {
     address: SocketAddr,
@@ -55,10 +55,10 @@ pub(crate) struct Admin {
 }
 
 impl Admin {
-    /// Listens on an address and serves; with the socket that another process had there, if it handed that over.
+    /// Binds an address, or takes the socket that another process handed over for it, and serves.
     ///
     /// # Errors
-    /// The address cannot be listened on.
+    /// The address cannot be bound.
     pub(crate) async fn start<S: Source>(
         address: &str,
         inherited: Option<OwnedFd>,
@@ -71,7 +71,7 @@ impl Admin {
         Admin::serve(listener, source, IDLE)
     }
 
-    /// Serves on a socket that listens already; a connection silent for `idle` is closed.
+    /// Serves on a bound socket; a connection silent for `idle` is closed.
     ///
     /// # Errors
     /// The socket has no address.
@@ -96,15 +96,15 @@ impl Admin {
         Ok(Admin { address, socket, task })
     }
 
-    /// Its socket once more, for another process.
+    /// Duplicates the socket, for another process.
     ///
     /// # Errors
-    /// There is no descriptor left.
+    /// The limit of descriptors is reached.
     pub(crate) fn socket(&self) -> io::Result<OwnedFd> {
         self.socket.try_clone()
     }
 
-    /// Where it listens.
+    /// Returns the bound address.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -164,7 +164,7 @@ fn answer(state: Result<(), String>) -> Response {
     }
 }
 
-/// A listener with a limit on connections and on their age and silence.
+/// A listener with limits on connections, and on their age and silence.
 struct Limited {
     listener: TcpListener,
     idle: Duration,
@@ -217,7 +217,7 @@ impl Bounded {
 
     fn late(&mut self, cx: &mut Context<'_>) -> bool {
         if profile::is_running() && Instant::now() < self.end && self.timer.as_mut().poll(cx).is_ready() {
-            // Whoever waits for one hears nothing meanwhile.
+            // A client that waits for a profile receives nothing meanwhile.
             self.moved();
         }
         self.timer.as_mut().poll(cx).is_ready()

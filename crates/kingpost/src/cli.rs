@@ -177,7 +177,7 @@ pub(crate) struct FetchArgs {
     pub(crate) key_file: Option<PathBuf>,
 }
 
-/// By the names that the configuration has for them.
+/// Parses a TLS mode by its name in the configuration.
 fn tls_mode(text: &str) -> Result<tls::ConnectMode, String> {
     use serde::Deserialize;
     use serde::de::IntoDeserializer;

@@ -1,19 +1,19 @@
-//! How the program fails: what was tried, on what, what to do, and with which exit code.
+//! Failures of the program: the attempted operation, its object, the advice, and the exit code.
 
 use std::fmt;
 
 /// Exit codes; `--help` lists them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// It went wrong while running.
+    /// Failure while running.
     Runtime = 1,
-    /// The configuration is wrong.
+    /// Error in the configuration.
     Config = 3,
-    /// The machine lacks something: no PostgreSQL, a port taken, a disk full, a directory that cannot be used.
+    /// Missing part of the machine: no PostgreSQL, a port taken, a disk full, a directory that cannot be used.
     Environment = 4,
 }
 
-/// The text below every `--help`. 2 is clap's own.
+/// Text below every `--help`. 2 is clap's own.
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
   0  success
@@ -22,14 +22,14 @@ Exit codes:
   3  wrong configuration
   4  the machine lacks something (no PostgreSQL, port taken, disk full, directory not usable)";
 
-/// A failure as the user sees it.
+/// A failure in the form that the user sees.
 #[derive(Debug, thiserror::Error)]
 pub(crate) struct Failure {
     /// Exit code.
     pub(crate) exit: Exit,
-    /// What was tried, on what, and what happened.
+    /// The attempted operation, its object, and the error.
     pub(crate) what: String,
-    /// What to do about it.
+    /// Advice to the user.
     pub(crate) advice: Option<String>,
 }
 
@@ -56,12 +56,12 @@ impl Failure {
         Failure { exit: Exit::Environment, what: what.into(), advice: None }
     }
 
-    /// An operation on a path that the system refused.
+    /// Makes the failure of an operation on a path, refused by the system.
     pub(crate) fn path(tried: &str, path: &std::path::Path, error: &std::io::Error) -> Failure {
         Failure::environment(format!("cannot {tried} {}: {error}", path.display()))
     }
 
-    /// The same failure once more, for whoever reports it further.
+    /// Copies the failure.
     pub(crate) fn again(&self) -> Failure {
         Failure { exit: self.exit, what: self.what.clone(), advice: self.advice.clone() }
     }

@@ -1,11 +1,11 @@
-//! What a process measures: collected once, then said as Prometheus' text or sent by OTLP.
+//! Metrics of a process: collected once, then rendered in Prometheus' text format or sent by OTLP.
 
 use std::fmt::Write;
 
-/// What every name starts with.
+/// Prefix of every name.
 const PREFIX: &str = "kingpost_";
 
-/// Collects metrics. Names get the prefix `kingpost_`.
+/// A collection of metrics. Names get the prefix `kingpost_`.
 #[derive(Debug, Default)]
 pub(crate) struct Exposition {
     families: Vec<Family>,
@@ -14,16 +14,16 @@ pub(crate) struct Exposition {
 /// A metric with all of its samples.
 #[derive(Debug)]
 pub(crate) struct Family {
-    /// With the prefix, and the suffix that its kind or its unit has: `kingpost_wait_seconds`.
+    /// Name with the prefix, and the suffix of its kind or unit: `kingpost_wait_seconds`.
     pub(crate) name: String,
     pub(crate) help: String,
     pub(crate) data: Data,
 }
 
-/// What was measured.
+/// Samples of a metric, by its kind.
 #[derive(Debug)]
 pub(crate) enum Data {
-    /// Only grows, from zero at the start of the process.
+    /// A count that only grows, from zero at the start of the process.
     Counter(Vec<Sample>),
     Gauge(Vec<Sample>),
     Histogram(Vec<Observations>),
@@ -47,7 +47,7 @@ pub(crate) struct Sample {
     pub(crate) value: Number,
 }
 
-/// What a metric is.
+/// Kind of a metric.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Type {
     Counter,
@@ -58,7 +58,7 @@ pub(crate) enum Type {
 pub(crate) struct Metric<'a>(&'a mut Vec<Sample>);
 
 impl Exposition {
-    /// With what every process says of itself first.
+    /// Makes a collection that starts with the metrics of every process.
     pub(crate) fn of_this_build() -> Exposition {
         let mut exposition = Exposition::default();
         exposition
@@ -85,23 +85,23 @@ impl Exposition {
         &mut self.families[last].data
     }
 
-    /// A counter of one sample.
+    /// Adds a counter of one sample.
     pub(crate) fn counter(&mut self, name: &str, help: &str, value: impl Into<Number>) {
         self.metric(Type::Counter, name, help).sample(&[], value);
     }
 
-    /// A gauge of one sample.
+    /// Adds a gauge of one sample.
     pub(crate) fn gauge(&mut self, name: &str, help: &str, value: impl Into<Number>) {
         self.metric(Type::Gauge, name, help).sample(&[], value);
     }
 
-    /// A histogram: `buckets` are upper bounds and the number of observations in each alone, not summed up.
+    /// Adds a histogram: `buckets` are upper bounds and the number of observations in each alone, not summed up.
     pub(crate) fn histogram(&mut self, name: &str, help: &str, buckets: &[(f64, u64)], above: u64, sum: f64) {
         let of = Observations { labels: Vec::new(), buckets: buckets.to_vec(), above, sum };
         self.family(name, help, Data::Histogram(vec![of]));
     }
 
-    /// Takes in what was measured elsewhere, each sample with one label more. Metrics of one name stay one metric.
+    /// Adds the metrics of another collection, each sample with one label more. Metrics of one name stay one metric.
     pub(crate) fn join(&mut self, other: Exposition, label: (&str, &str)) {
         for mut family in other.families {
             family.data.label(label);
@@ -112,12 +112,12 @@ impl Exposition {
         }
     }
 
-    /// All of it.
+    /// Returns all metrics.
     pub(crate) fn into_families(self) -> Vec<Family> {
         self.families
     }
 
-    /// Prometheus' text format.
+    /// Renders Prometheus' text format.
     pub(crate) fn render(&self) -> String {
         let mut text = String::new();
         for family in &self.families {
@@ -139,7 +139,7 @@ impl Data {
         }
     }
 
-    /// Adds the samples of the same metric; of another kind there are none.
+    /// Adds the samples of the same metric, which has the same kind.
     fn append(&mut self, other: Data) {
         match (self, other) {
             (Data::Counter(own), Data::Counter(mut more)) | (Data::Gauge(own), Data::Gauge(mut more)) => {

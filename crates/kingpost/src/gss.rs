@@ -1,4 +1,4 @@
-//! Has tokens of GSSAPI looked at (method `gss` in rules), each by a process of its own: `kingpost-gss`, which says in its source what goes over its pipes.
+//! GSSAPI (method `gss` in rules): each token is verified by a process of its own, `kingpost-gss`, whose source describes the data on its pipes.
 
 use std::time::Duration;
 
@@ -10,14 +10,15 @@ use secret::Secret;
 
 use crate::helper::{Helper, Unable};
 
-/// The program's name.
+/// Name of the program.
 const HELPER: &str = "kingpost-gss";
 
 /// `[proxy.gss]` since the start or the last reload.
 pub(crate) struct Tokens(Helper);
 
 impl Tokens {
-    /// As configured. Where the realms are is for the library to find: it reads the system's `krb5.conf`, or the one that this process was started with.
+    /// Makes the helper as configured. The library finds the realms: it reads the system's `krb5.conf`, or the one that this process was started
+    /// with.
     pub(crate) fn of(config: &GssConfig) -> Tokens {
         let of = ("libgssapi_krb5.so.2", "proxy.gss.helper");
         let given = |name: &str| std::env::var_os(name).map(Into::into);
@@ -33,7 +34,7 @@ impl Tokens {
         self.0.timeout()
     }
 
-    /// Whose token it is.
+    /// Asks the helper for the principal of a token.
     pub(crate) async fn ask(&self, question: &Question) -> Result<Verdict, Unable> {
         let asked = Secret::new(format!("kingpost-gss 1\0{}\0", question.password.expose()));
         let line = self.0.ask(&asked).await?;
@@ -45,12 +46,12 @@ impl Tokens {
     }
 }
 
-/// `right NAME REPLY`.
+/// Parses `right NAME REPLY`.
 fn proven(line: &str) -> Option<Proven> {
     let (name, reply) = line.strip_prefix("right ")?.split_once(' ')?;
     let name = String::from_utf8(STANDARD.decode(name).ok()?).ok()?;
     let reply = if reply == "-" { Vec::new() } else { STANDARD.decode(reply).ok()? };
-    // A name with a zero byte would be another one to who reads it as PostgreSQL does.
+    // PostgreSQL would read a name with a zero byte as a shorter one.
     (!name.is_empty() && !name.contains('\0')).then_some(Proven { name, reply })
 }
 

@@ -1,5 +1,5 @@
-//! A program beside the binary that is asked one question by a process of its own and gives one line: `kingpost-pam`, `kingpost-gss`. Their sources say
-//! what goes over the pipes.
+//! A program beside the binary that gets one question, in a process of its own, and answers with one line: `kingpost-pam`, `kingpost-gss`. Their
+//! sources describe the data on the pipes.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -13,26 +13,26 @@ use tokio::time::timeout;
 
 /// Most bytes that are read of an answer: a token of 64 kB in base64, and a name.
 const LONGEST: u64 = 128 << 10;
-/// Longest time that a helper has to end by itself when its answer is not wanted any more.
+/// Longest time that a helper has to end by itself when its answer is no longer wanted.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// The exit status of a program that lacks a library.
+/// Exit status of a program that lacks a library.
 const NOT_LOADED: i32 = 127;
 
-/// The program, and for how long it may take.
+/// A helper program, and its time limit.
 pub(crate) struct Helper {
     program: PathBuf,
     timeout: Duration,
-    /// The library that it needs, for a hint.
+    /// The library that the program needs, for a hint.
     library: &'static str,
-    /// The setting that says where it is.
+    /// The setting that names the program.
     setting: &'static str,
-    /// All that it has of an environment: the proxy's own may have passwords (KINGPOST_…).
+    /// The whole environment of the program: the proxy's own may have passwords (KINGPOST_…).
     environment: Vec<(&'static str, PathBuf)>,
-    /// Whether it hears the end of the question by the end of its input; otherwise its input stays open for as long as the answer is wanted.
+    /// True if the end of the input ends the question; otherwise the input stays open for as long as the answer is wanted.
     reads_to_the_end: bool,
 }
 
-/// Why there is no answer. Contains nothing of the question.
+/// The reason why there is no answer. Contains nothing of the question.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unable {
     #[error("cannot start {} ({setting}): {source}", program.display())]
@@ -47,15 +47,14 @@ pub(crate) enum Unable {
     Late(Duration),
 }
 
-/// A started helper. When this is dropped its standard input is closed: the helper ends all that it has started, and itself. One that
-/// does not is killed.
+/// A started helper. Dropping it closes its standard input: the helper ends all processes that it started, and itself. One that does not is killed.
 struct Running(Option<(Child, Option<ChildStdin>)>);
 
 impl Drop for Running {
     fn drop(&mut self) {
         let Some((mut child, input)) = self.0.take() else { return };
         drop(input);
-        // Without a runtime there is nobody to wait: the child is killed as it is dropped.
+        // Without a runtime no task can wait: the child is killed as it is dropped.
         if let Ok(runtime) = Handle::try_current() {
             drop(runtime.spawn(async move {
                 let _ = timeout(FAREWELL, child.wait()).await;
@@ -65,7 +64,7 @@ impl Drop for Running {
 }
 
 impl Helper {
-    /// The program of this name, beside the running one unless the configuration says where.
+    /// Makes the helper of this name: beside the running binary, unless the configuration names its path.
     pub(crate) fn new(
         name: &str,
         configured: Option<&Path>,
@@ -77,13 +76,13 @@ impl Helper {
         Helper { program, timeout, library, setting, environment: Vec::new(), reads_to_the_end: false }
     }
 
-    /// With this in its environment.
+    /// Adds a variable to the helper's environment.
     pub(crate) fn with(mut self, name: &'static str, value: Option<PathBuf>) -> Helper {
         self.environment.extend(value.map(|value| (name, value)));
         self
     }
 
-    /// It reads its input to the end before it looks at the question.
+    /// Closes the helper's input after the question: it reads its input to the end first.
     pub(crate) fn reading_to_the_end(mut self) -> Helper {
         self.reads_to_the_end = true;
         self
@@ -94,12 +93,12 @@ impl Helper {
         self.timeout
     }
 
-    /// What is said of an answer that is not one of those agreed upon.
+    /// Makes the error of an unknown answer.
     pub(crate) fn unknown_line(&self) -> Unable {
         Unable::Broken { program: self.program.clone(), how: "its line is not known".into() }
     }
 
-    /// The line that it answers, without its end; never one that begins with `unable`, which is an error.
+    /// Asks the question and returns the line of the answer without its end; a line that begins with `unable` is an error.
     pub(crate) async fn ask(&self, question: &Secret) -> Result<String, Unable> {
         let program = &self.program;
         let piped = |source| Unable::Pipe { program: program.clone(), source };
@@ -125,10 +124,10 @@ impl Helper {
             }
             written
         };
-        // Not to the end of the output: something that the program has started may keep it open.
+        // Not to the end of the output: a process that the program has started may keep it open.
         let (written, read) = tokio::join!(write, output.read_until(b'\n', &mut answer));
         read.map_err(piped)?;
-        // This would close the input, were it still the child's: the helper ends at that.
+        // `wait` closes an input that the child still has, and the helper ends at that: it was taken out above.
         let status = child.wait().await.map_err(piped)?;
         let line = std::str::from_utf8(&answer).ok().and_then(|text| text.strip_suffix('\n')).unwrap_or_default();
         if let Some(why) = line.strip_prefix("unable ") {
@@ -140,7 +139,7 @@ impl Helper {
                 if status.code() == Some(NOT_LOADED) { format!(" (is {library} missing?)") } else { String::new() };
             return Err(Unable::Broken { program: program.clone(), how: format!("{status}{hint}") });
         }
-        // Without the whole question it cannot have asked.
+        // The helper cannot have answered a question that it did not get.
         written.map_err(piped)?;
         Ok(line.to_owned())
     }

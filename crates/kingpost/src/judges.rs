@@ -1,5 +1,5 @@
-//! Who judges what the proxy cannot judge itself: passwords, by directories (method `ldap` in rules) and by PAM (method `pam`), and tokens, by GSSAPI (method
-//! `gss`) and by the keys of their issuers (method `oauth`).
+//! Verification of credentials outside of the proxy: passwords by directories (method `ldap` in rules) and by PAM (method `pam`), tokens by GSSAPI
+//! (method `gss`) and by the keys of their issuers (method `oauth`).
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,10 +17,10 @@ use crate::ldap::Directory;
 use crate::oauth::Issuers;
 use crate::pam::Modules;
 
-/// Most logins that wait for a kind of judge or are being asked about. A further one is refused.
+/// Most logins of one method that wait or are being verified. A further one is refused.
 const MOST_WAITING: usize = 1_000;
 
-/// Judges, as long as the process runs.
+/// The authenticators of all methods, for the life of the process.
 pub(crate) struct Judges {
     desk: VerifyDesk,
     directory: Queue<Directory>,
@@ -29,11 +29,11 @@ pub(crate) struct Judges {
     issuers: Queue<Issuers>,
 }
 
-/// The questions to one kind of judge.
+/// The questions to one authenticator.
 struct Queue<T> {
     judge: Mutex<Arc<T>>,
     waiting: Arc<Semaphore>,
-    /// Questions at a time. A reload does not change their number.
+    /// Limit of concurrent questions. A reload does not change it.
     asking: Semaphore,
 }
 
@@ -47,12 +47,12 @@ impl<T> Queue<T> {
         self.judge.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Judges by others from here on.
+    /// Replaces the authenticator.
     fn set(&self, judge: T) {
         *self.judge.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(judge);
     }
 
-    /// Asks when it is the question's turn; the limit is for waiting and asking together. Where the judge could not judge, `warn` says why.
+    /// Asks in turn; the limit is for waiting and asking together. If the authenticator fails, `warn` gets the error.
     async fn ask<E>(
         &self,
         limit: Duration,
@@ -73,14 +73,14 @@ impl<T> Queue<T> {
 }
 
 impl Judges {
-    /// Serves the proxy's questions from here on.
+    /// Starts to answer the proxy's questions.
     pub(crate) fn start(desk: VerifyDesk, config: &ProxyConfig, runtime: &Handle) -> Arc<Judges> {
         let judges = Arc::new(Judges {
             desk,
             directory: Queue::new(Directory::of(&config.ldap), config.ldap.max_binds),
             modules: Queue::new(Modules::of(&config.pam), config.pam.max_checks),
             tokens: Queue::new(Tokens::of(&config.gss), config.gss.max_checks),
-            // Most tokens need no question. Those that do wait at their issuer: one that hangs holds up no other.
+            // Most tokens need no question. The others wait for their issuer: one that hangs delays no other.
             issuers: Queue::new(Issuers::of(&config.oauth), MOST_WAITING),
         });
         let (serving, runtime) = (Arc::downgrade(&judges), runtime.clone());
@@ -103,7 +103,7 @@ impl Judges {
         judges
     }
 
-    /// Takes a new configuration.
+    /// Takes over a new configuration.
     pub(crate) fn reload(&self, config: &ProxyConfig) {
         self.directory.set(Directory::of(&config.ldap));
         self.modules.set(Modules::of(&config.pam));

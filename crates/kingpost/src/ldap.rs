@@ -1,4 +1,4 @@
-//! Asks LDAP servers whether a client's password is its user's (method `ldap` in rules).
+//! Verification of clients' passwords by LDAP servers (method `ldap` in rules).
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -10,19 +10,19 @@ use proxy::ldap::{Entry, Options, Scope};
 use proxy::verify::{Question, Verdict};
 use tls::{ConnectConfig, ConnectMode, Connector};
 
-/// Result codes of a server that can't answer now: operationsError, timeLimitExceeded, busy, unavailable, other.
+/// Result codes of a server that cannot answer now: operationsError, timeLimitExceeded, busy, unavailable, other.
 const NOT_NOW: [u32; 5] = [1, 3, 51, 52, 80];
-/// The result code of a search that has found more than it may give.
+/// Result code of a search with more results than its limit.
 const SIZE_LIMIT_EXCEEDED: u32 = 4;
 
 /// `[proxy.ldap]` since the start or the last reload.
 pub(crate) struct Directory {
     config: LdapConfig,
-    /// Of the CAs; read when a rule needs TLS first, since the system's are many.
+    /// Connector with the CAs; made when a rule first needs TLS, because the system's CAs are many.
     connector: OnceLock<Connector>,
 }
 
-/// Why a directory could not judge. Contains no password.
+/// The reason why a directory could not verify. Contains no password.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unable {
     #[error("{server}: {source}")]
@@ -36,7 +36,7 @@ pub(crate) enum Unable {
 }
 
 impl Directory {
-    /// As configured.
+    /// Makes the directory as configured.
     pub(crate) fn of(config: &LdapConfig) -> Directory {
         Directory { config: config.clone(), connector: OnceLock::new() }
     }
@@ -59,12 +59,12 @@ impl Directory {
         Err(failed)
     }
 
-    /// The file with the CAs that verify LDAP servers.
+    /// Returns the file with the CAs that verify LDAP servers.
     fn authorities(&self) -> &Path {
         self.config.ca_file.as_deref().unwrap_or_else(|| tls::system_authorities())
     }
 
-    /// How connections are made. A server that does not answer leaves time for those behind it.
+    /// Makes the settings of connections. A server that does not answer leaves time for those behind it.
     fn settings(&self, by: &Options) -> Result<LdapConnSettings, Unable> {
         let servers = u32::try_from(by.servers.len()).unwrap_or(1);
         let patience = self.config.timeout / servers.saturating_add(1);
@@ -139,7 +139,7 @@ async fn ask(question: &Question, by: &Options, server: &str, settings: &LdapCon
     }
 }
 
-/// A directory does not let the rule's own user search. As with PostgreSQL nobody gets in by that; the log says why.
+/// Handles a search that the directory refuses to the rule's own user. As with PostgreSQL the login fails; the log has the reason.
 fn no_search(
     question: &Question,
     said: &ldap3::LdapResult,
@@ -153,7 +153,7 @@ fn no_search(
     Ok(Verdict::Wrong)
 }
 
-/// A connection; closed when it is dropped.
+/// A connection, closed when dropped.
 struct Session {
     ldap: Ldap,
     drive: tokio::task::AbortHandle,
@@ -187,7 +187,7 @@ mod tests {
             starttls: false,
             entry: Entry::Named { prefix: String::new(), suffix: String::new() },
         };
-        // ldap3 alone would say nothing here: it falls back on no CA at all.
+        // ldap3 alone would report nothing here: it falls back on no CA at all.
         let missing = LdapConfig { ca_file: Some("/nowhere/ca".into()), ..config };
         let error = Directory::of(&missing).settings(&options).err().unwrap().to_string();
         assert!(error.contains("/nowhere/ca"), "{error}");

@@ -1,4 +1,4 @@
-//! The `kingpost` binary, but for its `main`.
+//! The `kingpost` binary, except `main`.
 //!
 //! ```text
 //!  cli ──▶ proxy ─▶ config (file + environment, checked) ─▶ run (topology + proxy) ◀─ admin (HTTP)
@@ -54,7 +54,7 @@ use clap::{CommandFactory, Parser};
 use crate::cli::{Cli, Command, ConfigCommand};
 use crate::error::Failure;
 
-/// What the command line says is done; the code is what the process ends with.
+/// Runs the command of the command line; returns the exit code of the process.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -67,23 +67,23 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// What is wrong with a configuration's text under such an environment, as `kingpost check` says it; files that it names are not looked at.
+/// Returns the problems of a configuration's text under such an environment, as `kingpost check` reports them; files that it names are not examined.
 #[must_use]
 pub fn problems(text: &str, variables: impl IntoIterator<Item = (OsString, OsString)>) -> Vec<String> {
     let unseen = |_: &Path| config::Stat::Unreadable("not looked at".into());
     config::parse("text", text, variables, &unseen).problems.iter().map(ToString::to_string).collect()
 }
 
-/// Reads what an old process says operators have ordered of it, and writes it again; `None`: it is no list of orders.
+/// Reads the orders of operators as an old process sends them, and writes them again; `None` for anything else.
 #[must_use]
 pub fn orders_again(bytes: &[u8]) -> Option<Vec<u8>> {
     orders::Ordered::read(bytes).ok().and_then(|(ordered, _)| ordered.write().ok())
 }
 
-/// What `kingpost config from-PROGRAM` makes of a text; files that it names are empty.
+/// Translates a text as `kingpost config from-PROGRAM`; files that it names are empty.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The text cannot be translated.
 pub fn translated(program: &str, text: &str) -> Result<String, String> {
     moving::translated(program, text).map_err(|failure| failure.to_string())
 }

@@ -1,4 +1,4 @@
-//! The `kingpost` binary: all of it is in the library, where the fuzzer reaches it, too.
+//! The `kingpost` binary: its code is in the library, so that the fuzzer reaches it, too.
 
 use std::process::ExitCode;
 

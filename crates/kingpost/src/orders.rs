@@ -1,11 +1,11 @@
-//! What operators have ordered in the console, as one process tells it another: a list in JSON. Pure.
+//! Operators' orders in the console, as one process sends them to another: a list in JSON. Pure.
 //!
 //! ```text
 //!  {"orders": [{"order": "pause", "cluster": "main", "database": "shop"}, {"order": "set", "key": "proxy.pool.size", "value": "5"}, …]}
 //! ```
 //!
-//! The processes may be of two versions. An order that this one does not know, or a rule with a field that it does not know, is left
-//! out, and said; what else is unknown is not looked at.
+//! The processes may have different versions. An order that this version does not know, or a rule with an unknown field, is left out and reported;
+//! other unknown fields are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,16 +17,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Overrides;
 
-/// What operators have ordered of a process.
+/// Operators' orders to a process.
 #[derive(Clone, Default, PartialEq)]
 pub(crate) struct Ordered {
-    /// Of its clusters, by their names.
+    /// Orders of its clusters, by their names.
     pub(crate) clusters: BTreeMap<String, Orders>,
-    /// Settings that are changed, and their values: not looked at.
+    /// Changed settings and their values, unchecked.
     pub(crate) settings: Vec<(String, String)>,
 }
 
-/// The values of settings are nobody's business.
+/// Shows no values of settings: they may be secret.
 impl fmt::Debug for Ordered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys: Vec<&str> = self.settings.iter().map(|(key, _)| key.as_str()).collect();
@@ -34,7 +34,7 @@ impl fmt::Debug for Ordered {
     }
 }
 
-/// The bytes are no list of orders.
+/// Error: the bytes are no list of orders.
 #[derive(Debug, thiserror::Error)]
 #[error("found something else than a list of orders, at line {line}, column {column}")]
 pub(crate) struct NoList {
@@ -56,15 +56,15 @@ struct Read {
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
 enum Order {
-    /// PAUSE and KILL; without a database: all.
+    /// PAUSE and KILL; without a database, all of them.
     Pause { cluster: String, database: Option<String> },
-    /// PAUSE FOR, for so long from now on.
+    /// PAUSE FOR, with the remaining time.
     PauseFor { cluster: String, left_ms: u64 },
     /// DISABLE.
     Disable { cluster: String, database: String },
-    /// LIMIT and BLOCK, with the rule as a configuration has it.
+    /// LIMIT and BLOCK, with the rule in the form of the configuration.
     Limit { cluster: String, rule: TrafficConfig, left_ms: Option<u64> },
-    /// LIFT, of a rule of the configuration.
+    /// LIFT of a rule of the configuration.
     Lift { cluster: String, name: String },
     /// SET.
     Set { key: String, value: String },
@@ -75,16 +75,16 @@ fn millis(time: Duration) -> u64 {
 }
 
 impl Ordered {
-    /// What operators have ordered of these clusters, and have set.
+    /// Makes the list of these clusters' orders and of the changed settings.
     pub(crate) fn new(clusters: BTreeMap<String, Orders>, settings: &Overrides) -> Ordered {
         let settings = settings.each().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
         Ordered { clusters, settings }
     }
 
-    /// As [`Ordered::read`] reads it.
+    /// Writes the orders for [`Ordered::read`].
     ///
     /// # Errors
-    /// There are none that could come from outside.
+    /// None that input could cause.
     pub(crate) fn write(&self) -> serde_json::Result<Vec<u8>> {
         let mut orders = Vec::new();
         for (name, of) in &self.clusters {
@@ -111,10 +111,10 @@ impl Ordered {
         serde_json::to_vec(&Written { orders })
     }
 
-    /// Reads orders. Beside them: which cannot be followed, and why, without values.
+    /// Reads orders. Also returns those that cannot be followed, with the reason and without values.
     ///
     /// # Errors
-    /// It is no list.
+    /// The bytes are no list of orders.
     pub(crate) fn read(bytes: &[u8]) -> Result<(Ordered, Vec<String>), NoList> {
         let read: Read =
             serde_json::from_slice(bytes).map_err(|error| NoList { line: error.line(), column: error.column() })?;
@@ -200,11 +200,11 @@ mod tests {
     #[test]
     fn what_is_not_known_is_left_out() {
         for (order, expected) in [
-            // What another version says besides.
+            // Additional fields of another version.
             (r#"{"order":"disable","cluster":"main","database":"a","since":7}"#, None),
             (r#"{"order":"pause","cluster":"main"}"#, None),
             (r#"{"order":"limit","cluster":"main","rule":{"name":"r","block":true},"left_ms":7,"by":"ann"}"#, None),
-            // A rule of which a part is not known would be about more than it was meant for.
+            // A rule with an unknown part would apply to more than was intended.
             (
                 r#"{"order":"limit","cluster":"main","rule":{"name":"r","block":true,"weekday":"monday"}}"#,
                 Some("\"limit\": this version"),

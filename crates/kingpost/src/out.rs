@@ -19,7 +19,7 @@ pub(crate) fn note(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
-/// Whether standard output is a terminal that can be redrawn.
+/// True if standard output is a terminal that can be redrawn.
 pub(crate) fn is_terminal() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("TERM").is_some_and(|term| term != "dumb")
 }

@@ -1,5 +1,5 @@
-//! Asks PAM whether a client's password is its user's (method `pam` in rules), each time by a process of its own: `kingpost-pam`, which says in its
-//! source what goes over its pipes.
+//! Verification of clients' passwords by PAM (method `pam` in rules), each by a process of its own: `kingpost-pam`, whose source describes the data
+//! on its pipes.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use proxy::verify::{Question, Verdict};
 
 use crate::helper::{Helper, Unable};
 
-/// The program's name.
+/// Name of the program.
 const HELPER: &str = "kingpost-pam";
 
 /// `[proxy.pam]` since the start or the last reload.
 pub(crate) struct Modules(Helper);
 
 impl Modules {
-    /// As configured.
+    /// Makes the helper as configured.
     pub(crate) fn of(config: &PamConfig) -> Modules {
         let of = ("libpam.so.0", "proxy.pam.helper");
         Modules(Helper::new(HELPER, config.helper.as_deref(), config.timeout, of))
@@ -28,7 +28,7 @@ impl Modules {
         self.0.timeout()
     }
 
-    /// Asks. Whatever PAM answers but success is a no, as with PostgreSQL.
+    /// Asks PAM. Every answer but success refuses the login, as with PostgreSQL.
     pub(crate) async fn ask(&self, question: &Question, by: &Options) -> Result<Verdict, Unable> {
         let line = self.0.ask(&text(question, by)).await?;
         if line == "right" {
@@ -40,7 +40,7 @@ impl Modules {
     }
 }
 
-/// A question as the helper reads it.
+/// Encodes a question for the helper.
 fn text(question: &Question, by: &Options) -> secret::Secret {
     let host = question.from.map(|address: IpAddr| address.to_canonical().to_string()).unwrap_or_default();
     let by_name = if by.use_hostname { "1" } else { "0" };

@@ -1,8 +1,8 @@
-//! Passwords that are in files or come from commands: put into the configuration, and read again when they may have changed.
+//! Passwords from files and commands: put into the configuration, and read again when they may have changed.
 //!
-//! The parts of the process know passwords only. [`Passwords::fill`] makes a configuration with passwords of one with files and commands; a
-//! task reads them again when a file has changed, when their interval is over, and when a server has refused one. What has changed comes to the parts as a
-//! reload does.
+//! The parts of the process see passwords only. [`Passwords::fill`] replaces the files and commands of a configuration by passwords; a task reads
+//! them again when a file has changed, when their interval is over, and when a server has refused one. Changed passwords reach the parts like a
+//! reload.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -18,42 +18,42 @@ use crate::config::{Config, PasswordsConfig};
 use crate::error::Failure;
 use crate::run::AskedAgain;
 
-/// How often files are looked at.
+/// Interval between two checks of the files.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Shortest time between two readings because a server has refused a password: commands may be costly, and refusals come in storms.
+/// Shortest time between two readings after a server has refused a password: commands may be costly, and refusals come in storms.
 const REFUSED_EVERY: Duration = Duration::from_secs(1);
 /// Longest wait of an `auth_query` for passwords to be read again.
 const RENEWED_WITHIN: Duration = Duration::from_secs(30);
 
 /// The passwords of the configuration in force.
 pub(crate) struct Passwords {
-    /// Replaced as a whole by a reload.
+    /// The known passwords, replaced as a whole by a reload.
     store: RwLock<Arc<Store>>,
     times: RwLock<PasswordsConfig>,
-    /// Tickets of those who have no desk of their own: probes and lookups.
+    /// Tickets of probes and lookups, which have no desk of their own.
     asked: AtomicU64,
     bell: Notify,
-    /// Up to which of these tickets passwords were read, and the parts have them.
+    /// The last of these tickets that is answered: passwords were read, and the parts have them.
     answered: watch::Sender<u64>,
 }
 
-/// Passwords were read again: whoever has the configuration reloads it if one has changed, and then says so by [`Passwords::applied`].
+/// A reading of the passwords: the owner of the configuration reloads it if one has changed, and then calls [`Passwords::applied`].
 pub(crate) struct Reading {
-    /// One is another one now.
+    /// True if a password has changed.
     pub(crate) changed: bool,
-    /// What is answered by it: what the clusters had asked, and the tickets of those who have no desk of their own.
+    /// The requests that the reading answers: those of the clusters, and the tickets of probes and lookups.
     asked: (AskedAgain, u64),
 }
 
 impl Reading {
-    /// What the clusters had asked.
+    /// Returns the requests of the clusters.
     pub(crate) fn asked(&self) -> &AskedAgain {
         &self.asked.0
     }
 }
 
 impl Passwords {
-    /// Without any password yet.
+    /// Makes the collection without any password.
     pub(crate) fn new() -> Arc<Passwords> {
         Arc::new(Passwords {
             store: RwLock::default(),
@@ -72,30 +72,30 @@ impl Passwords {
         self.times.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The configuration with passwords in place of files and commands, as they were last read. What was never read is read, which blocks.
+    /// Replaces files and commands of a configuration by their passwords, as last read. Reads those that were never read, which blocks.
     ///
     /// # Errors
-    /// One cannot be read.
+    /// A password cannot be read.
     pub(crate) fn fill(&self, config: &Config) -> Result<Config, Failure> {
         fill(config, &self.store())
     }
 
-    /// The same with all of them read anew: for a configuration that may come into force by [`Passwords::adopt`].
+    /// As [`Passwords::fill`], with all passwords read anew: for a configuration that may come into force by [`Passwords::adopt`].
     ///
     /// # Errors
-    /// One cannot be read.
+    /// A password cannot be read.
     pub(crate) fn fill_anew(config: &Config) -> Result<(Config, Store), Failure> {
         let store = Store::default();
         Ok((fill(config, &store)?, store))
     }
 
-    /// The configuration is in force whose passwords this store has.
+    /// Takes over the passwords of a configuration that is now in force.
     pub(crate) fn adopt(&self, config: &Config, store: Store) {
         *self.store.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(store);
         *self.times.write().unwrap_or_else(PoisonError::into_inner) = config.passwords.clone();
     }
 
-    /// Tells that somebody asks for passwords to be read again.
+    /// Returns the bell of a request to read passwords again.
     pub(crate) fn bell(self: &Arc<Self>) -> Bell {
         let bell = Arc::downgrade(self);
         Box::new(move || {
@@ -105,7 +105,7 @@ impl Passwords {
         })
     }
 
-    /// Reads passwords again from here on, as long as somebody takes the readings. `asked`: what the clusters have asked so far.
+    /// Reads passwords again and again, until the receiver is dropped. `asked` returns the clusters' requests so far.
     pub(crate) fn watch(self: &Arc<Self>, asked: impl Fn() -> AskedAgain + Send + 'static) -> mpsc::Receiver<Reading> {
         let (sender, readings) = mpsc::channel(1);
         let passwords = Arc::clone(self);
@@ -136,7 +136,7 @@ impl Passwords {
         readings
     }
 
-    /// Off the runtime, for a file system or a command may take its time.
+    /// Reads off the runtime, because a file system or a command may take its time.
     async fn read(&self, refused: bool) -> Renewed {
         let (store, times) = (self.store(), self.times());
         let which =
@@ -144,7 +144,7 @@ impl Passwords {
         tokio::task::spawn_blocking(move || store.renew(which, times.timeout)).await.unwrap_or_default()
     }
 
-    /// The parts have what this reading has found.
+    /// Tells that the parts have the passwords of this reading.
     pub(crate) fn applied(&self, reading: &Reading) {
         self.answered.send_replace(reading.asked.1);
     }
@@ -154,14 +154,14 @@ impl Passwords {
         let ticket = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
         self.bell.notify_one();
         let mut answered = self.answered.subscribe();
-        // In vain: the caller tries again with what there is.
+        // After a timeout the caller tries again with the known passwords.
         let _ = tokio::time::timeout(RENEWED_WITHIN, answered.wait_for(|answered| *answered >= ticket)).await;
     }
 }
 
-/// A password's places in the configuration.
+/// The places of a password in the configuration.
 struct Place<'a> {
-    /// What an error calls it.
+    /// Name of the owner in an error.
     of: String,
     password: &'a mut Option<String>,
     file: &'a mut Option<PathBuf>,
@@ -171,12 +171,12 @@ struct Place<'a> {
 /// Puts passwords into a configuration, in place of files and commands.
 ///
 /// # Errors
-/// One cannot be read.
+/// A password cannot be read.
 pub(crate) fn fill(config: &Config, store: &Store) -> Result<Config, Failure> {
     let mut filled = config.clone();
     let limit = config.passwords.timeout;
     let mut used = HashSet::new();
-    // True if there was something to read.
+    // True if there was a file or command to read.
     let mut put = |place: Place<'_>| -> Result<bool, Failure> {
         let source = Source::of(place.file.take().as_deref(), &std::mem::take(place.command));
         let Some(source) = source.filter(|_| place.password.is_none()) else { return Ok(false) };
@@ -232,10 +232,10 @@ pub(crate) fn fill(config: &Config, store: &Store) -> Result<Config, Failure> {
     Ok(filled)
 }
 
-/// The configuration with passwords in place of files and commands, for a command that runs once.
+/// Replaces files and commands by their passwords, for a command that runs once.
 ///
 /// # Errors
-/// One cannot be read.
+/// A password cannot be read.
 pub(crate) fn filled(config: &Config) -> Result<Config, Failure> {
     fill(config, &Store::default())
 }

@@ -1,6 +1,6 @@
-//! Where the process spends its CPU time: samples of stacks, as a pprof file, a flame graph or folded lines.
+//! CPU profiles of the process: samples of stacks, as a pprof file, a flame graph or folded lines.
 //!
-//! While nobody asks there is no timer and no signal handler: it costs nothing.
+//! Without a running profile there is no timer and no signal handler, and so no cost.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -12,34 +12,34 @@ use std::time::{Duration, SystemTime};
 pub(crate) const MOST_SECONDS: u64 = 120;
 /// Most samples a second of CPU time.
 const MOST_HZ: u32 = 999;
-/// Deepest stack that is drawn.
+/// Most frames of a stack that are kept.
 const MOST_DEPTH: usize = 200;
 
-/// One profile at a time: the timer is the process's.
+/// Allows one profile at a time: the timer belongs to the process.
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
-/// What a client wants.
+/// A client's request for a profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Order {
-    /// How long to look, in seconds of the clock on the wall.
+    /// Duration in seconds of real time.
     pub(crate) seconds: u64,
     /// Samples a second of CPU time.
     pub(crate) hz: u32,
     pub(crate) form: Form,
 }
 
-/// What it looks like.
+/// Format of a profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     /// Gzipped protobuf, as `go tool pprof` reads it.
     Pprof,
     /// A flame graph.
     Svg,
-    /// A line a stack, for other tools.
+    /// One line for each stack, for other tools.
     Folded,
 }
 
-/// Why there is no profile.
+/// The reason why there is no profile.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProfileError {
     #[error("{0}")]
@@ -50,11 +50,11 @@ pub(crate) enum ProfileError {
     Failed(String),
 }
 
-/// Stacks, outermost frame first, and how often each was seen.
+/// Stacks, outermost frame first, with their counts.
 type Stacks = BTreeMap<Vec<String>, u64>;
 
 impl Order {
-    /// From a query such as `seconds=10&format=svg&hz=199`.
+    /// Parses a query such as `seconds=10&format=svg&hz=199`.
     pub(crate) fn parse(query: &str) -> Result<Order, ProfileError> {
         let mut order = Order { seconds: 10, hz: 99, form: Form::Pprof };
         for (key, value) in
@@ -86,7 +86,7 @@ impl Order {
     }
 }
 
-/// Whether one is being taken.
+/// True while a profile is being taken.
 pub(crate) fn is_running() -> bool {
     RUNNING.load(Ordering::Acquire)
 }
@@ -101,7 +101,7 @@ impl Form {
     }
 }
 
-/// Clears the mark of a running profile, also when whoever asked has gone.
+/// Mark of a running profile, cleared on drop, also when the client has gone.
 struct Running;
 
 impl Running {
@@ -125,13 +125,13 @@ pub(crate) async fn take(order: Order) -> Result<Vec<u8>, ProfileError> {
     let failed = |error: pprof::Error| ProfileError::Failed(error.to_string());
     let guard = pprof::ProfilerGuardBuilder::default()
         .frequency(order.hz.cast_signed())
-        // A signal in there may find a lock of the unwinder's taken.
+        // A signal in these libraries may find a lock of the unwinder taken.
         .blocklist(&["libc", "libgcc", "pthread", "vdso"])
         .build()
         .map_err(failed)?;
     let began = SystemTime::now();
     tokio::time::sleep(Duration::from_secs(order.seconds)).await;
-    // Names are looked up in the binary's debug information: that takes a while, and is not the control threads' to wait for.
+    // Names are looked up in the binary's debug information: too long for the control threads.
     let made = tokio::task::spawn_blocking(move || {
         let report = guard.report().build().map_err(failed)?;
         drop((guard, running));
@@ -204,11 +204,11 @@ fn svg(stacks: &Stacks, hz: u32) -> String {
     out
 }
 
-/// Draws what is above a box, from the left; `y` is the row's upper edge.
+/// Draws the boxes above a box, from the left; `y` is the row's upper edge.
 fn draw(out: &mut String, flame: &Flame, mut x: f64, scale: f64, y: usize, all: u64) {
     for (name, above) in &flame.above {
         let width = above.samples as f64 * scale;
-        // Nobody could see it, nor what is above it.
+        // A narrower box, and those above it, would be invisible.
         if width >= 0.3 {
             let label = escape(name);
             let hash = name.bytes().fold(0u32, |h, b| h.wrapping_mul(31).wrapping_add(b.into()));
@@ -239,7 +239,7 @@ fn escape(text: &str) -> String {
 
 // === pprof's protobuf: github.com/google/pprof, proto/profile.proto ===
 
-/// Fields are numbered as in profile.proto; a profile of functions has no mappings, lines or addresses.
+/// Encodes a profile. Fields are numbered as in profile.proto; a profile of functions has no mappings, lines or addresses.
 fn protobuf(stacks: &Stacks, order: &Order, began: SystemTime) -> Vec<u8> {
     let mut strings = Strings::default();
     strings.of("");

@@ -1,5 +1,5 @@
-//! `kingpost relay`: the relay of this process, wired to configuration, signals, admin HTTP and, where no upstream is
-//! configured, to the topology, whose primary it follows.
+//! `kingpost relay`: the relay of this process, wired to configuration, signals, admin HTTP and, without a configured upstream, to the topology,
+//! whose primary it follows.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,7 +28,7 @@ use crate::run::{describe_view, primary_of};
 use crate::serve::{INTERRUPTED, StopSignals, control_runtime, listen_for, warn};
 use crate::{logging, out, relay_mariadb, systemd};
 
-/// How often the topology is asked who is primary, and the log whether it works.
+/// Interval between two looks at the topology's primary and at the log.
 const WATCH: Duration = Duration::from_millis(500);
 
 /// Runs the relay, or one of its tools.
@@ -58,13 +58,13 @@ fn fetch_file(args: &FetchArgs) -> Result<(), Failure> {
     }
     match fetch(&args.dir, &args.name, &args.target) {
         Ok(()) => Ok(()),
-        // What a server in recovery asks all the time: its log need not be full of it.
+        // Without a message: a server in recovery asks for missing files all the time, and would fill its log.
         Err(FetchError::NotHeld { .. }) => std::process::exit(1),
         Err(error) => Err(Failure::environment(format!("cannot fetch {}: {error}", args.name))),
     }
 }
 
-/// From the first of the relays that has the file. One that does not answer is an error only if no other has it.
+/// Fetches a file from the first relay that has it. A relay that does not answer is an error only if no other has the file.
 fn fetch_over_the_network(args: &FetchArgs) -> Result<(), Failure> {
     let password = secret(None, args.password_file.as_deref())?;
     let tls = tls::ConnectConfig {
@@ -115,12 +115,12 @@ fn reset(args: &ResetArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A running relay, and what it follows.
+/// A running relay, and the topology that it follows.
 pub(crate) struct Relaying {
     relay: Relay,
-    /// Whose primary is followed; None: the configuration names the upstream.
+    /// The topology whose primary is followed; `None` if the configuration names the upstream.
     topology: RwLock<Option<Arc<Topology>>>,
-    /// The configuration names the upstream, perhaps since a reload: the topology's word does not count.
+    /// True if the configuration names the upstream, perhaps since a reload: the topology's primary is then ignored.
     named: AtomicBool,
 }
 
@@ -128,7 +128,7 @@ impl Relaying {
     /// Starts the relay. Without a configured upstream it follows the cluster's primary.
     ///
     /// # Errors
-    /// The log cannot be opened, an address is taken, or nothing says what to follow.
+    /// The log cannot be opened, an address is taken, or the configuration has neither upstream nor nodes.
     pub(crate) fn start(config: &Config, is_new: bool, runtime: &tokio::runtime::Handle) -> Result<Relaying, Failure> {
         let topology = match config.relay.upstream.address.as_str() {
             "" if config.cluster.nodes.is_empty() => {
@@ -151,12 +151,12 @@ impl Relaying {
         &self.relay
     }
 
-    /// Who watches the nodes, where the relay follows their primary.
+    /// Returns the topology, if the relay follows its primary.
     fn topology(&self) -> Option<Arc<Topology>> {
         self.topology.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What the console shows of it.
+    /// Makes the console's view of the relay.
     fn scene(self: &Arc<Relaying>, config: &Config) -> Scene {
         let mut scene = Scene::default();
         if let Some(topology) = self.topology() {
@@ -168,7 +168,7 @@ impl Relaying {
         scene
     }
 
-    /// Follows the primary, wherever it is; returns when the relay cannot go on.
+    /// Follows the primary, also to another server; returns when the relay cannot go on.
     pub(crate) async fn watch(&self) -> Failure {
         loop {
             if let Err(reason) = self.relay.alive() {
@@ -206,7 +206,7 @@ impl Relaying {
         Ok(())
     }
 
-    /// Ends the relay. Blocks.
+    /// Stops the relay. Blocks.
     pub(crate) fn shutdown(&self) {
         self.relay.shutdown();
         if let Some(topology) = self.topology.write().unwrap_or_else(PoisonError::into_inner).take() {
@@ -215,20 +215,21 @@ impl Relaying {
     }
 }
 
-/// Whether a relay goes over to the primary of this timeline. `held` is the log's timeline, and whether nothing more is taken on it; `follows`: it has an upstream.
+/// True if a relay goes over to the primary of this timeline. `held`: the log's timeline, and true if it is fenced, so that nothing more is taken on
+/// it; `follows`: the relay has an upstream.
 ///
-/// Who watches the servers here may see a promotion later than the operator who had it made, and has told the relay. To go back to the old primary for that
-/// moment would keep commits of the new one waiting.
+/// The topology here may see a promotion later than the operator who ordered it, and who has told the relay. Going back to the old primary until then
+/// would keep commits of the new one waiting.
 fn goes_over(timeline: u32, held: Option<(u32, bool)>, follows: bool) -> bool {
     held.is_none_or(|(own, fenced)| !follows || timeline > own || (timeline == own && !fenced))
 }
 
-/// The cluster as a relay watches it: servers only. What other relays have made durable is for proxies.
+/// Returns the cluster as a relay watches it: servers only. The positions of other relays are for proxies.
 fn watched(config: &Config) -> ClusterConfig {
     ClusterConfig { relays: Vec::new(), ..config.cluster.clone() }
 }
 
-/// Whom the relay may ask: the servers, and the relays that the configuration lists for proxies or for failovers.
+/// Collects the servers, and the relays that the configuration lists for proxies or for failovers; the relay may ask all of them.
 fn surroundings(config: &Config) -> Result<Surroundings, Failure> {
     let (cluster, failover) = (&config.cluster, &config.failover);
     let connector = |tls: &tls::ConnectConfig, section: &str| -> Result<Option<Arc<tls::Connector>>, Failure> {
@@ -266,7 +267,7 @@ fn surroundings(config: &Config) -> Result<Surroundings, Failure> {
     Ok(Surroundings {
         servers: cluster.nodes.iter().map(|node| (node.name.clone(), node.address.clone())).collect(),
         relays,
-        // Said for failovers; where they are not configured nobody has said it.
+        // A setting of failovers; without [[failover.relays]] it is unknown.
         acknowledgements: (!failover.relays.is_empty()).then_some(failover.acknowledgements),
         promotion: failover.step_timeout,
     })
@@ -353,15 +354,15 @@ async fn serve(path: &Path, mut config: Config, is_new: bool) -> Result<(), Fail
     result
 }
 
-/// Reads the file again. Anything wrong with it: the running configuration stays.
+/// Reads the file again. With any error in it, the running configuration stays.
 fn reload(path: &Path, config: &mut Config, relaying: &Relaying) {
     let loaded = config::load(path).and_then(|loaded| loaded.accept(path));
     let applied = loaded.and_then(|(new, warnings)| relaying.reload(&new).map(|()| (new, warnings)));
-    // Its failure is in the log.
+    // The failure is in the log.
     let _ = settle(path, config, applied, say_what_comes_later);
 }
 
-/// Warns of what a relay takes up at its next start only.
+/// Warns of changes that take effect only at the relay's next start.
 pub(crate) fn say_what_comes_later(old: &Config, new: &Config) {
     let fixed = |config: &RelayConfig| (config.listen.clone(), config.dir.clone());
     let same = fixed(&new.relay) == fixed(&old.relay) && new.metrics == old.metrics;
@@ -372,7 +373,7 @@ pub(crate) fn say_what_comes_later(old: &Config, new: &Config) {
     }
 }
 
-/// What the user can do about a relay that does not start.
+/// Turns the error of a relay's start into a failure with advice.
 pub(crate) fn failure_of(error: &StartError) -> Failure {
     let what = format!("cannot start the relay: {error}");
     match error {
@@ -384,7 +385,7 @@ pub(crate) fn failure_of(error: &StartError) -> Failure {
     }
 }
 
-/// The relay's metrics.
+/// Adds the relay's metrics.
 pub(crate) fn describe(relay: &Relay, exposition: &mut Exposition) {
     let status = relay.status();
     exposition.gauge("relay_streaming", "1 while WAL is received.", status.upstream_state == "streaming");

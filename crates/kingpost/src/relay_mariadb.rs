@@ -20,10 +20,10 @@ use crate::reload::settle;
 use crate::serve::{StopSignals, listen_for};
 use crate::systemd;
 
-/// How often the log is asked whether it works.
+/// Interval between two checks of the log.
 const WATCH: Duration = Duration::from_millis(500);
 
-/// A relay, as the admin address shows it.
+/// A relay as a source of admin HTTP.
 pub(crate) struct Relaying {
     pub(crate) relay: Arc<BinlogRelay>,
 }
@@ -110,10 +110,10 @@ pub(crate) async fn serve(path: &Path, mut config: Config) -> Result<(), Failure
     result
 }
 
-/// Asks the source whether its commits wait for the relay, and changes nothing. Blocking.
+/// Checks that the source's commits wait for the relay, and changes nothing. Blocking.
 ///
 /// # Errors
-/// They do not, or it cannot be asked.
+/// The commits do not wait, or the source cannot be asked.
 pub(crate) fn check(config: &RelayConfig) -> Result<(), Failure> {
     let address = &config.upstream.address;
     match ::relay::source_concerns(config) {
@@ -129,7 +129,7 @@ pub(crate) fn check(config: &RelayConfig) -> Result<(), Failure> {
     }
 }
 
-/// Reads the file again. Anything wrong with it: the running configuration stays.
+/// Reads the file again. With any error in it, the running configuration stays.
 fn reload(path: &Path, config: &mut Config, relay: &BinlogRelay) {
     let applied = config::load(path).and_then(|loaded| loaded.accept(path)).and_then(|(new, warnings)| {
         if new.relay.engine != Engine::Mariadb {
@@ -140,11 +140,11 @@ fn reload(path: &Path, config: &mut Config, relay: &BinlogRelay) {
             .map_err(|error| Failure::config(format!("the new configuration is refused: {error}")))?;
         Ok((new, warnings))
     });
-    // Its failure is in the log.
+    // The failure is in the log.
     let _ = settle(path, config, applied, say_what_comes_later);
 }
 
-/// The relay's metrics.
+/// Adds the relay's metrics.
 fn describe(relay: &BinlogRelay, exposition: &mut Exposition) {
     let status = relay.status();
     exposition.gauge("relay_streaming", "1 while events are received.", status.upstream_state == "streaming");

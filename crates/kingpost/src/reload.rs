@@ -1,4 +1,4 @@
-//! How the reload of a configuration ends, whatever part of Kingpost runs by it.
+//! The end of a configuration's reload, for every part of Kingpost.
 
 use std::path::Path;
 
@@ -6,8 +6,8 @@ use crate::config::{Config, Problem};
 use crate::error::Failure;
 use crate::serve::warn;
 
-/// Takes in what was read and put into effect, with its warnings; or says why the old configuration stays. `later` is given what has run so far and
-/// what was read, and says what of it takes effect at the next start.
+/// Takes over a configuration that was read and put into effect, with its warnings; or logs why the old one stays. `later` gets the old and the new
+/// configuration and reports the changes that take effect at the next start.
 pub(crate) fn settle(
     path: &Path,
     config: &mut Config,

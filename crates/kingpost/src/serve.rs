@@ -29,13 +29,13 @@ use proxy::config::{ProxyConfig, TracingConfig};
 use proxy::console::{Held, Process};
 use topology::NodeConfig;
 
-/// How long clients of a cluster that is not served any more may take to end their transactions.
+/// Time for clients of a cluster that is no longer served to end their transactions.
 const GONE_WITHIN: Duration = Duration::from_secs(30);
 
 /// Exit code after a second signal, as a shell reports a death by SIGINT.
 pub(crate) const INTERRUPTED: i32 = 130;
 
-/// Checks a file and says what is wrong.
+/// Checks a file and reports its problems.
 pub(crate) fn check(args: &CheckArgs, _log: &LogFlags) -> Result<(), Failure> {
     let (config, warnings) = config::load(&args.config)?.accept(&args.config)?;
     for warning in &warnings {
@@ -84,10 +84,10 @@ pub(crate) fn proxy(args: &ProxyArgs, log: &LogFlags) -> Result<(), Failure> {
     control_runtime()?.block_on(serve(args, config))
 }
 
-/// The configuration of a proxy, and warnings.
+/// Reads the configuration of a proxy, with warnings.
 ///
 /// # Errors
-/// It has errors, or says nothing of a proxy.
+/// The file has errors, or no settings of a proxy.
 fn of_a_proxy(path: &Path, overrides: &Overrides) -> Result<(Config, Vec<Problem>), Failure> {
     let (config, warnings) = config::load_with(path, overrides.variables())?.accept(path)?;
     if config.needs_no_proxy() {
@@ -103,7 +103,7 @@ pub(crate) fn warn(warnings: &[Problem]) {
     }
 }
 
-/// The runtime of control work: probing, HTTP, signals. Sessions have threads of their own.
+/// Makes the runtime of control work: probing, HTTP, signals. Sessions have threads of their own.
 pub(crate) fn control_runtime() -> Result<tokio::runtime::Runtime, Failure> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -138,7 +138,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
     let mut overrides = Overrides::default();
     let mut ordered = Ordered::default();
     if let Some(taken) = &mut taken {
-        // The old process serves until this one can. A cluster that is down is down for both.
+        // The old process serves until this one can. A cluster that is down is down for both, so one that is ready is enough.
         let ready = topologies.iter().map(|topology| Box::pin(topology.wait_ready(upgrade::READY_WITHIN)));
         select_ok(ready)
             .await
@@ -206,7 +206,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
         tracing::info!("has taken over");
     }
     let heir = match config.proxy.upgrade_socket.as_deref().map(Heir::listen).transpose() {
-        // Clients come to this process now: that nobody can take over from it is no reason to leave them.
+        // Clients come to this process now, so it goes on, although no process can take over from it.
         Err(failure) if args.take_over => {
             tracing::error!(error = %failure, "cannot be taken over");
             None
@@ -239,7 +239,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
                 break;
             }
             _ = hangup.recv() => {
-                // It has said in the log what was wrong.
+                // The error is in the log.
                 let _ = reload(path, &mut config, &running, &passwords, &Overrides::default())
                     .inspect(|()| overrides = Overrides::default());
             }
@@ -255,7 +255,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
                 Order::Reload(answer) => {
                     let result = reload(path, &mut config, &running, &passwords, &Overrides::default());
                     let result = result.inspect(|()| overrides = Overrides::default());
-                    // Who asked may be gone.
+                    // The operator may have gone.
                     let _ = answer.send(result.map_err(|failure| failure.to_string()));
                 }
                 Order::Set { key, value, answer } => {
@@ -275,7 +275,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
             },
         }
     }
-    // Whoever waits for an answer gets none any more, and is told so.
+    // Operators who wait for an answer get an error.
     drop(orders);
     if let Some((mut successor, held)) = successor {
         drop((heir, admin, console));
@@ -297,7 +297,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
             name = stop.next() => tracing::info!(signal = name, ?grace, "stopping"),
         }
     } else {
-        // A process that was taken over is the service no more.
+        // A process that was taken over no longer represents the service.
         systemd::notify("STOPPING=1");
     }
     if let Some(pushing) = &pushing {
@@ -314,7 +314,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The next process that wants to take over, if that is possible.
+/// Returns the next process that wants to take over; never returns without an upgrade socket.
 async fn next_heir(heir: Option<&Heir>) -> UnixStream {
     match heir {
         Some(heir) => heir.next().await,
@@ -322,7 +322,7 @@ async fn next_heir(heir: Option<&Heir>) -> UnixStream {
     }
 }
 
-/// All that this process listens on once more.
+/// Duplicates all listening sockets of this process.
 fn sockets_of(
     config: &Config,
     running: &Running,
@@ -339,10 +339,10 @@ fn sockets_of(
     })
 }
 
-/// A process that is ready to take over, and what keeps operators from ordering something that it would not know of.
+/// A process that is ready to take over, and the lock that keeps operators from giving orders that it would not get.
 type Handed = (UnixStream, Option<Held>);
 
-/// Hands the sockets and operators' orders over, and says so once the other process is ready.
+/// Hands over the sockets and the operators' orders; reports when the other process is ready.
 fn give(
     mut stream: UnixStream,
     sockets: std::io::Result<Sockets>,
@@ -382,7 +382,7 @@ pub(crate) async fn end(running: &Arc<Running>, grace: Duration) {
     }
 }
 
-/// What an operator asks of the process, in the console.
+/// An operator's order to the process, from the console.
 enum Order {
     Reload(oneshot::Sender<Result<(), String>>),
     Set {
@@ -390,12 +390,12 @@ enum Order {
         value: String,
         answer: oneshot::Sender<Result<(), String>>,
     },
-    /// Says what has been set so far.
+    /// Asks for the settings changed so far.
     Tell(oneshot::Sender<Overrides>),
     Stop,
 }
 
-/// Passes operators' orders on to the loop that also hears signals.
+/// Passes operators' orders to the loop that also handles signals.
 #[derive(Clone)]
 struct Operators(mpsc::Sender<Order>);
 
@@ -406,12 +406,12 @@ impl Operators {
         (Operators(sender), receiver)
     }
 
-    /// What operators have set. Blocks.
+    /// Returns the settings that operators have changed. Blocks.
     fn overrides(&self) -> Result<Overrides, String> {
         self.ask(Order::Tell)
     }
 
-    /// The answer to an order. Blocks.
+    /// Sends an order and returns its answer. Blocks.
     fn ask<T>(&self, order: impl FnOnce(oneshot::Sender<T>) -> Order) -> Result<T, String> {
         let (answer, answered) = oneshot::channel();
         let stopping = || "the process is stopping".to_owned();
@@ -430,12 +430,12 @@ impl Process for Operators {
     }
 
     fn stop(&self) {
-        // A full channel means that it stops already.
+        // A full channel means that the process is stopping already.
         let _ = self.0.try_send(Order::Stop);
     }
 }
 
-/// Goes on with other nodes of a cluster.
+/// Reloads with other nodes of a cluster.
 fn relist(cluster: &str, nodes: Vec<NodeConfig>, config: &mut Config, running: &Running, passwords: &Passwords) {
     let Some(of) = config.cluster_mut(cluster) else { return };
     let before = std::mem::replace(&mut of.nodes, nodes);
@@ -448,7 +448,7 @@ fn relist(cluster: &str, nodes: Vec<NodeConfig>, config: &mut Config, running: &
     }
 }
 
-/// Goes on with other passwords.
+/// Reloads with changed passwords.
 fn renew(config: &Config, running: &Running, passwords: &Passwords) {
     let filled = tokio::task::block_in_place(|| passwords.fill(config));
     match filled.and_then(|filled| running.reload(&filled, GONE_WITHIN)) {
@@ -457,7 +457,7 @@ fn renew(config: &Config, running: &Running, passwords: &Passwords) {
     }
 }
 
-/// Reads the file again, with these settings over it, which operators of another process have changed. What this version cannot take is left out.
+/// Reads the file again with settings over it that operators of another process have changed. Settings that this version refuses are left out.
 fn set_again(path: &Path, config: &mut Config, settings: &[(String, String)]) -> Overrides {
     let mut overrides = Overrides::default();
     let mut set = |settings: &[(String, String)]| {
@@ -470,7 +470,7 @@ fn set_again(path: &Path, config: &mut Config, settings: &[(String, String)]) ->
     if settings.is_empty() || set(settings).is_some() {
         return overrides;
     }
-    // One may be refused that is good beside others: that is why all are tried first.
+    // All at once first: a setting may be valid only together with others.
     for setting in settings {
         if set(std::slice::from_ref(setting)).is_none() {
             tracing::warn!(
@@ -482,10 +482,10 @@ fn set_again(path: &Path, config: &mut Config, settings: &[(String, String)]) ->
     overrides
 }
 
-/// What was read anew, with the nodes of the clusters that registries list.
+/// Puts the nodes of clusters that registries list into a new configuration.
 fn keep_nodes(mut new: Config, config: &mut Config) -> Config {
     for of in std::iter::once(&mut new.cluster).chain(&mut new.clusters) {
-        // A cluster that is new has whatever the file says.
+        // A new cluster keeps the nodes of the file.
         let Some(before) = config.cluster_mut(&of.name) else { continue };
         if of.from != before.from {
             tracing::warn!(
@@ -494,7 +494,7 @@ fn keep_nodes(mut new: Config, config: &mut Config) -> Config {
             );
             of.from.clone_from(&before.from);
         }
-        // They come from a registry.
+        // Its nodes come from a registry.
         if !of.from.urls.is_empty() || of.nodes.is_empty() {
             of.nodes.clone_from(&before.nodes);
         }
@@ -502,7 +502,7 @@ fn keep_nodes(mut new: Config, config: &mut Config) -> Config {
     new
 }
 
-/// Reads the file again, with these settings over it. Anything wrong with it: the running configuration stays.
+/// Reads the file again, with these settings over it. With any error in it, the running configuration stays.
 fn reload(
     path: &Path,
     config: &mut Config,
@@ -548,7 +548,7 @@ impl StopSignals {
         })
     }
 
-    /// The next one's name.
+    /// Waits for the next signal and returns its name.
     pub(crate) async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.interrupt.recv() => "SIGINT",
@@ -579,7 +579,7 @@ mod tests {
         for (settings, expected) in [
             (vec![], vec![]),
             (vec![size, ("proxy.query_timeout", "9s")], vec![size, ("proxy.query_timeout", "9s")]),
-            // A key that this version does not have, one that is of the start, and a value that it refuses.
+            // An unknown key, a key that takes effect only at the start, and a value that is refused.
             (vec![("proxy.nonsense", "1"), size], vec![size]),
             (vec![("proxy.workers", "1"), size], vec![size]),
             (vec![size, ("proxy.query_timeout", "soon")], vec![size]),

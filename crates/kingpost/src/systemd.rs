@@ -1,5 +1,5 @@
-//! What a service manager and this process tell each other: the process says how it is (`Type=notify`, one datagram to `$NOTIFY_SOCKET`), and
-//! gets the sockets that the service manager listens on for it (socket activation, `$LISTEN_FDS`). Without those variables nothing happens.
+//! Communication with a service manager: the process reports its state (`Type=notify`, one datagram to `$NOTIFY_SOCKET`), and gets the sockets that
+//! the service manager listens on for it (socket activation, `$LISTEN_FDS`). Without those variables nothing happens.
 
 use std::io;
 use std::net::ToSocketAddrs;
@@ -15,10 +15,10 @@ use crate::config::Config;
 use crate::error::Failure;
 use crate::upgrade::Sockets;
 
-/// The sockets that the service manager has opened, each by the address in the configuration that it is for.
+/// Returns the sockets that the service manager has opened, by their addresses in the configuration.
 ///
 /// # Errors
-/// One is for no address of the configuration, or is no socket that listens.
+/// A socket has no address of the configuration, or does not listen.
 pub(crate) fn sockets(config: &Config) -> Result<Sockets, Failure> {
     let mut given = ListenFd::from_env();
     let mut sockets = Sockets::default();
@@ -43,7 +43,7 @@ pub(crate) fn sockets(config: &Config) -> Result<Sockets, Failure> {
     Ok(sockets)
 }
 
-/// Where a socket listens.
+/// Address of a listening socket.
 #[derive(Debug)]
 enum At {
     Tcp(std::net::SocketAddr),
@@ -51,7 +51,7 @@ enum At {
 }
 
 impl At {
-    /// True if the configuration means this one by `address`.
+    /// True if `address` of the configuration is that of this socket.
     fn is(&self, address: &str) -> bool {
         match self {
             At::Tcp(at) => address.to_socket_addrs().is_ok_and(|mut found| found.any(|found| found == *at)),
@@ -71,7 +71,7 @@ impl std::fmt::Display for At {
 }
 
 fn take(given: &mut ListenFd, index: usize) -> io::Result<(OwnedFd, At)> {
-    // What is no TCP socket is left where it is.
+    // Leaves a socket that is not TCP in its place.
     if let Ok(Some(listener)) = given.take_tcp_listener(index) {
         listener.set_nonblocking(true)?;
         let at = At::Tcp(listener.local_addr()?);
@@ -84,7 +84,7 @@ fn take(given: &mut ListenFd, index: usize) -> io::Result<(OwnedFd, At)> {
     Ok((listener.into(), at))
 }
 
-/// Says it, if there is somebody to listen.
+/// Sends a state to the service manager, if there is one.
 pub(crate) fn notify(state: &str) {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let address = match name.as_bytes().strip_prefix(b"@") {
@@ -97,7 +97,7 @@ pub(crate) fn notify(state: &str) {
     }
 }
 
-/// The process serves; it is the service's main process from now on.
+/// Reports that the process serves; from now on it is the service's main process.
 pub(crate) fn ready() {
     notify(&format!("MAINPID={}\nREADY=1", std::process::id()));
 }

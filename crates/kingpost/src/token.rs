@@ -1,8 +1,8 @@
-//! Tokens: 32 random bytes in text, of which configurations hold the SHA-256.
+//! Tokens: 32 random bytes as text; configurations hold their SHA-256.
 
 use crate::error::Failure;
 
-/// A new token and its hash in hexadecimal.
+/// Makes a new token and its hash in hexadecimal.
 pub(crate) fn make() -> Result<(String, String), Failure> {
     let mut random = [0; 32];
     getrandom::fill(&mut random).map_err(|error| Failure::runtime(format!("no random numbers: {error}")))?;
@@ -11,7 +11,7 @@ pub(crate) fn make() -> Result<(String, String), Failure> {
     Ok((token, hash))
 }
 
-/// A token's hash in hexadecimal.
+/// Returns a token's hash in hexadecimal.
 pub(crate) fn hash(token: &str) -> String {
     hex(&registry::api::hash_of(token))
 }

@@ -1,4 +1,4 @@
-//! A new process takes over an old one's listening sockets, and the old one lets its clients finish.
+//! Take-over: a new process gets an old one's listening sockets, and the old one lets its clients finish.
 //!
 //! ```text
 //!  new                                     old
@@ -13,12 +13,11 @@
 //!   ◀─ "bye\n" ───────────────────────────  its operators have their say again: about the clients that are left
 //! ```
 //!
-//! The orders are what operators have said in the console and what still holds ([`crate::orders`]). Versions up to 0.2 know nothing of them, and
-//! work together with later ones: an old process that has orders says so beside its addresses, and a new process that wants none is ready
-//! at once.
+//! The orders are those of operators in the console, as far as they still hold ([`crate::orders`]). Versions up to 0.2 do not know them, and work
+//! together with later ones: an old process that has orders announces it with its addresses, and a new process that wants none is ready at once.
 //!
-//! The sockets themselves change hands, so at no moment does nobody listen, and what waits in their queues is served. If the new
-//! process fails before it is ready, nothing has happened to the old one.
+//! The sockets themselves are passed on, so they listen without interruption, and connections in their queues are served. A new process that fails
+//! before it is ready leaves the old one as it was.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -41,56 +40,56 @@ const HELLO: &[u8] = b"kingpost take-over 1\n";
 const ORDERS: &[u8] = b"orders 1\n";
 const READY: &[u8] = b"ready\n";
 const BYE: &[u8] = b"bye\n";
-/// Most sockets that change hands.
+/// Most sockets that are passed on.
 const MOST_SOCKETS: usize = 64;
 /// Longest list of addresses, in bytes.
 const MOST_LIST: usize = 16 << 10;
-/// Longest word that the new process says behind the sockets, in bytes.
+/// Longest word of the new process after the sockets, in bytes.
 const MOST_WORD: usize = 32;
 /// Longest list of orders, in bytes, and the most digits that its length has.
 const MOST_ORDERS: usize = 1 << 20;
 const MOST_DIGITS: usize = 7;
-/// Longest wait for the other's next word, but for `ready` and the orders.
+/// Longest wait for the other's next word, except for `ready` and the orders.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest wait for the orders: commands that are being carried out are waited for.
+/// Longest wait for the orders: running commands end first.
 const ORDERS_WITHIN: Duration = Duration::from_secs(30);
 /// Longest time that a new process may take to be ready.
 pub(crate) const READY_WITHIN: Duration = Duration::from_secs(60);
 
-/// What is in the message with the sockets: what each is, in their order.
+/// Content of the message with the sockets: their addresses, in the order of the sockets.
 #[derive(Debug, Serialize, Deserialize)]
 struct List {
-    /// As `proxy.listen` has them.
+    /// Addresses as in `proxy.listen`.
     proxy: Vec<String>,
-    /// As `metrics.listen` and `console.listen` have it; their sockets are the last.
+    /// Addresses as in `metrics.listen` and `console.listen`; their sockets are the last.
     metrics: Option<String>,
     console: Option<String>,
-    /// 1: the process tells what operators have ordered. Not given, or another number: it does not, or not so.
+    /// 1 if the process sends operators' orders. Missing, or another number: it does not, or in another form.
     #[serde(default)]
     orders: u32,
 }
 
-/// All that a process listens on.
+/// All listening sockets of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Sockets {
-    /// Of clients.
+    /// Sockets for clients.
     pub(crate) proxy: Vec<Socket>,
-    /// Of `metrics.listen`.
+    /// Socket of `metrics.listen`.
     pub(crate) metrics: Option<Socket>,
-    /// Of `console.listen`.
+    /// Socket of `console.listen`.
     pub(crate) console: Option<Socket>,
 }
 
-/// What an old process has handed over.
+/// The sockets of an old process, and the connection to it.
 #[derive(Debug)]
 pub(crate) struct TakenOver {
     stream: UnixStream,
     pub(crate) sockets: Sockets,
-    /// It tells what operators have ordered.
+    /// True if the old process sends operators' orders.
     tells_orders: bool,
 }
 
-/// Where a process can be taken over.
+/// The socket on which a process can be taken over.
 pub(crate) struct Heir {
     listener: tokio::net::UnixListener,
     path: PathBuf,
@@ -106,7 +105,7 @@ fn other(text: impl Into<String>) -> io::Error {
 
 // === the new process ===
 
-/// Asks the process that serves now for its sockets.
+/// Asks the serving process for its sockets.
 pub(crate) fn take_over(path: &Path) -> Result<TakenOver, Failure> {
     ask(path).map_err(|error| {
         Failure::environment(format!("cannot take over from the running process by {}: {error}", path.display()))
@@ -135,7 +134,7 @@ fn ask(path: &Path) -> io::Result<TakenOver> {
     Ok(TakenOver { stream, sockets, tells_orders: list.orders == 1 })
 }
 
-/// A message that ends in a line feed, and the descriptors that came with it.
+/// Receives a message that ends in a line feed, and the descriptors that came with it.
 fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let (mut list, mut fds) = (Vec::new(), Vec::new());
     let mut buffer = vec![0; MOST_LIST];
@@ -160,7 +159,7 @@ fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     Ok((list, fds))
 }
 
-/// A line, without its end, of at most so many bytes with it.
+/// Reads a line, without its end, of at most so many bytes with it.
 fn line(stream: &mut UnixStream, most: usize) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
     let mut byte = [0];
@@ -174,7 +173,7 @@ fn line(stream: &mut UnixStream, most: usize) -> io::Result<Vec<u8>> {
     Err(unspoken())
 }
 
-/// What comes behind a line with its length.
+/// Reads the bytes after a line with their number.
 fn counted(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     let digits = line(stream, MOST_DIGITS + 1)?;
     let digits = std::str::from_utf8(&digits).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
@@ -188,10 +187,10 @@ fn counted(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
 }
 
 impl TakenOver {
-    /// What operators have ordered of the old process: nothing more until this process is ready, or gone.
+    /// Gets the operators' orders of the old process, which accepts no more orders until this process is ready, or gone.
     ///
     /// # Errors
-    /// It says something else.
+    /// The answer is malformed.
     pub(crate) fn orders(&mut self) -> Result<Ordered, Failure> {
         if !self.tells_orders {
             tracing::info!("the old process does not tell what operators have ordered of it: none of it holds here");
@@ -226,10 +225,10 @@ impl TakenOver {
 // === the old process ===
 
 impl Heir {
-    /// Listens; only this user, and root, may come.
+    /// Binds the socket; only this user, and root, may connect.
     pub(crate) fn listen(path: &Path) -> Result<Heir, Failure> {
         let bind = || -> io::Result<Heir> {
-            // Whoever listened there has handed over, or is gone.
+            // The earlier listener has handed over, or is gone.
             if path.exists() && UnixStream::connect(path).is_err() {
                 std::fs::remove_file(path)?;
             }
@@ -244,7 +243,7 @@ impl Heir {
         })
     }
 
-    /// The next process that wants to take over.
+    /// Waits for the next process that wants to take over.
     pub(crate) async fn next(&self) -> UnixStream {
         loop {
             match self.listener.accept().await.and_then(|(stream, _)| stream.into_std()) {
@@ -275,18 +274,18 @@ impl Sockets {
         }
     }
 
-    /// In the list's order.
+    /// Returns the descriptors in the list's order.
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
         self.proxy.iter().chain(&self.metrics).chain(&self.console).map(|socket| socket.fd.as_fd()).collect()
     }
 }
 
-/// The descriptor that another process handed over, if it is of this address.
+/// Returns the descriptor that another process handed over, if it has this address.
 pub(crate) fn inherited(socket: Option<Socket>, address: &str) -> Option<OwnedFd> {
     socket.filter(|socket| socket.address == address).map(|socket| socket.fd)
 }
 
-/// Listens on an address: with the socket that another process had there, if it handed that over.
+/// Binds an address, or takes the socket that another process handed over for it.
 pub(crate) async fn listen(inherited: Option<OwnedFd>, address: &str) -> io::Result<tokio::net::TcpListener> {
     match inherited {
         Some(socket) => tokio::net::TcpListener::from_std(std::net::TcpListener::from(socket)),
@@ -294,10 +293,10 @@ pub(crate) async fn listen(inherited: Option<OwnedFd>, address: &str) -> io::Res
     }
 }
 
-/// Hands sockets over, and `orders` when it is asked for them; once this is Ok, the other process serves.
+/// Hands over sockets, and `orders` on request; once this is Ok, the other process serves.
 ///
 /// # Errors
-/// It may not, or was not ready in time: this process serves on.
+/// The other process has no permission, or was not ready in time: this process serves on.
 pub(crate) fn hand_over(
     stream: &mut UnixStream,
     sockets: &Sockets,
@@ -343,12 +342,12 @@ pub(crate) fn hand_over(
     if is(&word, READY) { Ok(()) } else { Err(unspoken()) }
 }
 
-/// Whether a line without its end is this word.
+/// True if a line without its end is this word.
 fn is(line: &[u8], word: &[u8]) -> bool {
     word.strip_suffix(b"\n") == Some(line)
 }
 
-/// Lets the other process know that this one has stopped accepting.
+/// Tells the other process that this one has stopped accepting.
 pub(crate) fn say_bye(stream: &mut UnixStream) {
     // If it is gone by now, there is nobody to tell.
     let _ = stream.write_all(BYE);
@@ -360,12 +359,12 @@ fn expect(stream: &mut UnixStream, word: &[u8]) -> io::Result<()> {
     if found == word { Ok(()) } else { Err(unspoken()) }
 }
 
-/// Starts this very command anew, with `--take-over`.
+/// Starts the command of this process again, with `--take-over`.
 pub(crate) fn start_successor() -> io::Result<u32> {
     let mut arguments = std::env::args_os();
     let program = arguments.next().ok_or_else(|| other("this process does not know how it was started"))?;
     let arguments: Vec<_> = arguments.filter(|argument| argument != "--take-over").collect();
-    // Tokio waits for it, so that it leaves no zombie.
+    // Tokio waits for the child, so that it leaves no zombie.
     let child = tokio::process::Command::new(program).args(arguments).arg("--take-over").spawn()?;
     Ok(child.id().unwrap_or_default())
 }
@@ -406,7 +405,7 @@ mod tests {
             listener.accept().unwrap();
         });
         let (mut stream, _) = listener.accept().unwrap();
-        // It waits in the queue while the socket changes hands.
+        // The client waits in the queue while the socket is passed on.
         let client = TcpStream::connect(addresses[0]).unwrap();
         hand_over(&mut stream, &sockets, || panic!("nobody has asked")).unwrap();
         drop(sockets);
@@ -437,7 +436,7 @@ mod tests {
         assert!(hand_over(&mut old, &Sockets::default(), none).is_err());
     }
 
-    /// A new process that has the sockets of an old one.
+    /// Makes a new process that has the sockets of an old one.
     fn taken(stream: UnixStream, tells_orders: bool) -> TakenOver {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         TakenOver { stream, sockets: Sockets::default(), tells_orders }
