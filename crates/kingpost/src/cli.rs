@@ -567,7 +567,7 @@ pub(crate) struct Dir {
     pub(crate) dir: PathBuf,
 }
 
-/// Where a local cluster's commits are durable.
+/// Durability of a local cluster's commits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Durability {
     /// On the primary

@@ -202,7 +202,7 @@ impl Default for LogConfig {
     }
 }
 
-/// How log lines look.
+/// Format of the log's lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LogFormat {

@@ -40,7 +40,7 @@ pub(super) struct Lock {
     _file: File,
 }
 
-/// What the servers of a local cluster are.
+/// Engine of the servers of a local cluster.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Engine {
