@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
-use kingpost_tests::{Cluster, Kingpost, KingpostBuilder, PROBER, ShowLogs, Tells, unique, within};
+use kingpost_tests::{Cluster, Kingpost, KingpostBuilder, PROBED, PROBER, ShowLogs, Tells, unique, within};
 use tokio_postgres::Client;
 
 use crate::common::{only_kingpost, value};
@@ -35,7 +35,7 @@ async fn model(tells: Tells) -> Cluster {
 }
 
 fn proxy(cluster: &Cluster) -> KingpostBuilder<'_> {
-    Kingpost::of(cluster).set("cluster.user", PROBER).set("cluster.lag_limit", "1h")
+    Kingpost::of(cluster).set("cluster.user", PROBER).set("cluster.database", PROBED).set("cluster.lag_limit", "1h")
 }
 
 async fn client(kingpost: &Kingpost, (user, database): (&str, &str)) -> Client {
@@ -276,7 +276,7 @@ async fn of_two_writers_without_timelines_neither_gets_writes() {
     }
 
     // Its own servers say that the old one is no writer any more.
-    old.execute_in("postgres", &format!("INSERT INTO model.disowned VALUES ('{}')", old.name())).await;
+    old.execute_in(PROBED, &format!("INSERT INTO model.disowned VALUES ('{}')", old.name())).await;
     kingpost.wait_readyz(200).await;
     client.batch_execute("INSERT INTO own VALUES (3, 'alice')").await.unwrap();
     assert_eq!(new.query("SELECT count(*) FROM own WHERE id = 3").await, "1");

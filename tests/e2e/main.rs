@@ -29,6 +29,7 @@ mod governed_limits;
 mod gss;
 mod harness;
 mod hostile;
+mod hostile_roles;
 mod interrupted;
 mod isolation;
 mod lanes;

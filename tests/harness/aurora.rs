@@ -1,8 +1,8 @@
 //! A model of servers that are compatible with PostgreSQL and tell no position in their log, made of real ones.
 //!
-//! Real data, real replay, real promotions: only what the probes ask is different. They connect as [`PROBER`], whose `search_path` has a
-//! schema before `pg_catalog` with functions and views of the same names, which answer as Amazon's documentation and other programs' bug
-//! reports say that Aurora's do.
+//! Real data, real replay, real promotions: only the answers to probes are different. Probes connect to a database of their own, [`PROBED`], in
+//! whose `pg_catalog` functions and views are replaced by others of the same names, which answer as Amazon's documentation and other
+//! programs' bug reports say that Aurora's do.
 //!
 //! What Aurora's shared storage makes sure of, the test has to: before a reader is promoted the writer is *stopped*
 //! ([`Node::stop`](crate::Node::stop)), not killed, so that no reader has what the new writer lacks.
@@ -11,6 +11,8 @@ use crate::cluster::Cluster;
 
 /// The user that probes of a model connect as.
 pub const PROBER: &str = "prober";
+/// The database that probes of a model connect to.
+pub const PROBED: &str = "probed";
 
 /// What the servers of a model tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,20 +44,23 @@ const NOT_LOGICAL: &[(&str, &str)] = &[
 fn failing(name: &str, returns: &str, code: &str, text: &str) -> String {
     let text = text.replace('\'', "''");
     format!(
-        "CREATE FUNCTION model.{name} RETURNS {returns} LANGUAGE plpgsql AS \
-         $$BEGIN RAISE EXCEPTION USING ERRCODE = '{code}', MESSAGE = '{text}'; END$$;\n"
+        "ALTER FUNCTION pg_catalog.{name} RENAME TO real_{};\n\
+         CREATE FUNCTION pg_catalog.{name} RETURNS {returns} LANGUAGE plpgsql AS \
+         $$BEGIN RAISE EXCEPTION USING ERRCODE = '{code}', MESSAGE = '{text}'; END$$;\n",
+        name.trim_end_matches("()")
     )
 }
 
 impl Cluster {
-    /// From now on all nodes are servers of the model to whoever connects as [`PROBER`].
+    /// Makes all nodes servers of the model to sessions in [`PROBED`].
     ///
     /// # Panics
     /// When that does not come about in time.
     pub async fn tell_only(&self, tells: Tells) {
+        self.primary().execute_in("postgres", &format!("CREATE ROLE {PROBER} LOGIN")).await;
+        self.primary().execute_in("postgres", &format!("CREATE DATABASE {PROBED}")).await;
         let mut sql = format!(
-            "CREATE ROLE {PROBER} LOGIN;\n\
-             ALTER ROLE {PROBER} SET search_path = model, pg_catalog;\n\
+            "SET allow_system_table_mods = on;\n\
              CREATE SCHEMA model;\n\
              GRANT USAGE ON SCHEMA model TO {PROBER};\n\
              CREATE TABLE model.disowned (server_id text);\n"
@@ -66,16 +71,23 @@ impl Cluster {
         for (name, returns) in NOT_LOGICAL {
             sql += &failing(name, returns, "55000", "wal_level must be set to 'logical'");
         }
-        sql += "CREATE VIEW model.pg_stat_wal_receiver AS SELECT * FROM model.pg_stat_get_wal_receiver();\n\
-                CREATE VIEW model.pg_replication_slots AS SELECT * FROM model.pg_get_replication_slots();\n";
+        for (view, function) in
+            [("pg_stat_wal_receiver", "pg_stat_get_wal_receiver"), ("pg_replication_slots", "pg_get_replication_slots")]
+        {
+            sql += &format!(
+                "ALTER VIEW pg_catalog.{view} RENAME TO real_{view};\n\
+                 CREATE VIEW pg_catalog.{view} AS SELECT * FROM pg_catalog.{function}();\n\
+                 GRANT SELECT ON pg_catalog.{view} TO PUBLIC;\n"
+            );
+        }
         if tells == Tells::Roles {
             sql += &failing("pg_current_snapshot()", "pg_snapshot", "0A000", "snapshots are not supported");
         }
         if tells == Tells::Members {
             // Of its rows only the own one, which is the one that a probe asks for.
-            sql += "CREATE FUNCTION model.aurora_db_instance_identifier() RETURNS text LANGUAGE sql AS \
+            sql += "CREATE FUNCTION pg_catalog.aurora_db_instance_identifier() RETURNS text LANGUAGE sql AS \
                     $$SELECT pg_catalog.current_setting('cluster_name')$$;\n\
-                    CREATE FUNCTION model.aurora_replica_status() \
+                    CREATE FUNCTION pg_catalog.aurora_replica_status() \
                     RETURNS TABLE (server_id text, session_id text, replica_lag_in_msec double precision) LANGUAGE sql AS $$\
                     SELECT name, CASE WHEN reader THEN '4b8ad0f0-0000-4000-8000-000000000000' ELSE 'MASTER_SESSION_ID' END, \
                            CASE WHEN reader THEN 15.5::float8 END \
@@ -84,7 +96,7 @@ impl Cluster {
                           FROM pg_catalog.current_setting('cluster_name') AS name) AS own$$;\n";
         }
         sql += &format!("GRANT SELECT ON ALL TABLES IN SCHEMA model TO {PROBER};\n");
-        self.primary().execute_in("postgres", &sql).await;
+        self.primary().execute_in(PROBED, &sql).await;
         self.wait_caught_up().await;
     }
 }

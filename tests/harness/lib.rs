@@ -38,7 +38,7 @@ mod slow_disk;
 mod template;
 mod wait;
 
-pub use aurora::{PROBER, Tells};
+pub use aurora::{PROBED, PROBER, Tells};
 pub use cluster::{Cluster, ClusterBuilder};
 pub use cut::{Cut, Link};
 pub use endpoint::{DATABASE, Endpoint, SCRAM_PASSWORD, SCRAM_USER, USER, sqlstate};

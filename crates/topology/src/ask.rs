@@ -6,6 +6,7 @@ use tokio_postgres::Statement;
 use tokio_postgres::types::PgLsn;
 use tracing::{info, warn};
 use watermark::Lsn;
+use wire::control::Settings;
 
 use crate::decide::{Facts, Position};
 use crate::offer::{self, ASK_ROLE, ASK_SNAPSHOT, Numbers, Offered};
@@ -16,27 +17,27 @@ use crate::probe::{ProbeError, Prober, Session, connect};
 /// that receives nothing has only the control file, which is behind until its next restart point.
 const ASK: &str = "\
     SELECT standby, \
-           CASE WHEN standby THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END, \
-           CASE WHEN NOT standby THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END, \
+           CASE WHEN standby THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END, \
+           CASE WHEN NOT standby THEN left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8) END, \
            CASE WHEN standby THEN greatest( \
-               (SELECT received_tli FROM pg_stat_wal_receiver), \
-               (SELECT min_recovery_end_timeline FROM pg_control_recovery()), \
-               (SELECT timeline_id FROM pg_control_checkpoint())) END, \
+               (SELECT received_tli FROM pg_catalog.pg_stat_wal_receiver), \
+               (SELECT min_recovery_end_timeline FROM pg_catalog.pg_control_recovery()), \
+               (SELECT timeline_id FROM pg_catalog.pg_control_checkpoint())) END, \
            CASE WHEN standby THEN \
-               extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float8 END, \
-           (SELECT max(CASE WHEN standby THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END - restart_lsn)::float8 \
-            FROM pg_replication_slots) \
-    FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role";
+               extract(epoch FROM clock_timestamp() - pg_catalog.pg_last_xact_replay_timestamp())::float8 END, \
+           (SELECT max(CASE WHEN standby THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END - restart_lsn)::float8 \
+            FROM pg_catalog.pg_replication_slots) \
+    FROM (SELECT pg_catalog.pg_is_in_recovery() AS standby OFFSET 0) AS role";
 
 /// How far a standby is, without the control file, which takes longer to read than all else. As above, the timeline is read after the
 /// position.
 const ASK_QUICKLY: &str = "\
     SELECT standby, \
-           CASE WHEN standby THEN pg_last_wal_replay_lsn() END, \
-           CASE WHEN standby THEN (SELECT received_tli FROM pg_stat_wal_receiver) END, \
+           CASE WHEN standby THEN pg_catalog.pg_last_wal_replay_lsn() END, \
+           CASE WHEN standby THEN (SELECT received_tli FROM pg_catalog.pg_stat_wal_receiver) END, \
            CASE WHEN standby THEN \
-               extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float8 END \
-    FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role";
+               extract(epoch FROM clock_timestamp() - pg_catalog.pg_last_xact_replay_timestamp())::float8 END \
+    FROM (SELECT pg_catalog.pg_is_in_recovery() AS standby OFFSET 0) AS role";
 
 /// What a prober has said in the log already.
 #[derive(Debug, Default)]
@@ -62,7 +63,8 @@ pub(crate) struct Watched {
 impl Watched {
     pub(crate) async fn open(prober: &Prober, noted: &mut Noted) -> Result<Watched, ProbeError> {
         let connector = prober.shared.connector.load_full();
-        let session = connect(&prober.target, &prober.config, connector, "kingpost probe", "").await?;
+        let session =
+            connect(&prober.target, &prober.config, connector, "kingpost probe", Some(&Settings::catalog())).await?;
         let offered = offer::find(&session.client, prober.config.positions).await?;
         noted.note(prober, offered.numbers);
         let text = match offered.numbers {

@@ -13,17 +13,17 @@ use crate::probe::ProbeError;
 /// What a primary or a standby is asked later, all in one question: a server offers it only if it could answer in both roles. (A writer of
 /// Aurora with `wal_level = logical` has positions, its readers have none: the two can't be compared.)
 const ASK_LOG: &str = "\
-    SELECT system_identifier, pg_size_bytes(current_setting('wal_segment_size')), \
-           pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'), \
-           CASE WHEN NOT standby THEN pg_walfile_name(pg_current_wal_lsn()) END, \
-           pg_last_wal_replay_lsn(), pg_last_xact_replay_timestamp(), \
-           (SELECT received_tli FROM pg_stat_wal_receiver), \
-           (SELECT min_recovery_end_timeline FROM pg_control_recovery()), \
-           (SELECT timeline_id FROM pg_control_checkpoint()), \
-           (SELECT count(*) FROM pg_replication_slots) \
-    FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role, pg_control_system()";
+    SELECT system_identifier, pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size')), \
+           pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'), \
+           CASE WHEN NOT standby THEN pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END, \
+           pg_catalog.pg_last_wal_replay_lsn(), pg_catalog.pg_last_xact_replay_timestamp(), \
+           (SELECT received_tli FROM pg_catalog.pg_stat_wal_receiver), \
+           (SELECT min_recovery_end_timeline FROM pg_catalog.pg_control_recovery()), \
+           (SELECT timeline_id FROM pg_catalog.pg_control_checkpoint()), \
+           (SELECT count(*) FROM pg_catalog.pg_replication_slots) \
+    FROM (SELECT pg_catalog.pg_is_in_recovery() AS standby OFFSET 0) AS role, pg_catalog.pg_control_system()";
 
-const ASK_SYSTEM: &str = "SELECT system_identifier FROM pg_control_system()";
+const ASK_SYSTEM: &str = "SELECT system_identifier FROM pg_catalog.pg_control_system()";
 
 /// What stands in the place of an identifier where the server tells none. (0 is "not known yet".)
 const UNTOLD: u64 = 1;
@@ -31,10 +31,10 @@ const UNTOLD: u64 = 1;
 /// The role, and two numbers of the snapshot that this statement has: all transactions below the first have ended, and those of them that
 /// have committed are visible; none at or above the second is.
 pub(crate) const ASK_SNAPSHOT: &str = "\
-    SELECT pg_is_in_recovery(), pg_snapshot_xmin(seen)::text::bigint, pg_snapshot_xmax(seen)::text::bigint \
-    FROM pg_current_snapshot() AS seen";
+    SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.pg_snapshot_xmin(seen)::text::bigint, pg_catalog.pg_snapshot_xmax(seen)::text::bigint \
+    FROM pg_catalog.pg_current_snapshot() AS seen";
 
-pub(crate) const ASK_ROLE: &str = "SELECT pg_is_in_recovery()";
+pub(crate) const ASK_ROLE: &str = "SELECT pg_catalog.pg_is_in_recovery()";
 
 /// This server's own row in the list of those that share one storage: whether it is the one that writes there, and how late it is.
 pub(crate) const ASK_MEMBER: &str = "\

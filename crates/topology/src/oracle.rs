@@ -12,6 +12,7 @@ use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Statement};
 use tracing::{debug, error};
 use watermark::{Answer, Batch, Lsn, Oracle, Wanted};
+use wire::control::Settings;
 
 use crate::ask::parse_timeline;
 use crate::config::{ClusterConfig, Target};
@@ -35,11 +36,11 @@ macro_rules! question {
     ($($more:literal)*) => {
         concat!(
             "SELECT standby, \
-                    CASE WHEN NOT standby THEN pg_current_wal_insert_lsn() END, \
-                    CASE WHEN NOT standby THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END, \
-                    CASE WHEN NOT standby THEN pg_current_wal_flush_lsn() END",
+                    CASE WHEN NOT standby THEN pg_catalog.pg_current_wal_insert_lsn() END, \
+                    CASE WHEN NOT standby THEN left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8) END, \
+                    CASE WHEN NOT standby THEN pg_catalog.pg_current_wal_flush_lsn() END",
             $(", CASE WHEN NOT standby THEN ", $more, " END",)*
-            " FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role"
+            " FROM (SELECT pg_catalog.pg_is_in_recovery() AS standby OFFSET 0) AS role"
         )
     };
 }
@@ -47,10 +48,10 @@ macro_rules! question {
 const ASK: &str = question!();
 
 /// The same, and everything is flushed that was there when the position was read.
-const FLUSH: &str = question!("pg_logical_emit_message(false, 'kingpost', '', true)" "pg_current_wal_flush_lsn()");
+const FLUSH: &str = question!("pg_catalog.pg_logical_emit_message(false, 'kingpost', '', true)" "pg_catalog.pg_current_wal_flush_lsn()");
 
 /// For servers that can't: it is the end of the transaction that flushes, which is over when the answer is there.
-const COMMIT: &str = question!("pg_logical_emit_message(true, 'kingpost', '')");
+const COMMIT: &str = question!("pg_catalog.pg_logical_emit_message(true, 'kingpost', '')");
 
 /// Which server to ask: whatever else changes in the view does not concern the oracle.
 #[derive(Debug, Clone, PartialEq)]
@@ -228,7 +229,9 @@ fn at_once(shared: bool, under_way: usize) -> bool {
 
 impl Line {
     async fn open(asked: Asked, connector: Option<Arc<tls::Connector>>) -> Result<Line, ProbeError> {
-        let session = connect(&asked.target, &asked.config, connector, "kingpost oracle", "").await?;
+        // A question that flushes does so by the oracle's own setting, and waits for no standby.
+        let settings = Settings::catalog().with("synchronous_commit", "local");
+        let session = connect(&asked.target, &asked.config, connector, "kingpost oracle", Some(&settings)).await?;
         let (system, numbers) = if asked.term.is_counted() {
             (offer::system_if_told(&session.client).await?, Numbers::Transactions)
         } else {
@@ -242,10 +245,9 @@ impl Line {
             let ask = session.client.prepare(ASK_SNAPSHOT).await?;
             return Ok(Line { asked, session, ask, flush: None, numbers, version: 0 });
         };
-        // A question that flushes does so whatever the user's default is, and waits for no standby.
-        session.client.batch_execute("SET synchronous_commit = local").await?;
         let ask = session.client.prepare(ASK).await?;
-        let version = session.client.query_one("SELECT current_setting('server_version_num')::int", &[]).await?;
+        let version =
+            session.client.query_one("SELECT pg_catalog.current_setting('server_version_num')::int", &[]).await?;
         Ok(Line { asked, session, ask, flush: None, numbers, version: version.try_get(0)? })
     }
 

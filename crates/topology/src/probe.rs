@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout};
 use tokio_postgres::config::SslMode;
 use tokio_postgres::{Client, NoTls};
 use watermark::Lsn;
+use wire::control::Settings;
 
 use crate::ask::{Noted, Watched};
 use crate::config::{ClusterConfig, Target};
@@ -142,33 +143,32 @@ pub(crate) struct Session {
     pub(crate) address: Address,
 }
 
-/// Connects and logs in, as `application`. Names are resolved anew each time. `settings` are further options of the session as libpq
-/// takes them (`-c name=value`). The caller bounds the time.
+/// Connects and logs in, as `application`, to a server in a session with these settings; or to a proxy's console, without. Resolves names anew
+/// each time. The caller bounds the time.
 pub(crate) async fn connect(
     target: &Target,
     config: &ClusterConfig,
     connector: Option<Arc<tls::Connector>>,
     application: &str,
-    settings: &str,
+    settings: Option<&Settings>,
 ) -> Result<Session, ProbeError> {
     let mut login = tokio_postgres::Config::new();
-    login
-        .user(&config.user)
-        .dbname(&config.database)
-        .application_name(application)
-        .options(format!("-c statement_timeout={} {settings}", config.probe_timeout.as_millis().max(1)).trim_end());
+    login.user(&config.user).dbname(&config.database).application_name(application);
+    if let Some(settings) = settings {
+        login.options(settings.clone().with_statement_timeout(config.probe_timeout).options());
+    }
     if let Some(password) = &config.password {
         login.password(password);
     }
-    match target {
+    let session = match target {
         Target::Unix(path) => {
             let stream = UnixStream::connect(path)
                 .await
                 .map_err(|source| ProbeError::Connect { to: path.display().to_string(), source })?;
             let (client, connection) = login.connect_raw(stream, NoTls).await?;
-            Ok(drive(client, connection, Address::Unix(PathBuf::clone(path))))
+            drive(client, connection, Address::Unix(PathBuf::clone(path)))
         }
-        Target::Tcp { host, port } => {
+        Target::Tcp { host, port } => 'reached: {
             let found: Vec<SocketAddr> = tokio::net::lookup_host((host.as_str(), *port))
                 .await
                 .map_err(|source| ProbeError::Resolve { name: host.clone(), source })?
@@ -194,7 +194,7 @@ pub(crate) async fn connect(
                         // Only time is lost if one of them fails.
                         let _ = (stream.set_nodelay(true), notice_silence(&stream));
                         let address = Address::Tcp(address);
-                        return Ok(match secure {
+                        break 'reached match secure {
                             None => {
                                 let (client, connection) = login.connect_raw(stream, NoTls).await?;
                                 drive(client, connection, address)
@@ -203,14 +203,18 @@ pub(crate) async fn connect(
                                 let (client, connection) = login.connect_raw(stream, Named::from(target)).await?;
                                 drive(client, connection, address)
                             }
-                        });
+                        };
                     }
                     Err(source) => failed = ProbeError::Connect { to: address.to_string(), source },
                 }
             }
-            Err(failed)
+            return Err(failed);
         }
+    };
+    if let Some(settings) = settings {
+        session.client.batch_execute(&settings.prologue()).await?;
     }
+    Ok(session)
 }
 
 /// Has the kernel notice a host that is gone without a word: what it does not confirm, or a question after some silence.

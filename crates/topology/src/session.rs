@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 use tokio_postgres::Client;
+use wire::control::Settings;
 
 use crate::Topology;
 use crate::config::{ClusterConfig, NodeConfig, Target};
@@ -45,7 +46,8 @@ impl std::fmt::Debug for Login {
 }
 
 impl Topology {
-    /// Opens a session; it ends soon after the client is dropped.
+    /// Opens a session for an operator's statement: names are found in `pg_catalog`, then by the role's `search_path`. It ends soon after the
+    /// client is dropped.
     ///
     /// # Errors
     /// The node is not of the cluster, cannot be reached in time, or refuses.
@@ -65,7 +67,8 @@ impl Topology {
             config.database.clone_from(database);
         }
         config.probe_timeout = login.timeout;
-        let client = open(&target, &config, connector, &login.application, "", login.timeout).await;
+        let client =
+            open(&target, &config, connector, &login.application, Some(&Settings::own_names()), login.timeout).await;
         client.map_err(|why| {
             self.note_refusal(&why);
             error(why.to_string())
@@ -79,7 +82,7 @@ impl Topology {
 pub struct ConnectError(String);
 
 /// Connects to `node` as `cluster` says: user, password, database, TLS. `cluster.probe_timeout` limits each statement, `limit`
-/// the time to connect. `settings` are options of the session as libpq takes them (`-c name=value`), or "". The session ends soon
+/// the time to connect. The session begins with `settings`; None for the console of a proxy, which has none. The session ends soon
 /// after the client is dropped.
 ///
 /// # Errors
@@ -88,7 +91,7 @@ pub async fn connect(
     cluster: &ClusterConfig,
     node: &NodeConfig,
     application: &str,
-    settings: &str,
+    settings: Option<&Settings>,
     limit: Duration,
 ) -> Result<Client, ConnectError> {
     let failed = |error: &dyn std::fmt::Display| ConnectError(error.to_string());
@@ -108,7 +111,7 @@ async fn open(
     config: &ClusterConfig,
     connector: Option<Arc<tls::Connector>>,
     application: &str,
-    settings: &str,
+    settings: Option<&Settings>,
     limit: Duration,
 ) -> Result<Arc<Client>, ProbeError> {
     let session = timeout(limit, probe::connect(target, config, connector, application, settings)).await;

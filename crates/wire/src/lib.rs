@@ -3,10 +3,12 @@
 //! Messages are not turned into owned values. [`frame`] reads the five-byte header of every message after the startup;
 //! [`startup`] reads the packets before that. [`frontend`] decodes clients' messages, [`payload`] reads single fields
 //! of the few other payloads that a proxy must understand, and [`message`] appends messages to a buffer. [`scram`],
-//! [`oauth`] and [`md5`] are the authentication exchanges, [`replication`] is the protocol of standbys.
+//! [`oauth`] and [`md5`] are the authentication exchanges, [`replication`] is the protocol of standbys, [`control`] has the
+//! settings that our own SQL sessions begin with.
 //!
 //! Source of the formats: PostgreSQL documentation, "Frontend/Backend Protocol", "Message Formats".
 
+pub mod control;
 pub mod error;
 pub mod frame;
 pub mod frontend;

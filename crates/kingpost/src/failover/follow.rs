@@ -165,8 +165,8 @@ impl Steps {
         if let Some(slot) = &state.slot {
             let slot = slot.replace('\'', "''");
             let make = format!(
-                "SELECT pg_create_physical_replication_slot('{slot}', true) \
-                 WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = '{slot}')"
+                "SELECT pg_catalog.pg_create_physical_replication_slot('{slot}', true) \
+                 WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots WHERE slot_name = '{slot}')"
             );
             let made = self.parts.run(to, &[&make]).await;
             made.map_err(|why| format!("{node} uses the slot {slot:?}, which {to} does not have: {why}"))?;
@@ -191,7 +191,7 @@ impl Steps {
             return Ok(());
         };
         let set = format!("ALTER SYSTEM SET primary_conninfo = '{}'", changed.replace('\'', "''"));
-        let result = self.parts.run(node, &[&set, "SELECT pg_reload_conf()"]).await;
+        let result = self.parts.run(node, &[&set, "SELECT pg_catalog.pg_reload_conf()"]).await;
         result.map_err(|why| format!("cannot have {node} receive from {to}: {why}"))?;
         let began = Instant::now();
         loop {

@@ -127,8 +127,8 @@ impl Lock {
             }
             // Flushes what sessions had not: they may commit without waiting for the disk.
             self.ask("SET synchronous_commit = local").await?;
-            self.ask("SELECT pg_logical_emit_message(true, 'kingpost', '')").await?;
-            let end = self.ask("SELECT pg_current_wal_flush_lsn() - '0/0'").await?;
+            self.ask("SELECT pg_catalog.pg_logical_emit_message(true, 'kingpost', '')").await?;
+            let end = self.ask("SELECT pg_catalog.pg_current_wal_flush_lsn() - '0/0'").await?;
             self.next_transaction = self.ask(NEXT_TRANSACTION).await?.ok_or("it knows no next transaction")?;
             if self.ask(SESSIONS).await?.as_deref() == Some("0") {
                 let end = end.and_then(|text| text.parse().ok());
@@ -207,22 +207,27 @@ pub(super) async fn take_out_of_files(parts: &Parts, node: &str) -> Said<()> {
     Files::read(&client).await?.unlocked().set(&client).await
 }
 
-const NEXT_TRANSACTION: &str = "SELECT pg_snapshot_xmax(pg_current_snapshot())";
+/// True if the files have sessions begin read-only. A session of ours does not tell: it begins with its own setting.
+pub(super) const READ_ONLY: &str = "SELECT setting::bool FROM pg_catalog.pg_file_settings \
+    WHERE name = 'default_transaction_read_only' AND error IS NULL ORDER BY seqno DESC LIMIT 1";
+const NEXT_TRANSACTION: &str = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())";
 /// All but those of this program, and of others like it that look at the server: they got past the lock, and write nothing.
-const SESSIONS: &str = "SELECT count(*) FROM pg_stat_activity \
+const SESSIONS: &str = "SELECT count(*) FROM pg_catalog.pg_stat_activity \
     WHERE backend_type = 'client backend' AND application_name NOT IN ('kingpost switchover', 'kingpost failover')";
 
 fn end_sessions() -> String {
-    SESSIONS.replace("count(*)", "count(pg_terminate_backend(pid))")
+    SESSIONS.replace("count(*)", "count(pg_catalog.pg_terminate_backend(pid))")
 }
 
 /// When the server last read its files, as this session knows it.
 async fn load_time(client: &Client) -> Said<String> {
-    first(client, "SELECT pg_conf_load_time()").await?.ok_or_else(|| "it does not say when it read its files".into())
+    first(client, "SELECT pg_catalog.pg_conf_load_time()")
+        .await?
+        .ok_or_else(|| "it does not say when it read its files".into())
 }
 
 async fn reload(client: &Client) -> Said<()> {
-    first(client, "SELECT pg_reload_conf()").await.map(drop)
+    first(client, "SELECT pg_catalog.pg_reload_conf()").await.map(drop)
 }
 
 fn late(began: Instant, limit: Duration, what: &str) -> Said<()> {
@@ -232,13 +237,13 @@ fn late(began: Instant, limit: Duration, what: &str) -> Said<()> {
 /// A session on the server that sleeps, and then has it read its files; gives its process id.
 async fn sleep(parts: &Parts, node: &str) -> Said<u32> {
     let client = parts.session_past_lock(node, APPLICATION).await?;
-    let limits = "SELECT set_config(name, '0', false) FROM pg_settings \
+    let limits = "SELECT set_config(name, '0', false) FROM pg_catalog.pg_settings \
                   WHERE name IN ('statement_timeout', 'transaction_timeout', 'client_connection_check_interval')";
     client.simple_query(limits).await.map_err(|error| describe(&error))?;
-    let pid = first(&client, "SELECT pg_backend_pid()").await?.and_then(|pid| pid.parse().ok());
+    let pid = first(&client, "SELECT pg_catalog.pg_backend_pid()").await?.and_then(|pid| pid.parse().ok());
     let pid = pid.ok_or("it does not say the number of its process")?;
     // The one statement does both: nothing need be heard of this program in between.
-    let statement = format!("SELECT pg_reload_conf() FROM pg_sleep({})", LEASE.as_secs());
+    let statement = format!("SELECT pg_catalog.pg_reload_conf() FROM pg_catalog.pg_sleep({})", LEASE.as_secs());
     tokio::spawn(async move {
         // Cancelled, when the lease is renewed or not needed any more; or nobody is left to hear.
         let _ = client.simple_query(&statement).await;
@@ -252,7 +257,7 @@ async fn renew(parts: Parts, node: String, client: Arc<Client>, mut asleep: u32)
     loop {
         tokio::time::sleep(RENEW).await;
         if let Ok(another) = sleep(&parts, &node).await {
-            let _ = first(&client, &format!("SELECT pg_cancel_backend({asleep})")).await;
+            let _ = first(&client, &format!("SELECT pg_catalog.pg_cancel_backend({asleep})")).await;
             asleep = another;
         }
     }
@@ -262,7 +267,7 @@ async fn renew(parts: Parts, node: String, client: Arc<Client>, mut asleep: u32)
 
 impl Files {
     async fn read(client: &Client) -> Said<Files> {
-        let sql = "SELECT name, setting, sourcefile LIKE '%/postgresql.auto.conf' FROM pg_file_settings \
+        let sql = "SELECT name, setting, sourcefile LIKE '%/postgresql.auto.conf' FROM pg_catalog.pg_file_settings \
                    WHERE name IN ('session_preload_libraries', 'default_transaction_read_only') AND error IS NULL ORDER BY seqno";
         let rows = client.query(sql, &[]).await.map_err(|error| describe(&error))?;
         let mut files = Files::default();

@@ -85,15 +85,16 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-const IN_RECOVERY: &str = "SELECT pg_is_in_recovery()";
+const IN_RECOVERY: &str = "SELECT pg_catalog.pg_is_in_recovery()";
 /// The setting as the files have it at this moment, not as the server has read them.
 pub(super) const COMMAND: &str =
-    "SELECT setting FROM pg_file_settings WHERE name = 'recovery_end_command' ORDER BY seqno DESC LIMIT 1";
+    "SELECT setting FROM pg_catalog.pg_file_settings WHERE name = 'recovery_end_command' ORDER BY seqno DESC LIMIT 1";
 
 /// Whether a promotion is under way that was asked for: the file that asks for it, which is removed when it begins; and what the
 /// server says then.
-const ASKED: &str = "SELECT (pg_stat_file('promote', true)).size IS NOT NULL";
-const BEGUN: &str = "SELECT CASE WHEN NOT pg_is_wal_replay_paused() THEN pg_wal_replay_resume() END";
+const ASKED: &str = "SELECT (pg_catalog.pg_stat_file('promote', true)).size IS NOT NULL";
+const BEGUN: &str =
+    "SELECT CASE WHEN NOT pg_catalog.pg_is_wal_replay_paused() THEN pg_catalog.pg_wal_replay_resume() END";
 /// How often a server that is being promoted is asked whether it has left recovery.
 const PACE: Duration = Duration::from_millis(10);
 
@@ -132,7 +133,7 @@ pub(super) async fn promote(parts: &Parts, node: &str, term: u64, limit: Duratio
     }
     // Not pg_promote's own wait, which looks ten times a second.
     let began = Instant::now();
-    first(&client, "SELECT pg_promote(false)").await?;
+    first(&client, "SELECT pg_catalog.pg_promote(false)").await?;
     while first(&client, IN_RECOVERY).await?.as_deref() != Some("f") {
         if began.elapsed() > limit {
             return Err(format!("it has not left recovery within {limit:?}"));
@@ -146,7 +147,7 @@ pub(super) async fn promote(parts: &Parts, node: &str, term: u64, limit: Duratio
 async fn locked(parts: &Parts, node: &str) -> Said<Client> {
     let client = parts.session(node).await?;
     first(&client, &format!("SET lock_timeout = {}", WAIT.as_millis())).await?;
-    first(&client, &format!("SELECT pg_advisory_lock({LOCK})"))
+    first(&client, &format!("SELECT pg_catalog.pg_advisory_lock({LOCK})"))
         .await
         .map_err(|why| format!("another run is at work on it: {why}"))?;
     Ok(client)

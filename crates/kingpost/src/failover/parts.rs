@@ -10,6 +10,7 @@ use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, SimpleQueryMessage};
 use topology::{Candidacy, ClusterConfig, NodeConfig};
 use watermark::Lsn;
+use wire::control::Settings;
 
 use super::config::{PartConfig, RelayPartConfig};
 use super::lock;
@@ -32,22 +33,21 @@ const ORDER: Duration = Duration::from_secs(50);
 /// See the topology's own question: a standby's timeline is the one being received, or what the control file says.
 const ASK: &str = "\
     SELECT system_identifier, standby, \
-           CASE WHEN standby THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END, \
-           CASE WHEN standby THEN pg_last_wal_receive_lsn() END, \
+           CASE WHEN standby THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END, \
+           CASE WHEN standby THEN pg_catalog.pg_last_wal_receive_lsn() END, \
            CASE WHEN standby THEN greatest( \
-               (SELECT received_tli FROM pg_stat_wal_receiver), \
-               (SELECT min_recovery_end_timeline FROM pg_control_recovery()), \
-               (SELECT timeline_id FROM pg_control_checkpoint())) \
-           ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int END, \
-           EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming'), \
-           (SELECT setting FROM pg_settings WHERE name = 'primary_conninfo'), \
-           (SELECT setting FROM pg_settings WHERE name = 'primary_slot_name'), \
-           (SELECT setting::int FROM pg_settings WHERE name = 'recovery_min_apply_delay'), \
-           CASE WHEN standby THEN pg_is_wal_replay_paused() ELSE false END, \
+               (SELECT received_tli FROM pg_catalog.pg_stat_wal_receiver), \
+               (SELECT min_recovery_end_timeline FROM pg_catalog.pg_control_recovery()), \
+               (SELECT timeline_id FROM pg_catalog.pg_control_checkpoint())) \
+           ELSE ('x' || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::bit(32)::int END, \
+           EXISTS (SELECT FROM pg_catalog.pg_stat_wal_receiver WHERE status = 'streaming'), \
+           (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'primary_conninfo'), \
+           (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'primary_slot_name'), \
+           (SELECT setting::int FROM pg_catalog.pg_settings WHERE name = 'recovery_min_apply_delay'), \
+           CASE WHEN standby THEN pg_catalog.pg_is_wal_replay_paused() ELSE false END, \
            current_setting('is_superuser') = 'on', \
-           current_setting('synchronous_standby_names'), \
-           current_setting('default_transaction_read_only') = 'on' \
-    FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS role, pg_control_system()";
+           current_setting('synchronous_standby_names') \
+    FROM (SELECT pg_catalog.pg_is_in_recovery() AS standby OFFSET 0) AS role, pg_catalog.pg_control_system()";
 
 /// How to reach everything: made of the configuration once.
 #[derive(Debug, Clone)]
@@ -219,7 +219,7 @@ impl Parts {
 
     /// A session on a server, and whether that lets nobody else in.
     async fn session_and_lock(&self, node: &str) -> Said<(Client, bool)> {
-        match self.connect(node, APPLICATION, "").await {
+        match self.connect(node, APPLICATION, &Settings::catalog()).await {
             Err(why) if why.contains(lock::LIBRARY) => Ok((self.session_past_lock(node, APPLICATION).await?, true)),
             other => other.map(|client| (client, false)),
         }
@@ -227,22 +227,22 @@ impl Parts {
 
     /// A superuser's session that a [`lock`] does not keep out.
     pub(super) async fn session_past_lock(&self, node: &str, application: &str) -> Said<Client> {
-        self.connect(node, application, "-c session_preload_libraries=").await
+        self.connect(node, application, &Settings::catalog().with("session_preload_libraries", "")).await
     }
 
     /// Whether a server refuses sessions because it is locked.
     pub(super) async fn is_locked(&self, node: &str) -> Said<bool> {
-        match self.connect(node, APPLICATION, "").await {
+        match self.connect(node, APPLICATION, &Settings::catalog()).await {
             Ok(_) => Ok(false),
             Err(why) if why.contains(lock::LIBRARY) => Ok(true),
             Err(why) => Err(why),
         }
     }
 
-    async fn connect(&self, node: &str, application: &str, settings: &str) -> Said<Client> {
+    async fn connect(&self, node: &str, application: &str, settings: &Settings) -> Said<Client> {
         let known = self.cluster.nodes.iter().find(|known| known.name == node);
         let known = known.ok_or_else(|| format!("no node is named {node}"))?;
-        let client = topology::connect(&self.cluster, known, application, settings, self.look.max(LOOK)).await;
+        let client = topology::connect(&self.cluster, known, application, Some(settings), self.look.max(LOOK)).await;
         client.map_err(|error| error.to_string())
     }
 
@@ -258,6 +258,7 @@ impl Parts {
             if state.superuser {
                 let command = first(&client, note::COMMAND).await?.unwrap_or_default();
                 state.note = Note::read(&command).1;
+                state.read_only = first(&client, lock::READ_ONLY).await?.as_deref() == Some("t");
             }
             Ok(state)
         };
@@ -369,7 +370,7 @@ impl Parts {
         };
         console.tls = self.tls.clone();
         let node = NodeConfig::new(login.part.name.clone(), login.part.address.clone());
-        let client = topology::connect(&console, &node, APPLICATION, "", self.look).await;
+        let client = topology::connect(&console, &node, APPLICATION, None, self.look).await;
         client.map_err(|error| error.to_string())
     }
 }
@@ -428,7 +429,7 @@ fn read(row: &tokio_postgres::Row) -> Result<ServerState, tokio_postgres::Error>
         superuser: row.try_get(10)?,
         sync_names: row.try_get(11)?,
         locked: Locked::No,
-        read_only: row.try_get(12)?,
+        read_only: false,
         note: None,
     })
 }

@@ -11,6 +11,7 @@ use futures_util::StreamExt as _;
 use tokio::sync::{Mutex, Notify};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Connection, Row, Socket, Statement};
+use wire::control::Settings;
 
 use self::address::Database;
 use super::plan::{Existing, plan};
@@ -58,8 +59,14 @@ const POLL: Duration = Duration::from_secs(2);
 /// Interval of reads of a replica that does not have the tables yet.
 const BEHIND: Duration = Duration::from_millis(20);
 
-const SESSION: &str = "SET statement_timeout = '15s'; SET lock_timeout = '10s';
-    SET idle_in_transaction_session_timeout = '30s'; SET application_name = 'kingpost registry'";
+/// Settings of both connections. Tables are found by the role's `search_path`, behind `pg_catalog`.
+fn session_settings() -> Settings {
+    Settings::own_names()
+        .with_statement_timeout(PATIENCE)
+        .with("lock_timeout", "10s")
+        .with("idle_in_transaction_session_timeout", "30s")
+        .with("application_name", "kingpost registry")
+}
 
 /// Select list in the order of `INSTANCE_COLUMNS`, with `metadata` as text.
 const SELECT: &str = "SELECT id, service, host, port, protocol, version, weight, priority, flags, health, ttl, check_spec, \
@@ -492,7 +499,7 @@ async fn connect(database: &Database, news: Option<Arc<Notify>>) -> Result<Clien
     let secure = within("connecting", database.secure()).await??;
     let (client, connection) = within("connecting", database.config.connect(secure)).await?.map_err(error)?;
     tokio::spawn(drive(connection, news));
-    within("connecting", client.batch_execute(SESSION)).await?.map_err(error)?;
+    within("connecting", client.batch_execute(&session_settings().sql())).await?.map_err(error)?;
     Ok(client)
 }
 

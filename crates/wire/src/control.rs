@@ -1,0 +1,149 @@
+//! Settings of control sessions: the SQL sessions that Kingpost opens for itself, beside those of its clients.
+//!
+//! A session inherits settings from its role, its database and the server's files. A control session must not: with another `search_path`
+//! `pg_is_in_recovery()` is somebody else's function, with another isolation level nothing runs on a standby. So each control session
+//! begins with [`Settings`], and names in its statements are looked up in `pg_catalog` first.
+//!
+//! Source of the settings: PostgreSQL documentation, "Client Connection Defaults" and "Version and Platform Compatibility"; each can be set by
+//! any role, in PostgreSQL 13 and later.
+
+use std::time::Duration;
+
+/// Settings that change the meaning or the fate of a statement, as every control session has them.
+const FIXED: &[(&str, &str)] = &[
+    ("default_transaction_isolation", "read committed"),
+    ("default_transaction_read_only", "off"),
+    ("default_transaction_deferrable", "off"),
+    ("lock_timeout", "0"),
+    ("idle_in_transaction_session_timeout", "0"),
+    ("row_security", "on"),
+    ("datestyle", "ISO, MDY"),
+    ("intervalstyle", "postgres"),
+    ("extra_float_digits", "1"),
+    ("bytea_output", "hex"),
+    ("standard_conforming_strings", "on"),
+    ("transform_null_equals", "off"),
+    ("array_nulls", "on"),
+    ("quote_all_identifiers", "off"),
+    ("client_min_messages", "warning"),
+];
+
+/// Lifts limits that older servers do not know, so that a start-up packet may not name them. The operators are found by `search_path`.
+const LIFT_LIMITS: &str = "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings \
+    WHERE name IN ('transaction_timeout', 'idle_session_timeout') AND setting <> '0'";
+
+/// Takes `pg_catalog` out of the session's own `search_path`: PostgreSQL then searches it first, and creates nothing there. Uses no operator, which
+/// that path would find.
+const CATALOG_FIRST: &str = "SELECT pg_catalog.set_config('search_path', \
+    COALESCE(pg_catalog.string_agg(pg_catalog.quote_ident(schema), ', ' ORDER BY place), ''), false) \
+    FROM pg_catalog.unnest(pg_catalog.array_remove(pg_catalog.current_schemas(false), 'pg_catalog')) \
+    WITH ORDINALITY AS own(schema, place)";
+
+/// Settings that a control session begins with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Names in lower case, values in the form of `SET`; each name once.
+    list: Vec<(&'static str, String)>,
+    /// True if names are found by the role's `search_path`, behind `pg_catalog`.
+    own_names: bool,
+}
+
+impl Settings {
+    /// Settings of a session whose statements name nothing but what is in `pg_catalog`.
+    #[must_use]
+    pub fn catalog() -> Settings {
+        Settings { own_names: false, ..Settings::own_names() }.with("search_path", "pg_catalog")
+    }
+
+    /// Settings of a session in which an operator's statement, or a table of Kingpost's, is found by the role's `search_path`.
+    #[must_use]
+    pub fn own_names() -> Settings {
+        let list = FIXED.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+        Settings { list, own_names: true }
+    }
+
+    /// The same settings with this one added or replaced. `value` is in the form of `SET`.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Settings {
+        self.list.retain(|(of, _)| *of != name);
+        self.list.push((name, value.into()));
+        self
+    }
+
+    /// The same settings with a limit on each statement, of at least a millisecond.
+    #[must_use]
+    pub fn with_statement_timeout(self, limit: Duration) -> Settings {
+        self.with("statement_timeout", limit.as_millis().max(1).to_string())
+    }
+
+    /// Returns the settings as the start-up parameter `options`: `-c name=value`, with spaces and backslashes escaped.
+    #[must_use]
+    pub fn options(&self) -> String {
+        let words = self.list.iter().map(|(name, value)| {
+            let escaped = value.replace('\\', "\\\\").replace(' ', "\\ ");
+            format!("-c {name}={escaped}")
+        });
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    /// Returns the simple query that a session which began with [`Settings::options`] runs before any other.
+    #[must_use]
+    pub fn prologue(&self) -> String {
+        if self.own_names { format!("{CATALOG_FIRST}; {LIFT_LIMITS}") } else { LIFT_LIMITS.to_owned() }
+    }
+
+    /// Returns the settings and the prologue as one simple query, for sessions behind a pooler that takes no `options`.
+    #[must_use]
+    pub fn sql(&self) -> String {
+        let mut statements: Vec<String> = self.list.iter().map(|(name, value)| set(name, value)).collect();
+        statements.push(self.prologue());
+        statements.join("; ")
+    }
+}
+
+fn set(name: &str, value: &str) -> String {
+    match name {
+        // Quotes would make one item of a list.
+        "search_path" => format!("SET search_path = {value}"),
+        _ => format!("SET {name} = '{}'", value.replace('\'', "''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_what_a_start_up_packet_is_read_as() {
+        let settings =
+            Settings::catalog().with_statement_timeout(Duration::from_secs(2)).with("application_name", r"a\ b");
+        let options = settings.options();
+        let read = crate::startup::options(options.as_bytes()).expect("options that can be read");
+        let read: Vec<_> = read.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        for expected in [
+            ("default_transaction_isolation", "read committed"),
+            ("datestyle", "ISO, MDY"),
+            ("search_path", "pg_catalog"),
+            ("statement_timeout", "2000"),
+            ("application_name", r"a\ b"),
+        ] {
+            assert!(read.contains(&expected), "{expected:?} in {options}");
+        }
+        assert_eq!(read.len(), FIXED.len() + 3);
+    }
+
+    #[test]
+    fn a_setting_stands_once() {
+        let settings = Settings::own_names().with("lock_timeout", "10s").with_statement_timeout(Duration::ZERO);
+        let sql = settings.sql();
+        assert_eq!(sql.matches("lock_timeout").count(), 1);
+        assert!(
+            sql.contains(
+                "SET lock_timeout = '10s'; SET statement_timeout = '1'; SELECT pg_catalog.set_config('search_path'"
+            ),
+            "{sql}"
+        );
+        assert!(!sql.contains("SET search_path"), "{sql}");
+        assert!(Settings::catalog().sql().contains("SET search_path = pg_catalog; SELECT pg_catalog.set_config(name"));
+    }
+}
