@@ -11,6 +11,7 @@ use wire::{Frame, Sqlstate};
 
 use super::{Greeting, Note, Request, ServerPhase};
 use crate::core::parameters::{Applied, Params};
+use crate::core::pool::Want;
 use crate::core::prepared::Unnamed;
 use crate::core::session::Phase;
 use crate::core::shared::Passed;
@@ -456,9 +457,11 @@ impl Core {
         };
         // The parameters in force are not the ones that were asked for.
         server.params = Applied::Unknown;
-        server.retire = true;
-        match server.client {
+        let client = server.client;
+        match client {
+            Some(c) if self.asks_the_primary_instead(c, s, owed) => {}
             Some(c) => {
+                self.servers[s].retire = true;
                 let login = matches!(self.clients[c].phase, Phase::Login(_));
                 if login {
                     self.fail_login_as(c, &error);
@@ -476,9 +479,31 @@ impl Core {
                     self.fatal(c, Sqlstate::INVALID_PARAMETER_VALUE, &text);
                 }
             }
-            None if server.protocol.is_settled() => self.rest(s),
-            None => {}
+            None => {
+                server.retire = true;
+                if server.protocol.is_settled() {
+                    self.rest(s);
+                }
+            }
         }
+    }
+
+    /// Sends a client whose session a replica could not prepare to the primary, whose answer counts: with `default_transaction_isolation =
+    /// serializable` a standby runs no statement at all. False if the server is no replica, or the client cannot leave it.
+    fn asks_the_primary_instead(&mut self, c: usize, s: usize, owed: bool) -> bool {
+        let login = matches!(self.clients[c].phase, Phase::Login(_));
+        if !self.is_replica(s) || self.clients[c].attempts.primary || !login && (self.is_bound(c) || owed) {
+            return false;
+        }
+        let client = &mut self.clients[c];
+        client.attempts.primary = true;
+        client.unit.reset();
+        let token = client.token;
+        self.release(s);
+        if login && self.is_client(token) {
+            self.acquire(c, Want::Primary);
+        }
+        true
     }
 
     /// The session has a client's parameters: remembers what the server reports as the greeting for clients with the
