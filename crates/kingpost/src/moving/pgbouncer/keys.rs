@@ -1,4 +1,4 @@
-//! Every key that PgBouncer 1.25 documents, and what becomes of it. The table of docs/guide/pgbouncer.md is made from this one.
+//! Every key that PgBouncer documents up to 1.26.1, those that 1.26 has dropped included, and what becomes of it. The table of docs/guide/pgbouncer.md is made from this one.
 
 use super::super::keys::{
     CIPHERS, KEEP_ALIVE, Key, PROBED, RESOLVED, STANDARD_ERROR, Table, carried, needless, refused,
@@ -15,9 +15,10 @@ pub(super) const R: &str = "peers";
 
 const INSIDE: &str = "concerns PgBouncer's inside only";
 const OWN_LOOKUP: &str = "Kingpost has one lookup for all databases";
+const ONE_WAIT: &str = "Kingpost has one for all: proxy.pool.wait_timeout, which query_wait_timeout in `[pgbouncer]` becomes. Statements themselves have a limit for each database and user: query_timeout";
 
 /// The table.
-pub(in super::super) const TABLE: Table = Table { program: "PgBouncer 1.25", sections: &[P, D, U, R], keys: KEYS };
+pub(in super::super) const TABLE: Table = Table { program: "PgBouncer 1.26", sections: &[P, D, U, R], keys: KEYS };
 
 const KEYS: &[Key] = &[
     needless(P, "logfile", STANDARD_ERROR),
@@ -157,11 +158,22 @@ const KEYS: &[Key] = &[
     needless(P, "server_login_retry", "Kingpost waits longer after each failure, from milliseconds on"),
     carried(P, "client_login_timeout", "proxy.login_timeout", "without it: 60 s, as in PgBouncer; 0 is an error"),
     needless(P, "autodb_idle_timeout", "a pool that nobody uses is forgotten by itself"),
+    needless(
+        P,
+        "pool_idle_timeout",
+        "a pool without clients and server connections is forgotten by itself after a minute",
+    ),
     needless(P, "dns_max_ttl", RESOLVED),
     needless(P, "dns_nxdomain_ttl", RESOLVED),
     needless(P, "dns_zone_check_period", RESOLVED),
     refused(P, "resolv_conf", &[""], "Kingpost uses the system's resolver"),
     carried(P, "query_wait_notify", "proxy.pool.wait_notice", "without it: 5 s, as in PgBouncer"),
+    refused(
+        P,
+        "login_notify_message",
+        &[""],
+        "Kingpost sends no notice after a login: leave it out with --ignore, and tell your users of the proxy by its host name or port",
+    ),
     carried(
         P,
         "client_tls_sslmode",
@@ -186,7 +198,7 @@ const KEYS: &[Key] = &[
         P,
         "server_tls_ca_file",
         "cluster.tls.ca_file",
-        "left out where the mode does not verify certificates: PgBouncer does not use it then, Kingpost would",
+        "left out where the mode does not verify certificates: PgBouncer does not use it then, Kingpost would. With verify-ca or verify-full and without it: the system's, /etc/ssl/certs/ca-certificates.crt, as PgBouncer is built",
     ),
     carried(P, "server_tls_key_file", "cluster.tls.key_file", ""),
     carried(P, "server_tls_cert_file", "cluster.tls.cert_file", ""),
@@ -207,7 +219,7 @@ const KEYS: &[Key] = &[
     needless(
         P,
         "suspend_timeout",
-        "SUSPEND waits until all answers are delivered, or RESUME comes; a new process takes over the sockets (proxy.upgrade_socket)",
+        "dropped by PgBouncer 1.26. SUSPEND waits until all answers are delivered, or RESUME comes; a new process takes over the sockets (proxy.upgrade_socket)",
     ),
     needless(P, "pkt_buf", INSIDE),
     needless(
@@ -250,6 +262,7 @@ const KEYS: &[Key] = &[
     carried(D, "connect_query", "proxy.databases.connect_query", "run again when a session was reset"),
     carried(D, "pool_mode", "proxy.databases.pool_mode", ""),
     needless(D, "load_balance_hosts", "Kingpost finds out which host is the primary"),
+    refused(D, "query_wait_timeout", &["-1"], ONE_WAIT),
     carried(D, "max_db_connections", "proxy.databases.max_connections", "to one node"),
     carried(D, "max_db_client_connections", "proxy.databases.max_clients", ""),
     carried(D, "server_lifetime", "proxy.databases.server_lifetime", ""),
@@ -271,6 +284,7 @@ const KEYS: &[Key] = &[
         "to one node; of the user that clients log in as",
     ),
     carried(U, "query_timeout", "proxy.users.query_timeout", ""),
+    refused(U, "query_wait_timeout", &["-1"], ONE_WAIT),
     carried(U, "idle_transaction_timeout", "proxy.users.idle_transaction_timeout", ""),
     carried(U, "transaction_timeout", "proxy.users.transaction_timeout", ""),
     carried(U, "client_idle_timeout", "proxy.users.client_idle_timeout", ""),

@@ -7,7 +7,7 @@ use crate::moving::lookup::SAFE_QUERY;
 const INI: &str = r#"
 ;; a usual file
 [databases]
-shop = host=db1,db2 port=5433 dbname=shop_live pool_size=7 reserve_pool=2 max_db_connections=9 connect_query='select ''x''' timezone=UTC
+shop = host=db1,db2 port=5433 dbname=shop_live query_wait_timeout=-1 pool_size=7 reserve_pool=2 max_db_connections=9 connect_query='select ''x''' timezone=UTC
 "odd ""name" = host=db1 port=5433 pool_mode=session
 * = host=db2 port=5433
 
@@ -36,6 +36,8 @@ query_wait_timeout = 1.5
 server_idle_timeout = 90
 logfile = /var/log/pgbouncer.log
 autodb_idle_timeout = 3600
+pool_idle_timeout = 600
+login_notify_message =
 application_name_add_host = 0
 min_pool_size = 2
 max_db_connections = 30
@@ -266,7 +268,19 @@ fn what_cannot_be_carried_over_is_an_error_that_names_it() {
             settings("application_name_add_host = 5"),
             "application_name_add_host = 5: Kingpost leaves application_name as it is",
         ),
-        (settings("nonsense = 1"), "nonsense = 1: PgBouncer 1.25 has no such key in [pgbouncer]"),
+        (
+            settings("login_notify_message = hello"),
+            "login_notify_message = hello: Kingpost sends no notice after a login",
+        ),
+        (
+            settings("[databases]\nb = host=db1 query_wait_timeout=5"),
+            "databases.b.query_wait_timeout = 5: Kingpost has one for all: proxy.pool.wait_timeout",
+        ),
+        (
+            settings("[users]\napp = query_wait_timeout=0"),
+            "users.app.query_wait_timeout = 0: Kingpost has one for all: proxy.pool.wait_timeout",
+        ),
+        (settings("nonsense = 1"), "nonsense = 1: PgBouncer 1.26 has no such key in [pgbouncer]"),
         (settings("client_tls_ciphers = HIGH"), "client_tls_ciphers = HIGH"),
         (settings("client_tls_sslmode = on"), "client_tls_sslmode: found \"on\""),
         (settings("server_tls_protocols = tlsv1.1"), "server_tls_protocols: Kingpost speaks TLS 1.2 and 1.3 only"),
@@ -372,6 +386,14 @@ fn databases_of_several_clusters() {
 #[test]
 fn the_old_auth_query_is_replaced() {
     for (lines, expected) in [
+#[test]
+fn servers_certificates_are_verified_with_the_systems_authorities_where_no_file_is_named() {
+    let text = with(&settings("server_tls_sslmode = verify-full"), &Options::default()).expect("a translation");
+    assert!(text.contains("ca_file = \"/etc/ssl/certs/ca-certificates.crt\""), "{text}");
+    let text = with(&settings("server_tls_sslmode = require"), &Options::default()).expect("a translation");
+    assert!(!text.contains("ca_file"), "{text}");
+}
+
         ("auth_user = app", SAFE_QUERY),
         ("auth_user = app\nauth_query = SELECT usename, passwd FROM pg_shadow WHERE usename=$1", SAFE_QUERY),
         ("auth_user = app\nauth_query = select usename, passwd  from pg_shadow where usename = $1;", SAFE_QUERY),
@@ -412,6 +434,8 @@ fn what_is_not_needed_says_why() {
         "#   application_name_add_host = 0: is so in Kingpost anyway",
         "#   user old: auth_file has an MD5 hash",
         "#   user none: auth_file has an empty password",
+        "#   pool_idle_timeout = 600: a pool without clients and server connections is forgotten",
+        "#   databases.shop.query_wait_timeout = -1: is so in Kingpost anyway",
     ] {
         assert!(text.contains(line), "{line}\n{text}");
     }

@@ -12,6 +12,7 @@ use wire::scram::Verifier;
 use super::ini::{self, Entry};
 use super::keys::{D, P, R, TABLE, U};
 use crate::error::Failure;
+use crate::moving::keys::SYSTEM_CAS;
 use crate::moving::lookup::{self, SAFE_QUERY};
 use crate::moving::plan::{Line, Plan, quoted};
 use crate::moving::report::{Found, Report};
@@ -376,7 +377,11 @@ impl Translator<'_> {
             }
         };
         let mut lines = vec![("mode", quoted(mode))];
-        lines.extend(self.tls_files("server_tls", mode.starts_with("verify")));
+        let verifies = mode.starts_with("verify");
+        lines.extend(self.tls_files("server_tls", verifies));
+        if verifies && !lines.iter().any(|(key, _)| *key == "ca_file") {
+            lines.push(("ca_file", quoted(SYSTEM_CAS)));
+        }
         self.plan.cluster_tls = lines;
     }
 
