@@ -456,7 +456,8 @@ pub(crate) struct CheckArgs {
     /// Configuration file
     #[arg(long, short, env = "KINGPOST_CONFIG", default_value = "kingpost.toml", value_name = "FILE")]
     pub(crate) config: PathBuf,
-    /// Also asks the servers, relays, proxies and the etcd that the failover section names whether they agree with it
+    /// Also logs in to every server as probes, lookups and databases do, and asks the servers, relays, proxies and the etcd that the failover section
+    /// names whether they agree with it
     #[arg(long)]
     pub(crate) online: bool,
 }

@@ -25,6 +25,7 @@ mod helper;
 mod judges;
 mod ldap;
 mod logging;
+mod logins;
 mod lookup;
 mod moving;
 mod oauth;

@@ -16,6 +16,7 @@ use crate::cli::{CheckArgs, ProxyArgs};
 use crate::config::{self, Config, LogFlags, Overrides, Problem};
 use crate::console::Serving;
 use crate::error::Failure;
+use crate::failover::config::FailoverConfig;
 use crate::orders::Ordered;
 use crate::otlp::metrics::Pushing;
 use crate::passwords::Passwords;
@@ -23,7 +24,7 @@ use crate::registry::source::Sources;
 use crate::reload::settle;
 use crate::run::{self, Running};
 use crate::upgrade::{self, Heir, Sockets, inherited};
-use crate::{logging, out, systemd};
+use crate::{logging, logins, out, systemd};
 use proxy::Socket;
 use proxy::config::{ProxyConfig, TracingConfig};
 use proxy::console::{Held, Process};
@@ -41,10 +42,20 @@ pub(crate) fn check(args: &CheckArgs, _log: &LogFlags) -> Result<(), Failure> {
     for warning in &warnings {
         out::note(warning);
     }
+    // The servers of the proxy are PostgreSQL, whatever a relay in the file is for.
+    let serves = !config.needs_no_proxy() && !config.is_registry_only();
     if args.online {
         match config.relay.engine {
-            Engine::Postgresql => crate::failover::check(config.clone())?,
             Engine::Mariadb => crate::relay_mariadb::check(&config.relay)?,
+            Engine::Postgresql if serves && config.failover == FailoverConfig::default() => {}
+            Engine::Postgresql => crate::failover::check(config.clone())?,
+        }
+        if serves {
+            logins::attempt(&config)?;
+        }
+    } else if serves {
+        for doubt in logins::doubts(&config) {
+            out::note(doubt);
         }
     }
     if config.needs_no_proxy() && config.relay != ::relay::config::RelayConfig::default() {
