@@ -541,8 +541,8 @@ pub(crate) struct Translation {
     /// Setting to leave out, as the error names it (`databases.shop.connect_query`), by its last part, or by the table above it; may be given several times
     #[arg(long, value_name = "KEY")]
     pub(crate) ignore: Vec<String>,
-    /// User that watches the servers; without it one that the file names for such things, or postgres. Its password comes by
-    /// KINGPOST__CLUSTER__PASSWORD
+    /// User that watches the servers; without it one that the files name for such things, else a user of clients with a password, else postgres. A
+    /// password that the files do not have comes by KINGPOST__CLUSTER__PASSWORD
     #[arg(long, value_name = "NAME")]
     pub(crate) probe_user: Option<String>,
     /// Writes also what `kingpost check` finds wrong, because the files that it names are on another machine

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::plan::{Line, Plan, quoted};
+use super::prober::Login;
 use super::report::Report;
 
 /// A user of one database.
@@ -21,6 +22,18 @@ pub(super) struct Member {
     pub(super) server: Option<(String, Option<String>)>,
     /// Settings as TOML, by their key in the other program.
     pub(super) settings: BTreeMap<&'static str, String>,
+}
+
+impl Member {
+    /// The login at the servers by which the member's statements run; None: the file has no password for it.
+    fn login(&self) -> Option<Login> {
+        let own = self.secret.iter().find(|(key, _)| *key == "password").map(|(_, password)| password.clone());
+        let (user, password) = match &self.server {
+            Some((user, password)) => (user, password.as_deref().map(quoted)),
+            None => (&self.user, own),
+        };
+        Some(Login::of_clients(quoted(user), password?, Some(&self.database)))
+    }
 }
 
 /// Where a setting of a member may go. The first that can hold it is taken: for all, for databases, for users.
@@ -88,6 +101,7 @@ pub(super) fn settle(report: &mut Report<'_>, plan: &mut Plan, members: &[Member
         }
         users.entry(accounts[at].clone()).or_insert_with(|| member.secret.clone());
     }
+    plan.logins.extend(members.iter().filter_map(Member::login));
     admit(report, plan, members);
     towards_servers(report, plan, members);
     for place in places {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! It is strict: a setting that can't be carried over is an error that names it, and nothing is written unless `--ignore` names it,
-//! too. What is written is what `kingpost check` finds good.
+//! too. What is written is what `kingpost check` finds good. `prober` chooses the login by which the written configuration watches the servers.
 
 #[cfg(test)]
 mod checked;
@@ -21,6 +21,7 @@ mod pgcat;
 mod pgdog;
 mod pgpool;
 mod plan;
+mod prober;
 mod report;
 mod server;
 
@@ -30,6 +31,7 @@ use crate::cli::{ConfigCommand, Translation};
 use crate::config::{self, Problem, Severity};
 use crate::error::Failure;
 use crate::out;
+use plan::Plan;
 
 pub(crate) use lookup::SAFE_QUERY;
 pub(crate) use pgbouncer::{carried_to, needless};
@@ -73,15 +75,16 @@ impl Source {
         }
     }
 
-    /// Reads the files, and gives the whole configuration as text.
-    fn translate(&self, read: Read<'_>, options: &Options) -> Result<String, Failure> {
-        let plan = match self {
+    /// Reads the files, and returns the configuration to write.
+    fn translate(&self, read: Read<'_>, options: &Options) -> Result<Plan, Failure> {
+        let mut plan = match self {
             Source::Pgbouncer { file } => pgbouncer::plan(file, read, options)?,
             Source::Pgcat { file } => pgcat::plan(file, read, options)?,
             Source::Pgdog { file, users } => pgdog::plan(file, users, read, options)?,
             Source::Pgpool(files) => pgpool::plan(files, read, options)?,
         };
-        Ok(plan.render())
+        plan.watch(options);
+        Ok(plan)
     }
 }
 
@@ -113,9 +116,10 @@ pub(crate) fn command(command: &ConfigCommand) -> Option<Result<(), Failure>> {
 }
 
 fn run(source: &Source, how: &Translation, options: &Options) -> Result<(), Failure> {
-    let text = source.translate(&read_file, options)?;
-    if let Some(about) = text.lines().find_map(|line| line.strip_prefix("# Databases on different servers")) {
-        out::note(format!("kingpost: databases on different servers{about}"));
+    let plan = source.translate(&read_file, options)?;
+    let text = plan.render();
+    for note in plan.notes() {
+        out::note(format!("kingpost: {note}"));
     }
     let name = how.out.as_deref().unwrap_or(Path::new("the translation"));
     let checked = config::parse(&name.display().to_string(), &text, [], &config::stat_file);
@@ -173,5 +177,5 @@ pub(crate) fn translated(program: &str, text: &str) -> Result<String, Failure> {
             )));
         }
     };
-    source.translate(&read, &options)
+    Ok(source.translate(&read, &options)?.render())
 }

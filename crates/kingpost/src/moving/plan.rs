@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::Options;
+use super::prober::{Login, Prober};
 use super::server::{Servers, groups};
 
 /// A key, and its value as TOML.
@@ -45,6 +46,8 @@ pub(super) struct Plan {
     pub(super) about_clusters: Option<String>,
     pub(super) metrics: Vec<Line>,
     pub(super) log: Vec<Line>,
+    /// Logins at the servers, the best for probes first.
+    pub(super) logins: Vec<Login>,
     /// What was left out, and why.
     pub(super) left_out: Vec<(String, String)>,
 }
@@ -56,6 +59,8 @@ struct Cluster {
     name: Option<String>,
     /// Addresses.
     nodes: Vec<String>,
+    /// None: not chosen yet.
+    prober: Option<Prober>,
 }
 
 impl Plan {
@@ -64,17 +69,39 @@ impl Plan {
         Plan { source: source.display().to_string(), command, program, ..Plan::default() }
     }
 
-    /// Says who watches the nodes: whom the command names, or who looks up users, or `other` with its password, or postgres.
-    pub(super) fn watch(&mut self, options: &Options, other: Option<(String, Option<String>)>) {
-        let looks_up =
-            |key: &str| self.auth_query.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone());
-        let (user, password) = match (&options.probe_user, other) {
-            (Some(user), _) => (quoted(user), None),
-            (None, Some((user, password))) => (quoted(&user), password.as_deref().map(quoted)),
-            (None, None) => (looks_up("user").unwrap_or_else(|| quoted("postgres")), looks_up("password")),
+    /// Chooses the user of each cluster's probes among the logins.
+    pub(super) fn watch(&mut self, options: &Options) {
+        let led: Vec<Vec<(String, String)>> =
+            self.clusters.iter().enumerate().map(|(at, cluster)| self.databases_of(at, cluster)).collect();
+        for (cluster, databases) in self.clusters.iter_mut().zip(led) {
+            cluster.prober = Some(Prober::choose(options, &self.logins, &databases));
+        }
+    }
+
+    /// The databases that lead to a cluster, each with its name on the servers as TOML.
+    fn databases_of(&self, at: usize, cluster: &Cluster) -> Vec<(String, String)> {
+        let name = cluster.name.as_deref().map(quoted);
+        let of = |lines: &[Line], key: &str| lines.iter().find(|(of, _)| *of == key).map(|(_, value)| value.clone());
+        let leads = |lines: &[Line]| match of(lines, "cluster") {
+            None => at == 0,
+            named => named == name,
         };
-        self.cluster.push(("user", user));
-        self.cluster.extend(password.map(|password| ("password", password)));
+        let here = self.databases.iter().filter(|(database, lines)| database != "*" && leads(lines));
+        here.map(|(name, lines)| (name.clone(), of(lines, "dbname").unwrap_or_else(|| quoted(name)))).collect()
+    }
+
+    /// What the user is told beside the configuration.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let about = self.about_clusters.iter().filter_map(|about| about.strip_prefix('D'));
+        let mut notes: Vec<String> = about.map(|rest| format!("d{rest}")).collect();
+        for cluster in &self.clusters {
+            let table = match &cluster.name {
+                None => "[cluster]".to_owned(),
+                Some(name) => format!("cluster {name:?}"),
+            };
+            notes.extend(cluster.prober.as_ref().and_then(|prober| prober.missing(self.program, &table)));
+        }
+        notes
     }
 
     /// The cluster that a database leads to; None: there is only one, or it is the first.
@@ -98,7 +125,7 @@ impl Plan {
                     nodes.push(node);
                 }
             }
-            self.clusters.push(Cluster { name: None, nodes });
+            self.clusters.push(Cluster { name: None, nodes, prober: None });
             return false;
         }
         let mut said = Vec::new();
@@ -111,7 +138,7 @@ impl Plan {
                 }
             }
             said.push(format!("{} on {}", databases.join(", "), nodes.join(", ")));
-            self.clusters.push(Cluster { name: Some(first), nodes });
+            self.clusters.push(Cluster { name: Some(first), nodes, prober: None });
         }
         self.about_clusters = Some(format!(
             "Databases on different servers are in different clusters: {}. If some of the servers are standbys of others, say --same-cluster.",
@@ -154,7 +181,7 @@ impl Plan {
             if let Some(name) = &cluster.name {
                 writeln!(to, "name = {}", quoted(name))?;
             }
-            self.write_cluster(to, table, &cluster.nodes)?;
+            self.write_cluster(to, table, cluster)?;
         }
         for (name, lines) in [("metrics", &self.metrics), ("log", &self.log)] {
             write_table(to, name, lines)?;
@@ -200,12 +227,15 @@ impl Plan {
         Ok(())
     }
 
-    /// What is below the name of a cluster.
-    fn write_cluster(&self, to: &mut String, table: &str, nodes: &[String]) -> std::fmt::Result {
-        writeln!(to, "# Who watches the nodes: needs CONNECT, and pg_monitor for a prompt view of failovers.")?;
+    /// Writes all of a cluster but its name.
+    fn write_cluster(&self, to: &mut String, table: &str, cluster: &Cluster) -> std::fmt::Result {
+        if let Some(prober) = &cluster.prober {
+            writeln!(to, "# {}", prober.comment())?;
+            write_lines(to, &prober.lines())?;
+        }
         write_lines(to, &self.cluster)?;
         write_table(to, &format!("{table}.tls"), &self.cluster_tls)?;
-        for (index, node) in nodes.iter().enumerate() {
+        for (index, node) in cluster.nodes.iter().enumerate() {
             writeln!(to, "\n[[{table}.nodes]]\nname = \"node{}\"\naddress = {}", index + 1, quoted(node))?;
             write_lines(to, self.nodes.get(node).map_or(&[], Vec::as_slice))?;
         }

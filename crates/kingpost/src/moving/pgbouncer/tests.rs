@@ -53,12 +53,15 @@ fn with(ini: &str, options: &Options) -> Result<String, Failure> {
     let read = |path: &Path| match path.to_str() {
         Some("pgbouncer.ini") => Ok(ini.to_owned()),
         Some("/etc/userlist.txt") => Ok(USERS.replace("SCRAM", SCRAM)),
+        Some("/etc/hashes") => Ok("\"old\" \"md5aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"\n".to_owned()),
         Some("/etc/trusting") => Ok("local all all trust\n".to_owned()),
         Some("/etc/rules") => Ok("host all all 10.0.0.0/8 scram-sha-256\n".to_owned()),
         Some("again.ini") => Ok("%include again.ini".to_owned()),
         _ => Err(Failure::environment("no such file")),
     };
-    Ok(plan(Path::new("pgbouncer.ini"), &read, options)?.render())
+    let mut plan = plan(Path::new("pgbouncer.ini"), &read, options)?;
+    plan.watch(options);
+    Ok(plan.render())
 }
 
 /// The translation of a file that is to be good, checked as it is before it is written; files that it names are not looked at.
@@ -383,9 +386,42 @@ fn databases_of_several_clusters() {
     assert!(error.to_string().contains("databases.z: --database names it"), "{error}");
 }
 
+/// The user and database of a cluster's probes.
+fn prober(cluster: &toml::Value) -> [Option<&str>; 3] {
+    ["user", "password", "database"].map(|key| cluster.get(key).and_then(toml::Value::as_str))
+}
+
 #[test]
-fn the_old_auth_query_is_replaced() {
+fn probes_log_in_as_a_user_whose_password_is_known() {
+    let [app, boss] =
+        [("app", "s\"ecret"), ("boss", "b")].map(|(user, password)| [Some(user), Some(password), Some("a")]);
     for (lines, expected) in [
+        ("", app),
+        // Operators need be no users of the servers.
+        ("admin_users = app", boss),
+        ("auth_type = scram-sha-256\nauth_user = app", app),
+        ("auth_user = app\nauth_dbname = users", [Some("app"), Some("s\"ecret"), Some("users")]),
+        // auth_user is looked for in auth_file, and is not there.
+        ("auth_user = finder", app),
+        ("auth_file =\nauth_user = finder", [Some("finder"), None, Some("a")]),
+        ("[databases]\na = host=db1 dbname=live user=writer password=w", [Some("writer"), Some("w"), Some("live")]),
+        ("[databases]\na = host=db1 user=old", app),
+    ] {
+        let table = good(&settings(lines));
+        assert_eq!(prober(&table["cluster"]), expected, "{lines}");
+    }
+    // Each cluster by itself.
+    let ini = settings("[databases]\nb = host=db2 user=writer password=w\nc = host=db3 dbname=archive");
+    let apart = good(&ini);
+    let clusters = apart["clusters"].as_array().expect("further clusters");
+    assert_eq!(prober(&apart["cluster"]), app);
+    assert_eq!(prober(&clusters[0]), [Some("writer"), Some("w"), Some("b")]);
+    assert_eq!(prober(&clusters[1]), [Some("app"), Some("s\"ecret"), Some("archive")]);
+    // Hashes are none, and a comment says what to do.
+    let text = with(&settings("auth_file = /etc/hashes"), &Options::default()).expect("a translation");
+    assert!(text.contains("CREATE ROLE kingpost LOGIN PASSWORD"), "{text}");
+}
+
 #[test]
 fn servers_certificates_are_verified_with_the_systems_authorities_where_no_file_is_named() {
     let text = with(&settings("server_tls_sslmode = verify-full"), &Options::default()).expect("a translation");
@@ -394,6 +430,9 @@ fn servers_certificates_are_verified_with_the_systems_authorities_where_no_file_
     assert!(!text.contains("ca_file"), "{text}");
 }
 
+#[test]
+fn the_old_auth_query_is_replaced() {
+    for (lines, expected) in [
         ("auth_user = app", SAFE_QUERY),
         ("auth_user = app\nauth_query = SELECT usename, passwd FROM pg_shadow WHERE usename=$1", SAFE_QUERY),
         ("auth_user = app\nauth_query = select usename, passwd  from pg_shadow where usename = $1;", SAFE_QUERY),
@@ -431,11 +470,11 @@ fn what_is_not_needed_says_why() {
     for line in [
         "#   logfile = /var/log/pgbouncer.log: Kingpost logs to standard error",
         "#   autodb_idle_timeout = 3600: a pool that nobody uses",
+        "#   pool_idle_timeout = 600: a pool without clients and server connections is forgotten",
+        "#   databases.shop.query_wait_timeout = -1: is so in Kingpost anyway",
         "#   application_name_add_host = 0: is so in Kingpost anyway",
         "#   user old: auth_file has an MD5 hash",
         "#   user none: auth_file has an empty password",
-        "#   pool_idle_timeout = 600: a pool without clients and server connections is forgotten",
-        "#   databases.shop.query_wait_timeout = -1: is so in Kingpost anyway",
     ] {
         assert!(text.contains(line), "{line}\n{text}");
     }

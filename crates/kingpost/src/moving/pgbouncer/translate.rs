@@ -15,6 +15,7 @@ use crate::error::Failure;
 use crate::moving::keys::SYSTEM_CAS;
 use crate::moving::lookup::{self, SAFE_QUERY};
 use crate::moving::plan::{Line, Plan, quoted};
+use crate::moving::prober::Login;
 use crate::moving::report::{Found, Report};
 use crate::moving::server::{Servers, address};
 use crate::moving::{Options, Read};
@@ -77,6 +78,7 @@ pub(super) fn translate(source: &Path, entries: &[Entry], read: Read<'_>, option
     translator.databases_and_nodes();
     translator.users(auth, looks_up);
     translator.operators(auth, read);
+    translator.logins();
     translator.peers();
     let Translator { report, mut plan, .. } = translator;
     plan.left_out = report.finish(source, "Moving from PgBouncer")?;
@@ -443,8 +445,12 @@ impl Translator<'_> {
         let query = self.get("auth_query").unwrap_or(SAFE_QUERY).to_owned();
         let query = lookup::safe(&mut self.report, "auth_query", query);
         let mut lines = vec![("query", quoted(&query)), ("user", quoted(&user))];
+        let mut login = Login::named(&user, None, None);
         match self.secret(auth, &user) {
-            Secret::Plain(password) => lines.push(("password", quoted(password))),
+            Secret::Plain(password) => {
+                login = Login::named(&user, Some(password), None);
+                lines.push(("password", quoted(password)));
+            }
             Secret::None => {}
             Secret::Verifier(_) | Secret::Useless(_) => self.report.problem(
                 "auth_user",
@@ -454,12 +460,14 @@ impl Translator<'_> {
         if let Some(database) = self.get("auth_dbname").filter(|name| !name.is_empty()).map(str::to_owned) {
             let entry = self.databases.iter().find(|(name, _)| *name == database);
             let target = entry.and_then(|(_, pairs)| pairs.get("dbname")).unwrap_or(&database);
+            login.database = Some(quoted(target));
             lines.push(("database", quoted(target)));
         } else if let Some((name, pairs)) = self.databases.iter().find(|(name, _)| name != "*") {
             // PgBouncer asks in the database that the client wants.
             lines.push(("database", quoted(pairs.get("dbname").unwrap_or(name))));
         }
         self.plan.auth_query = lines;
+        self.plan.logins.push(login);
         true
     }
 
@@ -588,7 +596,6 @@ impl Translator<'_> {
             // PgBouncer asks in the database that the client wants, and no other cluster has the first one's.
             self.plan.auth_query.retain(|(key, _)| *key != "database");
         }
-        self.plan.watch(self.options, None);
     }
 
     fn users(&mut self, auth: Auth, looks_up: bool) {
@@ -731,6 +738,26 @@ impl Translator<'_> {
                 "there is none, and Kingpost lets everybody whom it trusts into a console without operators: name one";
             self.report.insist("admin_users", why);
         }
+    }
+
+    /// Logins at the servers beside auth_user's, those first that the file gives for a database. Operators need not be roles of the servers.
+    fn logins(&mut self) {
+        for (entry, lines) in &self.plan.databases {
+            let of = |key: &str| lines.iter().find(|(of, _)| *of == key).map(|(_, value)| value.clone());
+            let plain = |password: &String| md5::Verifier::parse(password.trim_matches('"')).is_none();
+            if let (Some(user), Some(password)) = (of("server_user"), of("server_password").filter(plain)) {
+                self.plan.logins.push(Login::of_clients(user, password, Some(entry)));
+            }
+        }
+        let operators: Vec<String> = [self.list("admin_users"), self.list("stats_users")].concat();
+        let mut users: Vec<&(String, String)> = self.secrets.iter().collect();
+        users.sort_by_key(|(name, _)| operators.contains(name));
+        let plain = users.into_iter().filter_map(|(name, _)| match self.secret(Auth::Md5, name) {
+            Secret::Plain(password) => Some(Login::of_clients(quoted(name), quoted(password), None)),
+            Secret::None | Secret::Verifier(_) | Secret::Useless(_) => None,
+        });
+        let plain: Vec<Login> = plain.collect();
+        self.plan.logins.extend(plain);
     }
 
     fn peers(&mut self) {

@@ -79,7 +79,9 @@ database = "books"
 
 fn with(text: &str, options: &Options) -> Result<String, Failure> {
     let read = |_: &Path| Ok(text.to_owned());
-    Ok(plan(Path::new("pgcat.toml"), &read, options)?.render())
+    let mut plan = plan(Path::new("pgcat.toml"), &read, options)?;
+    plan.watch(options);
+    Ok(plan.render())
 }
 
 /// The translation of a file that is to be good, checked as it is before it is written.

@@ -11,6 +11,7 @@ use crate::moving::keys::SYSTEM_CAS;
 use crate::moving::lookup;
 use crate::moving::members::{self, Place, rule};
 use crate::moving::plan::{Plan, quoted};
+use crate::moving::prober::Login;
 use crate::moving::report::Report;
 use crate::moving::{Options, Read};
 
@@ -56,7 +57,6 @@ pub(in super::super) fn plan(file: &Path, read: Read<'_>, options: &Options) -> 
     routing(&mut report, &mut plan, &pools);
     let members: Vec<_> = pools.into_iter().flat_map(|pool| pool.members).collect();
     members::settle(&mut report, &mut plan, &members, PLACES);
-    plan.watch(options, None);
     plan.left_out = report.finish(file, "Moving from PgCat")?;
     Ok(plan)
 }
@@ -190,6 +190,10 @@ fn auth_query(report: &mut Report<'_>, plan: &mut Plan, pools: &[Pool]) {
     let query = lookup::safe(report, &name, query.replace('\u{0}', "$1"));
     plan.auth_query =
         vec![("query", quoted(&query)), ("user", quoted(&lookup.user)), ("password", quoted(&lookup.password))];
+    for (pool, lookup) in &of {
+        let login = Login::named(&lookup.user, Some(&lookup.password), Some(&pool.dbname));
+        plan.logins.push(Login { entry: Some(pool.name.clone()), ..login });
+    }
     // PgCat asks in the database that the client wants; no other cluster has the first one's.
     if plan.first_cluster().is_none() {
         plan.auth_query.push(("database", quoted(&first.dbname)));

@@ -77,7 +77,9 @@ replication_mode = true
 
 fn with(text: &str, users: &str, options: &Options) -> Result<String, Failure> {
     let read = |path: &Path| Ok(if path == Path::new("users.toml") { users.to_owned() } else { text.to_owned() });
-    Ok(plan(Path::new("pgdog.toml"), Path::new("users.toml"), &read, options)?.render())
+    let mut plan = plan(Path::new("pgdog.toml"), Path::new("users.toml"), &read, options)?;
+    plan.watch(options);
+    Ok(plan.render())
 }
 
 /// The translation of files that are to be good, checked as it is before it is written.

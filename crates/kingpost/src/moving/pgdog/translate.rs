@@ -69,7 +69,6 @@ pub(in super::super) fn plan(file: &Path, users: &Path, read: Read<'_>, options:
     lead(&mut report, &mut plan, &databases, options);
     let members = users::members(&mut report, &general, auth, &databases, accounts.get("users"));
     members::settle(&mut report, &mut plan, &members, PLACES);
-    plan.watch(options, None);
     plan.left_out = report.finish(file, "Moving from PgDog")?;
     Ok(plan)
 }

@@ -65,7 +65,9 @@ fn with(conf: &str, hba: &str, passwords: &str, options: &Options) -> Result<Str
         _ => Err(Failure::environment("no such file")),
     };
     let files = Files { conf: "/etc/pgpool.conf".into(), hba: None, passwords: None };
-    Ok(plan(&files, &read, options)?.render())
+    let mut plan = plan(&files, &read, options)?;
+    plan.watch(options);
+    Ok(plan.render())
 }
 
 /// The translation of files that are to be good, checked as it is before it is written.
@@ -166,9 +168,9 @@ fn defaults_are_those_of_pgpool() {
         assert_eq!(text(&table["proxy"]["routing"], "route"), Some("primary"), "{lines}");
         assert_eq!(text(&table["proxy"]["pool"], "mode"), Some("session"), "{lines}");
     }
-    // Without a user who checks the servers there is a limit, too.
+    // Without a user who checks the servers there is a limit, too; and a user of clients whose password is known.
     let lag = good(&small("delay_threshold_by_time = 500"), "");
-    assert_eq!((text(&lag["cluster"], "lag_limit"), text(&lag["cluster"], "user")), (Some("500ms"), Some("postgres")));
+    assert_eq!((text(&lag["cluster"], "lag_limit"), text(&lag["cluster"], "user")), (Some("500ms"), Some("ann")));
     let socket =
         good(&small("unix_socket_directories = '/run/pg'\nunix_socket_permissions = 0770\nlisten_addresses = ''"), "");
     let listen = &socket["proxy"]["listen"][0];
@@ -250,6 +252,29 @@ fn what_cannot_be_carried_over_is_an_error_that_names_it() {
         let error = refusal(&small(""), "", passwords);
         assert!(error.contains(expected) && !error.contains("hidden"), "{expected}\n{error}");
     }
+}
+
+#[test]
+fn probes_log_in_as_a_user_whose_password_is_known() {
+    let ann = [Some("ann"), Some("ann's"), None];
+    for (lines, expected) in [
+        ("", ann),
+        ("sr_check_user = 'nobody'\nsr_check_database = 'shop'", ann),
+        ("sr_check_user = 'watcher'", [Some("watcher"), Some("watching"), Some("postgres")]),
+        (
+            "sr_check_user = 'nobody'\nhealth_check_user = 'h'\nhealth_check_password = 'x'\nhealth_check_database = 'd'",
+            [Some("h"), Some("x"), Some("d")],
+        ),
+        ("sr_check_user = 'nobody'\nhealth_check_user = 'bob'", ann),
+    ] {
+        let table = good(&small(lines), "");
+        let found = ["user", "password", "database"].map(|key| text(&table["cluster"], key));
+        assert_eq!(found, expected, "{lines}");
+    }
+    let verifiers =
+        with(&small("sr_check_user = 'nobody'"), "", "bob:md5aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n", &Options::default());
+    let written = verifiers.expect("a translation");
+    assert!(written.contains("user = \"nobody\"") && written.contains("CREATE ROLE kingpost LOGIN"), "{written}");
 }
 
 #[test]

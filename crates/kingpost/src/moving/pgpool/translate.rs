@@ -14,13 +14,14 @@ use crate::error::Failure;
 use crate::moving::keys::Fate;
 use crate::moving::members::rule;
 use crate::moving::plan::{Line, Plan, quoted, quoted_list};
+use crate::moving::prober::Login;
 use crate::moving::report::{Found, Report, boolean};
 use crate::moving::{Options, Read};
 
 /// The service that pgpool-II asks PAM for; PostgreSQL's is another one.
 const PAM_SERVICE: &str = "pgpool";
 
-/// Who looks at the servers, with its password and database: the first that the file names.
+/// Users of pgpool-II's own sessions with the servers, each with its password and database.
 const WATCHERS: [[&str; 3]; 2] = [
     ["sr_check_user", "sr_check_password", "sr_check_database"],
     ["health_check_user", "health_check_password", "health_check_database"],
@@ -356,30 +357,35 @@ fn watch(
         let limit = settings.time(report, "delay_threshold_by_time", "ms", None, false);
         plan.cluster.extend(limit.map(|limit| ("lag_limit", limit)));
     }
-    let Some([user, key, database]) = WATCHERS.iter().find(|[user, ..]| settings.filled(user).is_some()) else {
-        return plan.watch(options, None);
-    };
-    let user = settings.filled(user).unwrap_or_default().to_owned();
-    let secret = match settings.filled(key) {
-        Some(secret) => Some(passwords::secret_of(secret)),
-        None => passwords.iter().find(|(name, _)| *name == user).map(|(_, secret)| secret.clone()),
-    };
-    let password = match secret {
-        None => None,
-        Some(Secret::Plain(password)) => Some(password),
-        Some(Secret::Useless(_) | Secret::Verifier(_)) if options.probe_user.is_some() => None,
-        Some(Secret::Useless(why)) => {
-            report.problem(key, why);
-            None
-        }
-        Some(Secret::Verifier(_)) => {
-            report.problem(
-                key,
-                "Kingpost can't log in to a server with a hash: name the password, or another user with --probe-user",
-            );
-            None
-        }
-    };
-    plan.watch(options, Some((user, password)));
-    plan.cluster.extend(settings.filled(database).map(|database| ("database", quoted(database))));
+    let named = WATCHERS.iter().filter_map(|[user, key, database]| Some((settings.filled(user)?, *key, *database)));
+    for (at, (user, key, database)) in named.enumerate() {
+        let secret = match settings.filled(key) {
+            Some(secret) => Some(passwords::secret_of(secret)),
+            None => passwords.iter().find(|(name, _)| name == user).map(|(_, secret)| secret.clone()),
+        };
+        let password = match secret {
+            None => None,
+            Some(Secret::Plain(password)) => Some(password),
+            // Another login is chosen, or there may be one.
+            Some(Secret::Useless(_) | Secret::Verifier(_)) if at > 0 || options.probe_user.is_some() => None,
+            Some(Secret::Useless(why)) => {
+                report.problem(key, why);
+                None
+            }
+            Some(Secret::Verifier(_)) => {
+                report.problem(
+                    key,
+                    "Kingpost can't log in to a server with a hash: name the password, or another user with --probe-user",
+                );
+                None
+            }
+        };
+        let database = settings.filled(database).unwrap_or("postgres");
+        plan.logins.push(Login::named(user, password.as_deref(), Some(database)));
+    }
+    // pgpool-II logs in to the servers as its clients do.
+    plan.logins.extend(passwords.iter().filter_map(|(name, secret)| match secret {
+        Secret::Plain(password) => Some(Login::of_clients(quoted(name), quoted(password), None)),
+        Secret::Verifier(_) | Secret::Useless(_) => None,
+    }));
 }
