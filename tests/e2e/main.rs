@@ -39,6 +39,7 @@ mod listen;
 mod login;
 mod losses;
 mod moving;
+mod moving_logins;
 mod moving_others;
 mod name_maps;
 mod oauth;

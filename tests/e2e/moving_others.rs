@@ -16,12 +16,12 @@ use crate::clusters::named;
 use crate::common::{only_kingpost, simple, value};
 
 /// Files of another program, and what they come to.
-struct Old {
-    dir: PathBuf,
+pub(crate) struct Old {
+    pub(crate) dir: PathBuf,
 }
 
 impl Old {
-    fn new(program: &str, files: &[(&str, &str)]) -> Old {
+    pub(crate) fn new(program: &str, files: &[(&str, &str)]) -> Old {
         let dir = new_dir(program);
         for (name, text) in files {
             std::fs::write(dir.join(name), text).unwrap();
@@ -29,12 +29,12 @@ impl Old {
         Old { dir }
     }
 
-    fn path(&self, name: &str) -> String {
+    pub(crate) fn path(&self, name: &str) -> String {
         self.dir.join(name).to_str().unwrap().to_owned()
     }
 
     /// Translates it to kingpost.toml, which is not there before.
-    fn translate(&self, command: &str, file: &str, further: &[&str]) -> Output {
+    pub(crate) fn translate(&self, command: &str, file: &str, further: &[&str]) -> Output {
         let (file, out) = (self.path(file), self.path("kingpost.toml"));
         let mut arguments = vec!["config", command, &file, "--out", &out];
         arguments.extend(further);
@@ -42,7 +42,7 @@ impl Old {
     }
 
     /// The proxy with what was written.
-    fn start(&self, logs: &Path) -> Process {
+    pub(crate) fn start(&self, logs: &Path) -> Process {
         let (toml, metrics) = (self.path("kingpost.toml"), Port::reserve());
         let check = Kingpost::run(&["check", "--config", &toml]);
         assert!(check.status.success(), "{}", said(&check));
@@ -54,30 +54,30 @@ impl Old {
     }
 }
 
-fn said(output: &Output) -> String {
+pub(crate) fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
 /// Somebody who logs in: user, password, database.
-type Who<'w> = (&'w str, &'w str, &'w str);
+pub(crate) type Who<'w> = (&'w str, &'w str, &'w str);
 
 const ANN: Who<'_> = ("ann", "ann's own", "shop");
 const BOB: Who<'_> = ("bob", "bob's own", "books");
 
 /// Where to log in, and how.
 #[derive(Clone)]
-struct Door {
+pub(crate) struct Door {
     port: u16,
     tls: Option<Secure>,
 }
 
 impl Door {
-    fn clear(port: &Port) -> Door {
+    pub(crate) fn clear(port: &Port) -> Door {
         Door { port: port.number(), tls: None }
     }
 }
 
-async fn connect(door: &Door, (user, password, database): Who<'_>) -> Result<Client, tokio_postgres::Error> {
+pub(crate) async fn connect(door: &Door, (user, password, database): Who<'_>) -> Result<Client, tokio_postgres::Error> {
     let mut config = Config::new();
     config.host("localhost").hostaddr([127, 0, 0, 1].into()).port(door.port);
     config.user(user).password(password).dbname(database).connect_timeout(SOON);
@@ -92,7 +92,7 @@ async fn connect(door: &Door, (user, password, database): Who<'_>) -> Result<Cli
 }
 
 /// The first client that gets in.
-async fn first(cluster: &Cluster, process: &Process, door: &Door, who: Who<'_>) -> Client {
+pub(crate) async fn first(cluster: &Cluster, process: &Process, door: &Door, who: Who<'_>) -> Client {
     cluster
         .wait("the translated configuration to serve", async || {
             assert!(process.exit_status().is_none(), "{}", std::fs::read_to_string(process.log()).unwrap());

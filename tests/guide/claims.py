@@ -30,6 +30,7 @@ TESTED: dict[str, list[str]] = {
         "moving_others::pgcats_pools_run_with_the_same_users_and_reads",
         "moving_others::pgdogs_databases_on_two_clusters_run_with_the_same_users_and_reads",
         "moving_others::pgpools_rules_decide_as_in_pgpool_itself",
+        "moving_logins::what_is_translated_logs_in_to_servers_by_scram_md5_and_trust",
     ],
 }
 
