@@ -106,9 +106,10 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "lost-server",
-        what: "a client whose server connection ends is not closed but hears 40003, or nothing (a breach of the protocol during COPY, say: which of its \
-               messages came first may be another one)",
-        why: "it has done nothing wrong; in session mode it is closed, as directly",
+        what: "a client whose server shuts down, crashes or is not reached any more is not closed but hears 40001, 40003, or nothing; and which of its \
+               messages came first may be another one (a breach of the protocol during COPY, say)",
+        why: "it has done nothing wrong; in session mode it is closed, as directly. Where its own session is the reason (25P03, 25P04, 57P05 in session \
+              mode, 08P01), it hears the server's FATAL and is closed",
         covers: lost_server,
     },
     Rule {

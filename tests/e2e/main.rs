@@ -106,6 +106,7 @@ mod strong_clients;
 mod switch;
 mod switch_history;
 mod tenants;
+mod terminated;
 mod tls;
 mod torture;
 mod traces;

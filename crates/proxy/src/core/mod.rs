@@ -601,6 +601,15 @@ impl Core {
         self.close_client(c);
     }
 
+    /// Sends the client a server's FATAL error, as the server sent it, and closes it.
+    fn fatal_as(&mut self, c: usize, error: &[u8]) {
+        let client = &mut self.clients[c];
+        client.output.retract(&mut self.buffers);
+        let out = client.output.append(&mut self.buffers);
+        message::message(out, b'E', |out| out.extend_from_slice(error));
+        self.close_client(c);
+    }
+
     /// Closes a client that broke the protocol, with an error that says how.
     fn violation(&mut self, c: usize, text: &str) {
         self.metrics.protocol_errors.add(1);

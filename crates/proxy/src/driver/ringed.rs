@@ -185,7 +185,7 @@ impl Worker {
                 self.want_room(token);
             }
             Err(_) if matches!(-result, libc::EAGAIN | libc::EINTR) => self.want_room(token),
-            Err(_) => self.core.closed(token, &io::Error::from_raw_os_error(-result).to_string()),
+            Err(_) => self.write_failed(token, &io::Error::from_raw_os_error(-result)),
         }
     }
 

@@ -147,7 +147,7 @@ impl Worker {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.want_room(token),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return self.core.closed(token, &error.to_string()),
+                Err(error) => return self.write_failed(token, &error),
             }
         }
     }

@@ -25,6 +25,8 @@ pub(super) const BUFFER: usize = 64 << 10;
 const TICK: Duration = Duration::from_millis(100);
 /// The same for a worker without connections. Most of 48 workers may have none, and each tick wakes a CPU core.
 const IDLE_TICK: Duration = Duration::from_secs(1);
+/// Most reads of a server connection whose write has failed: as many bytes as its socket buffer may have.
+const LAST_READS: usize = 64;
 /// The number of the mailbox among tokens; a token is never 0.
 pub(super) const MAILBOX: u64 = 0;
 
@@ -387,6 +389,40 @@ impl Worker {
                 return;
             }
         }
+    }
+
+    /// A write has failed: the connection is closed. A server's last bytes, which name the reason, may still be unread: they are read first.
+    pub(super) fn write_failed(&mut self, token: Token, error: &io::Error) {
+        let is_ring = matches!(self.poller, Poller::Ring(_));
+        for _ in 0..LAST_READS {
+            let Some(socket) = slot(&mut self.sockets, token) else { return };
+            if token.kind() != Kind::Server || socket.is(Flag::Paused) {
+                break;
+            }
+            if is_ring {
+                // The bytes are in the ring; the end of the stream comes behind them.
+                if socket.is(Flag::Armed) && !socket.is(Flag::Held) {
+                    return;
+                }
+                break;
+            }
+            let kept = socket.link.as_mut().map_or(0, |link| link.unfinished(&mut self.buffer));
+            match sys::receive(socket.fd.as_fd(), &mut self.buffer[kept..]) {
+                Ok(count @ 1..) if socket.link.is_some() => {
+                    if !self.take_records(token, kept + count) {
+                        return;
+                    }
+                }
+                Ok(count @ 1..) => self.core.received(token, &self.buffer[..count]),
+                _ => {
+                    if let Some(link) = &mut socket.link {
+                        link.keep(&self.buffer[..kept]);
+                    }
+                    break;
+                }
+            }
+        }
+        self.core.closed(token, &error.to_string());
     }
 
     pub(super) fn mail(&mut self) {

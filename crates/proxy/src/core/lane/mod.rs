@@ -33,7 +33,7 @@ use self::fit::{Candidate, Pick, is_fit, pick, seats_for};
 use crate::core::memory::Token;
 use crate::core::pool::{KEEP, Want};
 use crate::core::prepared::{Statement, Undo, Unnamed};
-use crate::core::server::{Note, Request, SentAs, ServerPhase};
+use crate::core::server::{LastWord, Note, Request, SentAs, ServerPhase};
 use crate::core::session::{At, Attempts, Phase, error};
 use crate::core::{Core, DRAINING, Effect, over};
 
@@ -557,8 +557,9 @@ impl Core {
         (others.len() <= most).then_some(gather)
     }
 
-    /// A lane's connection is lost: its units are sent again, except one whose client has got a part of the answer.
-    pub(in crate::core) fn lane_lost(&mut self, s: usize, why: &str) {
+    /// A lane's connection is lost: its units are sent again, except one whose client has got a part of the answer, and the front one if it is the
+    /// cause of the server's last FATAL.
+    pub(in crate::core) fn lane_lost(&mut self, s: usize, why: &str, last: Option<&LastWord>) {
         let server = &mut self.servers[s];
         let (p, node) = (server.pool, server.node);
         debug_assert!(matches!(server.phase, ServerPhase::Ready));
@@ -576,7 +577,7 @@ impl Core {
         }
         for (at, seat) in seats.iter().enumerate() {
             if let Some(c) = seat.client {
-                self.seat_lost(c, node, at == 0 && mid_message);
+                self.seat_lost(c, node, at == 0 && mid_message, last.filter(|_| at == 0));
             }
         }
         self.pump(p);

@@ -17,8 +17,8 @@ use std::time::Instant;
 
 use sql::Pins;
 use topology::{NodeId, Role};
-use wire::Sqlstate;
 use wire::message::Status;
+use wire::{Sqlstate, payload};
 
 use crate::core::over;
 use crate::settings::Lifetime;
@@ -91,8 +91,8 @@ pub(crate) struct Server {
     /// What has to be cleaned up before another client gets the connection.
     pub(in crate::core) cleaning: Cleaning,
 
-    /// The text of the FATAL error that the server sent before it closed.
-    pub(in crate::core) fatal: Option<String>,
+    /// The FATAL error that the server sent before it closed.
+    pub(in crate::core) fatal: Option<LastWord>,
     /// Set if the connection speaks TLS; holds the data for SCRAM channel binding.
     pub(in crate::core) identity: Option<Box<tls::Identity>>,
     /// The backend's process id and secret key, for cancel requests.
@@ -127,6 +127,29 @@ pub(crate) struct Server {
     /// When the current client got the connection.
     pub(in crate::core) taken: Instant,
     pub(in crate::core) idle_since: Instant,
+}
+
+/// A server's last FATAL error: the server closes the connection behind it.
+#[derive(Debug)]
+pub(in crate::core) struct LastWord {
+    /// The SQLSTATE, if the message has one.
+    pub code: Option<Sqlstate>,
+    /// The payload of the `ErrorResponse`.
+    pub error: Box<[u8]>,
+}
+
+impl LastWord {
+    /// The last word in an `ErrorResponse`; `None` if the error does not end the connection.
+    pub(in crate::core) fn read(error: &[u8]) -> Option<LastWord> {
+        let severity = payload::error_field(error, b'V').or_else(|| payload::error_field(error, b'S'));
+        let is_last = matches!(severity, Some(b"FATAL" | b"PANIC"));
+        is_last.then(|| LastWord { code: payload::sqlstate(error), error: error.into() })
+    }
+
+    /// The error's text.
+    pub(in crate::core) fn text(&self) -> String {
+        payload::error_message(&self.error).into_owned()
+    }
 }
 
 /// How far a server connection has come in its life.

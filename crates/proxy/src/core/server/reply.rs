@@ -12,7 +12,7 @@ use wire::{Frame, HEADER, Sqlstate};
 
 use super::note::{Note, Refusal, SentAs};
 use super::protocol::{Reply, Request};
-use super::{Begin, Cleaning, ServerPhase, Work};
+use super::{Begin, Cleaning, LastWord, ServerPhase, Work};
 use crate::config::PoolMode;
 use crate::core::observe::{Timing, rows_of};
 use crate::core::parameters::{Applied, Circumstances, Completed, Followed, applied, changed};
@@ -309,10 +309,10 @@ impl Core {
             return Verdict::Forward;
         }
         if tag == b'E'
-            && let Some(text) = fatal(data)
+            && let Some(last) = LastWord::read(data)
         {
             // The server closes the connection behind this; what the client is told is decided then.
-            server.fatal = Some(text);
+            server.fatal = Some(last);
             return Verdict::Swallow;
         }
         if tag == b'D' && matches!(server.protocol.front(), Some((_, Note::Audit))) {
@@ -1064,13 +1064,6 @@ fn longest_kept(tag: u8) -> usize {
         b'T' | b't' => DESCRIPTION_MAX,
         _ => SMALL_MAX,
     }
-}
-
-/// The text of an error that ends the connection; `None` for another error.
-fn fatal(data: &[u8]) -> Option<String> {
-    let severity = payload::error_field(data, b'V').or_else(|| payload::error_field(data, b'S'));
-    let text = || payload::error_message(data).into_owned();
-    matches!(severity, Some(b"FATAL" | b"PANIC")).then(text)
 }
 
 /// PostgreSQL's error for an Execute of a portal that was run to its end. PostgreSQL looks first whether the transaction has failed.

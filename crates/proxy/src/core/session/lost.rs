@@ -4,13 +4,13 @@ use sql::Pins;
 use wire::Sqlstate;
 use wire::message::{self, Status};
 
-use super::aborted::LOST;
 use super::client::{Aborted, Attempts, Pass, Phase};
 use super::login::error;
+use super::termination::{Cause, InFlight, Loss, Outcome, cause, outcome};
 use crate::core::parameters::Applied;
 use crate::core::pool::Want;
 use crate::core::prepared::StatementName;
-use crate::core::server::{Cleaning, Note, Request, ServerPhase, Work};
+use crate::core::server::{Cleaning, LastWord, Note, Request, ServerPhase, Work};
 use crate::core::{Core, Effect};
 
 /// Like `DISCARD ALL`, but keeps prepared statements and plans. A function can change prepared statements, too (`EXECUTE 'DEALLOCATE ALL'`), and
@@ -23,48 +23,6 @@ const CLEAN_FUNCTIONS_STANDBY: &str = "CLOSE ALL; SET SESSION AUTHORIZATION DEFA
 
 /// Most attempts at a unit whose server connection is lost again and again.
 const MOST_ATTEMPTS: u8 = 5;
-
-/// What was in flight when the server connection was lost; decides what the client is told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Loss {
-    /// A transaction without a COMMIT in flight: certainly rolled back.
-    Transaction,
-    /// A transaction that may have committed.
-    Commit,
-    /// A statement outside a transaction that may have been carried out.
-    Statement,
-    /// Reads outside a transaction: only the answer is lost.
-    Read,
-}
-
-fn loss(status: Status, committing: bool, has_written: bool) -> Loss {
-    match (status, committing) {
-        (Status::Idle, _) if committing || has_written => Loss::Statement,
-        (Status::Idle, _) => Loss::Read,
-        (_, true) => Loss::Commit,
-        (_, false) => Loss::Transaction,
-    }
-}
-
-impl Loss {
-    fn message(self) -> (Sqlstate, &'static str) {
-        match self {
-            Loss::Transaction => (Sqlstate::SERIALIZATION_FAILURE, LOST),
-            Loss::Commit => (
-                Sqlstate::TRANSACTION_RESOLUTION_UNKNOWN,
-                "the connection to the server was lost during COMMIT: whether the transaction was committed is unknown",
-            ),
-            Loss::Statement => (
-                Sqlstate::COMPLETION_UNKNOWN,
-                "the connection to the server was lost during the statement: whether it was carried out is unknown",
-            ),
-            Loss::Read => (
-                Sqlstate::SERIALIZATION_FAILURE,
-                "the connection to the server was lost during the query: nothing was changed; it can be run again",
-            ),
-        }
-    }
-}
 
 impl Core {
     // --- the client leaves ---
@@ -218,7 +176,8 @@ impl Core {
     /// A server connection was lost.
     pub(in crate::core) fn server_closed(&mut self, s: usize, why: &str) {
         let server = &mut self.servers[s];
-        let why = server.fatal.take().unwrap_or_else(|| why.to_owned());
+        let last = server.fatal.take();
+        let why = last.as_ref().map_or_else(|| why.to_owned(), LastWord::text);
         if server.tunnel.is_some() {
             return self.tunnel_lost(s, &why);
         }
@@ -231,21 +190,21 @@ impl Core {
         }
         self.shared.topology.report_failure(node);
         if self.lanes.has(s) {
-            return self.lane_lost(s, &why);
+            return self.lane_lost(s, &why, last.as_ref());
         }
         let Some(c) = server.client.take() else {
             tracing::debug!(node = node.0, why, "an idle server connection was closed");
             return self.drop_server(s);
         };
         let (protocol, work) = (&server.protocol, &server.work);
-        let loss = loss(protocol.status(), work.committing, work.has_written);
+        let (status, committing, has_written) = (protocol.status(), work.committing, work.has_written);
         let mid_message = server.pass > 0 && server.pass_on;
         let units = protocol.all().filter(|(_, note)| note.ends_clients_unit()).count();
         // A correction after RESET (`goes_back`) was under way: the client still waits for the end of that unit as
         // well.
         let units = units + usize::from(server.own.owes_ready);
         let (in_unit, skipping) = (protocol.is_in_unit(), protocol.is_skipping());
-        let in_transaction = protocol.status() != Status::Idle;
+        let in_transaction = status != Status::Idle;
         let place = &mut self.pools[server.pool].nodes[usize::from(node.0)];
         place.busy -= 1;
         self.metrics.servers_busy.sub(1);
@@ -265,7 +224,11 @@ impl Core {
         if let Pass::Forward(left) = client.pass {
             client.pass = Pass::Discard(left);
         }
+        let cause = cause(last.as_ref().and_then(|last| last.code));
         if matches!(client.phase, Phase::Login(_)) {
+            if let Some(last) = last.filter(|_| cause == Cause::Session) {
+                return self.fail_login_as(c, &last.error);
+            }
             client.attempts.count += 1;
             if client.attempts.count > MOST_ATTEMPTS {
                 return self.fail_login(
@@ -277,7 +240,9 @@ impl Core {
             self.acquire(c, Want::Any);
             return;
         }
-        if client.replay.is_some() && client.repeatable && client.attempts.count < MOST_ATTEMPTS && !bound {
+        let repeatable = client.replay.is_some() && client.repeatable && client.attempts.count < MOST_ATTEMPTS;
+        let outcome = outcome(cause, InFlight { status, committing, has_written, repeatable, bound });
+        if outcome == Outcome::Again {
             client.output.retract(&mut self.buffers);
             client.attempts.count += 1;
             client.attempts.avoid = Some(node);
@@ -295,10 +260,14 @@ impl Core {
         if !self.is_client(token) {
             return;
         }
-        if bound {
-            let text = format!("the server connection was lost, and this session's state with it: {why}");
-            return self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, &text);
-        }
+        let loss = match (outcome, last) {
+            (Outcome::Closed, Some(last)) => return self.fatal_as(c, &last.error),
+            (Outcome::Told(loss), _) => loss,
+            _ => {
+                let text = format!("the server connection was lost, and this session's state with it: {why}");
+                return self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, &text);
+            }
+        };
         self.tell_loss(c, loss, units, in_unit && !skipping, in_transaction);
         if in_unit && self.clients.contains(c) {
             // The rest of the client's current unit is skipped, up to Sync.
@@ -306,8 +275,19 @@ impl Core {
         }
     }
 
-    /// The lane that a client's unit was in is lost. `mid_message`: the client may have received half a message.
-    pub(in crate::core) fn seat_lost(&mut self, c: usize, node: topology::NodeId, mid_message: bool) {
+    /// The lane that a client's unit was in is lost. `mid_message`: the client may have received half a message. `last`: the server's last FATAL,
+    /// for the client whose unit ran.
+    pub(in crate::core) fn seat_lost(
+        &mut self,
+        c: usize,
+        node: topology::NodeId,
+        mid_message: bool,
+        last: Option<&LastWord>,
+    ) {
+        if let Some(last) = last.filter(|last| cause(last.code) == Cause::Session && !mid_message) {
+            self.clients[c].replay.forget(&mut self.buffers);
+            return self.fatal_as(c, &last.error);
+        }
         let client = &mut self.clients[c];
         if client.replay.is_some() && client.attempts.count < MOST_ATTEMPTS {
             client.output.retract(&mut self.buffers);
@@ -341,7 +321,7 @@ impl Core {
                 // is behind.
                 self.mark_write(c);
             }
-            Loss::Read => {}
+            Loss::Read | Loss::Unread => {}
         }
         let client = &mut self.clients[c];
         client.unit.reset();
@@ -364,26 +344,4 @@ impl Core {
 
 fn copy_fail(out: &mut Vec<u8>) {
     message::message(out, b'f', |out| out.extend(b"the client left\0"));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn losses() {
-        use Status::{Failed, Idle, Transaction};
-        let cases = [
-            (Idle, false, false, Loss::Read),
-            (Idle, true, false, Loss::Statement),
-            (Idle, false, true, Loss::Statement),
-            (Transaction, false, true, Loss::Transaction),
-            (Transaction, false, false, Loss::Transaction),
-            (Transaction, true, true, Loss::Commit),
-            (Failed, false, true, Loss::Transaction),
-        ];
-        for (status, committing, has_written, expected) in cases {
-            assert_eq!(loss(status, committing, has_written), expected, "{status:?} {committing} {has_written}");
-        }
-    }
 }

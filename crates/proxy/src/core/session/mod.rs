@@ -10,7 +10,8 @@
 //! - `forward`: a client with a server connection: passes its messages on, one by one; `statements`: messages about
 //!   prepared statements.
 //! - `local`: messages that the proxy answers without a server; `begin`: a BEGIN that is put off until the next unit.
-//! - `lost`, `aborted`: a client leaves its server connection, or a server connection is lost under its client.
+//! - `lost`, `aborted`: a client leaves its server connection, or a server connection is lost under its client;
+//!   `termination`: what the client hears then, by the server's last FATAL.
 //! - `traffic`: whether a statement may run, by the traffic rules.
 //! - `cancel`: cancel requests; `operator`: clients of the console.
 
@@ -33,6 +34,7 @@ mod replay;
 mod replication;
 mod revoke;
 mod statements;
+mod termination;
 mod traffic;
 mod unit;
 
