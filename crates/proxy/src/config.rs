@@ -57,7 +57,7 @@ pub struct ProxyConfig {
     pub max_logins: usize,
     /// Connections beyond `max_clients`, for operators in the console only.
     pub reserved_clients: usize,
-    /// Longest time from accept to the end of the login.
+    /// Longest time from accept until the client has authenticated.
     #[serde(with = "humantime_serde")]
     pub login_timeout: Duration,
     /// A client that is idle outside a transaction for this long is closed; 0: never.
@@ -821,10 +821,11 @@ pub struct PoolConfig {
     /// How long a client waits for a server connection before a notice tells it so; 0: it is not told.
     #[serde(with = "humantime_serde")]
     pub wait_notice: Duration,
-    /// Longest wait for a server connection. After that the statement fails with 53300, and the client stays connected.
+    /// Longest wait of a statement or a login for a server connection. After that it fails with 53300, or with 57P03 if no server was reached; a
+    /// statement's client stays connected.
     #[serde(with = "humantime_serde")]
     pub wait_timeout: Duration,
-    /// Longest wait while there is no primary.
+    /// Longest wait while there is no primary. After that a statement or a login fails with 57P03.
     #[serde(with = "humantime_serde")]
     pub no_primary_timeout: Duration,
     /// A server connection older than this is closed when it is next idle; 0 means never.

@@ -24,7 +24,7 @@ use crate::core::observe::Timing;
 use crate::core::parameters::Params;
 use crate::core::prepared::Place;
 use crate::core::server::{Server, ServerPhase};
-use crate::core::session::{At, Client, Phase};
+use crate::core::session::{At, Attempt, Awaited, Client, Overdue, Phase};
 use crate::core::{Core, DRAINING, Destination, Effect, Mail, Moved, Moving, over};
 use crate::settings::{CommitGate, Database};
 use crate::traffic::Governed;
@@ -114,6 +114,8 @@ pub(in crate::core) struct PoolNode {
     /// After a failure: when the node is tried again.
     pub retry_at: Option<Instant>,
     failures: u32,
+    /// The last failed attempt to open a connection, until one succeeds.
+    failed: Option<Box<Failed>>,
     /// Which of its user's secrets the node is offered.
     pub offers: Offers,
     /// The node refused the login; it may be a replica on which the database does not exist yet.
@@ -128,6 +130,15 @@ pub(in crate::core) struct PoolNode {
     kept: u32,
     /// What the last session on the node began with of the parameters by which literals are read; empty: unknown.
     literals: Vec<(String, String)>,
+}
+
+/// An attempt to open a server connection that has failed.
+#[derive(Debug)]
+struct Failed {
+    at: Instant,
+    /// The SQLSTATE, if the server said one.
+    code: Option<Sqlstate>,
+    text: String,
 }
 
 /// Which of a user's secrets a node is offered: the one that it accepted last, else each in turn.
@@ -407,6 +418,7 @@ impl Core {
                 seated: 0,
                 retry_at: None,
                 failures: 0,
+                failed: None,
                 offers: Offers::default(),
                 refused: false,
                 asked: false,
@@ -687,6 +699,8 @@ impl Core {
         if greeting {
             if ready {
                 self.learn_greeting(c, s);
+            } else {
+                self.awaits_greeting(c);
             }
             return false;
         }
@@ -733,8 +747,8 @@ impl Core {
                 self.pools[p].queue(readers).pop_front();
                 if live {
                     self.metrics.wait_timeouts.add(1);
-                    let text = self.wait_error(p, no_primary, limit);
-                    self.refuse_unit(waiter.client.index(), Sqlstate::TOO_MANY_CONNECTIONS, &text);
+                    let (code, text) = self.wait_error(p, waiter.since, limit);
+                    self.refuse_unit(waiter.client.index(), code, &text);
                 }
             }
         }
@@ -759,19 +773,22 @@ impl Core {
         }
     }
 
-    fn wait_error(&self, p: usize, no_primary: bool, limit: Duration) -> String {
-        let key = &self.pools[p].key;
-        let limit = limit.as_secs_f32();
-        if no_primary {
-            return format!("no primary for database {:?} within {limit} s (no_primary_timeout)", key.database);
-        }
-        let size = self.settings.connection_limits(&key.database, &key.user).pool;
-        let reached = self.pools[p].nodes.iter().find_map(|place| place.budget.reached());
-        let shared = reached.map(|name| format!("; {name} is reached")).unwrap_or_default();
-        format!(
-            "no server connection for database {:?} and user {:?} came free within {limit} s (wait_timeout): pool size {size}{shared}",
-            key.database, key.user,
-        )
+    /// The error for a client that has waited for a server connection since `since`.
+    fn wait_error(&self, p: usize, since: Instant, limit: Duration) -> (Sqlstate, String) {
+        let pool = &self.pools[p];
+        let key = &pool.key;
+        let awaited = if pool.paused || pool.suspended {
+            Awaited::Operator
+        } else if self.view.primary.is_none() {
+            Awaited::Primary
+        } else {
+            let size = self.settings.connection_limits(&key.database, &key.user).pool;
+            Awaited::Connection { size, reached: pool.nodes.iter().find_map(|place| place.budget.reached()) }
+        };
+        let failed = pool.nodes.iter().filter_map(|place| place.failed.as_deref()).filter(|failed| failed.at >= since);
+        let attempt =
+            failed.max_by_key(|failed| failed.at).map(|failed| Attempt { code: failed.code, text: &failed.text });
+        Overdue { awaited, limit, database: &key.database, user: &key.user, attempt }.error()
     }
 
     // --- giving back ---
@@ -1046,6 +1063,7 @@ impl Core {
         place.literals = begun.to_vec();
         place.connecting -= 1;
         place.failures = 0;
+        place.failed = None;
         place.offers.accepted();
         place.refused = false;
         place.retry_at = None;
@@ -1090,7 +1108,9 @@ impl Core {
         if server.tunnel.is_some() {
             return self.tunnel_lost(s, why);
         }
+        let code = server.fatal.as_ref().and_then(|last| last.code);
         let place = &mut self.pools[p].nodes[usize::from(node.0)];
+        place.failed = Some(Box::new(Failed { at: self.now, code, text: why.to_owned() }));
         place.failures = (place.failures + 1).min(6);
         let pause = if place.refused {
             REFUSED_FOR * (1 << place.failures.min(5)) / 2

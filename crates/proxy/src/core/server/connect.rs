@@ -9,7 +9,7 @@ use wire::payload::{self, Authentication};
 use wire::scram::{Client as Scram, Credential, MECHANISM, MECHANISM_PLUS};
 use wire::{Frame, Sqlstate};
 
-use super::{Greeting, Note, Request, ServerPhase};
+use super::{Greeting, LastWord, Note, Request, ServerPhase};
 use crate::core::parameters::{Applied, Params};
 use crate::core::pool::Want;
 use crate::core::prepared::Unnamed;
@@ -172,6 +172,7 @@ impl Core {
                         Some(code) if code.0.starts_with(b"57P") => Failure::Node(text.into_owned()),
                         _ => Failure::Refused(data.to_vec()),
                     };
+                    self.servers[s].fatal = LastWord::read(data);
                     self.login_failed(s, failure);
                     return None;
                 }

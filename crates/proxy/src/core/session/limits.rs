@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use wire::Sqlstate;
 
 use super::client::{Aborted, Client, Phase};
+use super::login::Exchange;
+use super::overdue::{Awaited, Overdue};
 use crate::core::memory::Token;
 use crate::core::pool::PoolKey;
 use crate::core::server::Server;
@@ -34,13 +36,15 @@ pub(in crate::core) struct Doorkeeper {
     logins: VecDeque<(Instant, Token)>,
     /// How many connections have not authenticated yet.
     unproved: usize,
+    /// Logins whose server connection is to report its parameters, by when they got it, oldest first.
+    greeted: VecDeque<(Instant, Token)>,
     /// When clients' time limits were last checked.
     looked: Instant,
 }
 
 impl Doorkeeper {
     pub(in crate::core) fn new(now: Instant) -> Doorkeeper {
-        Doorkeeper { logins: VecDeque::new(), unproved: 0, looked: now }
+        Doorkeeper { logins: VecDeque::new(), unproved: 0, greeted: VecDeque::new(), looked: now }
     }
 }
 
@@ -105,23 +109,51 @@ impl Core {
         }
     }
 
-    /// Refuses clients whose login takes too long.
+    /// Refuses clients that have not authenticated in time, and those whose server does not report its parameters. The limit of a login that waits
+    /// for a server connection is the queue's (`expire_waiters`).
     pub(in crate::core) fn expire_logins(&mut self) {
-        while let Some(&(since, token)) = self.doorkeeper.logins.front() {
-            if !over(since, self.settings.login_timeout, self.now) {
-                break;
-            }
-            self.doorkeeper.logins.pop_front();
-            if self.is_client(token)
-                && matches!(
-                    self.clients[token.index()].phase,
-                    Phase::Startup { .. } | Phase::Securing | Phase::Login(_)
-                )
-            {
-                let text = "login took longer than login_timeout";
-                self.fail_login(token.index(), Sqlstate::INVALID_AUTHORIZATION, text);
+        let limit = self.settings.login_timeout;
+        while let Some(token) = due(&mut self.doorkeeper.logins, limit, self.now) {
+            if let Some(awaited) = self.is_client(token).then(|| self.awaits(token.index())).flatten() {
+                self.refuse_overdue(token.index(), awaited, limit);
             }
         }
+        let limit = self.settings.wait_timeout;
+        while let Some(token) = due(&mut self.doorkeeper.greeted, limit, self.now) {
+            if !self.is_client(token) {
+                continue;
+            }
+            let client = &self.clients[token.index()];
+            // A client that has got another server connection since is in the list once more.
+            let is_late = client.at.server().is_some() && over(client.since, limit, self.now);
+            if is_late && matches!(client.phase, Phase::Login(_)) {
+                self.refuse_overdue(token.index(), Awaited::Greeting, limit);
+            }
+        }
+    }
+
+    /// A client that logs in has got a server connection, which is to report its parameters.
+    pub(in crate::core) fn awaits_greeting(&mut self, c: usize) {
+        self.doorkeeper.greeted.push_back((self.now, self.clients[c].token));
+    }
+
+    /// The event that a login waits for; `None` once the client has authenticated.
+    fn awaits(&self, c: usize) -> Option<Awaited<'static>> {
+        match &self.clients[c].phase {
+            Phase::Startup { .. } | Phase::Securing => Some(Awaited::Client),
+            Phase::Login(login) => match login.exchange {
+                Exchange::Proved => None,
+                Exchange::Asked => Some(Awaited::Account),
+                Exchange::Verifying(..) => Some(Awaited::Judge),
+                _ => Some(Awaited::Client),
+            },
+            _ => None,
+        }
+    }
+
+    fn refuse_overdue(&mut self, c: usize, awaited: Awaited<'_>, limit: Duration) {
+        let (code, text) = Overdue { awaited, limit, database: "", user: "", attempt: None }.error();
+        self.fail_login(c, code, &text);
     }
 
     /// The connection closes, asks for a cancel, or has logged in.
@@ -283,6 +315,13 @@ impl Core {
         let text = "terminating connection: the transaction took longer than transaction_timeout";
         over(since, limit, self.now).then_some((Sqlstate::TRANSACTION_TIMEOUT, text))
     }
+}
+
+/// Takes the oldest connection from the list if it has been there for `limit`.
+fn due(list: &mut VecDeque<(Instant, Token)>, limit: Duration, now: Instant) -> Option<Token> {
+    let &(since, token) = list.front()?;
+    over(since, limit, now).then(|| list.pop_front())?;
+    Some(token)
 }
 
 fn too_many_of(what: &str, name: &str, limit: Option<usize>) -> String {

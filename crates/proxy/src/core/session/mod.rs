@@ -3,7 +3,7 @@
 //! - `client`: the state of a client connection; `replay`: the unit in flight, while it may be sent to another server
 //!   again.
 //! - `login`: from the startup packet to the first `ReadyForQuery`; `limits`: how many clients there may be, and how
-//!   long each may stay in a state.
+//!   long each may stay in a state; `overdue`: the error for a login or a wait that has come to its limit.
 //! - `lead`: which cluster, where there are several; `home`: which worker serves the client.
 //! - `unit`: a client without a server connection: collects messages up to `Query` or `Sync`, and decides where they
 //!   go.
@@ -30,6 +30,7 @@ mod local;
 mod login;
 mod lost;
 mod operator;
+mod overdue;
 mod replay;
 mod replication;
 mod revoke;
@@ -47,6 +48,7 @@ pub(in crate::core) use journal::Journal;
 pub(crate) use limits::Counts;
 pub(in crate::core) use limits::Doorkeeper;
 pub(in crate::core) use login::error;
+pub(in crate::core) use overdue::{Attempt, Awaited, Overdue};
 pub(in crate::core) use replication::Tunnel;
 pub(in crate::core) use revoke::Revision;
 pub(in crate::core) use traffic::Governor;

@@ -189,6 +189,9 @@ impl Core {
     pub(in crate::core) fn tunnel_lost(&mut self, s: usize, why: &str) {
         match self.servers[s].client {
             Some(c) if matches!(self.clients[c].phase, Phase::Login(_)) => {
+                if let Some(last) = self.servers[s].fatal.take() {
+                    return self.fail_login_as(c, &last.error);
+                }
                 let text = format!("no connection to the server: {why}");
                 self.fail_login(c, Sqlstate::CONNECTION_FAILURE, &text);
             }
