@@ -670,3 +670,123 @@ async fn users_that_are_looked_up_are_limited_and_shown() {
     // Who leaves makes room.
     cluster.wait("a place", async || kingpost.endpoint().try_connect(&of("one")).await.ok()).await;
 }
+
+/// Class 28 is for credentials. A login that waits for a server hears what it has waited for, and drivers may try again.
+#[tokio::test]
+async fn a_login_that_waits_hears_what_for() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    cluster.primary().execute("CREATE DATABASE other").await;
+    let kingpost = Kingpost::of(&cluster)
+        .set("proxy.workers", 1)
+        .set("proxy.login_timeout", "300ms")
+        .set("proxy.pool.size", 1)
+        .set("proxy.pool.wait_timeout", "1s")
+        .set("proxy.pool.no_primary_timeout", "1200ms")
+        .start()
+        .await;
+    let parameters = [("user", USER), ("database", DATABASE), ("TimeZone", "Asia/Tokyo")];
+    let refused = async |parameters: &[(&str, &str)]| {
+        let mut raw = Raw::connect(kingpost.port()).await;
+        raw.send(&startup(3 << 16, parameters)).await;
+        let said = raw.rest().await.pop().expect("a word");
+        [b'S', b'C', b'M'].map(|field| said.field(field).unwrap_or_default())
+    };
+    // The client says nothing: PostgreSQL closes without a word, and logs 57014.
+    let mut silent = Raw::connect(kingpost.port()).await;
+    let last = silent.rest().await.pop().expect("a word");
+    assert_eq!(last.field(b'C').as_deref(), Some("57014"), "{last:?}");
+    assert!(last.field(b'M').is_some_and(|text| text.contains("login_timeout")), "{last:?}");
+    // The pool's only connection is in use; another database's is not.
+    let holder = kingpost.connect().await;
+    holder.batch_execute("BEGIN; CREATE TABLE held (n int)").await.unwrap();
+    let [severity, code, text] = refused(&parameters).await;
+    assert_eq!((&*severity, &*code), ("FATAL", "53300"), "{text}");
+    assert!(text.contains("wait_timeout") && text.contains("pool size 1"), "{text}");
+    let mut elsewhere = kingpost.endpoint().config();
+    elsewhere.dbname("other");
+    assert_eq!(value(&kingpost.endpoint().connect_as(&elsewhere).await, "SELECT 1").await, "1");
+    holder.batch_execute("COMMIT").await.unwrap();
+    // An operator has paused the database.
+    let console = crate::console::console(&kingpost).await;
+    console.simple_query(&format!("PAUSE {DATABASE}")).await.unwrap();
+    let [severity, code, text] = refused(&parameters).await;
+    assert_eq!((&*severity, &*code), ("FATAL", "57P03"), "{text}");
+    assert!(text.contains("paused by an operator"), "{text}");
+    console.simple_query(&format!("RESUME {DATABASE}")).await.unwrap();
+    // There is no primary: neither for a login nor for a session's statement.
+    cluster.primary().stop().await;
+    cluster
+        .wait("the proxy to notice", async || {
+            let [severity, code, text] = refused(&parameters).await;
+            assert_eq!((&*severity, &*code), ("FATAL", "57P03"), "{text}");
+            text.contains("no_primary_timeout").then_some(())
+        })
+        .await;
+    let error = holder.simple_query("INSERT INTO held VALUES (1)").await.unwrap_err();
+    assert_eq!(sqlstate(&error), "57P03", "{error:?}");
+    cluster.primary().start().await;
+    cluster.wait("writes", async || holder.simple_query("INSERT INTO held VALUES (2)").await.ok()).await;
+}
+
+/// Clients with a name of their own each (`pod-7`), and with a schema of their own, log in while all server connections are in use.
+#[tokio::test]
+async fn a_name_that_nobody_had_before_waits_for_no_server() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster)
+        .set("proxy.workers", 1)
+        .set("proxy.pool.size", 1)
+        .set("proxy.pool.wait_timeout", "2s")
+        .start()
+        .await;
+    let named = |messages: &[kingpost_tests::raw::Message]| {
+        let reports = messages.iter().filter(|message| message.kind == b'S');
+        let texts = reports.map(|message| String::from_utf8_lossy(&message.body).into_owned());
+        let is_named =
+            |text: &String| ["application_name", "search_path", "TimeZone"].iter().any(|name| text.starts_with(name));
+        texts.filter(is_named).collect::<Vec<String>>()
+    };
+    let long = "a-deployment-with-a-very-long-name-5d4f8c7b9d-x2x5z-and-more-than-63-bytes";
+    let port = shared.cluster.primary().port();
+    let first = Raw::login_with(kingpost.port(), &[("application_name", "first")]).await;
+    let sessions = Raw::login_with(kingpost.port(), &[("application_name", "first"), ("search_path", "a")]).await;
+    drop((first, sessions));
+    let holder = kingpost.connect().await;
+    holder.batch_execute("BEGIN; SELECT pg_backend_pid()").await.unwrap();
+    let mut inside = Vec::new();
+    for parameters in [
+        vec![("application_name", "pod-7")],
+        vec![("application_name", long)],
+        vec![("application_name", "it's \"quoted\" \\ ~")],
+        vec![("application_name", "")],
+        vec![("application_name", "pod-8"), ("search_path", "tenant_8, public")],
+    ] {
+        let (_, direct) = Raw::greeted(port, USER, DATABASE, &parameters).await;
+        let (raw, proxied) = Raw::greeted(kingpost.port(), USER, DATABASE, &parameters).await;
+        assert_eq!(named(&proxied), named(&direct), "{parameters:?}");
+        inside.push((raw, parameters));
+    }
+    holder.batch_execute("COMMIT").await.unwrap();
+    // A server is asked about the others: what becomes of such a name depends on its version.
+    for name in ["caf\u{e9}", "a\tb"] {
+        let parameters = [("application_name", name)];
+        let (_, direct) = Raw::greeted(port, USER, DATABASE, &parameters).await;
+        let (raw, proxied) = Raw::greeted(kingpost.port(), USER, DATABASE, &parameters).await;
+        assert_eq!(named(&proxied), named(&direct), "{name:?}");
+        drop(raw);
+    }
+    // The session has what the client was told.
+    for (mut raw, parameters) in inside {
+        let shown = format!("application_name\0{}\0", &parameters[0].1[..parameters[0].1.len().min(63)]);
+        raw.send(&query("SELECT 'application_name' || chr(1) || current_setting('application_name') || chr(1)")).await;
+        let said = raw.until(b'Z').await;
+        let row = said.iter().find(|message| message.kind == b'D').unwrap_or_else(|| panic!("{said:?}"));
+        assert_eq!(String::from_utf8_lossy(&row.body[6..]).replace('\u{1}', "\0"), shown);
+    }
+}

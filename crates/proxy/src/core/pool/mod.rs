@@ -6,10 +6,11 @@
 //! sees that somebody waits.
 
 mod budget;
+mod greetings;
 mod pools;
 mod room;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,6 @@ use crate::console::Totals;
 use crate::core::memory::{Kind, Token};
 use crate::core::notify::{Channels, Listener};
 use crate::core::observe::Timing;
-use crate::core::parameters::Params;
 use crate::core::prepared::Place;
 use crate::core::server::{Server, ServerPhase};
 use crate::core::session::{At, Attempt, Awaited, Client, Overdue, Phase};
@@ -31,6 +31,7 @@ use crate::traffic::Governed;
 
 use budget::Full;
 pub(crate) use budget::{Budget, Budgets, MOST_WORKERS};
+use greetings::Greetings;
 pub(in crate::core) use pools::Pools;
 
 /// A database, by the name that clients use, and a user.
@@ -76,7 +77,7 @@ pub(in crate::core) struct Pool {
     /// Clients that wait for any node that may answer their read.
     pub readers: VecDeque<Waiter>,
     /// The parameters that a server reports at login, by the client's startup parameters.
-    pub greetings: HashMap<Arc<Params>, Arc<Vec<(String, String)>>>,
+    pub greetings: Greetings,
     /// The parameters that the last server connection reported at login, without those that differ between servers.
     begins_with: Vec<(String, String)>,
     /// A server connection began with `standard_conforming_strings = off`: a backslash may escape a quote in any text.
@@ -350,7 +351,7 @@ impl Core {
             unused_since: Some(self.now),
             writers: VecDeque::new(),
             readers: VecDeque::new(),
-            greetings: HashMap::new(),
+            greetings: Greetings::default(),
             begins_with: Vec::new(),
             odd_strings: false,
             governed: Governed::default(),
@@ -615,9 +616,7 @@ impl Core {
             pool.writers.push_back(Waiter { want: Want::Primary, ..waiter });
             return true;
         }
-        if matches!(self.clients[c].phase, Phase::Login(_))
-            && self.pools[p].greetings.contains_key(&self.clients[c].params)
-        {
+        if matches!(self.clients[c].phase, Phase::Login(_)) && self.pools[p].greetings.know(&self.clients[c].params) {
             // Another client's login has learned the greeting meanwhile.
             self.pools[p].readers.pop_front();
             self.stop_waiting(c);

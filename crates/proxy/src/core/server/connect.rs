@@ -481,8 +481,8 @@ impl Core {
                 }
             }
             None => {
-                server.retire = true;
-                if server.protocol.is_settled() {
+                self.servers[s].retire = true;
+                if self.servers[s].protocol.is_settled() {
                     self.rest(s);
                 }
             }
@@ -507,19 +507,12 @@ impl Core {
         true
     }
 
-    /// The session has a client's parameters: remembers what the server reports as the greeting for clients with the
-    /// same parameters.
+    /// The session has a client's parameters: remembers what the server reports as the greeting for clients that begin
+    /// alike.
     pub(in crate::core) fn learn_greeting(&mut self, c: usize, s: usize) {
         let params = self.clients[c].params.clone();
         let pool = &mut self.pools[self.servers[s].pool];
-        if pool.greetings.len() >= MOST_GREETINGS {
-            // Greetings that no client uses any more.
-            pool.greetings.retain(|params, _| Arc::strong_count(params) > 2);
-            if pool.greetings.len() >= MOST_GREETINGS {
-                pool.greetings.clear();
-            }
-        }
-        pool.greetings.insert(params, Arc::new(self.servers[s].reported.clone()));
+        pool.greetings.learn(&params, &self.servers[s].reported);
         let token = self.clients[c].token;
         self.release(s);
         if self.is_client(token) {
@@ -532,8 +525,6 @@ impl Core {
 const RENEWED_WITHIN: Duration = Duration::from_secs(30);
 /// Most server connections on which a client's parameters are tried.
 const MOST_SETUPS: u8 = 2;
-/// Most sets of startup parameters whose greeting a pool remembers.
-const MOST_GREETINGS: usize = 1024;
 
 /// The payload of an `ErrorResponse`, as a server would send it.
 fn refusal(text: &str) -> Vec<u8> {

@@ -624,7 +624,7 @@ impl Core {
         if client.route.is_none() && route != RouteTo::Auto {
             client.route = Some(route);
         }
-        let known = self.pools[pool].greetings.contains_key(&params);
+        let known = self.pools[pool].greetings.know(&params);
         client.base = params.clone();
         client.params = params;
         client.mark = Mark::Nothing;
@@ -641,7 +641,7 @@ impl Core {
         let client = &self.clients[c];
         let Phase::Login(login) = &client.phase else { return };
         let version = login.version;
-        let Some(greeting) = self.pools[client.pool].greetings.get(&client.params).cloned() else { return };
+        let Some(greeting) = self.pools[client.pool].greetings.get(&client.params) else { return };
         self.log_login(c);
         let client = &self.clients[c];
         // `in_hot_standby` is on only at a replica's listener; otherwise drivers that look for a primary would turn
