@@ -600,3 +600,37 @@ async fn a_lower_limit_of_statements_is_kept_with_the_next_ones() {
     );
     assert_eq!(value(&two, "SELECT count(*) FROM pg_prepared_statements").await, "40");
 }
+
+/// Named statements of one session are bounded by their bytes; the error names the setting.
+#[tokio::test]
+async fn a_session_may_have_as_many_statements_as_fit() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.prepared_bytes_per_client", 8 << 20).start().await;
+    let many = |from: usize, to: usize| -> Vec<u8> {
+        let mut bytes: Vec<u8> = (from..to).flat_map(|n| parse(&format!("s{n}"), "SELECT 1")).collect();
+        bytes.extend(sync());
+        bytes
+    };
+    for port in [shared.cluster.primary().port(), kingpost.port()] {
+        let mut raw = Raw::login(port).await;
+        for part in 0..11 {
+            raw.send(&many(part * 1_000, (part + 1) * 1_000)).await;
+            let kinds = raw.kinds_until(b'Z').await;
+            assert_eq!((kinds.len(), kinds.trim_start_matches('1')), (1_001, "Z"));
+        }
+        raw.send(&[bind("", "s10999", &[]), execute("", 0), sync()].concat()).await;
+        assert_eq!(raw.kinds_until(b'Z').await, "2DCZ");
+    }
+    let mut raw = Raw::login(kingpost.port()).await;
+    raw.send(&many(0, 20_000)).await;
+    let last = raw.rest().await.pop().expect("a word");
+    assert_eq!(last.field(b'C').as_deref(), Some("53400"), "{last:?}");
+    assert!(last.field(b'M').is_some_and(|text| text.contains("prepared_bytes_per_client")), "{last:?}");
+    // Another session has its own.
+    let mut other = Raw::login(kingpost.port()).await;
+    other.send(&many(0, 10)).await;
+    assert_eq!(other.kinds_until(b'Z').await, "1111111111Z");
+}

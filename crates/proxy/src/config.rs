@@ -843,6 +843,8 @@ pub struct PoolConfig {
     pub connect_timeout: Duration,
     /// Most prepared statements in one server connection. For a new one, the least recently used is closed.
     pub prepared_per_server: usize,
+    /// Most bytes of one client's named prepared statements. A client with more is closed with 53400.
+    pub prepared_bytes_per_client: usize,
     /// Whether a BEGIN is answered at once and sent to a server together with the next statement.
     pub defer_begin: bool,
     /// How functions about which nothing is known are treated.
@@ -884,6 +886,7 @@ impl Default for PoolConfig {
             server_idle_timeout: Duration::from_secs(600),
             connect_timeout: Duration::from_secs(5),
             prepared_per_server: 500,
+            prepared_bytes_per_client: 64 << 20,
             defer_begin: true,
             unknown_functions: UnknownFunctions::Reset,
             unnamed: UnnamedMode::Parsed,

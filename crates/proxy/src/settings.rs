@@ -93,6 +93,8 @@ pub struct Settings {
     pub peers: HashMap<u8, Address>,
     /// Most prepared statements per server connection.
     pub prepared_per_server: usize,
+    /// Most bytes of one client's named prepared statements.
+    pub prepared_bytes: usize,
     /// Whether BEGIN is put off until the next statement.
     pub defer_begin: bool,
     /// Whether server connections keep unnamed statements that recur.
@@ -565,6 +567,7 @@ impl Settings {
             peer: config.peer_id,
             peers,
             prepared_per_server: config.pool.prepared_per_server.max(1),
+            prepared_bytes: config.pool.prepared_bytes_per_client,
             defer_begin: config.pool.defer_begin,
             share_unnamed: config.pool.unnamed == UnnamedMode::Shared,
             lanes: Lanes {

@@ -264,6 +264,7 @@ const POOL: &[Key] = &[
     key("server_idle_timeout", OR_NEVER),
     key("connect_timeout", POSITIVE),
     key("prepared_per_server", integer(1, 100_000)),
+    key("prepared_bytes_per_client", integer(1 << 20, 1 << 34)),
     key("defer_begin", Kind::Boolean),
     key("unknown_functions", UNKNOWN_FUNCTIONS),
     key("unnamed", UNNAMED),

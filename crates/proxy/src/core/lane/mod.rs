@@ -278,8 +278,7 @@ impl Core {
                         self.parse_shared(c, s, &statement);
                         continue;
                     }
-                    // A client's names always have room for the unnamed statement.
-                    let _ = self.clients[c].names.parse(b"", statement.clone());
+                    self.clients[c].names.parse_unnamed(statement.clone());
                     let server = &mut self.servers[s];
                     server.held.set_unnamed(Unnamed::Is(statement.id()));
                     let note = Note::Parse { statement, sent_as: SentAs::Unnamed, undo: Undo::Unnamed(None) };

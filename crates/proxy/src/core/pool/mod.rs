@@ -244,8 +244,9 @@ pub(in crate::core) struct Waiter {
     pub told: bool,
 }
 
-/// Most pairs of database and user that one worker serves at a time.
-const MOST_POOLS: usize = 1000;
+/// Pools of one worker from which on the unused one that was used last longest ago is forgotten for a new one. (Pools in use are bounded by
+/// `max_clients` and by the server connections.)
+const MANY_POOLS: usize = 1000;
 /// A pool without clients and server connections is forgotten after this time; at once if no server has ever accepted
 /// its login.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
@@ -367,18 +368,22 @@ impl Core {
         p
     }
 
-    /// An error if another pool is needed for this key and there may be no more.
-    pub(in crate::core) fn room_for_pool(&mut self, key: &PoolKey) -> Result<(), String> {
-        if self.pools.find(key).is_some() || self.pools.len() < MOST_POOLS {
-            return Ok(());
+    /// Forgets an unused pool if a pool for this key is needed and there are many.
+    pub(in crate::core) fn room_for_pool(&mut self, key: &PoolKey) {
+        if self.pools.find(key).is_some() || self.pools.len() < MANY_POOLS {
+            return;
         }
         let unused = self.pools.iter().filter(|(_, pool)| pool.is_unused());
-        let oldest = unused.min_by_key(|(_, pool)| pool.unused_since).map(|(p, _)| p);
-        match oldest {
-            Some(p) => self.pools.remove(p),
-            None => return Err(format!("the proxy serves {MOST_POOLS} pairs of database and user at the moment")),
+        if let Some((p, _)) = unused.min_by_key(|(_, pool)| pool.unused_since) {
+            self.forget_pool(p);
         }
-        Ok(())
+    }
+
+    fn forget_pool(&mut self, p: usize) {
+        for node in &self.pools[p].nodes {
+            node.budget.wants_no_more(self.id);
+        }
+        self.pools.remove(p);
     }
 
     /// Takes a client that has authenticated out of its pool's count.
@@ -400,7 +405,7 @@ impl Core {
         };
         let old: Vec<usize> = self.pools.iter().filter(|(_, pool)| old(pool)).map(|(p, _)| p).collect();
         for p in old {
-            self.pools.remove(p);
+            self.forget_pool(p);
         }
     }
 

@@ -13,10 +13,8 @@ use std::sync::Arc;
 
 use super::statement::Statement;
 
-/// Most named statements of one client.
-const MOST_NAMES: usize = 10_000;
-/// Most bytes of one client's statement names, texts and types together.
-const MOST_BYTES: usize = 64 << 20;
+/// Bytes that a named statement counts for beside its name, text and types.
+const ENTRY: usize = 512;
 
 /// The prepared statements of one client. Two pointers large while the client has none.
 #[derive(Debug, Default)]
@@ -64,15 +62,13 @@ pub(crate) enum Undo {
     All(Box<Named>),
 }
 
-/// The client has as many statements, or as many bytes of them, as it may.
+/// The client has as many bytes of named statements as it may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Full {
-    /// Too many statements.
-    #[error("more than {MOST_NAMES} prepared statements in one session")]
-    Names,
-    /// Too many bytes.
-    #[error("prepared statements of more than {} MiB in one session", MOST_BYTES >> 20)]
-    Bytes,
+#[error(
+    "prepared statements of more than {most} bytes in one session: raise proxy.pool.prepared_bytes_per_client, or deallocate those that are not needed"
+)]
+pub(crate) struct Full {
+    most: usize,
 }
 
 impl Names {
@@ -119,18 +115,21 @@ impl Names {
         Some(&entry.statement)
     }
 
-    /// A Parse is sent. The name must not be in use: such a Parse will fail, and changes nothing.
-    pub(crate) fn parse(&mut self, name: &[u8], statement: Arc<Statement>) -> Result<Undo, Full> {
+    /// A Parse of the unnamed statement is sent.
+    pub(crate) fn parse_unnamed(&mut self, statement: Arc<Statement>) -> Undo {
+        Undo::Unnamed(self.unnamed.replace(statement))
+    }
+
+    /// A Parse is sent; the client may have `most` bytes of named statements. The name must not be in use: such a Parse will fail, and changes
+    /// nothing.
+    pub(crate) fn parse(&mut self, name: &[u8], statement: Arc<Statement>, most: usize) -> Result<Undo, Full> {
         if name.is_empty() {
-            return Ok(Undo::Unnamed(self.unnamed.replace(statement)));
+            return Ok(self.parse_unnamed(statement));
         }
         let named = self.named.get_or_insert_default();
-        if named.entries.len() >= MOST_NAMES {
-            return Err(Full::Names);
-        }
         let bytes = weight(name, &statement);
-        if named.bytes + bytes > MOST_BYTES {
-            return Err(Full::Bytes);
+        if named.bytes + bytes > most {
+            return Err(Full { most });
         }
         named.bytes += bytes;
         let taken = named.entries.insert(name.into(), Entry { statement, bytes, told: false, settled: None });
@@ -248,7 +247,7 @@ impl Undo {
 }
 
 fn weight(name: &[u8], statement: &Statement) -> usize {
-    name.len() + statement.text().len() + statement.types().len()
+    name.len() + statement.text().len() + statement.types().len() + ENTRY
 }
 
 #[cfg(test)]
@@ -257,6 +256,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    const ROOM: usize = 1 << 20;
 
     fn statement(id: u64) -> Arc<Statement> {
         Arc::new(Statement::test(id))
@@ -273,13 +274,13 @@ mod tests {
     #[test]
     fn a_skipped_parse_leaves_what_was_there() {
         let mut names = Names::default();
-        names.parse(b"", statement(1)).unwrap();
-        let undo = names.parse(b"", statement(2)).unwrap();
+        names.parse(b"", statement(1), ROOM).unwrap();
+        let undo = names.parse(b"", statement(2), ROOM).unwrap();
         assert_eq!(id(&names, b""), Some(2));
         names.undo(undo);
         assert_eq!(id(&names, b""), Some(1));
         // A Parse that failed by itself has dropped it.
-        names.parse(b"", statement(3)).unwrap();
+        names.parse(b"", statement(3), ROOM).unwrap();
         names.unnamed_failed();
         assert_eq!(id(&names, b""), None);
     }
@@ -287,8 +288,8 @@ mod tests {
     #[test]
     fn closing_the_unnamed_statement_and_taking_it_back() {
         let mut names = Names::default();
-        names.parse(b"s", statement(5)).unwrap();
-        names.parse(b"", statement(1)).unwrap();
+        names.parse(b"s", statement(5), ROOM).unwrap();
+        names.parse(b"", statement(1), ROOM).unwrap();
         let undo = names.close(b"").unwrap();
         assert_eq!((id(&names, b""), names.len()), (None, 1));
         names.undo(undo);
@@ -299,7 +300,7 @@ mod tests {
     #[test]
     fn a_skipped_describe_leaves_what_the_client_relies_on() {
         let mut names = Names::default();
-        names.parse(b"a", statement(1)).unwrap();
+        names.parse(b"a", statement(1), ROOM).unwrap();
         assert!(matches!(names.describe(b"a"), Undo::Nothing), "the client was told nothing yet");
         names.set_told(b"a", true);
         let undo = names.describe(b"a");
@@ -314,11 +315,11 @@ mod tests {
     #[test]
     fn dropping_all_with_a_parse_behind_it() {
         let mut names = Names::default();
-        names.parse(b"a", statement(1)).unwrap();
+        names.parse(b"a", statement(1), ROOM).unwrap();
         names.set_told(b"a", true);
-        names.parse(b"", statement(2)).unwrap();
+        names.parse(b"", statement(2), ROOM).unwrap();
         let all = names.drop_all();
-        let again = names.parse(b"a", statement(3)).unwrap();
+        let again = names.parse(b"a", statement(3), ROOM).unwrap();
         assert_eq!((id(&names, b"a"), id(&names, b""), told(&names, b"a")), (Some(3), Some(2), false));
         names.undo(again);
         names.undo(all);
@@ -329,8 +330,8 @@ mod tests {
     fn what_a_client_relies_on() {
         let mut names = Names::default();
         let shared = statement(1);
-        names.parse(b"a", shared.clone()).unwrap();
-        names.parse(b"b", shared.clone()).unwrap();
+        names.parse(b"a", shared.clone(), ROOM).unwrap();
+        names.parse(b"b", shared.clone(), ROOM).unwrap();
         names.set_told(b"a", true);
         assert!(names.is_told_of(&shared, None) && names.is_told_of(&shared, Some(b"b")));
         assert!(!names.is_told_of(&shared, Some(b"a")) && !names.is_told_of(&statement(1), None));
@@ -341,8 +342,8 @@ mod tests {
     #[test]
     fn what_was_parsed_where_nobody_knew_how_is_for_then() {
         let mut names = Names::default();
-        names.parse(b"a", statement(1)).unwrap();
-        names.parse(b"b", statement(2)).unwrap();
+        names.parse(b"a", statement(1), ROOM).unwrap();
+        names.parse(b"b", statement(2), ROOM).unwrap();
         names.set_told(b"a", true);
         names.replace_for_now(b"a", statement(3));
         names.replace_for_now(b"a", statement(4));
@@ -365,8 +366,8 @@ mod tests {
     #[test]
     fn a_statement_of_another_size_costs_what_the_first_did() {
         let mut names = Names::default();
-        names.parse(b"a", statement(1)).unwrap();
-        names.parse(b"b", statement(2)).unwrap();
+        names.parse(b"a", statement(1), ROOM).unwrap();
+        names.parse(b"b", statement(2), ROOM).unwrap();
         let longer = Arc::new(Statement::test_of(3, &[b'x'; 1000]));
         names.replace_for_now(b"a", longer.clone());
         let undo = names.close(b"a").unwrap();
@@ -378,17 +379,17 @@ mod tests {
 
     #[test]
     fn there_is_a_bound() {
+        // Many small statements count, too.
         let mut names = Names::default();
-        for n in 0..MOST_NAMES {
-            names.parse(n.to_string().as_bytes(), statement(1)).unwrap();
-        }
-        assert_eq!(names.parse(b"x", statement(1)).unwrap_err(), Full::Names);
+        let many = (0..ROOM).find(|n| names.parse(n.to_string().as_bytes(), statement(1), ROOM).is_err());
+        assert!(many.is_some_and(|many| many > ROOM / 2 / ENTRY && many < ROOM / ENTRY), "{many:?}");
         let mut names = Names::default();
-        let long = Arc::new(Statement::test_of(1, &vec![b'x'; MOST_BYTES / 2]));
-        names.parse(b"a", long.clone()).unwrap();
-        assert_eq!(names.parse(b"b", long.clone()).unwrap_err(), Full::Bytes);
+        let long = Arc::new(Statement::test_of(1, &vec![b'x'; ROOM / 2 - ENTRY - 1]));
+        names.parse(b"a", long.clone(), ROOM).unwrap();
+        let refused = names.parse(b"bc", long.clone(), ROOM).unwrap_err();
+        assert!(refused.to_string().contains("prepared_bytes_per_client"), "{refused}");
         names.close(b"a").unwrap();
-        names.parse(b"b", long).unwrap();
+        names.parse(b"b", long, ROOM).unwrap();
     }
 
     proptest! {
@@ -400,7 +401,7 @@ mod tests {
                 let name = [&b""[..], b"a", b"b", b"c"][usize::from(which)];
                 next += 1;
                 match what {
-                    0 | 1 if name.is_empty() || names.get(name).is_none() => names.parse(name, statement(next)).unwrap(),
+                    0 | 1 if name.is_empty() || names.get(name).is_none() => names.parse(name, statement(next), ROOM).unwrap(),
                     2 => names.close(name).unwrap_or_default(),
                     3 => names.query(),
                     4 => names.drop_all(),

@@ -170,8 +170,8 @@ impl Core {
             return Step::Used(frame.total());
         }
         let statement = self.statement_for(c, text, types, class);
-        if let Err(full) = self.clients[c].names.parse(name, statement) {
-            self.fatal(c, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &full.to_string());
+        if let Err(full) = self.clients[c].names.parse(name, statement, self.settings.prepared_bytes) {
+            self.fatal(c, Sqlstate::CONFIGURATION_LIMIT_EXCEEDED, &full.to_string());
             return Step::Gone;
         }
         self.tell(c, |out| message::empty(out, b'1'));

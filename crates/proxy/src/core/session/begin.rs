@@ -91,8 +91,7 @@ impl Core {
             Message::Parse { text, types, .. } => {
                 let class = self.classify(c, text);
                 let statement = self.statement_for(c, text, types, class);
-                // A client's names always have room for the unnamed statement.
-                let _ = self.clients[c].names.parse(b"", statement);
+                self.clients[c].names.parse_unnamed(statement);
                 self.tell(c, |out| message::empty(out, b'1'));
             }
             Message::Bind { statement: name, .. } => {

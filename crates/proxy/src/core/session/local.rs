@@ -51,8 +51,8 @@ impl Core {
                     let text = format!("prepared statement {:?} already exists", String::from_utf8_lossy(name));
                     return self.fail_local(c, Sqlstate::DUPLICATE_STATEMENT, &text, frame);
                 }
-                if let Err(full) = names.parse(name, statement) {
-                    self.fatal(c, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &full.to_string());
+                if let Err(full) = names.parse(name, statement, self.settings.prepared_bytes) {
+                    self.fatal(c, Sqlstate::CONFIGURATION_LIMIT_EXCEEDED, &full.to_string());
                     return Step::Gone;
                 }
                 self.metrics.parses_local.add(1);

@@ -107,12 +107,12 @@ mod tests {
     fn what_is_sent_again_has_not_happened() {
         let (mut replay, mut names, mut buffers) = (Replay::default(), Names::default(), Buffers::default());
         let statement = Arc::new(Statement::unknown());
-        names.parse(b"a", statement.clone()).unwrap();
+        names.parse(b"a", statement.clone(), 1 << 20).unwrap();
         replay.keep(b"unit", &mut buffers);
         replay.begins(&statement);
         let undo = names.close(b"a").unwrap();
         replay.answered(undo);
-        let undo = names.parse(b"b", statement).unwrap();
+        let undo = names.parse(b"b", statement, 1 << 20).unwrap();
         replay.answered(undo);
         let (unit, begun) = replay.take(&mut names).unwrap();
         assert_eq!((&*unit, begun.is_some()), (&b"unit"[..], true));

@@ -113,8 +113,8 @@ impl Core {
             };
             return self.fail_login(c, Sqlstate::CANNOT_CONNECT_NOW, &text);
         };
-        let room = self.room_for_pool(key).and_then(|()| self.enter(c, key));
-        if let Err(text) = room {
+        self.room_for_pool(key);
+        if let Err(text) = self.enter(c, key) {
             return self.fail_login(c, Sqlstate::TOO_MANY_CONNECTIONS, &text);
         }
         let p = self.pool(key);

@@ -151,7 +151,7 @@ impl Core {
             return match self.parse_named(c, s, name, statement) {
                 Ok(()) => Step::Used(frame.total()),
                 Err(full) => {
-                    self.fatal(c, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &full.to_string());
+                    self.fatal(c, Sqlstate::CONFIGURATION_LIMIT_EXCEEDED, &full.to_string());
                     Step::Gone
                 }
             };
@@ -172,8 +172,7 @@ impl Core {
     }
 
     fn names_of_parse(&mut self, c: usize, statement: &Arc<Statement>) -> Undo {
-        // A client's names always have room for the unnamed statement.
-        self.clients[c].names.parse(b"", statement.clone()).unwrap_or_default()
+        self.clients[c].names.parse_unnamed(statement.clone())
     }
 
     fn parse_named(&mut self, c: usize, s: usize, name: &[u8], statement: Arc<Statement>) -> Result<(), Full> {
@@ -185,7 +184,7 @@ impl Core {
             self.send_parse(s, &statement, |_| Note::Doomed(name.into()));
             return Ok(());
         }
-        let undo = self.clients[c].names.parse(name, statement.clone())?;
+        let undo = self.clients[c].names.parse(name, statement.clone(), self.settings.prepared_bytes)?;
         // The text is known to be good, and a server connection without the statement gets it at Bind; or this
         // connection is already parsing it.
         let accepted = statement.is_accepted() && statement.scope().is_some();
