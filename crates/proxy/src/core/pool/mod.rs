@@ -297,8 +297,17 @@ impl Pool {
         }
     }
 
+    /// True for the database that `CREATE DATABASE` copies by default, which fails (55006) while somebody is connected there: no idle connection is
+    /// kept.
+    fn is_template(&self) -> bool {
+        self.database.on_servers(&self.key.database, &self.key.user).0 == "template1"
+    }
+
     /// How many connections to `node` are kept open, idle or not: some to the primary, while there are clients.
     fn least(&self, node: NodeId, primary: Option<NodeId>) -> usize {
+        if self.is_template() {
+            return 0;
+        }
         if self.clients > self.tunnels && primary == Some(node) { self.database.min_size } else { 0 }
     }
 
@@ -1185,7 +1194,7 @@ impl Core {
                 ServerPhase::Ready if server.is_idle() => {
                     let pool = &self.pools[server.pool];
                     let idle_timeout = self.settings.server_idle_timeout;
-                    if server.is_aged(pool.database.server_lifetime, self.now) {
+                    if server.is_aged(pool.database.server_lifetime, self.now) || pool.is_template() {
                         late.push(s);
                     } else if idle_timeout.is_some_and(|limit| over(server.idle_since, limit, self.now)) {
                         unused.push((s, pool.least(server.node, self.view.primary)));
