@@ -286,3 +286,112 @@ async fn begin_is_put_off_in_the_extended_protocol_too() {
     // A parameter too many is the server's to refuse.
     assert_eq!(answers(&mut raw, &[bind("", "b", &["1"]), execute("", 0), sync()]).await, "EZ:I");
 }
+
+/// The server's own limits: `max_connections`, and a role's CONNECTION LIMIT. Users come one after another, as they can directly, and stay connected.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_of_others_make_room_on_a_full_server() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().setting("max_connections", "16").setting("max_wal_senders", "2").start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let primary = cluster.primary();
+    primary.execute("CREATE DATABASE second").await;
+    primary
+        .execute("DO $$ BEGIN FOR n IN 1..30 LOOP EXECUTE format('CREATE ROLE u%s LOGIN', n); END LOOP; END $$")
+        .await;
+    primary.execute("CREATE ROLE single LOGIN CONNECTION LIMIT 1").await;
+    let kingpost = Kingpost::of(&cluster)
+        .set("proxy.pool.size", 4)
+        .set("proxy.pool.wait_timeout", "3s")
+        .set("proxy.login_timeout", "2s")
+        .start()
+        .await;
+    let config = |user: &str, database: &str| {
+        let mut config = kingpost.endpoint().config();
+        config.user(user).dbname(database);
+        config
+    };
+    let mut clients = Vec::new();
+    for n in 1..=30 {
+        let name = format!("u{n}");
+        let mut direct = primary.endpoint().config();
+        direct.user(&name);
+        assert_eq!(value(&primary.endpoint().connect_as(&direct).await, "SELECT current_user").await, name);
+        let database = if n % 2 == 0 { "second" } else { kingpost_tests::DATABASE };
+        let client = kingpost.endpoint().connect_as(&config(&name, database)).await;
+        assert_eq!(value(&client, "/* kingpost.route=primary */ SELECT current_user").await, name);
+        clients.push(client);
+    }
+    // The role's limit: the connection to one database makes room for one to the other.
+    for database in [kingpost_tests::DATABASE, "second", kingpost_tests::DATABASE] {
+        let client = kingpost.endpoint().connect_as(&config("single", database)).await;
+        assert_eq!(value(&client, "/* kingpost.route=primary */ SELECT current_user").await, "single");
+    }
+    // All are in use: the server's own error, as directly.
+    let busy =
+        join_all(clients[..24].iter().map(async |client| client.batch_execute("BEGIN; SELECT pg_backend_pid()").await));
+    let outcomes = busy.await;
+    let inside: Vec<usize> = (0..24).filter(|&n| outcomes[n].is_ok()).collect();
+    for outcome in &outcomes {
+        let Err(error) = outcome else { continue };
+        let said = error.as_db_error().map(|error| error.message().to_owned()).unwrap_or_default();
+        assert_eq!(sqlstate(error), "53300", "{error:?}");
+        assert!(said.contains("connection"), "{said}");
+    }
+    assert!(inside.len() >= 8 && inside.len() < 24, "{inside:?}");
+    let direct = primary.endpoint().try_connect(&primary.endpoint().config()).await;
+    assert_eq!(sqlstate(&direct.map(drop).expect_err("it is full")), "53300");
+    // One that comes back makes room for a pool that waits, although its own clients go on with theirs.
+    let waits = async { value(&clients[29], "/* kingpost.route=primary */ SELECT 7").await };
+    let leaves = async { clients[inside[0]].batch_execute("COMMIT").await.unwrap() };
+    let (answer, ()) = futures_util::future::join(waits, leaves).await;
+    assert_eq!(answer, "7");
+}
+
+/// `CREATE DATABASE` copies template1, and fails (55006) while somebody is connected there.
+#[tokio::test]
+async fn no_idle_connection_stays_in_the_template() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.min_size", 1).start().await;
+    let mut config = kingpost.endpoint().config();
+    config.user("postgres").dbname("template1");
+    let inside = kingpost.endpoint().connect_as(&config).await;
+    assert_eq!(value(&inside, "/* kingpost.route=primary */ SELECT 1").await, "1");
+    config.dbname("postgres");
+    let other = kingpost.endpoint().connect_as(&config).await;
+    let made = name("made");
+    // Directly the client in template1 would be in the way; here it has no server connection while it says nothing.
+    for sql in [format!("CREATE DATABASE {made}"), format!("DROP DATABASE {made}")] {
+        other.batch_execute(&sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    }
+    assert_eq!(value(&inside, "/* kingpost.route=primary */ SELECT 2").await, "2");
+}
+
+/// More pairs of database and user than one worker used to serve; all at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pairs_of_database_and_user_have_no_limit_of_their_own() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().setting("max_connections", "40").start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let roles = "DO $$ BEGIN FOR n IN 1..1010 LOOP EXECUTE format('CREATE ROLE u%s LOGIN', n); END LOOP; END $$";
+    cluster.primary().execute(roles).await;
+    let kingpost =
+        Kingpost::of(&cluster).set("proxy.workers", 1).set("proxy.pool.max_node_connections", 20).start().await;
+    let mut inside = Vec::new();
+    for group in (1..=1010).collect::<Vec<_>>().chunks(16) {
+        let logins = group
+            .iter()
+            .map(async |n| Raw::login_as(kingpost.port(), &format!("u{n}"), kingpost_tests::DATABASE).await);
+        inside.extend(join_all(logins).await);
+    }
+    let last = inside.last_mut().expect("clients");
+    last.send(&query("SELECT current_user")).await;
+    let said = last.until(b'Z').await;
+    assert!(said.iter().any(|message| message.kind == b'D' && message.body.ends_with(b"u1010")), "{said:?}");
+}

@@ -35,6 +35,12 @@ pub(crate) struct Budget {
 /// The number of limits that a pool shares with others: of its user, its database, its node.
 pub(super) const CEILINGS: usize = 3;
 
+/// The place in [`Budget::above`] of the limit on all connections to the node.
+const OF_NODE: usize = 2;
+
+/// In [`Ceiling::wanted`]: the server itself has refused a connection, so there is no room although the limit is not reached.
+const PRESSED: u64 = 1 << 15;
+
 /// What the limits are called in the configuration, in the order of [`Budget::above`].
 const NAMES: [&str; CEILINGS] = ["max_user_connections", "max_database_connections", "max_node_connections"];
 
@@ -174,13 +180,18 @@ impl Ceiling {
         self.open.load(Ordering::Relaxed) > self.limit.load(Ordering::Relaxed)
     }
 
+    /// True if this pool has to give way to the one that wants room.
+    fn is_wanted(&self, wanted: u64) -> bool {
+        self.is_full() || wanted & PRESSED != 0
+    }
+
     /// A budget's number, which is above 0, and a worker's, which is below [`MOST_WORKERS`].
     fn pack(number: u64, worker: usize) -> u64 {
-        (number << 16) | (worker as u64 & 0xffff)
+        (number << 16) | (worker as u64 & (PRESSED - 1))
     }
 
     fn unpack(wanted: u64) -> (u64, usize) {
-        (wanted >> 16, (wanted & 0xffff) as usize)
+        (wanted >> 16, (wanted & (PRESSED - 1)) as usize)
     }
 }
 
@@ -243,9 +254,9 @@ impl Budget {
             || (self.is_governed() && self.above.iter().any(|ceiling| ceiling.is_exceeded()))
     }
 
-    /// True if a limit is set that the pool shares with others.
+    /// True if a limit is set that the pool shares with others, or if the server has refused a connection for which there is to be room.
     pub(super) fn is_governed(&self) -> bool {
-        self.governed.load(Ordering::Relaxed)
+        self.governed.load(Ordering::Relaxed) || self.above[OF_NODE].wanted.load(Ordering::Relaxed) & PRESSED != 0
     }
 
     /// The number of connections that the pool may have without its reserve.
@@ -261,12 +272,41 @@ impl Budget {
         }
     }
 
+    /// The server has refused worker `id` a connection, and no other pool has an idle one: the next that comes back gives way, and this pool goes
+    /// first where no other pool does already.
+    pub(super) fn presses(&self, id: usize) {
+        let wanted = Ceiling::pack(self.number, id);
+        let ceiling = &self.above[OF_NODE].wanted;
+        if ceiling.compare_exchange(0, wanted | PRESSED, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            // It has been given room, which something else has taken.
+            let _ = ceiling.compare_exchange(wanted, wanted | PRESSED, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    /// A connection of another pool was closed for one that the server has refused worker `id`: this pool goes first where no other pool does already.
+    pub(super) fn has_been_given_room(&self, id: usize) {
+        let wanted = Ceiling::pack(self.number, id);
+        let _ = self.above[OF_NODE].wanted.compare_exchange(0, wanted, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// A connection of this pool has made room: one is enough.
+    pub(super) fn gave_way(&self) {
+        let ceiling = &self.above[OF_NODE].wanted;
+        let wanted = ceiling.load(Ordering::Acquire);
+        if wanted & PRESSED != 0 {
+            let _ = ceiling.compare_exchange(wanted, wanted & !PRESSED, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
     /// Worker `id` does not, or no longer, wait for room under a shared limit.
     pub(super) fn wants_no_more(&self, id: usize) {
-        if self.is_governed() {
-            let wanted = Ceiling::pack(self.number, id);
+        if self.is_governed() || self.above[OF_NODE].wanted.load(Ordering::Relaxed) != 0 {
+            let mine = Ceiling::pack(self.number, id);
             for ceiling in &self.above {
-                let _ = ceiling.wanted.compare_exchange(wanted, 0, Ordering::AcqRel, Ordering::Relaxed);
+                let wanted = ceiling.wanted.load(Ordering::Acquire);
+                if wanted & !PRESSED == mine {
+                    let _ = ceiling.wanted.compare_exchange(wanted, 0, Ordering::AcqRel, Ordering::Relaxed);
+                }
             }
         }
     }
@@ -277,8 +317,9 @@ impl Budget {
             return None;
         }
         self.above.iter().find_map(|ceiling| {
-            let (number, worker) = Ceiling::unpack(ceiling.wanted.load(Ordering::Acquire));
-            (number != 0 && number != self.number && ceiling.is_full()).then_some(worker)
+            let wanted = ceiling.wanted.load(Ordering::Acquire);
+            let (number, worker) = Ceiling::unpack(wanted);
+            (number != 0 && number != self.number && ceiling.is_wanted(wanted)).then_some(worker)
         })
     }
 
@@ -371,6 +412,20 @@ impl Budgets {
         let others = known.budgets.iter().filter(|((_, of), other)| *of == node && other.is_in_the_way_of(budget));
         let mut idle = others.filter_map(|((key, _), other)| Some((key, other.idle.other_than(id, Ordering::SeqCst)?)));
         idle.next().map(|(key, worker)| (key.clone(), worker))
+    }
+
+    /// A pool other than that of `budget` for which `counts` holds, and a worker other than `id` that may have an idle connection of it to `node`.
+    pub(super) fn idle_elsewhere(
+        &self,
+        budget: &Budget,
+        node: NodeId,
+        id: usize,
+        counts: impl Fn(&PoolKey) -> bool,
+    ) -> Option<(PoolKey, usize)> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = known.budgets.iter().filter(|((_, of), other)| *of == node && other.number != budget.number);
+        let mut idle = others.filter_map(|((key, _), other)| Some((key, other.idle.other_than(id, Ordering::SeqCst)?)));
+        idle.find(|(key, _)| counts(key)).map(|(key, worker)| (key.clone(), worker))
     }
 
     /// The number of open connections in all budgets.
@@ -480,6 +535,44 @@ mod tests {
         let (key, worker) = budgets.idle_in_the_way_of(&eu, NodeId(0), 1).expect("an idle one");
         assert_eq!((&*key.database, worker), ("d", 0));
         assert_eq!(budgets.idle_in_the_way_of(&ev, NodeId(0), 1), None);
+    }
+
+    #[test]
+    fn a_server_that_is_full_makes_one_pool_give_way() {
+        let budgets = Budgets::new(2);
+        let of = |database: &str, node: u16| {
+            let key = PoolKey { database: database.into(), user: "u".into() };
+            budgets.get(&key, NodeId(node), ConnectionLimits::of_pool(9))
+        };
+        let (d, e, f, elsewhere) = (of("d", 0), of("e", 0), of("f", 0), of("d", 1));
+        assert!(!d.is_governed() && d.try_open(false).is_ok());
+        e.presses(1);
+        assert!(d.is_governed() && !elsewhere.is_governed());
+        assert_eq!([d.wanted_elsewhere(), f.wanted_elsewhere(), e.wanted_elsewhere()], [Some(1), Some(1), None]);
+        // One gives way; the others keep theirs, and open none before the one that waits.
+        d.gave_way();
+        d.close();
+        assert_eq!((d.wanted_elsewhere(), f.wanted_elsewhere(), d.try_open(false)), (None, None, Err(Full::Shared)));
+        // It was not enough.
+        e.presses(1);
+        assert_eq!(f.wanted_elsewhere(), Some(1));
+        f.presses(0);
+        assert_eq!((e.wanted_elsewhere(), e.try_open(false)), (None, Ok(())));
+        assert!(!d.is_governed() && d.try_open(false).is_ok());
+        // Where another pool has made room, nobody has to give way, and no third pool takes it.
+        f.has_been_given_room(0);
+        assert_eq!((d.wanted_elsewhere(), d.try_open(false), f.try_open(false)), (None, Err(Full::Shared), Ok(())));
+        // A pool that waits no more is in nobody's way.
+        f.presses(0);
+        f.wants_no_more(1);
+        assert_eq!(d.wanted_elsewhere(), Some(0));
+        f.wants_no_more(0);
+        assert!(!d.is_governed() && d.wanted_elsewhere().is_none());
+        // An idle connection is found in another worker, of a pool that counts.
+        d.publish_idle(0, true);
+        let found = |counts: &str| budgets.idle_elsewhere(&e, NodeId(0), 1, |key| &*key.database == counts);
+        assert_eq!(found("d").map(|(key, worker)| (key.database.to_string(), worker)), Some(("d".into(), 0)));
+        assert_eq!(found("f"), None);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! sees that somebody waits.
 
 mod budget;
+mod crowd;
 mod greetings;
 mod pools;
 mod room;
@@ -31,6 +32,7 @@ use crate::traffic::Governed;
 
 use budget::Full;
 pub(crate) use budget::{Budget, Budgets, MOST_WORKERS};
+pub(in crate::core) use crowd::Crowd;
 use greetings::Greetings;
 pub(in crate::core) use pools::Pools;
 
@@ -744,10 +746,16 @@ impl Core {
     }
 
     pub(in crate::core) fn expire_waiters(&mut self, p: usize) {
+        let is_waited_for = self.pools[p].is_waited_for();
         for node in &mut self.pools[p].nodes {
             // The worker that was asked had none, or closed it: this worker may ask again.
             node.asked = false;
-            node.budget.wants_no_more(self.id);
+            // The next attempt at a server that was full is still to come: until then its room stays reserved.
+            let was_full =
+                node.failed.as_ref().is_some_and(|failed| failed.code == Some(Sqlstate::TOO_MANY_CONNECTIONS));
+            if !(is_waited_for && was_full && node.is_suspect(self.now)) {
+                node.budget.wants_no_more(self.id);
+            }
         }
         for readers in [false, true] {
             while let Some(&waiter) = self.pools[p].queue(readers).front() {

@@ -65,6 +65,7 @@ impl Core {
         }
         let Some(to) = place.budget.wanted_elsewhere() else { return false };
         place.kept = 0;
+        place.budget.gave_way();
         self.metrics.server_connections_evicted.add(1);
         self.drop_server(s);
         // The pool that waits may be one of this worker's.

@@ -11,7 +11,7 @@ use wire::{Frame, Sqlstate};
 
 use super::{Greeting, LastWord, Note, Request, ServerPhase};
 use crate::core::parameters::{Applied, Params};
-use crate::core::pool::Want;
+use crate::core::pool::{Crowd, Want};
 use crate::core::prepared::Unnamed;
 use crate::core::session::Phase;
 use crate::core::shared::Passed;
@@ -23,8 +23,8 @@ enum Failure {
     Node(String),
     /// The server refused this user or database, so waiting would not help.
     Refused(Vec<u8>),
-    /// The server accepts no more connections.
-    Full(String),
+    /// The server accepts no more connections: of this user, to this database, or at all.
+    Full(String, Crowd),
 }
 
 impl Core {
@@ -167,7 +167,7 @@ impl Core {
                         Some(code) if greeting == Greeting::Sent && !code.0.starts_with(b"57P") => {
                             Failure::Refused(refusal(&format!("connect_query failed: {text} ({code})")))
                         }
-                        Some(Sqlstate::TOO_MANY_CONNECTIONS) => Failure::Full(text.into_owned()),
+                        Some(Sqlstate::TOO_MANY_CONNECTIONS) => Failure::Full(text.into_owned(), Crowd::of(data)),
                         // 57P01 to 57P03: the server starts up, shuts down or recovers.
                         Some(code) if code.0.starts_with(b"57P") => Failure::Node(text.into_owned()),
                         _ => Failure::Refused(data.to_vec()),
@@ -320,7 +320,7 @@ impl Core {
                 }
             }
             Failure::Node(why) => self.open_failed(s, &why, true),
-            Failure::Full(why) => self.open_failed(s, &why, false),
+            Failure::Full(why, crowd) => self.server_is_full(s, &why, crowd),
             Failure::Refused(error) if self.servers[s].listener => {
                 self.open_failed(s, &payload::error_message(&error), false)
             }
