@@ -89,26 +89,36 @@ async fn under_fire() {
     fire::under_fire(|| store::open(&address), 12, disturb).await;
 }
 
-/// A commit whose replies are all lost has happened or not, and the registry finds out by the batch's number.
+/// A commit whose every reply is lost, or says that its outcome is unknown, has happened or not, and the registry finds out which by the
+/// batch's number.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_nobody_answered_for_is_found_out() {
     let Some(rig) = Rig::start() else { return };
     let store = opened(&rig, "lost").await.unwrap();
-    for (number, mode, happened) in [(1, "reply", true), (2, "request", false)] {
+    let mut revision = 0;
+    for (number, mode, happened) in [
+        (1, "undetermined", true),
+        // An error that is newer than this client.
+        (2, "newer", true),
+        (3, "abort", true),
+        (4, "reply", true),
+        (5, "request", false),
+    ] {
         rig.fault("KvCommit", mode, 0, 10_000);
         let committed = store.commit(suite::batch(number, vec![register(1, mode)])).await;
         assert!(matches!(committed, Err(StoreError::Undetermined { .. })), "{mode}: {committed:?}");
         rig.clear();
         let found = store.resolve(number).await.unwrap();
         assert_eq!(found.is_some(), happened, "{mode}");
-        // The answer stays the same.
+        // It stays so.
+        revision += u64::from(happened);
         let read = suite::read(&store, 0).await;
-        assert_eq!(read.head.v, Revision(1), "{mode}");
+        assert_eq!(read.head.v, Revision(revision), "{mode}");
         assert_eq!(store.resolve(number).await.unwrap(), found, "{mode}");
     }
-    // A commit that did not happen prevents no later write.
-    let again = store.commit(suite::batch(3, vec![register(1, "again")])).await.unwrap();
-    assert_eq!(again.revision, Revision(2));
+    // And what was not written keeps nobody from writing.
+    let again = store.commit(suite::batch(6, vec![register(1, "again")])).await.unwrap();
+    assert_eq!(again.revision, Revision(revision + 1));
 }
 
 /// A node that dies between the two phases of its commit leaves locks. Another one waits for their time to live, and goes on.

@@ -24,10 +24,12 @@ impl Backoff {
         Backoff { doing, deadline, pause: SHORTEST, last: "nothing".into() }
     }
 
-    /// Pauses, because of `reason`.
-    ///
-    /// # Errors
-    /// [`Error::Late`] if the deadline would come first.
+    /// The call's name, for errors.
+    pub(crate) fn doing(&self) -> &'static str {
+        self.doing
+    }
+
+    /// Waits, because of `reason`.
     ///
     /// # Errors
     /// [`Error::Late`] where the deadline would come first.

@@ -29,9 +29,9 @@ pub enum Error {
         /// The server's reason.
         reason: Arc<str>,
     },
-    /// The commit was sent, and no answer came until the deadline. To find out: read, at a new timestamp, a key that only this transaction writes.
-    /// The read waits for the transaction's end or ends it, so its result is final.
-    #[error("commit: sent, and no answer within the deadline; last: {last}")]
+    /// The commit was sent, and no answer proves whether it was carried out. To find out: read, at a new timestamp, a key that only
+    /// this transaction writes. The read waits for the transaction's end or ends it, so what it sees is final.
+    #[error("commit: sent, and it is not known whether it was carried out; last: {last}")]
     Undetermined {
         /// The last error.
         last: Arc<str>,

@@ -7,21 +7,23 @@
 //!
 //! # Invariants
 //!
-//! - No caller joins a batch of timestamps that was sent already; no timestamp is given twice; each is higher than all that were given before its
-//!   batch was sent.
-//! - Every call has the caller's deadline. A call that is dropped leaves either nothing or a whole transaction behind: locks without an owner end
-//!   with their time to live.
-//! - [`Error::Undetermined`] is returned only for a commit that was sent and not answered. Every other error of [`Client::commit`] means that nothing
-//!   was written.
-//! - Asynchronous commit and one-phase commit are not used. Locks of other transactions are rolled back only if their time to live is over by PD's
-//!   time.
-//! - Data from a server is bounded and checked before use. No error and no log line contains a key or a value.
+//! - Nobody joins a batch of timestamps that was sent already; no timestamp is given twice; none that is not higher than all that were
+//!   given before its batch was sent.
+//! - Every call has the caller's deadline. One that is dropped leaves either nothing or a whole transaction behind: locks without an
+//!   owner end with their time to live.
+//! - [`Error::Undetermined`] comes only of a commit that was sent, and that no answer proves to have been carried out or not
+//!   (`verdict`). Every other error of [`Client::commit`] means that nothing was written.
+//! - Asynchronous commit and one-phase commit are not used. Locks of others are rolled back only when PD's time says that their time to
+//!   live is over.
+//! - What comes from a server is bounded and checked before it is used. No key and no value is in an error or a log line.
 
 mod ack;
 mod backoff;
 mod channel;
 mod codec;
 mod error;
+#[cfg(test)]
+mod fake;
 mod figures;
 mod lock;
 mod pd;
@@ -29,6 +31,7 @@ mod region;
 mod snapshot;
 pub mod timestamps;
 mod transaction;
+mod verdict;
 
 /// Messages of PD and TiKV, generated from `proto/`.
 #[allow(missing_docs, unreachable_pub, dead_code, clippy::all, reason = "generated")]

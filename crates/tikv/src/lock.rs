@@ -10,9 +10,9 @@ use std::time::Duration;
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::figures::add;
-use crate::pd::clip;
 use crate::proto::tikvpb;
 use crate::region::Sent;
+use crate::verdict::{Phase, of_key};
 use crate::{Client, Key, Timestamp};
 
 /// State of a transaction.
@@ -44,7 +44,7 @@ impl Client {
         // Locks by transaction: its start and its primary key.
         let mut locks: BTreeMap<(u64, Key), Vec<tikvpb::LockInfo>> = BTreeMap::new();
         for error in errors {
-            let Some(lock) = error.locked else { return Err(judge(&error, doing)) };
+            let Some(lock) = error.locked else { return Err(of_key(&error, doing)) };
             add(&self.figures.locks_met, 1);
             locks.entry((lock.lock_version, lock.primary_lock.clone())).or_default().push(lock);
         }
@@ -81,8 +81,9 @@ impl Client {
                 force_sync_commit: true,
             };
             let mut store = region.client();
-            let sent = self.regions.send(&region, backoff, store.kv_check_txn_status(request)).await;
-            let Sent::Done(reply) = sent.map_err(|(error, _)| error)? else { continue };
+            let sent =
+                self.regions.send(Phase::CheckStatus, &region, backoff, store.kv_check_txn_status(request)).await;
+            let Sent::Done(reply) = sent? else { continue };
             if let Some(error) = reply.error {
                 // The primary has no record of the transaction: the prewrite may still come while the time to live lasts.
                 if error.txn_not_found.is_some() && !roll_back {
@@ -95,7 +96,7 @@ impl Client {
                 if error.locked.is_some() {
                     return Ok(Fate::Open);
                 }
-                return Err(judge(&error, "asking what became of a transaction"));
+                return Err(of_key(&error, "asking what became of a transaction"));
             }
             return Ok(match (reply.lock_ttl, reply.commit_version) {
                 (0, 0) => Fate::RolledBack,
@@ -126,10 +127,10 @@ impl Client {
                 keys: left[..fits].to_vec(),
             };
             let mut store = region.client();
-            let sent = self.regions.send(&region, backoff, store.kv_resolve_lock(request)).await;
-            let Sent::Done(reply) = sent.map_err(|(error, _)| error)? else { continue };
+            let sent = self.regions.send(Phase::ResolveLock, &region, backoff, store.kv_resolve_lock(request)).await;
+            let Sent::Done(reply) = sent? else { continue };
             if let Some(error) = reply.error {
-                return Err(judge(&error, "resolving a lock"));
+                return Err(of_key(&error, "resolving a lock"));
             }
             add(&self.figures.locks_resolved, fits as u64);
             left.drain(..fits);
@@ -138,31 +139,6 @@ impl Client {
     }
 }
 
-/// Converts a key's error, other than a lock. The error's text may contain the key, so only known-safe parts are passed on.
-pub(crate) fn judge(error: &tikvpb::KeyError, doing: &'static str) -> Error {
-    if error.conflict.is_some() {
-        return Error::conflict(doing, "a later transaction has written the same key");
-    }
-    if error.txn_not_found.is_some() {
-        return Error::conflict(doing, "another transaction has rolled this one back");
-    }
-    if !error.retryable.is_empty() {
-        return Error::conflict(doing, "the store asks to begin anew");
-    }
-    if error.locked.is_some() {
-        return Error::conflict(doing, "a key is locked");
-    }
-    if !error.abort.is_empty() {
-        return Error::refused(doing, format!("the store has given it up: {}", kind_of(&error.abort)));
-    }
-    Error::refused(doing, "an error of a key that is not known here")
-}
-
-/// Returns the first words of the store's message, up to where a key might begin.
-fn kind_of(message: &str) -> String {
-    clip(message).chars().take_while(|c| c.is_alphabetic() || matches!(c, ' ' | '_' | ':')).take(60).collect()
-}
-
-/// Time to live of this client's locks: any client may roll back a transaction that takes longer. Long enough for a store that stalls for a moment;
-/// and the maximum time for which a dead node blocks others.
+/// Time to live of our own locks: a transaction that takes longer may be rolled back by anybody. Long enough for a store that stands
+/// still for a moment; and so long, at most, a node that died keeps others waiting.
 pub(crate) const TIME_TO_LIVE: Duration = Duration::from_secs(3);

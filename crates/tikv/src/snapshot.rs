@@ -9,6 +9,7 @@ use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::proto::tikvpb;
 use crate::region::Sent;
+use crate::verdict::Phase;
 use crate::{Client, Key, Timestamp};
 
 /// Keys of one request.
@@ -66,8 +67,8 @@ impl Snapshot {
             let region = self.client.regions.of(&key, deadline).await?;
             let request = tikvpb::GetRequest { context: region.context(), key: key.clone(), version: self.at.0 };
             let mut store = region.client();
-            let sent = self.client.regions.send(&region, &mut backoff, store.kv_get(request)).await;
-            let Sent::Done(reply) = sent.map_err(|(error, _)| error)? else { continue };
+            let sent = self.client.regions.send(Phase::Read, &region, &mut backoff, store.kv_get(request)).await;
+            let Sent::Done(reply) = sent? else { continue };
             match reply.error {
                 Some(error) => self.client.unlock([error], &mut backoff, "reading a key").await?,
                 None => return Ok((!reply.not_found && !reply.value.is_empty()).then_some(reply.value)),
@@ -92,8 +93,8 @@ impl Snapshot {
             let request =
                 tikvpb::BatchGetRequest { context: region.context(), keys: left[..fits].to_vec(), version: self.at.0 };
             let mut store = region.client();
-            let sent = self.client.regions.send(&region, &mut backoff, store.kv_batch_get(request)).await;
-            let Sent::Done(reply) = sent.map_err(|(error, _)| error)? else { continue };
+            let sent = self.client.regions.send(Phase::Read, &region, &mut backoff, store.kv_batch_get(request)).await;
+            let Sent::Done(reply) = sent? else { continue };
             let (values, errors) = sort(reply.pairs, reply.error);
             if !errors.is_empty() {
                 self.client.unlock(errors, &mut backoff, doing).await?;
@@ -134,8 +135,8 @@ impl Scan {
                 version: at.0,
             };
             let mut store = region.client();
-            let sent = client.regions.send(&region, &mut backoff, store.kv_scan(request)).await;
-            let Sent::Done(reply) = sent.map_err(|(error, _)| error)? else { continue };
+            let sent = client.regions.send(Phase::Read, &region, &mut backoff, store.kv_scan(request)).await;
+            let Sent::Done(reply) = sent? else { continue };
             let full = reply.pairs.len() >= self.page as usize;
             let (pairs, errors) = sort(reply.pairs, reply.error);
             if !errors.is_empty() {

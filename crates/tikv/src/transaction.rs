@@ -13,9 +13,10 @@ use tokio::time::Instant;
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::figures::add;
-use crate::lock::{TIME_TO_LIVE, judge};
+use crate::lock::TIME_TO_LIVE;
 use crate::proto::tikvpb;
-use crate::region::{Region, Sent};
+use crate::region::{Ended, Region, Sent};
+use crate::verdict::{Done, Phase, of_key, settles};
 use crate::{Client, Key, Timestamp};
 
 /// Maximum bytes of keys and values in one request, unless a single pair is larger: far below the 8 MiB that a store accepts.
@@ -63,7 +64,8 @@ impl Client {
     /// it.
     ///
     /// # Errors
-    /// [`Error::Undetermined`] if the commit was sent and not answered; with every other error nothing was written.
+    /// [`Error::Undetermined`], when the commit was sent, and no answer proves whether it was carried out; with all others nothing was
+    /// written.
     pub async fn commit(
         self: &Arc<Client>,
         start: Timestamp,
@@ -120,15 +122,16 @@ impl Transaction {
             };
             add(&figures.prewrites, 1);
             let mut store = region.client();
-            let sent = self.client.regions.send(&region, &mut backoff, store.kv_prewrite(request)).await;
-            // A repeated request finds its own locks, which is no conflict.
-            let Sent::Done(reply) = sent.map_err(|(error, _)| error)? else { continue };
+            let sent =
+                self.client.regions.send(Phase::Prewrite, &region, &mut backoff, store.kv_prewrite(request)).await;
+            // Sent again, it finds its own locks: that is no conflict.
+            let Sent::Done(reply) = sent? else { continue };
             if reply.errors.is_empty() {
                 left = rest;
                 continue;
             }
             if let Some(error) = reply.errors.iter().find(|error| error.locked.is_none()) {
-                return Err(judge(error, doing));
+                return Err(of_key(error, doing));
             }
             self.client.unlock(reply.errors, &mut backoff, doing).await?;
         }
@@ -146,20 +149,20 @@ impl Transaction {
                 return Err(error);
             }
         };
-        // True if an unanswered request may have been carried out.
-        let mut unknown = false;
-        let fail = |error: Error, unknown: bool, backoff: &Backoff| {
-            if unknown {
-                // Nothing is rolled back: other clients find out the outcome at the primary key, also when they meet a lock.
-                return Error::Undetermined { last: backoff.last() };
+        // `Unknown` from the first request on that may have been carried out without an answer that says so.
+        let mut done = Done::No;
+        let fail = |error: Error, done: Done, last: Arc<str>| match done {
+            // Nothing is rolled back: who asks at the primary key finds out, and so does who meets a lock.
+            Done::Unknown => Error::Undetermined { last },
+            Done::No => {
+                self.roll_back();
+                error
             }
-            self.roll_back();
-            error
         };
         loop {
             let region = match self.client.regions.of(&self.primary, deadline).await {
                 Ok(region) => region,
-                Err(error) => return Err(fail(error, unknown, &backoff)),
+                Err(error) => return Err(fail(error, done, backoff.last())),
             };
             let (fit, rest) = split(&keys, &region, |key| key, |key| key.len());
             let request = tikvpb::CommitRequest {
@@ -169,28 +172,38 @@ impl Transaction {
                 commit_version: at.0,
             };
             let mut store = region.client();
-            // If the call is dropped from here on, the outcome is open.
-            match self.client.regions.send(&region, &mut backoff, store.kv_commit(request)).await {
+            // Dropped from here on, the outcome is open.
+            let sent = self.client.regions.send(Phase::CommitPrimary, &region, &mut backoff, store.kv_commit(request));
+            match sent.await {
                 Ok(Sent::Done(tikvpb::CommitResponse { error: None, .. })) => {
                     self.commit_rest(at, rest);
                     return Ok(at);
                 }
                 Ok(Sent::Done(tikvpb::CommitResponse { error: Some(error), .. })) => {
-                    if let Some(expired) = error.commit_ts_expired {
-                        // Another client has read at a later time, and was told that nothing is committed up to then.
+                    if let Some(expired) = error.commit_ts_expired
+                        && done == Done::No
+                    {
+                        // Somebody has read at a later time, and was told that nothing is committed up to then.
                         at = match self.client.timestamps.within(deadline).await {
                             Ok(now) => now.max(Timestamp(expired.min_commit_ts)),
-                            Err(error) => return Err(fail(error, unknown, &backoff)),
+                            Err(error) => return Err(fail(error, done, backoff.last())),
                         };
                         continue;
                     }
-                    // The store has checked: if an earlier request had been carried out, this one would have succeeded, too.
-                    self.roll_back();
-                    return Err(judge(&error, "commit"));
+                    let settled = settles(&error);
+                    let error = of_key(&error, "commit");
+                    // The store has looked: had an earlier request been carried out, this one would have been too.
+                    let done = if settled { Done::No } else { Done::Unknown };
+                    let last = error.to_string().into();
+                    return Err(fail(error, done, last));
                 }
-                Ok(Sent::NotDone) => {}
-                Ok(Sent::Unknown) => unknown = true,
-                Err((error, this)) => return Err(fail(error, unknown || this, &backoff)),
+                Ok(Sent::Again(Done::No)) => {}
+                Ok(Sent::Again(Done::Unknown)) => done = Done::Unknown,
+                Err(Ended { error: error @ Error::Undetermined { .. }, .. }) => return Err(error),
+                Err(Ended { error, done: this }) => {
+                    let done = if this == Done::Unknown { this } else { done };
+                    return Err(fail(error, done, backoff.last()));
+                }
             }
         }
     }
@@ -216,10 +229,11 @@ impl Transaction {
                 let context = region.context();
                 let request = tikvpb::CommitRequest { context, start_version: start, keys: fit, commit_version: at.0 };
                 let mut store = region.client();
-                match client.regions.send(&region, &mut backoff, store.kv_commit(request)).await {
-                    // After an error, other clients have resolved the locks already, or will.
+                let sent = client.regions.send(Phase::CommitSecondary, &region, &mut backoff, store.kv_commit(request));
+                match sent.await {
+                    // Where there was an error, others have resolved the locks already, or will.
                     Ok(Sent::Done(_)) => left = rest,
-                    Ok(Sent::NotDone | Sent::Unknown) => {}
+                    Ok(Sent::Again(_)) => {}
                     Err(_) => return,
                 }
             }
@@ -241,9 +255,11 @@ impl Transaction {
                 let request =
                     tikvpb::BatchRollbackRequest { context: region.context(), start_version: start.0, keys: fit };
                 let mut store = region.client();
-                match client.regions.send(&region, &mut backoff, store.kv_batch_rollback(request)).await {
+                let sent =
+                    client.regions.send(Phase::Rollback, &region, &mut backoff, store.kv_batch_rollback(request));
+                match sent.await {
                     Ok(Sent::Done(_)) => left = rest,
-                    Ok(Sent::NotDone | Sent::Unknown) => {}
+                    Ok(Sent::Again(_)) => {}
                     Err(_) => return,
                 }
             }

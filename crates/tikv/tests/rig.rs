@@ -273,6 +273,37 @@ async fn what_a_dead_client_leaves_is_done_or_undone() {
     assert!(other.figures().counts().locks_resolved > 0);
 }
 
+/// A store that has carried out a commit, and says that it does not know, or what nobody understands: the caller is told that the outcome is
+/// unknown, and a read finds it out. Nothing is taken for not written. Other requests are just sent again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_store_does_not_know_is_not_taken_for_a_no() {
+    let Some(rig) = Rig::start() else { return };
+    rig.split("k/u/m");
+    let client = connect(&rig).await;
+    for (n, mode) in ["undetermined", "newer", "abort"].into_iter().enumerate() {
+        let value = n as u64 + 1;
+        let start = client.timestamp(soon()).await.unwrap();
+        rig.fault("KvCommit", mode, 0, 1);
+        let commit = client.commit(start, vec![put("k/u/a", value), put("k/u/z", value)], soon()).await;
+        assert!(matches!(commit, Err(Error::Undetermined { .. })), "{mode}: {commit:?}");
+        let at = client.timestamp(soon()).await.unwrap();
+        assert_eq!(get(&client, at, "k/u/a").await, Some(value), "{mode}");
+        assert_eq!(get(&client, at, "k/u/z").await, Some(value), "{mode}");
+        assert_eq!(rig.calls("KvBatchRollback"), 0, "{mode}");
+    }
+    let counts = client.figures().counts();
+    assert_eq!((counts.undetermined, counts.rollbacks), (3, 0), "{counts:?}");
+    for mode in ["undetermined", "newer"] {
+        for call in ["KvPrewrite", "KvGet"] {
+            rig.fault(call, mode, 0, 1);
+        }
+        let at = client.timestamp(soon()).await.unwrap();
+        let next = get(&client, at, "k/u/a").await.unwrap() + 1;
+        client.commit(at, vec![put("k/u/a", next)], soon()).await.unwrap();
+        assert_eq!(rig.faults_left(), 0, "{mode}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_later_write_is_a_conflict_and_leaves_nothing_locked() {
     let Some(rig) = Rig::start() else { return };

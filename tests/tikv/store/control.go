@@ -24,7 +24,9 @@ import (
 //	GET /fault?call=KvCommit&mode=MODE&count=N[&ms=M][&skip=S]
 //	                 of the calls after the next S, spoils N: MODE is "request" (not carried out, Unavailable), "reply" (carried
 //	                 out, Unavailable), "delay" (carried out M ms later), "epoch" (the store finds the region's epoch stale),
-//	                 "busy" (the store says it is busy), "leader" (the store says it does not lead the region)
+//	                 "busy" (the store says it is busy), "leader" (the store says it does not lead the region), "undetermined"
+//	                 (carried out, and the answer is the region error undetermined_result), "newer" (the same with a region error
+//	                 that is newer than any client), "abort" (carried out, and the answer says that the transaction is given up)
 //	GET /clear       forgets faults and counts
 type control struct {
 	mu      sync.Mutex
@@ -58,6 +60,22 @@ func (c *control) take(call string) (string, time.Duration) {
 	return "", 0
 }
 
+// answers in place of the store's, for what its version of the protocol has no names for. A region error is field 1 of every answer, an
+// error of the key field 2 of the answer to a commit.
+var answers = map[string][]byte{
+	"undetermined": {1<<3 | 2, 3, 22<<3&0x7f | 2 | 0x80, 22 >> 4, 0},
+	"newer":        {1<<3 | 2, 3, 99<<3&0x7f | 2 | 0x80, 99 >> 4, 0},
+	"abort":        {2<<3 | 2, 5, 3<<3 | 2, 3, 'r', 'i', 'g'},
+}
+
+// raw is a message that is encoded already.
+type raw struct{ bytes []byte }
+
+func (r *raw) Reset()                   {}
+func (r *raw) String() string           { return "raw" }
+func (r *raw) ProtoMessage()            {}
+func (r *raw) Marshal() ([]byte, error) { return r.bytes, nil }
+
 func (c *control) intercept(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	mode, delay := c.take(path.Base(info.FullMethod))
 	switch mode {
@@ -80,6 +98,9 @@ func (c *control) intercept(ctx context.Context, request any, info *grpc.UnarySe
 	response, err := handle(ctx, request)
 	if mode == "reply" {
 		return nil, status.Error(codes.Unavailable, "the rig lost the reply")
+	}
+	if answer, ok := answers[mode]; ok && err == nil {
+		return &raw{answer}, nil
 	}
 	// TiKV says so, unistore leaves the value empty.
 	if got, ok := response.(*kvrpcpb.GetResponse); ok && err == nil && got.Error == nil && got.RegionError == nil && len(got.Value) == 0 {
