@@ -118,8 +118,7 @@ impl MySql {
                 Ok(planned)
             }
             _ if !planned.wrote => Ok(planned),
-            // 1053: the server was shut down meanwhile. 1317, 1927: somebody ended the statement or the connection.
-            Ok(Err(mysql_async::Error::Server(e))) if ![1053, 1317, 1927].contains(&e.code) => {
+            Ok(Err(mysql_async::Error::Server(e))) if settles(e.code) => {
                 Err(failed("commit", &mysql_async::Error::Server(e)))
             }
             Ok(Err(e)) => undetermined(e.to_string(), planned),
@@ -303,6 +302,13 @@ impl Server {
 async fn within<T>(doing: &'static str, work: impl Future<Output = T>) -> Result<T, StoreError> {
     let late = |_| StoreError::unavailable(STORE, doing, format_args!("no answer within {PATIENCE:?}"));
     tokio::time::timeout(PATIENCE, work).await.map_err(late)
+}
+
+/// True if the number of an error of COMMIT proves that the transaction was rolled back. 1053: the server was shut down in the middle of it. 1180: the
+/// engine failed in the middle of it. 1317, 1927: somebody has ended the statement or the connection. From 2000 and from 9000 on: a proxy between has lost its
+/// server.
+fn settles(code: u16) -> bool {
+    !matches!(code, 1053 | 1180 | 1317 | 1927 | 2000..=2999 | 9000..=9999)
 }
 
 fn failed(doing: &'static str, error: &mysql_async::Error) -> StoreError {
@@ -563,6 +569,24 @@ fn service(row: &Row) -> Result<ServiceRow, StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_proves_that_a_commit_was_rolled_back() {
+        for (code, proves) in [
+            (1062, true),
+            (1205, true),
+            (1213, true),
+            (3101, true),
+            (1053, false),
+            (1180, false),
+            (1317, false),
+            (1927, false),
+            (2013, false),
+            (9001, false),
+        ] {
+            assert_eq!(settles(code), proves, "{code}");
+        }
+    }
 
     #[test]
     fn pieces_are_few_and_whole() {

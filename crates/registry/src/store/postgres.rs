@@ -214,8 +214,7 @@ impl Postgres {
                 Ok(planned)
             }
             _ if !planned.wrote => Ok(planned),
-            // The server refused, and has rolled back, unless it was shut down meanwhile.
-            Ok(Err(e)) if e.code().is_some_and(|code| !code.code().starts_with("57P")) => Err(failed("commit", &e)),
+            Ok(Err(e)) if e.code().is_some_and(|code| settles(code.code())) => Err(failed("commit", &e)),
             Ok(Err(e)) => undetermined(describe(&e), planned),
             Err(_) => undetermined(format!("no answer within {PATIENCE:?}"), planned),
         }
@@ -551,7 +550,13 @@ async fn begin(client: &Client) -> Result<Row, tokio_postgres::Error> {
     }
 }
 
-/// Returns the server's error, or the reason why it could not be asked. Neither contains a password.
+/// True if the SQLSTATE of an error of COMMIT proves that the transaction was rolled back. 57P: the server was shut down in the middle of it. Class 08 and
+/// 40003: a proxy between has lost its server, and does not know.
+fn settles(code: &str) -> bool {
+    !(code.starts_with("57P") || code.starts_with("08") || code == "40003")
+}
+
+/// What the server said, or why it could not be asked. Neither holds a password.
 fn describe(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
         Some(db) => format!("{} ({})", db.message(), db.code().code()),
@@ -641,4 +646,28 @@ fn instance(row: &Row, interner: &mut Interner) -> Result<InstanceRow, StoreErro
 
 fn service(row: &Row) -> Result<ServiceRow, StoreError> {
     ServiceRow::decode(STORE, (row.get(0), row.get(1), row.get(2), row.get(3), row.get(4), row.get(5)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_proves_that_a_commit_was_rolled_back() {
+        for (code, proves) in [
+            ("23505", true),
+            ("40001", true),
+            ("40P01", true),
+            ("53100", true),
+            // As Kingpost's own proxy says where it does not know, and PgBouncer of a server that is gone.
+            ("40003", false),
+            ("08007", false),
+            ("08006", false),
+            ("08P01", false),
+            ("57P01", false),
+            ("57P02", false),
+        ] {
+            assert_eq!(settles(code), proves, "{code}");
+        }
+    }
 }

@@ -179,8 +179,7 @@ impl MySqlKv {
                 Ok(())
             }
             _ if !wrote => Ok(()),
-            // 1053: the server was shut down meanwhile. 1317, 1927: somebody ended the statement or the connection.
-            Ok(Err(mysql_async::Error::Server(e))) if ![1053, 1317, 1927].contains(&e.code) => {
+            Ok(Err(mysql_async::Error::Server(e))) if super::settles(e.code) => {
                 Err(failed("commit", &mysql_async::Error::Server(e)))
             }
             Ok(Err(e)) => undetermined(e.to_string()),

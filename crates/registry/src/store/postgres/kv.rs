@@ -196,8 +196,7 @@ impl PostgresKv {
                 Ok(())
             }
             _ if !wrote => Ok(()),
-            // The server refused, and has rolled back, unless it was shut down meanwhile.
-            Ok(Err(e)) if e.code().is_some_and(|code| !code.code().starts_with("57P")) => Err(failed("commit", &e)),
+            Ok(Err(e)) if e.code().is_some_and(|code| super::settles(code.code())) => Err(failed("commit", &e)),
             Ok(Err(e)) => undetermined(describe(&e)),
             Err(_) => undetermined(format!("no answer within {PATIENCE:?}")),
         }
