@@ -52,11 +52,24 @@ impl RelayAccess<'_> {
 /// # Errors
 /// It cannot be reached, refuses, or is no relay. [`Cause::NoAnswer`]: the order may be carried out all the same.
 pub fn order(relay: &RelayAccess<'_>, order: &Order) -> Result<Standing, SessionError> {
-    order_within(relay, order, orders::LIMIT + Duration::from_secs(5))
+    order_within(relay, order, STEP, orders::LIMIT + Duration::from_secs(5))
 }
 
-fn order_within(relay: &RelayAccess<'_>, order: &Order, limit: Duration) -> Result<Standing, SessionError> {
-    let mut session = relay.open("kingpost failover")?;
+/// Asks a relay how it stands. Blocking: each step of the login, and the answer, for `limit` at most.
+///
+/// # Errors
+/// As of [`order`].
+pub fn look(relay: &RelayAccess<'_>, limit: Duration) -> Result<Standing, SessionError> {
+    order_within(relay, &Order::Look, limit, limit)
+}
+
+fn order_within(
+    relay: &RelayAccess<'_>,
+    order: &Order,
+    step: Duration,
+    limit: Duration,
+) -> Result<Standing, SessionError> {
+    let mut session = relay.open_within("kingpost failover", step)?;
     session.set_patience(limit, limit)?;
     let text = order.text();
     let words: Vec<&str> = text.split(' ').take(2).collect();
@@ -169,11 +182,20 @@ mod tests {
         let (address, thread) = mute();
         let relay = RelayAccess { name: "r1", address: &address, user: "u", password: None, connector: None };
         let fence = Order::Fence { term: 1, timeline: 1 };
-        let error = order_within(&relay, &fence, Duration::from_millis(50)).unwrap_err();
+        let error = order_within(&relay, &fence, STEP, Duration::from_millis(50)).unwrap_err();
         assert_eq!(
             error.to_string(),
             "relay r1 did not answer to KINGPOST FENCE within 0.05 s; it may still carry it out: ask again"
         );
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_look_has_the_caller_s_limit() {
+        let (address, thread) = mute();
+        let relay = RelayAccess { name: "r1", address: &address, user: "u", password: None, connector: None };
+        let error = look(&relay, Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(error.contains("within 0.05 s"), "{error}");
         thread.join().unwrap();
     }
 

@@ -41,7 +41,7 @@ mod status;
 mod surroundings;
 mod upstream;
 
-pub use ask::{Probe, RelayAccess, make_slot, order, probe};
+pub use ask::{Probe, RelayAccess, look, make_slot, order, probe};
 pub use binlog::{
     BinlogDownstream, BinlogRelay, BinlogStanding, BinlogStatus, MariaDbAccess, MariaDbSession, last_source,
     source_concerns,

@@ -97,8 +97,16 @@ impl Driver {
             };
             let limit = asked.config.probe_timeout;
             let connector = self.shared.connector.load_full();
-            let opened =
-                timeout(limit, Line::open(asked.clone(), connector)).await.unwrap_or(Err(ProbeError::Timeout(limit)));
+            let opened = tokio::select! {
+                opened = timeout(limit, Line::open(asked.clone(), connector)) => {
+                    opened.unwrap_or(Err(ProbeError::Timeout(limit)))
+                }
+                // Another is the primary now: nobody waits for this one any more.
+                changed = self.asked.changed() => {
+                    if changed.is_err() { return }
+                    continue;
+                }
+            };
             let next = Instant::now() + RETRY;
             match opened {
                 Ok(line) => {

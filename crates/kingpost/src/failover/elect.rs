@@ -26,6 +26,8 @@ use crate::error::Failure;
 const PACE: Duration = Duration::from_millis(50);
 /// How long a candidate of a higher priority is waited for when another has everything.
 const PREFERENCE: Duration = Duration::from_secs(1);
+/// How long relays are waited for once enough have carried out an order.
+const OTHERS: Duration = Duration::from_secs(2);
 /// How long a candidate that receives from a relay with everything is given before it is led elsewhere.
 const UNLED: Duration = Duration::from_millis(500);
 
@@ -140,7 +142,13 @@ impl Steps {
         let (mut relays, mut refused) = (Vec::new(), Vec::new());
         // A relay that did not answer before is waited for only if there are too few without it.
         while waiting > 0 || relays.len() < needed {
-            let Some((relay, answer)) = orders.next().await else { break };
+            let next = orders.next();
+            let next = match relays.len() < needed {
+                true => next.await,
+                // One that has fallen silent since it was looked at takes what it has taken by then with it, and no more is acknowledged.
+                false => tokio::time::timeout(OTHERS, next).await.unwrap_or_default(),
+            };
+            let Some((relay, answer)) = next else { break };
             waiting -= usize::from(relay.standing.is_ok());
             match answer {
                 Ok(standing) => {
@@ -304,11 +312,17 @@ impl Steps {
         let each = fenced.relays.iter().map(|(relay, _)| async {
             (relay.name.clone(), self.parts.order(&relay.name, Order::Choose { term, node: node.into() }).await)
         });
+        let mut orders: FuturesUnordered<_> = each.collect();
         let (mut agreed, mut refused) = (0, Vec::new());
-        for (relay, answer) in join_all(each).await {
-            match answer {
-                Ok(_) => agreed += 1,
-                Err(why) => refused.push(format!("  {relay}: {why}")),
+        loop {
+            let next = match fenced.elects(agreed) {
+                false => orders.next().await,
+                true => tokio::time::timeout(OTHERS, orders.next()).await.unwrap_or_default(),
+            };
+            match next {
+                Some((_, Ok(_))) => agreed += 1,
+                Some((relay, Err(why))) => refused.push(format!("  {relay}: {why}")),
+                None => break,
             }
         }
         if !fenced.elects(agreed) {

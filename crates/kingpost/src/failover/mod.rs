@@ -84,7 +84,7 @@ pub(crate) fn failover(args: &FailoverArgs, log: &LogFlags) -> Result<(), Failur
 pub(crate) fn switchover(args: &SwitchoverArgs, log: &LogFlags) -> Result<(), Failure> {
     let mut steps = prepare(&args.config, log)?;
     steps.stop = args.stop.clone();
-    control_runtime()?.block_on(async {
+    drive(async {
         let mut stop = Ends::new()?;
         let (survey, _) = seen(&steps).await;
         switchover::run(&steps, &survey, args.to.as_deref(), args.dry_run, &mut stop).await
@@ -95,7 +95,7 @@ pub(crate) fn switchover(args: &SwitchoverArgs, log: &LogFlags) -> Result<(), Fa
 pub(crate) fn watch(args: &WatchArgs, log: &LogFlags) -> Result<(), Failure> {
     let mut steps = prepare(&args.config, log)?;
     steps.stop = args.stop.clone();
-    control_runtime()?.block_on(async {
+    drive(async {
         let mut stop = Ends::new()?;
         watch::run(steps, args, &mut stop).await
     })
@@ -107,7 +107,7 @@ pub(crate) fn check(config: Config) -> Result<(), Failure> {
         return mariadb::check(config);
     }
     let steps = Steps::new(config)?;
-    control_runtime()?.block_on(async {
+    drive(async {
         let (survey, proxies) = seen(&steps).await;
         let counted = steps.config.failover.acknowledgements;
         let mut found = survey.disagreements(counted);
@@ -142,7 +142,7 @@ pub(crate) fn check(config: Config) -> Result<(), Failure> {
 pub(crate) fn status(path: &Path) -> Result<(), Failure> {
     let (config, _) = load(path)?.accept(path)?;
     let steps = Steps::new(passwords::filled(&config)?)?;
-    control_runtime()?.block_on(async {
+    drive(async {
         let (survey, proxies) = seen(&steps).await;
         let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
         let found = leftovers::leftovers(&survey, &proxies, &situation);
@@ -217,9 +217,17 @@ impl Steps {
     }
 }
 
+/// Runs on threads of its own, and ends when `work` does: a thread that still waits for a host that is gone is not waited for.
+fn drive(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    let runtime = control_runtime()?;
+    let result = runtime.block_on(work);
+    runtime.shutdown_background();
+    result
+}
+
 /// Runs to its end; a signal ends it wherever it is, and the next run goes on from there.
 fn run(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-    control_runtime()?.block_on(async {
+    drive(async {
         let mut stop = Ends::new()?;
         tokio::select! {
             result = work => result,
@@ -301,5 +309,22 @@ fn show(survey: &Survey, proxies: &[ProxySeen]) {
             Ok(ProxyState { lease: None, .. }) => "proxy, paused by an operator".into(),
         };
         out::line(format_args!("{:<12} {:<22} {text}", proxy.name, proxy.address));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_ends_though_one_of_its_threads_waits_for_a_silent_host() {
+        let (host, answer) = std::sync::mpsc::channel::<()>();
+        let ended = drive(async move {
+            drop(tokio::task::spawn_blocking(move || drop(answer.recv())));
+            Ok(())
+        });
+        assert!(ended.is_ok());
+        // Only now.
+        drop(host);
     }
 }

@@ -29,6 +29,9 @@ const PATIENT: Duration = Duration::from_secs(10);
 const GLANCE: Duration = Duration::from_millis(300);
 /// Longest time for a relay to carry out an order; it has a limit of its own below.
 const ORDER: Duration = Duration::from_secs(50);
+/// Longest time for one quick statement on a server that has let this program in: more than such a statement may wait for a lock there. A host
+/// that is gone without a word answers nothing, and its own limits do not count.
+const ANSWER: Duration = Duration::from_secs(7);
 
 /// See the topology's own question: a standby's timeline is the one being received, or what the control file says.
 const ASK: &str = "\
@@ -265,11 +268,21 @@ impl Parts {
         within(self.look, look).await
     }
 
-    /// Runs statements on a server, each a transaction of its own; the first value of the last one.
+    /// Runs quick statements on a server, each a transaction of its own; the first value of the last one.
     pub(super) async fn run(&self, node: &str, statements: &[&str]) -> Said<Option<String>> {
         let client = self.session(node).await?;
+        let mut value = None;
+        for statement in statements {
+            value = first(&client, statement).await?;
+        }
+        Ok(value)
+    }
+
+    /// Has a server make a checkpoint, which may take as long as a step.
+    pub(super) async fn checkpoint(&self, node: &str) -> Said<()> {
+        let client = self.session(node).await?;
         // The server has a limit, too, which it cannot keep when it is gone.
-        within(self.cluster.probe_timeout + LOOK, run(&client, statements)).await
+        within(self.cluster.probe_timeout + LOOK, ask(&client, "CHECKPOINT")).await.map(drop)
     }
 
     /// Has a relay carry out an order.
@@ -281,7 +294,10 @@ impl Parts {
             return Err(format!("relay {relay} does not answer"));
         }
         self.ask_relay(relay, limit, move |relay| {
-            let result = ::relay::order(relay, &order);
+            let result = match &order {
+                Order::Look => ::relay::look(relay, limit),
+                order => ::relay::order(relay, order),
+            };
             if let Some(looking) = looking {
                 looking.store(false, Ordering::Release);
             }
@@ -332,7 +348,7 @@ impl Parts {
     /// Runs a command in the console of each proxy, side by side; the names and errors of those where it failed.
     pub(super) async fn consoles(&self, command: &str, limit: Duration) -> Vec<(String, String)> {
         let each = self.proxies.iter().map(|login| async move {
-            let work = async { run(&self.console(login).await?, &[command]).await.map(drop) };
+            let work = async { ask(&self.console(login).await?, command).await.map(drop) };
             let done = tokio::time::timeout(limit, work).await;
             let done = done.unwrap_or_else(|_| Err(format!("{command} took longer than {limit:?}")));
             done.err().map(|error| (login.part.name.clone(), error))
@@ -393,16 +409,13 @@ async fn within<T>(limit: Duration, work: impl Future<Output = Said<T>>) -> Said
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(format!("no answer within {limit:?}")))
 }
 
-async fn run(client: &Client, statements: &[&str]) -> Said<Option<String>> {
-    let mut value = None;
-    for statement in statements {
-        value = first(client, statement).await?;
-    }
-    Ok(value)
+/// The first value of a quick statement's first row, as text.
+pub(super) async fn first(client: &Client, statement: &str) -> Said<Option<String>> {
+    within(ANSWER, ask(client, statement)).await
 }
 
-/// The first value of a statement's first row, as text.
-pub(super) async fn first(client: &Client, statement: &str) -> Said<Option<String>> {
+/// The same, for as long as it takes: the caller has a limit.
+async fn ask(client: &Client, statement: &str) -> Said<Option<String>> {
     let messages = client.simple_query(statement).await.map_err(|error| describe(&error))?;
     Ok(messages.into_iter().find_map(|message| match message {
         SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),

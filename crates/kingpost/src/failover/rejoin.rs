@@ -33,7 +33,7 @@ impl Steps {
     async fn bring_back(&self, old: &str, promoted: &Promoted, locked: bool) {
         let (primary, upstream) = (self.address(&promoted.node), self.upstream(promoted).await);
         // Until its first checkpoint the control file of a promoted server names the old timeline, and pg_rewind finds nothing to do.
-        if let Err(why) = self.parts.run(&promoted.node, &["CHECKPOINT"]).await {
+        if let Err(why) = self.parts.checkpoint(&promoted.node).await {
             self.say(format_args!("{} made no checkpoint, which pg_rewind needs: {why}", promoted.node));
         }
         if self.config.failover.rejoin.is_empty() {

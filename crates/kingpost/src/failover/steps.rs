@@ -127,13 +127,16 @@ pub(super) fn split(address: &str) -> (String, String) {
     (host.trim_matches(['[', ']']).to_owned(), port.to_owned())
 }
 
+/// Longest time for a name to be resolved.
+const RESOLVE: Duration = Duration::from_secs(2);
+
 /// Whether two addresses lead to the same place: the same text, or a common resolved address.
 pub(super) async fn same(one: &str, other: &str) -> bool {
     if one == other {
         return true;
     }
     let resolve = async |address: &str| -> Vec<std::net::SocketAddr> {
-        let found = tokio::time::timeout(Duration::from_secs(2), tokio::net::lookup_host(address)).await;
+        let found = tokio::time::timeout(RESOLVE, tokio::net::lookup_host(address)).await;
         found.ok().and_then(Result::ok).map(Iterator::collect).unwrap_or_default()
     };
     let (one, other) = tokio::join!(resolve(one), resolve(other));
