@@ -7,6 +7,7 @@
 //! their flush to its questions; and a quarter in a fleet with three relays and two watchers, which decide by themselves. What comes when depends on the machine as well:
 //! a seed gives the same faults again, not the same moments.
 
+mod cut_off;
 mod history;
 mod quorum;
 mod random;

@@ -57,6 +57,11 @@ pub(super) struct Clients {
 
 impl Clients {
     pub(super) fn start(endpoint: &Endpoint, count: usize) -> Clients {
+        Clients::start_at(&[endpoint], count)
+    }
+
+    /// Spread over several endpoints, two by two.
+    pub(super) fn start_at(endpoints: &[&Endpoint], count: usize) -> Clients {
         let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let highest: Arc<[AtomicI64]> = (0..count).map(|_| AtomicI64::new(0)).collect();
         let (mut records, mut tasks) = (Vec::new(), Vec::new());
@@ -64,7 +69,7 @@ impl Clients {
             let record = Arc::<Mutex<Record>>::default();
             let one = One {
                 number,
-                endpoint: endpoint.clone(),
+                endpoint: endpoints[number / 2 % endpoints.len()].clone(),
                 record: record.clone(),
                 acknowledged: acknowledged.clone(),
                 highest: highest.clone(),

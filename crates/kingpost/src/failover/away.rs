@@ -34,12 +34,11 @@ pub(super) async fn away(
                     "{primary} is the primary; {behind} relays are not on its timeline yet, and {stale} servers take themselves for a primary \
                      of an older one"
                 ));
-                steps.proxies_look(&promoted).await;
-                return steps.settle(&promoted).await;
+                return steps.settle(survey, &promoted, steps.proxies_look(&promoted)).await;
             }
             if stale > 0 && !dry_run {
                 // Nothing can be done for such a server here. It is said what a person can do.
-                steps.rejoin(&promoted).await;
+                steps.rejoin(survey, &promoted).await;
             }
             return Err(Failure::runtime(format!(
                 "{primary} is the primary and answers: there is nothing to fail over"
@@ -78,15 +77,12 @@ pub(super) async fn away(
     }
     steps.prepared(survey, to, old.as_deref())?;
     let promoted = steps.elect(survey, timeline, to, old.as_deref(), guard).await?;
-    steps.proxies_look(&promoted).await;
-    steps.step("resumed");
-    steps.settle(&promoted).await
+    steps.settle(survey, &promoted, steps.proxies_look(&promoted)).await
 }
 
 /// What is left to do once a node was promoted.
 async fn follow(steps: &Steps, survey: &Survey, primary: String, timeline: u32) -> Result<(), Failure> {
     let old = survey.state(&primary).and_then(|state| state.note.as_ref()?.after.clone());
     let promoted = Promoted { node: primary, timeline, old };
-    steps.proxies_look(&promoted).await;
-    steps.settle(&promoted).await
+    steps.settle(survey, &promoted, steps.proxies_look(&promoted)).await
 }

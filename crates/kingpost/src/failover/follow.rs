@@ -1,14 +1,18 @@
 //! After a promotion: proxies, relays and standbys follow the new primary.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use ::relay::{Order, Standing};
+use futures_util::StreamExt;
 use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 
 use super::conninfo;
 use super::elect::Promoted;
 use super::pause;
-use super::plan::ServerState;
+use super::plan::{ServerState, Survey};
 use super::steps::{Steps, same, split};
 use crate::error::Failure;
 
@@ -24,17 +28,31 @@ const OTHERS: Duration = Duration::from_secs(2);
 const STANDBYS: Duration = Duration::from_secs(15);
 
 impl Steps {
-    /// What is left to do once a node was promoted: relays and standbys follow it, and the old primary comes back. All of it is tried,
-    /// whatever fails of it.
+    /// Does the rest once a node was promoted: proxies see it, by `proxies`, and relays and standbys follow it, side by side; then the old
+    /// primary comes back. Each part is tried, whatever fails of the others, and one that cannot be reached holds up no other. `before`: what
+    /// was seen last.
     ///
     /// # Errors
     /// Too few relays follow for commits to end.
-    pub(super) async fn settle(&self, promoted: &Promoted) -> Result<(), Failure> {
+    pub(super) async fn settle(
+        &self,
+        before: &Survey,
+        promoted: &Promoted,
+        proxies: impl Future<Output = ()>,
+    ) -> Result<(), Failure> {
         let Promoted { node, timeline, .. } = promoted;
-        let relays = self.relays_follow(node, *timeline).await;
-        self.step("relays-follow");
-        self.replicas_follow(node, *timeline).await;
-        self.rejoin(promoted).await;
+        let proxies = async {
+            proxies.await;
+            self.step("resumed");
+        };
+        let others = async {
+            let relays = self.relays_follow(node, *timeline).await;
+            self.step("relays-follow");
+            self.replicas_follow(before, node, *timeline).await;
+            self.rejoin(before, promoted).await;
+            relays
+        };
+        let (relays, ()) = tokio::join!(others, proxies);
         relays?;
         self.say(format_args!("{node} is the primary, on timeline {timeline}"));
         Ok(())
@@ -49,45 +67,24 @@ impl Steps {
 
     /// Waits until the relays take from the new primary: with them as synchronous standbys, commits end only then.
     async fn relays_follow(&self, node: &str, timeline: u32) -> Result<(), Failure> {
-        let address = self.address(node);
-        let mut waiting: Vec<String> = self.config.failover.relays.iter().map(|relay| relay.name.clone()).collect();
-        let needed = self.config.failover.acknowledgements.min(waiting.len());
-        let (mut following, mut told): (usize, Vec<(String, Instant)>) = (0, Vec::new());
-        let mut last = Vec::new();
-        let began = Instant::now();
-        while !waiting.is_empty() {
-            last.clear();
-            let each =
-                waiting.iter().map(|relay| async { (relay.clone(), self.parts.order(relay, Order::Look).await) });
-            for (relay, answer) in join_all(each).await {
-                match answer {
-                    Ok(standing) if follows(&standing, timeline) => {
-                        self.say(format_args!("{relay} follows on timeline {timeline}"));
-                        waiting.retain(|waits| *waits != relay);
-                        following += 1;
-                    }
-                    Ok(standing) => {
-                        // Also one that watches the cluster, which would find the primary by itself, later.
-                        let recently = told.iter().any(|(name, at)| *name == relay && at.elapsed() < AGAIN);
-                        if !recently && !same(&standing.upstream, &address).await {
-                            told.push((relay.clone(), Instant::now()));
-                            let order = Order::Follow { term: standing.term, address: address.clone() };
-                            if let Err(why) = self.parts.order(&relay, order).await {
-                                self.say(format_args!("{relay} does not follow {node}: {why}"));
-                            }
-                        }
-                        last.push(format!("{relay}: {}", standing.state));
-                    }
-                    Err(why) => last.push(format!("{relay}: {why}")),
-                }
-            }
+        let relays = &self.config.failover.relays;
+        let needed = self.config.failover.acknowledgements.min(relays.len());
+        // What each that does not follow yet has said last.
+        let last: RefCell<BTreeMap<&str, String>> = RefCell::default();
+        let mut running: FuturesUnordered<_> =
+            relays.iter().map(|relay| self.relay_follows(&relay.name, node, timeline, &last)).collect();
+        let mut following = 0;
+        let began = tokio::time::Instant::now();
+        loop {
             // Those that are away will follow when they are back.
             let patience = if following >= needed { OTHERS } else { self.limit() };
-            if waiting.is_empty() || began.elapsed() > patience {
-                break;
+            match tokio::time::timeout_at(began + patience, running.next()).await {
+                Ok(Some(())) => following += 1,
+                Ok(None) | Err(_) => break,
             }
-            tokio::time::sleep(PACE).await;
         }
+        drop(running);
+        let last: Vec<String> = last.into_inner().into_iter().map(|(relay, why)| format!("{relay}: {why}")).collect();
         for lagging in &last {
             self.say(format_args!("not following yet: {lagging}"));
         }
@@ -101,40 +98,71 @@ impl Steps {
         .advise("look at the relays' logs; run it again to have them follow"))
     }
 
-    /// Has every other standby that received from a server receive from the new primary, and waits for all to be on its timeline.
-    /// Standbys that do not come along are named, and no reason to fail.
-    async fn replicas_follow(&self, node: &str, timeline: u32) {
+    /// Returns when this relay takes from the new primary; tells it to, where it does not by itself.
+    async fn relay_follows<'a>(
+        &self,
+        relay: &'a str,
+        node: &str,
+        timeline: u32,
+        last: &RefCell<BTreeMap<&'a str, String>>,
+    ) {
         let address = self.address(node);
-        let survey = self.parts.survey().await;
-        let mut waiting = Vec::new();
-        for (server, state) in survey.answering().filter(|(server, state)| state.standby && server.name != node) {
-            let mut leads_to_server = false;
-            for other in self.parts.nodes() {
-                leads_to_server |= self.receives_from(state, &other.address).await;
-            }
-            if leads_to_server && let Err(why) = self.lead_to_server(&server.name, state, node, &address).await {
-                self.say(why);
-            }
-            waiting.push(server.name.clone());
+        last.borrow_mut().insert(relay, "it has not been asked yet".into());
+        let mut told: Option<Instant> = None;
+        loop {
+            let said = match self.parts.order(relay, Order::Look).await {
+                Ok(standing) if follows(&standing, timeline) => {
+                    self.say(format_args!("{relay} follows on timeline {timeline}"));
+                    last.borrow_mut().remove(relay);
+                    return;
+                }
+                Ok(standing) => {
+                    // Also one that watches the cluster, which would find the primary by itself, later.
+                    let recently = told.is_some_and(|at| at.elapsed() < AGAIN);
+                    if !recently && !same(&standing.upstream, &address).await {
+                        told = Some(Instant::now());
+                        let order = Order::Follow { term: standing.term, address: address.clone() };
+                        if let Err(why) = self.parts.order(relay, order).await {
+                            self.say(format_args!("{relay} does not follow {node}: {why}"));
+                        }
+                    }
+                    standing.state
+                }
+                Err(why) => why,
+            };
+            last.borrow_mut().insert(relay, said);
+            tokio::time::sleep(PACE).await;
+        }
+    }
+
+    /// Has every other standby that received from a server receive from the new primary, and waits for all to be on its timeline, side by side.
+    /// Standbys that do not come along are named, and no reason to fail.
+    async fn replicas_follow(&self, before: &Survey, node: &str, timeline: u32) {
+        let survey = self.parts.survey_again(before).await;
+        let standbys = survey.answering().filter(|(server, state)| state.standby && server.name != node);
+        join_all(standbys.map(|(server, state)| self.replica_follows(&server.name, state, node, timeline))).await;
+    }
+
+    async fn replica_follows(&self, name: &str, state: &ServerState, node: &str, timeline: u32) {
+        let address = self.address(node);
+        let mut leads_to_server = false;
+        for other in self.parts.nodes() {
+            leads_to_server |= self.receives_from(state, &other.address).await;
+        }
+        if leads_to_server && let Err(why) = self.lead_to_server(name, state, node, &address).await {
+            self.say(why);
         }
         let began = Instant::now();
-        while !waiting.is_empty() && began.elapsed() < self.limit().min(STANDBYS) {
-            let each = waiting.iter().map(|name| async { (name.clone(), self.parts.look(name).await) });
-            for (name, state) in join_all(each).await {
-                if state.is_ok_and(|state| state.timeline >= timeline && state.receiving) {
-                    self.say(format_args!("{name} follows on timeline {timeline}"));
-                    waiting.retain(|waits| *waits != name);
-                }
+        while began.elapsed() < self.limit().min(STANDBYS) {
+            if self.parts.look(name).await.is_ok_and(|state| state.timeline >= timeline && state.receiving) {
+                self.say(format_args!("{name} follows on timeline {timeline}"));
+                return;
             }
-            if !waiting.is_empty() {
-                tokio::time::sleep(PACE).await;
-            }
+            tokio::time::sleep(PACE).await;
         }
-        for name in waiting {
-            self.say(format_args!(
-                "{name} does not follow yet: look at its log; if it had more than the new primary, rewind it with pg_rewind"
-            ));
-        }
+        self.say(format_args!(
+            "{name} does not follow yet: look at its log; if it had more than the new primary, rewind it with pg_rewind"
+        ));
     }
 
     /// Whether a standby is configured to receive from there.

@@ -152,8 +152,8 @@ impl Parts {
         self.relays.len()
     }
 
-    pub(super) fn has_proxies(&self) -> bool {
-        !self.proxies.is_empty()
+    pub(super) fn proxy_count(&self) -> usize {
+        self.proxies.len()
     }
 
     /// Looks at everything, side by side.
@@ -347,13 +347,17 @@ impl Parts {
 
     /// Runs a command in the console of each proxy, side by side; the names and errors of those where it failed.
     pub(super) async fn consoles(&self, command: &str, limit: Duration) -> Vec<(String, String)> {
-        let each = self.proxies.iter().map(|login| async move {
-            let work = async { ask(&self.console(login).await?, command).await.map(drop) };
-            let done = tokio::time::timeout(limit, work).await;
-            let done = done.unwrap_or_else(|_| Err(format!("{command} took longer than {limit:?}")));
-            done.err().map(|error| (login.part.name.clone(), error))
-        });
+        let each = (0..self.proxies.len()).map(|proxy| self.at_console(proxy, command, limit));
         join_all(each).await.into_iter().flatten().collect()
+    }
+
+    /// Runs a command in the console of the proxy of this index; its name and the error if it fails, or is not done within `limit`.
+    pub(super) async fn at_console(&self, proxy: usize, command: &str, limit: Duration) -> Option<(String, String)> {
+        let login = &self.proxies[proxy];
+        let work = async { ask(&self.console(login).await?, command).await.map(drop) };
+        let done = tokio::time::timeout(limit, work).await;
+        let done = done.unwrap_or_else(|_| Err(format!("{command} took longer than {limit:?}")));
+        done.err().map(|error| (login.part.name.clone(), error))
     }
 
     /// Looks at every proxy, side by side.

@@ -5,16 +5,16 @@ use ::relay::Order;
 use super::elect::Promoted;
 use super::hooks::{self, Hook};
 use super::lock;
-use super::plan::Locked;
+use super::plan::{Locked, Survey};
 use super::steps::{Steps, split};
 use crate::out;
 
 impl Steps {
     /// Brings the primary that was left back as a standby, by the configured program, or says how. Nobody else is touched: a server that
     /// does not answer and was no primary may have been stopped for a reason.
-    pub(super) async fn rejoin(&self, promoted: &Promoted) {
+    pub(super) async fn rejoin(&self, before: &Survey, promoted: &Promoted) {
         let Promoted { node, old, .. } = promoted;
-        let survey = self.parts.survey().await;
+        let survey = self.parts.survey_again(before).await;
         for server in survey.servers.iter().filter(|server| server.name != *node) {
             let is_old = old.as_ref() == Some(&server.name);
             match &server.state {

@@ -17,7 +17,7 @@ use super::Ends;
 use super::away::away;
 use super::elect::Promoted;
 use super::hooks::{self, Hook};
-use super::lock::{self, Lock};
+use super::lock::{self, LEASE, Lock};
 use super::pause::{Pause, Refusals};
 use super::plan::{Situation, Survey};
 use super::steps::{Guard, NoGuard, Steps};
@@ -102,7 +102,7 @@ pub(super) async fn run(
     let by_hook = !steps.config.failover.stop.is_empty();
     if dry_run {
         let how = if by_hook { "stop it by the configured program" } else { "lock it" };
-        let pause = if steps.parts.has_proxies() { "pause the proxies, " } else { "" };
+        let pause = if steps.parts.proxy_count() > 0 { "pause the proxies, " } else { "" };
         steps.say(format_args!("would {pause}{how}, fence the relays, have {node} catch up, promote it, and resume"));
         return Ok(());
     }
@@ -123,11 +123,7 @@ pub(super) async fn run(
         name = stop.next() => Err(Failure::runtime(format!("ended by {name}")).advise("run it again")),
     };
     match result {
-        Ok(promoted) => {
-            resume(steps, begun.pause, &promoted).await;
-            steps.step("resumed");
-            steps.settle(&promoted).await
-        }
+        Ok(promoted) => steps.settle(survey, &promoted, resume(steps, begun.pause, &promoted)).await,
         Err(failure) => {
             go_on(steps, &old, by_hook, begun).await;
             Err(failure)
@@ -150,7 +146,7 @@ async fn relays_receive(steps: &Steps, needed: usize) -> Survey {
 
 /// Lets transactions end, and has clients wait.
 async fn pause(steps: &Steps) -> Result<Option<Pause>, Failure> {
-    if !steps.parts.has_proxies() {
+    if steps.parts.proxy_count() == 0 {
         steps.say("no proxy is configured as [[failover.proxies]]: clients that have a transaction open now lose it");
         return Ok(None);
     }
@@ -178,7 +174,9 @@ fn say_resumed(steps: &Steps, failed: Refusals) {
         steps.say("the proxies have resumed");
     }
     for (proxy, why) in failed {
-        steps.say(format_args!("{proxy} has not resumed, and will when its lease ends within 20 s: {why}"));
+        steps.say(format_args!(
+            "{proxy} has not resumed yet: it does when it sees the primary, or when its lease ends within {LEASE:?}: {why}"
+        ));
     }
 }
 
