@@ -439,6 +439,99 @@ async fn what_one_of_two_relays_acknowledged_is_not_lost() {
     }
 }
 
+/// A way to a server that ends once the server was told to take writes: the statement arrives, and its answer does not, nor does anybody else until it
+/// is mended.
+struct Deaf {
+    port: u16,
+    passes: Arc<AtomicBool>,
+}
+
+impl Deaf {
+    fn to(target: u16) -> Deaf {
+        const STATEMENT: &[u8] = b"SET GLOBAL read_only = 0";
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (port, passes) = (listener.local_addr().unwrap().port(), Arc::new(AtomicBool::new(true)));
+        let open = Arc::clone(&passes);
+        std::thread::spawn(move || {
+            let mut told = false;
+            for client in listener.incoming() {
+                let Ok(client) = client else { return };
+                if !open.load(Ordering::SeqCst) {
+                    continue;
+                }
+                let server = TcpStream::connect(("127.0.0.1", target)).unwrap();
+                let (mut from_server, mut to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+                let back = Arc::clone(&open);
+                std::thread::spawn(move || {
+                    let mut buffer = [0; 65536];
+                    while let Ok(n @ 1..) = from_server.read(&mut buffer) {
+                        if !back.load(Ordering::SeqCst) || to_client.write_all(&buffer[..n]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = to_client.shutdown(std::net::Shutdown::Both);
+                });
+                if told {
+                    let (mut from, mut to) = (client, server);
+                    std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+                    continue;
+                }
+                // One connection after the other until then, as the command makes them.
+                let (mut from, mut to, mut buffer) = (client, server, [0; 65536]);
+                while let Ok(n @ 1..) = from.read(&mut buffer) {
+                    let sent = &buffer[..n];
+                    if sent.windows(STATEMENT.len()).any(|window| window == STATEMENT) {
+                        told = true;
+                        open.store(false, Ordering::SeqCst);
+                    }
+                    to.write_all(sent).unwrap();
+                }
+                let _ = to.shutdown(std::net::Shutdown::Write);
+            }
+        });
+        Deaf { port, passes }
+    }
+
+    fn mend(&self) {
+        self.passes.store(true, Ordering::SeqCst);
+    }
+}
+
+/// A server that was told to take writes, and whose answer is lost, may take them: no second one is made the source beside it, and the next run
+/// goes on with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_may_take_writes_already_stays_the_only_one() {
+    let source = source().await;
+    let mut relay = BinlogRelay::of(source.port());
+    relay.start().await;
+    source.run(TABLE).await;
+    let replicas = [replica(2, &relay).await, replica(3, &relay).await];
+    let at = position(&source).await;
+    for replica in &replicas {
+        wait_for_gtid(replica, &at).await;
+    }
+    let deaf = Deaf::to(replicas[0].port());
+    let nodes = [("n1", source.port()), ("n2", deaf.port), ("n3", replicas[1].port())];
+    source.kill9().await;
+    let unheard = async || {
+        let (done, said) = relay.failover(&nodes, &[]).await;
+        // Until the relay has noticed, the source lives.
+        (!said.contains("the source lives")).then_some((done, said))
+    };
+    let (done, said) = wait_until("the relay to miss its source", SOON, relay.logs(), unheard).await;
+    assert!(!done && said.contains("n2 was chosen, and does not say whether it takes writes"), "{said}");
+    assert_eq!(replicas[0].value("SELECT @@read_only").await, "0");
+    assert_eq!(replicas[1].value("SELECT @@read_only").await, "1", "two sources: {said}");
+
+    deaf.mend();
+    let (done, said) = relay.failover(&nodes, &["--to", "n3"]).await;
+    assert!(!done && said.contains("has chosen n2"), "{said}");
+    let (done, said) = relay.failover(&nodes, &[]).await;
+    assert!(done && said.contains("n2 is the source"), "{said}");
+    relay.wait_for("follow n2", follows_anew).await;
+    assert_eq!(replicas[1].value("SELECT @@read_only").await, "1", "{said}");
+}
+
 /// A run that ended when one of two relays followed the new source already: the next run brings the other one there, too, and commits do
 /// not wait for ever.
 #[tokio::test(flavor = "multi_thread")]

@@ -121,7 +121,9 @@ fn plan(
         .collect();
     // A relay follows the chosen server, so that choice was carried out. If the server is gone by now, this is the next failover.
     let done = !there.is_empty() && node.is_some_and(|node| node.state.is_err());
-    let (elected, there) = if done { (None, Vec::new()) } else { (elected, there) };
+    // An operator knows that the chosen server is gone for good.
+    let given_up = force && to.is_some() && to != elected.as_ref().map(|(_, name)| name.as_str());
+    let (elected, there) = if done || given_up { (None, Vec::new()) } else { (elected, there) };
     if let Some((relay, standing)) = standing(relays).find(|(_, standing)| lives(standing))
         && !force
         && elected.is_none()
@@ -213,24 +215,33 @@ impl Parts {
     }
 
     fn relays(&self) -> Vec<Seen> {
-        let look = |(index, part): (usize, &super::config::RelayPartConfig)| Seen {
+        side_by_side(&self.config.failover.relays, |index, part| Seen {
             name: part.name.clone(),
             address: part.address.clone(),
             standing: self.order(index, &Order::Look),
-        };
-        self.config.failover.relays.iter().enumerate().map(look).collect()
+        })
     }
 
     fn nodes(&self) -> Vec<Node> {
-        let nodes = self.config.cluster.nodes.iter();
-        nodes
-            .map(|node| Node {
-                name: node.name.clone(),
-                address: node.address.clone(),
-                state: self.server(&node.address).and_then(|mut session| look(&mut session)),
-            })
-            .collect()
+        side_by_side(&self.config.cluster.nodes, |_, node| Node {
+            name: node.name.clone(),
+            address: node.address.clone(),
+            state: self.server(&node.address).and_then(|mut session| look(&mut session)),
+        })
     }
+}
+
+/// Looks at all of them at the same time: those that do not answer take as long as one.
+fn side_by_side<T: Sync, R: Send>(all: &[T], look: impl Fn(usize, &T) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let look = &look;
+        let threads: Vec<_> =
+            all.iter().enumerate().map(|(index, one)| scope.spawn(move || look(index, one))).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    })
 }
 
 fn look(session: &mut MariaDbSession) -> Result<NodeState, String> {
@@ -262,7 +273,7 @@ pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failur
     let refuse = |refusal: Refusal| {
         let advice = match &refusal {
             Refusal::Lives { .. } => "--force takes the relays away from it all the same",
-            Refusal::Chosen { .. } => "leave --to out",
+            Refusal::Chosen { .. } => "leave --to out; or, if that server never comes back as the source, say --force",
             Refusal::Old(_) => "`kingpost failover --abort` lets them go on with it; else name a replica",
             _ => "look at what is shown above",
         };
@@ -319,7 +330,15 @@ pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failur
                 out::line(format_args!("{} is the source", node.name));
                 return follow(&parts, node, &fenced, plan.term);
             }
-            Err(error) => failed.push(format!("{}: {error}", node.name)),
+            Err(NotPromoted::Not(error)) => failed.push(format!("{}: {error}", node.name)),
+            // Another one would be a second source.
+            Err(NotPromoted::Unknown(error)) => {
+                return Err(Failure::runtime(format!(
+                    "{} was chosen, and does not say whether it takes writes: {error}",
+                    node.name
+                ))
+                .advise("run it again: it goes on with that server; if that is gone for good, --force --to NODE takes another"));
+            }
         }
     }
     Err(Failure::runtime(format!("nothing was promoted: {}", failed.join("; ")))
@@ -342,6 +361,20 @@ fn standing_not(relays: &[Seen]) -> usize {
     relays.len() - standing(relays).count()
 }
 
+/// Why a server is not the source.
+enum NotPromoted {
+    /// It takes no writes.
+    Not(String),
+    /// It was told to take them, and nothing was heard.
+    Unknown(String),
+}
+
+impl From<String> for NotPromoted {
+    fn from(why: String) -> NotPromoted {
+        NotPromoted::Not(why)
+    }
+}
+
 /// Has a server catch up, chooses it in the term on `enough` relays at least, and makes it the source.
 fn promote(
     parts: &Parts,
@@ -351,12 +384,12 @@ fn promote(
     fenced: &[(usize, Seen)],
     (term, enough): (u64, usize),
     limit: Duration,
-) -> Result<(), String> {
+) -> Result<(), NotPromoted> {
     let mut session = parts.server(&node.address)?;
     session.patience(limit + Duration::from_secs(5))?;
     let mut state = look(&mut session)?;
     if !state.has(wanted) {
-        let (host, port) = best.address.rsplit_once(':').ok_or("the relay's address has no port")?;
+        let (host, port) = best.address.rsplit_once(':').ok_or_else(|| "the relay's address has no port".to_owned())?;
         if state.master.as_deref() != Some(&best.address) {
             session.query("STOP SLAVE")?;
             session.query(&format!(
@@ -368,11 +401,11 @@ fn promote(
         let seconds = limit.as_secs().max(1);
         let rows = session.query(&format!("SELECT MASTER_GTID_WAIT('{wanted}', {seconds})"))?;
         if rows.first().and_then(|row| row.first().cloned().flatten()).as_deref() != Some("0") {
-            return Err(format!("it has not got {wanted} from {} within {seconds} s", best.name));
+            return Err(format!("it has not got {wanted} from {} within {seconds} s", best.name).into());
         }
         state = look(&mut session)?;
         if !state.has(wanted) {
-            return Err(format!("it has {} and not {wanted}", state.position));
+            return Err(format!("it has {} and not {wanted}", state.position).into());
         }
     }
     let mut chosen = 0;
@@ -383,7 +416,8 @@ fn promote(
         }
     }
     if chosen < enough {
-        return Err(format!("{chosen} relays took the choice, and {enough} are needed: another run may be under way"));
+        let why = format!("{chosen} relays took the choice, and {enough} are needed: another run may be under way");
+        return Err(why.into());
     }
     for statement in [
         "STOP SLAVE",
@@ -393,11 +427,15 @@ fn promote(
         "SET GLOBAL rpl_semi_sync_master_wait_no_slave = ON",
         "SET GLOBAL rpl_semi_sync_master_enabled = ON",
         "RESET SLAVE ALL",
-        "SET GLOBAL read_only = 0",
     ] {
         session.query(statement)?;
     }
-    Ok(())
+    let Err(why) = session.query("SET GLOBAL read_only = 0") else { return Ok(()) };
+    // The answer may be lost, and not the statement.
+    match parts.server(&node.address).and_then(|mut session| look(&mut session)) {
+        Ok(state) if !state.read_only => Ok(()),
+        _ => Err(NotPromoted::Unknown(why)),
+    }
 }
 
 /// Has the relays follow the new source.
@@ -511,7 +549,8 @@ mod tests {
             (vec![lost("a"), silent("b")], 1, None, false, Err(Refusal::TooFew { answer: 1, relays: 2, fence: 2 })),
             (vec![lost("a"), lost("b"), silent("c")], 2, None, false, ok(3, None, 2)),
             (vec![chose.clone()], 1, Some("n2"), false, ok(5, Some("n2"), 1)),
-            (vec![chose], 1, Some("n3"), false, Err(Refusal::Chosen { chosen: "n2".into(), to: "n3".into() })),
+            (vec![chose.clone()], 1, Some("n3"), false, Err(Refusal::Chosen { chosen: "n2".into(), to: "n3".into() })),
+            (vec![chose], 1, Some("n3"), true, ok(5, None, 1)),
         ] {
             assert_eq!(plan(&[], &relays, w, to, force), expected, "{relays:?}");
         }

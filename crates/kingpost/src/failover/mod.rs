@@ -320,7 +320,8 @@ mod tests {
     fn a_command_ends_though_one_of_its_threads_waits_for_a_silent_host() {
         let (host, answer) = std::sync::mpsc::channel::<()>();
         let ended = drive(async move {
-            drop(tokio::task::spawn_blocking(move || drop(answer.recv())));
+            let waits = tokio::task::spawn_blocking(move || answer.recv());
+            drop(waits);
             Ok(())
         });
         assert!(ended.is_ok());
