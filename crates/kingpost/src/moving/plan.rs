@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::Options;
-use super::prober::{Login, Prober};
+use super::prober::{Entry, Login, Prober};
 use super::server::{Servers, groups};
 
 /// A key, and its value as TOML.
@@ -71,23 +71,27 @@ impl Plan {
 
     /// Chooses the user of each cluster's probes among the logins.
     pub(super) fn watch(&mut self, options: &Options) {
-        let led: Vec<Vec<(String, String)>> =
+        let led: Vec<Vec<Entry>> =
             self.clusters.iter().enumerate().map(|(at, cluster)| self.databases_of(at, cluster)).collect();
         for (cluster, databases) in self.clusters.iter_mut().zip(led) {
             cluster.prober = Some(Prober::choose(options, &self.logins, &databases));
         }
     }
 
-    /// The databases that lead to a cluster, each with its name on the servers as TOML.
-    fn databases_of(&self, at: usize, cluster: &Cluster) -> Vec<(String, String)> {
+    /// The entries of `proxy.databases` that lead to a cluster.
+    fn databases_of(&self, at: usize, cluster: &Cluster) -> Vec<Entry> {
         let name = cluster.name.as_deref().map(quoted);
         let of = |lines: &[Line], key: &str| lines.iter().find(|(of, _)| *of == key).map(|(_, value)| value.clone());
         let leads = |lines: &[Line]| match of(lines, "cluster") {
             None => at == 0,
             named => named == name,
         };
-        let here = self.databases.iter().filter(|(database, lines)| database != "*" && leads(lines));
-        here.map(|(name, lines)| (name.clone(), of(lines, "dbname").unwrap_or_else(|| quoted(name)))).collect()
+        let here = self.databases.iter().filter(|(_, lines)| leads(lines));
+        here.map(|(name, lines)| {
+            let own = (name != "*").then(|| quoted(name));
+            Entry { name: name.clone(), database: of(lines, "dbname").or(own) }
+        })
+        .collect()
     }
 
     /// What the user is told beside the configuration.

@@ -19,6 +19,13 @@ pub(super) struct Login {
     pub(super) named: bool,
 }
 
+/// An entry of `proxy.databases` that leads to a cluster.
+pub(super) struct Entry {
+    pub(super) name: String,
+    /// The database on the servers as TOML; None: the one that the client names.
+    pub(super) database: Option<String>,
+}
+
 /// The user, password and database of a cluster's probes. Values are TOML.
 pub(super) struct Prober {
     user: String,
@@ -55,10 +62,10 @@ impl Login {
 
 impl Prober {
     /// The best of the logins that reach the cluster. A login with a password comes before one without: servers that ask for none let in
-    /// both. `databases`: entries of `proxy.databases` that lead to the cluster, each with its database on the servers.
-    pub(super) fn choose(options: &Options, logins: &[Login], databases: &[(String, String)]) -> Prober {
+    /// both. `databases`: the entries that lead to the cluster.
+    pub(super) fn choose(options: &Options, logins: &[Login], databases: &[Entry]) -> Prober {
         let reaches =
-            |login: &&Login| login.entry.as_ref().is_none_or(|of| databases.iter().any(|(name, _)| name == of));
+            |login: &&Login| login.entry.as_ref().is_none_or(|of| databases.iter().any(|entry| entry.name == *of));
         let asked = options.probe_user.as_deref().map(quoted);
         let wanted = |login: &&Login| asked.as_ref().is_none_or(|user| *user == login.user);
         let mut here = logins.iter().filter(reaches).filter(wanted);
@@ -67,8 +74,8 @@ impl Prober {
             let user = asked.unwrap_or_else(|| quoted("postgres"));
             return Prober { user, password: None, database: None, borrowed: false };
         };
-        let named = databases.iter().find(|(name, _)| login.entry.as_ref().is_none_or(|of| name == of));
-        let database = login.database.clone().or_else(|| named.map(|(_, database)| database.clone()));
+        let mut used = databases.iter().filter(|entry| login.entry.as_ref().is_none_or(|of| entry.name == *of));
+        let database = login.database.clone().or_else(|| used.find_map(|entry| entry.database.clone()));
         let (user, password) = (login.user.clone(), login.password.clone());
         Prober { user, password, database, borrowed: !login.named && asked.is_none() }
     }
@@ -117,8 +124,11 @@ mod tests {
     use super::*;
 
     fn chosen(options: &Options, logins: &[Login], databases: &[(&str, &str)]) -> String {
-        let databases: Vec<(String, String)> =
-            databases.iter().map(|(name, database)| ((*name).to_owned(), quoted(database))).collect();
+        let entry = |(name, database): &(&str, &str)| Entry {
+            name: (*name).to_owned(),
+            database: (!database.is_empty()).then(|| quoted(database)),
+        };
+        let databases: Vec<Entry> = databases.iter().map(entry).collect();
         let prober = Prober::choose(options, logins, &databases);
         let lines: Vec<String> = prober.lines().into_iter().map(|(key, value)| format!("{key} = {value}")).collect();
         assert_eq!(prober.missing("PgCat", "[cluster]").is_none(), prober.password.is_some());
@@ -150,6 +160,12 @@ mod tests {
                 "user = \"bob\", password = \"secret\", database = \"shop_live\"",
             ),
             (vec![client("ann", Some("books"))], shop, "user = \"postgres\""),
+            (vec![client("ann", Some("*"))], &[("*", "")][..], "user = \"ann\", password = \"secret\""),
+            (
+                vec![finder.clone()],
+                &[("*", ""), ("shop", "live")][..],
+                "user = \"finder\", password = \"found\", database = \"live\"",
+            ),
             (vec![finder.clone()], &[][..], "user = \"finder\", password = \"found\""),
         ] {
             assert_eq!(chosen(&none, &logins, databases), expected, "{logins:?}");

@@ -406,6 +406,7 @@ fn probes_log_in_as_a_user_whose_password_is_known() {
         ("auth_file =\nauth_user = finder", [Some("finder"), None, Some("a")]),
         ("[databases]\na = host=db1 dbname=live user=writer password=w", [Some("writer"), Some("w"), Some("live")]),
         ("[databases]\na = host=db1 user=old", app),
+        ("[databases]\n* = host=db1 user=writer password=w", [Some("writer"), Some("w"), None]),
     ] {
         let table = good(&settings(lines));
         assert_eq!(prober(&table["cluster"]), expected, "{lines}");
