@@ -1,4 +1,4 @@
-//! `SHOW GATE` and `SHOW RELAYS`: who waits until a commit is durable on relays, and how far these are.
+//! `SHOW GATE` and `SHOW RELAYS`: the held commits, and the progress of the relays.
 
 use topology::{RelayStatus, Topology};
 use watermark::Lsn;
@@ -7,7 +7,7 @@ use super::report::{GateReport, PoolReport};
 use super::table::Of::{Number, Text};
 use super::table::{Table, Value};
 
-/// Adds another worker's part of the same pool.
+/// Adds the report of another worker for the same pool.
 pub(super) fn add(sum: &mut Option<GateReport>, part: Option<GateReport>) {
     match (sum.as_mut(), part) {
         (Some(sum), Some(part)) => {
@@ -16,13 +16,13 @@ pub(super) fn add(sum: &mut Option<GateReport>, part: Option<GateReport>) {
             sum.lazy |= part.lazy;
             sum.degraded |= part.degraded;
         }
-        // Workers take over a reload one after the other.
+        // Workers apply a reload one after another.
         (None, part) => *sum = part,
         (Some(_), None) => {}
     }
 }
 
-/// What can be said of a pool's commits in a word.
+/// Returns the state of a pool's commits in a short phrase.
 fn state(gate: &GateReport, confirming: usize) -> &'static str {
     match (gate.degraded, gate.settings.degrade) {
         (true, true) => "degraded: local",
@@ -32,7 +32,7 @@ fn state(gate: &GateReport, confirming: usize) -> &'static str {
     }
 }
 
-/// A row for each pool that holds commits back.
+/// Returns a table with a row for each pool with a commit gate.
 pub(super) fn gate(pools: &[PoolReport], topology: &Topology) -> Table {
     let mut table = Table::new(&[
         ("database", Text),
@@ -54,7 +54,7 @@ pub(super) fn gate(pools: &[PoolReport], topology: &Topology) -> Table {
     for pool in pools {
         let Some(gate) = &pool.gate else { continue };
         let mark = durable.mark(gate.settings.relays).map_or(Lsn(0), |mark| mark.get());
-        // Positions of another timeline say nothing of these.
+        // Positions of another timeline are not comparable.
         let primary = primary.filter(|at| at.term == u64::from(durable.term.timeline)).map(|at| at.lsn);
         let lag = primary.map(|at| at.0.saturating_sub(mark.0));
         table.row(vec![
@@ -75,12 +75,12 @@ pub(super) fn gate(pools: &[PoolReport], topology: &Topology) -> Table {
     table
 }
 
-/// As the configuration says it.
+/// Returns the durability as written in the configuration.
 fn durability(relays: usize) -> String {
     if relays == 1 { "relay".into() } else { format!("quorum({relays})") }
 }
 
-/// A row for each configured relay.
+/// Returns a table with a row for each configured relay.
 pub(super) fn relays(relays: &[RelayStatus]) -> Table {
     let mut table = Table::new(&[
         ("name", Text),

@@ -1,4 +1,4 @@
-//! A command that is about all clusters: each cluster's console carries it out, and what they say becomes one answer.
+//! Commands for all clusters: each cluster's console carries out the command, and their results become one answer.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
@@ -9,10 +9,10 @@ use wire::{Severity, Sqlstate, message};
 use super::table::{Of, Table, Value};
 use crate::core::token::Token;
 
-/// Who wants to hear what a command came to.
+/// Requester of a command, which receives the result.
 #[derive(Debug)]
 pub(crate) enum Asker {
-    /// An operator's connection, and the worker that has it.
+    /// An operator's connection, with its worker.
     Client {
         /// The worker.
         worker: usize,
@@ -23,25 +23,25 @@ pub(crate) enum Asker {
     Console(SyncSender<Said>),
 }
 
-/// What a command came to.
+/// Result of a command.
 #[derive(Debug)]
 pub(crate) enum Said {
     /// The rows of a `SHOW`.
     Table(Table),
-    /// It is carried out; the tag says which command it was.
+    /// Success, with the command tag.
     Done(&'static str),
-    /// There was no command in the text.
+    /// The text has no command.
     Nothing,
-    /// It is not carried out.
+    /// The command was refused.
     Refused(Sqlstate, String),
-    /// What it is about is not here; another cluster may have it.
+    /// The command's object is not in this cluster; another cluster may have it.
     NotHere(Sqlstate, String),
 }
 
-/// A command that several consoles carry out.
+/// A command carried out by several consoles.
 pub(super) struct Gathering {
     parts: Vec<Part>,
-    /// Whom is not waited for after this.
+    /// Deadline; consoles without a result by then are left out.
     until: Option<Instant>,
 }
 
@@ -49,12 +49,12 @@ struct Part {
     cluster: Arc<str>,
     from: Receiver<Said>,
     said: Option<Said>,
-    /// It will not say anything: the cluster is gone.
+    /// True if no result will come: the cluster is gone.
     gone: bool,
 }
 
 impl Said {
-    /// As an operator's connection gets it.
+    /// Encodes the result for an operator's connection.
     pub(super) fn bytes(self) -> Vec<u8> {
         let mut out = Vec::new();
         match self {
@@ -71,13 +71,13 @@ impl Said {
 }
 
 impl Gathering {
-    /// What these clusters' consoles say, in their order; `until`: who has said nothing by then is left out.
+    /// Creates a gathering of the results of these clusters, in their order. Clusters without a result at `until` are left out.
     pub(super) fn new(parts: Vec<(Arc<str>, Receiver<Said>)>, until: Option<Instant>) -> Gathering {
         let part = |(cluster, from)| Part { cluster, from, said: None, gone: false };
         Gathering { parts: parts.into_iter().map(part).collect(), until }
     }
 
-    /// Takes what was said meanwhile; true once nobody is waited for any more.
+    /// Receives new results; returns true once no more results are awaited.
     pub(super) fn is_complete(&mut self, now: Instant) -> bool {
         for part in &mut self.parts {
             if part.said.is_none() && !part.gone {
@@ -91,8 +91,8 @@ impl Gathering {
         self.until.is_some_and(|until| until <= now) || self.parts.iter().all(|part| part.gone || part.said.is_some())
     }
 
-    /// All of it as one answer: tables one below the other, with the cluster's name behind each row. What was refused in one cluster is refused, but for
-    /// what is simply not there and is elsewhere.
+    /// Merges the results: tables one below the other, with the cluster's name at the end of each row. A refusal by one cluster refuses the command;
+    /// an object that is missing in one cluster and present in another does not.
     pub(super) fn sum(&mut self) -> Said {
         let (mut all, mut done, mut refused, mut not_here): (Option<Table>, _, _, _) = (None, None, None, None);
         for part in &mut self.parts {

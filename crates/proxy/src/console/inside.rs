@@ -1,4 +1,4 @@
-//! The tables about sockets, memory and other proxies.
+//! Tables of sockets, memory and other proxies.
 
 use std::collections::HashMap;
 
@@ -10,11 +10,11 @@ use super::table::Of::{Number, Text};
 use super::table::{Of, Table, Value};
 use crate::settings::Settings;
 
-/// Host names are resolved by the system: there is no cache to show.
+/// Columns of `SHOW DNS_HOSTS`. The operating system resolves host names: there is no cache to show.
 pub(super) const DNS_HOSTS: &[(&str, Of)] = &[("hostname", Text), ("ttl", Number), ("addrs", Text)];
-/// Likewise.
+/// Columns of `SHOW DNS_ZONES`, empty for the same reason.
 pub(super) const DNS_ZONES: &[(&str, Of)] = &[("zonename", Text), ("serial", Number), ("count", Number)];
-/// A cancel request to another proxy takes a connection of its own, and no place in a pool.
+/// Columns of `SHOW PEER_POOLS`. A cancel request to another proxy uses a connection of its own, and no place in a pool.
 pub(super) const PEER_POOLS: &[(&str, Of)] = &[
     ("peer_id", Number),
     ("cl_active_cancel_req", Number),
@@ -23,8 +23,7 @@ pub(super) const PEER_POOLS: &[(&str, Of)] = &[
     ("sv_login", Number),
 ];
 
-/// What `SHOW SOCKETS` has beyond `SHOW CLIENTS` and `SHOW SERVERS`: bytes that were received and not handled yet, and
-/// bytes that are to be sent.
+/// Columns of `SHOW SOCKETS` beyond `SHOW CLIENTS` and `SHOW SERVERS`: bytes received but not yet handled, and bytes to be sent.
 const BUFFERED: &[(&str, Of)] = &[
     ("recv_pos", Number),
     ("pkt_pos", Number),
@@ -35,7 +34,7 @@ const BUFFERED: &[(&str, Of)] = &[
     ("send_avail", Number),
 ];
 
-/// Every socket; `active`: those that are not idle.
+/// Returns a table of all sockets, or with `active` of those that are not idle.
 pub(super) fn sockets(scene: &Scene<'_>, active: bool) -> Table {
     let columns: Vec<_> = CONNECTION.iter().chain(BUFFERED).copied().collect();
     let mut table = Table::new(&columns);
@@ -54,7 +53,7 @@ pub(super) fn sockets(scene: &Scene<'_>, active: bool) -> Table {
     table
 }
 
-/// Every socket's file descriptor. Cancel keys are secrets, and not shown.
+/// Returns a table of the sockets' file descriptors. Cancel keys are secrets, and not shown.
 pub(super) fn fds(reports: &[Report]) -> Table {
     let mut table = Table::new(&[
         ("fd", Number),
@@ -88,7 +87,7 @@ pub(super) fn fds(reports: &[Report]) -> Table {
     table
 }
 
-/// Memory that is set aside, over all workers.
+/// Returns a table of the allocated memory of all workers.
 pub(super) fn memory(reports: &[Report]) -> Table {
     let mut table =
         Table::new(&[("name", Text), ("size", Number), ("used", Number), ("free", Number), ("memtotal", Number)]);
@@ -102,7 +101,7 @@ pub(super) fn memory(reports: &[Report]) -> Table {
     table
 }
 
-/// The other proxies.
+/// Returns a table of the other proxies.
 pub(super) fn peers(settings: &Settings) -> Table {
     let mut table = Table::new(&[("peer_id", Number), ("host", Text), ("port", Number), ("pool_size", Number)]);
     let mut peers: Vec<_> = settings.peers.iter().collect();

@@ -1,14 +1,13 @@
-//! A pause that ends by itself: `PAUSE FOR 30s`, for a program that moves the primary. Pure: no clock, no I/O.
+//! Lease of a pause, which then ends by itself: `PAUSE FOR 30s`, for a program that moves the primary. Pure: no clock, no I/O.
 //!
-//! The program repeats the command before the time is over. If it dies, clients wait no longer than the rest of the
-//! lease.
+//! The program repeats the command before the lease expires. If the program dies, clients wait no longer than the rest of the lease.
 
 use std::time::{Duration, Instant};
 
-/// Longest lease.
+/// Maximum length of a lease.
 pub(super) const LONGEST: Duration = Duration::from_secs(600);
 
-/// Whether everything is paused by a lease, and until when.
+/// Lease of a pause of all databases, with its end.
 #[derive(Debug, Default)]
 pub(crate) struct Lease {
     until: Option<Instant>,
@@ -20,17 +19,17 @@ impl Lease {
         self.until = Some(now + time);
     }
 
-    /// Ends the lease; true if there was one.
+    /// Ends the lease; returns true if there was one.
     pub(super) fn end(&mut self) -> bool {
         self.until.take().is_some()
     }
 
-    /// Ends the lease if its time is over; true if it has just ended.
+    /// Ends the lease if it has expired; returns true if it has just ended.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         self.until.is_some_and(|until| until <= now) && self.end()
     }
 
-    /// How much of the lease is left; `None` if there is none.
+    /// Returns the rest of the lease; `None` if there is none.
     pub(super) fn left(&self, now: Instant) -> Option<Duration> {
         self.until.map(|until| until.saturating_duration_since(now))
     }
@@ -49,12 +48,12 @@ mod tests {
         lease.renew(start, 3 * second);
         assert!(!lease.expire(start + 2 * second));
         assert_eq!(lease.left(start + 2 * second), Some(second));
-        // Said again: the time counts from now.
+        // Renewed: the time counts from now.
         lease.renew(start + 2 * second, 3 * second);
         assert!(!lease.expire(start + 4 * second));
         assert!(lease.expire(start + 5 * second));
         assert!(!lease.expire(start + 6 * second));
-        // Ended by whoever began it.
+        // Ended by its holder.
         lease.renew(start, second);
         assert!(lease.end() && !lease.expire(start + 2 * second));
     }

@@ -1,4 +1,4 @@
-//! `LIMIT`, `BLOCK` and `SHOW TRAFFIC`: traffic rules as operators write and see them.
+//! `LIMIT`, `BLOCK` and `SHOW TRAFFIC`: traffic rules in the syntax and the tables of operators.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use super::table::Of::{Number, Text};
 use super::table::Table;
 use crate::traffic::{self, Given, Rule, RuleReport};
 
-/// Shortest and longest time for which a rule is set.
+/// Minimum and maximum duration of a rule.
 pub(super) const FOR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30 * 24 * 3600));
 
-/// After which time a rule ends by itself, if it does.
+/// Duration of a rule; `None` for a rule without an end.
 pub(super) type Ending = Option<Duration>;
 
-/// Reads what follows `LIMIT` (or `BLOCK`, with `block`): a name, whose statements, the limits, and for how long.
+/// Parses the text after `LIMIT` (or `BLOCK`, with `block`): a name, the matching statements, the limits, and the duration.
 pub(super) fn parse(block: bool, mut words: impl Iterator<Item = String>) -> Result<(Rule, Ending), String> {
     let verb = if block { "BLOCK" } else { "LIMIT" };
     let name = words.next().ok_or_else(|| format!("{verb} by which name? SHOW HELP has an example"))?;
@@ -50,7 +50,7 @@ pub(super) fn parse(block: bool, mut words: impl Iterator<Item = String>) -> Res
     Ok((given.check().map_err(|error| format!("{verb}: {error}"))?, ending))
 }
 
-/// Reads for how long a rule is to hold.
+/// Parses the duration of a rule.
 fn length(text: &str) -> Result<Duration, String> {
     time(text, FOR).ok_or_else(|| format!("FOR {text:?}: expected a time from 1s to 30days, such as 10min"))
 }

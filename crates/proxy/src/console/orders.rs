@@ -1,12 +1,11 @@
-//! What operators have ordered and what still holds, on its way to a process that takes over.
+//! Orders of operators that are still in force, handed over to a process that takes over.
 //!
 //! ```text
 //!  old: Fleet::orders ──Errand::Orders──▶ each console's thread ──▶ Orders      new: Proxy::start ──▶ Room::follow
 //! ```
 //!
-//! From then on, as long as the [`Held`] lives, no operator changes anything: whoever tries is told so. A command under way when the
-//! orders are asked for is carried out first, in all clusters: it holds a guard for as long as it is, and what it passes on to other
-//! consoles lies in their queues before the question for the orders does.
+//! While the [`Held`] lives, every change by an operator is refused with an error. A command under way at the request for the orders completes first,
+//! in all clusters: it holds a guard until then, and its tasks for other consoles are in their queues before the request for the orders.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::sync_channel;
@@ -20,30 +19,30 @@ use super::report::Operation;
 use crate::fleet::Fleet;
 use crate::traffic::Rule;
 
-/// Longest wait for a console's orders: its thread may be waiting for workers' reports.
+/// Maximum wait for a console's orders: its thread may be waiting for workers' reports.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What operators have ordered of a cluster, as far as it holds. SUSPEND is not in it: it is about the clients of one process.
+/// Orders of operators for a cluster that are in force. SUSPEND is not included: it concerns the clients of one process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Orders {
-    /// Everything is paused, by PAUSE or KILL.
+    /// True if PAUSE or KILL has paused all databases.
     pub paused: bool,
-    /// Everything is paused by PAUSE FOR, for so long from now on.
+    /// Rest of the lease, if PAUSE FOR has paused all databases.
     pub lease: Option<Duration>,
-    /// Databases that are paused by their names, by PAUSE or KILL.
+    /// Databases paused by name, by PAUSE or KILL.
     pub paused_databases: BTreeSet<String>,
-    /// Databases to which nobody may log in.
+    /// Databases that refuse logins.
     pub disabled: BTreeSet<String>,
-    /// Traffic rules that operators have set, and after which time each ends by itself.
+    /// Traffic rules set by operators, each with the time after which it ends by itself.
     pub rules: Vec<(Rule, Option<Duration>)>,
     /// Traffic rules of the configuration that operators have lifted.
     pub lifted: BTreeSet<String>,
 }
 
-/// Why there are no orders to be handed over.
+/// Reason why no orders can be handed over.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoOrders {
-    /// They are being handed over to somebody else.
+    /// Another process is receiving them already.
     #[error("another process is taking over already")]
     Taken,
     /// A console does not answer.
@@ -51,28 +50,28 @@ pub enum NoOrders {
     Silent(Arc<str>),
 }
 
-/// An operator may change nothing at the moment.
+/// Refusal of an operator's change during a takeover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("another process is taking over from this one: connect again in a moment, and repeat it there")]
 pub struct TakingOver;
 
-/// Whether operators may change something: not from when their orders were handed over until the other process serves, or has failed.
+/// Admission of operators' changes: refused from the handover of the orders until the other process serves, or has failed.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     held: RwLock<bool>,
 }
 
-/// No operator changes anything as long as this lives.
+/// Guard that refuses operators' changes while it lives.
 pub struct Held(Arc<Fleet>);
 
 impl Orders {
-    /// True if nothing was ordered.
+    /// True if there are no orders.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Orders::default()
     }
 
-    /// Leaves out what is about databases that are not there, and says of each what it was.
+    /// Removes orders for databases that do not exist, and returns a description of each.
     fn keep(&mut self, is_there: impl Fn(&str) -> bool) -> Vec<String> {
         let mut gone = Vec::new();
         for (what, databases) in [("PAUSE", &mut self.paused_databases), ("DISABLE", &mut self.disabled)] {
@@ -87,7 +86,7 @@ impl Orders {
         gone
     }
 
-    /// What workers have to be told.
+    /// Returns the operations to be sent to workers.
     fn operations(&self) -> Vec<Operation> {
         let all = self.paused.then_some(Operation::Pause(None));
         let leased = self.lease.map(|_| Operation::PauseLeased);
@@ -98,13 +97,13 @@ impl Orders {
 }
 
 impl Changes {
-    /// Whoever changes something holds this until it is done. Never waits.
+    /// Returns the guard to be held during a change. Never waits.
     pub(crate) fn begin(&self) -> Result<RwLockReadGuard<'_, bool>, TakingOver> {
-        // Somebody waits for the lock, or has it: orders are about to be handed over.
+        // A failed lock is held or awaited by a handover of the orders.
         self.held.try_read().ok().filter(|held| !**held).ok_or(TakingOver)
     }
 
-    /// Waits until what is being changed is changed. False: the orders have been handed over already.
+    /// Waits for the changes under way; returns false if the orders have been handed over already.
     fn hold(&self) -> bool {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         !std::mem::replace(&mut *held, true)
@@ -122,11 +121,11 @@ impl Drop for Held {
 }
 
 impl Fleet {
-    /// What operators have ordered, by cluster. They order nothing more until the other part of the result is dropped. Blocks until what is
-    /// being carried out is carried out.
+    /// Returns the orders of operators, by cluster. Operators can change nothing until the second part of the result is dropped. Blocks until the
+    /// commands under way are complete.
     ///
     /// # Errors
-    /// Somebody else has the orders, or a console does not answer: operators go on.
+    /// Another process has the orders, or a console does not answer: operators' changes are accepted again.
     pub fn orders(self: &Arc<Fleet>) -> Result<(BTreeMap<String, Orders>, Held), NoOrders> {
         if !self.changes.hold() {
             return Err(NoOrders::Taken);
@@ -153,13 +152,13 @@ impl Fleet {
 }
 
 impl Room {
-    /// What holds of operators' orders, but for a lease, which the console's thread has.
+    /// Returns the orders in force; the console's thread passes its lease.
     pub(super) fn orders(&self, lease: Option<Duration>, now: Instant) -> Orders {
         let paused = self.paused();
         let (rules, lifted) = self.shared.traffic.ordered(now);
         Orders {
             paused: paused.all,
-            // Whoever has resumed everything by the web console has left the lease to itself.
+            // RESUME of everything by the web console does not end the console thread's lease.
             lease: lease.filter(|_| paused.leased),
             paused_databases: paused.names,
             disabled: paused.disabled,
@@ -168,7 +167,7 @@ impl Room {
         }
     }
 
-    /// Goes on with the orders that another process was given. Before the workers run: what they find in their mailboxes first is this.
+    /// Applies the orders of the previous process. Called before the workers start, so that these orders are the first in their mailboxes.
     pub(crate) fn follow(&self, mut orders: Orders, now: Instant) -> Lease {
         let mut lease = Lease::default();
         if orders.is_empty() {
@@ -267,7 +266,7 @@ mod tests {
     fn nothing_is_changed_while_the_orders_are_on_their_way() {
         let fleet = Arc::new(Fleet::default());
         let changing = fleet.changes.begin().unwrap();
-        // Two commands at a time do not keep each other away.
+        // Two commands at a time do not exclude each other.
         drop(fleet.changes.begin().unwrap());
         let (sender, asked) = sync_channel(0);
         let other = fleet.clone();

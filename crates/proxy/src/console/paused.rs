@@ -1,28 +1,26 @@
-//! Which databases operators have paused and disabled: the sum of their operations. Pure.
+//! Databases that operators have paused and disabled: the sum of their operations. Pure.
 //!
-//! Each worker acts by a sum of its own. The console keeps one as well, so that it knows what a worker that begins, or a process that
-//! takes over, has to be told.
+//! Each worker keeps its own sum. The console also keeps one, for a worker that starts and a process that takes over.
 
 use std::collections::BTreeSet;
 
 use super::report::Operation;
 
-/// The databases, by the names that clients use, whose pools are paused and give out no server connections.
+/// Databases, by the names that clients use, whose pools are paused and hand out no server connections.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Paused {
     pub(super) all: bool,
-    /// All databases are paused by a lease. Kept apart from `all`: the end of a lease does not undo an operator's
-    /// PAUSE.
+    /// True if a lease has paused all databases. Separate from `all`: the end of a lease does not undo an operator's PAUSE.
     pub(super) leased: bool,
     pub(super) names: BTreeSet<String>,
-    /// Nothing is read from clients.
+    /// True if no input is read from clients.
     suspended: bool,
-    /// Databases to which nobody may log in. RESUME does not change them.
+    /// Databases that refuse logins. RESUME does not change them.
     pub(super) disabled: BTreeSet<String>,
 }
 
 impl Paused {
-    /// True if this database is paused.
+    /// True if the database is paused.
     pub(crate) fn has(&self, database: &str) -> bool {
         self.has_all() || self.names.contains(database)
     }
@@ -37,17 +35,17 @@ impl Paused {
         self.has_all() || !self.names.is_empty()
     }
 
-    /// True while nothing is read from clients.
+    /// True while no input is read from clients.
     pub(crate) fn is_suspended(&self) -> bool {
         self.suspended
     }
 
-    /// True if nobody may log in to this database.
+    /// True if the database refuses logins.
     pub(crate) fn is_disabled(&self, database: &str) -> bool {
         self.disabled.contains(database)
     }
 
-    /// Takes an operation in.
+    /// Adds an operation.
     pub(crate) fn note(&mut self, operation: &Operation) {
         match operation {
             // Clients that come after KILL wait for RESUME.
@@ -85,7 +83,7 @@ mod tests {
     fn what_operations_add_up_to() {
         let name = |name: &str| Some(name.to_owned());
         let mut paused = Paused::default();
-        // What is noted, then: whether `a` is paused, whether `b` is, whether `a` is disabled.
+        // An operation, then: `a` is paused, `b` is paused, `a` is disabled.
         for (operation, expected) in [
             (Operation::Pause(name("a")), (true, false, false)),
             (Operation::Disable("a".into()), (true, false, true)),

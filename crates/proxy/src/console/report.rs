@@ -1,4 +1,4 @@
-//! A worker's report to the console.
+//! Report of a worker to the console.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,27 +11,27 @@ use crate::core::statistics::StatementReport;
 use crate::core::token::Token;
 use crate::settings::CommitGate;
 
-/// What a report is to contain besides its pools.
+/// Optional parts of a report.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Look {
-    /// All clients.
+    /// True for all clients.
     pub clients: bool,
-    /// All server connections.
+    /// True for all server connections.
     pub servers: bool,
-    /// All statement shapes.
+    /// True for all statement shapes.
     pub statements: bool,
-    /// Memory that is set aside.
+    /// True for the allocated memory.
     pub memory: bool,
 }
 
 /// An operation of an operator, sent to every worker.
 #[derive(Debug, Clone)]
 pub enum Operation {
-    /// Pauses a database (`None`: all): no server connection is given out, and each one is closed when it is free.
+    /// Pauses a database (`None`: all): no server connections are handed out, and each one is closed once it is free.
     Pause(Option<String>),
-    /// Ends pauses of a database (`None`: all), whoever began them.
+    /// Ends all pauses of a database (`None`: of all), including other operators'.
     Resume(Option<String>),
-    /// Reads nothing more from clients, and gives out no server connections, until all is resumed.
+    /// Reads no more input from clients, and hands out no server connections, until all is resumed.
     Suspend,
     /// Refuses logins to a database.
     Disable(String),
@@ -39,9 +39,9 @@ pub enum Operation {
     Enable(String),
     /// Pauses all databases, for a program that holds a lease. Separate from `Pause`: an operator's pause stays.
     PauseLeased,
-    /// Ends `PauseLeased`, and nothing else.
+    /// Ends only `PauseLeased`.
     ResumeLeased,
-    /// Closes server connections of a database (`None`: of all) when they are free; new ones are opened as needed.
+    /// Closes server connections of a database (`None`: of all) once they are free; new ones are opened as needed.
     Reconnect(Option<String>),
     /// Closes clients and server connections of a database (`None`: of all) now, and pauses it.
     Kill(Option<String>),
@@ -51,37 +51,37 @@ pub enum Operation {
     ResetStatements,
 }
 
-/// The state of one worker.
+/// State of one worker.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// The worker's number among those of all clusters.
+    /// Number of the worker among those of all clusters.
     pub worker: usize,
     /// The worker's part of each pool.
     pub pools: Vec<PoolReport>,
-    /// The clients, if they were asked for.
+    /// The clients, if requested.
     pub clients: Vec<ClientReport>,
-    /// The server connections, if they were asked for.
+    /// The server connections, if requested.
     pub servers: Vec<ServerReport>,
-    /// Statement shapes and their counts, if they were asked for.
+    /// Statement shapes and their counts, if requested.
     pub statements: Vec<StatementReport>,
-    /// Clients that have not logged in.
+    /// Number of clients that have not logged in.
     pub logging_in: usize,
-    /// Connections with bytes to be written or answers to come, while the proxy is suspended; `None`: it is not.
+    /// Number of connections with unwritten bytes or pending answers, while the proxy is suspended; otherwise `None`.
     pub suspended: Option<usize>,
-    /// Memory that is set aside.
+    /// Allocated memory.
     pub memory: Vec<MemoryReport>,
 }
 
-/// Memory of one worker that is set aside for one kind of thing.
+/// Memory of one worker, allocated for one purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryReport {
-    /// What for.
+    /// Purpose of the memory.
     pub name: &'static str,
-    /// Bytes of one.
+    /// Bytes of one object.
     pub size: usize,
-    /// How many are in use.
+    /// Number of objects in use.
     pub used: usize,
-    /// How many more there is memory for.
+    /// Number of further objects that fit.
     pub free: usize,
 }
 
@@ -92,67 +92,67 @@ pub struct PoolReport {
     pub database: Arc<str>,
     /// The user.
     pub user: Arc<str>,
-    /// How long a client keeps a server connection.
+    /// Pool mode: the time for which a client keeps a server connection.
     pub mode: PoolMode,
-    /// The pool is paused.
+    /// True if the pool is paused.
     pub paused: bool,
-    /// Clients of the pool.
+    /// Number of clients.
     pub clients: usize,
-    /// Clients that wait for a server connection.
+    /// Number of clients that wait for a server connection.
     pub waiting: usize,
-    /// How long the first of them has waited.
+    /// Longest wait of these clients.
     pub oldest_wait: Duration,
-    /// Server connections in use.
+    /// Number of server connections in use.
     pub busy: usize,
-    /// Idle server connections.
+    /// Number of idle server connections.
     pub idle: usize,
-    /// Server connections being opened.
+    /// Number of server connections being opened.
     pub connecting: usize,
-    /// Server connections that wait until a cancel request has arrived.
+    /// Number of server connections that wait for the arrival of a cancel request.
     pub cancelling: usize,
-    /// How answers to commits are held back; `None`: they are not.
+    /// State of the commit gate; `None` if answers to commits are not held back.
     pub gate: Option<GateReport>,
     /// Counts since the worker started.
     pub totals: Totals,
 }
 
-/// How one worker's part of a pool holds back answers to commits, and how many.
+/// State of the commit gate of one worker's part of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GateReport {
     /// The configuration.
     pub settings: CommitGate,
-    /// Servers do not flush commits of this pool; the oracle's queries have them flushed.
+    /// True if servers do not flush commits of this pool; the oracle's queries cause the flush.
     pub lazy: bool,
-    /// Fewer relays than `settings.relays` have confirmed anything for longer than the limit.
+    /// True if fewer relays than `settings.relays` have confirmed anything for longer than the limit.
     pub degraded: bool,
-    /// Clients with an answer that is held back.
+    /// Number of clients with an answer that is held back.
     pub held: usize,
-    /// For how long the first such answer has been held back.
+    /// Time for which the oldest such answer has been held back.
     pub longest: Duration,
 }
 
-/// Counts of one pool.
+/// Counters of one pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// How often a server connection was given to a client.
+    /// Number of times that a server connection was assigned to a client.
     pub assignments: u64,
-    /// How often a server connection was given back.
+    /// Number of times that a server connection was given back.
     pub transactions: u64,
-    /// Statements (simple queries and extended-protocol batches) that a server answered.
+    /// Number of statements (simple queries and extended-protocol batches) that a server answered.
     pub queries: u64,
     /// Bytes from clients.
     pub received: u64,
     /// Bytes from servers.
     pub sent: u64,
-    /// Time for which server connections were held, in microseconds.
+    /// Time for which clients held server connections, in microseconds.
     pub transaction_micros: u64,
     /// Time from the dispatch of statements to the end of their answers, in microseconds.
     pub query_micros: u64,
-    /// Time clients waited for a server connection, in microseconds.
+    /// Time for which clients waited for a server connection, in microseconds.
     pub wait_micros: u64,
 }
 
-/// A client.
+/// Report on a client.
 #[derive(Debug, Clone)]
 pub struct ClientReport {
     /// The client's token, which is unique within its worker.
@@ -163,33 +163,33 @@ pub struct ClientReport {
     pub database: Arc<str>,
     /// `login`, `waiting`, `active`, `idle`, `console`.
     pub state: &'static str,
-    /// When the client connected.
+    /// Time at which the client connected.
     pub connected: Instant,
-    /// Since when the client waits, or its statement runs.
+    /// Start of the client's wait or of its statement.
     pub since: Option<Instant>,
-    /// The server connection that the client uses.
+    /// The server connection assigned to the client.
     pub server: Option<Token>,
     /// The client's `application_name`.
     pub application: String,
     /// Number of the client's prepared statements.
     pub prepared: usize,
-    /// The reasons why the client keeps its server connection.
+    /// Reasons why the client keeps its server connection.
     pub pins: sql::Pins,
-    /// The client speaks TLS.
+    /// True if the client uses TLS.
     pub tls: bool,
     /// `none`, `physical`, `logical`.
     pub replication: &'static str,
-    /// Bytes from the client that were not handled yet, and bytes that it has not been sent yet.
+    /// Bytes from the client that were not handled yet, and bytes to the client that were not sent yet.
     pub buffered: (usize, usize),
     /// The socket's file descriptor. Filled in by the driver.
     pub fd: Option<i32>,
     /// The client's address; `None` over a Unix socket. Filled in by the driver.
     pub address: Option<SocketAddr>,
-    /// The address that the client connected to; likewise.
+    /// The address that the client connected to, or `None` as above. Filled in by the driver.
     pub local: Option<SocketAddr>,
 }
 
-/// A server connection.
+/// Report on a server connection.
 #[derive(Debug, Clone)]
 pub struct ServerReport {
     /// The server connection's token, which is unique within its worker.
@@ -202,54 +202,54 @@ pub struct ServerReport {
     pub node: NodeId,
     /// `login`, `active`, `idle`, `being_canceled`, `closing`.
     pub state: &'static str,
-    /// The connection is closed as soon as nobody uses it.
+    /// True if the connection is closed once it is free.
     pub retire: bool,
-    /// Since when the connection is open, or being opened.
+    /// Time at which opening the connection began.
     pub connected: Instant,
-    /// Since when the connection is in this state.
+    /// Start of the present state.
     pub since: Instant,
     /// The client that uses the connection.
     pub client: Option<Token>,
-    /// The backend's process id.
+    /// Process ID of the backend.
     pub pid: u32,
-    /// The connection speaks TLS.
+    /// True if the connection uses TLS.
     pub tls: bool,
     /// `none`, `physical`, `logical`.
     pub replication: &'static str,
-    /// Bytes from the server that were not handled yet, and bytes that it has not been sent yet.
+    /// Bytes from the server that were not handled yet, and bytes to the server that were not sent yet.
     pub buffered: (usize, usize),
     /// The socket's file descriptor. Filled in by the driver.
     pub fd: Option<i32>,
     /// The statements on the connection, if it is a lane.
     pub lane: Option<LaneReport>,
-    /// Ids of the prepared statements that the connection has.
+    /// IDs of the prepared statements on the connection.
     pub prepared: Vec<u64>,
     /// The `application_name` of the client that uses the connection.
     pub application: String,
     /// The server's address; `None` over a Unix socket. Filled in by the driver.
     pub address: Option<SocketAddr>,
-    /// The local address; likewise.
+    /// The local address, or `None` as above. Filled in by the driver.
     pub local: Option<SocketAddr>,
 }
 
 impl ClientReport {
-    /// The reasons why the client keeps its server connection, by name.
+    /// Returns the reasons why the client keeps its server connection, by name.
     pub fn pinned_by(&self) -> impl Iterator<Item = &'static str> + use<> {
         let pins = self.pins;
         sql::Pins::NAMES.iter().filter(move |(pin, _)| pins.0 & pin.0 != 0).map(|(_, name)| *name)
     }
 }
 
-/// A server connection that is a lane.
+/// Report on a server connection that is a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneReport {
-    /// Statements that have not been answered.
+    /// Number of statements without an answer.
     pub statements: usize,
-    /// Statements admitted since the connection was last free.
+    /// Number of statements admitted since the connection was last free.
     pub admitted: u32,
-    /// Since when the front statement runs.
+    /// Start of the front statement.
     pub since: Instant,
-    /// No more statements are admitted.
+    /// True if no more statements are admitted.
     pub closed: bool,
 }
 

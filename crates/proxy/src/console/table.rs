@@ -1,8 +1,8 @@
-//! A table of texts and numbers, as PostgreSQL's protocol sends it.
+//! Table of texts and numbers, encoded in PostgreSQL's protocol.
 
 use wire::message::{self, Column};
 
-/// A column's type.
+/// Type of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Of {
     Text,
@@ -10,7 +10,7 @@ pub(super) enum Of {
     Number,
 }
 
-/// One value.
+/// A value.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     Null,
@@ -25,7 +25,7 @@ pub(crate) struct Table {
     pub(super) rows: Vec<Vec<Value>>,
 }
 
-// Type ids of PostgreSQL's catalogue, pg_type.
+// Type OIDs of PostgreSQL's catalog, pg_type.
 const TEXT: u32 = 25;
 const INT8: u32 = 20;
 
@@ -70,7 +70,7 @@ impl Value {
 }
 
 impl Table {
-    /// Without rows.
+    /// Creates a table without rows.
     pub(super) fn new(columns: &[(&'static str, Of)]) -> Table {
         Table { columns: columns.to_vec(), rows: Vec::new() }
     }
@@ -81,7 +81,7 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// `RowDescription`, the rows, and `CommandComplete`.
+    /// Encodes `RowDescription`, the rows, and `CommandComplete`.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         let column = |&(name, of): &(&'static str, Of)| match of {
             Of::Text => Column { name, kind: TEXT, size: -1 },
