@@ -1,4 +1,4 @@
-//! When fewer relays confirm commits than have to: whether commits wait, are let through, or writes are refused.
+//! Degraded mode of the commit gate: with too few confirming relays, commits wait or pass, or writes are refused.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use crate::core::pool::Pool;
 use crate::core::{Core, over};
 
 impl Core {
-    /// Fewer relays than this have confirmed anything for longer than `degraded_after`.
+    /// True if fewer than `relays` relays have confirmed anything for longer than `degraded_after`.
     pub(super) fn is_degraded(&self, relays: usize) -> bool {
         let since = self.commits.short.get(relays).copied().flatten();
         since.is_some_and(|since| over(since, self.settings.gate_degraded_after, self.now))
     }
 
-    /// For an operator: how a pool's commits are held back; who is, is not in it yet.
+    /// Returns the report of a pool's commit gate, without the held clients; `None` for a pool without a gate.
     pub(in crate::core) fn gate_report(&self, pool: &Pool) -> Option<GateReport> {
         let settings = pool.gate;
         let report = || GateReport {
@@ -28,7 +28,7 @@ impl Core {
         (settings.relays > 0).then(report)
     }
 
-    /// To be called each tick: keeps count of how long there have been too few relays.
+    /// Updates the time since when there have been too few relays. Called at each tick.
     pub(in crate::core) fn watch_relays(&mut self) {
         let flushes = self.shared.topology.flushes();
         if std::mem::replace(&mut self.commits.flushes, flushes) != flushes {
@@ -73,7 +73,7 @@ impl Core {
         }
     }
 
-    /// Why a unit that may write is not sent to a server; None: it may be.
+    /// Returns the reason why a unit that may write is not sent to a server; `None` if it may be sent.
     pub(in crate::core) fn refuses_writes(&self, c: usize) -> Option<String> {
         let client = &self.clients[c];
         let gate = self.pools[client.pool].gate;

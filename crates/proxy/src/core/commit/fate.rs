@@ -1,51 +1,51 @@
-//! What becomes of a gate: from plain values.
+//! Fate of a gate, computed from plain values.
 
 use topology::Term;
 use watermark::{Lsn, Ticket};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum State {
-    /// The unit goes on.
+    /// The unit is not at its end.
     Open,
-    /// What is behind it was committed on this term before the ticket was taken.
+    /// The gate's commit took place on this term, before the ticket was taken.
     Asked(Ticket, Term),
-    /// It is durable when that is, on that term.
+    /// The gate is durable once this position is, on this term.
     At(Lsn, Term),
-    /// What is behind it was read on this term: it waits for this ticket of [`topology::Topology::proof`].
+    /// The gate's data were read on this term: it waits for this ticket of [`topology::Topology::proof`].
     Proving(Ticket, Term),
 }
 
-/// What becomes of a client's first gate, from plain values.
+/// Fate of a client's first gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Fate {
-    /// It waits: nothing is known of its position yet.
+    /// The gate waits: its position is not yet known.
     Ask(Ticket),
-    /// It waits to be durable.
+    /// The gate waits until this position is durable.
     Wait(Lsn),
-    /// It waits for proof that its term still stood.
+    /// The gate waits for proof that its term was still in force.
     Prove(Ticket),
-    /// It is asked once more: the primary itself had not flushed it.
+    /// The gate's position is requested once more: the primary itself had not flushed it.
     Again,
     Pass,
-    /// It will never be known.
+    /// The outcome will never be known.
     Unknown,
     /// The unit is not at its end.
     Stay,
 }
 
-/// What a gate's fate depends on, besides its state.
+/// Inputs of a gate's fate besides its state.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Known {
-    /// The oracle's answer to its ticket: on which timeline, the position, and whether the primary has flushed that.
+    /// The oracle's answer to the gate's ticket: timeline, position, and true if the primary has flushed that position.
     pub(in crate::core) answer: Option<(u64, Lsn, bool)>,
-    /// The term that is proven to have stood after its ticket was taken.
+    /// The term proven to be in force after the ticket was taken.
     pub(in crate::core) proven: Option<u64>,
     pub(in crate::core) now: Term,
-    /// Term and position of the mark it waits at.
+    /// Term and position of the mark that the gate waits for.
     pub(in crate::core) durable: (Term, Lsn),
-    /// It may pass though too few relays confirm it.
+    /// True if the gate may pass although too few relays confirm it.
     pub(in crate::core) degraded: bool,
-    /// Its server did not wait for the primary's own flush: degraded, it passes when that is known.
+    /// True if the server did not wait for the primary's own flush: in degraded mode, the gate then passes once the flush is known.
     pub(in crate::core) lazy: bool,
 }
 
@@ -57,14 +57,14 @@ pub(in crate::core) fn fate(state: State, known: Known) -> Fate {
             return match proven {
                 Some(of) if of == u64::from(term.timeline) => Fate::Pass,
                 None if term == now => Fate::Prove(ticket),
-                // What was read may have been left behind with that term.
+                // The data may have been lost with that term.
                 Some(_) | None => Fate::Unknown,
             };
         }
         State::At(lsn, term) => (term, Some(lsn)),
         State::Asked(_, term) => match answer {
             Some((of, _, _)) if of != u64::from(term.timeline) => return Fate::Unknown,
-            // What is asked now is asked of another primary.
+            // The question now goes to another primary.
             None if term != now => return Fate::Unknown,
             answer => (term, answer.map(|(_, lsn, _)| lsn)),
         },
@@ -100,7 +100,7 @@ mod tests {
         let asked = State::Asked(ticket, one);
         let at = State::At(Lsn(50), one);
         let (answer, unflushed) = (Some((1, Lsn(50), true)), Some((1, Lsn(50), false)));
-        // Degraded, and whether its server waited for its own flush.
+        // Degraded, and true if the server did not wait for its own flush.
         let (no, yes, lazy) = ((false, false), (true, false), (true, true));
         for (state, answer, now, durable, (degraded, lazy), expected) in [
             (State::Open, None, one, (one, Lsn(99)), yes, Fate::Stay),
@@ -109,20 +109,20 @@ mod tests {
             (asked, answer, one, (one, Lsn(50)), no, Fate::Pass),
             (at, None, one, (one, Lsn(49)), no, Fate::Wait(Lsn(50))),
             (at, None, one, (one, Lsn(50)), no, Fate::Pass),
-            // Another primary's numbers say nothing, however high.
+            // Positions of another primary are not comparable, however high.
             (asked, Some((2, Lsn(50), true)), one, (one, Lsn(99)), no, Fate::Unknown),
             (asked, None, two, (two, Lsn(99)), no, Fate::Unknown),
             (asked, answer, one, (two, Lsn(99)), no, Fate::Unknown),
             (at, None, two, (two, Lsn(99)), no, Fate::Unknown),
-            // Durable on its own term, as is known by now: that stays true.
+            // Durable on its own term, as known by now: that stays true.
             (at, None, two, (one, Lsn(50)), no, Fate::Pass),
             (asked, answer, two, (one, Lsn(50)), no, Fate::Pass),
-            // Too few relays: the primary's word is enough, but only that of the one that committed it.
+            // Too few relays: the word of the primary that committed it is enough, but no other's.
             (at, None, one, (one, Lsn(0)), yes, Fate::Pass),
             (asked, None, one, (one, Lsn(0)), yes, Fate::Pass),
             (at, None, two, (two, Lsn(0)), yes, Fate::Unknown),
             (asked, None, two, (two, Lsn(0)), yes, Fate::Unknown),
-            // And if it did not wait for its flush, only when that is known.
+            // A commit that did not wait for its flush passes only once the flush is known.
             (asked, None, one, (one, Lsn(0)), lazy, Fate::Ask(ticket)),
             (asked, answer, one, (one, Lsn(0)), lazy, Fate::Pass),
             (asked, unflushed, one, (one, Lsn(0)), lazy, Fate::Again),
@@ -146,10 +146,10 @@ mod tests {
             (Some(2), one, Fate::Unknown),
             (None, two, Fate::Unknown),
             (Some(2), two, Fate::Unknown),
-            // It stood when it was asked about; that there is another by now does not matter.
+            // The term was in force at the time of the question; a later term does not matter.
             (Some(1), two, Fate::Pass),
         ] {
-            // A state in which commits may pass proves nothing.
+            // Degraded mode proves nothing.
             let known = Known { answer: None, proven, now, durable: (now, Lsn(99)), degraded: true, lazy: false };
             assert_eq!(fate(State::Proving(ticket, one), known), expected, "{proven:?} {now:?}");
         }

@@ -1,19 +1,20 @@
-//! The commit gate: what tells a client of a commit is held back until the commit is durable on as many relays as its pool wants.
+//! The commit gate: output that reports a commit is held back until the commit is durable on the number of relays that the pool requires.
 //!
 //! ```text
-//!  CommandComplete that may be a commit ──▶ a gate in the client's output: nothing behind it is written
+//!  CommandComplete that may report a commit ──▶ a gate in the client's output: no bytes behind it are written
 //!  ReadyForQuery ──▶ the gate has a ticket of the oracle ──answer──▶ an LSN ──durable──▶ open
 //! ```
 //!
-//! The server connection is back in its pool as soon as the server has answered; who waits is an entry in the worker's own
-//! heap. Two more things wait here: what a strong session has read behind the beginning of its transaction, for proof that the term still stood
-//! (docs/decisions/0048), and notifications, for the commit that they tell of. What must hold:
+//! The server connection returns to its pool as soon as the server has answered; a waiting client is an entry in the worker's own heap. Two more
+//! kinds of output wait here: data that a strong session has read after the beginning of its transaction, for proof that the term was still in force
+//! (docs/decisions/0048), and notifications, for the commit that they report. Invariants:
 //!
-//! - The ticket is taken after the server's answer was read: so its batch finds the commit flushed.
-//! - A gate opens only when the durable mark of its own term has passed, or where the configuration lets it in a degraded state.
-//!   Cancel, draining, errors of later statements and the end of a server connection open nothing.
-//! - Gates of a client open in order; whatever comes behind one, also from other servers or the proxy itself, stays behind it.
-//! - What can't be known any more (another term, too long) ends the client's connection: never a success, never "rolled back".
+//! - The ticket is taken after the server's answer was read, so that its batch finds the commit flushed.
+//! - A gate opens only when the durable mark of its own term has passed it, or if the configuration permits it in degraded mode. Cancel, draining,
+//!   errors of later statements and the end of a server connection never open a gate.
+//! - A client's gates open in order; output behind a gate, also from other servers or the proxy itself, stays behind it.
+//! - A gate whose outcome can no longer be known (another term, too long a wait) ends the client's connection: the proxy never reports success or
+//!   "rolled back".
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,34 +31,34 @@ use crate::core::Core;
 use crate::core::memory::Token;
 use crate::settings::CommitGate;
 
-/// Most gates of one client; beyond that two commits share one.
+/// Maximum number of gates of one client; beyond it two commits share one.
 const MOST_GATES: usize = 64;
 
-/// A place in a client's output behind which nothing is written yet.
+/// Position in a client's output behind which no bytes may be written yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Gate {
     pub(super) state: State,
-    /// When it may pass otherwise, it waits for this proof.
+    /// A proof that the gate waits for once it could pass otherwise.
     pub(super) proof: Option<Ticket>,
-    /// It waits for all that was there when it was closed, flushed or not: whose commit it tells of is not known.
+    /// True if the gate waits for the whole log at the time that it was closed, flushed or not, because its commit is not known.
     pub(super) everything: bool,
     pub(super) since: Instant,
-    /// Its client is in the heap for what `state` waits for.
+    /// True if the client is in the heap for the condition of `state`.
     pub(super) queued: bool,
 }
 
-/// A worker's commits that are held back, and what it knows of the relays that they wait for.
+/// Commits of a worker that are held back, and its state of the relays that they wait for.
 pub(in crate::core) struct Commits {
-    /// Clients whose answers are held back; None until there is one.
+    /// Clients whose answers are held back; None until the first.
     pub(super) held: Option<Box<Held>>,
-    /// Of a turn, in `release_gates`.
+    /// Clients due in this turn, in `release_gates`.
     pub(super) due: Vec<Token>,
-    /// What the relays have made durable, on the view's term.
+    /// Positions that the relays have made durable, on the view's term.
     pub(super) durable: Arc<Durable>,
-    /// Since when fewer relays than this have confirmed anything.
+    /// By number of relays: time since which fewer than that have confirmed anything.
     pub(super) short: [Option<Instant>; MOST_RELAYS + 1],
     pub(super) was_degraded: bool,
-    /// The oracle's questions flush, so commits need not.
+    /// True if the oracle's queries flush, so that commits need not.
     pub(super) flushes: bool,
 }
 
@@ -73,32 +74,32 @@ impl Commits {
         }
     }
 
-    /// True if somebody waits.
+    /// True if a client waits.
     pub(in crate::core) fn any_wait(&self) -> bool {
         self.held.is_some() || !self.due.is_empty()
     }
 
-    /// The oracle's questions flush, so commits need not.
+    /// True if the oracle's queries flush, so that commits need not.
     pub(in crate::core) fn flushes(&self) -> bool {
         self.flushes
     }
 }
 
-/// What a gate waits for from the end of its unit on.
+/// Condition of a gate from the end of its unit on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Seal {
-    /// What it tells of is a commit, or may be one, and a proof where its session is strong.
+    /// Durability, since the unit committed or may have; and a proof, if the session is strong.
     Commit,
-    /// Proof that its term still stood.
+    /// Proof that the term was still in force.
     Proof,
 }
 
-/// Whether `word`, which is in lower case, stands anywhere in a text in whatever case.
+/// True if the text contains `word`, which is in lower case, in any case.
 fn mentions(text: &[u8], word: &[u8]) -> bool {
     text.windows(word.len()).any(|part| part[0] | 0x20 == word[0] && part.eq_ignore_ascii_case(word))
 }
 
-/// A `CommandComplete` that says of itself that it ended a transaction for good.
+/// True if the tag of a `CommandComplete` states that a transaction has ended for good.
 fn is_commit(tag: &[u8]) -> bool {
     [&b"COMMIT\0"[..], b"COMMIT PREPARED\0", b"PREPARE TRANSACTION\0"].contains(&tag)
 }
@@ -120,32 +121,32 @@ impl Gate {
 // === what the replies do ===
 
 impl Core {
-    /// How this server's pool gates commits; None: it does not.
+    /// Returns the commit gate of this server's pool; None if there is none.
     fn gate_of(&self, s: usize) -> Option<CommitGate> {
         let server = &self.servers[s];
         let gate = self.pools[server.pool].gate;
-        // Lanes have nothing but reads in them.
+        // Lanes run only reads.
         (gate.relays > 0 && server.client.is_some() && server.lane.is_empty()).then_some(gate)
     }
 
-    /// A server that shows what is not durable yet.
+    /// True if the server's data may include changes that are not yet durable.
     fn shows_undurable(&self, s: usize) -> bool {
         self.view.node(self.servers[s].node).is_none_or(|node| node.role != Role::Replica)
     }
 
-    /// A `CommandComplete` for the client: true if nothing from here on may be written yet.
+    /// Handles a `CommandComplete` for the client; returns true if no output from here on may be written yet.
     pub(in crate::core) fn may_commit(&mut self, s: usize, tag: &[u8]) -> bool {
         if self.gate_of(s).is_none() {
             return false;
         }
         let server = &mut self.servers[s];
         let commit = is_commit(tag);
-        // Whatever the node is thought to be: a replica may have been promoted this moment.
+        // Regardless of the node's known role: a replica may have been promoted at this moment.
         server.work.committed |= commit && (server.work.changed || tag != b"COMMIT\0");
         server.work.committed || (server.work.changed && server.protocol.status() == Status::Idle)
     }
 
-    /// Closes a gate at the end of a client's output, unless the unit has one already.
+    /// Closes a gate at the end of a client's output, unless the unit already has one.
     pub(in crate::core) fn close_gate(&mut self, c: usize) {
         let client = &mut self.clients[c];
         if client.output.last_gate().is_none_or(|gate| !gate.is_open()) {
@@ -153,8 +154,8 @@ impl Core {
         }
     }
 
-    /// Bytes of a server for its client: with a read barrier nothing that the primary says is written at once, and to a strong session nothing
-    /// that is not proven.
+    /// Closes a gate before a server's output for its client if the primary's output has to wait for a read barrier, or a strong session's for a
+    /// proof.
     pub(in crate::core) fn bar_reads(&mut self, s: usize) {
         let Some(c) = self.servers[s].client else { return };
         let barrier = matches!(self.gate_of(s), Some(CommitGate { barrier: true, .. })) && self.shows_undurable(s);
@@ -163,28 +164,28 @@ impl Core {
         }
     }
 
-    /// Whether what this server says to its client has to be proven: the client's session is strong, and its unit was sent without proof,
-    /// because the session had the server connection already.
+    /// True if this server's output for its client has to be proven: the client's session is strong, and its unit was sent without proof because the
+    /// session already had the server connection.
     pub(in crate::core) fn lacks_proof(&self, s: usize) -> bool {
-        // Asked for each answer, and mostly there are no relays.
+        // Called for each answer, and there are mostly no relays.
         if self.shared.topology.proof().is_none() {
             return false;
         }
         let server = &self.servers[s];
-        // Who is in a lane had its proof before.
+        // A client in a lane has obtained its proof before.
         let Some(c) = server.client.filter(|_| server.lane.is_empty()) else { return false };
         !self.clients[c].proven && self.consistency(c) == Consistency::Strong
     }
 
-    /// A `ReadyForQuery`, of whomever: what the client it is for has to wait for.
+    /// Handles a `ReadyForQuery`, also one for no client; returns the condition that its client has to wait for.
     pub(in crate::core) fn ends_gated(&mut self, s: usize) -> Option<Seal> {
         let server = &mut self.servers[s];
-        // They are of one unit, whether or not anybody hears its answer.
+        // Both belong to one unit, whether or not a client receives the answer.
         let (committed, erred) = (std::mem::take(&mut server.work.committed), std::mem::take(&mut server.work.erred));
         let commit = self.gate_of(s).is_some_and(|gate| {
             let barrier = gate.barrier && self.shows_undurable(s);
             let server = &self.servers[s];
-            // A statement that failed outside a transaction has told so, and committed nothing.
+            // A statement that failed outside a transaction has reported so, and committed nothing.
             committed || barrier || (server.protocol.status() == Status::Idle && server.work.changed && !erred)
         });
         match commit {
@@ -193,17 +194,17 @@ impl Core {
         }
     }
 
-    /// What a client's gate waits for where it is not known what it tells of.
+    /// Returns the seal of a client's gate whose cause is unknown.
     pub(in crate::core) fn seal_in_doubt(&self, c: usize) -> Seal {
         if self.pools[self.clients[c].pool].gate.relays > 0 { Seal::Commit } else { Seal::Proof }
     }
 
-    /// The client's unit is at its end, or so far that its output can't be kept any longer: its gate waits.
+    /// Seals the client's open gate, which then waits: the unit is at its end, or the proxy can keep no more of its output.
     pub(in crate::core) fn seal_gate(&mut self, c: usize, seal: Seal) {
         if !self.clients[c].output.last_gate().is_some_and(Gate::is_open) {
             return;
         }
-        // Two that share a place wait for what both wait for.
+        // A merged gate waits for the conditions of both.
         let merges = self.clients[c].output.gates() >= MOST_GATES;
         let seal = if merges { self.seal_in_doubt(c) } else { seal };
         let everything = merges || self.clients[c].output.last_gate().is_some_and(|gate| gate.everything);
@@ -214,7 +215,7 @@ impl Core {
         let proof = topology.proof().filter(|_| asks).map(|oracle| oracle.ticket());
         let (state, proof) = match (seal, proof) {
             (Seal::Commit, proof) => {
-                // Before the ticket, so that the question which answers it comes with the flush, or behind it.
+                // Before the ticket, so that the query which answers it runs with the flush or after it.
                 if unflushed {
                     topology.want_flush();
                 }
@@ -222,7 +223,7 @@ impl Core {
                 (State::Asked(topology.oracle().ticket(), self.view.term), proof)
             }
             (Seal::Proof, Some(ticket)) => (State::Proving(ticket, self.view.term), None),
-            // There is nobody to ask any more.
+            // No oracle is left to ask.
             (Seal::Proof, None) => return self.drop_open_gate(c),
         };
         let gate = Gate { state, proof, everything, since: self.now, queued: false };
@@ -231,14 +232,14 @@ impl Core {
         }
         match self.clients[c].output.gates() {
             1 => self.advance(c, false),
-            // The one before waits for this one's commit, too: in order, and a little later than it must.
+            // The earlier gate then waits for this one's commit, too: in order, and slightly longer than necessary.
             MOST_GATES.. => self.clients[c].output.merge_gates(gate),
             _ => {}
         }
     }
 
-    /// Tells a client of notifications. They tell of a commit, of whomever: where the client's pool waits for relays, they come when whatever had been
-    /// committed by now is durable there.
+    /// Sends notifications to a client. They report a commit of any session: if the client's pool waits for relays, they are sent once all commits up
+    /// to now are durable there.
     pub(in crate::core) fn tell_of_commit(&mut self, c: usize, tell: impl FnOnce(&mut Core)) {
         if self.pools.get(self.clients[c].pool).is_none_or(|pool| pool.gate.relays == 0) {
             return tell(self);
@@ -250,14 +251,14 @@ impl Core {
         }
         tell(self);
         match self.clients[c].at.server() {
-            // With the end of the unit that is being answered.
+            // Sealed at the end of the unit being answered.
             Some(s) if in_unit => self.servers[s].work.committed = true,
             _ => self.seal_gate(c, Seal::Commit),
         }
     }
 
-    /// The server says no more until the client does (it has asked for what there is by Flush, or is to send COPY data): what the
-    /// client needs in order to go on is not held back, unless something was committed.
+    /// Seals the gate if the server sends no more until the client does (after Flush, or before COPY data): output that the client needs in order to
+    /// go on is not held back, unless something was committed.
     pub(in crate::core) fn pause_gate(&mut self, s: usize) {
         let server = &self.servers[s];
         if !(server.protocol.is_settled() || server.protocol.copies_in()) || !server.lane.is_empty() {
@@ -277,7 +278,7 @@ impl Core {
         }
     }
 
-    /// The unit has ended without a commit.
+    /// Drops the open gate of a unit that has ended without a commit.
     pub(in crate::core) fn drop_open_gate(&mut self, c: usize) {
         let client = &mut self.clients[c];
         if client.output.last_gate().is_some_and(Gate::is_open) {
@@ -286,7 +287,7 @@ impl Core {
         }
     }
 
-    /// More is held back than may be, and the unit goes on: what is there so far waits by itself.
+    /// Seals the gate of an unfinished unit once its output exceeds the limit: the output so far then waits on its own.
     pub(in crate::core) fn bound_gate(&mut self, c: usize) {
         let client = &self.clients[c];
         if client.output.len() > self.settings.buffer_limit && client.output.last_gate().is_some_and(Gate::is_open) {
@@ -294,14 +295,14 @@ impl Core {
         }
     }
 
-    /// A text that may change `synchronous_commit` for the commits that follow it. (A function that does so for its own
-    /// transaction is not seen: as with PostgreSQL's own synchronous replication, that transaction's commit is not waited for.)
+    /// Records that a text may change `synchronous_commit` for later commits. (A function that changes it for its own transaction is not detected: as
+    /// with PostgreSQL's own synchronous replication, that transaction's commit is not awaited.)
     pub(in crate::core) fn note_unflushed(&mut self, c: usize, text: &[u8], class: Class) {
         let gated = self.pools.get(self.clients[c].pool).is_some_and(|pool| pool.gate.relays > 0);
         if !gated || self.clients[c].unflushed {
             return;
         }
-        // `set_config('app.tenant', …)` is none; `set_config($1, …)` may be one.
+        // `set_config('app.tenant', …)` does not change it; `set_config($1, …)` may.
         let may_set =
             || class.flags.has(Flags::UNKNOWN) || self.classifier.changes(text).is_none_or(|changes| changes.doubt);
         if mentions(text, b"synchronous_commit") || (mentions(text, b"set_config") && may_set()) {
@@ -309,7 +310,7 @@ impl Core {
         }
     }
 
-    /// Whether the client's commits may have been answered before the primary has flushed them.
+    /// True if the client's commits may have been answered before the primary has flushed them.
     pub(super) fn commits_unflushed(&self, c: usize) -> bool {
         let client = &self.clients[c];
         self.pools[client.pool].lazy || client.unflushed || client.params.get("synchronous_commit").is_some()

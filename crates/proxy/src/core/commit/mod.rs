@@ -1,5 +1,5 @@
-//! The commit gate: answers to commits are held back until the commits are durable elsewhere. `gate`: what servers' replies close;
-//! `waiting`: what opens it; `fate`, purely: what becomes of it; `degraded`: when too few relays confirm.
+//! The commit gate: answers to commits are held back until the commits are durable elsewhere. `gate` closes gates by servers' replies, `waiting`
+//! opens them, `fate` decides on them without I/O, and `degraded` handles too few confirming relays.
 
 mod degraded;
 mod fate;

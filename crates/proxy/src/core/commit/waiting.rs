@@ -1,4 +1,4 @@
-//! Gates that wait: for the oracle's answer, for the relays, for proof; and who has waited too long.
+//! Waiting gates: for the oracle's answer, for the relays, for proof; and their time limit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::core::routing::UNPROVEN_HINT;
 use crate::core::session::At;
 use crate::core::{Core, DRAINING, over};
 
-/// Most clients of one worker that wait.
+/// Maximum number of waiting clients of one worker.
 const MOST_WAITING: usize = 1 << 20;
 
-/// What a gate waits for at the moment.
+/// Present condition of a waiting gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Target {
     Answer(Ticket),
@@ -26,26 +26,26 @@ enum Target {
     Proof(Ticket),
 }
 
-/// A worker's clients that wait.
+/// Waiting clients of a worker.
 pub(super) struct Held {
     asked: Waiters<Token, Ticket>,
-    /// None until somebody waits there.
+    /// Waiters for proofs; None until the first.
     proved: Option<Waiters<Token, Ticket>>,
-    /// For one relay, for two, …: at the marks of `durable`.
+    /// Waiters at the marks of `durable`: for one relay, for two, …
     durable: Vec<Option<Waiters<Token>>>,
-    /// Since when the first gate of each has waited, in that order; those that have been opened go when they are at the front.
+    /// Start of the wait of each first gate, in that order; entries of opened gates are removed once they are at the front.
     since: VecDeque<(Instant, Token)>,
 }
 
 impl Core {
-    /// Looks at a client's first gate, and opens as many as can be. Where that may close the client it is left for the next turn,
-    /// unless `may_close`: whoever follows a server's replies does not expect it.
+    /// Examines a client's first gate, and opens as many gates as possible. If that would close the client, it is deferred to the next turn, unless
+    /// `may_close`: code that handles a server's replies does not expect a closed client.
     pub(super) fn advance(&mut self, c: usize, may_close: bool) {
         let token = self.clients[c].token;
         while let Some(&gate) = self.clients[c].output.first_gate() {
             let pool = &self.pools[self.clients[c].pool];
             let (settings, lazy) = (pool.gate, pool.lazy);
-            // Who may have committed without waiting for the flush waits for everything that was there by then.
+            // A commit that may not have waited for the flush waits for the whole log at that time.
             let unflushed = gate.everything || self.commits_unflushed(c);
             let answer = match gate.state {
                 State::Asked(ticket, _) => self.shared.topology.oracle().answer(ticket),
@@ -54,7 +54,7 @@ impl Core {
             let answer = answer.map(|a| (a.term, if unflushed { a.lsn } else { a.flushed }, a.flushed >= a.lsn));
             let proven = match (gate.state, self.shared.topology.proof()) {
                 (State::Proving(ticket, _), Some(oracle)) => oracle.answer(ticket).map(|answer| answer.term),
-                // There is nobody to ask any more.
+                // No oracle is left to ask.
                 (State::Proving(_, term), None) => Some(u64::from(term.timeline)),
                 _ => None,
             };
@@ -66,7 +66,7 @@ impl Core {
                     self.commits.durable.term,
                     self.commits.durable.mark(settings.relays).map_or(Lsn(0), |mark| mark.get()),
                 ),
-                // A pool that is not gated any more lets go what was held by its old settings.
+                // A pool without a gate releases the commits that its old settings held.
                 degraded: settings.relays == 0 || (settings.degrade && self.is_degraded(settings.relays)),
                 lazy,
             };
@@ -105,7 +105,7 @@ impl Core {
                 Fate::Wait(lsn) => {
                     let state = State::At(lsn, self.commits.durable.term);
                     if state != gate.state && unflushed && answer.is_some_and(|(_, _, flushed)| !flushed) {
-                        // Another question's flush came before this position, or none did: one more, and nobody waits for its answer.
+                        // The last flush ended before this position, or there was none: request another one, without waiting for its answer.
                         let topology = &self.shared.topology;
                         topology.need_flush();
                         let _ = topology.oracle().ticket();
@@ -134,7 +134,7 @@ impl Core {
         self.bound_input(c);
     }
 
-    /// A client's first gate could pass, but for the proof that it needs, too.
+    /// Makes a client's first gate, which could pass otherwise, wait for its proof.
     fn prove_gate(&mut self, c: usize) {
         let Some(gate) = self.clients[c].output.first_gate_mut() else { return };
         let Some(ticket) = gate.proof.take() else { return };
@@ -143,13 +143,13 @@ impl Core {
         }
     }
 
-    /// This client is looked at in the next turn, which is made to come.
+    /// Defers this client to the next turn, and wakes the worker for it.
     fn put_off(&mut self, token: Token) {
         self.commits.due.push(token);
         (self.bell)();
     }
 
-    /// False if there are too many.
+    /// Adds the client to the heap of its condition; returns false if too many clients wait.
     fn wait_at(&mut self, token: Token, gate: Gate, target: Target, relays: usize) -> bool {
         if gate.queued {
             return true;
@@ -190,7 +190,7 @@ impl Core {
         }
     }
 
-    /// Opens what can be opened. To be called each turn: a few loads while nobody waits.
+    /// Opens all gates that can be opened. Called each turn: a few loads while no client waits.
     pub(in crate::core) fn release_gates(&mut self) {
         let mut due = std::mem::take(&mut self.commits.due);
         if let Some(held) = &mut self.commits.held {
@@ -212,7 +212,7 @@ impl Core {
                 self.advance(token.index(), true);
             }
         }
-        // Its capacity is kept.
+        // Keeps the capacity.
         if self.commits.due.is_empty() {
             self.commits.due = due;
         }
@@ -233,7 +233,7 @@ impl Core {
         }
     }
 
-    /// The view has changed.
+    /// Updates the gates after a change of the view.
     pub(in crate::core) fn refresh_gates(&mut self) {
         let durable = self.shared.topology.durable();
         if Arc::ptr_eq(&durable, &self.commits.durable) {
@@ -243,21 +243,21 @@ impl Core {
         if let Some(held) = &mut self.commits.held {
             held.durable.iter_mut().for_each(|waiters| *waiters = None);
         }
-        // They are not in the heap any more.
+        // These gates are no longer in the heap.
         for gate in self.clients.iter_mut().filter_map(|(_, client)| client.output.first_gate_mut()) {
             gate.queued = false;
         }
         self.review_gates();
     }
 
-    /// It is not in the heap any more, or may not be: once too often does no harm.
+    /// Marks a client's first gate as not in the heap. A gate that is still there does no harm.
     fn unqueue(&mut self, c: usize) {
         if let Some(gate) = self.clients[c].output.first_gate_mut() {
             gate.queued = false;
         }
     }
 
-    /// Looks at all clients that wait: for what is not told by a number.
+    /// Examines all waiting clients, for changes that no watermark reports.
     pub(super) fn review_gates(&mut self) {
         let gated = self.clients.iter().filter(|(_, client)| client.output.gates() > 0);
         let tokens: Vec<Token> = gated.map(|(_, client)| client.token).collect();
@@ -268,7 +268,7 @@ impl Core {
         }
     }
 
-    /// Nobody will ever say what became of it.
+    /// Closes a client whose gate's outcome will never be known.
     fn give_up_gate(&mut self, c: usize, why: &str) {
         let relays = self.pools[self.clients[c].pool].gate.relays;
         let gate = self.clients[c].output.first_gate();
@@ -309,7 +309,7 @@ impl Core {
         self.close_client(c);
     }
 
-    /// When the first of those who wait will have waited too long.
+    /// Returns the time until the oldest waiting gate reaches its limit.
     pub(in crate::core) fn gate_patience(&self) -> Option<Duration> {
         let deadline = self.commits.held.as_ref()?.since.front()?.0 + self.settings.gate_timeout;
         Some(deadline.saturating_duration_since(self.now).max(Duration::from_millis(1)))
