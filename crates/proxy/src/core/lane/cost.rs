@@ -1,20 +1,19 @@
-//! What statements have cost, by shape: how long a server took, and how many bytes it answered. This decides which
-//! statements may share a server connection.
+//! Costs of statements by shape: the server's time and the bytes of the answer. They decide which statements may share a server connection.
 
 use std::time::{Duration, Instant};
 
-/// How many shapes are remembered. If two compete for a place, the one that runs more often keeps it.
+/// Number of remembered shapes. If two compete for a place, the one that runs more often keeps it.
 const ENTRIES: usize = 4096;
-/// Runs after which a shape's costs count as known.
+/// Number of runs after which a shape's costs count as known.
 const KNOWN: u32 = 2;
-/// A strike is forgotten every so many runs.
+/// Number of runs after which one strike is forgotten.
 const FORGIVEN: u32 = 1024;
-/// The first strike keeps a shape out for twice this time; each further strike doubles the time.
+/// Unit of the penalty: the first strike excludes a shape for twice this time; each further strike doubles it.
 const PENALTY: Duration = Duration::from_millis(250);
-/// Most strikes counted, which limits the penalty to 64 s.
+/// Maximum number of counted strikes, which limits the penalty to 64 s.
 const MOST_STRIKES: u8 = 8;
 
-/// What a shape's costs say about it.
+/// Suitability of a shape for sharing, by its costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Fit {
     /// Fast and small; the usual time in microseconds.
@@ -25,8 +24,7 @@ pub(in crate::core) enum Fit {
     Large,
 }
 
-/// The costs of the shapes that one worker has seen, in a table of fixed size. A shape that is dropped is measured
-/// again.
+/// Costs of the shapes of one worker, in a table of fixed size. A shape that is dropped is measured again.
 pub(in crate::core) struct Costs {
     table: Box<[Cost]>,
 }
@@ -52,7 +50,7 @@ impl Default for Costs {
 }
 
 impl Costs {
-    /// The two places where a key may be.
+    /// Returns the two places where a key may be.
     fn places(key: u64) -> (usize, usize) {
         let first = (key ^ key >> 32) as usize & (ENTRIES - 1);
         (first, first ^ 1)
@@ -63,8 +61,8 @@ impl Costs {
         [a, b].into_iter().find(|&i| self.table[i].key == key)
     }
 
-    /// Whether a statement of this shape may share: not if it usually takes `slow` microseconds or more, or answers
-    /// `large` bytes or more.
+    /// Returns the suitability of a shape for sharing: unsuitable if it usually takes `slow` microseconds or more, or has answers of `large` bytes or
+    /// more.
     pub(in crate::core) fn fit(&self, key: u64, slow: u32, large: u32, now: Instant) -> Fit {
         let Some(cost) = self.find(key).map(|i| &self.table[i]) else { return Fit::Unknown };
         if cost.out_until.is_some_and(|until| now < until) || (cost.runs >= KNOWN && cost.micros >= slow) {
@@ -78,7 +76,7 @@ impl Costs {
         }
     }
 
-    /// A statement of this shape (not 0) took this long and answered this many bytes.
+    /// Records a run of this shape (not 0), with its time and the bytes of its answer.
     pub(in crate::core) fn note(&mut self, key: u64, micros: u32, bytes: u32) {
         let Some(i) = self.find(key) else {
             let (a, b) = Costs::places(key);
@@ -104,7 +102,7 @@ impl Costs {
         }
     }
 
-    /// A statement of this shape has held up others: keeps the shape out for a time, longer with each strike.
+    /// Records that a statement of this shape has delayed others: excludes the shape for a time, longer with each strike.
     pub(in crate::core) fn strike(&mut self, key: u64, now: Instant) {
         if let Some(i) = self.find(key) {
             let cost = &mut self.table[i];
@@ -129,7 +127,7 @@ mod tests {
             (&[(100, 50)], Fit::Unknown),
             (&[(100, 50), (100, 50)], Fit::Fits(100)),
             (&[(6_000, 50), (6_000, 50)], Fit::Slow),
-            // One quick answer tells more than one slow one.
+            // One fast answer counts more than one slow one.
             (&[(9_000, 50), (100, 50)], Fit::Fits(4_550)),
             (&[(100, 50), (9_000, 50)], Fit::Fits(657)),
             (&[(100, 50), (100, 20_000)], Fit::Large),
@@ -172,7 +170,7 @@ mod tests {
             costs.note(9, 100, 1);
         }
         for i in 1..40 {
-            // All want the same two places.
+            // All compete for the same two places.
             costs.note(9 + i * ENTRIES as u64 * 2, 100, 1);
             costs.note(9, 100, 1);
         }

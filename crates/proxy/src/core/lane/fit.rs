@@ -1,5 +1,4 @@
-//! Decides from plain values which units may share a server connection, and which connection they go to. In doubt a
-//! unit does not share.
+//! Decides from plain values which units may share a server connection, and which connection they use. In doubt a unit does not share.
 
 use sql::{Access, Class, Flags};
 
@@ -7,31 +6,30 @@ use super::micros;
 use crate::core::session::{Sole, Unit};
 use crate::settings::Lanes;
 
-/// The values that decide whether a unit may enter a lane.
+/// Values that decide if a unit may enter a lane.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Candidate {
-    /// Lanes are enabled for the pool.
+    /// True if lanes are enabled for the pool.
     pub on: bool,
     pub unit: Unit,
     pub pinned: bool,
-    /// An earlier attempt in a lane failed.
+    /// True if an earlier attempt in a lane failed.
     pub alone: bool,
 }
 
-/// Where a unit goes that may enter a lane.
+/// Choice of a lane for a unit that may enter one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Pick {
-    /// An idle connection becomes a lane.
+    /// A new lane on an idle connection.
     Start,
     /// The lane at this position.
     Join(usize),
-    /// No lane: the unit waits, or gets a connection to itself.
+    /// No lane: the unit waits, or gets a connection of its own.
     None,
 }
 
 impl Unit {
-    /// True if the unit is one statement: a Query, or `P B D E S` that runs one statement to its end in the unnamed
-    /// portal.
+    /// True if the unit is one statement: a Query, or `P B D E S` that runs one statement to its end in the unnamed portal.
     pub(in crate::core) fn is_one(&self) -> bool {
         let complete = match self.end {
             b'Q' => true,
@@ -41,7 +39,7 @@ impl Unit {
         self.single && self.whole && complete
     }
 
-    /// True if the unit's messages and statement allow it to be in a lane.
+    /// True if the unit's messages and statement permit a lane.
     pub(in crate::core) fn is_single(&self) -> bool {
         self.is_one() && self.sole == Sole::Read && self.read && self.key != 0
     }
@@ -57,13 +55,13 @@ pub(in crate::core) fn is_plain(class: Class) -> bool {
     class.access == Access::Read && class.flags == Flags(0) && class.pins.is_empty() && !class.local
 }
 
-/// How many seats a lane has for statements that usually take `usual` microseconds. The last seat should not wait much
-/// longer than one statement that counts as slow takes.
+/// Returns the number of seats of a lane for statements that usually take `usual` microseconds. The last seat should not wait much longer than the
+/// time of one slow statement.
 pub(in crate::core) fn seats_for(usual: u32, lanes: &Lanes) -> usize {
     (micros(lanes.slow) / usual.max(1)).clamp(1, lanes.depth as u32) as usize
 }
 
-/// `open`: position and number of taken seats of each lane that can be entered. `count`: the number of all lanes.
+/// Chooses a lane. `open`: position and number of taken seats of each lane that can be entered. `count`: the number of all lanes.
 pub(in crate::core) fn pick(
     open: impl Iterator<Item = (usize, usize)>,
     count: usize,
@@ -98,7 +96,7 @@ mod tests {
             (Candidate { on: false, ..fit(query) }, false),
             (Candidate { pinned: true, ..fit(query) }, false),
             (Candidate { alone: true, ..fit(query) }, false),
-            // A write; a part of a unit; one that ends in Flush; nothing that has a class; no shape to know its cost by.
+            // A write; a part of a unit; a unit that ends in Flush; no statement; another kind of statement; no shape to know its cost by.
             (fit(Unit { read: false, ..query }), false),
             (fit(Unit { whole: false, ..query }), false),
             (fit(Unit { end: b'H', ..extended }), false),
@@ -137,8 +135,8 @@ mod tests {
 
     #[test]
     fn where_it_goes() {
-        // Lanes that can be entered with their seats taken; lanes altogether; is a connection idle; seats for such a
-        // statement; how many lanes there are before any is shared.
+        // Lanes that can be entered, with their taken seats; number of all lanes; true if a connection is idle; seats for such a statement; number of
+        // lanes before one is shared.
         type Case = (&'static [(usize, usize)], usize, bool, usize, usize, Pick);
         let cases: [Case; 9] = [
             (&[], 0, true, 16, 2, Pick::Start),
@@ -146,11 +144,11 @@ mod tests {
             (&[(0, 1)], 1, true, 16, 2, Pick::Start),
             (&[(0, 1)], 1, false, 16, 2, Pick::Join(0)),
             (&[(0, 3), (1, 2)], 2, true, 16, 2, Pick::Join(1)),
-            // All full, or held up: one more, while there are connections.
+            // All full, or stalled: one more, while there are connections.
             (&[(0, 16), (1, 16)], 2, true, 16, 2, Pick::Start),
             (&[], 2, true, 16, 2, Pick::Start),
             (&[(0, 16), (1, 16)], 2, false, 16, 2, Pick::None),
-            // A statement that takes its time has fewer before it.
+            // A slow statement has fewer before it.
             (&[(0, 3), (1, 2)], 2, false, 2, 2, Pick::None),
         ];
         for (open, count, idle, seats, width, expected) in cases {
