@@ -1,4 +1,4 @@
-//! Buffers that connections borrow while there are bytes in them: an idle connection holds none.
+//! Buffers that connections borrow while they hold bytes: an idle connection has none.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -7,15 +7,15 @@ use crate::core::commit::Gate;
 
 /// Capacity of a new buffer, in bytes.
 const FRESH: usize = 8 << 10;
-/// A buffer that has grown beyond this is freed when it is given back, in bytes.
+/// Size in bytes beyond which a returned buffer is freed.
 const LARGEST_KEPT: usize = 128 << 10;
-/// Most spare buffers of one worker.
+/// Maximum number of spare buffers of one worker.
 const MOST_KEPT: usize = 1024;
 
-/// When this many bytes at the front have been written, the bytes behind them are moved to the front.
+/// Number of written bytes at the front after which the bytes behind them are moved to the front.
 const MOVED_UP: usize = 64 << 10;
 
-/// A worker's spare buffers.
+/// Spare buffers of a worker.
 #[derive(Debug, Default)]
 pub struct Buffers {
     spare: Vec<Vec<u8>>,
@@ -24,15 +24,15 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Bytes of a new buffer.
+    /// Size of a new buffer, in bytes.
     pub const SIZE: usize = FRESH;
 
-    /// How many buffers are lent to nobody.
+    /// Returns the number of buffers that are not lent.
     pub fn spare(&self) -> usize {
         self.spare.len()
     }
 
-    /// An empty buffer that has capacity.
+    /// Returns an empty buffer with capacity.
     pub fn take(&mut self) -> Vec<u8> {
         self.spare.pop().unwrap_or_else(|| Vec::with_capacity(FRESH))
     }
@@ -45,7 +45,7 @@ impl Buffers {
         }
     }
 
-    /// Makes sure that `buffer` has capacity: replaces one without by a spare buffer.
+    /// Ensures that `buffer` has capacity: replaces one without by a spare buffer.
     pub fn lend<'a>(&mut self, buffer: &'a mut Vec<u8>) -> &'a mut Vec<u8> {
         if buffer.capacity() == 0 {
             *buffer = self.take();
@@ -54,11 +54,11 @@ impl Buffers {
     }
 }
 
-/// Bytes that wait to be written to a socket. Takes the room of one pointer while empty.
+/// Bytes to be written to a socket. Takes the room of one pointer while empty.
 #[derive(Debug, Default)]
 pub struct Output(Option<Box<Queue>>);
 
-/// The first `head` bytes are written. Bytes from `held` on, and bytes behind the first gate, must not be written yet.
+/// Bytes of an output. The first `head` bytes are written. Bytes from `held` on, and bytes behind the first gate, must not be written yet.
 #[derive(Debug, Default)]
 struct Queue {
     bytes: Vec<u8>,
@@ -69,19 +69,19 @@ struct Queue {
 }
 
 impl Output {
-    /// The buffer to append to.
+    /// Returns the buffer to append to.
     pub fn append(&mut self, buffers: &mut Buffers) -> &mut Vec<u8> {
         let queue = self.queue(buffers);
         buffers.lend(&mut queue.bytes)
     }
 
-    /// Number of bytes not written yet, including held ones.
+    /// Returns the number of unwritten bytes, including held ones.
     pub fn len(&self) -> usize {
         self.0.as_ref().map_or(0, |queue| queue.bytes.len() - queue.head)
     }
 
-    /// Number of bytes that the peer has not taken, without held ones. (Held bytes have a bound of their own, and
-    /// whoever waited for them to shrink would wait for ever.)
+    /// Returns the number of unwritten bytes, without held ones. (Held bytes have a limit of their own, and waiting for them to shrink would never
+    /// end.)
     pub fn unread(&self) -> usize {
         self.len() - self.held().unwrap_or(0)
     }
@@ -91,14 +91,14 @@ impl Output {
         self.len() == 0
     }
 
-    /// The bytes that may be written now.
+    /// Returns the bytes that may be written now.
     pub fn writable(&self) -> &[u8] {
         let Some(queue) = &self.0 else { return &[] };
         let gate = queue.gates.front().map_or(queue.bytes.len(), |gate| gate.0);
         &queue.bytes[queue.head..queue.held.unwrap_or(queue.bytes.len()).min(gate)]
     }
 
-    /// The first `count` bytes of [`writable`](Output::writable) were written. An empty output gives its buffer back.
+    /// Removes the first `count` bytes of [`writable`](Output::writable), which were written. An empty output gives its buffer back.
     pub fn written(&mut self, count: usize, buffers: &mut Buffers) {
         let Some(queue) = &mut self.0 else { return debug_assert_eq!(count, 0) };
         queue.head += count;
@@ -126,7 +126,7 @@ impl Output {
         queue.held = Some(queue.bytes.len());
     }
 
-    /// Number of bytes held back; `None` if nothing is to be held.
+    /// Returns the number of bytes held back; `None` if the output is not holding.
     pub fn held(&self) -> Option<usize> {
         let queue = self.0.as_ref()?;
         queue.held.map(|from| queue.bytes.len() - from)
@@ -176,7 +176,7 @@ impl Output {
 }
 
 impl Queue {
-    /// `by` bytes in front of the gates are gone.
+    /// Adjusts the gates after `by` bytes before them were removed.
     fn move_up(&mut self, by: usize) {
         for gate in &mut self.gates {
             gate.0 -= by;
@@ -186,18 +186,18 @@ impl Queue {
 
 /// Gates. Nothing behind a gate is written until the gate is opened; they open in order.
 impl Output {
-    /// Number of gates.
+    /// Returns the number of gates.
     pub(in crate::core) fn gates(&self) -> usize {
         self.0.as_ref().map_or(0, |queue| queue.gates.len())
     }
 
-    /// Puts a gate at the end.
+    /// Adds a gate at the end.
     pub(in crate::core) fn close_gate(&mut self, gate: Gate, buffers: &mut Buffers) {
         let queue = self.queue(buffers);
         queue.gates.push_back((queue.bytes.len(), gate));
     }
 
-    /// Since when the first gate has been closed.
+    /// Returns the time since when the first gate has been closed.
     pub(in crate::core) fn held_since(&self) -> Option<Instant> {
         self.first_gate().map(Gate::since)
     }
@@ -226,7 +226,7 @@ impl Output {
         self.rest(buffers);
     }
 
-    /// Removes the last gate: bytes behind it belong to the gate before.
+    /// Removes the last gate: the bytes behind it belong to the previous gate.
     pub(in crate::core) fn drop_last_gate(&mut self, buffers: &mut Buffers) {
         if let Some(queue) = &mut self.0 {
             queue.gates.pop_back();
@@ -308,7 +308,7 @@ mod tests {
         out.open_gate(&mut buffers);
         assert_eq!(out.writable(), b"three");
         out.written(5, &mut buffers);
-        // A gate at the end of what has been written outlives the buffer.
+        // A gate at the end of the written bytes survives the buffer.
         out.append(&mut buffers).extend(b"four");
         out.close_gate(gate(), &mut buffers);
         out.written(4, &mut buffers);

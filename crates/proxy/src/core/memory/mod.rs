@@ -1,5 +1,4 @@
-//! What connections are made of: buffers that they borrow while there are bytes in them, values that they have only
-//! while they are active, and tokens.
+//! Parts of connections: buffers that they borrow while they hold bytes, values that they have only while they are active, and tokens.
 
 mod buffer;
 mod seldom;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::thread::LocalKey;
 
-/// Most spare boxes that a thread keeps.
+/// Maximum number of spare boxes of a thread.
 const MOST_KEPT: usize = 1024;
 
 /// Unused boxes.
@@ -14,13 +14,13 @@ pub(in crate::core) type Spare<T> = RefCell<Vec<Box<T>>>;
 /// A value that is `T::IDLE`, and takes the room of one pointer, until it is changed.
 pub(in crate::core) struct Seldom<T: Idle>(Option<Box<T>>);
 
-/// A value that can be kept in a [`Seldom`].
+/// A value that a [`Seldom`] can hold.
 pub(in crate::core) trait Idle: Sized + Copy + 'static {
     /// The value of an inactive connection.
     const IDLE: Self;
-    /// The same value, as a reference.
+    /// Returns the same value, as a reference.
     fn idle() -> &'static Self;
-    /// This thread's spare boxes: a connection that is active again and again allocates nothing.
+    /// Returns this thread's spare boxes: a connection that becomes active repeatedly allocates no memory.
     fn spare() -> &'static LocalKey<Spare<Self>>;
 }
 
@@ -29,7 +29,7 @@ impl<T: Idle> Seldom<T> {
         Seldom(None)
     }
 
-    /// Takes the value out; `T::IDLE` stays.
+    /// Takes the value out and leaves `T::IDLE`.
     pub(in crate::core) fn take(&mut self) -> T {
         let value = **self;
         self.reset();
