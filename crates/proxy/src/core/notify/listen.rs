@@ -1,25 +1,20 @@
-//! LISTEN in transaction mode: one server connection of a pool (`listener`) listens for all of the pool's clients, so
-//! that no client has to keep one.
+//! LISTEN in transaction mode: one server connection of a pool (`listener`) listens for all of the pool's clients, so that no client has to keep one.
 //!
-//! A client's LISTEN runs on a server like any other statement, in the client's transaction, so PostgreSQL itself
-//! decides whether it succeeds. Once it is committed, the worker has the shared connection listen, too. Only then does
-//! the client get the `ReadyForQuery` that ends its transaction. The session that ran the LISTEN is cleaned (UNLISTEN)
-//! and goes back to its pool; notifications that it got meanwhile are dropped.
+//! A client's LISTEN runs on a server like any other statement, in the client's transaction, so PostgreSQL itself decides if it succeeds. Once it is
+//! committed, the worker has the shared connection listen, too. Only then does the client get the `ReadyForQuery` that ends its transaction. The
+//! session that ran the LISTEN is cleaned (UNLISTEN) and returns to its pool; notifications that it received meanwhile are dropped.
 //!
 //! ```text
-//! LISTEN ──▶ server: CommandComplete, ReadyForQuery ─┬─ held back ─▶ Ask ─▶ shared connection: LISTEN ─▶ Answer ─▶
-//! sent to the client
-//! └─ or sharing is not possible: the client is pinned to the server connection
+//! LISTEN ──▶ server: CommandComplete, ReadyForQuery ─┬─ held back ─▶ Ask ─▶ shared connection: LISTEN ─▶ Answer ─▶ sent to the client
+//!                                                    └─ or sharing is not possible: the client is pinned to the server connection
 //! ```
 //!
-//! What must hold:
+//! Invariants:
 //!
-//! - A client that was told that its LISTEN is committed gets every notification that is committed later, through the
-//!   shared connection or its own. It gets none twice. If that can't be guaranteed, the client's connection is closed
-//!   (`End::Lost`).
-//! - A client gets notifications between two transactions (`Core::is_between`), in the order in which they were
-//!   committed.
-//! - Notifications that wait for that have a bound (`queue_bytes`).
+//! - A client that was told that its LISTEN is committed gets every notification that is committed later, through the shared connection or its own.
+//!   It never gets one twice. If that cannot be guaranteed, the client's connection is closed (`End::Lost`).
+//! - A client gets notifications only between two transactions (`Core::is_between`), in the order of their commits.
+//! - Notifications that wait for that have a size limit (`queue_bytes`).
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -36,7 +31,7 @@ use crate::core::Core;
 use crate::core::memory::Token;
 use crate::core::session::Client;
 
-/// Longest name of a channel in bytes; PostgreSQL cuts longer names off.
+/// Maximum length of a channel name in bytes; PostgreSQL truncates longer names.
 const LONGEST_NAME: usize = 63;
 
 /// Channels on which this worker's clients of a pool listen through the shared connection.
@@ -45,16 +40,16 @@ pub(in crate::core) struct Channels(HashMap<Arc<str>, Channel>);
 
 #[derive(Debug, Default)]
 struct Channel {
-    /// The shared connection listens on the channel. Until then the clients wait for its answer.
+    /// True if the shared connection listens on the channel. Until then the clients wait for its answer.
     listening: bool,
     clients: Vec<Token>,
 }
 
-/// A worker's clients with notifications that they have not got yet.
+/// Clients of a worker with pending notifications.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Noticed {
     clients: Vec<Token>,
-    /// Some of the clients may be able to get their notifications now.
+    /// True if a client may be able to get its notifications now.
     look_again: bool,
 }
 
@@ -64,17 +59,17 @@ impl Noticed {
         self.look_again = true;
     }
 
-    /// A client has been sent `ReadyForQuery`: if it listens, its notifications can be sent now.
+    /// Marks a client that has been sent `ReadyForQuery`: if it listens, its notifications can be sent now.
     pub(in crate::core) fn look_again_for(&mut self, client: &Client) {
         self.look_again |= client.listening.is_some();
     }
 
-    /// Called at each tick: some client may have become able to get its notifications.
+    /// Called at each tick: a client may have become able to get its notifications.
     pub(in crate::core) fn look_again_if_any(&mut self) {
         self.look_again = !self.clients.is_empty();
     }
 
-    /// True, once, if some client may be able to get its notifications.
+    /// True, once, if a client may be able to get its notifications.
     pub(in crate::core) fn may_be_told(&mut self) -> bool {
         std::mem::take(&mut self.look_again)
     }
@@ -83,43 +78,43 @@ impl Noticed {
         std::mem::take(&mut self.clients)
     }
 
-    /// Puts back clients that could not get their notifications, in front of those added meanwhile.
+    /// Puts back clients that could not get their notifications, before those added meanwhile.
     pub(super) fn put_back(&mut self, mut clients: Vec<Token>) {
         clients.append(&mut self.clients);
         self.clients = clients;
     }
 }
 
-/// What a client listens on.
+/// State of a listening client.
 #[derive(Default)]
 pub(in crate::core) struct Listening {
     channels: HashSet<Arc<str>>,
     /// Channels of the transaction whose `ReadyForQuery` is held back.
     asked: Vec<Arc<str>>,
-    /// How many channels in `asked` the shared connection has not answered for; and whether it has refused one.
+    /// Number of channels in `asked` that the shared connection has not answered for. `refused`: true if it has refused one.
     unanswered: usize,
     refused: bool,
-    /// Notifications that the client gets when it is between two transactions.
+    /// Notifications to be sent once the client is between two transactions.
     queue: VecDeque<Arc<Notification>>,
     /// Bytes of notifications in `queue`.
     queued: usize,
     end: Option<End>,
-    /// The client is in `Core::noticed`.
+    /// True if the client is in `Core::noticed`.
     due: bool,
 }
 
-/// Why a listening client's connection has to be closed.
+/// Reason why a listening client's connection has to be closed.
 enum End {
     /// Notifications may have been lost.
     Lost(Arc<str>),
-    /// More notifications wait for the client than `queue_bytes` allows.
+    /// The notifications that wait for the client exceed `queue_bytes`.
     Full,
 }
 
 // === impl Channels ===
 
 impl Channels {
-    /// True if no client listens, and no channel is being asked for.
+    /// True if no client listens, and no channel is requested.
     pub(in crate::core) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -134,21 +129,21 @@ impl Client {
     }
 }
 
-/// The name as PostgreSQL has it, cut off at 63 bytes.
+/// Returns the name as PostgreSQL stores it, truncated to 63 bytes.
 fn channel(name: &str) -> &str {
     &name[..name.floor_char_boundary(LONGEST_NAME)]
 }
 
 impl Core {
-    /// Whether the shared connection may listen for this client, which is about to send LISTEN to server `s`.
+    /// True if the shared connection may listen for this client, which is about to send LISTEN to server `s`.
     pub(in crate::core) fn may_share_listen(&self, c: usize, s: usize) -> bool {
         let client = &self.clients[c];
-        // A pinned client's own session listens for it as well. But of two ways by which notifications come, neither knows the other's
-        // order: a client that listens through the shared connection already goes on to, unless its own session has begun to.
+        // A pinned client's own session also listens for it. But the order between two sources of notifications is unknown: a client that listens
+        // through the shared connection continues to, unless its own session has begun to listen.
         let one_way = client.pins.is_empty()
             || (client.pins.0 & Pins::LISTEN.0 == 0
                 && client.listening.as_ref().is_some_and(|listening| !listening.channels.is_empty()));
-        // Channel names and payloads arrive in the encoding of the session that listens, which is UTF-8.
+        // Channel names and payloads arrive in the encoding of the listening session, which is UTF-8.
         self.settings.notify.listen == ListenMode::Shared
             && self.pools[client.pool].database.mode != PoolMode::Session
             && one_way
@@ -156,8 +151,8 @@ impl Core {
             && self.view.node(self.servers[s].node).is_some_and(|node| node.role == Role::Primary)
     }
 
-    /// At `ReadyForQuery`: true if the message has to be held back, because the client's LISTEN is committed and the
-    /// shared connection does not listen yet.
+    /// Handles `ReadyForQuery`; returns true if the message has to be held back, because the client's LISTEN is committed and the shared connection
+    /// does not listen yet.
     pub(in crate::core) fn holds_ready(&mut self, s: usize, status: u8) -> bool {
         let server = &self.servers[s];
         if server.is_at_own() {
@@ -175,10 +170,10 @@ impl Core {
         }
     }
 
-    /// A client's transaction has changed its channels. True if the client has to wait for the shared connection. `idle`: the session is
-    /// outside of a transaction; if it is not, that transaction ended with AND CHAIN.
+    /// Applies a transaction's changes to its client's channels; returns true if the client has to wait for the shared connection. `idle`: the
+    /// session is outside of a transaction; otherwise the transaction ended with AND CHAIN.
     fn listen(&mut self, c: usize, s: usize, changes: &[Change], idle: bool) -> bool {
-        // A channel that is given up and taken again in one transaction was listened on all the time.
+        // A channel that one transaction removes and adds again was listened on all the time.
         let had = self.clients[c].listening.as_ref().map(|listening| listening.channels.clone()).unwrap_or_default();
         let mut names: HashSet<&str> = had.iter().map(|name| &**name).collect();
         for change in changes {
@@ -196,9 +191,9 @@ impl Core {
         if wanted.is_empty() {
             return false;
         }
-        // If the client got its own notification in the very transaction that made it listen, it stays with its own
-        // session. The shared connection may deliver that notification too, and nobody could tell it from a later one.
-        // Behind AND CHAIN nobody knows yet whether the client will get one: PostgreSQL sends it once the session is idle.
+        // If the client received its own notification in the very transaction that made it listen, it stays with its own session. The shared
+        // connection may deliver that notification too, and it could not be distinguished from a later one. After AND CHAIN it is still unknown if
+        // the client will receive one: PostgreSQL sends it once the session is idle.
         if !idle || !self.may_share_listen(c, s) || self.servers[s].tracker.has_heard_itself() {
             self.keep_listening(c, s);
             return false;
@@ -221,8 +216,7 @@ impl Core {
     /// Pins the client to the server connection that listens for it.
     fn keep_listening(&mut self, c: usize, s: usize) {
         if self.is_replica(s) {
-            // The node was the primary when LISTEN was sent. Later notifications come from the new primary, and no
-            // client stays on this node.
+            // The node was the primary when LISTEN was sent. Later notifications come from the new primary, and no client stays on this node.
             let why = "its server is not the primary any more".into();
             let client = &mut self.clients[c];
             client.listening.get_or_insert_default().end = Some(End::Lost(why));
@@ -256,7 +250,7 @@ impl Core {
         }
     }
 
-    /// Sends a word to the worker that has the pool's shared connection.
+    /// Sends a message to the worker that has the pool's shared connection.
     fn say(&mut self, p: usize, word: Word) {
         let to = self.listener_of(&self.pools[p].key);
         self.say_to(p, to, word);
@@ -270,14 +264,14 @@ impl Core {
         if listening.channels.is_empty() {
             self.metrics.clients_listening.sub(1);
         }
-        // Notifications in the queue would be sent behind the answer to UNLISTEN.
+        // Queued notifications would be sent after the answer to UNLISTEN.
         listening.queue.retain(|notification| notification.channel != name);
         listening.queued = listening.queue.iter().map(|notification| notification.size()).sum();
         if let Some(entry) = self.pools[p].channels.0.get_mut(&name) {
             if let Some(at) = entry.clients.iter().position(|&of| of == token) {
                 entry.clients.swap_remove(at);
             }
-            // While the channel is being asked for, its answer is awaited.
+            // A channel that is being requested stays until its answer.
             if entry.clients.is_empty() && entry.listening {
                 self.pools[p].channels.0.remove(&name);
                 self.say(p, Word::Drop { channel: name, from: self.id });
@@ -296,7 +290,7 @@ impl Core {
         self.end_hold(c);
     }
 
-    /// The client's `ReadyForQuery` is no longer held back for the shared connection.
+    /// Ends the holding of the client's `ReadyForQuery` for the shared connection.
     fn end_hold(&mut self, c: usize) {
         let client = &mut self.clients[c];
         if let Some(listening) = &mut client.listening
@@ -309,8 +303,7 @@ impl Core {
         }
     }
 
-    /// Too many bytes have arrived behind the `ReadyForQuery` that is held back: the client is pinned to its server
-    /// connection instead.
+    /// Pins the client to its server connection, because too many bytes have arrived behind the held `ReadyForQuery`.
     pub(in crate::core) fn give_up_hold(&mut self, c: usize) {
         if let Some(listening) = &mut self.clients[c].listening {
             (listening.unanswered, listening.refused) = (0, true);
@@ -318,7 +311,7 @@ impl Core {
         }
     }
 
-    /// The client's server connection was lost before the client could be told that it listens.
+    /// Ends a client's pending LISTEN: its server connection was lost before the client could be told that it listens.
     pub(in crate::core) fn listen_no_more(&mut self, c: usize) {
         let Some(listening) = &mut self.clients[c].listening else { return };
         if listening.unanswered == 0 {
@@ -330,7 +323,7 @@ impl Core {
         }
     }
 
-    /// Frees the memory of a client that listens on nothing and gets nothing any more.
+    /// Frees the state of a client that listens on no channel and has no pending notifications.
     fn forget_listening(&mut self, c: usize) {
         let client = &mut self.clients[c];
         if client.listening.as_ref().is_some_and(|of| of.channels.is_empty() && of.queue.is_empty() && of.end.is_none())
@@ -339,7 +332,7 @@ impl Core {
         }
     }
 
-    /// The shared connection listens on a channel, or can't.
+    /// Handles the shared connection's answer for a channel: it listens, or cannot.
     pub(in crate::core) fn channel_answered(&mut self, p: usize, name: &Arc<str>, listens: bool) {
         let Some(entry) = self.pools[p].channels.0.get_mut(name) else { return };
         if entry.clients.is_empty() {
@@ -371,15 +364,14 @@ impl Core {
         }
     }
 
-    /// The shared connection has answered for all channels of a client's transaction: the client gets its
-    /// `ReadyForQuery`.
+    /// Ends the wait of a client once the shared connection has answered for all channels of its transaction: the client gets its `ReadyForQuery`.
     fn listened(&mut self, c: usize) {
         let client = &mut self.clients[c];
         let server = client.at.server();
         let Some(listening) = &mut client.listening else { return };
         let asked = std::mem::take(&mut listening.asked);
         if std::mem::take(&mut listening.refused) {
-            // The client's server connection listens on all of the channels.
+            // The client's own server connection listens on all of the channels.
             for name in asked {
                 self.unlisten(c, &name);
             }
@@ -394,7 +386,7 @@ impl Core {
         }
     }
 
-    /// The shared connection was lost: clients that listen through it may have missed notifications.
+    /// Handles the loss of the shared connection: clients that listen through it may have missed notifications.
     pub(in crate::core) fn listening_lost(&mut self, p: usize, why: &Arc<str>) {
         let lost: Vec<_> = self.pools[p].channels.0.extract_if(|_, entry| entry.listening).collect();
         for (name, entry) in lost {
@@ -420,7 +412,7 @@ impl Core {
         }
     }
 
-    /// A notification for this worker's clients of the pool that listen on its channel.
+    /// Queues a notification for this worker's clients of the pool that listen on its channel.
     pub(in crate::core) fn hear(&mut self, p: usize, notification: &Arc<Notification>) {
         let Some(entry) = self.pools[p].channels.0.get_mut(&notification.channel) else { return };
         let clients = std::mem::take(&mut entry.clients);
@@ -435,7 +427,7 @@ impl Core {
             if listening.end.is_some() {
                 continue;
             }
-            // Unread output counts as well; during a transaction, output has its own bound.
+            // Unread output also counts; during a transaction, output has its own limit.
             if listening.queued + size > most || client.output.len() > most.max(2 * self.settings.buffer_limit) {
                 listening.end = Some(End::Full);
                 full.push(token);
@@ -453,8 +445,7 @@ impl Core {
         }
     }
 
-    /// Sends a client its notifications, if that is possible now. `ready`: as in [`Core::is_between`]. True if none are
-    /// left.
+    /// Sends a client its notifications, if that is possible now. `ready`: as in [`Core::is_between`]. Returns true if none are left.
     pub(in crate::core) fn notify(&mut self, c: usize, ready: bool) -> bool {
         let Some(listening) = &self.clients[c].listening else { return true };
         if listening.queue.is_empty() && listening.end.is_none() {
@@ -501,7 +492,7 @@ impl Core {
 
     // --- by the client's own server connection ---
 
-    /// A notification on a client's own server connection: true if the client is to get it.
+    /// Handles a notification on a client's own server connection; returns true if the client is to get it.
     pub(in crate::core) fn hears_own(&mut self, s: usize, data: &[u8]) -> bool {
         let Some(c) = self.servers[s].client else { return false };
         let client = &self.clients[c];
@@ -513,7 +504,7 @@ impl Core {
         if client.pins.0 & Pins::LISTEN.0 != 0 {
             return !twice;
         }
-        // The client's transaction, which has just been committed, has begun to listen and has notified the channel.
+        // The client's transaction, just committed, has started to listen and has notified the channel.
         let begins = |name: &&str| self.servers[s].tracker.listens_on(name, channel);
         if twice || name.filter(begins).is_none() {
             return false;
@@ -522,7 +513,7 @@ impl Core {
         true
     }
 
-    /// Passes such a notification on to the client.
+    /// Passes such a notification to the client.
     pub(in crate::core) fn pass_notification(&mut self, s: usize, data: &[u8]) {
         let Some(c) = self.servers[s].client else { return };
         let read =
@@ -530,7 +521,7 @@ impl Core {
         let notification = read.map(|(pid, name, text)| self.notification(s, pid, name.into(), text, 0));
         self.tell_of_commit(c, |core| match &notification {
             Some(notification) => core.tell_notification(c, notification),
-            // In an encoding of its own.
+            // The text is in another encoding.
             None => core.tell(c, |out| wire::message::message(out, b'A', |out| out.extend_from_slice(data))),
         });
     }
@@ -546,7 +537,7 @@ mod tests {
         for (name, expected) in [
             ("a", "a"),
             (&*format!("{long}yz"), &*format!("{long}y")),
-            // Not in the middle of a character.
+            // Not truncated within a character.
             (&*format!("{long}é"), &*long),
         ] {
             assert_eq!(channel(name), expected);

@@ -1,15 +1,14 @@
 //! The server connection of a pool that listens for all of the pool's clients.
 //!
-//! One worker has the connection (`Core::listener_of`), whichever workers the clients are on. The other workers ask for
-//! channels and get notifications by mail. The connection is opened to the primary when the first channel is asked for.
-//! It does not count in the pool's size, and no client ever gets it.
+//! One worker has the connection (`Core::listener_of`), whatever workers the clients are on. The other workers request channels and receive
+//! notifications by mail. The connection is opened to the primary at the first request for a channel. It does not count in the pool's size, and is
+//! never assigned to a client.
 //!
-//! What must hold:
+//! Invariants:
 //!
-//! - Each [`Word::Ask`] is answered once, after LISTEN has succeeded on the connection or has failed. Notifications
-//!   that arrive later come behind the answer.
-//! - When the connection is lost, each worker that was answered gets [`Word::Lost`]. The connection does not just
-//!   listen again: notifications in between are lost, and the clients have to know.
+//! - Each [`Word::Ask`] is answered once, after LISTEN on the connection has succeeded or failed. Later notifications are sent after the answer.
+//! - When the connection is lost, each worker with an answered request gets [`Word::Lost`]. The connection does not silently listen again:
+//!   notifications in between are lost, and the clients have to know.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -27,26 +26,26 @@ use crate::core::{Core, Effect, Mail, over};
 
 /// Pause after a failure. Meanwhile a LISTEN pins its client.
 const AGAIN: Duration = Duration::from_secs(1);
-/// A connection that listens on no channel is closed after this time.
+/// Time after which a connection that listens on no channel is closed.
 const LINGER: Duration = Duration::from_secs(30);
-/// A connection that has been silent for this long is probed.
+/// Time of silence after which a connection is probed.
 const PROBE: Duration = Duration::from_secs(10);
-/// Shortest time between probes that are sent because of notifications.
+/// Minimum time between probes that are sent because of notifications.
 const PACE: Duration = Duration::from_millis(5);
 /// Bytes of notifications on their way to other workers above which the connection is not read.
 const MOST_ON_THEIR_WAY: usize = 8 << 20;
 
-/// What workers tell one another about a shared connection.
+/// Message between workers about a shared connection.
 #[derive(Debug)]
 pub enum Word {
-    /// A worker asks for a channel.
+    /// A worker's request for a channel.
     Ask {
         /// The channel.
         channel: Arc<str>,
         /// The worker.
         from: usize,
     },
-    /// No client of the worker listens on the channel any more.
+    /// Notice that no client of the worker listens on the channel any more.
     Drop {
         /// The channel.
         channel: Arc<str>,
@@ -57,33 +56,33 @@ pub enum Word {
     Answer {
         /// The channel.
         channel: Arc<str>,
-        /// True if the shared connection listens on it, false if it can't.
+        /// True if the shared connection listens on it, false if it cannot.
         listens: bool,
     },
     /// A notification.
     Heard(Arc<Notification>),
-    /// The connection was lost; the reason.
+    /// Notice that the connection was lost, with the reason.
     Lost(Arc<str>),
 }
 
-/// A pool's shared connection, in the worker that has it.
+/// Shared connection of a pool, in the worker that has it.
 pub(in crate::core) struct Listener {
     server: Option<Token>,
     channels: HashMap<Arc<str>, Heard>,
-    /// Queries sent and not answered yet.
+    /// Queries without an answer yet.
     sent: VecDeque<Sent>,
-    /// Counts channels that were asked for: distinguishes two requests for the same channel.
+    /// Counter of channel requests: it distinguishes two requests for the same channel.
     number: u64,
     retry_at: Option<Instant>,
-    /// When the connection last got a query or sent something.
+    /// Time of the last query on the idle connection, or of its last message.
     since: Instant,
-    /// When the last probe was sent; and the last probe that was answered.
+    /// Time of the last probe. `proven`: the last probe that was answered.
     probed: Instant,
     proven: u64,
 }
 
 impl Listener {
-    /// True if the connection exists, or somebody asks for it.
+    /// True if the connection exists, or a channel is requested.
     pub(in crate::core) fn is_needed(&self) -> bool {
         self.server.is_some() || !self.channels.is_empty()
     }
@@ -93,7 +92,7 @@ impl Listener {
 struct Heard {
     number: u64,
     listening: bool,
-    /// The workers that were answered.
+    /// The workers that got an answer.
     workers: Vec<usize>,
     /// The workers that wait for an answer.
     asking: Vec<usize>,
@@ -105,15 +104,15 @@ enum Sent {
     Probe(u64),
 }
 
-/// A channel's name as a quoted SQL identifier.
+/// Returns a channel's name as a quoted SQL identifier.
 fn quoted(channel: &str) -> String {
     format!("\"{}\"", channel.replace('"', "\"\""))
 }
 
 impl Core {
-    /// The worker that has a pool's shared connection.
+    /// Returns the worker that has a pool's shared connection.
     pub(in crate::core) fn listener_of(&self, key: &PoolKey) -> usize {
-        // A hash that is the same in every worker.
+        // The hash is the same in every worker.
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
         (hasher.finish() % self.shared.workers.max(1) as u64) as usize
@@ -149,7 +148,7 @@ impl Core {
         }
     }
 
-    /// Sends another worker (or this one) a word about a pool's shared connection.
+    /// Sends another worker (or this one) a message about a pool's shared connection.
     pub(in crate::core) fn say_to(&mut self, p: usize, to: usize, word: Word) {
         let key = self.pools[p].key.clone();
         self.effects.push(Effect::Post { to, mail: Mail::Listen { key, word } });
@@ -230,7 +229,7 @@ impl Core {
         self.effects.push(Effect::Connect { token, address });
     }
 
-    /// The connection listens for nobody: workers that wait for an answer get a refusal.
+    /// Refuses all requests for channels, because there is no connection.
     fn refuse_all(&mut self, p: usize) {
         let retry_at = self.now + AGAIN;
         let Some(listener) = &mut self.pools[p].listener else { return };
@@ -246,7 +245,7 @@ impl Core {
     // --- the connection ---
 
     fn send_listen(&mut self, s: usize, channel: &Arc<str>) {
-        // Before the login is done nothing is sent; `listener_opened` then sends all LISTENs.
+        // Before the login is done no query is sent; `listener_opened` then sends all LISTENs.
         if !matches!(self.servers[s].phase, ServerPhase::Ready) {
             return;
         }
@@ -260,7 +259,7 @@ impl Core {
         self.own_query(s, &format!("LISTEN {}", quoted(channel)));
     }
 
-    /// The connection has logged in.
+    /// Handles the login of the connection.
     pub(in crate::core) fn listener_opened(&mut self, s: usize) {
         self.metrics.listeners.add(1);
         if !self.is_primary(s) {
@@ -275,7 +274,7 @@ impl Core {
         }
     }
 
-    /// The oldest query in flight has succeeded or failed.
+    /// Handles the success or failure of the oldest query in flight.
     pub(in crate::core) fn listener_answered(&mut self, s: usize) {
         let error = self.servers[s].own.error.take();
         let p = self.servers[s].pool;
@@ -306,7 +305,7 @@ impl Core {
         }
     }
 
-    /// The connection was lost, or could not be made.
+    /// Handles the loss of the connection, or a failure to open it.
     pub(in crate::core) fn listener_lost(&mut self, s: usize, why: &str) {
         let (p, token) = (self.servers[s].pool, self.servers[s].token);
         self.close_listener(s);
@@ -329,8 +328,7 @@ impl Core {
         self.refuse_all(p);
     }
 
-    /// The pool's clients are in another database from now on: who listens hears of it, as when the connection that
-    /// listens for them is lost.
+    /// Handles a change of the clients' database: listening clients are notified as after a loss of the shared connection.
     pub(in crate::core) fn listens_elsewhere(&mut self, p: usize) {
         if let Some(token) = self.pools[p].listener.as_ref().and_then(|listener| listener.server) {
             self.listener_lost(token.index(), "the configuration names another database");
@@ -344,7 +342,7 @@ impl Core {
         self.drop_server(s);
     }
 
-    /// Closes connections that are not needed any more, and finds those that do not answer.
+    /// Closes connections that are no longer needed, and detects those that do not answer.
     pub(in crate::core) fn look_after_listeners(&mut self) {
         for p in self.pools.ids() {
             let Some(listener) = &self.pools[p].listener else { continue };
@@ -375,7 +373,7 @@ impl Core {
         }
     }
 
-    /// Sends a probe. When it is answered, all notifications that were committed before have arrived.
+    /// Sends a probe. Once it is answered, all notifications that were committed before it have arrived.
     fn probe_listener(&mut self, s: usize) {
         let number = self.shared.tide.probe();
         if let Some(listener) = &mut self.pools[self.servers[s].pool].listener {
@@ -386,7 +384,7 @@ impl Core {
         self.servers[s].protocol.sent(Request::Query, Note::Own);
     }
 
-    /// A `NotificationResponse` on a shared connection.
+    /// Handles a `NotificationResponse` on a shared connection.
     pub(in crate::core) fn notified(&mut self, s: usize, data: &[u8]) {
         let Some((pid, channel, text)) = payload::notification(data) else { return };
         let p = self.servers[s].pool;

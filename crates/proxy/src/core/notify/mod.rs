@@ -1,8 +1,8 @@
 //! LISTEN and NOTIFY in transaction mode.
 //!
-//! - `listen`: which client gets which notification.
+//! - `listen`: the delivery of notifications to clients.
 //! - `listener`: the one server connection of a pool that listens for all of the pool's clients.
-//! - `notification`: a notification, which client sent it, and when a client may get it.
+//! - `notification`: a notification, its sender, and the moment at which a client may get it.
 
 mod listen;
 mod listener;

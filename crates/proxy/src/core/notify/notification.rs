@@ -1,14 +1,13 @@
-//! Notifications: who has sent one, and when a client may get it.
+//! Notifications: their senders, and the moment at which a client may get them.
 //!
-//! A notification carries the process id of the backend that sent it. Clients, however, were told process ids that the
-//! proxy made (`Core::client_pid`), and a client compares the two to recognise its own notifications. So the proxy
-//! replaces the backend's process id with that of the client that sent the notification, if only one client can have
-//! sent it: the backend may run the next client's statements before the last client's notifications have arrived.
+//! A notification carries the process ID of the backend that sent it. Clients, however, were told process IDs made by the proxy (`Core::client_pid`),
+//! and a client compares the two to recognize its own notifications. So the proxy replaces the backend's process ID with that of the sending client,
+//! if only one client can be the sender: the backend may run the next client's statements before the last client's notifications have arrived.
 //!
-//! Probes tell what has arrived. A probe is an empty query on the connection that listens; [`Tide`] numbers the probes
-//! of all such connections. When a probe is answered, all notifications that were committed before the probe was sent
-//! have arrived. A client that leaves a server connection after a write takes the number of the next probe. Until that
-//! probe is answered, a notification of this backend may be this client's or the next client's.
+//! Probes show which notifications have arrived. A probe is an empty query on the connection that listens; [`Tide`] numbers the probes of all such
+//! connections. Once a probe is answered, all notifications that were committed before the probe was sent have arrived. A client that leaves a server
+//! connection after a write takes the number of the next probe. Until that probe is answered, a notification of this backend may be this client's or
+//! the next client's.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -25,7 +24,7 @@ use crate::core::session::{Aborted, Phase};
 #[derive(Debug)]
 pub struct Notification {
     pid: u32,
-    /// `pid` is a process id that a client of the proxy was told.
+    /// True if `pid` is a process ID that a client of the proxy was told.
     of_client: bool,
     pub(in crate::core) channel: Arc<str>,
     payload: Box<[u8]>,
@@ -35,16 +34,16 @@ pub struct Notification {
 #[derive(Debug, Default)]
 pub(crate) struct Tide {
     sent: AtomicU64,
-    /// The highest number that somebody waits for.
+    /// The highest number that a server connection waits for.
     wanted: AtomicU64,
 }
 
-/// Which client's notifications a server connection's backend sends.
+/// The client whose notifications a server connection's backend sends.
 pub(in crate::core) struct Sender {
     seen: Arc<Seen>,
-    /// Process id (as told by the proxy) of the last client that wrote; 0 if none has.
+    /// Process ID (as told by the proxy) of the last client that wrote; 0 if none has.
     writer: u32,
-    /// The current client has sent a statement that may notify.
+    /// True if the current client has sent a statement that may notify.
     has_written: bool,
     /// Once this probe is answered, all notifications of the last writer have arrived.
     left: u64,
@@ -58,14 +57,14 @@ struct Seen {
     since: AtomicU64,
 }
 
-/// The server connections of all workers, by node and backend process id.
+/// The server connections of all workers, by node and backend process ID.
 #[derive(Debug, Default)]
 pub(crate) struct Senders(Mutex<HashMap<(NodeId, u32), Arc<Seen>>>);
 
 // === impl Notification ===
 
 impl Notification {
-    /// Approximate size in bytes.
+    /// Returns the approximate size in bytes.
     pub(in crate::core) fn size(&self) -> usize {
         self.channel.len() + self.payload.len() + 64
     }
@@ -74,7 +73,7 @@ impl Notification {
 // === impl Tide ===
 
 impl Tide {
-    /// The number of the next probe, whichever connection sends it; from now on somebody waits for it.
+    /// Returns the number of the next probe of any connection, and marks it as awaited.
     fn mark(&self) -> u64 {
         let mark = self.sent.load(Ordering::SeqCst) + 1;
         if self.wanted.load(Ordering::Relaxed) < mark {
@@ -83,12 +82,12 @@ impl Tide {
         mark
     }
 
-    /// Takes the number for a probe that is about to be sent.
+    /// Allocates the number of a probe that is about to be sent.
     pub(in crate::core) fn probe(&self) -> u64 {
         self.sent.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// The highest number that somebody waits for.
+    /// Returns the highest number that is awaited.
     pub(in crate::core) fn wanted(&self) -> u64 {
         self.wanted.load(Ordering::Relaxed)
     }
@@ -101,19 +100,18 @@ impl Sender {
         Sender { seen: Arc::default(), writer: 0, has_written: false, left: 0 }
     }
 
-    /// A client sends a statement that may notify.
+    /// Records a client's statement that may notify.
     fn writes(&mut self, pid: u32) {
         self.has_written = true;
         if self.writer != pid {
-            // `since` is stored before `writer`: whoever reads in between finds the old client in doubt, and so no
-            // certain one.
+            // `since` is stored before `writer`: a reader in between sees the old client in doubt, and so no certain sender.
             self.seen.since.store(self.left, Ordering::SeqCst);
             self.seen.writer.store(pid, Ordering::SeqCst);
             self.writer = pid;
         }
     }
 
-    /// The client has left the server connection, and none of its statements runs any more.
+    /// Records that the client has left the server connection, and that none of its statements runs any more.
     pub(in crate::core) fn rest(&mut self, tide: &Tide) {
         if std::mem::take(&mut self.has_written) {
             self.left = tide.mark();
@@ -122,7 +120,7 @@ impl Sender {
 }
 
 impl Seen {
-    /// The only client that can be the sender, if all probes up to `proven` have been answered.
+    /// Returns the only possible sender, if all probes up to `proven` have been answered.
     fn client(&self, proven: u64) -> Option<u32> {
         let writer = self.writer.load(Ordering::SeqCst);
         let certain = self.since.load(Ordering::SeqCst) <= proven && self.writer.load(Ordering::SeqCst) == writer;
@@ -137,12 +135,12 @@ impl Senders {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A server connection is open.
+    /// Adds an open server connection.
     pub(in crate::core) fn add(&self, node: NodeId, pid: u32, sender: &Sender) {
         self.lock().insert((node, pid), sender.seen.clone());
     }
 
-    /// A server connection is closed. (The process id may belong to a new backend by now.)
+    /// Removes a closed server connection. (The process ID may belong to a new backend by now.)
     pub(in crate::core) fn remove(&self, node: NodeId, pid: u32, sender: &Sender) {
         let mut known = self.lock();
         if known.get(&(node, pid)).is_some_and(|known| Arc::ptr_eq(known, &sender.seen)) {
@@ -150,20 +148,20 @@ impl Senders {
         }
     }
 
-    /// The process id (as told by the proxy) of the client that sent a backend's notification.
+    /// Returns the process ID (as told by the proxy) of the client that sent a backend's notification.
     fn of(&self, node: NodeId, pid: u32, proven: u64) -> Option<u32> {
         self.lock().get(&(node, pid))?.client(proven)
     }
 }
 
 impl Core {
-    /// A client sends a server a statement that may notify.
+    /// Records that a client sends a server a statement that may notify.
     pub(in crate::core) fn note_sender(&mut self, c: usize, s: usize) {
         let pid = self.client_pid(c);
         self.servers[s].sender.writes(pid);
     }
 
-    /// Makes a notification of a server's message. `proven`: the last probe that was answered on that connection.
+    /// Creates a notification from a server's message. `proven`: the last answered probe of that connection.
     pub(in crate::core) fn notification(
         &self,
         s: usize,
@@ -178,18 +176,15 @@ impl Core {
         Notification { pid: client.unwrap_or(pid), of_client: client.is_some(), channel, payload: payload.into() }
     }
 
-    /// Sends a notification to a client. The client must be outside a transaction, or its transaction's last answer
-    /// must still be under way.
+    /// Sends a notification to a client. The client must be outside a transaction, or its transaction's last answer must still be under way.
     pub(in crate::core) fn tell_notification(&mut self, c: usize, notification: &Notification) {
-        // A backend may have the process id that this client was told: the client must not take that backend's
-        // notification for its own.
+        // A backend may have the process ID that this client was told: the client must not mistake that backend's notification for its own.
         let mistaken = !notification.of_client && notification.pid == self.client_pid(c);
         let pid = if mistaken { 0 } else { notification.pid };
         self.tell(c, |out| message::notification(out, pid, notification.channel.as_bytes(), &notification.payload));
     }
 
-    /// True if the client is between two transactions, with no partial answer in its output. `ready`: it has just been
-    /// sent `ReadyForQuery`.
+    /// True if the client is between two transactions, with no partial answer in its output. `ready`: it has just been sent `ReadyForQuery`.
     pub(in crate::core) fn is_between(&self, c: usize, ready: bool) -> bool {
         let client = &self.clients[c];
         let quiet = matches!(client.phase, Phase::Ready)
@@ -212,8 +207,8 @@ impl Core {
             }
     }
 
-    /// A client that listens has been sent `ReadyForQuery`: it may be the only moment before its next statement to send
-    /// notifications.
+    /// Sends pending notifications to a listening client that has been sent `ReadyForQuery`: it may be the only opportunity before its next
+    /// statement.
     pub(in crate::core) fn notify_between(&mut self, client: Option<Token>) {
         if let Some(token) = client
             && self.is_client(token)
@@ -241,22 +236,22 @@ mod tests {
         sender.writes(7);
         assert_eq!(sender.seen.client(0), Some(7));
         sender.rest(&tide);
-        // Who comes back is still the only one.
+        // A returning client is still the only sender.
         sender.writes(7);
         sender.rest(&tide);
         assert_eq!((sender.seen.client(0), tide.wanted()), (Some(7), 1));
         sender.writes(8);
         assert_eq!(sender.seen.client(0), None);
-        // A probe that was sent after the first had left.
+        // A probe sent after the first client had left.
         assert_eq!(tide.probe(), 1);
         assert_eq!((sender.seen.client(0), sender.seen.client(1)), (None, Some(8)));
         sender.rest(&tide);
         sender.writes(7);
-        // One that was sent before.
+        // A probe sent before.
         assert_eq!(sender.seen.client(1), None);
         assert_eq!(tide.probe(), 2);
         assert_eq!(sender.seen.client(2), Some(7));
-        // Who writes nothing wants no probe.
+        // A client that writes nothing needs no probe.
         sender.rest(&tide);
         sender.rest(&tide);
         assert_eq!(tide.wanted(), 3);
