@@ -1,4 +1,4 @@
-//! What is counted, traced and logged of statements: `statistics` by shape, `trace` of single ones.
+//! Counters, traces and logs of statements: `statistics` by shape, `trace` of single statements.
 
 pub mod statistics;
 pub mod trace;
@@ -13,10 +13,10 @@ use crate::settings::Settings;
 pub(in crate::core) use self::statistics::{Timing, rows_of};
 pub(in crate::core) use self::trace::Sink;
 
-/// One worker's statistics of statements, and the choice of those that are traced.
+/// Statement statistics of one worker, and the sampling of traced statements.
 pub(in crate::core) struct Observing {
     statistics: Statistics,
-    /// The most shapes that have counts of their own.
+    /// Maximum number of shapes with counters of their own.
     kept: usize,
     dice: Dice,
 }
@@ -27,7 +27,7 @@ impl Observing {
         Observing { statistics: Statistics::new(kept, now), kept, dice: Dice::new(secret, worker) }
     }
 
-    /// Takes in a new configuration.
+    /// Applies a new configuration.
     pub(in crate::core) fn apply(&mut self, settings: &Settings, now: Instant) {
         if self.kept != settings.statements_kept {
             self.kept = settings.statements_kept;
@@ -35,7 +35,7 @@ impl Observing {
         }
     }
 
-    /// Logs how many slow statements were not logged.
+    /// Logs the number of slow statements that were not logged.
     pub(in crate::core) fn tick(&mut self) {
         let kept_back = self.statistics.kept_back();
         if kept_back > 0 {
@@ -43,24 +43,24 @@ impl Observing {
         }
     }
 
-    /// Resets all counts.
+    /// Resets all counters.
     pub(in crate::core) fn clear(&mut self) {
         self.statistics.clear();
     }
 
-    /// All counts.
+    /// Returns all counters.
     pub(in crate::core) fn report(&self) -> Vec<StatementReport> {
         self.statistics.report()
     }
 }
 
 impl Core {
-    /// Counts one more unit by its destination.
+    /// Counts a unit by its destination.
     pub(in crate::core) fn count_statement(&self, s: usize) {
         if self.is_primary(s) { self.metrics.statements_primary.add(1) } else { self.metrics.statements_replica.add(1) }
     }
 
-    /// A statement of this shape is being sent. Its unit will be counted under the last statement in it.
+    /// Starts counting a statement of this shape, which is being sent. Its unit will be counted under its last statement.
     ///
     /// `spoken`: the client has just sent this text (and not prepared it earlier).
     pub(in crate::core) fn count_begin(&mut self, c: usize, s: usize, key: u64, text: &[u8], spoken: bool) {
@@ -72,7 +72,7 @@ impl Core {
         self.servers[s].meter.timing = Timing { key, since: self.now, span };
     }
 
-    /// A unit has ended. `heard`: the client got the answer.
+    /// Counts the end of a unit. `heard`: the client got the answer.
     pub(in crate::core) fn count_end(&mut self, s: usize, heard: bool) {
         let primary = self.is_primary(s);
         let server = &mut self.servers[s];
@@ -104,7 +104,7 @@ impl Core {
         }
     }
 
-    /// A unit's server connection was lost: ends its span.
+    /// Ends the span of a unit whose server connection was lost.
     pub(in crate::core) fn span_lost(&mut self, timing: Timing) {
         if let Some(span) = timing.span {
             self.trace_end(*span, 0, Outcome::Lost);

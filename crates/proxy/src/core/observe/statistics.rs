@@ -1,51 +1,51 @@
-//! What statements have cost, by shape: number, time, rows, node. Each worker has one table of fixed size. A new shape
-//! displaces the one that was used least recently; the displaced counts are added to `rest`.
+//! Costs of statements by shape: number, time, rows, node. Each worker has one table of fixed size. A new shape displaces the least recently used
+//! one, whose counts are added to `rest`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::trace::Span;
 
-/// Entries in which a key may be.
+/// Number of entries in which a key may be.
 const WAYS: usize = 8;
-/// A text longer than this is stored without its literals and cut off, in bytes.
+/// Length in bytes above which a text is stored truncated and without its literals.
 const MOST_TEXT: usize = 4 << 10;
-/// Most of a text without its literals that is stored or logged, in bytes.
+/// Maximum length in bytes of a stored or logged text without its literals.
 const MOST_SHOWN: usize = 2 << 10;
-/// Most slow statements that one worker logs in a second; others are only counted.
+/// Maximum number of slow statements that one worker logs per second; others are only counted.
 const MOST_LOGGED: u32 = 10;
 
-/// One worker's statistics.
+/// Statistics of one worker.
 pub(in crate::core) struct Statistics {
-    /// Groups of [`WAYS`] entries; empty if nothing is counted.
+    /// Groups of [`WAYS`] entries; empty if statistics are disabled.
     table: Box<[Entry]>,
     clock: u32,
-    /// The counts of shapes that have no entry any more.
+    /// Counts of the shapes that no longer have an entry.
     rest: Counts,
     slow: Slow,
 }
 
-/// What the end of a statement in flight is counted under.
+/// Context in which the end of a statement in flight is counted.
 #[derive(Debug)]
 pub(in crate::core) struct Timing {
     /// The shape; 0 if the statement is not counted.
     pub key: u64,
-    /// When the statement was sent.
+    /// Time at which the statement was sent.
     pub since: Instant,
     /// The span, if the statement is traced.
     pub span: Option<Box<Span>>,
 }
 
-/// A shape's numbers.
+/// Counts of a shape.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// How often the statement has ended.
+    /// Number of times that the statement has ended.
     pub calls: u64,
-    /// How often it has ended with an error.
+    /// Number of times that it has ended with an error.
     pub errors: u64,
     /// Total time from sending the statement to the end of its answer, in microseconds.
     pub micros: u64,
-    /// The longest such time, in microseconds.
+    /// Longest such time, in microseconds.
     pub longest: u64,
     /// Rows returned or changed.
     pub rows: u64,
@@ -53,19 +53,19 @@ pub struct Counts {
     pub primary: u64,
 }
 
-/// A statement's text as it is stored.
+/// Stored text of a statement.
 #[derive(Clone)]
 pub enum Text {
-    /// With its literals: never shown.
+    /// The text with its literals, which is never shown.
     Raw(Arc<[u8]>),
-    /// Without its literals.
+    /// The text without its literals.
     Redacted(Arc<str>),
 }
 
 /// A shape and its counts.
 #[derive(Debug, Clone)]
 pub struct StatementReport {
-    /// The text; `None` for all shapes without an entry.
+    /// The text; `None` for the sum of all shapes without an entry.
     pub text: Option<Text>,
     /// The counts.
     pub counts: Counts,
@@ -80,7 +80,7 @@ struct Entry {
     text: Text,
 }
 
-/// How a statement ended.
+/// Outcome of a statement.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct End {
     pub elapsed: Duration,
@@ -89,7 +89,7 @@ pub(in crate::core) struct End {
     pub primary: bool,
 }
 
-/// The rate limit of the log of slow statements.
+/// Rate limit of the log of slow statements.
 struct Slow {
     since: Instant,
     logged: u32,
@@ -97,7 +97,7 @@ struct Slow {
 }
 
 impl Timing {
-    /// Counts under nothing.
+    /// Creates a timing that is not counted.
     pub(in crate::core) fn none(now: Instant) -> Timing {
         Timing { key: 0, since: now, span: None }
     }
@@ -106,7 +106,7 @@ impl Timing {
 // === impl Statistics ===
 
 impl Statistics {
-    /// A table for about this many shapes; with 0 nothing is counted.
+    /// Creates a table for about this many shapes; 0 disables it.
     pub(in crate::core) fn new(shapes: usize, now: Instant) -> Statistics {
         let none = Entry { key: 0, used: 0, counts: Counts::default(), text: Text::Redacted("".into()) };
         let size = if shapes == 0 { 0 } else { shapes.max(WAYS).next_power_of_two() };
@@ -129,7 +129,7 @@ impl Statistics {
         self.table[group].iter_mut().find(|entry| entry.key == key)
     }
 
-    /// A statement of this shape (not 0) is sent. Allocates only for a shape that has no entry.
+    /// Starts counting a statement of this shape (not 0). Allocates only for a shape without an entry.
     pub(in crate::core) fn begin(&mut self, key: u64, text: &[u8]) -> u64 {
         if self.table.is_empty() || key == 0 {
             return 0;
@@ -141,7 +141,7 @@ impl Statistics {
             return key;
         }
         let group = self.group(key);
-        // Takes a free entry, or the one used least recently.
+        // A free entry, or else the least recently used one.
         let age = |entry: &Entry| if entry.key == 0 { u32::MAX } else { clock.wrapping_sub(entry.used) };
         if let Some(entry) = self.table[group].iter_mut().max_by_key(|entry| age(entry)) {
             self.rest += entry.counts;
@@ -150,7 +150,7 @@ impl Statistics {
         key
     }
 
-    /// A statement that began under this key has ended. Gives its text for the log if it took at least `slow`.
+    /// Counts the end of a statement that began under this key. Returns its text for the log if it took at least `slow`.
     pub(in crate::core) fn end(&mut self, key: u64, end: End, slow: Option<Duration>, now: Instant) -> Option<String> {
         if key == 0 || self.table.is_empty() {
             return None;
@@ -176,12 +176,12 @@ impl Statistics {
         self.slow.may_log(now).then(|| text.show())
     }
 
-    /// The number of slow statements that were not logged since the last call.
+    /// Returns the number of slow statements that were not logged since the last call.
     pub(in crate::core) fn kept_back(&mut self) -> u64 {
         std::mem::take(&mut self.slow.kept_back)
     }
 
-    /// All entries, and the rest.
+    /// Returns all entries, and the rest.
     pub(in crate::core) fn report(&self) -> Vec<StatementReport> {
         let known = self.table.iter().filter(|entry| entry.key != 0 && entry.counts.calls > 0);
         let known = known.map(|entry| StatementReport { text: Some(entry.text.clone()), counts: entry.counts });
@@ -189,7 +189,7 @@ impl Statistics {
         known.chain(std::iter::once(rest).filter(|rest| rest.counts.calls > 0)).collect()
     }
 
-    /// Resets all counts.
+    /// Resets all counters.
     pub(in crate::core) fn clear(&mut self) {
         for entry in &mut self.table {
             entry.counts = Counts::default();
@@ -211,7 +211,7 @@ impl Slow {
 }
 
 impl Text {
-    /// A long text is stored without its literals, to bound the memory.
+    /// Stores a text; a long one without its literals, to limit the memory.
     pub(in crate::core) fn new(text: &[u8]) -> Text {
         if text.len() <= MOST_TEXT {
             Text::Raw(text.into())
@@ -220,7 +220,7 @@ impl Text {
         }
     }
 
-    /// The text without its literals.
+    /// Returns the text without its literals.
     #[must_use]
     pub fn show(&self) -> String {
         match self {
@@ -229,7 +229,7 @@ impl Text {
         }
     }
 
-    /// What the text has in common with all that differ from it in their literals only, if that can be told.
+    /// Returns the fingerprint, which is equal for texts that differ only in their literals; `None` if unknown.
     #[must_use]
     pub fn fingerprint(&self) -> Option<u64> {
         match self {
@@ -256,7 +256,7 @@ impl std::ops::AddAssign for Counts {
     }
 }
 
-/// The number of rows at the end of a command tag (`SELECT 5`, `INSERT 0 3`); 0 if it has none.
+/// Returns the number of rows at the end of a command tag (`SELECT 5`, `INSERT 0 3`); 0 if it has none.
 pub(in crate::core) fn rows_of(tag: &[u8]) -> u64 {
     let tag = tag.strip_suffix(b"\0").unwrap_or(tag);
     let digits = tag.iter().rev().take_while(|b| b.is_ascii_digit()).count();
@@ -282,7 +282,7 @@ mod tests {
         }
         let key = statistics.begin(8, b"SELECT x");
         statistics.end(key, End { failed: true, primary: false, ..end(1) }, None, now);
-        // What has no shape is not counted.
+        // A statement without a shape is not counted.
         let key = statistics.begin(0, b"?");
         statistics.end(key, end(1), None, now);
         let mut report = statistics.report();
@@ -308,16 +308,16 @@ mod tests {
         let report = statistics.report();
         assert!(report.len() <= 65);
         assert_eq!(report.iter().map(|of| of.counts.calls).sum::<u64>(), 2 * 9_999);
-        // What is used often stays.
+        // A frequently used shape stays.
         assert!(report.iter().any(|of| of.text.is_some() && of.counts.calls == 9_999));
-        // One that lost its place while it ran counts all the same.
+        // A statement whose shape lost its entry meanwhile is still counted.
         let key = statistics.begin(5, b"SELECT 1");
         for n in 1..10_000 {
             statistics.begin(n * 77, b"SELECT 1");
         }
         statistics.end(key, end(1), None, now);
         assert_eq!(statistics.report().iter().map(|of| of.counts.calls).sum::<u64>(), 2 * 9_999 + 1);
-        // Off.
+        // Disabled.
         let mut none = Statistics::new(0, now);
         let key = none.begin(5, b"SELECT 1");
         none.end(key, end(1), Some(Duration::ZERO), now);
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!((statistics.kept_back(), statistics.kept_back()), (90, 0));
         now += Duration::from_secs(1);
         assert!(statistics.end(key, end(100), slow, now).is_some());
-        // A long text is cut off.
+        // A long text is truncated.
         let long = format!("SELECT '{}', {}", "s".repeat(5000), "x, ".repeat(5000));
         let key = statistics.begin(6, long.as_bytes());
         let shown = statistics.end(key, end(100), slow, now).unwrap();

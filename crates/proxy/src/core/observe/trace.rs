@@ -1,8 +1,8 @@
-//! Which statements are traced, and the span of one that is.
+//! The sampling of traced statements, and their spans.
 //!
-//! A statement is traced if its text says so (`/*traceparent='00-…-01'*/`, as sqlcommenter writes it), otherwise by
-//! chance. Without `[proxy.tracing]` nothing here runs, and a statement that is not sampled allocates nothing. A
-//! [`Span`] travels with the statement's unit and is given to the [`Sink`] at the end; nobody waits for the sink.
+//! A statement is traced if its text asks for it (`/*traceparent='00-…-01'*/`, as sqlcommenter writes it), otherwise by chance. Without
+//! `[proxy.tracing]` none of this code runs, and a statement that is not sampled allocates nothing. A [`Span`] travels with the statement's unit and
+//! is passed to the [`Sink`] at the end; the unit never waits for the sink.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,36 +11,36 @@ use super::statistics::Text;
 use crate::core::Core;
 use crate::settings::Tracing;
 
-/// Takes a span; false if there is no room for it. Called by workers, so it must not block.
+/// Takes a span; returns false if it has no room. Called by workers, so it must not block.
 pub type Sink = Arc<dyn Fn(Span) -> bool + Send + Sync>;
 
-/// How much of a comment is looked at, in bytes.
+/// Maximum number of examined bytes of a comment.
 const MOST_COMMENT: usize = 1024;
 
-/// The contents of a `traceparent` (W3C Trace Context).
+/// Contents of a `traceparent` (W3C Trace Context).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) struct Parent {
     trace: u128,
     /// The client's span in which the statement was sent.
     span: u64,
-    /// Whether the client's spans are recorded.
+    /// True if the client's spans are recorded.
     sampled: bool,
 }
 
-/// One statement on its way through the proxy and a server, and back.
+/// Span of a statement: its way through the proxy and a server, and back.
 #[derive(Debug)]
 pub struct Span {
-    /// Id of the trace; never 0.
+    /// ID of the trace; never 0.
     pub trace: u128,
-    /// Id of the span; never 0.
+    /// ID of the span; never 0.
     pub id: u64,
     /// The client's span in which the statement was sent; 0 if unknown.
     pub parent: u64,
-    /// How long the statement waited for a server connection, or for a replica to catch up.
+    /// Time for which the statement waited for a server connection, or for a replica to catch up.
     pub waited: Duration,
-    /// When the statement was sent to the server.
+    /// Time at which the statement was sent to the server.
     pub sent: Instant,
-    /// When its answer had ended.
+    /// Time of the end of its answer.
     pub ended: Instant,
     /// The database, by the name that the client uses.
     pub database: Arc<str>,
@@ -54,29 +54,29 @@ pub struct Span {
     pub lane: bool,
     /// Rows returned or changed.
     pub rows: u64,
-    /// How the statement ended.
+    /// Outcome of the statement.
     pub outcome: Outcome,
     /// The statement's text.
     pub text: Text,
 }
 
-/// How a traced statement ended.
+/// Outcome of a traced statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Without an error.
+    /// Success.
     Done,
-    /// With an error of this SQLSTATE.
+    /// An error with this SQLSTATE.
     Failed([u8; 5]),
-    /// The server connection was lost. If the statement is sent again, that is another span.
+    /// The server connection was lost. A repetition of the statement has a span of its own.
     Lost,
 }
 
-/// One worker's random numbers.
+/// Random number generator of one worker.
 #[derive(Debug)]
 pub(in crate::core) struct Dice(u64);
 
 impl Span {
-    /// Another statement follows in the same unit: the span shows the last one's text.
+    /// Continues the span with the unit's next statement: the span shows the text of the last one.
     pub(in crate::core) fn of_next(mut self: Box<Self>, text: &[u8]) -> Box<Span> {
         self.text = Text::new(text);
         self
@@ -91,7 +91,7 @@ impl Dice {
         Dice(seed)
     }
 
-    /// splitmix64, whose period is 2^64 from any seed.
+    /// Returns the next number of splitmix64, whose period is 2^64 from any seed.
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -104,7 +104,7 @@ impl Dice {
     }
 }
 
-/// Whether a statement is traced, and under which trace and parent.
+/// Decides if a statement is traced; returns its trace and parent.
 ///
 /// A parent decides: if it is not sampled, the statement is not traced.
 fn sample(tracing: &Tracing, parent: Option<Parent>, dice: &mut Dice) -> Option<(u128, u64)> {
@@ -115,7 +115,7 @@ fn sample(tracing: &Tracing, parent: Option<Parent>, dice: &mut Dice) -> Option<
     }
 }
 
-/// The `traceparent` in a comment at the end or at the beginning of a text.
+/// Returns the `traceparent` in a comment at the end or at the beginning of a text.
 pub(in crate::core) fn parent(text: &[u8]) -> Option<Parent> {
     let text = text.trim_ascii_end();
     let text = text.strip_suffix(b";").unwrap_or(text).trim_ascii_end();
@@ -130,7 +130,7 @@ pub(in crate::core) fn parent(text: &[u8]) -> Option<Parent> {
     in_comment(&rest[..end])
 }
 
-/// Reads `key='value',key='value'`.
+/// Parses `key='value',key='value'`.
 fn in_comment(comment: &[u8]) -> Option<Parent> {
     const KEY: &[u8] = b"traceparent='";
     let at = comment.windows(KEY.len()).position(|part| part == KEY)?;
@@ -140,7 +140,7 @@ fn in_comment(comment: &[u8]) -> Option<Parent> {
     if begins { traceparent(&rest[..end]) } else { None }
 }
 
-/// Reads `00-` trace `-` span `-` flags, in lower case. In a later version, further fields are ignored.
+/// Parses `00-` trace `-` span `-` flags, in lower case. In a later version, further fields are ignored.
 fn traceparent(value: &[u8]) -> Option<Parent> {
     let fields = value.get(..55)?;
     let hex = |from: usize, to: usize| {
@@ -165,8 +165,8 @@ fn traceparent(value: &[u8]) -> Option<Parent> {
 }
 
 impl Core {
-    /// The span of a statement that is being sent, if the statement is to be traced. `spoken`: the client has just sent
-    /// the text. The comment in a text that was prepared earlier belongs to an earlier request.
+    /// Starts the span of a statement that is being sent, if it is to be traced. `spoken`: the client has just sent the text. The comment in a text
+    /// that was prepared earlier belongs to an earlier request.
     pub(in crate::core) fn trace_begin(&mut self, c: usize, s: usize, text: &[u8], spoken: bool) -> Option<Box<Span>> {
         let tracing = self.settings.tracing.as_ref()?;
         let waited = Duration::from_micros(std::mem::take(&mut self.clients[c].waited).into());
@@ -221,7 +221,7 @@ mod tests {
             (format!("/* traceparent='{VALUE}' */ SELECT 1"), sampled),
             (format!("SELECT 1 /* x */ /*traceparent='{VALUE}'*/"), sampled),
             (format!("SELECT 1 /*traceparent='{quiet_value}'*/"), quiet),
-            // Not where sqlcommenter puts it.
+            // Not the position that sqlcommenter uses.
             (format!("SELECT 1 /*traceparent='{VALUE}'*/ + 1"), None),
             (format!("SELECT 1 -- traceparent='{VALUE}'"), None),
             (format!("SELECT 'traceparent=''{VALUE}'''"), None),
@@ -270,7 +270,7 @@ mod tests {
         assert!(sample(&always, None, &mut dice).is_some_and(|(trace, parent)| trace != 0 && parent == 0));
         let sampled = (0..10_000).filter(|_| sample(&some, None, &mut dice).is_some()).count();
         assert!((800..1_200).contains(&sampled), "{sampled}");
-        // Workers do not roll the same.
+        // Workers have different random numbers.
         assert_ne!(Dice::new(&[7; 32], 1).next(), Dice::new(&[7; 32], 2).next());
     }
 }
