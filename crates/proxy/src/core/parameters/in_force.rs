@@ -5,24 +5,23 @@ use sql::{Change, Meaning, Value, changes_reading, meaning_of};
 use super::params::{Params, is_reading};
 use crate::core::prepared::{Reading, Registry};
 
-/// Most savepoints of one transaction that are followed; with more, the parameters become unknown.
+/// Maximum number of tracked savepoints of one transaction; beyond it, the parameters become unknown.
 const MOST_SAVEPOINTS: usize = 64;
 
-/// What will be in force in a session when everything sent so far has been carried out.
+/// Parameters in force in a session once all messages sent so far have been executed.
 ///
-/// If the current transaction has changed nothing, the client's own parameters are in force, and this takes no memory.
-/// A change that can't be told by name and value makes everything unknown until the transaction ends.
+/// If the current transaction has changed none, the client's own parameters are in force, and this takes no memory. A change without a known name and
+/// value makes all parameters unknown until the transaction ends.
 ///
-/// "Unknown" can be narrowed down: the server reports changes of `TimeZone`, `DateStyle` and the like
-/// (`ParameterStatus`). If it has answered and reported none, literals are read as before, and only names may stand for
-/// other objects.
+/// "Unknown" can be narrowed down: the server reports changes of `TimeZone`, `DateStyle` and the like (`ParameterStatus`). If it has answered and
+/// reported none, literals are read as before, and only names may refer to other objects.
 #[derive(Debug, Default)]
 pub(crate) struct InForce {
     layers: Layers,
-    /// The unit with the last change, by the connection's count of units; and whether that unit has been answered.
+    /// The unit with the last change, by the connection's count of units. `answered`: true if that unit has been answered.
     changed_in: u64,
     answered: bool,
-    /// Since that change the server has reported a parameter that changes how literals are read.
+    /// True if since that change the server has reported a parameter that changes how literals are read.
     reported: bool,
 }
 
@@ -31,9 +30,9 @@ enum Layers {
     /// The client's own parameters, all committed.
     #[default]
     Settled,
-    /// In a transaction that has changed some.
+    /// A transaction with known changes.
     Known(Box<Known>),
-    /// Something was changed that can't be told.
+    /// An unknown change.
     Unknown,
 }
 
@@ -42,7 +41,7 @@ type List = Vec<(String, String)>;
 
 #[derive(Debug, Clone)]
 struct Known {
-    /// The session's parameters when the transaction began.
+    /// The session's parameters at the start of the transaction.
     before: List,
     now: State,
     /// The state at each savepoint.
@@ -55,20 +54,19 @@ struct Known {
 struct State {
     /// Set by SET, for the session.
     session: List,
-    /// Set by SET LOCAL, until the transaction ends. `None`: the value that the session began with.
+    /// Set by SET LOCAL, until the transaction ends. `None`: the value at the start of the session.
     local: Vec<(String, Option<String>)>,
 }
 
-/// Under which parameters a text is read.
+/// Parameters under which a text is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reads {
-    /// Under these parameters.
+    /// Known parameters.
     As(Reading),
-    /// Under unknown parameters.
+    /// Unknown parameters.
     Unknown {
-        /// Literals are read as in the client's other texts, so a statement that the server has prepared before keeps
-        /// its meaning. (If names have come to stand for other objects, PostgreSQL analyses the statement again by
-        /// itself.)
+        /// True if literals are read as in the client's other texts, so that a statement that the server has prepared before keeps its meaning. (If
+        /// names now refer to other objects, PostgreSQL itself analyzes the statement again.)
         held_are_good: bool,
     },
 }
@@ -81,12 +79,12 @@ impl InForce {
         matches!(self.layers, Layers::Settled)
     }
 
-    /// The unit with the last change; `None` if nothing has been changed.
+    /// Returns the unit with the last change; `None` if there is no change.
     pub(crate) fn changed_in(&self) -> Option<u64> {
         (!self.is_settled()).then_some(self.changed_in)
     }
 
-    /// How the next text is read, for a client with these parameters.
+    /// Returns the reading of the next text, for a client with these parameters.
     pub(crate) fn reads(&self, params: &Params) -> Reads {
         match &self.layers {
             Layers::Settled => Reads::As(params.reading()),
@@ -95,7 +93,7 @@ impl InForce {
         }
     }
 
-    /// A text is sent, in this unit, that may change how texts are read in a way that can't be told.
+    /// Records that this unit sends a text that may change how texts are read in an unknown way.
     pub(crate) fn becomes_unknown(&mut self, unit: u64) {
         if !matches!(self.layers, Layers::Unknown) {
             self.reported = false;
@@ -104,7 +102,7 @@ impl InForce {
         (self.changed_in, self.answered) = (unit, false);
     }
 
-    /// The server reports a new value for this parameter. True if it changes how literals are read.
+    /// Records the server's report of a new value for this parameter; returns true if it changes how literals are read.
     pub(crate) fn is_reported(&mut self, name: &[u8]) -> bool {
         let name = String::from_utf8_lossy(name).to_ascii_lowercase();
         let literals = meaning_of(&name) == Meaning::Literals;
@@ -112,7 +110,7 @@ impl InForce {
         literals
     }
 
-    /// The parameters in force that change how a text is read; `None` if unknown.
+    /// Returns the parameters in force that change how a text is read; `None` if unknown.
     pub(crate) fn list(&self, params: &Params) -> Option<Vec<(String, String)>> {
         match &self.layers {
             Layers::Settled => Some(params.reading_list().cloned().collect()),
@@ -121,8 +119,8 @@ impl InForce {
         }
     }
 
-    /// A statement with these changes is sent, in this unit, by a client with these parameters. Nothing is recorded if
-    /// no change affects how texts are read.
+    /// Records that a client with these parameters sends, in this unit, a statement with these changes. Changes that do not affect how texts are read
+    /// are ignored.
     pub(crate) fn sent(&mut self, params: &Params, changes: &[Change], unit: u64, registry: &Registry) {
         for change in changes {
             if self.is_settled() && !change.is_about_reading() {
@@ -159,8 +157,7 @@ impl InForce {
         }
     }
 
-    /// This unit has been answered. `idle`: the session is outside a transaction, so the client's own parameters
-    /// contain all that lasts.
+    /// Records the answer to this unit. `idle`: the session is outside a transaction, so the client's own parameters contain all lasting changes.
     pub(crate) fn unit_ended(&mut self, unit: u64, idle: bool) {
         if self.changed_in > unit {
             return;
@@ -176,7 +173,7 @@ impl InForce {
 // === impl Known ===
 
 impl Known {
-    /// Applies a change. False if the parameters can't be followed any more.
+    /// Applies a change; returns false if the parameters can no longer be tracked.
     fn changes(&mut self, change: &Change) -> bool {
         let now = &mut self.now;
         match change {
@@ -186,7 +183,7 @@ impl Known {
             }
             Change::Local(name, None) => set_local(now, name, None),
             Change::Local(name, Some(Value::Text(value))) => set_local(now, name, Some(value.clone())),
-            // A Bind fills bound values in.
+            // A Bind supplies bound values.
             Change::Set(name, Value::Bound(_)) | Change::Local(name, Some(Value::Bound(_))) => {
                 return !changes_reading(name);
             }
@@ -215,7 +212,7 @@ impl Known {
                     self.savepoints.truncate(at + 1);
                     self.now = self.savepoints[at].1.clone();
                 }
-                // The savepoint was made before the first change.
+                // The savepoint was created before the first change.
                 None => {
                     self.savepoints.clear();
                     self.now = State { session: self.before.clone(), local: Vec::new() };
@@ -240,7 +237,7 @@ impl Known {
 }
 
 impl State {
-    /// The parameters in force, without those that make no difference (server connections begin with UTF-8).
+    /// Returns the parameters in force, without those that make no difference (server connections begin with UTF-8).
     fn in_force(&self) -> List {
         let mut list = self.session.clone();
         for (name, value) in &self.local {
@@ -278,7 +275,7 @@ mod tests {
         Change::Local(name.into(), Some(Value::Text(value.into())))
     }
 
-    /// What is in force after these changes in one transaction, of a client that has `timezone` set; None: unknown.
+    /// Returns the parameters in force after these changes in one transaction, for a client that has `timezone` set; None: unknown.
     fn after(changes: &[Change]) -> Option<Vec<(String, String)>> {
         let registry = Registry::default();
         let params = Params::test(&registry, &[("timezone", "UTC"), ("app.tenant", "a")]);
@@ -310,7 +307,7 @@ mod tests {
                 vec![set("search_path", "a"), set("search_path", "b")],
                 Some(&[("search_path", "b"), ("timezone", "UTC")]),
             ),
-            // What is set for the session hides what was set for the transaction, and the other way round.
+            // A value set for the session hides one set for the transaction, and the other way round.
             (vec![local("timezone", "X"), set("timezone", "Y")], Some(&[("timezone", "Y")])),
             (vec![set("timezone", "Y"), local("timezone", "X")], Some(&[("timezone", "X")])),
             (vec![set("timezone", "Y"), local("timezone", "X"), commit.clone()], Some(&[("timezone", "Y")])),
@@ -376,7 +373,7 @@ mod tests {
         assert_eq!(in_force.reads(&params), unknown(true));
         assert!(in_force.is_reported(b"TimeZone"));
         assert_eq!(in_force.reads(&params), unknown(false));
-        // The same set of values is the same reading, however it came about.
+        // Equal sets of values have the same reading, whatever changes led to them.
         in_force.unit_ended(4, true);
         in_force.sent(&params, &[set("timezone", "X")], 5, &registry);
         assert_eq!(in_force.reads(&params), tokyo);

@@ -1,15 +1,12 @@
-//! Run-time parameters: what a client has set, what is in force on a server connection, and how a connection is brought
-//! to a client's parameters.
+//! Run-time parameters: those that a client has set, those in force on a server connection, and the change of a connection's parameters to a
+//! client's.
 //!
-//! What a text changes is read from PostgreSQL's parse tree before the text is sent ([`sql::Changes`]). Two types
-//! follow the changes:
+//! The changes of a text are read from PostgreSQL's parse tree before the text is sent ([`sql::Changes`]). Two types track the changes:
 //!
-//! - [`Tracker`] believes only what the server has said. A change has happened when its statement has completed, and
-//!   lasts when its transaction has committed. From then on it belongs to the client, wherever the client's statements
-//!   go.
-//! - [`InForce`](in_force::InForce) says what will be in force when everything sent so far has been carried out, SET
-//!   LOCAL included: the next text is read under that. It assumes that what was sent succeeds; if it does not, the
-//!   server skips or refuses what comes behind.
+//! - [`Tracker`] relies only on the server's answers. A change is made once its statement has completed, and is lasting once its transaction has
+//!   committed. From then on it belongs to the client, on every server connection of the client.
+//! - [`InForce`](in_force::InForce) has the parameters that will be in force once all messages sent so far have been executed, SET LOCAL included:
+//!   the next text is read under them. It assumes that these messages succeed; if one does not, the server skips or refuses the messages after it.
 
 mod in_force;
 mod params;

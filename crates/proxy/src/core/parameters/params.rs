@@ -1,4 +1,4 @@
-//! The parameters of clients, and the statement that brings a server connection to them.
+//! Parameters of clients, and the statement that changes a server connection's parameters to a client's.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -9,8 +9,8 @@ use sql::{changes_reading, is_utf8};
 
 use crate::core::prepared::{Reading, Registry};
 
-/// The parameters of a client: from the startup packet, or set since. Interned by content within a worker
-/// ([`Interned`]), so that equal sets usually compare equal by pointer.
+/// Parameters of a client: from the startup packet, or set since. Interned by content within a worker ([`Interned`]), so that equal sets usually
+/// compare equal by pointer.
 #[derive(Debug)]
 pub(crate) struct Params {
     /// Sorted by name, in lower case.
@@ -19,7 +19,7 @@ pub(crate) struct Params {
     reading: Reading,
 }
 
-/// A worker's sets of parameters, each stored once.
+/// Parameter sets of a worker, each stored once.
 #[derive(Debug)]
 pub(crate) struct Interned {
     known: HashMap<Arc<Params>, ()>,
@@ -27,12 +27,12 @@ pub(crate) struct Interned {
     registry: Arc<Registry>,
 }
 
-/// The parameters in force on a server connection.
+/// Parameters in force on a server connection.
 #[derive(Debug, Clone)]
 pub(crate) enum Applied {
-    /// These, over the connection's defaults.
+    /// Known parameters, over the connection's defaults.
     These(Arc<Params>),
-    /// Unknown: everything has to be reset first.
+    /// Unknown parameters: all have to be reset first.
     Unknown,
 }
 
@@ -45,7 +45,7 @@ impl Applied {
         }
     }
 
-    /// The statement that changes a connection's parameters to `wanted`.
+    /// Returns the statement that changes a connection's parameters to `wanted`.
     pub(crate) fn statement(&self, wanted: &Params) -> String {
         let mut sql = String::new();
         let mut calls: Vec<(&str, Option<&str>)> = Vec::new();
@@ -86,13 +86,12 @@ impl Applied {
     }
 }
 
-/// A statement that sets these parameters, for the session or (`local`) for its transaction. A value of `None` resets
-/// to what the session began with. Empty if there are no parameters.
+/// Returns a statement that sets these parameters, for the session or (`local`) for its transaction. A value of `None` resets to the value at the
+/// start of the session. Empty if there are no parameters.
 pub(crate) fn set_config<'a>(calls: impl Iterator<Item = (&'a str, Option<&'a str>)>, local: bool) -> String {
     let mut sql = String::new();
     for (i, (name, value)) in calls.enumerate() {
-        // set_config() rather than SET: it accepts a list (search_path, DateStyle) in the form in which the startup
-        // packet has it.
+        // set_config() rather than SET: it accepts a list (search_path, DateStyle) in the form of the startup packet.
         sql.push_str(if i == 0 { "SELECT pg_catalog.set_config(" } else { ", pg_catalog.set_config(" });
         quote(&mut sql, name);
         sql.push_str(", ");
@@ -106,8 +105,8 @@ pub(crate) fn set_config<'a>(calls: impl Iterator<Item = (&'a str, Option<&'a st
     sql
 }
 
-/// A statement that sets all parameters which matter to literals as in `then`, until the transaction ends, and one that sets what was before:
-/// the server keeps it in parameters of the proxy's, which end with the transaction, too.
+/// Returns a statement that sets all parameters that affect literals as in `then`, until the transaction ends, and one that restores the former
+/// values: the server keeps them in parameters of the proxy, which also end with the transaction.
 pub(crate) fn literals_and_back(then: &[(String, String)]) -> (String, String) {
     let (mut there, mut back) = (String::new(), String::new());
     for (i, name) in sql::OF_LITERALS.iter().enumerate() {
@@ -149,12 +148,12 @@ impl Hash for Params {
 }
 
 impl Params {
-    /// The value of a parameter.
+    /// Returns the value of a parameter.
     pub(crate) fn get(&self, name: &str) -> Option<&String> {
         self.list.binary_search_by(|(n, _)| n.as_str().cmp(name)).ok().map(|i| &self.list[i].1)
     }
 
-    /// All parameters, sorted by name, in lower case.
+    /// Returns all parameters, sorted by name, in lower case.
     pub(crate) fn list(&self) -> &[(String, String)] {
         &self.list
     }
@@ -164,17 +163,17 @@ impl Params {
         self.list.is_empty()
     }
 
-    /// The reading for these parameters.
+    /// Returns the reading for these parameters.
     pub(crate) fn reading(&self) -> Reading {
         self.reading
     }
 
-    /// The parameters that change how a text is read.
+    /// Returns the parameters that change how a text is read.
     pub(crate) fn reading_list(&self) -> impl Iterator<Item = &(String, String)> {
         self.list.iter().filter(|(name, value)| is_reading(name, value))
     }
 
-    /// True if the client's texts come in UTF-8, as far as the startup packet and SET say.
+    /// True if the client's texts are in UTF-8, according to the startup packet and SET.
     pub(crate) fn is_utf8(&self) -> bool {
         self.get("client_encoding").is_none_or(|encoding| is_utf8(encoding))
     }
@@ -182,7 +181,7 @@ impl Params {
 
 #[cfg(test)]
 impl Params {
-    /// For tests.
+    /// Creates parameters for tests.
     pub(crate) fn test(registry: &Registry, list: &[(&str, &str)]) -> Params {
         Params::new(sorted(list.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned()))), registry)
     }
@@ -200,7 +199,7 @@ pub(super) fn is_reading(name: &str, value: &str) -> bool {
     changes_reading(name) && !(name == "client_encoding" && is_utf8(value))
 }
 
-/// A sorted list from pairs in any order and case. If a name comes twice, the last value wins, as in PostgreSQL.
+/// Returns a sorted list of pairs in any order and case. If a name occurs twice, the last value wins, as in PostgreSQL.
 pub(super) fn sorted(pairs: impl IntoIterator<Item = (String, String)>) -> Vec<(String, String)> {
     let mut list: Vec<(String, String)> = Vec::new();
     for (name, value) in pairs {
@@ -222,15 +221,15 @@ impl Interned {
         Interned { known: HashMap::from([(none.clone(), ())]), none, registry }
     }
 
-    /// The empty set.
+    /// Returns the empty set.
     pub(crate) fn none(&self) -> &Arc<Params> {
         &self.none
     }
 
-    /// The worker's copy of this set, which is given in any order and case; the last value of a name wins.
+    /// Returns the worker's copy of this set, given in any order and case; the last value of a name wins.
     pub(crate) fn intern(&mut self, pairs: impl IntoIterator<Item = (String, String)>) -> Arc<Params> {
         let list = sorted(pairs);
-        // `Hash` and `Eq` look at the list only, so the reading is not needed for the lookup.
+        // `Hash` and `Eq` use only the list, so the lookup does not need the reading.
         let wanted = Params { list, reading: Reading::DEFAULT };
         if let Some((known, ())) = self.known.get_key_value(&wanted) {
             return known.clone();
@@ -244,7 +243,7 @@ impl Interned {
     }
 }
 
-/// A string literal that is read the same with `standard_conforming_strings` on or off.
+/// Appends a string literal that is read the same with `standard_conforming_strings` on or off.
 fn quote(sql: &mut String, text: &str) {
     sql.push_str(if text.contains('\\') { " E'" } else { "'" });
     for c in text.chars() {
@@ -325,7 +324,7 @@ mod tests {
             r"SELECT pg_catalog.set_config('timezone', NULL, false), pg_catalog.set_config('application_name',  E'it''s \\ x', false)"
         );
         assert_eq!(Applied::Unknown.statement(&params(&[])), "RESET ROLE; RESET ALL; ");
-        // A role goes first and comes last.
+        // The role is reset first and set last.
         let role = |list: &[(&str, &str)]| Applied::These(Arc::new(params(list)));
         assert_eq!(
             role(&[("role", "a")]).statement(&params(&[("role", "b"), ("search_path", "x"), ("work_mem", "1MB")])),

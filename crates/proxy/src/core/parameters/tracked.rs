@@ -1,8 +1,7 @@
-//! A client's SETs and LISTENs, followed from the statement to the end of its transaction.
+//! SETs and LISTENs of a client, tracked from the statement to the end of its transaction.
 //!
-//! What a text changes is known before it is sent (`sql::Changes`). The change has happened when the statement
-//! completes, and lasts when the transaction commits. An error undoes all changes of the transaction, or those since a
-//! savepoint.
+//! The changes of a text are known before it is sent (`sql::Changes`). A change is made once its statement has completed, and is lasting once its
+//! transaction has committed. An error undoes all changes of the transaction, or those since a savepoint.
 
 use std::sync::Arc;
 
@@ -11,53 +10,53 @@ use sql::{Change, Changes, Value};
 use super::in_force::InForce;
 use super::params::Params;
 
-/// Most parameters tracked for one client, and most bytes of their names and values together.
+/// Maximum number of parameters tracked for one client. `MOST_BYTES`: maximum size of their names and values together.
 const MOST: usize = 64;
 const MOST_BYTES: usize = 16 << 10;
-/// Most changes in one transaction.
+/// Maximum number of changes in one transaction.
 const MOST_PENDING: usize = 1024;
 
-/// What a client changes of its session's parameters and channels.
+/// Changes of a client to its session's parameters and channels.
 #[derive(Debug, Default)]
 pub(crate) struct Tracker {
     /// Changes made in the current transaction, with the savepoints between them.
     pending: Vec<Change>,
     /// Changes committed since the last `ReadyForQuery`.
     committed: Vec<Change>,
-    /// The current transaction has failed: its changes are undone, unless the client goes back to a savepoint.
+    /// True if the current transaction has failed: its changes are undone, unless the client rolls back to a savepoint.
     failed: bool,
-    /// How many statements of the oldest `Query` in flight have completed.
+    /// Number of completed statements of the oldest `Query` in flight.
     completed: usize,
-    /// A text that sets parameters was sent since the connection was last quiet.
+    /// True if a text that sets parameters was sent since the connection was last quiet.
     sets: bool,
-    /// A text with LISTEN or UNLISTEN was sent since the connection was last quiet.
+    /// True if a text with LISTEN or UNLISTEN was sent since the connection was last quiet.
     listens: bool,
-    /// A RESET was sent since the connection was last quiet, and the client has startup parameters. PostgreSQL resets
-    /// to what the server connection began with, and not to what the client began with.
+    /// True if a RESET was sent since the connection was last quiet, and the client has startup parameters. PostgreSQL resets to the server
+    /// connection's initial values, not to the client's.
     goes_back: bool,
-    /// The client listens and notifies in one transaction, and its own session has sent it the notification.
+    /// True if the client listens and notifies in one transaction, and its own session has sent it the notification.
     heard_itself: bool,
-    /// What is in force for the next text.
+    /// Parameters in force for the next text.
     pub(crate) in_force: InForce,
 }
 
-/// Whether the changes of a completed statement are followed.
+/// Result of tracking the changes of a completed statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Followed {
-    /// They are followed.
+    /// The changes are tracked.
     Yes,
-    /// The changes of parameters can't be followed: the client has to keep its server connection.
+    /// The changes of parameters cannot be tracked: the client has to keep its server connection.
     NotParameters,
     /// The transaction has changed too many channels: the client has to keep its server connection.
     NotChannels,
 }
 
-/// What decides whether a client's SET can be repeated in another session.
+/// Circumstances that decide if a client's SET can be repeated in another session.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Circumstances {
-    /// The client has set a role.
+    /// True if the client has set a role.
     pub(crate) role: bool,
-    /// The client's texts may be in an encoding other than UTF-8.
+    /// True if the client's texts may be in an encoding other than UTF-8.
     pub(crate) foreign: bool,
 }
 
@@ -69,8 +68,8 @@ impl Tracker {
         self.listens
     }
 
-    /// True if the current transaction, or what was committed since the last `ReadyForQuery`, makes the session listen
-    /// on channel `name`. `as_named` gives a channel's name as the server has it (cut to 63 bytes).
+    /// True if the current transaction, or the changes committed since the last `ReadyForQuery`, make the session listen on channel `name`.
+    /// `as_named` returns a channel's name as the server has it (truncated to 63 bytes).
     pub(crate) fn listens_on(&self, name: &str, as_named: impl Fn(&str) -> &str) -> bool {
         let all = self.committed.iter().chain(if self.failed { &[][..] } else { &self.pending[..] });
         all.fold(false, |listens, change| match change {
@@ -81,28 +80,27 @@ impl Tracker {
         })
     }
 
-    /// The client gets a notification that its own session sent.
+    /// Records that the client gets a notification sent by its own session.
     pub(crate) fn hears_itself(&mut self) {
         self.heard_itself = true;
     }
 
-    /// True if the client has got such a notification since the connection was last quiet.
+    /// True if the client has received such a notification since the connection was last quiet.
     pub(crate) fn has_heard_itself(&self) -> bool {
         self.heard_itself
     }
 
-    /// True if a rollback to a savepoint may undo a part of the changes, so that savepoints have to be followed.
+    /// True if a rollback to a savepoint may undo a part of the changes, so that savepoints have to be tracked.
     pub(crate) fn is_at_work(&self) -> bool {
         self.sets || self.listens || !self.in_force.is_settled()
     }
 
-    /// True if a RESET was sent that may differ from what the client expects.
+    /// True if a RESET was sent that may have another effect than the client expects.
     pub(crate) fn goes_back(&self) -> bool {
         self.goes_back
     }
 
-    /// A text with these changes is sent, by a client that began with `base`. `listens`: the text has LISTEN or
-    /// UNLISTEN.
+    /// Records that a client whose startup parameters are `base` sends a text with these changes. `listens`: the text has LISTEN or UNLISTEN.
     pub(crate) fn text_sent(&mut self, base: &Params, changes: Option<&Changes>, listens: bool) {
         self.listens |= listens;
         let Some(changes) = changes else { return };
@@ -112,13 +110,12 @@ impl Tracker {
         self.goes_back |= !base.is_empty() && all().any(resets);
     }
 
-    /// True if nothing was changed and nothing has failed, so that a completed statement without changes needs no
-    /// attention.
+    /// True if there are no changes and no failure, so that a completed statement without changes can be ignored.
     pub(crate) fn follows_nothing(&self) -> bool {
         self.pending.is_empty() && self.committed.is_empty() && !self.failed
     }
 
-    /// A statement has completed, with this command tag.
+    /// Records the completion of a statement, with its command tag.
     pub(crate) fn completed(&mut self, of: Completed<'_>, tag: &[u8], circumstances: Circumstances) -> Followed {
         let done = match of {
             Completed::InQuery(changes) => {
@@ -138,14 +135,13 @@ impl Tracker {
             }
             self.happened(change);
         }
-        // DISCARD ALL commits by itself, like every statement that can't run in a transaction: a later error in the
-        // same batch does not undo it.
+        // DISCARD ALL commits by itself, like every statement that cannot run in a transaction: a later error in the same batch does not undo it.
         let ends = matches!(tag, b"COMMIT\0" | b"ROLLBACK\0" | b"PREPARE TRANSACTION\0" | b"DISCARD ALL\0");
         if !undone_in_part && ends {
             self.transaction_ended(tag != b"ROLLBACK\0");
         }
         if self.pending.len() > MOST_PENDING {
-            // The client keeps this session, which has all the changes.
+            // The client keeps this session, which has all its changes.
             self.pending.clear();
             return if self.listens { Followed::NotChannels } else { Followed::NotParameters };
         }
@@ -171,18 +167,18 @@ impl Tracker {
                 }
             }
             Change::RollbackTo(name) => {
-                // An unknown savepoint was made before the first recorded change.
+                // An unknown savepoint was created before the first recorded change.
                 let at = self.pending.iter().rposition(|kept| is_mark(kept, name));
                 self.pending.truncate(at.map_or(0, |at| at + 1));
                 self.failed = false;
             }
-            // Changes that end with the transaction are the business of `in_force` alone.
+            // Only `in_force` tracks changes that end with the transaction.
             Change::Local(..) | Change::LocalUnknown | Change::End { .. } => {}
             change => self.pending.push(change.clone()),
         }
     }
 
-    /// A statement has failed.
+    /// Records the failure of a statement.
     pub(crate) fn has_failed(&mut self) {
         self.failed = true;
     }
@@ -195,8 +191,8 @@ impl Tracker {
         self.failed = false;
     }
 
-    /// A `ReadyForQuery` ends one of the client's units. `idle`: outside a transaction. Gives the changes that are
-    /// committed by now, in order; changes of channels are missing if [`Tracker::channels`] was asked before.
+    /// Handles the `ReadyForQuery` at the end of one of the client's units. `idle`: outside a transaction. Returns the changes committed by now, in
+    /// order; changes of channels are missing if [`Tracker::channels`] was called before.
     pub(crate) fn ready(&mut self, idle: bool) -> Vec<Change> {
         self.completed = 0;
         if idle {
@@ -205,7 +201,7 @@ impl Tracker {
         std::mem::take(&mut self.committed)
     }
 
-    /// Changes of channels that the `ReadyForQuery` at hand commits. `idle`: that message says the session is outside a
+    /// Takes the changes of channels that the present `ReadyForQuery` commits. `idle`: according to that message, the session is outside a
     /// transaction.
     pub(crate) fn channels(&mut self, idle: bool) -> Vec<Change> {
         if idle {
@@ -217,18 +213,18 @@ impl Tracker {
         channels
     }
 
-    /// Nothing is in flight, and the session is outside a transaction.
+    /// Records that no message is in flight, and that the session is outside a transaction.
     pub(crate) fn is_quiet(&mut self) {
         (self.sets, self.listens, self.goes_back, self.heard_itself) = (false, false, false, false);
     }
 
-    /// The client leaves this server connection: changes that are not committed are undone.
+    /// Resets the tracker when the client leaves this server connection: uncommitted changes are undone.
     pub(crate) fn client_leaves(&mut self) {
         *self = Tracker::default();
     }
 }
 
-/// The kind of statement that has completed.
+/// Kind of a completed statement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Completed<'a> {
     /// The next statement of a Query with these changes.
@@ -239,15 +235,14 @@ pub(crate) enum Completed<'a> {
     Other,
 }
 
-/// A client's parameters after these changes; `base` is what a RESET goes back to. `None`: too many to be tracked.
+/// Returns a client's parameters after these changes; a RESET restores `base`. `None`: too many to be tracked.
 pub(crate) fn changed(params: &Params, base: &Params, changes: &[Change]) -> Option<Vec<(String, String)>> {
     let list = in_force_after(params.list(), base.list(), changes);
     let size: usize = list.iter().map(|(name, value)| name.len() + value.len()).sum();
     (list.len() <= MOST && size <= MOST_BYTES).then_some(list)
 }
 
-/// A server connection's parameters after these changes. A RESET goes back to what the connection began with: no
-/// parameters.
+/// Returns a server connection's parameters after these changes. A RESET restores the connection's initial state: no parameters.
 pub(crate) fn applied(params: &Params, changes: &[Change]) -> Vec<(String, String)> {
     in_force_after(params.list(), &[], changes)
 }
@@ -278,7 +273,7 @@ fn in_force_after(now: &[(String, String)], base: &[(String, String)], changes: 
     super::params::sorted(list)
 }
 
-/// The changes with a Bind's values filled in. `None` if a value is missing or not text.
+/// Returns the changes with the values of a Bind. `None` if a value is missing or is not text.
 pub(crate) fn filled(changes: &Arc<Changes>, values: Option<&[u8]>) -> Option<Arc<Changes>> {
     let open =
         |change: &Change| matches!(change, Change::Set(_, Value::Bound(_)) | Change::Local(_, Some(Value::Bound(_))));
@@ -297,8 +292,8 @@ pub(crate) fn filled(changes: &Arc<Changes>, values: Option<&[u8]>) -> Option<Ar
     Some(Arc::new(filled))
 }
 
-/// True for parameters that only some users may set: if a role is in force, the order of the SETs matters. An
-/// extension's parameters count among these, because nothing is known of them.
+/// True for parameters that only some users may set: if a role is in force, the order of the SETs matters. Extensions' parameters count among them,
+/// because they are unknown.
 fn is_privileged(name: &str) -> bool {
     const NAMES: [&str; 38] = [
         "commit_delay",
@@ -392,7 +387,7 @@ mod tests {
         /// A Query of one statement completes, with this tag.
         Done(Change, &'static str),
         Fails,
-        /// A transaction is ended.
+        /// The end of a transaction.
         Tag(&'static str),
     }
 
@@ -400,7 +395,7 @@ mod tests {
         Step::Done(change, "SET")
     }
 
-    /// What is committed when these steps are over: by COMMIT tags in between, and by `ReadyForQuery` outside of a transaction.
+    /// Returns the changes committed after these steps: by COMMIT tags in between, and by `ReadyForQuery` outside of a transaction.
     fn committed(steps: &[Step], idle: bool) -> Vec<Change> {
         let mut tracker = Tracker::default();
         for step in steps {
@@ -431,22 +426,22 @@ mod tests {
         for (steps, expected) in [
             (vec![da.clone(), db.clone()], vec![a.clone(), b.clone()]),
             (vec![da.clone(), mark("p"), db.clone(), back("p"), dc.clone()], vec![a.clone(), c.clone()]),
-            // It was made before anything was set.
+            // The savepoint was created before the first SET.
             (vec![da.clone(), back("p"), db.clone()], vec![b.clone()]),
             (vec![mark("p"), da.clone(), mark("q"), release("p"), back("q")], vec![]),
             (vec![mark("p"), mark("p"), da.clone(), back("p"), db.clone(), back("p")], vec![]),
             (vec![da.clone(), mark("p"), db.clone(), release("p")], vec![a.clone(), b.clone()]),
-            // What fails is undone, unless it goes back to a savepoint first.
+            // A failure undoes the changes, unless the client first rolls back to a savepoint.
             (vec![da.clone(), mark("p"), Step::Fails, back("p"), db.clone()], vec![a.clone(), b.clone()]),
             (vec![da.clone(), Step::Fails], vec![]),
-            // COMMIT and ROLLBACK in the middle of a text; a COMMIT of what has failed.
+            // COMMIT and ROLLBACK in the middle of a text; a COMMIT of a failed transaction.
             (
                 vec![da.clone(), Step::Tag("COMMIT"), db.clone(), Step::Tag("ROLLBACK"), dc.clone()],
                 vec![a.clone(), c.clone()],
             ),
             (vec![da.clone(), Step::Fails, Step::Tag("ROLLBACK"), db.clone()], vec![b.clone()]),
             (vec![da.clone(), Step::Tag("PREPARE TRANSACTION"), Step::Fails], vec![a.clone()]),
-            // It has committed by itself.
+            // DISCARD ALL commits by itself.
             (
                 vec![listen("x"), Step::Done(Change::DiscardAll, "DISCARD ALL"), da.clone(), Step::Fails],
                 vec![Change::Listen("x".into()), Change::DiscardAll],
@@ -457,7 +452,7 @@ mod tests {
             let left: Vec<Change> = committed(&steps, true).into_iter().filter(|change| !is_mark(change)).collect();
             assert_eq!(left, expected, "{steps:?}");
         }
-        // Inside of a transaction only what was committed on the way.
+        // Within a transaction, only changes committed on the way.
         assert_eq!(committed(&[da.clone(), Step::Tag("COMMIT"), db], false), [a]);
         assert_eq!(committed(&[da], false), []);
     }
