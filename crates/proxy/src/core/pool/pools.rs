@@ -1,11 +1,11 @@
-//! A worker's pools, by number and by key.
+//! Pools of a worker, by number and by key.
 
 use std::collections::HashMap;
 use std::ops::{Index, IndexMut};
 
 use super::{Pool, PoolKey};
 
-/// A worker's pools. A number is used again after its pool was forgotten; by then nothing refers to it.
+/// Pools of a worker. A number is reused after its pool was removed; by then no reference to it is left.
 #[derive(Default)]
 pub(in crate::core) struct Pools {
     all: slab::Slab<Pool>,
@@ -15,37 +15,37 @@ pub(in crate::core) struct Pools {
 }
 
 impl Pools {
-    /// The pool of this key.
+    /// Returns the number of the pool with this key.
     pub(in crate::core) fn find(&self, key: &PoolKey) -> Option<usize> {
         self.by_key.get(key).copied()
     }
 
-    /// The pool with this number, if there is one.
+    /// Returns the pool with this number, if it exists.
     pub(in crate::core) fn get(&self, p: usize) -> Option<&Pool> {
         self.all.get(p)
     }
 
-    /// The pool with this number, to be changed; `None` if there is none.
+    /// Returns the pool with this number as mutable; `None` if it does not exist.
     pub(in crate::core) fn get_mut(&mut self, p: usize) -> Option<&mut Pool> {
         self.all.get_mut(p)
     }
 
-    /// The number of pools.
+    /// Returns the number of pools.
     pub(in crate::core) fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// The numbers of all pools.
+    /// Returns the numbers of all pools.
     pub(in crate::core) fn ids(&self) -> Vec<usize> {
         self.all.iter().map(|(p, _)| p).collect()
     }
 
-    /// All pools, with their numbers.
+    /// Iterates over all pools, with their numbers.
     pub(in crate::core) fn iter(&self) -> impl Iterator<Item = (usize, &Pool)> {
         self.all.iter()
     }
 
-    /// All pools, to be changed.
+    /// Iterates over all pools as mutable.
     pub(in crate::core) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Pool> {
         self.all.iter_mut().map(|(_, pool)| pool)
     }
@@ -63,7 +63,7 @@ impl Pools {
         self.touched.retain(|(touched, _)| *touched != p);
     }
 
-    /// The idle connections of a pool to a node may have changed.
+    /// Records that the idle connections of a pool to a node may have changed.
     pub(super) fn touch(&mut self, p: usize, node: usize) {
         let place = &mut self.all[p].nodes[node];
         if !std::mem::replace(&mut place.touched, true) {
@@ -76,7 +76,7 @@ impl Pools {
         std::mem::take(&mut self.touched)
     }
 
-    /// Gives the list's memory back.
+    /// Returns the list's memory.
     pub(super) fn give_touched(&mut self, mut list: Vec<(usize, usize)>) {
         if self.touched.is_empty() {
             list.clear();
