@@ -1,18 +1,18 @@
-//! Under which parameters a server connection has read the literals in functions.
+//! The parameters under which a server connection has read the literals in functions.
 
 use super::scope::Reading;
 
-/// What a server connection has analysed of functions.
+/// Functions' statements that a server connection has analyzed.
 ///
-/// PL/pgSQL analyses each statement of a function when a session first runs it, and keeps it: after
-/// `return '2020-01-01 00:00'::timestamptz` the instant is the one by the `TimeZone` of that moment. So a client whose literals are read
-/// otherwise must not meet what another client's calls have left there. `DISCARD PLANS` has PostgreSQL analyse all of it again.
+/// PL/pgSQL analyzes each statement of a function when a session first runs it, and keeps the result: after `return '2020-01-01 00:00'::timestamptz`
+/// the instant is that of the `TimeZone` in force at the time. So a client whose literals are read differently must not use the results of another
+/// client's calls. `DISCARD PLANS` makes PostgreSQL analyze all of them again.
 #[derive(Debug, Default)]
 pub(crate) struct Bodies {
     analysed: Analysed,
-    /// The client that has the connection has called a function.
+    /// True if the connection's client has called a function.
     called: bool,
-    /// The server has reported another value of a parameter that matters to literals, since the client has had the connection.
+    /// True if the server has reported a new value of a parameter that affects literals, since the client has had the connection.
     moved: bool,
 }
 
@@ -20,34 +20,34 @@ pub(crate) struct Bodies {
 enum Analysed {
     #[default]
     Nothing,
-    /// Under the parameters with this number: [`Reading::literals`].
+    /// Analyzed under the parameters with this number: [`Reading::literals`].
     Under(u64),
-    /// Under several, or under unknown ones.
+    /// Analyzed under several parameter sets, or under unknown ones.
     Mixed,
 }
 
 impl Bodies {
-    /// The client that has the connection calls a function, while its texts are read so.
+    /// Records that the connection's client, whose texts have this reading, calls a function.
     pub(crate) fn call(&mut self, reading: Reading) {
         self.called = true;
         self.analysed = if self.suit(reading) { Analysed::Under(reading.literals) } else { Analysed::Mixed };
     }
 
-    /// The server has reported that literals are read otherwise from now on, by a statement of the client's.
+    /// Records the server's report that literals are read differently from now on, caused by a statement of the client.
     pub(crate) fn literals_move(&mut self) {
         self.moved = true;
     }
 
-    /// The connection is without a client.
+    /// Records that the connection has no client any more.
     pub(crate) fn client_leaves(&mut self) {
-        // Whether the function was called before that change or after it is not known.
+        // It is unknown if the function was called before that change or after it.
         if self.called && self.moved {
             self.analysed = Analysed::Mixed;
         }
         (self.called, self.moved) = (false, false);
     }
 
-    /// True if functions that a client with this reading calls have the literals that they would have in a session of the client's own.
+    /// True if functions called by a client with this reading have the literals that they would have in a session of the client's own.
     pub(crate) fn suit(&self, reading: Reading) -> bool {
         match self.analysed {
             Analysed::Nothing => true,
@@ -56,7 +56,7 @@ impl Bodies {
         }
     }
 
-    /// Nothing is analysed any more: `DISCARD PLANS` or `DISCARD ALL` has been carried out.
+    /// Records that `DISCARD PLANS` or `DISCARD ALL` has been executed: no analyzed statements are left.
     pub(crate) fn discard(&mut self) {
         self.analysed = Analysed::Nothing;
     }
@@ -68,7 +68,7 @@ mod tests {
 
     const HERE: Reading = Reading::DEFAULT;
     const TOKYO: Reading = Reading { names: 0, literals: 1 };
-    /// Another `search_path`, by which PostgreSQL looks itself.
+    /// Another `search_path`, whose changes PostgreSQL detects itself.
     const PATH: Reading = Reading { names: 2, literals: 0 };
 
     #[test]

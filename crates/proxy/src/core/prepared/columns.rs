@@ -6,20 +6,20 @@ use wire::payload;
 
 /// A hash of the columns that a statement returns (names, types, modifiers), or of the fact that it returns none.
 ///
-/// PostgreSQL compares the same before it says "cached plan must not change result type" (`equalTupleDescs`). The table
-/// that a column comes from is not compared: swapping in another table by RENAME changes nothing.
+/// PostgreSQL compares the same before it reports "cached plan must not change result type" (`equalTupleDescs`). The table of a column is not
+/// compared: replacing a table by RENAME changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Columns(u64);
 
 impl Columns {
-    /// From a whole `RowDescription` or `NoData`. A payload of another format is hashed as it is.
+    /// Hashes a whole `RowDescription` or `NoData`. A payload of another format is hashed as it is.
     pub(crate) fn of(tag: u8, payload: &[u8]) -> Columns {
         let mut hasher = DefaultHasher::new();
         hasher.write_u8(tag);
         if tag == b'T' {
             let read = payload::each_column(payload, |column| {
                 hasher.write(column.name);
-                // A name contains no NUL, so this separates the name from what follows.
+                // A name contains no NUL, so this separates the name from the next field.
                 hasher.write_u8(0);
                 hasher.write_u32(column.kind);
                 hasher.write_i32(column.modifier);
@@ -36,7 +36,7 @@ impl Columns {
 mod tests {
     use super::*;
 
-    /// A `RowDescription` of columns with name, table, type, modifier and format.
+    /// Returns a `RowDescription` of columns with name, table, type, modifier and format.
     fn described(columns: &[(&str, u32, u32, i32, u16)]) -> Columns {
         let mut payload = (columns.len() as u16).to_be_bytes().to_vec();
         for (name, table, kind, modifier, format) in columns {

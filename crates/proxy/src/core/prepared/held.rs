@@ -1,10 +1,10 @@
-//! The prepared statements that one server connection has.
+//! Prepared statements of one server connection.
 
 use std::collections::HashMap;
 
 use super::statement::Statement;
 
-/// What a server connection has, counting what was sent and not answered yet.
+/// Prepared statements of a server connection, including the effect of messages that are not yet answered.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     named: HashMap<u64, Entry, foldhash::fast::RandomState>,
@@ -12,33 +12,33 @@ pub(crate) struct Held {
     clock: u64,
 }
 
-/// A server connection's unnamed statement.
+/// Unnamed statement of a server connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Unnamed {
     /// Any statement, or none.
     #[default]
     Unknown,
-    /// The statement with this id.
+    /// The statement with this ID.
     Is(u64),
-    /// A statement of the current client that is too long for the proxy to keep.
+    /// A statement of the current client that is too long to be cached.
     TooLong,
 }
 
 /// A named statement.
 #[derive(Debug, Clone, Copy, Default)]
 struct Entry {
-    /// The connection's `clock` when the statement was last used.
+    /// Value of the connection's `clock` at the last use.
     used: u64,
-    /// This connection has described the statement, and with the columns that clients were told of. (Of two
-    /// connections, one may have parsed the text before a schema change and the other after it.)
+    /// True if this connection has described the statement, with the columns that clients were told of. (Of two connections, one may have parsed the
+    /// text before a schema change and the other after it.)
     described: bool,
-    /// No client uses what the connection has under this name: see [`Held::spends`].
+    /// True if no client uses the connection's statement of this name: see [`Held::spends`].
     spent: bool,
-    /// See [`Held::runs_outside`].
+    /// True after [`Held::runs_outside`].
     outside: bool,
 }
 
-/// The statements that a connection had before all were dropped: for [`Held::undo`].
+/// Statements of a connection before all were dropped, for [`Held::undo`].
 #[derive(Debug, Clone)]
 pub(crate) struct Dropped(HashMap<u64, Entry, foldhash::fast::RandomState>);
 
@@ -48,7 +48,7 @@ impl Held {
         self.named.get(&statement.id()).is_some_and(|entry| !entry.spent)
     }
 
-    /// Marks the statement as used. False if the connection does not have it.
+    /// Marks the statement as used; returns false if the connection does not have it.
     pub(crate) fn uses(&mut self, statement: &Statement) -> bool {
         self.clock += 1;
         match self.named.get_mut(&statement.id()).filter(|entry| !entry.spent) {
@@ -60,47 +60,46 @@ impl Held {
         }
     }
 
-    /// A Parse of the statement is sent.
+    /// Records that a Parse of the statement is sent.
     pub(crate) fn gets(&mut self, statement: &Statement) {
         self.clock += 1;
         self.named.insert(statement.id(), Entry { used: self.clock, ..Entry::default() });
     }
 
-    /// The connection does not have the statement after all.
+    /// Records that the connection does not have the statement after all.
     pub(crate) fn loses(&mut self, statement: &Statement) {
         self.named.remove(&statement.id());
     }
 
-    /// What the connection has under the statement's name must not be used any more. It stays there until room is made.
+    /// Marks the connection's statement of this name as no longer usable. It stays on the server until room is made.
     pub(crate) fn spends(&mut self, statement: &Statement) {
         if let Some(entry) = self.named.get_mut(&statement.id()) {
             *entry = Entry { spent: true, ..Entry::default() };
         }
     }
 
-    /// The statement is run while literals are read otherwise than when it was prepared. PostgreSQL may then analyse it anew, as it does after
-    /// `ANALYZE` of a table in it, and it has the literals of that moment from then on: no other client may run it here.
+    /// Records that the statement runs while literals are read differently than when it was prepared. PostgreSQL may then analyze it again, as after
+    /// `ANALYZE` of one of its tables, and from then on it has the literals of that moment: no other client may run it here.
     pub(crate) fn runs_outside(&mut self, statement: &Statement) {
         if let Some(entry) = self.named.get_mut(&statement.id()) {
             entry.outside = true;
         }
     }
 
-    /// Forgets the statements that were run so, and gives their ids, for them to be dropped.
+    /// Forgets the statements that were run so, and returns their IDs, for them to be dropped.
     pub(crate) fn loses_outside(&mut self) -> Vec<u64> {
         let ids: Vec<u64> = self.named.iter().filter(|(_, entry)| entry.outside).map(|(id, _)| *id).collect();
         self.named.retain(|_, entry| !entry.outside);
         ids
     }
 
-    /// How many named statements the connection has, by all that was sent: the server has as many, if no one but the proxy has made or dropped
-    /// any.
+    /// Returns the number of named statements on the connection, according to all messages sent: the server has the same number, if only the proxy
+    /// has created or dropped any.
     pub(crate) fn count(&self) -> usize {
         self.named.len()
     }
 
-    /// Forgets the least recently used statement and gives its id, for a Close to be sent. `None` if there are fewer
-    /// than `most`.
+    /// Forgets the least recently used statement and returns its ID, for a Close to be sent. `None` if there are fewer than `most`.
     pub(crate) fn makes_room(&mut self, most: usize) -> Option<u64> {
         if self.named.len() < most {
             return None;
@@ -110,12 +109,12 @@ impl Held {
         Some(id)
     }
 
-    /// The Close of this statement was skipped: the connection still has the statement.
+    /// Records that the Close of this statement was skipped: the connection still has the statement.
     pub(crate) fn keeps(&mut self, id: u64) {
         self.named.insert(id, Entry::default());
     }
 
-    /// This connection has described the statement, and with the columns that clients were told of.
+    /// Records that this connection has described the statement, with the columns that clients were told of.
     pub(crate) fn has_described(&mut self, statement: &Statement) {
         if let Some(entry) = self.named.get_mut(&statement.id()) {
             entry.described = true;
@@ -127,34 +126,34 @@ impl Held {
         self.named.get(&statement.id()).is_some_and(|entry| entry.described && !entry.spent)
     }
 
-    /// The connection's unnamed statement.
+    /// Returns the connection's unnamed statement.
     pub(crate) fn unnamed(&self) -> Unnamed {
         self.unnamed
     }
 
-    /// A message is sent (a Parse, a Query) after which this is the connection's unnamed statement.
+    /// Records the unnamed statement after a message (a Parse, a Query) that is sent.
     pub(crate) fn set_unnamed(&mut self, unnamed: Unnamed) {
         self.unnamed = unnamed;
     }
 
-    /// The client leaves: no other client may use an unnamed statement that was too long to keep.
+    /// Handles the client's departure: no other client may use an unnamed statement that was too long to be cached.
     pub(crate) fn client_leaves(&mut self) {
         if self.unnamed == Unnamed::TooLong {
             self.unnamed = Unnamed::Unknown;
         }
     }
 
-    /// A statement is sent that drops all named statements (`DEALLOCATE ALL`, `DISCARD ALL`).
+    /// Records that a statement is sent that drops all named statements (`DEALLOCATE ALL`, `DISCARD ALL`).
     pub(crate) fn drops_all(&mut self) -> Dropped {
         Dropped(std::mem::take(&mut self.named))
     }
 
-    /// The statement that dropped all has failed or was skipped.
+    /// Restores the statements after the statement that dropped them has failed or was skipped.
     pub(crate) fn undo(&mut self, dropped: Dropped) {
         self.named = dropped.0;
     }
 
-    /// The ids of the statements that the connection has, for operators.
+    /// Returns the IDs of the connection's statements, for operators.
     pub(crate) fn ids(&self) -> impl Iterator<Item = u64> {
         self.named.keys().copied()
     }
@@ -177,10 +176,10 @@ mod tests {
         held.gets(&statements[2]);
         held.has_described(&statements[2]);
         assert!(held.is_described(&statements[2]) && !held.is_described(&statements[0]));
-        // What was not closed after all may be described in any way.
+        // A statement whose Close was skipped may have any description.
         held.keeps(2);
         assert!(held.has(&statements[1]) && !held.is_described(&statements[1]));
-        // What is not to be used any more is still there, and goes first.
+        // An unusable statement is still on the server, and is closed first.
         held.has_described(&statements[2]);
         held.spends(&statements[2]);
         assert!(!held.has(&statements[2]) && !held.uses(&statements[2]) && !held.is_described(&statements[2]));
@@ -188,7 +187,7 @@ mod tests {
         let mut closed = [held.makes_room(2), held.makes_room(2)];
         closed.sort();
         assert_eq!((closed, held.makes_room(2), held.count()), ([Some(2), Some(3)], None, 1));
-        // Nor is there what was never there.
+        // A statement that was never there is not added.
         held.spends(&statements[0]);
         assert_eq!(held.count(), 1);
     }

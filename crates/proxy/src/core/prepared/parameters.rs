@@ -1,38 +1,40 @@
-//! The types of a statement's parameters where the client has left them open.
+//! Types of a statement's parameters that the client has left open.
 //!
-//! PostgreSQL settles them when it parses the text (`select … where a = $1`: the type of `a`), and they stay for as long as the prepared statement lives. When
-//! `a` gets another type later, a statement that was prepared before still takes the former one, and one that is prepared now takes the new one. So:
+//! PostgreSQL determines them when it parses the text (`select … where a = $1`: the type of `a`), and they stay for the life of the prepared
+//! statement. When `a` gets another type later, a statement that was prepared before still takes the former type, and one that is prepared now takes
+//! the new one. So:
 //!
-//! - Each server connection gets the statement with the types that the first one has settled, whatever the schema is by then.
-//! - Whether a Parse would still settle them in the same way is asked of a server now and then, since a schema can change unseen: past the proxy, in `DO`,
-//!   in a function; and once a server connection has ended, since the next one may lead to another database of that name, or begin with another search
-//!   path. If a Parse would not, clients that prepare the text from then on get another statement.
+//! - Each server connection gets the statement with the types that the first one has determined, whatever the schema is by then.
+//! - From time to time a server is asked if a Parse would still determine the same types, since a schema can change undetected: outside the proxy, in
+//!   `DO`, in a function; and after the end of a server connection, since the next one may lead to another database of that name, or begin with
+//!   another search path. If a Parse would not, clients that prepare the text from then on get another statement.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::scope::{Moment, SETTLED_AFTER};
 
-/// PostgreSQL settles a parameter that is declared with one of these types as if none was declared: none, `unknown`, `void`.
+/// Types that PostgreSQL treats as undeclared in a Parse: none, `unknown`, `void`.
 const OPEN: [u32; 3] = [0, 705, 2278];
-/// For so long, in milliseconds, nothing is asked again, however often the schema may have changed: a bound on the questions where each statement may hide DDL.
+/// Minimum time between two checks, in milliseconds, however often the schema may have changed: a limit on the checks if each statement may hide DDL.
 const ASKED_JUST_NOW: u64 = 1_000;
 
 #[derive(Debug)]
 pub(super) struct Parameters {
-    /// The text has a parameter whose type the client has not declared.
+    /// True if the text has a parameter whose type the client has not declared.
     open: bool,
-    /// As in Parse and ParameterDescription: the count (Int16), then the type OIDs (Int32 each).
+    /// Types as in Parse and ParameterDescription: the count (Int16), then the type OIDs (Int32 each).
     settled: OnceLock<Box<[u8]>>,
-    /// When a server last settled a fresh Parse in the same way, as milliseconds of a [`Moment`] plus 1; 0: never. Written behind `version` and `doubts`.
+    /// Time at which a server last determined the same types for a fresh Parse, as milliseconds of a [`Moment`] plus 1; 0: never. Stored after
+    /// `version` and `doubts`.
     asked: AtomicU64,
-    /// The version of the schema when that was asked, and the doubts.
+    /// The version of the schema at that check. `doubts`: the number of doubts then.
     version: AtomicU64,
     doubts: AtomicU64,
 }
 
 impl Parameters {
-    /// Of a text and the types declared in its Parse, and how often what was known of the place had been doubted.
+    /// Creates the parameters of a text with the types declared in its Parse, and the number of doubts about its place until then.
     pub(super) fn new(text: &[u8], declared: &[u8], doubts: u64) -> Parameters {
         Parameters {
             open: is_open(text, declared),
@@ -47,24 +49,24 @@ impl Parameters {
         self.open
     }
 
-    /// The types that the first server has settled.
+    /// Returns the types that the first server has determined.
     pub(super) fn settled(&self) -> Option<&[u8]> {
         self.settled.get().map(|types| &**types)
     }
 
-    /// A server has settled them so. False if another one has settled them otherwise.
+    /// Records the types that a server has determined; returns false if another one has determined different types.
     pub(super) fn settle(&self, types: &[u8]) -> bool {
         **self.settled.get_or_init(|| types.into()) == *types
     }
 
-    /// A server that was asked `at` that moment settles a fresh Parse as the first one has.
+    /// Records that a server, asked `at` that moment, has determined the same types for a fresh Parse as the first one.
     pub(super) fn are_still_so(&self, at: Moment) {
         self.version.store(at.version, Ordering::Relaxed);
         self.doubts.store(at.doubts, Ordering::Relaxed);
         self.asked.store(at.millis.saturating_add(1), Ordering::Release);
     }
 
-    /// True if a fresh Parse would settle them as the first has, as far as can be known without asking.
+    /// True if a fresh Parse would determine the same types as the first, as far as known without asking.
     pub(super) fn are_sure(&self, now: Moment) -> bool {
         if self.doubts.load(Ordering::Relaxed) != now.doubts {
             return false;
@@ -79,7 +81,7 @@ impl Parameters {
     }
 }
 
-/// True if the text may have a parameter of no declared type. `'$1'` and `a$1` count, though they are none.
+/// True if the text may have a parameter without a declared type. `'$1'` and `a$1` count, although they are not parameters.
 fn is_open(text: &[u8], declared: &[u8]) -> bool {
     let mut most = 0;
     let mut rest = text;
@@ -141,10 +143,10 @@ mod tests {
         assert_eq!(parameters.settled(), Some(&types(&[23])[..]));
         parameters.are_still_so(at(0));
         assert!(parameters.are_sure(at(9_999)) && !parameters.are_sure(at(10_000)));
-        // Another worker's clock is a little behind.
+        // Another worker's clock is slightly behind.
         parameters.are_still_so(at(500));
         assert!(parameters.are_sure(at(499)));
-        // Something that may hide DDL has run.
+        // A statement that may hide DDL has run.
         let before = at(20_000);
         place.schema().changes(begin + Duration::from_secs(20), false);
         parameters.are_still_so(before);
@@ -159,7 +161,7 @@ mod tests {
         assert!(!parameters.are_sure(at(30_001)));
         parameters.are_still_so(at(30_000));
         assert!(parameters.are_sure(at(30_000)));
-        // Nobody else's schema counts, and no other user's connections.
+        // Schemas of other databases and connections of other users do not count.
         registry.place(("d", "v"), "").doubt();
         registry.place(("e", "u"), "").schema().changes(begin, true);
         assert!(parameters.are_sure(at(30_000)));

@@ -1,4 +1,4 @@
-//! One prepared statement: a text and its parameter types, in one scope.
+//! A prepared statement: a text and its parameter types, in one scope.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -12,42 +12,42 @@ use super::columns::Columns;
 use super::parameters::Parameters;
 use super::scope::{Known, Moment, SETTLED_AFTER, Scope};
 
-/// Longest unnamed statement that server connections keep, in bytes.
+/// Maximum length in bytes of an unnamed statement that server connections keep.
 const MOST_UNNAMED: usize = 8 << 10;
-/// After this many Parses without a name, a statement is expected to come again.
+/// Number of Parses without a name after which a statement is expected to recur.
 const MANY: u32 = 2;
 /// Approximate size of a statement besides its text and types, in bytes.
 const FIXED: usize = 384;
 
-/// A text and its parameter types, in one scope. Clients of the scope share the statement. A server connection has it
-/// at most once, under a name made from `id`.
+/// A text and its parameter types, in one scope. Clients of the scope share the statement. A server connection has it at most once, under a name made
+/// from `id`.
 #[derive(Debug)]
 pub(crate) struct Statement {
     id: u64,
-    /// `None`: the statement is one client's alone, because its meaning can't be told: the client has unknown settings,
-    /// or the text has a literal such as `'now'`.
+    /// Scope of the text. `None`: the statement belongs to one client alone, because its meaning is unknown: the client has unknown settings, or the
+    /// text has a literal such as `'now'`.
     scope: Option<Scope>,
     text: Box<[u8]>,
     types: Box<[u8]>,
     parameters: Parameters,
     class: Class,
-    /// [`super::scope::Schema::declared`] when the statement was made.
+    /// Value of [`super::scope::Schema::declared`] at the statement's creation.
     declared: u64,
-    /// A server has accepted the statement at least once.
+    /// True if a server has accepted the statement at least once.
     accepted: AtomicBool,
-    /// The columns that clients are told of, once a client has asked.
+    /// Columns that clients are told of, once a client has asked.
     columns: OnceLock<Columns>,
-    /// The columns have changed since: the statement is given to no further client.
+    /// True if the columns have changed since: no further client gets the statement.
     outdated: AtomicBool,
-    /// A Parse of the text gives other parameters or columns by now: the statement is given to no further client, and goes on for who has it.
+    /// True if a Parse of the text gives other parameters or columns by now: no further client gets the statement, but its present clients keep it.
     superseded: AtomicBool,
-    /// A replica has refused to run the statement.
+    /// True if a replica has refused to run the statement.
     demoted: AtomicBool,
-    /// How often the statement was parsed without a name; not counted beyond [`MANY`].
+    /// Number of Parses without a name; not counted beyond [`MANY`].
     unnamed: AtomicU32,
     /// The last answer of a server to a Describe.
     described: ArcSwapOption<Described>,
-    /// What the statement changes of parameters and channels, once that was asked; `None` if it can't be told.
+    /// Changes of the statement to parameters and channels, once requested; `None` if unknown.
     changes: OnceLock<Option<Arc<Changes>>>,
 }
 
@@ -56,9 +56,9 @@ pub(crate) struct Statement {
 pub(crate) struct Described {
     /// `ParameterDescription`, then `RowDescription` or `NoData`, as whole messages.
     pub(crate) messages: Box<[u8]>,
-    /// When the answer came.
+    /// Time of the answer.
     at: Instant,
-    /// [`super::scope::Schema::version`] when the Describe was sent.
+    /// Value of [`super::scope::Schema::version`] when the Describe was sent.
     schema: u64,
 }
 
@@ -90,37 +90,38 @@ impl Statement {
         }
     }
 
-    /// A placeholder for a statement about which nothing is known, and which is not kept.
+    /// Creates a placeholder for an unknown statement that is not cached.
     pub(crate) fn unknown() -> Statement {
         Statement::new(0, None, b"", b"\0\0", Class::UNKNOWN, Known::default())
     }
 
-    /// The id: unique in the process; 0 only for [`Statement::unknown`].
+    /// Returns the ID: unique in the process; 0 only for [`Statement::unknown`].
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
 
-    /// The statement's name on server connections.
+    /// Returns the statement's name on server connections.
     pub(crate) fn name(&self) -> StatementName {
         StatementName::of(self.id)
     }
 
-    /// The scope in which the text was read; `None` if the statement is one client's alone.
+    /// Returns the scope in which the text was read; `None` if the statement belongs to one client alone.
     pub(crate) fn scope(&self) -> Option<Scope> {
         self.scope
     }
 
-    /// The text, without its NUL.
+    /// Returns the text, without its NUL.
     pub(crate) fn text(&self) -> &[u8] {
         &self.text
     }
 
-    /// The parameter types that the client has declared, as on the wire: the count, then the type OIDs.
+    /// Returns the parameter types declared by the client, as on the wire: the count, then the type OIDs.
     pub(crate) fn types(&self) -> &[u8] {
         &self.types
     }
 
-    /// The parameter types with which a server connection gets the statement: those that the first server has settled, once they are known.
+    /// Returns the parameter types with which a server connection gets the statement: those that the first server has determined, once they are
+    /// known.
     pub(crate) fn settled_types(&self) -> &[u8] {
         self.parameters.settled().unwrap_or(&self.types)
     }
@@ -130,15 +131,16 @@ impl Statement {
         self.parameters.are_open()
     }
 
-    /// A server has described the statement with these parameter types. False if the first one has settled others; then no further client gets the statement.
+    /// Records the parameter types with which a server has described the statement; returns false if the first server has determined others; then no
+    /// further client gets the statement.
     pub(crate) fn has_types(&self, types: &[u8]) -> bool {
         let same = !self.parameters.are_open() || self.parameters.settle(types);
         self.superseded.fetch_or(!same, Ordering::Relaxed);
         same
     }
 
-    /// A server has described a fresh Parse of the text; what is too long to compare is `None`. If the statement was prepared with other parameters, or gives
-    /// other columns, no further client gets the statement.
+    /// Records a server's description of a fresh Parse of the text; `None` for one that is too long to compare. If the statement was prepared with
+    /// other parameters, or returns other columns, no further client gets the statement.
     pub(crate) fn parses_as(&self, parameters: Option<&[u8]>, columns: Option<Columns>, at: Moment) {
         let same = parameters.is_some_and(|types| self.has_types(types))
             && columns.is_none_or(|columns| self.columns().is_none_or(|told| told == columns));
@@ -148,24 +150,25 @@ impl Statement {
         self.superseded.fetch_or(!same, Ordering::Relaxed);
     }
 
-    /// A server does not take the statement with the parameters that the first one has settled. Whoever prepares the text anew has them settled anew.
+    /// Records that a server rejects the statement with the parameters that the first server has determined. A new Parse of the text determines them
+    /// again.
     pub(crate) fn does_not_parse(&self) {
         self.superseded.fetch_or(self.parameters.settled().is_some(), Ordering::Relaxed);
     }
 
-    /// True if a Parse of the text would give the parameters and columns that this statement has, as far as can be known without asking a server.
+    /// True if a Parse of the text would give this statement's parameters and columns, as far as known without asking a server.
     pub(crate) fn is_sure(&self, now: Moment) -> bool {
         let settled = !self.parameters.are_open();
         let rowless = self.class.flags.has(Flags::ROWLESS) || self.class.control != sql::Control::None;
         (settled && rowless) || self.parameters.are_sure(now)
     }
 
-    /// The statement's class. A read that a replica has refused counts as a write: it may call a function that writes.
+    /// Returns the statement's class. A read that a replica has refused counts as a write: it may call a function that writes.
     pub(crate) fn class(&self) -> Class {
         if self.is_demoted() { Class { access: Access::Write, ..self.class } } else { self.class }
     }
 
-    /// Approximate size in bytes.
+    /// Returns the approximate size in bytes.
     pub(super) fn weight(&self) -> usize {
         FIXED + self.text.len() + self.types.len()
     }
@@ -174,8 +177,7 @@ impl Statement {
         self.scope == Some(scope) && *self.text == *text && *self.types == *types
     }
 
-    /// True if a Parse of the same text may be answered with this statement. After DDL only a fresh Parse is sure to
-    /// see the schema as it is now.
+    /// True if a Parse of the same text may be answered with this statement. After DDL only a fresh Parse is sure to see the present schema.
     pub(super) fn is_current(&self, known: Known) -> bool {
         !self.is_outdated()
             && !self.superseded.load(Ordering::Relaxed)
@@ -187,17 +189,17 @@ impl Statement {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// A server has accepted the statement.
+    /// Records that a server has accepted the statement.
     pub(crate) fn accept(&self) {
         self.accepted.store(true, Ordering::Relaxed);
     }
 
-    /// True if the columns have changed since clients were told: a fresh statement has to take this one's place.
+    /// True if the columns have changed since clients were told: a fresh statement has to replace this one.
     pub(crate) fn is_outdated(&self) -> bool {
         self.outdated.load(Ordering::Relaxed)
     }
 
-    /// The columns are no longer what clients were told.
+    /// Records that the columns are no longer those that clients were told of.
     pub(crate) fn outdate(&self) {
         self.outdated.store(true, Ordering::Relaxed);
     }
@@ -206,7 +208,7 @@ impl Statement {
         self.demoted.load(Ordering::Relaxed)
     }
 
-    /// A replica has refused the statement: it goes to the primary from now on.
+    /// Records that a replica has refused the statement: it is sent to the primary from now on.
     pub(crate) fn demote(&self) {
         self.demoted.store(true, Ordering::Relaxed);
     }
@@ -218,7 +220,7 @@ impl Statement {
         }
     }
 
-    /// True if the statement is parsed without a name again and again, and may be kept on server connections.
+    /// True if the statement is repeatedly parsed without a name, and may be kept on server connections.
     pub(crate) fn is_recurring(&self) -> bool {
         self.scope.is_some()
             && self.unnamed.load(Ordering::Relaxed) >= MANY
@@ -226,22 +228,22 @@ impl Statement {
             && !self.is_outdated()
     }
 
-    /// Notes the columns that a server has described. False if they differ from those described before.
+    /// Records the columns that a server has described; returns false if they differ from those described before.
     pub(crate) fn has_columns(&self, columns: Columns) -> bool {
         *self.columns.get_or_init(|| columns) == columns
     }
 
-    /// The columns that clients are told of, if any client has asked.
+    /// Returns the columns that clients are told of, if any client has asked.
     pub(crate) fn columns(&self) -> Option<Columns> {
         self.columns.get().copied()
     }
 
-    /// Keeps a server's answer to a Describe, for other clients.
+    /// Caches a server's answer to a Describe for other clients.
     pub(crate) fn note_described(&self, messages: Vec<u8>, at: Instant, schema: u64) {
         self.described.store(Some(Arc::new(Described { messages: messages.into(), at, schema })));
     }
 
-    /// What a server would answer to a Describe now, if that is known.
+    /// Returns the present answer of a server to a Describe, if it is known.
     pub(crate) fn described(&self, now: Instant, schema: u64) -> Option<Arc<Described>> {
         if self.is_outdated() || !self.is_accepted() {
             return None;
@@ -251,8 +253,7 @@ impl Statement {
         fresh.then_some(described)
     }
 
-    /// What the statement changes of parameters and channels. `read` is called once, for the first caller. `None`:
-    /// can't be told.
+    /// Returns the statement's changes to parameters and channels; `None` if unknown. `read` is called once, for the first caller.
     pub(crate) fn changes(&self, read: impl FnOnce() -> Option<Changes>) -> Option<Arc<Changes>> {
         self.changes.get_or_init(|| read().map(Arc::new)).clone()
     }
@@ -270,7 +271,7 @@ impl Statement {
     }
 }
 
-/// A server's name for a statement: `kp` and the id in decimal. Made without allocating.
+/// Name of a statement on servers: `kp` and the ID in decimal. Created without allocating.
 pub(crate) struct StatementName {
     bytes: [u8; 22],
     from: usize,
@@ -283,10 +284,10 @@ impl fmt::Display for StatementName {
 }
 
 impl StatementName {
-    /// The prefix of all such names.
+    /// Prefix of all such names.
     pub(crate) const PREFIX: &[u8] = b"kp";
 
-    /// The name of the statement with this id.
+    /// Returns the name of the statement with this ID.
     pub(crate) fn of(mut id: u64) -> StatementName {
         let mut bytes = [0; 22];
         let mut from = bytes.len();
@@ -303,7 +304,7 @@ impl StatementName {
         StatementName { bytes, from }
     }
 
-    /// The name.
+    /// Returns the bytes of the name.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.bytes[self.from..]
     }
