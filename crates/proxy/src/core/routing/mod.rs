@@ -1,4 +1,4 @@
-//! Where statements go: `route` says to which node, `strong` what a strong read waits for before that.
+//! Routing of statements: `route` chooses the node, `strong` the wait of a strong read before it.
 
 mod route;
 mod strong;

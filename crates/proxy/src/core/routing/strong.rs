@@ -1,13 +1,13 @@
-//! Strong reads: on a replica, and yet everything is seen that anybody was told to be committed before the read began.
+//! Strong reads: they may run on a replica, and still see every commit that was reported to any client before the read began.
 //!
-//! The read takes a ticket of the oracle. Its answer, a position of the primary's, is where a replica must have got to; the read
-//! waits for both here, in its worker's own heaps: it holds no server and no thread, and a worker is woken when the lowest number
-//! that it waits for has been reached. What takes longer than `strong_wait` goes to the primary, which is never behind.
+//! The read takes a ticket of the oracle. The oracle's answer, a position of the primary, is the position that a replica must have reached; the read
+//! waits for both here, in its worker's own heaps: it holds no server and no thread, and a worker is woken when the lowest awaited number has been
+//! reached. A read that waits longer than `strong_wait` is sent to the primary, which is never behind.
 //!
-//! Where relays are configured, whatever a strong session sends also waits for **proof**: enough relays say, after it has come, that the view's
-//! term still stands (docs/decisions/0048). Otherwise a proxy that is cut off together with an old primary would go on answering from that one.
-//! Both are asked at the same time. A statement that cannot have the proof before it is sent, because its session holds a server connection, has
-//! its answer held back for it (`commit`).
+//! If relays are configured, each unit of a strong session also waits for **proof**: after its arrival, enough relays confirm that the view's term is
+//! still in force (docs/decisions/0048). Otherwise a proxy that is cut off together with an old primary would continue to answer from it. Position
+//! and proof are requested at the same time. A statement that cannot have its proof before it is sent, because its session holds a server connection,
+//! has its answer held back until then (`commit`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,48 +21,48 @@ use crate::core::memory::Token;
 use crate::core::pool::Want;
 use crate::core::{Core, over};
 
-/// Most reads that wait in one worker; more go to the primary.
+/// Maximum number of waiting reads of one worker; further ones are sent to the primary.
 const MOST_WAITING: usize = 1 << 17;
 
-/// What somebody can do whose strong read could not have its proof.
+/// Hint for a client whose strong read could not have its proof.
 pub(in crate::core) const UNPROVEN_HINT: &str = "Another primary may have been made that this proxy does not reach. Check that the proxy \
     reaches the relays of [[cluster.relays]], and SHOW RELAYS on its console; a failover that was begun ends, or is called off by \
     \"kingpost failover --abort\". SET kingpost.consistency = 'session' reads without this proof.";
 
-/// What a strong read knows of the position that it must see.
+/// State of the position that a strong read must see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Reach {
-    /// Nothing was asked, or nothing need be.
+    /// The position is not requested, or not needed.
     Unasked,
-    /// It waits for the answer to this ticket.
+    /// The read waits for the answer to this ticket.
     Asked(Ticket),
-    /// It waits for a replica to get there.
+    /// The read waits until a replica has reached the position.
     Behind { term: u64, lsn: Lsn },
-    /// It waits for nothing more: any replica that has got there will do.
+    /// The read need not wait: any replica that has reached the position is suitable.
     At { term: u64, lsn: Lsn },
-    /// It has waited long enough: the primary.
+    /// The read has waited long enough, and is sent to the primary.
     Primary,
 }
 
-/// What a unit of a strong session knows of its term.
+/// State of the proof of a strong session's unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Proof {
-    /// Nobody was asked, or nobody can tell.
+    /// The proof is not requested, or not available.
     Unasked,
-    /// It waits for the answer to this ticket of [`topology::Topology::proof`].
+    /// The unit waits for the answer to this ticket of [`topology::Topology::proof`].
     Asked(Ticket),
-    /// This term stood after the unit had come.
+    /// Proof that this term was in force after the arrival of the unit.
     Of(u64),
 }
 
-/// What becomes of a unit that is about to be given a server.
+/// Decision on a unit that is about to be assigned a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Hold {
-    /// It may be given one.
+    /// The unit may be assigned a server.
     Go,
-    /// It waits; its client is `waiting`, and the unit is dispatched again when it need not any more.
+    /// The unit waits; its client is `waiting`, and the unit is dispatched again once the wait is over.
     Wait,
-    /// It has waited for proof for long enough, or too many wait.
+    /// The unit has waited for proof for too long, or too many units wait.
     Refuse,
 }
 
@@ -78,30 +78,29 @@ impl Proof {
     }
 }
 
-/// A worker's strong reads that wait; None until there is one.
+/// Waiting strong reads of a worker; None until the first.
 #[derive(Default)]
 pub(in crate::core) struct StrongReads(Option<Box<Strong>>);
 
 impl StrongReads {
-    /// True if one may wait.
+    /// True if a read may wait.
     pub(in crate::core) fn any_wait(&self) -> bool {
         self.0.is_some()
     }
 }
 
-/// Those that wait. An entry whose client has gone, or no longer waits, is dropped when its turn comes.
+/// The waiting reads. An entry whose client has gone, or no longer waits, is dropped at its turn.
 struct Strong {
     asked: Waiters<Token, Ticket>,
     behind: Waiters<Token, Lsn>,
     proved: Option<Waiters<Token, Ticket>>,
-    /// When each has waited long enough for a replica, in that order.
+    /// End of each read's wait for a replica, in that order.
     deadlines: VecDeque<(Instant, Token)>,
-    /// Since when each waits for proof, in that order; who waits no more goes when it is at the front.
+    /// Start of each unit's wait for proof, in that order; entries that no longer wait are removed once they are at the front.
     unproven: VecDeque<(Instant, Token)>,
 }
 
-/// What becomes of a strong read, from plain values: what its position is known to be, and where the fastest replica that may be
-/// used is.
+/// Decides from plain values on a strong read: by the known position, and by the position of the fastest usable replica.
 fn decide(reach: Reach, term: u64, fastest: Option<Lsn>, late: bool) -> Reach {
     match (reach, fastest) {
         (_, None) => Reach::Primary,
@@ -109,15 +108,14 @@ fn decide(reach: Reach, term: u64, fastest: Option<Lsn>, late: bool) -> Reach {
             Reach::At { term, lsn }
         }
         _ if late => Reach::Primary,
-        // The primary is another since: where that one is must be asked.
+        // The primary has changed since: the new primary's position must be requested.
         (Reach::Behind { term: of, .. } | Reach::At { term: of, .. }, _) if of != term => Reach::Unasked,
         (Reach::At { term, lsn }, _) => Reach::Behind { term, lsn },
         (reach, _) => reach,
     }
 }
 
-/// What is known of a term that has to be proven, from plain values. `answer`: the term that the answer to its ticket is about. None: it has
-/// to be asked.
+/// Returns the state of the proof of a term, from plain values. `answer`: the term in the answer to its ticket. None: the proof has to be requested.
 fn prove(proof: Proof, answer: Option<u64>, term: u64) -> Option<Proof> {
     match (proof, answer) {
         (Proof::Of(of), _) | (Proof::Asked(_), Some(of)) => (of == term).then_some(Proof::Of(term)),
@@ -127,20 +125,20 @@ fn prove(proof: Proof, answer: Option<u64>, term: u64) -> Option<Proof> {
 }
 
 impl Core {
-    /// What a read of this client is sure to see.
+    /// Returns the consistency of this client's reads.
     pub(in crate::core) fn consistency(&self, c: usize) -> Consistency {
         let client = &self.clients[c];
         let of_database = || self.pools.get(client.pool).map(|pool| pool.database.consistency);
         client.consistency.or_else(of_database).unwrap_or(Consistency::Session)
     }
 
-    /// A unit is about to be given a server.
+    /// Decides if a unit that is about to be assigned a server has to wait.
     pub(in crate::core) fn hold_unit(&mut self, c: usize, want: Want) -> Hold {
         self.clients[c].proven = false;
         if self.consistency(c) != Consistency::Strong {
             return Hold::Go;
         }
-        // Before anything is waited for: the questions are on their way at the same time.
+        // Before any wait, so that both requests are under way at the same time.
         if self.clients[c].unit.proof == Proof::Unasked
             && let Some(proof) = self.shared.topology.proof()
         {
@@ -150,7 +148,7 @@ impl Core {
         if want == Want::Read && self.hold_read(c) { Hold::Wait } else { self.hold_for_proof(c) }
     }
 
-    /// Whether the term of this view still stood when the unit had come.
+    /// Decides if a unit has to wait for the proof that the view's term was still in force at its arrival.
     fn hold_for_proof(&mut self, c: usize) -> Hold {
         let topology = Arc::clone(&self.shared.topology);
         let Some(oracle) = topology.proof() else { return Hold::Go };
@@ -163,7 +161,7 @@ impl Core {
         let proof = prove(before, answer, term).unwrap_or_else(|| Proof::Asked(oracle.ticket()));
         self.clients[c].unit.proof = proof;
         let Proof::Asked(ticket) = proof else {
-            // What is sent before a Sync or Flush, and behind these bytes, may come much later.
+            // Messages of the unit after these bytes, up to its Sync or Flush, may come much later.
             self.clients[c].proven = self.clients[c].unit.whole;
             return Hold::Go;
         };
@@ -188,7 +186,7 @@ impl Core {
         Hold::Wait
     }
 
-    /// What a client is told whose unit could not have its proof; nothing of it was executed.
+    /// Returns the error message for a client whose unit could not have its proof; nothing of the unit was executed.
     pub(in crate::core) fn unproven_text(&self) -> String {
         let Standing { relays, needed, stands, ended } = self.shared.topology.standing();
         format!(
@@ -198,7 +196,7 @@ impl Core {
         )
     }
 
-    /// A read is about to be given a server. True if it has to wait before, for its position or for a replica.
+    /// Handles a read that is about to be assigned a server; returns true if it has to wait first, for its position or for a replica.
     fn hold_read(&mut self, c: usize) -> bool {
         let term = u64::from(self.view.term.timeline);
         let fastest = self.fastest_replica();
@@ -240,7 +238,7 @@ impl Core {
         false
     }
 
-    /// False if there are too many already.
+    /// Adds a read to the heaps; returns false if too many reads wait already.
     fn wait_strong(&mut self, c: usize, reach: Reach, first: bool) -> bool {
         let (token, since) = (self.clients[c].token, self.clients[c].since);
         let topology = Arc::clone(&self.shared.topology);
@@ -265,7 +263,7 @@ impl Core {
         true
     }
 
-    /// Those who wait in this worker.
+    /// Returns the waiting reads of this worker.
     fn strong_reads(&mut self) -> &mut Strong {
         let (topology, bell) = (&self.shared.topology, &self.bell);
         self.strong.0.get_or_insert_with(|| {
@@ -280,15 +278,15 @@ impl Core {
         })
     }
 
-    /// Where the fastest replica is that reads may be given to; None if there is none, or if it never tells.
+    /// Returns the position of the fastest replica usable for reads; None if there is none, or if it never reports one.
     fn fastest_replica(&self) -> Option<Lsn> {
         let fit = self.view.nodes.iter().filter(|node| node.role == Role::Replica && node.usable && node.weight > 0);
         let furthest = fit.map(|node| node.node.replayed.get()).max();
-        // Without timelines there may be no positions either, and nothing to wait for.
+        // Without timelines there may also be no positions, and so no wait.
         furthest.filter(|lsn| *lsn > Lsn(0) || !self.view.term.is_counted())
     }
 
-    /// Lets go on whoever need not wait any more. To be called each turn: costs two loads while nobody waits.
+    /// Releases all reads that need not wait any more. Called each turn: costs two loads while no read waits.
     pub(in crate::core) fn release_strong(&mut self) {
         let Some(mut strong) = self.strong.0.take() else { return };
         while let Some(token) = strong.asked.pop() {
@@ -325,7 +323,7 @@ impl Core {
         self.strong.0 = Some(strong);
     }
 
-    /// A client that waits here (it may have left, been cancelled, or wait for a server by now) looks again.
+    /// Dispatches a waiting client again, unless it has left, was cancelled, or waits for a server by now.
     fn wake_strong(&mut self, token: Token) {
         if !self.is_client(token) {
             return;
@@ -338,7 +336,7 @@ impl Core {
         }
     }
 
-    /// When the first of those who wait will have waited long enough.
+    /// Returns the time until the first waiting read has waited long enough.
     pub(in crate::core) fn strong_patience(&self) -> Option<Duration> {
         let strong = self.strong.0.as_ref()?;
         let replica = strong.deadlines.front().map(|entry| entry.0);
@@ -365,7 +363,7 @@ mod tests {
             (at(5), 1, there(4), true, Reach::Primary),
             (at(5), 1, there(6), true, at(5)),
             (at(5), 1, None, false, Reach::Primary),
-            // A replica of another term is nowhere near, however high its number.
+            // The position of a replica of another term does not count, however high.
             (at(5), 2, there(9), false, Reach::Unasked),
             (behind(5), 2, there(9), false, Reach::Unasked),
             (behind(5), 2, there(9), true, Reach::Primary),
@@ -385,7 +383,7 @@ mod tests {
             (Proof::Unasked, None, 1, None),
             (asked, None, 1, Some(asked)),
             (asked, Some(1), 1, Some(Proof::Of(1))),
-            // The primary is another since: that one's term has to be asked about.
+            // The primary has changed since: the proof of the new term has to be requested.
             (asked, Some(1), 2, None),
             (asked, Some(2), 1, None),
             (Proof::Of(1), None, 1, Some(Proof::Of(1))),
