@@ -1,4 +1,4 @@
-//! Which statements the portals of a server connection's transaction run. `B p s` makes portal `p`, `E p` runs it.
+//! The statements that the portals of a server connection's transaction run. `B p s` creates portal `p`, `E p` runs it.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use sql::Changes;
 
 use crate::core::prepared::Statement;
 
-/// Most named portals of one transaction that are followed; of others nothing is known.
+/// Maximum number of tracked named portals of one transaction; others are unknown.
 const MOST: usize = 64;
 
-/// The portals that a client has bound by the protocol. They end with the transaction.
+/// Portals that a client has bound by the protocol. They end with the transaction.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Portals {
     unnamed: Portal,
@@ -19,33 +19,32 @@ pub(in crate::core) struct Portals {
 /// One portal.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Portal {
-    /// The statement that the portal runs. `None`: a statement prepared by SQL, or an unknown one.
+    /// The portal's statement. `None`: a statement prepared by SQL, or an unknown one.
     pub statement: Option<Arc<Statement>>,
-    /// The client's name for the statement; empty: the unnamed statement, or none.
+    /// The client's name for the statement; empty for the unnamed statement, or for none.
     pub called: Vec<u8>,
-    /// What running the portal changes, with the bound values filled in. `None`: nothing, unknown, or the portal has
-    /// been run.
+    /// Changes made by running the portal, with the bound values filled in. `None`: none, unknown, or the portal has been run.
     changes: Option<Arc<Changes>>,
-    /// An Execute of the portal was sent, or answered by the proxy.
+    /// True if an Execute of the portal was sent, or answered by the proxy.
     has_run: bool,
-    /// The number of the unit whose Bind made the portal.
+    /// Number of the unit whose Bind created the portal.
     pub unit: u64,
 }
 
-/// What an Execute runs.
+/// Effect of an Execute.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Run {
     /// The portal's statement; `None` if unknown.
     pub statement: Option<Arc<Statement>>,
-    /// What the statement changes, if the portal is run for the first time.
+    /// Changes of the statement, if the portal is run for the first time.
     pub changes: Option<Arc<Changes>>,
-    /// The portal was run before.
+    /// True if the portal was run before.
     pub has_run: bool,
 }
 
 impl Portals {
-    /// Notes a Bind in this unit: portal `name` runs `statement`, which the client calls `called`. False: too many portals to follow
-    /// this one.
+    /// Records a Bind in this unit: portal `name` runs `statement`, which the client calls `called`. Returns false if too many portals are tracked
+    /// already.
     pub(in crate::core) fn bind(
         &mut self,
         (unit, name): (u64, &[u8]),
@@ -75,7 +74,7 @@ impl Portals {
         true
     }
 
-    /// The portal of this name, if it is followed.
+    /// Returns the portal of this name, if it is tracked.
     pub(in crate::core) fn get(&self, name: &[u8]) -> Option<&Portal> {
         if name.is_empty() {
             return Some(&self.unnamed);
@@ -83,8 +82,8 @@ impl Portals {
         self.named.iter().find(|(known, _)| **known == *name).map(|(_, portal)| portal)
     }
 
-    /// Notes an Execute: gives the portal's statement, and what it changes. A portal that was suspended by a row limit
-    /// (`E '' 1`) and is run again changes nothing more.
+    /// Records an Execute, and returns the portal's statement and its changes. A portal that was suspended by a row limit (`E '' 1`) and is run again
+    /// has no further changes.
     pub(in crate::core) fn run(&mut self, name: &[u8]) -> Run {
         let portal = match name {
             b"" => Some(&mut self.unnamed),
@@ -97,8 +96,8 @@ impl Portals {
         })
     }
 
-    /// A transaction ended with this unit, and its portals with it. Portals of later units stay, which are already sent: in
-    /// `Q "select 1"; P s "deallocate all"; B '' s; E ''` the portal is bound before the Query is answered.
+    /// Removes the portals of a transaction that ended with this unit. Portals of later units, which are already sent, stay: in `Q "select 1"; P s
+    /// "deallocate all"; B '' s; E ''` the portal is bound before the Query is answered.
     pub(in crate::core) fn end(&mut self, unit: u64) {
         self.named.retain(|(_, portal)| portal.unit > unit);
         if self.unnamed.unit <= unit {
@@ -108,7 +107,7 @@ impl Portals {
         }
     }
 
-    /// The client has gone, and all its portals with it.
+    /// Removes all portals, because the client has left.
     pub(in crate::core) fn client_leaves(&mut self) {
         self.end(u64::MAX);
     }

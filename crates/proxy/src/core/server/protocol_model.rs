@@ -1,5 +1,4 @@
-//! A model of a server for tests and the fuzzer. The model knows which request each of its messages answers;
-//! [`Protocol`] has to find that out.
+//! Model of a server for tests and the fuzzer. The model knows which request each of its messages answers; [`Protocol`] has to determine it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +16,7 @@ impl Note for u32 {
 /// A message from a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sends {
-    /// The flag says whether the server answers with an error.
+    /// The flag is true if the server answers with an error.
     Parse(bool),
     Bind(bool),
     Describe(bool),
@@ -31,11 +30,11 @@ pub(super) enum Sends {
     QueryCopy,
     CopyData,
     CopyDone,
-    /// An answer from the caller itself.
+    /// An answer of the proxy itself.
     Own,
 }
 
-/// A server's message, with the number of the request that it answers, or the requests that failed and were skipped.
+/// A server's message, with the number of the request that it answers, or of the requests that failed and were skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Says {
     Answer(u8, Option<u32>),
@@ -44,14 +43,14 @@ enum Says {
     CopyIn,
 }
 
-/// PostgreSQL's behaviour: what it does with messages, and what it answers.
+/// PostgreSQL's behavior: its handling of messages, and its answers.
 #[derive(Default)]
 struct Server {
     skipping: bool,
-    /// Set while the server reads COPY data; the number of the Query, or `None` inside if it is an Execute.
+    /// Set while the server reads COPY data: the number of the Query, or `None` inside for an Execute.
     copying: Option<Option<u32>>,
     says: VecDeque<Says>,
-    /// The place in `says` of the error to which skipped requests are added.
+    /// Index in `says` of the error to which skipped requests are added.
     error: Option<usize>,
     popped: usize,
 }
@@ -126,7 +125,7 @@ impl Server {
 /// Sends a message as the proxy does, unless it must not be sent in this state.
 fn send(protocol: &mut Protocol<u32>, server: &mut Server, message: Sends, number: u32) {
     let copies = server.copying.is_some();
-    // A client that knows of the COPY sends nothing else. One that does not know yet may send Syncs.
+    // A client that knows of the COPY sends no other messages. One that does not know yet may send Syncs.
     if copies && !matches!(message, Sends::CopyData | Sends::CopyDone | Sends::Sync) {
         return;
     }
@@ -156,7 +155,7 @@ fn send(protocol: &mut Protocol<u32>, server: &mut Server, message: Sends, numbe
             return;
         }
         Sends::Own => {
-            // With nothing before the answer, its turn has come at once.
+            // If no answer precedes it, its turn is at once.
             if !protocol.is_settled() {
                 protocol.sent(Request::Nothing, number);
                 if server.skipping {
@@ -170,7 +169,7 @@ fn send(protocol: &mut Protocol<u32>, server: &mut Server, message: Sends, numbe
     server.gets(message, number);
 }
 
-/// Gives the protocol the server's next message, and checks the reply.
+/// Passes the server's next message to the protocol, and checks the reply.
 fn receive(protocol: &mut Protocol<u32>, server: &mut Server, own: &mut Vec<u32>) {
     let Some(says) = server.says.pop_front() else { return };
     server.popped += 1;
@@ -184,7 +183,7 @@ fn receive(protocol: &mut Protocol<u32>, server: &mut Server, own: &mut Vec<u32>
                 (b'n', Some(number)) => Reply::Described(number),
                 (b'C', Some(number)) => Reply::Completed(Some(number)),
                 _ => match reply {
-                    // The end of a COPY; for an Execute the model has no number.
+                    // The end of a COPY; the model has no number for an Execute.
                     Reply::Completed(_) => return due(protocol, own),
                     reply => panic!("{reply:?}"),
                 },
@@ -212,8 +211,8 @@ fn due(protocol: &mut Protocol<u32>, own: &mut Vec<u32>) {
     }
 }
 
-/// Each answer must end the request that the model says, however messages and answers interleave. The number says how
-/// many of the server's messages follow each message of the client.
+/// Checks that each answer ends the model's request, however messages and answers interleave. The number is that of the server's messages after each
+/// message of the client.
 pub(super) fn answers_find_their_requests(script: impl IntoIterator<Item = (Sends, usize)>) {
     let mut protocol = Protocol::new();
     let mut server = Server::default();
@@ -238,8 +237,8 @@ pub(super) fn answers_find_their_requests(script: impl IntoIterator<Item = (Send
     assert!(own.is_sorted());
 }
 
-/// The protocol has a reply for anything that a server may send, and no counter overflows. Each message of the client
-/// is followed by one of the server: its type (or an index into the known types) and the first byte of its payload.
+/// Checks that the protocol has a reply for any message of a server, and that no counter overflows. Each message of the client is followed by one of
+/// the server: its type (or an index into the known types) and the first byte of its payload.
 pub(super) fn a_server_says_anything(script: impl IntoIterator<Item = (Sends, u8, Option<u8>)>) {
     let mut protocol = Protocol::new();
     for (number, (message, tag, first)) in (1..).zip(script) {
@@ -251,7 +250,7 @@ pub(super) fn a_server_says_anything(script: impl IntoIterator<Item = (Sends, u8
     }
 }
 
-/// The meaning of a fuzzer's byte: a message of the client, and how many of the server's follow it.
+/// Decodes a fuzzer's byte: a message of the client, and the number of the server's messages after it.
 #[cfg(fuzzing)]
 fn step(byte: u8) -> (Sends, usize) {
     let fails = byte & 0x10 != 0;
