@@ -1,4 +1,5 @@
-//! Logins by a token (method `oauth`): OAUTHBEARER as PostgreSQL 18 speaks it. Whoever knows the issuer's keys judges the token ([`super::elsewhere`]).
+//! Logins by a token (method `oauth`): OAUTHBEARER as in PostgreSQL 18. An external authenticator that has the issuer's keys verifies the token
+//! ([`super::elsewhere`]).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,20 +15,20 @@ use crate::oauth::Options;
 use crate::settings::User;
 use crate::verify::Judge;
 
-/// PostgreSQL's error for a message that violates the RFC; what is wrong is a detail.
+/// PostgreSQL's error for a message that violates the RFC; the violation is in the detail.
 const MALFORMED: &str = "malformed OAUTHBEARER message";
 
-/// Which message of a client's is awaited.
+/// The awaited message of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Awaited {
-    /// The one with the name of its mechanism, and perhaps with the token.
+    /// The message with the name of the mechanism, and perhaps with the token.
     Mechanism,
-    /// The one with the token.
+    /// The message with the token.
     Token,
 }
 
 impl Core {
-    /// Why a token would cross the network in clear; `None` if it would not. What a rule says does not matter here.
+    /// Returns the reason why a token would cross the network in clear; `None` if it would not. The rule's settings are not considered.
     pub(super) fn token_in_clear(&self, c: usize) -> Option<&'static str> {
         let client = &self.clients[c];
         let near = client.local || client.address.is_some_and(is_near);
@@ -62,7 +63,7 @@ impl Core {
                 let Phase::Login(login) = &self.clients[c].phase else { return Err(Step::Blocked) };
                 let Some(Judge::OAuth(by)) = login.demand.judge.clone() else { return Err(Step::Blocked) };
                 match response {
-                    // A client that asks who gives tokens comes again with one. It is no refusal, in no count and in no log.
+                    // A client that asks for the issuer returns with a token: this is not a refusal, and is neither counted nor logged.
                     Response::Discovery => self.tell_issuer(c, &by),
                     _ => self.refuse_token(c, &by),
                 }
@@ -88,8 +89,8 @@ impl Core {
         Err(Step::Gone)
     }
 
-    /// Refuses a token. The client is told who gives tokens, and gets the error when it has answered. Many close the connection instead: the refusal is
-    /// counted and logged here.
+    /// Refuses a token. The client is told the issuer, and gets the error after its answer. Many clients close the connection instead: so the refusal
+    /// is counted and logged here.
     pub(super) fn refuse_token(&mut self, c: usize, by: &Options) {
         self.metrics.clients_refused.add(1);
         let text = self.refusal_of_token(c);
@@ -130,7 +131,7 @@ impl Core {
     }
 }
 
-/// A loopback address, also one of IPv4 in IPv6's clothes.
+/// True for a loopback address, also for an IPv4 address mapped to IPv6.
 fn is_near(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }

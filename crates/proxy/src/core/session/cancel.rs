@@ -1,11 +1,11 @@
 //! Cancel requests.
 //!
-//! A client's process id names its worker and slot. Its secret key is computed from the connection's token and the
-//! process's secret, so nothing is stored. A request goes to the server only while that server runs a statement of this
-//! client, and the server connection is not given to another client before the request has been handled.
+//! A client's process ID contains its worker and slot. Its secret key is computed from the connection's token and the process's secret, so it is not
+//! stored. A request is sent to the server only while that server runs a statement of this client, and the server connection is not given to another
+//! client before the request has been handled.
 //!
-//! With several proxies side by side, a request may reach another proxy than the one its client is connected to. The
-//! process id names the proxy, and the request is passed on to that proxy, once.
+//! With several proxies side by side, a request may reach another proxy than the client's. The process ID contains the number of the proxy, and the
+//! request is passed on to that proxy, once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,9 +22,9 @@ use crate::core::memory::Output;
 use crate::core::memory::{Kind, Token};
 use crate::core::{Core, Effect, Mail, Secure, over};
 
-/// How long a server may take to handle a cancel request.
+/// Maximum time for a server to handle a cancel request.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most cancel requests under way for one server connection.
+/// Maximum number of cancel requests under way for one server connection.
 const MOST_PER_SERVER: u8 = 4;
 
 /// A connection that carries one cancel request to a server.
@@ -33,8 +33,7 @@ pub(in crate::core) struct Cancel {
     pub output: Output,
     phase: CancelPhase,
     address: Address,
-    /// The node, and the server connection whose statement is to be cancelled. `None`: the request goes to another
-    /// proxy.
+    /// The node, and the server connection whose statement is to be cancelled. `None`: the request goes to another proxy.
     to: Option<(NodeId, Token)>,
     pid: u32,
     secret: Vec<u8>,
@@ -43,7 +42,7 @@ pub(in crate::core) struct Cancel {
     since: Instant,
 }
 
-/// How far a cancel connection has come.
+/// State of a cancel connection.
 enum CancelPhase {
     Connecting,
     /// SSLRequest was sent.
@@ -54,11 +53,11 @@ enum CancelPhase {
     Sent,
 }
 
-/// A process id that a client is told. From the highest bit on: `01`, 8 bits of worker, 22 bits of slot (counted from
-/// 1). With several proxies side by side, 5 of the 22 bits are the number of the proxy.
+/// Process ID that a client is told. From the highest bit on: `01`, 8 bits of worker, 22 bits of slot (counted from 1). With several proxies side by
+/// side, 5 of the 22 bits are the number of the proxy.
 ///
-/// The number is positive as a signed integer, as drivers expect. It is above 2^22, the highest process id of Linux: so
-/// `pg_cancel_backend()` with the id that a driver was told hits no other client's backend.
+/// The number is positive as a signed integer, as drivers expect. It is above 2^22, the highest process ID of Linux: so `pg_cancel_backend()` with a
+/// driver's ID never affects another client's backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) struct ClientPid(u32);
 
@@ -67,7 +66,7 @@ const SLOT_BITS: u32 = 22;
 const PEER_SLOT_BITS: u32 = 17;
 
 impl ClientPid {
-    /// For the client in slot `slot` of worker `worker`; `peer` is this proxy's number, 0 if there is only one.
+    /// Creates the ID of the client in slot `slot` of worker `worker`; `peer` is this proxy's number, 0 if there is only one.
     fn new(worker: usize, slot: usize, peer: u8) -> ClientPid {
         let slot = slot as u32 + 1;
         let slot = match peer {
@@ -77,33 +76,32 @@ impl ClientPid {
         ClientPid(MARK | (worker as u32 & 0xff) << SLOT_BITS | slot)
     }
 
-    /// Reads the process id of a cancel request. `None`: no client was ever told such an id.
+    /// Parses the process ID of a cancel request. `None`: no client was ever told such an ID.
     pub(super) fn read(pid: u32) -> Option<ClientPid> {
         (pid >> 30 == 1).then_some(ClientPid(pid))
     }
 
-    /// The worker that has the client, by its number among those of all clusters.
+    /// Returns the client's worker, by its number among those of all clusters.
     fn worker(self) -> usize {
         (self.0 >> SLOT_BITS & 0xff) as usize
     }
 
-    /// The number of the proxy that has the client.
+    /// Returns the number of the client's proxy.
     fn peer(self) -> u8 {
         (self.0 >> PEER_SLOT_BITS & 0x1f) as u8
     }
 
-    /// The client's slot; `None` if no client has it.
+    /// Returns the client's slot; `None` if the ID is not of a client.
     fn slot(self, peers: bool) -> Option<usize> {
         let bits = if peers { PEER_SLOT_BITS } else { SLOT_BITS };
         (self.0 as usize & ((1 << bits) - 1)).checked_sub(1)
     }
 }
 
-/// Appended to the secret of a request that goes to another proxy, which then does not pass it on again.
+/// Byte appended to the secret of a request for another proxy, which then does not pass it on again.
 const PASSED_ON: u8 = 0xff;
 
-/// The secret as the client sent it, and whether a proxy has passed the request on: then the secret is one byte longer
-/// than a key is.
+/// Returns the secret as the client sent it, and true if a proxy has passed the request on: the secret is then one byte longer than a key.
 pub(in crate::core) fn passed_on(secret: &[u8]) -> (&[u8], bool) {
     match secret {
         [secret @ .., _] if matches!(secret.len(), 4 | 32) => (secret, true),
@@ -112,20 +110,20 @@ pub(in crate::core) fn passed_on(secret: &[u8]) -> (&[u8], bool) {
 }
 
 impl Core {
-    /// The process id and secret key that a client gets at login.
+    /// Returns the process ID and secret key that a client gets at login.
     pub(in crate::core) fn cancel_key(&self, c: usize, version: u32) -> (u32, Vec<u8>) {
         let secret = self.cancel_secret(self.clients[c].token);
         let length = if version >= V3_2 { 32 } else { 4 };
         (self.client_pid(c), secret[..length].to_vec())
     }
 
-    /// The worker of this cluster that has the client with this process id.
+    /// Returns the worker of this cluster that has the client with this process ID.
     pub(super) fn worker_of(&self, pid: u32) -> Option<usize> {
         let worker = ClientPid::read(pid)?.worker().checked_sub(self.shared.membership.first_worker)?;
         (worker < self.shared.workers).then_some(worker)
     }
 
-    /// Another cluster that has the client with this process id.
+    /// Returns another cluster that has the client with this process ID.
     pub(super) fn cluster_of(&self, pid: u32) -> Option<Arc<str>> {
         let pid = ClientPid::read(pid)?;
         if self.settings.peer != 0 && pid.peer() != self.settings.peer {
@@ -135,13 +133,13 @@ impl Core {
         membership.fleet.of_worker(pid.worker()).filter(|cluster| *cluster != membership.cluster)
     }
 
-    /// The process id that a client is told.
+    /// Returns the process ID that a client is told.
     pub(in crate::core) fn client_pid(&self, c: usize) -> u32 {
         ClientPid::new(self.shared.membership.first_worker + self.id, c, self.settings.peer).0
     }
 
     fn cancel_secret(&self, token: Token) -> [u8; 32] {
-        // HMAC takes a key of any length: this cannot fail.
+        // HMAC accepts a key of any length, so this cannot fail.
         let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(&self.shared.secret) else { return [0; 32] };
         mac.update(b"cancel");
         mac.update(&(self.id as u64).to_be_bytes());
@@ -156,7 +154,7 @@ impl Core {
         let c = slot.unwrap_or(usize::MAX);
         let known = self.clients.get(c).filter(|client| matches!(client.phase, Phase::Ready)).is_some_and(|client| {
             let expected = self.cancel_secret(client.token);
-            // Either key length is accepted, whichever protocol version the client speaks: both have at least 32 bits.
+            // Either key length is accepted, regardless of the client's protocol version: both have at least 32 bits.
             matches!(secret.len(), 4 | 32) && bool::from(secret.ct_eq(&expected[..secret.len()]))
         });
         if !known {
@@ -170,8 +168,7 @@ impl Core {
         }
         let shared = self.clients[c].at.lane();
         let server = match shared {
-            // In a lane, a server can cancel only the statement that runs. Another client's waiting unit is just taken
-            // out of the lane.
+            // In a lane, a server can cancel only the running statement. Another client's waiting unit is removed from the lane.
             Some(s) => self.cancel_in_lane(c, s).then_some(s),
             None => self.clients[c].at.server().filter(|&s| self.servers[s].is_running()),
         };
@@ -181,7 +178,7 @@ impl Core {
         }
     }
 
-    /// Passes a request on to the proxy that its process id names. False if that is this proxy.
+    /// Passes a request on to the proxy in its process ID. Returns false if that is this proxy.
     pub(in crate::core) fn pass_on_cancel(&mut self, pid: u32, secret: &[u8], requester: Token) -> bool {
         let Some(peer) = ClientPid::read(pid).map(ClientPid::peer) else { return false };
         if self.settings.peer == 0 || peer == self.settings.peer {
@@ -221,7 +218,7 @@ impl Core {
         self.effects.push(Effect::Connect { token, address });
     }
 
-    /// Connects to the server, to cancel what it runs on connection `s`.
+    /// Connects to the server to cancel the statement of connection `s`.
     pub(in crate::core) fn send_cancel(&mut self, s: usize, requester: Option<(usize, Token)>) {
         let node = self.servers[s].node;
         let Some(address) = self.address(node) else {
@@ -242,7 +239,7 @@ impl Core {
 
     pub(in crate::core) fn cancel_connected(&mut self, x: usize) {
         let cancel = &self.cancels[x];
-        // Another proxy is asked in clear, as by a client: listeners accept cancel requests in clear.
+        // Another proxy gets the request in clear, as from a client: listeners accept cancel requests in clear.
         let Some((node, _)) = cancel.to else { return self.cancel_ready(x) };
         match self.shared.topology.secure(node, &cancel.address) {
             None => self.cancel_ready(x),
@@ -255,7 +252,7 @@ impl Core {
         }
     }
 
-    /// Bytes from the server on a cancel connection: only its answer to SSLRequest.
+    /// Handles the server's bytes on a cancel connection: only its answer to SSLRequest.
     pub(in crate::core) fn cancel_received(&mut self, x: usize, bytes: &[u8]) {
         let cancel = &mut self.cancels[x];
         match &cancel.phase {
@@ -266,7 +263,7 @@ impl Core {
             }
             CancelPhase::Asking(target) if bytes == b"N" && target.connector.is_optional() => self.cancel_ready(x),
             CancelPhase::Asking(_) => {
-                // The cancel key is a secret: it is not sent in clear where the configuration wants TLS.
+                // The cancel key is a secret: it is not sent in clear if the configuration requires TLS.
                 tracing::warn!("a cancel request was not sent: the server did not agree to TLS");
                 self.cancel_done(x);
             }
@@ -274,7 +271,7 @@ impl Core {
         }
     }
 
-    /// The connection is ready for the cancel request.
+    /// Sends the cancel request once the connection is ready for it.
     pub(in crate::core) fn cancel_ready(&mut self, x: usize) {
         let cancel = &mut self.cancels[x];
         if matches!(cancel.phase, CancelPhase::Sent) {
@@ -285,7 +282,7 @@ impl Core {
         self.dirty.push(cancel.token);
     }
 
-    /// The server has closed the cancel connection, so the signal has been sent; or the server could not be reached.
+    /// Ends a cancel connection: the server has closed it, so the signal has been sent; or the server could not be reached.
     pub(in crate::core) fn cancel_done(&mut self, x: usize) {
         let mut cancel = self.cancels.remove(x);
         cancel.output.clear(&mut self.buffers);

@@ -1,5 +1,5 @@
-//! Logins whose proof somebody else judges: a password a directory (method `ldap`) or PAM (method `pam`), a token GSSAPI (method `gss`) or whoever knows
-//! the keys of tokens' issuers (method `oauth`).
+//! Logins verified by an external authenticator: a password by a directory (method `ldap`) or PAM (method `pam`), a token by GSSAPI (method `gss`) or
+//! by the holder of the issuers' keys (method `oauth`).
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use crate::settings::User;
 use crate::verify::{Judge, Question, Verdict};
 
 impl Core {
-    /// Has the client's judge judge the password in a client's `PasswordMessage`.
+    /// Has the client's authenticator verify the password in a client's `PasswordMessage`.
     pub(super) fn verify_elsewhere(&mut self, c: usize, known: Option<Arc<User>>, message: &[u8]) -> Result<(), Step> {
         let password = payload::cstr(message).filter(|(_, rest)| rest.is_empty());
         let Some(Ok(password)) = password.map(|(password, _)| std::str::from_utf8(password)) else {
             self.violation(c, "expected a password in UTF-8");
             return Err(Step::Gone);
         };
-        // A directory takes a bind without a password for an anonymous one, which succeeds. PostgreSQL refuses an empty one by PAM, too.
+        // A directory treats a bind without a password as anonymous, and it succeeds. PostgreSQL also refuses an empty password for PAM.
         if password.is_empty() {
             self.fail_login(c, Sqlstate::INVALID_PASSWORD, "empty password returned by client");
             return Err(Step::Gone);
@@ -30,7 +30,7 @@ impl Core {
         self.ask_judge(c, known, Secret::new(password))
     }
 
-    /// Has GSSAPI look at the token in a client's `GSSResponse`. Kerberos needs one.
+    /// Has GSSAPI verify the token in a client's `GSSResponse`. Kerberos needs one token.
     pub(super) fn verify_token(&mut self, c: usize, known: Option<Arc<User>>, token: &[u8]) -> Result<(), Step> {
         if token.is_empty() {
             self.violation(c, "expected a token of GSSAPI");
@@ -39,7 +39,7 @@ impl Core {
         self.ask_judge(c, known, Secret::new(STANDARD.encode(token)))
     }
 
-    /// Puts the question to the client's judge.
+    /// Sends the question to the client's authenticator.
     pub(super) fn ask_judge(&mut self, c: usize, known: Option<Arc<User>>, password: Secret) -> Result<(), Step> {
         let (client, from) = (self.clients[c].token, self.clients[c].address);
         let Phase::Login(login) = &mut self.clients[c].phase else { return Err(Step::Blocked) };
@@ -51,7 +51,7 @@ impl Core {
         Ok(())
     }
 
-    /// Takes the judge's word on a client's password or token.
+    /// Handles the authenticator's verdict on a client's password or token.
     pub(in crate::core) fn verified(&mut self, c: usize, verdict: Verdict) {
         let Phase::Login(login) = &mut self.clients[c].phase else { return };
         let user = login.key.user.clone();
@@ -93,7 +93,7 @@ impl Core {
         };
         match judge {
             _ if right => {
-                // A token says nothing to a server, and is nobody's to keep.
+                // A token is of no use to a server, and must not be kept.
                 if !console && !matches!(judge, Judge::OAuth(_) | Judge::Gss(_)) {
                     self.remember(&user, None, Proved::Password(password));
                 }

@@ -1,10 +1,9 @@
-//! Which worker serves a client.
+//! Assignment of clients to workers.
 //!
-//! A pool's server connections move between workers, to whichever has a waiting client. With clients of one pool on
-//! each of 48 workers and only eight connections, nearly every statement would start with a letter to another worker.
-//! So a pool has a group of workers, one for every [`CONNECTIONS`] server connections that the pool may have. A client
-//! that another worker has accepted moves to a worker of the group once it has authenticated. It moves before it is
-//! told a process id, because that id names the worker.
+//! A pool's server connections move between workers, to one with a waiting client. With clients of one pool on each of 48 workers and only eight
+//! connections, nearly every statement would start with a message to another worker. So a pool has a group of workers, one for every [`CONNECTIONS`]
+//! server connections that the pool may have. A client that another worker has accepted moves to a worker of the group once it has authenticated. It
+//! moves before it is told a process ID, because that ID contains the worker.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -13,12 +12,11 @@ use crate::core::memory::Token;
 use crate::core::pool::PoolKey;
 use crate::core::{Core, Destination, Effect, Moved, Moving};
 
-/// Server connections of a pool per worker of its group: as many as one worker keeps busy without becoming the
-/// bottleneck.
+/// Server connections of a pool per worker of its group: as many as one worker keeps busy without becoming the bottleneck.
 const CONNECTIONS: usize = 4;
 
-/// The worker that serves a client of pool `key` which worker `accepted` has accepted. `connections`: the most that the
-/// pool may have on all nodes.
+/// Returns the worker for a client of pool `key` that worker `accepted` has accepted. `connections`: the maximum number of the pool's connections on
+/// all nodes.
 fn home(key: &PoolKey, connections: usize, workers: usize, accepted: usize) -> usize {
     let size = connections.div_ceil(CONNECTIONS).clamp(1, workers);
     let mut hasher = DefaultHasher::new();
@@ -29,8 +27,7 @@ fn home(key: &PoolKey, connections: usize, workers: usize, accepted: usize) -> u
 }
 
 impl Core {
-    /// Decides whether another worker is to serve this client. If true, the client leaves at the end of this step and
-    /// is told nothing until then.
+    /// Decides if another worker is to serve this client. If true, the client leaves at the end of this step and is told nothing until then.
     pub(super) fn leaves_for_home(&mut self, c: usize, key: &PoolKey) -> bool {
         let nodes = self.view.nodes.len().max(1);
         let connections = self.settings.pool_size(&key.database, &key.user).saturating_mul(nodes);
@@ -60,7 +57,7 @@ impl Core {
         }
     }
 
-    /// Takes in a client that another worker has accepted and authenticated.
+    /// Adopts a client that another worker has accepted and authenticated.
     pub(in crate::core) fn adopt_client(&mut self, mut client: Client) -> Token {
         let index = self.clients.vacant_key();
         client.token = self.token(crate::core::token::Kind::Client, index);
@@ -75,11 +72,11 @@ impl Core {
         token
     }
 
-    /// The driver has the socket of a client that was taken in: its login goes on.
+    /// Continues the login of an adopted client, once the driver has its socket.
     pub(in crate::core) fn adopted_client(&mut self, c: usize) {
         match self.clients[c].phase {
             Phase::Login(_) => self.proved(c),
-            // Another cluster's worker has accepted it: its start-up packet is to be read.
+            // Another cluster's worker has accepted it: its start-up packet is still to be read.
             Phase::Startup { .. } => self.runnable.push_back(self.clients[c].token),
             _ => {}
         }
@@ -100,7 +97,7 @@ mod tests {
             for &to in &group {
                 assert_eq!(home(&key("alice"), connections, workers, to), to, "who is there stays");
             }
-            // As many come to each of them.
+            // Each of them gets about the same number.
             let of = |to: usize| group.iter().filter(|&&at| at == to).count();
             let (least, most) = (group.iter().map(|&to| of(to)).min(), group.iter().map(|&to| of(to)).max());
             assert!(most <= least.map(|least| 2 * least + 1), "{connections} {workers}: {group:?}");
@@ -108,7 +105,7 @@ mod tests {
             group.dedup();
             assert_eq!(group.len(), expected, "{connections} {workers}");
         }
-        // Pools do not all have the same workers.
+        // Pools have different workers.
         let firsts: std::collections::HashSet<usize> =
             (0..100).map(|n| home(&key(&format!("user{n}")), 4, 48, 0)).collect();
         assert!(firsts.len() > 20, "{firsts:?}");

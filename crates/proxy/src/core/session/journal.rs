@@ -1,5 +1,5 @@
-//! The log of logins: who was let in, and who was refused and why. Under the target `kingpost::login`, a bounded number of lines a second: whoever
-//! guesses passwords fills no disk.
+//! Log of logins: clients that were accepted, and clients that were refused, with the reason. Under the target `kingpost::login`, with a limited
+//! number of lines per second, so that guessing passwords does not fill a disk.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,11 @@ use super::client::Phase;
 use crate::config::LogLogins;
 use crate::core::Core;
 
-/// Lines of a worker in [`PERIOD`]; what comes beyond is counted, and told of by one line.
+/// Maximum number of a worker's lines in [`PERIOD`]; further ones are counted, and reported by one line.
 const MOST: u32 = 20;
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// How much a worker has written.
+/// State of a worker's login log.
 #[derive(Debug)]
 pub(in crate::core) struct Journal {
     since: Instant,
@@ -26,7 +26,7 @@ impl Journal {
         Journal { since: now, written: 0, kept_back: 0 }
     }
 
-    /// Whether one more line may be written now.
+    /// True if one more line may be written now.
     fn may_write(&mut self, now: Instant) -> bool {
         if now.saturating_duration_since(self.since) >= PERIOD {
             (self.since, self.written) = (now, 0);
@@ -37,7 +37,7 @@ impl Journal {
         may
     }
 
-    /// Says how many lines were kept back since this was last called.
+    /// Logs the number of lines that were not written since the last call.
     pub(in crate::core) fn tick(&mut self) {
         let logins = std::mem::take(&mut self.kept_back);
         if logins > 0 {
@@ -47,7 +47,7 @@ impl Journal {
 }
 
 impl Core {
-    /// A client was let in, by its user's name into a database, or into the console.
+    /// Logs the login of a client into a database, or into the console.
     pub(in crate::core) fn log_login(&mut self, c: usize) {
         if self.settings.log_logins != LogLogins::All || !self.journal.may_write(self.now) {
             return;
@@ -64,7 +64,7 @@ impl Core {
         );
     }
 
-    /// A client was refused. What it says of itself is shown escaped.
+    /// Logs the refusal of a client. The client's own names are escaped.
     pub(in crate::core) fn log_refusal(&mut self, c: usize, code: Sqlstate, why: &str) {
         if self.settings.log_logins == LogLogins::Off || !self.journal.may_write(self.now) {
             return;

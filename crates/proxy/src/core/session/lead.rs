@@ -1,8 +1,8 @@
-//! Which cluster serves a client, where the process has several.
+//! Assignment of clients to clusters, in a process with several.
 //!
-//! A client says which one it wants by its start-up packet (and by the host name in its TLS handshake), a cancel request by its process id.
-//! If that is another cluster than the one whose worker has accepted the connection, the connection goes there, with the packet: the other
-//! worker reads it as if it had accepted the connection itself. The client was told nothing by then but whether there is TLS.
+//! The cluster of a client is given by its start-up packet (and by the host name in its TLS handshake), that of a cancel request by its process ID.
+//! If the worker that has accepted the connection belongs to another cluster, the connection moves to the right one, with the packet: the other
+//! worker reads it as if it had accepted the connection itself. Until then the client was told only if there is TLS.
 
 use std::sync::atomic::Ordering;
 
@@ -16,14 +16,15 @@ use crate::core::{Core, Destination, Newcomer, Peer};
 use crate::fleet::{Asked, CLUSTER, Lead, console_of};
 
 impl Core {
-    /// Whether a connection leaves for another cluster, now that this packet has come. It leaves at the end of this step, with all of its input.
+    /// Decides if a connection leaves for another cluster, after the arrival of this packet. It leaves at the end of this step, with all of its
+    /// input.
     pub(super) fn leads_elsewhere(&mut self, c: usize, packet: &Startup<'_>) -> bool {
         let Phase::Startup { led: false, .. } = self.clients[c].phase else { return false };
         let cluster = match packet {
             Startup::Cancel { pid, .. } => self.cluster_of(*pid),
             Startup::Login { parameters, .. } => match self.lead(c, parameters) {
                 Some(Lead::To(cluster)) if *cluster != *self.shared.membership.cluster => Some(cluster),
-                // `begin_login` says why a client is led nowhere.
+                // `begin_login` reports the reason why a client has no cluster.
                 Some(Lead::To(_) | Lead::Nowhere(_)) | None => None,
             },
             Startup::Ssl | Startup::Gss => None,
@@ -37,7 +38,7 @@ impl Core {
         }
     }
 
-    /// Why a client that has come to this cluster's worker is led to none; `None`: it is led somewhere.
+    /// Returns the reason why a client of this cluster's worker has no cluster; `None` if it has one.
     pub(super) fn led_nowhere(&self, c: usize, parameters: &[u8]) -> Option<String> {
         match self.lead(c, parameters)? {
             Lead::Nowhere(text) => Some(text),
@@ -45,8 +46,8 @@ impl Core {
         }
     }
 
-    /// Where a client with these start-up parameters is led; `None`: it stays, for there is one cluster only, or another one's worker has
-    /// handed it over.
+    /// Returns the cluster of a client with these start-up parameters; `None`: the client stays, because there is only one cluster, or another
+    /// cluster's worker has handed it over.
     fn lead(&self, c: usize, parameters: &[u8]) -> Option<Lead> {
         let directory = self.shared.membership.fleet.directory();
         let client = &self.clients[c];
@@ -63,14 +64,14 @@ impl Core {
         })
     }
 
-    /// Whether a client that asks for this database wants the console: of all clusters, or of this one (`kingpost.billing`).
+    /// True if a client with this database wants the console: of all clusters, or of this one (`kingpost.billing`).
     pub(super) fn is_console(&self, database: &str) -> bool {
         self.settings.is_console(database)
             || (console_of(database).is_some_and(|name| *name == *self.shared.membership.cluster)
                 && !self.settings.lists(database))
     }
 
-    /// Whether the console of this name is that of all clusters: the first cluster's worker has it.
+    /// True if the console of this name is that of all clusters: the first cluster's worker has it.
     pub(super) fn is_whole(&self, console: &str) -> bool {
         let membership = &self.shared.membership;
         let directory = membership.fleet.directory();
@@ -78,7 +79,7 @@ impl Core {
         directory.has_several() && first && console_of(console).is_none()
     }
 
-    /// Takes a client that leaves for another cluster out of everything that this one counts.
+    /// Removes a client that leaves for another cluster from all counters of this one.
     pub(super) fn part_with(&mut self, c: usize) -> Newcomer {
         self.count_out(c);
         self.metrics.clients.sub(1);
@@ -93,10 +94,10 @@ impl Core {
         Newcomer { peer, identity: client.identity, input: client.input, unsent }
     }
 
-    /// Takes in a client that another cluster's worker has accepted.
+    /// Adopts a client that another cluster's worker has accepted.
     pub(in crate::core) fn adopt_newcomer(&mut self, newcomer: Newcomer) -> Token {
         let token = self.accept(newcomer.peer);
-        // There may be no room for it.
+        // There may be no room for the client.
         if self.is_client(token) {
             let client = &mut self.clients[token.index()];
             client.identity = newcomer.identity;
@@ -110,10 +111,10 @@ impl Core {
     }
 }
 
-/// What of a start-up packet says to which cluster the client is led.
+/// Parts of a start-up packet that decide on the client's cluster.
 #[derive(Debug, PartialEq, Eq)]
 struct Wanted<'a> {
-    /// The user's name where no database is named, as in PostgreSQL; `None` for a physical replication connection that names none.
+    /// The database; if none is named, the user's name, as in PostgreSQL; `None` for a physical replication connection that names none.
     database: Option<&'a str>,
     physical: bool,
     cluster: Option<String>,
@@ -141,7 +142,7 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// What a client hears that is led nowhere.
+/// Error code for a client without a cluster.
 pub(super) const NOWHERE: Sqlstate = Sqlstate::INVALID_CATALOG_NAME;
 
 #[cfg(test)]
@@ -160,7 +161,7 @@ mod tests {
             ("user\0a\0replication\0true\0options\0-c kingpost.cluster=b\0\0", None, true, Some("b")),
             ("user\0a\0replication\0database\0database\0shop\0\0", Some("shop"), false, None),
             ("user\0a\0replication\0database\0options\0-ckingpost.cluster=b\0\0", Some("a"), false, Some("b")),
-            // Not where nothing is replicated.
+            // Ignored without replication.
             ("user\0a\0replication\0off\0options\0-c kingpost.cluster=b\0\0", Some("a"), false, None),
             ("\0", None, false, None),
         ] {

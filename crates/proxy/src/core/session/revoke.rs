@@ -1,8 +1,8 @@
-//! Users that were looked up and may not log in any more: their role was dropped, has expired, or lost LOGIN.
+//! Looked-up users that may no longer log in: their role was dropped, has expired, or lost LOGIN.
 //!
-//! A server connection that is open stays open when its role goes, and PostgreSQL says nothing. So who was looked up is looked up again when what is
-//! known is out of date, for as long as clients or server connections of that user are there, and loses them when the answer is that nobody may log in.
-//! A lookup that fails takes nothing away: the servers may be down.
+//! An open server connection stays open after the loss of its role, and PostgreSQL does not report it. So a looked-up user is looked up again when
+//! its account expires, as long as the user has clients or server connections, and these are closed if the user may no longer log in. A failed lookup
+//! has no effect: the servers may be down.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use super::client::LookedUp;
 use crate::accounts::Standing;
 use crate::core::{Core, over};
 
-/// Time between two looks at the users of all pools.
+/// Time between two checks of the users of all pools.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// When a worker has looked last.
+/// Time of a worker's last check.
 #[derive(Debug)]
 pub(in crate::core) struct Revision {
     looked: Instant,
@@ -29,7 +29,7 @@ impl Revision {
 }
 
 impl Core {
-    /// Has users looked up again whose time is over, and closes what those have who may not log in any more.
+    /// Starts lookups of users whose accounts have expired, and closes the connections of users that may no longer log in.
     pub(in crate::core) fn revoke_users(&mut self) {
         if !self.settings.looks_up || !over(self.revision.looked, LOOK, self.now) {
             return;
@@ -46,8 +46,8 @@ impl Core {
         }
     }
 
-    /// Closes the clients of a pool that were looked up, and its server connections. `gone`: there is no such role; otherwise the role has no
-    /// password, and who got in without one (by `cert`, `peer` or `trust`) stays.
+    /// Closes the looked-up clients of a pool, and its server connections. `gone`: the role does not exist; otherwise the role has no password, and
+    /// clients that logged in without one (by `cert`, `peer` or `trust`) stay.
     fn revoke(&mut self, p: usize, user: &str, gone: bool) {
         let concerned = |looked_up| match looked_up {
             LookedUp::No => false,
@@ -71,7 +71,7 @@ impl Core {
             let server = self.clients[token.index()].at.server().map(|s| self.servers[s].token);
             let text = format!("terminating connection: role {user:?} is not permitted to log in any more");
             self.fatal(token.index(), Sqlstate::INVALID_AUTHORIZATION, &text);
-            // What it has begun would run to its end.
+            // The running statement would otherwise run to its end.
             if let Some(server) = server.filter(|&server| self.is_server(server)) {
                 let s = server.index();
                 if self.servers[s].is_running() && self.servers[s].cancels == 0 {
@@ -79,7 +79,7 @@ impl Core {
                 }
             }
         }
-        // The next client that is looked up marks the pool again.
+        // The next looked-up client marks the pool again.
         let stay = self.clients.iter().any(|(_, client)| client.pool == p && client.looked_up != LookedUp::No);
         if let Some(pool) = self.pools.get_mut(p) {
             pool.looked_up = stay;

@@ -1,8 +1,8 @@
-//! Whether a statement may run, by the traffic rules for its client's database and user.
+//! Admission of statements, by the traffic rules for the client's database and user.
 //!
-//! The statements of a unit are asked about when the unit is looked at, before the client gets or waits for a server connection. Those of
-//! a client that has one are asked about when they are passed on. A prepared statement counts at its Bind. What is sent again, because
-//! a server has refused or lost it, is not asked about again.
+//! The statements of a unit are checked when the unit is scanned, before the client gets or waits for a server connection. The statements of a client
+//! that has one are checked when they are passed on. A prepared statement counts at its Bind. A statement that is sent again, because a server has
+//! refused or lost it, is not checked again.
 
 use std::collections::HashMap;
 
@@ -14,15 +14,15 @@ use crate::core::memory::Token;
 use crate::core::server::Refusal;
 use crate::traffic::{Act, Permit, Refused, is_governed};
 
-/// Most fingerprints that a worker knows. With more, it begins anew.
+/// Maximum number of cached fingerprints of a worker. A full cache is cleared.
 const MOST_FINGERPRINTS: usize = 8_192;
 
-/// One worker's part of the traffic rules.
+/// State of the traffic rules in one worker.
 #[derive(Default)]
 pub(in crate::core) struct Governor {
-    /// Places among those that run at the same time, by client, from when a statement is let pass until its answer has come.
+    /// Places of the concurrency limits, by client, from the admission of a statement to the end of its answer.
     permits: HashMap<Token, Permit>,
-    /// Fingerprints by [`super::Unit::key`], which stands for a text without its literals, or for a prepared statement.
+    /// Fingerprints by [`super::Unit::key`], which identifies a text without its literals, or a prepared statement.
     fingerprints: HashMap<u64, Option<u64>>,
 }
 
@@ -39,7 +39,7 @@ impl Governor {
 }
 
 impl Core {
-    /// What rules look at of a client's statement. `None`: no rule can be about it. Without rules this is one atomic load.
+    /// Returns the facts of a client's statement for the rules. `None`: no rule can match. Without rules this is one atomic load.
     pub(super) fn act(&mut self, c: usize, class: Class, key: u64, text: &[u8]) -> Option<Act> {
         let pool = self.pools.get_mut(self.clients[c].pool)?;
         if !self.shared.traffic.refresh(&mut pool.governed, &pool.key.database, &pool.key.user, self.now)
@@ -52,7 +52,7 @@ impl Core {
         Some(Act { access: class.access, fingerprint })
     }
 
-    /// A statement of the unit that is being looked at.
+    /// Checks a statement of the unit that is being scanned.
     pub(super) fn admit_scanned(&mut self, c: usize, act: Option<Act>) {
         let Some(act) = act else { return };
         let client = &self.clients[c];
@@ -65,8 +65,8 @@ impl Core {
         }
     }
 
-    /// A statement that is being passed on to server `s`: gives by what it is refused. One that was let pass when its unit was looked at is not
-    /// looked at again.
+    /// Checks a statement that is being passed on to server `s`; returns the refusal. A statement that was admitted when its unit was scanned is not
+    /// checked again.
     pub(super) fn admit_sent(
         &mut self,
         c: usize,
@@ -81,7 +81,7 @@ impl Core {
             client.unit.admitted -= 1;
             return None;
         }
-        // In a failed transaction the server runs nothing, and says so.
+        // In a failed transaction the server executes nothing, and reports an error.
         if client.attempts.admitted || self.servers[s].protocol.is_failed() {
             return None;
         }
@@ -108,13 +108,13 @@ impl Core {
         admitted
     }
 
-    /// Answers the unit that was just looked at with a rule's refusal.
+    /// Answers the scanned unit with a rule's refusal.
     pub(super) fn refuse_by_rule(&mut self, c: usize, refused: Refused) -> Step {
         let told = self.shared.traffic.explain(refused);
         self.refuse_scanned_with(c, told.code, &told.text, &told.hint)
     }
 
-    /// The client has been answered all that it has sent, or has gone: it runs nothing any more.
+    /// Frees the places of a client that has all its answers, or has left.
     pub(in crate::core) fn runs_nothing(&mut self, token: Token) {
         if !self.governor.permits.is_empty() {
             self.governor.permits.remove(&token);
