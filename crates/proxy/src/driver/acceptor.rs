@@ -1,5 +1,5 @@
-//! The one thread that accepts connections. It hands each connection to the worker with the fewest clients. (With a
-//! listener in each worker the kernel would distribute connections by hash, and unevenly.)
+//! The single thread that accepts connections. It hands each connection to the worker with the fewest clients. (With a listener in each worker the
+//! kernel would distribute connections by hash, and unevenly.)
 
 use std::io;
 use std::net::{TcpListener, ToSocketAddrs};
@@ -18,9 +18,9 @@ use crate::config::Listen;
 use crate::core::Peer;
 use crate::metrics::Metrics;
 
-/// Connections that the kernel queues until they are accepted.
+/// Maximum number of connections in the kernel's accept queue.
 const BACKLOG: i32 = 4096;
-/// Connections accepted from one listener before the next listener's turn.
+/// Number of connections accepted from one listener before the next listener's turn.
 const BATCH: usize = 64;
 
 /// A socket that clients connect to.
@@ -30,11 +30,11 @@ pub(crate) struct Listener {
     peer: Peer,
     /// The address to connect to.
     pub(crate) address: String,
-    /// The address as the configuration has it.
+    /// The address in the configuration.
     pub(crate) configured: String,
     /// The file of a Unix socket, removed at the end.
     path: Option<PathBuf>,
-    /// Another process listens on the same socket, so the file stays.
+    /// True if another process listens on the same socket, so that the file stays.
     handed_over: AtomicBool,
 }
 
@@ -43,7 +43,7 @@ impl Listener {
     pub(crate) fn bind(listen: &Listen) -> io::Result<Listener> {
         if listen.address.starts_with('/') {
             let path = PathBuf::from(&listen.address);
-            // If nobody listens on the file, a process that was killed has left it behind.
+            // A file without a listening process was left by a process that was killed.
             if path.exists() && UnixStream::connect(&path).is_err() {
                 std::fs::remove_file(&path)?;
             }
@@ -80,12 +80,12 @@ impl Listener {
         Listener { fd, tcp: path.is_none(), peer, address, configured, path, handed_over: AtomicBool::new(false) }
     }
 
-    /// A duplicate of the socket, for another process.
+    /// Returns a duplicate of the socket, for another process.
     pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
         self.fd.try_clone()
     }
 
-    /// Another process has taken the socket over: its file stays.
+    /// Marks the socket as taken over by another process: its file stays.
     pub(crate) fn leave(&self) {
         self.handed_over.store(true, Ordering::Release);
     }
@@ -95,7 +95,7 @@ impl Listener {
     }
 }
 
-/// Sets who may connect to a Unix socket: the group first, so that the mode never holds for another group.
+/// Sets the permissions of a Unix socket: the group first, so that the mode never applies to another group.
 fn admit(path: &Path, listen: &Listen) -> io::Result<()> {
     if let Some(group) = &listen.group {
         let number = match group.parse() {
@@ -111,7 +111,7 @@ fn admit(path: &Path, listen: &Listen) -> io::Result<()> {
     Ok(())
 }
 
-/// The number in a line of `/etc/group` (`name:password:number:members`), if the line is of this group.
+/// Returns the number in a line of `/etc/group` (`name:password:number:members`), if the line is of this group.
 fn group_number(line: &str, group: &str) -> Option<u32> {
     let mut fields = line.split(':');
     let name = fields.next()?;
@@ -129,7 +129,7 @@ impl Drop for Listener {
     }
 }
 
-/// Tells the acceptor to stop.
+/// Signal to the acceptor to stop.
 pub(crate) struct Stop {
     flag: AtomicBool,
     wake: Wake,
@@ -178,8 +178,7 @@ pub(crate) fn run(
                     }
                     Ok(None) => break,
                     Err(error) => {
-                        // Usually the process is out of descriptors. The connection stays in the queue; the pause
-                        // avoids a busy loop.
+                        // Usually the process is out of descriptors. The connection stays in the queue; the pause avoids a busy loop.
                         if !std::mem::replace(&mut complained, true) {
                             tracing::error!(%error, address = listener.address, "cannot accept a connection");
                         }
@@ -193,7 +192,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// The worker with the fewest clients, counting those that are on their way to it.
+/// Returns the worker with the fewest clients, including those on their way to it.
 fn least_loaded(handed: &[u64], metrics: &[Arc<Metrics>]) -> usize {
     let load = |i: &usize| metrics[*i].clients.get() + handed[*i].saturating_sub(metrics[*i].clients_accepted.get());
     (0..handed.len()).min_by_key(load).unwrap_or(0)

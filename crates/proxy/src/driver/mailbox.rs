@@ -1,4 +1,4 @@
-//! Letters from other threads to a worker.
+//! Messages from other threads to a worker.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -10,23 +10,22 @@ use crate::console::{Look, Report};
 use crate::core::{Mail, Moved, Peer};
 use tls::Link;
 
-/// A letter to a worker.
+/// A message to a worker.
 pub(crate) enum Letter {
     /// A client connection that was accepted.
     Client(OwnedFd, Peer),
-    /// A connection from another worker: the socket, the TLS link if there is one, the core's state, and bytes that
-    /// arrived on the way.
+    /// A connection from another worker: the socket, the TLS link if there is one, the core's state, and bytes that arrived on the way.
     Moved(OwnedFd, Option<Box<Link>>, Box<Moved>, Vec<u8>),
-    /// The console wants a report.
+    /// A request of the console for a report.
     Look(Look, SyncSender<Report>),
-    /// For the core.
+    /// A message to the core.
     Core(Mail),
-    /// Stop, whatever is still open.
+    /// The request to stop, whatever is still open.
     Stop,
 }
 
-/// A worker's mailbox. Its lock is held for a push or a swap only. Few statements post a letter: one that
-/// needs a server connection from another worker, or a LISTEN.
+/// Mailbox of a worker. Its lock is held for a push or a swap only. Few statements post a message: one that needs a server connection from another
+/// worker, or a LISTEN.
 pub(crate) struct Mailbox {
     letters: Mutex<Vec<Letter>>,
     wake: Wake,
@@ -45,7 +44,7 @@ impl Mailbox {
         }
     }
 
-    /// Makes the worker take a turn.
+    /// Wakes the worker for a turn.
     pub(crate) fn ring(&self) {
         self.wake.ring();
     }
@@ -54,7 +53,7 @@ impl Mailbox {
         self.wake.fd()
     }
 
-    /// Moves all letters into `into`, which must be empty.
+    /// Moves all messages into `into`, which must be empty.
     pub(crate) fn take(&self, into: &mut Vec<Letter>) {
         self.wake.quiet();
         std::mem::swap(&mut *self.letters.lock().unwrap_or_else(PoisonError::into_inner), into);

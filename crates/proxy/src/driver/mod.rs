@@ -1,8 +1,7 @@
-//! The event loop: sockets on one side, [`crate::core::Core`] on the other.
+//! The event loop between sockets and [`crate::core::Core`].
 //!
-//! All system calls of the crate are here, and all `unsafe` ([`sys`], [`ring`]). The driver decides nothing. It reads
-//! what has arrived, gives it to the core, carries out the core's effects, and writes each connection that has output
-//! once a turn.
+//! It has all system calls of the crate, and all `unsafe` ([`sys`], [`ring`]). The driver makes no decisions. It reads the bytes that have arrived,
+//! passes them to the core, carries out the core's effects, and writes each connection that has output once a turn.
 
 pub(crate) mod acceptor;
 mod epolled;

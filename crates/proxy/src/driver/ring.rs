@@ -11,7 +11,7 @@ use std::time::Duration;
 use io_uring::types::{BufRingEntry, Fd};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
-/// Size of the submission queue. When it is full, submissions are made before the end of the turn.
+/// Size of the submission queue. If it is full, entries are submitted before the end of the turn.
 const ENTRIES: u32 = 256;
 /// Size of the completion queue; the kernel keeps completions that do not fit.
 const COMPLETIONS: u32 = 1024;
@@ -19,18 +19,18 @@ const COMPLETIONS: u32 = 1024;
 const BUFFERS: u16 = 64;
 /// Size of a receive buffer, in bytes.
 const LENGTH: usize = 16 << 10;
-/// How often submissions are tried again that the kernel does not take.
+/// Maximum number of attempts to submit entries that the kernel does not take.
 const TRIES: usize = 1000;
 /// The only buffer group.
 const GROUP: u16 = 0;
 
-/// Longest wait in the probe.
+/// Maximum wait in the probe.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 const ENTER_GETEVENTS: u32 = 1;
 const ENTER_EXT_ARG: u32 = 8;
 
-/// `struct io_uring_getevents_arg`.
+/// C structure `struct io_uring_getevents_arg`.
 #[repr(C)]
 struct Wait {
     sigmask: u64,
@@ -39,7 +39,7 @@ struct Wait {
     timespec: u64,
 }
 
-/// `struct __kernel_timespec`.
+/// C structure `struct __kernel_timespec`.
 #[repr(C)]
 struct Timespec {
     seconds: i64,
@@ -61,7 +61,7 @@ impl Completion {
     }
 }
 
-/// The receive buffers, and the ring by which the kernel gets them. Both live until the ring is unregistered.
+/// The receive buffers, and the ring that passes them to the kernel. Both live until the ring is unregistered.
 struct Pool {
     entries: NonNull<BufRingEntry>,
     bytes: NonNull<u8>,
@@ -93,7 +93,7 @@ impl Pool {
         pool
     }
 
-    /// Puts a buffer into the ring. The kernel may fill it after the next `publish`.
+    /// Adds a buffer to the ring. The kernel may fill it after the next `publish`.
     fn give(&mut self, id: u16) {
         let at = usize::from(self.tail & (BUFFERS - 1));
         // SAFETY: `at` is within the ring's entries, and the kernel reads an entry only once the tail is past it.
@@ -110,7 +110,7 @@ impl Pool {
         tail.store(self.tail, Ordering::Release);
     }
 
-    /// The bytes that the kernel has put into a buffer; the buffer must not have been given back.
+    /// Returns the bytes that the kernel has put into a buffer; the buffer must not have been given back.
     fn bytes(&self, id: u16, count: usize) -> &[u8] {
         debug_assert!(id < BUFFERS && count <= LENGTH);
         let (id, count) = (usize::from(id % BUFFERS), count.min(LENGTH));
@@ -159,7 +159,7 @@ impl Ring {
 
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         for _ in 0..2 {
-            // SAFETY: who calls this sees to it that what the entry points to lives until it is done.
+            // SAFETY: the caller ensures that the memory which the entry points to lives until the entry has completed.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
@@ -168,7 +168,7 @@ impl Ring {
         Err(io::Error::other("io_uring's queue is full"))
     }
 
-    /// Receives from a socket again and again, until the submission is cancelled or fails.
+    /// Receives from a socket repeatedly, until the submission is cancelled or fails.
     pub(super) fn receive(&mut self, fd: BorrowedFd<'_>, data: u64) -> io::Result<()> {
         self.push(&opcode::RecvMulti::new(Fd(fd.as_raw_fd()), GROUP).build().user_data(data))
     }
@@ -184,16 +184,15 @@ impl Ring {
         self.push(&opcode::AsyncCancel::new(of).build().user_data(data))
     }
 
-    /// Submits everything in the queue and these sends, waits for a completion, and moves completions into `done`. Each
-    /// send is over when this returns; it is in `done` only if it was incomplete or failed.
+    /// Submits all queued entries and these sends, waits for a completion, and moves completions into `done`. Each send is complete on return; it is
+    /// in `done` only if it was partial or failed.
     pub(super) fn turn<'a>(
         &mut self,
         sends: impl Iterator<Item = (BorrowedFd<'a>, &'a [u8], u64)>,
         wait: Duration,
         done: &mut Vec<Completion>,
     ) -> io::Result<()> {
-        // MSG_DONTWAIT completes the send while it is submitted. MSG_WAITALL makes a partial send count as failed, so
-        // that it gives a completion.
+        // MSG_DONTWAIT completes the send during its submission. MSG_WAITALL makes a partial send count as failed, so that it has a completion.
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
         for (fd, bytes, data) in sends {
             let length = bytes.len().min(1 << 30) as u32;
@@ -217,7 +216,7 @@ impl Ring {
         }
     }
 
-    /// Submits everything. With a time to wait: returns when something has completed, or the time is over.
+    /// Submits all entries. With a time to wait, returns after a completion, or when the time is over.
     fn enter(&mut self, wait: Option<Duration>) -> io::Result<()> {
         let time = wait.unwrap_or_default();
         let want = u32::from(!time.is_zero());
@@ -227,7 +226,7 @@ impl Ring {
         let arg = Wait { sigmask: 0, sigmask_size: 0, min_wait_usec: 0, timespec: pointer };
         for _ in 0..TRIES {
             let count = self.ring.submission().len() as u32;
-            // SAFETY: `arg` is what EXT_ARG says it is, and lives for the call, as does what it points to.
+            // SAFETY: `arg` is the structure that EXT_ARG requires, and lives for the call, like the memory that it points to.
             let entered = unsafe { self.ring.submitter().enter(count, want, events | ENTER_EXT_ARG, Some(&arg)) };
             if let Err(error) = entered {
                 match error.raw_os_error() {
@@ -244,7 +243,7 @@ impl Ring {
         Err(io::Error::new(io::ErrorKind::OutOfMemory, "io_uring takes no more submissions"))
     }
 
-    /// The received bytes; empty if there are none.
+    /// Returns the received bytes; empty if there are none.
     pub(super) fn bytes(&self, of: Completion) -> &[u8] {
         match cqueue::buffer_select(of.flags) {
             Some(id) => self.pool.bytes(id, usize::try_from(of.result).unwrap_or(0)),
@@ -252,27 +251,27 @@ impl Ring {
         }
     }
 
-    /// The received bytes are not needed any more.
+    /// Releases the received bytes.
     pub(super) fn done(&mut self, of: Completion) {
         if let Some(id) = cqueue::buffer_select(of.flags) {
             self.pool.give(id);
         }
     }
 
-    /// Gives the buffers that are not needed any more to the kernel.
+    /// Returns the released buffers to the kernel.
     pub(super) fn publish(&self) {
         self.pool.publish();
     }
 }
 
-/// Checks that the kernel has all that [`Ring`] needs, and permits its use, by trying what workers rely on.
+/// Checks that the kernel has all features needed by [`Ring`], and permits its use, by trying those that workers rely on.
 pub(crate) fn probe() -> io::Result<()> {
     let mut ring = Ring::new()?;
     let (here, there) = UnixStream::pair()?;
     let unfit = |what: &str| Err(io::Error::new(io::ErrorKind::Unsupported, format!("the kernel's io_uring {what}")));
     let mut done = Vec::new();
     ring.receive(here.as_fd(), 1)?;
-    // A complete send gives no completion; a partial one gives its number of bytes.
+    // A complete send has no completion; a partial one completes with its number of bytes.
     let long = vec![0; 8 << 20];
     ring.turn([(there.as_fd(), &b"ping"[..], 2)].into_iter(), PATIENCE, &mut done)?;
     let Some(&first) = done.first() else { return unfit("does not receive") };
@@ -291,7 +290,7 @@ pub(crate) fn probe() -> io::Result<()> {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // After this the kernel writes to no buffer any more.
+        // After this the kernel writes to no buffer.
         if self.ring.submitter().unregister_buf_ring(GROUP).is_err() {
             std::process::abort();
         }
@@ -307,7 +306,7 @@ mod tests {
 
     const NONE: std::iter::Empty<(BorrowedFd<'static>, &[u8], u64)> = std::iter::empty();
 
-    /// None where the system has no io_uring for us: then there is nothing to test.
+    /// Returns a ring; None if the system has no usable io_uring, and there is nothing to test.
     fn ring() -> Option<Ring> {
         probe().ok()?;
         Some(Ring::new().unwrap())
@@ -365,7 +364,7 @@ mod tests {
                 ring.receive(there.as_fd(), 1).unwrap();
             }
             ring.turn(NONE, Duration::ZERO, &mut done).unwrap();
-            // Buffers are given back only when there are none.
+            // Buffers are returned only after they have run out.
             if armed && done.iter().any(|of| !of.more()) || written == total {
                 for of in done.drain(..) {
                     got.extend_from_slice(ring.bytes(of));

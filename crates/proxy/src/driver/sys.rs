@@ -19,14 +19,13 @@ fn check_size(result: isize) -> io::Result<usize> {
 
 fn owned(result: c_int) -> io::Result<OwnedFd> {
     let fd = check(result)?;
-    // SAFETY: the call that gave `fd` succeeded, and nobody else has it.
+    // SAFETY: the call that returned `fd` succeeded, and `fd` has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 // === epoll ===
 
-/// An epoll instance. Sockets are registered once, edge-triggered, for reading and writing, so that no statement costs
-/// a call to change the interest.
+/// An epoll instance. Sockets are registered once, edge-triggered, for reading and writing, so that no statement costs a call to change the interest.
 pub(crate) struct Epoll(OwnedFd);
 
 /// An event of [`Epoll::wait`].
@@ -59,7 +58,7 @@ impl Epoll {
         check(unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd.as_raw_fd(), &mut event) }).map(drop)
     }
 
-    /// Waits at most `millis` milliseconds (-1: no limit), and gives the number of events.
+    /// Waits at most `millis` milliseconds (-1: no limit), and returns the number of events.
     pub(crate) fn wait(&self, events: &mut [Event], millis: c_int) -> io::Result<usize> {
         let room = events.len().min(1024) as c_int;
         // SAFETY: the kernel writes at most `room` events, and there is room for them.
@@ -71,10 +70,10 @@ impl Epoll {
     }
 }
 
-/// Most descriptors that [`wait_for_any`] looks at.
+/// Maximum number of descriptors of [`wait_for_any`].
 pub(crate) const MOST_WAITED_FOR: usize = 64;
 
-/// Waits until one of the descriptors can be read, or the time is over. (Finer than epoll's milliseconds.)
+/// Waits until one of the descriptors is readable, or the time is over. (Finer than epoll's milliseconds.)
 pub(crate) fn wait_for_any<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>, limit: std::time::Duration) {
     let mut polled = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; MOST_WAITED_FOR];
     let mut count = 0;
@@ -83,13 +82,13 @@ pub(crate) fn wait_for_any<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>, limit:
         count += 1;
     }
     let limit = libc::timespec { tv_sec: limit.as_secs() as _, tv_nsec: limit.subsec_nanos().into() };
-    // SAFETY: `polled` has `count` entries or more, and lives for the call, as `limit` does. Which of them can be read is not asked.
+    // SAFETY: `polled` has `count` entries or more, and lives for the call, like `limit`. The result is not used.
     let _ = unsafe { libc::ppoll(polled.as_mut_ptr(), count, &limit, std::ptr::null()) };
 }
 
 // === eventfd ===
 
-/// Wakes an epoll loop from another thread.
+/// Wake-up of an epoll loop from another thread.
 pub(crate) struct Wake(OwnedFd);
 
 impl Wake {
@@ -118,7 +117,7 @@ impl Wake {
 
 // === sockets ===
 
-/// Receives the bytes that have arrived; does not wait.
+/// Receives the bytes that have arrived, without waiting.
 pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
     // SAFETY: the kernel writes at most `buffer.len()` bytes to `buffer`.
     check_size(unsafe {
@@ -126,16 +125,16 @@ pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize
     })
 }
 
-/// Sends as many bytes as there is room for; does not wait.
+/// Sends as many bytes as the socket takes, without waiting.
 pub(crate) fn send(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the kernel reads `bytes.len()` bytes from `bytes`.
     check_size(unsafe { libc::send(fd.as_raw_fd(), bytes.as_ptr().cast::<c_void>(), bytes.len(), flags) })
 }
 
-/// Shuts the sending direction down.
+/// Shuts down the sending direction.
 pub(crate) fn finish(fd: BorrowedFd<'_>) {
-    // SAFETY: takes no pointer. Fails if the peer is gone: then there is nobody to tell.
+    // SAFETY: takes no pointer. Fails if the peer is gone, which does not matter.
     let _ = unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_WR) };
 }
 
@@ -203,7 +202,7 @@ fn connect<T>(fd: &OwnedFd, address: &T) -> io::Result<()> {
     }
 }
 
-/// The result of a connection attempt.
+/// Returns the result of a connection attempt.
 pub(crate) fn connect_result(fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut error: c_int = 0;
     let mut length = size_of::<c_int>() as socklen_t;
@@ -213,7 +212,7 @@ pub(crate) fn connect_result(fd: BorrowedFd<'_>) -> io::Result<()> {
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
-/// The peer's and the own address of a TCP socket; `None` for a Unix socket, or one that is no longer connected.
+/// Returns the peer's and the local address of a TCP socket; `None` for a Unix socket, or one that is no longer connected.
 pub(crate) fn addresses(fd: BorrowedFd<'_>) -> (Option<SocketAddr>, Option<SocketAddr>) {
     match fd.try_clone_to_owned().map(std::net::TcpStream::from) {
         Ok(stream) => (stream.peer_addr().ok(), stream.local_addr().ok()),
@@ -221,7 +220,7 @@ pub(crate) fn addresses(fd: BorrowedFd<'_>) -> (Option<SocketAddr>, Option<Socke
     }
 }
 
-/// TCP_NODELAY, and keepalive and time-outs that notice a peer that is gone without a word within about half a minute.
+/// Sets TCP_NODELAY, and keepalive and time-outs that detect a silently lost peer within about half a minute.
 fn tune(fd: &OwnedFd) -> io::Result<()> {
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
     set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
@@ -231,8 +230,8 @@ fn tune(fd: &OwnedFd) -> io::Result<()> {
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 30_000)
 }
 
-/// Between two sockets of one machine there is no congestion to control. Uses the simplest algorithm, which every
-/// kernel has: the system's default may be BBR, which paces with a timer and costs a tenth of the proxy's CPU time.
+/// Selects the simplest congestion control, which every kernel has, since there is no congestion between two sockets of one machine: the system's
+/// default may be BBR, which paces with a timer and costs a tenth of the proxy's CPU time.
 fn skip_congestion_control(fd: &OwnedFd) {
     let name = b"reno";
     let pointer = name.as_ptr().cast::<c_void>();
@@ -242,17 +241,17 @@ fn skip_congestion_control(fd: &OwnedFd) {
     };
 }
 
-/// The IP address in a peer's socket address; `None` if it has none.
+/// Returns the IP address in a peer's socket address; `None` if it has none.
 fn ip_of(peer: &libc::sockaddr_storage) -> Option<IpAddr> {
     let pointer = std::ptr::from_ref(peer);
     match c_int::from(peer.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the family says that it is a `sockaddr_in`, and a `sockaddr_storage` is large and aligned enough.
+            // SAFETY: according to the family it is a `sockaddr_in`, and a `sockaddr_storage` is large and aligned enough.
             let v4 = unsafe { &*pointer.cast::<libc::sockaddr_in>() };
             Some(IpAddr::from(v4.sin_addr.s_addr.to_ne_bytes()))
         }
         libc::AF_INET6 => {
-            // SAFETY: likewise.
+            // SAFETY: as above, for `sockaddr_in6`.
             let v6 = unsafe { &*pointer.cast::<libc::sockaddr_in6>() };
             Some(IpAddr::from(v6.sin6_addr.s6_addr).to_canonical())
         }
@@ -267,7 +266,7 @@ fn set_option(fd: &OwnedFd, level: c_int, option: c_int, value: c_int) -> io::Re
         .map(drop)
 }
 
-/// Accepts one connection, and gives the peer's IP address; `None` if no connection waits.
+/// Accepts one connection, and returns it with the peer's IP address; `None` if no connection waits.
 pub(crate) fn accept(listener: BorrowedFd<'_>, tcp: bool) -> io::Result<Option<(OwnedFd, Option<IpAddr>)>> {
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: all bytes zero is a valid `sockaddr_storage`.
@@ -294,7 +293,7 @@ pub(crate) fn accept(listener: BorrowedFd<'_>, tcp: bool) -> io::Result<Option<(
     }
 }
 
-/// Sets how many connections the kernel queues before they are accepted.
+/// Sets the maximum length of the kernel's accept queue.
 pub(crate) fn set_backlog(listener: BorrowedFd<'_>, length: c_int) -> io::Result<()> {
     // SAFETY: takes no pointer. On a listening socket it only changes the backlog.
     check(unsafe { libc::listen(listener.as_raw_fd(), length) }).map(drop)

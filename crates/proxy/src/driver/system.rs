@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket, for the method `peer`.
+//! The user at the other end of a Unix socket, for the method `peer`.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use rustix::net::sockopt::socket_peercred;
 
-/// The names of the system's users, as `/etc/passwd` has them. The system's name service (`getpwuid`) is not asked: it may ask the network, and everybody
-/// who wants to connect would wait for that.
+/// Names of the system's users, from `/etc/passwd`. The system's name service (`getpwuid`) is not used: it may query the network, which would delay
+/// every client that connects.
 pub(crate) struct SystemUsers {
     file: PathBuf,
-    /// What tells one version of the file from another.
+    /// Identification of the file's version.
     stamp: Option<Stamp>,
     names: HashMap<u32, Arc<String>>,
 }
@@ -21,7 +21,7 @@ pub(crate) struct SystemUsers {
 /// Inode, length, time of change in seconds and nanoseconds.
 type Stamp = (u64, u64, i64, i64);
 
-/// Longest `/etc/passwd` that is read, in bytes. Users behind it have no name.
+/// Maximum number of bytes that are read of `/etc/passwd`. Users after it have no name.
 const MOST_PASSWD: u64 = 16 << 20;
 
 impl SystemUsers {
@@ -33,13 +33,13 @@ impl SystemUsers {
         SystemUsers { file: file.to_owned(), stamp: None, names: HashMap::new() }
     }
 
-    /// The name of the user at the other end of a Unix socket; `None` where the kernel or the file does not know it.
+    /// Returns the name of the user at the other end of a Unix socket; `None` if the kernel or the file does not know it.
     pub(crate) fn at(&mut self, socket: BorrowedFd<'_>) -> Option<Arc<String>> {
         let uid = socket_peercred(socket).ok()?.uid.as_raw();
         self.name(uid)
     }
 
-    /// The name of a user number. Reads the file where it has changed. A file that can't be read gives no names: old ones could be somebody else's by now.
+    /// Returns the name of a user ID. Reads the file if it has changed. An unreadable file has no names: old ones might belong to other users by now.
     fn name(&mut self, uid: u32) -> Option<Arc<String>> {
         let Ok(found) = std::fs::metadata(&self.file) else {
             *self = SystemUsers::of(&self.file);
@@ -57,7 +57,7 @@ impl SystemUsers {
     }
 }
 
-/// The names in lines `name:password:uid:…`, by number. Of several names the first one, which is what the system gives.
+/// Returns the names in lines `name:password:uid:…`, by user ID. Of several names the first one, as the system does.
 fn names_of(text: &str) -> HashMap<u32, Arc<String>> {
     let mut names = HashMap::new();
     for line in text.lines() {
