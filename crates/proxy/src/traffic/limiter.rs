@@ -1,13 +1,14 @@
-//! One limit's state: how many statements run, and how soon the next one may begin. Atomics only: workers share a limiter, and none waits.
+//! State of one limit: the number of running statements, and the time at which the next one may begin. Atomics only: workers share a limiter, and
+//! never wait for it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// So many a second, evenly, with so many at once.
+/// Rate of statements per second, evenly distributed, with a burst.
 ///
-/// The generic cell rate algorithm (ITU-T I.371): a limiter keeps the time at which the next statement is due, in nanoseconds, and a
-/// statement may come ahead of it by the time of a burst.
+/// The generic cell rate algorithm (ITU-T I.371): a limiter has the time at which the next statement is due, in nanoseconds, and a statement may come
+/// earlier by the time of a burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
     /// Nanoseconds between two statements.
@@ -16,21 +17,22 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Slowest and fastest rate, a second.
+    /// Minimum and maximum rate per second.
     pub const LIMITS: (f64, f64) = (0.000_1, 1_000_000.0);
-    /// Largest burst.
+    /// Maximum burst.
     pub const MOST_BURST: u32 = 1_000_000;
 
-    /// `per_second` statements a second, `burst` of them at once. `None`: out of [`Rate::LIMITS`] or [`Rate::MOST_BURST`], or no burst.
+    /// Creates a rate of `per_second` statements per second, `burst` of them at once. `None`: outside of [`Rate::LIMITS`] or [`Rate::MOST_BURST`], or
+    /// no burst.
     #[must_use]
     pub fn new(per_second: f64, burst: u32) -> Option<Rate> {
-        // A limit in another unit may come out a bit beside it: 0.36 / 3600 is less than 0.000_1.
+        // A limit in another unit may be slightly off: 0.36 / 3600 is less than 0.000_1.
         let possible = (Rate::LIMITS.0 * (1.0 - 1e-9)..=Rate::LIMITS.1 * (1.0 + 1e-9)).contains(&per_second);
         let interval = (1e9 / per_second) as u64;
         (possible && (1..=Rate::MOST_BURST).contains(&burst)).then_some(Rate { interval, burst })
     }
 
-    /// Reads `100/s`, `30/min`, `500/h`, or a number a second. Without a burst: what comes in a second, at least one.
+    /// Parses `100/s`, `30/min`, `500/h`, or a number per second. The default burst is the number of statements in one second, at least one.
     #[must_use]
     pub fn parse(text: &str, burst: Option<u32>) -> Option<Rate> {
         let (number, seconds) = match text.split_once('/') {
@@ -44,17 +46,17 @@ impl Rate {
         Rate::new(per_second, burst.unwrap_or(usual))
     }
 
-    /// As [`Rate::parse`] reads exactly this rate, but for the burst: as it is shown, where that is exact.
+    /// Returns a text that [`Rate::parse`] parses as exactly this rate, apart from the burst: the displayed form, if that is exact.
     #[must_use]
     pub fn written(self) -> String {
-        // Rounding may lead to a neighbour; the middle of all rates that have this interval does not, but may be out of the limits.
+        // Rounding may lead to a neighbouring rate; the middle of all rates with this interval does not, but may be outside of the limits.
         let interval = self.interval as f64;
         let exact = [1e9 / interval, 1e9 / (interval + 0.5)].map(|per_second| per_second.to_string());
         let mut forms = std::iter::once(self.to_string()).chain(exact);
         forms.find(|text| Rate::parse(text, Some(self.burst)) == Some(self)).unwrap_or_else(|| self.to_string())
     }
 
-    /// How many statements may come at once.
+    /// Returns the number of statements that may come at once.
     #[must_use]
     pub fn burst(self) -> u32 {
         self.burst
@@ -62,7 +64,7 @@ impl Rate {
 }
 
 impl fmt::Display for Rate {
-    /// As [`Rate::parse`] reads it.
+    /// Formats the rate for [`Rate::parse`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let per_second = 1e9 / self.interval as f64;
         let (number, unit) = match per_second {
@@ -70,42 +72,42 @@ impl fmt::Display for Rate {
             slow if slow * 60.0 >= 0.999 => (slow * 60.0, "min"),
             slower => (slower * 3600.0, "h"),
         };
-        // Without the digits that come of the way in which it is kept.
+        // Without digits that result from the stored form.
         write!(f, "{}/{unit}", (number * 1000.0).round() / 1000.0)
     }
 }
 
-/// The state of one limit.
+/// State of one limit.
 #[derive(Debug, Default)]
 pub(super) struct Limiter {
     running: AtomicU32,
-    /// When the next statement is due, in nanoseconds since the clock's begin; 0: at any time.
+    /// Time at which the next statement is due, in nanoseconds since the clock's start; 0: at any time.
     due: AtomicU64,
 }
 
 impl Limiter {
-    /// How many run.
+    /// Returns the number of running statements.
     pub(super) fn running(&self) -> u32 {
         self.running.load(Ordering::Relaxed)
     }
 
-    /// True if it is as a new one would be.
+    /// True if the state equals that of a new limiter.
     pub(super) fn is_at_rest(&self, now: u64) -> bool {
         self.running() == 0 && self.due.load(Ordering::Relaxed) <= now
     }
 
-    /// One more runs, unless `most` do. `most` not given: in any case.
+    /// Starts a statement, unless `most` are running; returns true if it was started. Without `most`, always.
     pub(super) fn begin(&self, most: Option<u32>) -> bool {
         let more = |running| (most.is_none_or(|most| running < most)).then(|| running + 1);
         self.running.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// One that was begun is at its end.
+    /// Ends a statement that was started.
     pub(super) fn end(&self) {
         self.running.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// One comes at `now`. `Err`: after this time it could.
+    /// Admits a statement at `now`. `Err`: the time after which it would be admitted.
     pub(super) fn pass(&self, rate: Rate, now: u64) -> Result<(), Duration> {
         let ahead = rate.interval.saturating_mul(u64::from(rate.burst) - 1);
         let next = |due: u64| (due <= now.saturating_add(ahead)).then(|| due.max(now).saturating_add(rate.interval));
@@ -113,7 +115,7 @@ impl Limiter {
         passed.map(drop).map_err(|due| Duration::from_nanos(due.saturating_sub(now.saturating_add(ahead))))
     }
 
-    /// One that has passed does not come after all.
+    /// Returns the admission of a statement that does not come after all.
     pub(super) fn give_back(&self, rate: Rate) {
         let earlier = |due: u64| Some(due.saturating_sub(rate.interval));
         let _ = self.due.fetch_update(Ordering::Relaxed, Ordering::Relaxed, earlier);
@@ -133,7 +135,7 @@ mod tests {
         let rate = Rate::new(100.0, 3).unwrap();
         let limiter = Limiter::default();
         let begin = 1_000 * MILLI;
-        // Each with the moment at which it comes, in milliseconds, and how long it would have to wait.
+        // The time of each statement, in milliseconds, and its wait if it is refused.
         for (at, expected) in [
             (0, None),
             (0, None),
@@ -142,7 +144,7 @@ mod tests {
             (4, Some(6)),
             (10, None),
             (10, Some(10)),
-            // What is not used in a long time adds up to no more than the burst.
+            // Unused time adds up to no more than the burst.
             (900, None),
             (900, None),
             (900, None),
@@ -161,7 +163,7 @@ mod tests {
             let rate = Rate::new(per_second, burst).unwrap();
             let limiter = Limiter::default();
             let seconds = 20;
-            // Far more come than may.
+            // Far more statements come than are admitted.
             let passed = (0..seconds * 10_000).filter(|n| limiter.pass(rate, n * MILLI / 10).is_ok()).count();
             let most = per_second * seconds as f64 + f64::from(burst);
             assert!(

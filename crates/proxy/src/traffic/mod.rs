@@ -1,11 +1,11 @@
-//! Traffic rules: which statements may not run, how many may run at a time, and how many a second.
+//! Traffic rules: statements that may not run, and limits on the number of statements at a time and per second.
 //!
 //! ```text
 //!  [[proxy.traffic]], LIMIT, BLOCK, LIFT ─▶ Traffic ──epoch──▶ Governed (a pool's rules, in each worker) ─▶ admit ─▶ Permit
 //! ```
 //!
-//! The rules are one writer's, under a lock. Workers compare the epoch, one atomic load a statement, and take the lock only when it
-//! has grown. What a limit counts is atomic and shared by all workers: no statement waits for a lock.
+//! The rules have one writer, under a lock. Workers compare the epoch, one atomic load per statement, and take the lock only after it has changed.
+//! The counters of a limit are atomic and shared by all workers: no statement waits for a lock.
 
 mod limiter;
 mod rule;
@@ -23,70 +23,70 @@ pub use limiter::Rate;
 pub(crate) use rule::{Act, digits, is_governed};
 pub use rule::{Given, Limits, Rule, RuleError, Whose};
 
-/// Most rules that operators have set, beside those of the configuration.
+/// Maximum number of rules set by operators, besides those of the configuration.
 const MOST_LIVE: usize = 100;
-/// So many limiters are kept before those at rest are dropped.
+/// Number of limiters above which idle ones are dropped.
 const MANY_LIMITERS: usize = 1_024;
-/// A rule that refuses is logged no more often than this.
+/// Minimum time between two log messages of a rule that refuses.
 const LOGGED_EVERY: Duration = Duration::from_secs(60);
 
-/// The rules of a cluster, and what they have counted. Shared by its workers and its console.
+/// Rules of a cluster, with their counters. Shared by its workers and its console.
 #[derive(Debug)]
 pub(crate) struct Traffic {
-    /// Grows with each change of the rules; 0: there has been none yet.
+    /// Number that grows with each change of the rules; 0 before the first.
     epoch: AtomicU64,
-    /// The begin of the limiters' clock.
+    /// Start of the limiters' clock.
     born: Instant,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The rules of the configuration.
+    /// Rules of the configuration.
     configured: Vec<Rule>,
-    /// The rules that operators have set, and when they end. One replaces the configuration's of the same name.
+    /// Rules set by operators, with their ends. A rule replaces the configuration's of the same name.
     live: Vec<(Rule, Option<Instant>)>,
-    /// Names of rules of the configuration that operators have lifted.
+    /// Names of the configuration's rules that operators have lifted.
     lifted: HashSet<String>,
-    /// The rules in force, made of all that.
+    /// Rules in force, computed from the above.
     active: Vec<Arc<Active>>,
-    /// The number of the next rule.
+    /// Number of the next rule.
     next: u64,
     limiters: HashMap<Subject, Arc<Limiter>>,
 }
 
-/// What a limiter counts for: everything that its meaning depends on.
+/// Key of a limiter: all values that its meaning depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Subject {
     rule: String,
-    /// Given where each user has limits of its own.
+    /// The user, if each user has limits of its own.
     user: Option<String>,
-    /// Given where each database has.
+    /// The database, if each database has limits of its own.
     database: Option<String>,
 }
 
 /// A rule in force.
 #[derive(Debug)]
 struct Active {
-    /// Unlike the name it is never used again.
+    /// Number of the rule; unlike the name, it is never reused.
     number: u64,
     rule: Rule,
-    /// Set by an operator.
+    /// True if set by an operator.
     live: bool,
     until: Option<Instant>,
     counts: Arc<Counts>,
 }
 
-/// What a rule has done, since a rule of its name is in force.
+/// Counters of a rule, continued as long as a rule of its name is in force.
 #[derive(Debug, Default)]
 struct Counts {
     passed: AtomicU64,
     refused: AtomicU64,
-    /// When it was logged last that the rule refuses, on the limiters' clock; 0: never.
+    /// Time of the last log message about the rule's refusals, on the limiters' clock; 0: never.
     logged: AtomicU64,
 }
 
-/// The rules that may apply to a pool's statements.
+/// Rules that may apply to a pool's statements.
 #[derive(Debug, Default)]
 pub(crate) struct Governed {
     epoch: u64,
@@ -94,21 +94,21 @@ pub(crate) struct Governed {
     by_statement: bool,
 }
 
-/// A rule, and the limiter that counts for the pool's statements.
+/// A rule, and its limiter for the pool's statements.
 #[derive(Debug)]
 struct Bound {
     active: Arc<Active>,
     limiter: Arc<Limiter>,
 }
 
-/// A client's places among those that run at the same time. Gives them back when it is dropped.
+/// A client's places of the concurrency limits. Dropping it gives them back.
 #[derive(Debug, Default)]
 pub(crate) struct Permit(Vec<Arc<Limiter>>);
 
-/// A rule has refused a statement.
+/// Refusal of a statement by a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Refused {
-    /// The rule's number.
+    /// Number of the rule.
     rule: u64,
     why: Why,
 }
@@ -117,11 +117,11 @@ pub(crate) struct Refused {
 enum Why {
     Blocked,
     Concurrency,
-    /// The rate; after so many milliseconds a statement could pass.
+    /// The rate; time in milliseconds after which a statement would be admitted.
     Rate(u32),
 }
 
-/// What a client is told whose statement was refused.
+/// Error message for a client whose statement was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Told {
     pub(crate) code: Sqlstate,
@@ -129,24 +129,24 @@ pub(crate) struct Told {
     pub(crate) hint: String,
 }
 
-/// A rule in force, for tables and metrics.
+/// Report on a rule in force, for tables and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleReport {
     /// The rule.
     pub rule: Rule,
-    /// An operator has set it; otherwise the configuration has it.
+    /// True if set by an operator; otherwise the rule is from the configuration.
     pub live: bool,
-    /// After this time it ends by itself.
+    /// Time after which the rule ends by itself.
     pub left: Option<Duration>,
-    /// Clients that run a statement under it.
+    /// Number of clients that run a statement under the rule.
     pub running: u64,
-    /// Statements that it has let pass.
+    /// Number of admitted statements.
     pub passed: u64,
-    /// Statements that it has refused; of a rule with `dry_run`: that it would have.
+    /// Number of refused statements; with `dry_run`: that would have been refused.
     pub refused: u64,
 }
 
-/// Why a rule was not set.
+/// Error: too many rules set by operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("there are {MOST_LIVE} rules already that operators have set: LIFT some, or write them into the configuration")]
 pub(crate) struct TooMany;
@@ -162,13 +162,13 @@ impl Traffic {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The rules have changed.
+    /// Publishes a change of the rules.
     fn publish(&self, state: &mut State) {
         state.resolve();
         self.epoch.fetch_add(1, Ordering::Release);
     }
 
-    /// Takes the rules of a configuration. What operators have lifted holds again; what they have set stays.
+    /// Applies the rules of a configuration. Rules lifted by operators are in force again; rules set by operators stay.
     pub(crate) fn configure(&self, rules: &[Rule]) {
         let state = &mut *self.state();
         if state.configured == rules && state.lifted.is_empty() {
@@ -179,7 +179,7 @@ impl Traffic {
         self.publish(state);
     }
 
-    /// An operator sets a rule, or sets it anew.
+    /// Sets an operator's rule, or replaces it.
     pub(crate) fn set(&self, rule: Rule, until: Option<Instant>) -> Result<(), TooMany> {
         let state = &mut *self.state();
         match state.live.iter().position(|(of, _)| of.name == rule.name) {
@@ -191,8 +191,8 @@ impl Traffic {
         Ok(())
     }
 
-    /// An operator lifts a rule: one that was set ends, and the configuration's of that name does not hold until it is read again.
-    /// False: no rule of that name is in force.
+    /// Lifts a rule for an operator: a rule set by an operator ends, and the configuration's of that name is not in force until the configuration is
+    /// read again. Returns false if no rule of that name is in force.
     pub(crate) fn lift(&self, name: &str) -> bool {
         let state = &mut *self.state();
         let found = state.active.iter().any(|active| active.rule.name == name);
@@ -206,15 +206,15 @@ impl Traffic {
         found
     }
 
-    /// What operators have ordered: the rules that they have set, and in how long each ends by itself; and the names of those that they have
-    /// lifted.
+    /// Returns the operators' orders: the rules set by them, each with the time after which it ends by itself; and the names of the rules lifted by
+    /// them.
     pub(crate) fn ordered(&self, now: Instant) -> (Vec<(Rule, Option<Duration>)>, HashSet<String>) {
         let state = self.state();
         let left = |until: &Option<Instant>| until.map(|until| until.saturating_duration_since(now));
         (state.live.iter().map(|(rule, until)| (rule.clone(), left(until))).collect(), state.lifted.clone())
     }
 
-    /// Ends rules whose time is over, and gives their names.
+    /// Removes expired rules, and returns their names.
     pub(crate) fn expire(&self, now: Instant) -> Vec<String> {
         let state = &mut *self.state();
         let over = |until: Option<Instant>| until.is_some_and(|until| until <= now);
@@ -227,13 +227,13 @@ impl Traffic {
         ended
     }
 
-    /// In how long the next rule ends by itself.
+    /// Returns the time until the next rule expires.
     pub(crate) fn due_in(&self, now: Instant) -> Option<Duration> {
         let state = self.state();
         state.live.iter().filter_map(|(_, until)| *until).min().map(|until| until.saturating_duration_since(now))
     }
 
-    /// Brings a pool's rules up to date. True if there are any.
+    /// Updates a pool's rules; returns true if there are any.
     pub(crate) fn refresh(&self, governed: &mut Governed, database: &str, user: &str, now: Instant) -> bool {
         let epoch = self.epoch.load(Ordering::Acquire);
         if governed.epoch != epoch {
@@ -261,31 +261,31 @@ impl Traffic {
         };
         let rules: Box<[Bound]> = about.into_iter().map(bind).collect();
         if state.limiters.len() > MANY_LIMITERS {
-            // One at rest knows nothing that a new one does not.
+            // The state of an idle limiter is that of a new one.
             state.limiters.retain(|_, limiter| Arc::strong_count(limiter) > 1 || !limiter.is_at_rest(now));
         }
         let by_statement = rules.iter().any(|bound| bound.active.rule.whose.statement.is_some());
         Governed { epoch, rules, by_statement }
     }
 
-    /// A moment on the limiters' clock, in nanoseconds.
+    /// Returns a time on the limiters' clock, in nanoseconds.
     pub(crate) fn at(&self, now: Instant) -> u64 {
         u64::try_from(now.saturating_duration_since(self.born).as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// What a client is told of a refusal.
+    /// Returns the error message of a refusal.
     pub(crate) fn explain(&self, refused: Refused) -> Told {
         refused.told(self.state().find(refused).map(|active| &active.rule))
     }
 
-    /// The name of the rule that has refused, if that is to be logged now.
+    /// Returns the name of the refusing rule, if the refusal is to be logged now.
     pub(crate) fn may_log(&self, refused: Refused, now: Instant) -> Option<String> {
         let state = self.state();
         let active = state.find(refused).filter(|active| active.counts.may_log(self.at(now)));
         active.map(|active| active.rule.name.clone())
     }
 
-    /// The rules in force, in the order of their names.
+    /// Returns the rules in force, in the order of their names.
     pub(crate) fn report(&self, now: Instant) -> Vec<RuleReport> {
         let state = self.state();
         let mut running: HashMap<&str, u64> = HashMap::new();
@@ -309,7 +309,7 @@ impl State {
         self.active.iter().find(|active| active.number == refused.rule).map(|active| &**active)
     }
 
-    /// Makes the rules in force of what is configured, set and lifted. A rule's counts and limiters go on with its name.
+    /// Computes the rules in force from those configured, set and lifted. A rule's counters and limiters continue under its name.
     fn resolve(&mut self) {
         let set: HashSet<&str> = self.live.iter().map(|(rule, _)| rule.name.as_str()).collect();
         let configured = self.configured.iter().filter(|rule| !set.contains(rule.name.as_str()));
@@ -332,7 +332,7 @@ impl State {
 
 impl Counts {
     fn may_log(&self, now: u64) -> bool {
-        // The clock's first moment is not "never".
+        // The clock's first moment is distinct from "never".
         let now = now.max(1);
         let every = LOGGED_EVERY.as_nanos() as u64;
         let due = |last: u64| (last == 0 || now.saturating_sub(last) >= every).then_some(now);
@@ -343,12 +343,12 @@ impl Counts {
 // === impl Governed ===
 
 impl Governed {
-    /// True if some rule asks for statements' fingerprints.
+    /// True if a rule needs statements' fingerprints.
     pub(crate) fn asks_for_statements(&self) -> bool {
         self.by_statement
     }
 
-    /// Lets a statement pass, or not: every rule that is about it has to. `permit`: the client's places, to which new ones are added.
+    /// Admits or refuses a statement: every matching rule has to admit it. `permit`: the client's places, to which new ones are added.
     pub(crate) fn admit(&self, act: Act, now: u64, permit: &mut Permit) -> Result<(), Refused> {
         let had = permit.0.len();
         for (at, bound) in self.about(act).enumerate() {
@@ -358,7 +358,7 @@ impl Governed {
                 bound.count_in(permit);
                 continue;
             }
-            // It does not run: the rules before take back what they have counted.
+            // The statement does not run: the earlier rules undo their counts.
             self.about(act).take(at).for_each(Bound::give_back);
             permit.truncate(had);
             return Err(Refused { rule: bound.active.number, why });
@@ -391,14 +391,14 @@ impl Bound {
         Ok(())
     }
 
-    /// A statement that is over the limit runs all the same.
+    /// Counts a statement that is over the limit and runs all the same.
     fn count_in(&self, permit: &mut Permit) {
         if self.active.rule.limits.concurrency.is_some() && !permit.has(&self.limiter) && self.limiter.begin(None) {
             permit.0.push(self.limiter.clone());
         }
     }
 
-    /// A statement that had passed does not run, because another rule refuses it.
+    /// Undoes the count of an admitted statement that does not run, because another rule refuses it.
     fn give_back(&self) {
         if !self.active.rule.dry_run {
             if let Some(rate) = self.active.rule.limits.rate {

@@ -1,4 +1,4 @@
-//! What a rule says: whose statements, and how many of them.
+//! Rules: the matching statements, and their limits.
 
 use std::fmt;
 
@@ -6,20 +6,20 @@ use sql::{Access, Class, Control, Flags};
 
 use super::limiter::Rate;
 
-/// A rule, from the configuration or from an operator. Checked: it limits something.
+/// A rule, from the configuration or from an operator. Checked: it has a limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// Its name, by which operators change it.
+    /// Name of the rule, by which operators change it.
     pub name: String,
-    /// Whose statements.
+    /// The matching statements.
     pub whose: Whose,
-    /// How many of them.
+    /// The limits.
     pub limits: Limits,
-    /// Nothing is refused: what would be is counted.
+    /// True if the rule only counts, and refuses no statements.
     pub dry_run: bool,
 }
 
-/// Which statements a rule is about: those to which everything that is given applies.
+/// Filter of a rule: a statement matches if all given conditions apply.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Whose {
     /// The clients' user.
@@ -30,39 +30,39 @@ pub struct Whose {
     pub statement: Option<u64>,
     /// Reads or writes; both if not given.
     pub access: Option<Access>,
-    /// Each user has the limits for itself; otherwise all share them.
+    /// True if each user has limits of its own; otherwise all share them.
     pub each_user: bool,
-    /// Each database has.
+    /// True if each database has limits of its own.
     pub each_database: bool,
 }
 
-/// How many statements there may be.
+/// Limits of a rule.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// None at all.
+    /// True if no statement may run.
     pub block: bool,
-    /// Clients that run one at the same time.
+    /// Maximum number of clients that run a statement at the same time.
     pub concurrency: Option<u32>,
-    /// Statements a second.
+    /// Rate of statements.
     pub rate: Option<Rate>,
 }
 
-/// Why something is not a rule.
+/// Error in a rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
-    /// The name can't be one.
+    /// The name is not valid.
     #[error("found the name {0:?}, expected up to {MOST_NAME} letters, digits, `_`, `-` or `.`")]
     Name(String),
-    /// It limits nothing.
+    /// The rule has no limit.
     #[error("limits nothing: expected a rate, a concurrency or block")]
     LimitsNothing,
-    /// It blocks, and limits as well.
+    /// The rule blocks, and has limits as well.
     #[error("found block beside a rate or a concurrency: what is blocked needs no limit")]
     BlocksAndLimits,
-    /// The rate is none.
+    /// The rate is not valid.
     #[error("found the rate {0:?}, expected one such as 100/s, 30/min or 500/h, at most 1000000/s")]
     Rate(String),
-    /// The burst is none, or has no rate.
+    /// The burst is not valid, or without a rate.
     #[error("found the burst {0}, expected 1 to 1000000, beside a rate")]
     Burst(u32),
     /// The concurrency is 0.
@@ -78,43 +78,43 @@ pub enum RuleError {
     Empty(&'static str),
 }
 
-/// Longest name of a rule, in bytes.
+/// Maximum length of a rule's name, in bytes.
 const MOST_NAME: usize = 63;
 
-/// A rule's limits and subject as they are written.
+/// Unchecked fields of a rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Given {
-    /// As [`Rule::name`].
+    /// Value of [`Rule::name`].
     pub name: String,
-    /// As [`Whose::user`].
+    /// Value of [`Whose::user`].
     pub user: Option<String>,
-    /// As [`Whose::database`].
+    /// Value of [`Whose::database`].
     pub database: Option<String>,
-    /// A fingerprint of 16 hexadecimal digits, or a statement that has it.
+    /// A fingerprint of 16 hexadecimal digits, or a statement with it.
     pub statement: Option<String>,
-    /// As [`Whose::access`].
+    /// Value of [`Whose::access`].
     pub access: Option<Access>,
-    /// As [`Whose::each_user`].
+    /// Value of [`Whose::each_user`].
     pub each_user: bool,
-    /// As [`Whose::each_database`].
+    /// Value of [`Whose::each_database`].
     pub each_database: bool,
-    /// How many statements in which time: [`Rate::parse`].
+    /// Number of statements per time: [`Rate::parse`].
     pub rate: Option<String>,
-    /// How many of them at once; not given: a second's.
+    /// Number of statements at once; by default those of one second.
     pub burst: Option<u32>,
-    /// As [`Limits::concurrency`].
+    /// Value of [`Limits::concurrency`].
     pub concurrency: Option<u32>,
-    /// As [`Limits::block`].
+    /// Value of [`Limits::block`].
     pub block: bool,
-    /// As [`Rule::dry_run`].
+    /// Value of [`Rule::dry_run`].
     pub dry_run: bool,
 }
 
 impl Given {
-    /// Checks what is written.
+    /// Checks the fields.
     ///
     /// # Errors
-    /// What is not a rule.
+    /// The invalid field.
     pub fn check(self) -> Result<Rule, RuleError> {
         let named = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.');
         if self.name.is_empty() || self.name.len() > MOST_NAME || !self.name.bytes().all(named) {
@@ -156,27 +156,27 @@ impl Given {
     }
 }
 
-/// A fingerprint as tables have it and rules take it.
+/// Formats a fingerprint for tables and rules.
 pub(crate) fn digits(fingerprint: u64) -> String {
     format!("{fingerprint:016x}")
 }
 
-/// Reads a fingerprint, or makes that of a statement.
+/// Parses a fingerprint, or computes that of a statement.
 fn fingerprint(text: &str) -> Option<u64> {
     let digits = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
     if digits { u64::from_str_radix(text, 16).ok() } else { sql::fingerprint(text.as_bytes()) }
 }
 
-/// A statement that is about to run, as far as rules look at it.
+/// Facts about a statement that rules depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Act {
     pub(crate) access: Access,
-    /// `None`: it has none, or no rule asks.
+    /// The fingerprint; `None` if the statement has none, or no rule needs it.
     pub(crate) fingerprint: Option<u64>,
 }
 
-/// True if rules apply to statements of this class. Ends of transactions, and what only tidies or sets up a session, are never
-/// refused: a client whose `ROLLBACK` or `RESET` is refused can't do anything sensible.
+/// True if rules apply to statements of this class. Ends of transactions, and statements that only reset or set up a session, are never refused: a
+/// client whose `ROLLBACK` or `RESET` is refused cannot continue in any useful way.
 pub(crate) fn is_governed(class: Class) -> bool {
     let one = !class.flags.has(Flags::MULTI);
     let of_transaction = class.control != Control::None
@@ -187,12 +187,12 @@ pub(crate) fn is_governed(class: Class) -> bool {
 }
 
 impl Whose {
-    /// True if the rule may be about statements of clients of this database and user.
+    /// True if the rule may match statements of clients of this database and user.
     pub(super) fn is_about(&self, database: &str, user: &str) -> bool {
         self.user.as_deref().is_none_or(|own| own == user) && self.database.as_deref().is_none_or(|own| own == database)
     }
 
-    /// True if the rule is about this statement of such a client.
+    /// True if the rule matches this statement of such a client.
     pub(super) fn is_about_act(&self, act: Act) -> bool {
         self.access.is_none_or(|access| access == act.access)
             && self.statement.is_none_or(|statement| Some(statement) == act.fingerprint)
@@ -200,7 +200,7 @@ impl Whose {
 }
 
 impl fmt::Display for Limits {
-    /// As a table shows it: `100/s burst 20, 8 at a time`.
+    /// Formats the limits for a table: `100/s burst 20, 8 at a time`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.block {
             return f.write_str("blocked");

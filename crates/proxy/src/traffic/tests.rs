@@ -20,7 +20,7 @@ fn at_a_time(name: &str, most: u32) -> Given {
     Given { concurrency: Some(most), ..given(name) }
 }
 
-/// One world: rules, and the pools of two databases and two users.
+/// Test fixture: rules, and the pools of two databases and two users.
 struct World {
     traffic: Traffic,
     start: Instant,
@@ -40,7 +40,7 @@ impl World {
         self.traffic.set(given.check().unwrap(), None).unwrap();
     }
 
-    /// A statement after so much time; by which rule it is refused, and why.
+    /// Runs a statement after this time; returns the refusal's message.
     fn at(
         &mut self,
         after: Duration,
@@ -57,7 +57,7 @@ impl World {
         refused.map(|refused| self.traffic.explain(refused))
     }
 
-    /// A statement that ends at once, in the first moment.
+    /// Runs a statement that ends at once, at the start; returns true if it is admitted.
     fn passes(&mut self, pool: (&'static str, &'static str), act: Act) -> bool {
         self.at(Duration::ZERO, pool, act, &mut Permit::default()).is_none()
     }
@@ -115,7 +115,7 @@ fn places_are_given_back() {
     let mut permits = [(); 3].map(|()| Permit::default());
     let [one, two, three] = &mut permits;
     assert_eq!(world.at(SECOND, ann, READ, one), None);
-    // A client that pipelines runs one at a time.
+    // A client that pipelines runs one statement at a time.
     assert_eq!(world.at(SECOND, ann, WRITE, one), None);
     assert_eq!(world.at(SECOND, bob, READ, two), None);
     let told = world.at(SECOND, bob, READ, three).unwrap();
@@ -144,7 +144,7 @@ fn what_one_rule_refuses_costs_nothing_by_another() {
     let told = world.at(SECOND, ("a", "ann"), READ, &mut permit).unwrap();
     assert_eq!(told.text, "the traffic rule \"b\" allows 1/s of such statements");
     assert!(told.hint.starts_with("Try again in 1001 ms."), "{}", told.hint);
-    // The place that it already had stays the client's.
+    // The client keeps the place that it already had.
     assert_eq!(world.counts(), [("a".into(), 1, 1, 0), ("b".into(), 0, 1, 1)]);
 }
 
@@ -166,12 +166,12 @@ fn operators_set_and_lift_and_a_reload_brings_the_files_back() {
     let (ann, block) = (("a", "ann"), |name| Given { block: true, ..given(name) });
     let mut world = World::new([block("file")]);
     assert!(!world.passes(ann, READ));
-    // One of the same name replaces the configuration's, also over a reload.
+    // A rule of the same name replaces the configuration's, also after a reload.
     world.set(Given { burst: None, ..rate("file", "1000/s") });
     assert!(world.passes(ann, READ));
     world.traffic.configure(&[block("file").check().unwrap()]);
     assert!(world.passes(ann, READ));
-    // Lifted, neither holds; read again, the configuration's does.
+    // Once lifted, neither is in force; a reload restores the configuration's.
     assert!(world.traffic.lift("file") && !world.traffic.lift("file") && !world.traffic.lift("other"));
     assert!(world.passes(ann, READ));
     world.traffic.configure(&[block("file").check().unwrap()]);
@@ -221,7 +221,7 @@ fn what_is_kept_is_bounded() {
         assert!(world.traffic.refresh(&mut governed, "a", &format!("user{n}"), world.start));
     }
     assert!(world.traffic.state().limiters.len() <= MANY_LIMITERS + 1);
-    // A limiter that is not at rest is kept: whoever has used up its rate gets no new one by logging in again.
+    // A limiter in use is kept: a client that has used up its rate gets no new one by another login.
     let mut world = World::new([Given { each_user: true, ..rate("r", "1/h") }]);
     assert!(world.passes(("a", "ann"), READ));
     world.pools.clear();
@@ -232,7 +232,7 @@ fn what_is_kept_is_bounded() {
     let rule = |n: usize| Given { block: true, ..given(&format!("r{n}")) }.check().unwrap();
     let set = (0..200).filter(|n| world.traffic.set(rule(*n), None).is_ok()).count();
     assert_eq!(set, MOST_LIVE);
-    // One that is there can still be set anew.
+    // An existing rule can still be replaced.
     assert_eq!(world.traffic.set(rule(0), None), Ok(()));
 }
 
