@@ -1,4 +1,4 @@
-//! What a core is given besides bytes, and what it asks of its driver.
+//! Inputs of a core besides bytes, and its requests to the driver.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,22 +17,22 @@ use crate::console::Operation;
 use crate::settings::Settings;
 use crate::verify::{Question, Verdict};
 
-/// Where a client connection came from.
+/// Origin of a client connection.
 #[derive(Debug, Clone, Default)]
 pub struct Peer {
-    /// The fixed destination that the listener is configured with.
+    /// Fixed destination of the listener, from the configuration.
     pub route: Option<RouteTo>,
-    /// The client came over a Unix socket, where TLS is neither offered nor required.
+    /// True if the client came over a Unix socket, where TLS is neither offered nor required.
     pub local: bool,
     /// The client's address; `None` over a Unix socket.
     pub address: Option<IpAddr>,
-    /// What the operating system calls the user at the other end of a Unix socket; `None`: that is not known.
+    /// Operating-system name of the user at the other end of a Unix socket; `None` if unknown.
     pub system: Option<Arc<String>>,
 }
 
-/// A letter from one worker (or the control thread) to another.
+/// A message from one worker (or the control thread) to another.
 pub enum Mail {
-    /// Another worker wants an idle server connection. If this worker gives one, it sends it by [`Effect::Move`].
+    /// A request of another worker for an idle server connection. This worker may send one by [`Effect::Move`].
     Want {
         /// The pool of the connection.
         key: PoolKey,
@@ -41,61 +41,60 @@ pub enum Mail {
         /// The worker that wants the connection.
         from: usize,
     },
-    /// Another pool has no room under a limit that it shares with this one: an idle connection of this pool is closed.
+    /// A request to close an idle connection of this pool, because another pool has no room under a limit that both share.
     Yield {
         /// The pool whose connection is closed.
         key: PoolKey,
         /// The node of the connection.
         node: NodeId,
-        /// The worker with the pool that waits; it is told by [`Mail::Room`].
+        /// The worker of the pool that waits; it is notified by [`Mail::Room`].
         from: usize,
     },
-    /// There may be room under a limit that several pools share.
+    /// Notice that there may be room under a limit shared by several pools.
     Room,
     /// A cancel request for a client of this worker.
     Cancel {
-        /// The process id of the cancel request, as the requester sent it.
+        /// Process ID of the cancel request, as the requester sent it.
         pid: u32,
-        /// The secret key of the cancel request, likewise.
+        /// Secret key of the cancel request, as the requester sent it.
         secret: Vec<u8>,
-        /// The worker that is told when the request has been handled.
+        /// The worker to be notified once the request has been handled.
         from: usize,
         /// The requester's connection on that worker.
         requester: Token,
     },
-    /// The cancel request has been handled, whether or not it cancelled something: the requester's connection may be
-    /// closed.
+    /// Notice that the cancel request has been handled, whether or not it cancelled a statement: the requester's connection may be closed.
     Cancelled(Token),
-    /// About the server connection that listens for all clients of a pool.
+    /// A message about the server connection that listens for all clients of a pool.
     Listen {
         /// The pool.
         key: PoolKey,
-        /// What is asked or answered.
+        /// The question or the answer.
         word: Word,
     },
     /// A new configuration.
     Settings(Arc<Settings>),
-    /// Passwords were read again for whoever has asked up to this ticket; new settings came first.
+    /// Notice that passwords were read again for every request up to this ticket; new settings were sent before it.
     Renewed(u64),
     /// The console's answer to one of this worker's clients.
     Answer {
         /// The client whose command is answered.
         client: Token,
-        /// Messages of the protocol, up to and with `ReadyForQuery`.
+        /// Messages of the protocol, up to and including `ReadyForQuery`.
         bytes: Vec<u8>,
     },
     /// The result of looking up a user for a client of this worker.
     Account {
         /// The client that logs in.
         client: Token,
-        /// The account, with the verifier or password that the client's proof is compared with.
+        /// The account, with the verifier or password for the client's proof.
         answer: Answer,
     },
-    /// Whether the password of a client of this worker is its user's.
+    /// Result of the verification of a client's password.
     Verified {
         /// The client that logs in.
         client: Token,
-        /// The answer.
+        /// The result.
         verdict: Verdict,
     },
     /// A command of an operator.
@@ -104,23 +103,23 @@ pub enum Mail {
     Drain,
 }
 
-/// What the core asks the driver to do.
+/// A request of the core to the driver.
 pub enum Effect {
     /// Connect a socket, then call [`Core::connected`](super::Core::connected) or
     /// [`Core::closed`](super::Core::closed).
     Connect {
         /// The core's token for the new connection.
         token: Token,
-        /// Where to connect to.
+        /// The address of the peer.
         address: Address,
     },
-    /// Start TLS on a connection. Output that the core has not seen written yet is sent first, in clear. Bytes that the
-    /// core was given and has not used ([`Core::early`](super::Core::early)) are already TLS. Then call
-    /// [`Core::secured`](super::Core::secured) or [`Core::insecure`](super::Core::insecure).
+    /// Start TLS on a connection. Output that the core has not yet seen written is sent first, in clear. Bytes that the core was given and has not
+    /// used ([`Core::early`](super::Core::early)) are already TLS. Then call [`Core::secured`](super::Core::secured) or
+    /// [`Core::insecure`](super::Core::insecure).
     Secure {
         /// The connection.
         token: Token,
-        /// As TLS server or as TLS client.
+        /// The role: TLS server or TLS client.
         with: Secure,
     },
     /// Write as much of `last` as the socket takes at once, and close. The core no longer knows the token.
@@ -138,7 +137,7 @@ pub enum Effect {
     Move {
         /// The connection. The core no longer knows the token.
         token: Token,
-        /// Who takes the connection.
+        /// The receiver of the connection.
         to: Destination,
         /// The state that goes with the socket, for [`Core::adopt`](super::Core::adopt).
         moved: Box<Moved>,
@@ -149,9 +148,9 @@ pub enum Effect {
         client: Token,
         /// The text of the command.
         text: String,
-        /// What the client is allowed to do.
+        /// The client's permissions.
         access: Access,
-        /// The command is about all clusters.
+        /// True if the command concerns all clusters.
         whole: bool,
     },
     /// Look up a user; the result comes as [`Mail::Account`].
@@ -161,34 +160,34 @@ pub enum Effect {
         /// The user's name.
         user: Arc<str>,
     },
-    /// Have somebody else judge whether a client's password is its user's; the answer comes as [`Mail::Verified`].
+    /// Have a client's password verified outside of the core; the result comes as [`Mail::Verified`].
     Verify(Box<Question>),
     /// Send mail to a worker.
     Post {
         /// The worker.
         to: usize,
-        /// The letter.
+        /// The message.
         mail: Mail,
     },
 }
 
-/// Who takes a connection that moves.
+/// Receiver of a connection that moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination {
-    /// This worker of the same cluster.
+    /// The worker of the same cluster with this number.
     Worker(usize),
-    /// Whichever worker of another cluster has the fewest clients.
+    /// The worker of another cluster with the fewest clients.
     Cluster(Arc<str>),
 }
 
-/// How a connection starts TLS.
+/// Role of a connection in TLS.
 #[derive(Debug)]
 pub enum Secure {
     /// The peer is a client.
     Accept {
-        /// Has the current certificates.
+        /// The current certificates.
         acceptor: Arc<tls::Acceptor>,
-        /// The client began with TLS directly, without SSLRequest.
+        /// True if the client began with TLS directly, without SSLRequest.
         direct: bool,
     },
     /// The peer is a server.
@@ -198,30 +197,29 @@ pub enum Secure {
 /// A connection on its way to another worker.
 pub struct Moved(pub(super) Moving);
 
-/// What moves.
+/// Content of a moving connection.
 pub(super) enum Moving {
-    /// An idle server connection of the pool `key`. Its sender may have read the configuration, or have heard of
-    /// `RECONNECT`, before its receiver or after: so it says where it was opened to, and how often the sender has heard
-    /// of that.
+    /// An idle server connection of the pool `key`. Its sender may have read the configuration, or have received `RECONNECT`, before its receiver or
+    /// after: so the message names the place that the connection was opened to, and the number of `RECONNECT`s that the sender has received.
     Server { key: PoolKey, place: Arc<Place>, reconnects: u64, odd_strings: bool, server: Box<Server> },
-    /// A client that has authenticated and has not been told so yet.
+    /// A client that has authenticated, but has not yet been told so.
     Client(Box<Client>),
-    /// A client of another cluster than the one that has accepted it.
+    /// A client of another cluster than that of the accepting worker.
     Newcomer(Box<Newcomer>),
 }
 
-/// A connection as it was when its start-up packet, or its cancel request, had come.
+/// A connection at the arrival of its start-up packet or its cancel request.
 pub(super) struct Newcomer {
     pub peer: Peer,
     pub identity: Option<Box<tls::Identity>>,
-    /// From the packet on.
+    /// Input, beginning with the packet.
     pub input: Vec<u8>,
-    /// What it was told and has not been sent yet: that there is no encryption.
+    /// Unsent output: the answer that there is no encryption.
     pub unsent: Vec<u8>,
 }
 
 impl Moved {
-    /// Adds bytes that arrived while the connection was on its way.
+    /// Adds bytes that arrived while the connection was moving.
     pub(super) fn received(&mut self, bytes: &[u8]) {
         match &mut self.0 {
             Moving::Server { server, .. } => server.input.extend_from_slice(bytes),

@@ -1,4 +1,4 @@
-//! The core against a model of the world: many clients, few servers, every order of events.
+//! The core against a model of its environment: many clients, few servers, every order of events.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ use crate::settings::Settings;
 use script::{Random, Style};
 use world::{Plan, World};
 
-/// As many as `KINGPOST_SEEDS` says, else `default`; `KINGPOST_SEED` runs a single one, and `KINGPOST_TRACE` shows what is sent.
+/// Returns the seeds: `KINGPOST_SEEDS` of them, or `default`; `KINGPOST_SEED` runs a single one, and `KINGPOST_TRACE` shows the messages.
 fn seeds(default: u64) -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u64>().ok());
     match number("KINGPOST_SEED") {
@@ -29,7 +29,7 @@ fn seeds(default: u64) -> std::ops::Range<u64> {
 fn plan(seed: u64, style: Style) -> Plan {
     let mut random = Random(seed ^ 0x5eed);
     let unknown_functions = *random.pick(&[UnknownFunctions::Reset, UnknownFunctions::Pin]);
-    // Who stays with a connection hears there what PostgreSQL says.
+    // A client that keeps its connection gets PostgreSQL's own reports there.
     let style = Style { describes: unknown_functions == UnknownFunctions::Pin, ..style };
     Plan {
         seed,
@@ -109,7 +109,7 @@ fn nothing_is_lost_or_done_twice_when_servers_are_lost() {
 fn who_listens_hears_of_everything_or_is_closed() {
     let (mut told, mut runs) = (0, 0);
     for seed in seeds(300) {
-        // Without faults nobody may be closed; with them that is how a client learns that it may have missed something.
+        // Without faults no client may be closed; with them a client learns so that it may have missed notifications.
         let faults = seed % 2 == 0;
         let style = under_faults(seed, false);
         let style =
@@ -126,7 +126,7 @@ fn who_listens_hears_of_everything_or_is_closed() {
 fn nobody_hears_of_a_commit_before_the_relay_has_it() {
     let mut held = 0;
     for seed in seeds(200) {
-        // Faults take the primary from who is held. Without them all must hear in the end what a server alone would say.
+        // Faults take the primary from held clients. Without them all clients must finally get the answers that a single server would give.
         let faults = seed % 2 == 0;
         let style = under_faults(seed, false);
         let style = if faults { style } else { Style { stateful: true, cancels: false, ..style } };
@@ -151,7 +151,7 @@ fn strong_sessions_hear_what_a_server_alone_would_say_once_it_is_proven() {
     assert!(asked > 0, "nobody asked for proof");
 }
 
-/// The simulation itself: with a relay that confirms too much, answers come too early.
+/// Tests the simulation itself: with a relay that confirms too much, answers come too early.
 #[test]
 fn an_answer_before_the_relay_has_it_is_noticed() {
     let noticed = |seed: &u64| {
@@ -181,7 +181,7 @@ fn without_descriptors_workers_share_what_is_open() {
     }
 }
 
-/// What clients do while servers are lost.
+/// Returns the clients' style while servers are lost.
 fn under_faults(seed: u64, reads: bool) -> Style {
     let mut random = Random(!seed);
     Style {
@@ -197,7 +197,7 @@ fn under_faults(seed: u64, reads: bool) -> Style {
     }
 }
 
-/// Many clients, few connections, mostly reads.
+/// Returns a plan with many clients, few connections, and mostly reads.
 fn crowd(seed: u64, style: Style) -> Plan {
     let mut random = Random(seed ^ 0xc0de);
     Plan {
@@ -209,7 +209,7 @@ fn crowd(seed: u64, style: Style) -> Plan {
     }
 }
 
-/// What has happened in lanes over all runs: a run in which they are not used tests nothing.
+/// Counters of lanes over all runs: a run without lanes tests nothing.
 #[derive(Debug, Default)]
 struct Seen {
     runs: u64,

@@ -1,30 +1,30 @@
-//! Which notifications a model client must get.
+//! The notifications that a model client must get.
 
 use std::collections::{BTreeMap, HashSet};
 
 use super::backend::{Backend, OWNER, Store};
 
-/// The channels that a client listens on, as far as it can know, and the notifications it has got.
+/// The channels that a client listens on, as far as it can know, and the notifications that it has received.
 #[derive(Debug, Default)]
 pub(super) struct Ear {
-    /// Channels, each with the number of notifications there had been when the client knew that it listens.
+    /// Channels, each with the number of notifications up to the moment at which the client knew that it listens.
     since: BTreeMap<u64, usize>,
     heard: HashSet<(u64, u64)>,
-    /// For each channel, the position of the client's last notification among all.
+    /// Position of the client's last notification among all, by channel.
     last: BTreeMap<u64, usize>,
-    /// The reference's count of channels given up.
+    /// The reference's count of removed channels.
     unlistened: usize,
 }
 
 impl Ear {
-    /// The client has been answered everything: from here on it must get all notifications of its channels.
+    /// Records that all of the client's messages have been answered: from here on it must get all notifications of its channels.
     pub(super) fn opens(&mut self, reference: &Backend, store: &Store) {
         for &channel in &reference.listens {
             self.since.entry(channel).or_insert(store.notified.len());
         }
     }
 
-    /// The client has sent something after which it may not listen any more.
+    /// Records that the client has sent a message after which it may not listen any more.
     pub(super) fn closes(&mut self, reference: &Backend) {
         if self.unlistened != reference.unlistened {
             self.unlistened = reference.unlistened;
@@ -32,12 +32,12 @@ impl Ear {
         }
     }
 
-    /// The client was told that it listens on its own channel.
+    /// Records that the client was told that it listens on its own channel.
     pub(super) fn listens(&mut self, id: u64, store: &Store) {
         self.since.entry(id).or_insert(store.notified.len());
     }
 
-    /// The client gets a notification. `itself`: it takes the notification for one that it sent itself, with this id.
+    /// Checks a notification for the client. `itself`: the client takes the notification for its own, with this ID.
     pub(super) fn hears(&mut self, store: &Store, channel: u64, number: u64, itself: Option<u64>) {
         let at = store.notified.iter().position(|of| (of.0, of.1) == (channel, number));
         let at = at.unwrap_or_else(|| panic!("{number} was never notified on {channel}"));
@@ -47,7 +47,7 @@ impl Ear {
         self.heard.insert((channel, number));
     }
 
-    /// The first notification that the client should have got, and has not.
+    /// Returns the first notification that the client should have received, and has not.
     pub(super) fn missed(&self, store: &Store) -> Option<(u64, u64)> {
         let of = |(&channel, &from): (&u64, &usize)| {
             let due = store.notified.iter().skip(from).filter(move |of| of.0 == channel);

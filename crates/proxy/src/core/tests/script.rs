@@ -1,4 +1,4 @@
-//! What model clients do: sequences of messages chosen at random, each with what is to be expected.
+//! Scripts of model clients: random sequences of messages, each with the expected answers.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -19,12 +19,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `limit`.
+    /// Returns a number below `limit`.
     pub(super) fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit.max(1) as u64) as usize
     }
 
-    /// True once in `n`.
+    /// True once in `n` calls.
     pub(super) fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
@@ -37,31 +37,31 @@ impl Random {
 /// Messages up to one `ReadyForQuery`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Unit {
-    /// The numbers that the unit's rows may have.
+    /// Numbers that the unit's rows may have.
     pub rows: Vec<u64>,
-    /// The numbers that the unit inserts, in order.
+    /// Numbers that the unit inserts, in order.
     pub inserts: Vec<u64>,
     pub sleeps: bool,
-    /// Errors that the unit gives by itself.
+    /// Errors that the unit causes by itself.
     pub errors: HashSet<[u8; 5]>,
 }
 
 #[derive(Debug, Clone)]
 pub(super) enum Step {
     Send(Vec<u8>),
-    /// A unit begins; messages sent before belong to earlier units.
+    /// The begin of a unit; messages sent before belong to earlier units.
     Unit(Unit),
-    /// Waits until everything has been answered.
+    /// Waits until all messages have been answered.
     Await,
     /// Waits until the server asks for COPY data, or refuses the COPY.
     AwaitCopy,
-    /// Asks for a cancel of whatever the client runs.
+    /// Requests a cancel of the client's statement.
     Cancel,
     /// Closes the client's end of the connection.
     Leave,
 }
 
-/// What scripts may contain.
+/// Options of scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Style {
     /// Requests are pipelined: sent without waiting for answers.
@@ -70,17 +70,17 @@ pub(super) struct Style {
     pub stateful: bool,
     /// SET, LISTEN, DISCARD.
     pub session: bool,
-    /// Clients set and reset a parameter that they may have begun with.
+    /// Clients set and reset a parameter that may be one of their startup parameters.
     pub resets: bool,
     pub cancels: bool,
     /// LISTEN and NOTIFY that can fail only if their server is lost.
     pub listens: bool,
     /// Mostly plain reads, which can share a server connection.
     pub reads: bool,
-    /// Functions that leave something in the session, which their text does not show.
+    /// Functions that leave state in the session, which their text does not show.
     pub functions: bool,
-    /// Clients ask for the columns of named statements. (For a client that does not, it may depend on the connection
-    /// whether it hears of changed columns.)
+    /// Clients ask for the columns of named statements. (A client that does not may or may not be told of changed columns, depending on the
+    /// connection.)
     pub describes: bool,
 }
 
@@ -92,12 +92,12 @@ pub(super) struct Script {
     out: VecDeque<Step>,
     bytes: Vec<u8>,
     unit: Unit,
-    /// The index in `out` at which the unit begins.
+    /// Index in `out` of the unit's begin.
     begins: usize,
     named: HashSet<&'static str>,
 }
 
-/// The script of client `id`, with so many requests.
+/// Creates the script of client `id`, with this number of requests.
 pub(super) fn script(seed: u64, id: u64, requests: usize, style: Style) -> VecDeque<Step> {
     let mut script = Script {
         random: Random(seed),
@@ -146,7 +146,7 @@ impl Script {
         n
     }
 
-    /// As `insert`, by a function that is said to only read.
+    /// Like `insert`, by a function that is declared to only read.
     fn sneak(&mut self) -> u64 {
         self.next += 1;
         let n = self.id * OWNER + SNEAKY + self.next;
@@ -165,7 +165,7 @@ impl Script {
         }
     }
 
-    /// The unit's messages are complete.
+    /// Ends the unit, whose messages are complete.
     fn end(&mut self) {
         let unit = std::mem::take(&mut self.unit);
         // Announced before its first byte.
@@ -183,7 +183,7 @@ impl Script {
         self.end();
     }
 
-    /// A statement by itself; or with one behind it that fails, and undoes it.
+    /// Adds a statement on its own, or one that a failing statement after it undoes.
     fn perhaps_undone(&mut self, text: &str) {
         self.parse("", text);
         self.bind("", "", None);
@@ -248,7 +248,7 @@ impl Script {
         message::close_statement(&mut self.bytes, name.as_bytes());
     }
 
-    /// A plain read, which sometimes fails, is large, or takes its time.
+    /// Adds a plain read, which sometimes fails, is large, or is slow.
     fn read(&mut self) {
         match self.random.below(12) {
             0..=3 => {
@@ -334,7 +334,7 @@ impl Script {
         }
     }
 
-    /// A simple query.
+    /// Adds a simple query.
     fn statement(&mut self) {
         match self.random.below(8) {
             0..=2 => {
@@ -346,7 +346,7 @@ impl Script {
                 self.query(&format!("INSERT INTO t VALUES ({n})"));
             }
             5 if self.style.stateful => {
-                // A replica gets it, refuses it, and the primary answers.
+                // A replica gets it and refuses it, and the primary answers.
                 let n = self.sneak();
                 self.query(&format!("SELECT sneaky({n})"));
             }
@@ -409,7 +409,7 @@ impl Script {
         }
     }
 
-    /// One statement that is parsed, bound and executed, perhaps described.
+    /// Adds a statement that is parsed, bound and executed, perhaps described.
     fn portion(&mut self) {
         let portal = "";
         let (text, parameter) = match self.random.below(8) {
@@ -438,7 +438,7 @@ impl Script {
         self.sync();
     }
 
-    /// Several statements under one Sync.
+    /// Adds several statements under one Sync.
     fn batch(&mut self) {
         for _ in 0..1 + self.random.below(4) {
             if self.random.one_in(8) {
@@ -450,7 +450,7 @@ impl Script {
         self.sync();
     }
 
-    /// Named statements. Without `stateful` only such uses as can't fail.
+    /// Adds named statements. Without `stateful`, only uses that cannot fail.
     fn prepared(&mut self) {
         if !self.style.stateful {
             let name = *self.random.pick(&NAMES);
@@ -460,12 +460,12 @@ impl Script {
                     "b" => ("b", "INSERT INTO t VALUES ($1::int4)"),
                     _ => ("c", "SELECT $1::int4 + 1"),
                 };
-                // In a transaction of its own, so that nothing that failed before can make it fail.
+                // In a transaction of its own, so that no earlier failure affects it.
                 self.close(name);
                 self.parse(name, text);
             }
             if name != "b" && self.random.one_in(3) {
-                // What it relies on the columns of is described anew where a server does not have it.
+                // A statement whose columns the client relies on is described again if a server does not have it.
                 self.describe(b'S', name);
                 self.sync();
                 self.out.push_back(Step::Await);
@@ -475,7 +475,7 @@ impl Script {
             self.bind("", name, Some(n));
             self.execute("");
             self.sync();
-            // A lost server may have failed the Parse: made anew each time.
+            // A lost server may have failed the Parse, so the statement is prepared again each time.
             self.named.remove(name);
             return;
         }
@@ -495,7 +495,7 @@ impl Script {
                     self.parse(name, text);
                 }
                 3..=5 => {
-                    // Whichever of the texts it is.
+                    // Any of the texts.
                     let n = self.insert();
                     self.unit.rows.push(n);
                     self.bind("", name, Some(n));
@@ -512,7 +512,7 @@ impl Script {
         if self.random.one_in(3) {
             return self.query("COPY t TO STDOUT");
         }
-        // Nothing may be in flight: the data is sent when the server asks for it.
+        // No message may be in flight: the data is sent once the server asks for it.
         self.out.push_back(Step::Await);
         let extended = self.style.stateful && self.random.one_in(2);
         if extended && self.random.one_in(3) {
@@ -551,18 +551,18 @@ impl Script {
             message::empty(&mut self.bytes, b'S');
         }
         self.end();
-        // Behind the unit's announcement.
+        // After the unit's announcement.
         self.out.insert(awaits + 1, Step::AwaitCopy);
         self.begins = self.out.len();
     }
 
-    /// COPY data in one packet with the statement: nobody waits for the server to ask for it.
+    /// Adds COPY data in one packet with the statement, without waiting for the server to ask for it.
     fn copy_unasked(&mut self) {
         self.parse("", "COPY t FROM STDIN");
         self.bind("", "", None);
         self.execute("");
         message::empty(&mut self.bytes, b'S');
-        // If the server refuses to copy, that Sync ends a unit, and what comes behind it is another.
+        // If the server refuses the COPY, that Sync ends a unit, and later messages are another.
         self.error(b"25P02");
         let line = format!("{}\n", self.insert());
         message::message(&mut self.bytes, b'd', |out| out.extend(line.as_bytes()));
@@ -571,7 +571,7 @@ impl Script {
         self.end();
     }
 
-    /// What was asked so far is answered before the Sync.
+    /// Adds statements that are answered before the Sync.
     fn flushed(&mut self) {
         for _ in 0..1 + self.random.below(2) {
             self.portion();
@@ -584,7 +584,7 @@ impl Script {
         self.sync();
     }
 
-    /// A statement by either protocol, through the unnamed portal or a named one.
+    /// Adds a statement by either protocol, through the unnamed portal or a named one.
     fn either(&mut self, text: &str) {
         if self.random.one_in(2) {
             return self.query(text);
@@ -596,7 +596,7 @@ impl Script {
         self.sync();
     }
 
-    /// A change of a parameter, of which several clients may choose the same.
+    /// Returns a change of a parameter; several clients may choose the same.
     fn parameter(&mut self) -> String {
         let name = *self.random.pick(&["search_path", "search_path", "timezone", "timezone", "app.tenant"]);
         let word = *self.random.pick(&["x", "y"]);
@@ -609,7 +609,7 @@ impl Script {
         }
     }
 
-    /// SET in a transaction, which is committed or not.
+    /// Adds SETs in a transaction, which is committed or not.
     fn setting(&mut self) {
         self.query("BEGIN");
         for _ in 0..self.random.below(5) {
@@ -633,7 +633,7 @@ impl Script {
         self.query("SHOW search_path");
     }
 
-    /// A statement whose literal is read when it is parsed.
+    /// Adds a statement whose literal is read at its Parse.
     fn literal(&mut self) {
         let name = *self.random.pick(&["l", "m"]);
         if self.random.one_in(2) {
@@ -645,7 +645,7 @@ impl Script {
         self.sync();
     }
 
-    /// Names of statements, given and taken in all ways.
+    /// Adds creation and removal of statement names, in all ways.
     fn naming(&mut self) {
         let name = *self.random.pick(&NAMES);
         match self.random.below(8) {
@@ -657,7 +657,7 @@ impl Script {
                 self.query("ROLLBACK");
             }
             3 => {
-                // All are dropped, and one is made again, in one unit.
+                // In one unit, all are dropped, and one is created again.
                 self.parse("", "DEALLOCATE ALL");
                 self.bind("", "", None);
                 self.execute("");
@@ -671,7 +671,7 @@ impl Script {
                 self.sync();
             }
             5 => {
-                // What is skipped behind an error changes nothing.
+                // Messages skipped after an error change nothing.
                 self.parse("", "SELECT $1::int4 + 4");
                 self.sync();
                 self.parse("q", "SELECT 1/0");
@@ -700,13 +700,13 @@ impl Script {
         }
     }
 
-    /// Somebody is notified, or everybody who listens to all.
+    /// Notifies one client, or all clients that listen to the common channel.
     fn notify(&mut self) {
         let (to, n) = (self.random.below(5), self.row());
         self.query(&format!("NOTIFY c{to}, '{n}'"));
     }
 
-    /// Channels in a transaction, which is committed or not.
+    /// Adds LISTEN and UNLISTEN in a transaction, which is committed or not.
     fn listening(&mut self) {
         self.query("BEGIN");
         for _ in 0..1 + self.random.below(5) {
