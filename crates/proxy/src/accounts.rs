@@ -1,13 +1,12 @@
-//! Users that are not configured: their verifiers are looked up on a server (`auth_query`) and cached.
+//! Accounts of users that are not configured: their verifiers are looked up on a server (`auth_query`) and cached.
 //!
 //! ```text
-//!  core: begins a login ─Effect::LookUp─▶ Accounts ─(whoever serves it)─▶ a server
-//!        goes on with it ◀─Mail::Account──    └ keeps what was found, and that nothing was
+//!  core: begins a login ─Effect::LookUp─▶ Accounts ─(the lookup service)─▶ a server
+//!        continues the login ◀─Mail::Account──    └ caches users, and the absence of users
 //! ```
 //!
-//! Bounds: names in the cache, names being looked up, and clients that wait. A found account is cached for `cache`, the
-//! absence of a user for `negative_cache`. After a wrong password the user is looked up again, since the password may
-//! have been changed.
+//! Limits: cached names, names being looked up, and waiting clients. A found account is cached for `cache`, the absence of a user for
+//! `negative_cache`. After a wrong password the user is looked up again, since the password may have been changed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -16,49 +15,48 @@ use std::time::{Duration, Instant};
 use crate::core::token::Token;
 use crate::settings::User;
 
-/// Most names in the cache. When it is full, expired entries are dropped; if none have expired, all entries are.
+/// Maximum number of cached names. A full cache drops its expired entries; if none have expired, all entries.
 const MOST_KNOWN: usize = 10_000;
-/// Most names being looked up at a time.
+/// Maximum number of concurrent lookups.
 const MOST_ASKED: usize = 256;
-/// Most clients that wait for a lookup at a time.
+/// Maximum number of clients that wait for a lookup.
 const MOST_WAITING: usize = 10_000;
-/// After a wrong password, an entry is looked up again only if it is older than this: that bounds the lookups that
-/// guessing can cause.
+/// Minimum age of an entry that a wrong password drops. It limits the lookups that guessing can cause.
 const LEAST_AGE: Duration = Duration::from_secs(1);
 
-/// Starts the lookup of a user's secret; false if it can take no more. The result goes to `Accounts::answer`.
+/// Starts the lookup of a user's secret; returns false if no more lookups are accepted. The result goes to `Accounts::answer`.
 pub type Ask = Box<dyn Fn(Arc<str>) -> bool + Send + Sync>;
 
-/// The worker and the connection that wait.
+/// A waiting connection, with its worker.
 pub(crate) type Waiting = (usize, Token);
 
-/// The result of a lookup. `None`: there is no such user, or it has no password.
+/// Result of a lookup: `None` if the user does not exist, or has no password.
 pub type Answer = Result<Option<Arc<User>>, String>;
 
-/// The accounts of users that are not configured.
+/// Accounts of users that are not configured.
 #[derive(Default)]
 pub struct Accounts {
     state: Mutex<State>,
     ask: OnceLock<Ask>,
 }
 
-/// Whether a user whose connections are open may still log in.
+/// Permission of a user with open connections to log in again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// By what is known, yes.
+    /// Granted, by the cached account.
     Good,
-    /// It is being found out, or can't be.
+    /// Unknown: the lookup is under way, or failed.
     Unknown,
-    /// There is such a role, and no password that lets it in.
+    /// The role exists, but has no password that permits a login.
     NoPassword,
-    /// There is no such role, or it may not log in.
+    /// The role does not exist, or may not log in.
     Gone,
 }
 
 #[derive(Default)]
 struct State {
     known: HashMap<Arc<str>, Known>,
-    /// When a user was last looked up again for the sake of open connections.
+    /// Time of each user's last lookup for open connections.
     renewed: HashMap<Arc<str>, Instant>,
     asked: HashMap<Arc<str>, Asked>,
     waiting: usize,
@@ -67,7 +65,7 @@ struct State {
 /// A lookup under way.
 struct Asked {
     waiting: Vec<Waiting>,
-    /// The configuration has changed since the lookup began: its result is passed on, but not cached.
+    /// True if the configuration has changed since the lookup began: the result is passed on, but not cached.
     outdated: bool,
 }
 
@@ -88,17 +86,17 @@ impl Accounts {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets who carries lookups out. Only the first call counts.
+    /// Sets the service that carries out lookups. Only the first call has an effect.
     pub fn serve(&self, ask: Ask) {
         let _ = self.ask.set(ask);
     }
 
-    /// The cached account of a user; `None` if the user has to be looked up.
+    /// Returns the cached account of a user; `None` if the user has to be looked up.
     pub(crate) fn get(&self, user: &str, now: Instant) -> Option<Option<Arc<User>>> {
         self.state().known.get(user).filter(|known| now < known.until).map(|known| known.account.clone())
     }
 
-    /// Whether a user with open connections may still log in. Has it looked up again if what is known is out of date; nobody waits for that.
+    /// Returns the permission of a user with open connections to log in again. Starts a lookup if the entry has expired, but does not wait for it.
     pub(crate) fn standing(&self, user: &str, now: Instant) -> Standing {
         let mut state = self.state();
         let known =
@@ -108,7 +106,7 @@ impl Accounts {
         }
         match known {
             None => Standing::Unknown,
-            // That a user is gone holds until something else is known.
+            // An entry that the user is gone stays valid until another answer replaces it.
             Some((_, None)) => Standing::Gone,
             Some((_, Some(false))) => Standing::NoPassword,
             Some((until, Some(true))) if now < until => Standing::Good,
@@ -116,7 +114,7 @@ impl Accounts {
         }
     }
 
-    /// Asks for a user again: once in [`LEAST_AGE`], also where the answers are errors.
+    /// Starts another lookup of a user, at most once per [`LEAST_AGE`], even if the results are errors.
     fn renew(&self, state: &mut State, user: &str, now: Instant) {
         let Some(ask) = self.ask.get() else { return };
         let is_recent = |then: &Instant| now.saturating_duration_since(*then) < LEAST_AGE;
@@ -139,7 +137,7 @@ impl Accounts {
         }
     }
 
-    /// Has a user looked up for a client. An error if that is not possible.
+    /// Looks a user up for a client, or returns an error if that is not possible.
     pub(crate) fn ask(&self, user: &str, who: Waiting) -> Result<(), &'static str> {
         let mut state = self.state();
         let ask = self.ask.get().ok_or("the proxy is still starting")?;
@@ -160,8 +158,7 @@ impl Accounts {
         Ok(())
     }
 
-    /// Takes the result of a lookup, to be cached for `keep`, and gives the clients that wait for it. An error is not
-    /// cached.
+    /// Takes the result of a lookup, caches it for `keep`, and returns the clients that wait for it. An error is not cached.
     pub(crate) fn answer(&self, user: &str, answer: &Answer, keep: Duration, now: Instant) -> Vec<Waiting> {
         let mut state = self.state();
         let asked = state.asked.remove(user).unwrap_or(Asked { waiting: Vec::new(), outdated: false });
@@ -180,8 +177,7 @@ impl Accounts {
         asked.waiting
     }
 
-    /// A password was wrong: unless the cached account is new, it is dropped, so that the next login looks the user up
-    /// again.
+    /// Drops the cached account after a wrong password, so that the next login looks the user up again. A new account stays.
     pub(crate) fn doubt(&self, user: &str, now: Instant) {
         let mut state = self.state();
         if state.known.get(user).is_some_and(|known| now.saturating_duration_since(known.since) >= LEAST_AGE) {
@@ -189,7 +185,7 @@ impl Accounts {
         }
     }
 
-    /// Drops all accounts, because the configuration has changed.
+    /// Drops all accounts after a change of the configuration.
     pub(crate) fn clear(&self) {
         let mut state = self.state();
         state.known.clear();
@@ -232,9 +228,9 @@ mod tests {
         assert_eq!(accounts.answer("a", &Ok(None), KEEP, now).len(), 5);
         assert!(matches!(accounts.get("a", now), Some(None)));
         assert!(accounts.get("b", now).is_none());
-        // Not for ever.
+        // The entry expires.
         assert!(accounts.get("a", now + KEEP).is_none());
-        // An error is told and not kept.
+        // An error is returned, but not cached.
         assert_eq!(accounts.answer("b", &Err("no".into()), KEEP, now).len(), 1);
         assert!(accounts.get("b", now).is_none());
     }
@@ -287,24 +283,24 @@ mod tests {
         let good = || Arc::new(User::looked_up("a", Some("secret")).unwrap());
         accounts.answer("a", &Ok(Some(good())), KEEP, now);
         assert_eq!((accounts.standing("a", now), count()), (Standing::Good, 0));
-        // Out of date: asked once, whoever looks meanwhile.
+        // Expired: one lookup, however often the account is read meanwhile.
         let later = now + KEEP;
         assert_eq!(
             (accounts.standing("a", later), accounts.standing("a", later), count()),
             (Standing::Unknown, Standing::Unknown, 1)
         );
-        // An error takes nothing away; it is asked again, but not at once.
+        // An error keeps the entry; the lookup is repeated, but not at once.
         accounts.answer("a", &Err("down".into()), Duration::ZERO, later);
         assert_eq!((accounts.standing("a", later + LEAST_AGE / 2), count()), (Standing::Unknown, 1));
         assert_eq!((accounts.standing("a", later + LEAST_AGE), count()), (Standing::Unknown, 2));
-        // No such role: that holds, also when its own time is over.
+        // No such role: valid beyond the entry's expiry.
         accounts.answer("a", &Ok(None), Duration::ZERO, later + LEAST_AGE);
         assert_eq!(accounts.standing("a", later + LEAST_AGE * 3), Standing::Gone);
         assert_eq!(count(), 3);
         let bare = Arc::new(User::looked_up("a", None).unwrap());
         accounts.answer("a", &Ok(Some(bare)), KEEP, later);
         assert_eq!(accounts.standing("a", later), Standing::NoPassword);
-        // Another user is none of that.
+        // Another user is not affected.
         accounts.answer("b", &Ok(Some(good())), KEEP, later);
         assert_eq!(accounts.standing("b", later), Standing::Good);
     }

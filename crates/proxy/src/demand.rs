@@ -1,7 +1,7 @@
-//! What a client must do to be let in. A rule ([`crate::hba`]) says so, a user's own `auth`, or `proxy.auth`; a login is decided by one demand,
-//! wherever it was written.
+//! Requirements for the login of a client, set by a rule ([`crate::hba`]), a user's own `auth`, or `proxy.auth`; one demand decides on a login,
+//! whatever its source.
 //!
-//! The methods are those of [`AuthMethod`]. Their options are PostgreSQL's, in the same words: `clientcert=verify-ca|verify-full`, `map=` with
+//! The methods are those of [`AuthMethod`]. Their options are PostgreSQL's, with the same syntax: `clientcert=verify-ca|verify-full`, `map=` with
 //! `cert`, `peer`, `gss` and `oauth`, and those of `ldap` ([`crate::ldap`]), `pam` ([`crate::pam`]), `gss` ([`crate::gss`]) and `oauth`
 //! ([`crate::oauth`]). In rules they follow the method; for `auth` they are in `[proxy.ldap]` and `[proxy.pam]`.
 
@@ -11,20 +11,20 @@ use crate::verify::{Judge, Reading};
 
 pub(crate) const EXPECTED_METHOD: &str = "trust, reject, scram-sha-256, md5, cert, peer, ldap, pam, gss or oauth";
 
-/// What a client must do.
+/// Requirements for the login of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Demand {
-    /// How it authenticates.
+    /// Authentication method.
     pub method: AuthMethod,
-    /// The certificate that it must show besides.
+    /// The certificate required besides the method.
     pub certificate: Certificate,
-    /// The name map that says which users a client may be, with `cert`, `peer`, `gss` and `oauth`; `None`: the user of the same name.
+    /// The name map with the users that a client may be, for `cert`, `peer`, `gss` and `oauth`; `None`: the user of the same name.
     pub map: Option<Box<str>>,
-    /// Who judges passwords or tokens, with the methods `ldap`, `pam`, `gss` and `oauth`.
+    /// Authenticator of passwords or tokens, for the methods `ldap`, `pam`, `gss` and `oauth`.
     pub judge: Option<Judge>,
 }
 
-/// The certificate that a client must show besides its method.
+/// Certificate required of a client besides its method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Certificate {
     /// No certificate.
@@ -35,21 +35,21 @@ pub enum Certificate {
     OfUser,
 }
 
-/// Why `auth` can't have a method.
+/// Error in the options of a method in `auth`.
 #[derive(Debug, thiserror::Error)]
 #[error("{key}: {message}")]
 pub struct OptionsError {
-    /// The setting that is wrong.
+    /// The invalid setting.
     pub key: &'static str,
-    /// What was found, and what was expected. Never a password.
+    /// The found and the expected value. Never contains a password.
     pub message: String,
 }
 
 impl Demand {
-    /// The method and the options of a rule; `None`: whoever comes by it is refused.
+    /// Parses the method and the options of a rule; `None`: the rule refuses clients.
     ///
     /// # Errors
-    /// What was found, and what was expected.
+    /// A message with the found and the expected text.
     pub(crate) fn read(method: &[Word], options: impl Iterator<Item = Vec<Word>>) -> Result<Option<Demand>, String> {
         let found = &single(method, "one method")?.text;
         let method = match found.as_str() {
@@ -107,10 +107,10 @@ impl Demand {
 }
 
 impl ProxyConfig {
-    /// What `auth = method` demands, with the options that the configuration has for the method.
+    /// Returns the demand of `auth = method`, with the configuration's options for the method.
     ///
     /// # Errors
-    /// [`OptionsError`]: the options are missing, or wrong.
+    /// [`OptionsError`]: the options are missing, or invalid.
     pub fn demand(&self, method: AuthMethod) -> Result<Demand, OptionsError> {
         let (key, options) = match method {
             AuthMethod::Ldap => ("proxy.ldap.options", self.ldap.options.as_ref().map(|options| options.expose())),

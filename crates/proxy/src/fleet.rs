@@ -4,12 +4,12 @@
 //!  client ──▶ worker of the first cluster ── start-up packet: Fleet::lead ──▶ worker of the client's cluster
 //! ```
 //!
-//! Each cluster has a proxy of its own: a topology, workers, pools, prepared statements, limits, a console. They share the
-//! listening sockets, which the first cluster's proxy has, and nothing else. So nothing of one cluster can reach a client of
-//! another one, and a cluster that is down keeps nobody else waiting.
+//! Each cluster has a proxy of its own: a topology, workers, pools, prepared statements, limits, a console. They share only the listening sockets,
+//! which the first cluster's proxy has. So no state of one cluster can reach a client of another one, and a cluster that is down delays no other
+//! cluster's clients.
 //!
-//! Which cluster a client is led to is a pure function of what it asks for ([`Directory::lead`]). A connection is handed over once, at
-//! its start-up packet or its cancel request, before it was told anything.
+//! The cluster of a client is a pure function of the client's request ([`Directory::lead`]). A connection is handed over once, at its start-up packet
+//! or its cancel request, before any answer to it.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -24,41 +24,41 @@ use crate::core::MOST_WORKERS;
 use crate::driver::mailbox::{Letter, Mailbox};
 use crate::metrics::Metrics;
 
-/// The first cluster's name where nothing is said of several.
+/// Name of the first cluster if no clusters are configured.
 pub const ALONE: &str = "main";
 
-/// A cluster, as far as clients are led to it.
+/// A cluster, as far as it matters for the assignment of clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// Its name, unique among the clusters.
+    /// Name of the cluster, unique among the clusters.
     pub name: String,
-    /// Host names by which clients ask for it over TLS (SNI): `db.example.org`, or `*.db.example.org` for one label more.
+    /// Host names by which clients request the cluster over TLS (SNI): `db.example.org`, or `*.db.example.org` for one label more.
     pub server_names: Vec<String>,
 }
 
-/// What a client asks for.
+/// Request of a client, as far as it decides on the cluster.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked<'a> {
-    /// The host name in its TLS handshake, in lower case.
+    /// The host name in the client's TLS handshake, in lower case.
     pub server_name: Option<&'a str>,
-    /// The database in its start-up packet; `None`: a physical replication connection that names none.
+    /// The database in the start-up packet; `None`: a physical replication connection that names none.
     pub database: Option<&'a str>,
-    /// It is a physical replication connection, so to a server and not to a database. libpq names `replication` as its database.
+    /// True for a physical replication connection, which is to a server and not to a database. libpq names `replication` as its database.
     pub physical: bool,
-    /// The cluster that a replication connection names itself.
+    /// The cluster named by a replication connection itself.
     pub cluster: Option<&'a str>,
 }
 
-/// Where a client is led.
+/// Assignment of a client.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Lead {
-    /// To this cluster.
+    /// The cluster of this name.
     To(Arc<str>),
-    /// Nowhere: more than one cluster has the database. The text is for the client.
+    /// No cluster: more than one has the database. The text is for the client.
     Nowhere(String),
 }
 
-/// The clusters in the order of the configuration, and the databases that lead to each of them.
+/// The clusters in the order of the configuration, and the databases assigned to each of them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Directory {
     entries: Vec<Entry>,
@@ -69,17 +69,17 @@ struct Entry {
     name: Arc<str>,
     server_names: Vec<String>,
     databases: HashSet<String>,
-    /// Databases that are not listed lead here.
+    /// True if databases that are not listed are assigned to this cluster.
     others: bool,
 }
 
-/// What the proxies of a process share: the directory, and where the workers of each cluster are reached.
+/// State shared by the proxies of a process: the directory, and the mailboxes of each cluster's workers.
 #[derive(Default)]
 pub struct Fleet {
     state: ArcSwap<State>,
-    /// Connections that were handed over: they are spread over a cluster's workers where these are equally busy.
+    /// Number of handed-over connections, which distributes them over equally busy workers of a cluster.
     handed: AtomicU64,
-    /// What operators change, of whichever cluster.
+    /// Changes by operators, in any cluster.
     pub(crate) changes: Changes,
 }
 
@@ -89,37 +89,37 @@ struct State {
     crews: HashMap<Arc<str>, Crew>,
 }
 
-/// The workers of one cluster's proxy.
+/// Workers of one cluster's proxy.
 #[derive(Clone)]
 struct Crew {
-    /// Their numbers among the workers of all clusters.
+    /// Numbers of the workers among those of all clusters.
     numbers: Range<usize>,
     mailboxes: Arc<Vec<Mailbox>>,
     metrics: Vec<Arc<Metrics>>,
     console: Desk,
 }
 
-/// The place of a cluster's proxy among those of its process.
+/// Place of a cluster's proxy among those of its process.
 #[derive(Clone)]
 pub struct Membership {
     pub(crate) fleet: Arc<Fleet>,
-    /// The cluster's name.
+    /// Name of the cluster.
     pub(crate) cluster: Arc<str>,
-    /// The number of its first worker among the workers of all clusters.
+    /// Number of its first worker among the workers of all clusters.
     pub(crate) first_worker: usize,
 }
 
 // === impl ProxyConfig ===
 
 impl ProxyConfig {
-    /// What of this holds for a cluster: databases and users that name it, or name none (a database that names none leads to the
-    /// first cluster). `first`: it is the first one, which has the listening sockets.
+    /// Returns the configuration for one cluster: databases and users that name it, or name none (a database that names none is assigned to the first
+    /// cluster). `first`: it is the first cluster, which has the listening sockets.
     #[must_use]
     pub fn of_cluster(&self, name: &str, first: bool) -> ProxyConfig {
         let mut of = self.clone();
         of.databases.retain(|database| leads_to(database.cluster.as_deref(), name, first));
         of.users.retain(|user| user.cluster.as_deref().is_none_or(|cluster| cluster == name));
-        // What is said of a user for one cluster holds there in place of what is said for all.
+        // A user's entry for one cluster replaces there the entry for all clusters.
         let own: HashSet<String> =
             of.users.iter().filter(|user| user.cluster.is_some()).map(|user| user.name.clone()).collect();
         of.users.retain(|user| user.cluster.is_some() || !own.contains(&user.name));
@@ -131,7 +131,7 @@ impl ProxyConfig {
     }
 }
 
-/// Whether a database that says `cluster` leads to the cluster of this name.
+/// True if a database with this `cluster` is assigned to the cluster of this name.
 fn leads_to(cluster: Option<&str>, name: &str, first: bool) -> bool {
     cluster.map_or(first, |cluster| cluster == name)
 }
@@ -139,7 +139,7 @@ fn leads_to(cluster: Option<&str>, name: &str, first: bool) -> bool {
 // === impl Directory ===
 
 impl Directory {
-    /// Of all clusters, the first one first; `config` has the databases of all of them.
+    /// Creates the directory of all clusters, the first one first; `config` has the databases of all of them.
     #[must_use]
     pub fn new(config: &ProxyConfig, clusters: &[Listed]) -> Directory {
         let entry = |(at, listed): (usize, &Listed)| {
@@ -155,8 +155,8 @@ impl Directory {
         Directory { entries: clusters.iter().enumerate().map(entry).collect() }
     }
 
-    /// The cluster that a client is led to. What its TLS handshake asks for comes first, then the database by its name, then `*`. Whom nothing
-    /// fits goes to the first cluster, which says what is wrong.
+    /// Returns the cluster of a client. The host name of its TLS handshake is considered first, then the database by its name, then `*`. A client
+    /// without a match is assigned to the first cluster, which reports the error.
     #[must_use]
     pub fn lead(&self, asked: Asked<'_>) -> Option<Lead> {
         let first = self.entries.first()?;
@@ -180,7 +180,7 @@ impl Directory {
         {
             return Some(Lead::To(first.name.clone()));
         }
-        // A backup of another cluster than the one that is meant would look like the right one. So nothing is guessed.
+        // A backup of the wrong cluster would look like the right one, so there is no default.
         if asked.physical && !self.entries.iter().any(|entry| entry.databases.contains(database)) {
             return Some(Lead::Nowhere(WHICH.into()));
         }
@@ -191,7 +191,7 @@ impl Directory {
             return Some(match fitting.as_slice() {
                 [] => continue,
                 [one] => Lead::To(one.name.clone()),
-                // The first cluster is the one that is meant where nothing is said.
+                // The first cluster is the default.
                 [one, ..] if one.name == first.name => Lead::To(one.name.clone()),
                 several => Lead::Nowhere(ambiguous(database, several)),
             });
@@ -199,12 +199,12 @@ impl Directory {
         Some(Lead::To(first.name.clone()))
     }
 
-    /// The clusters' names, the first one first.
+    /// Returns the clusters' names, the first one first.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.iter().map(|entry| &*entry.name)
     }
 
-    /// Whether there is more than one cluster.
+    /// True if there is more than one cluster.
     #[must_use]
     pub fn has_several(&self) -> bool {
         self.entries.len() > 1
@@ -212,7 +212,7 @@ impl Directory {
 }
 
 impl Entry {
-    /// Whether a client that asks for this host name means this cluster.
+    /// True if a client that requests this host name means this cluster.
     fn is_called(&self, wanted: &str) -> bool {
         self.server_names.iter().any(|name| match name.strip_prefix("*.") {
             Some(rest) => wanted.split_once('.').is_some_and(|(label, parent)| !label.is_empty() && parent == rest),
@@ -231,13 +231,13 @@ fn unknown(cluster: &str) -> String {
     format!("{CLUSTER}: no cluster is called {cluster:?}")
 }
 
-/// The start-up parameter by which a replication connection names its cluster.
+/// The start-up parameter that names the cluster of a replication connection.
 pub(crate) const CLUSTER: &str = "kingpost.cluster";
 
 const WHICH: &str = "a physical replication connection has to say to which cluster: connect with TLS, by a host name of the cluster, or \
                      with options='-c kingpost.cluster=NAME'";
 
-/// `billing` of `kingpost.billing`: the console of one cluster.
+/// Returns the cluster in the database name of its console: `billing` of `kingpost.billing`.
 pub(crate) fn console_of(database: &str) -> Option<&str> {
     console::DATABASES.iter().find_map(|name| database.strip_prefix(name)?.strip_prefix('.'))
 }
@@ -245,7 +245,7 @@ pub(crate) fn console_of(database: &str) -> Option<&str> {
 // === impl Fleet ===
 
 impl Fleet {
-    /// Of one cluster, to begin with.
+    /// Creates a fleet with this directory and no workers.
     #[must_use]
     pub fn new(directory: Directory) -> Arc<Fleet> {
         let fleet = Fleet::default();
@@ -253,13 +253,13 @@ impl Fleet {
         Arc::new(fleet)
     }
 
-    /// Clients are led by this directory from here on.
+    /// Replaces the directory by which clients are assigned.
     pub fn set_directory(&self, directory: Directory) {
         let directory = Arc::new(directory);
         self.change(|state| State { directory: directory.clone(), crews: state.crews.clone() });
     }
 
-    /// By which clients are led.
+    /// Returns the directory by which clients are assigned.
     #[must_use]
     pub fn directory(&self) -> Arc<Directory> {
         self.state.load().directory.clone()
@@ -269,7 +269,7 @@ impl Fleet {
         self.state.rcu(|state| change(state));
     }
 
-    /// Takes in a cluster's workers, and gives the number of the first of them among those of all clusters; `None`: there are no numbers left.
+    /// Adds a cluster's workers, and returns the number of the first of them among those of all clusters; `None`: no numbers are left.
     pub(crate) fn enroll(
         &self,
         cluster: &Arc<str>,
@@ -293,11 +293,11 @@ impl Fleet {
         first
     }
 
-    /// A cluster's workers end.
+    /// Removes a cluster's workers, which end.
     pub(crate) fn dismiss(&self, cluster: &str, first_worker: usize) {
         self.change(|state| {
             let mut crews = state.crews.clone();
-            // A cluster of the same name may have begun meanwhile.
+            // A cluster of the same name may have started meanwhile.
             if crews.get(cluster).is_some_and(|crew| crew.numbers.start == first_worker) {
                 crews.remove(cluster);
             }
@@ -305,26 +305,26 @@ impl Fleet {
         });
     }
 
-    /// The cluster that has this worker, by its number among all.
+    /// Returns the cluster of this worker, by its number among all.
     pub(crate) fn of_worker(&self, number: usize) -> Option<Arc<str>> {
         let state = self.state.load();
         let found = state.crews.iter().find(|(_, crew)| crew.numbers.contains(&number));
         found.map(|(name, _)| name.clone())
     }
 
-    /// Where the consoles of the clusters take commands, in the order of the directory.
+    /// Returns the consoles of the clusters, in the order of the directory.
     pub(crate) fn consoles(&self) -> Vec<(Arc<str>, Desk)> {
         let state = self.state.load();
         let desk = |entry: &Entry| Some((entry.name.clone(), state.crews.get(&entry.name)?.console.clone()));
         state.directory.entries.iter().filter_map(desk).collect()
     }
 
-    /// Where the consoles of all clusters take commands, by the clusters' names.
+    /// Returns the consoles of all clusters, by the clusters' names.
     pub(crate) fn desks(&self) -> Vec<(Arc<str>, Desk)> {
         self.state.load().crews.iter().map(|(name, crew)| (name.clone(), crew.console.clone())).collect()
     }
 
-    /// Posts a letter to the worker of the cluster that has the fewest clients; gives the letter back if the cluster has no workers.
+    /// Posts a message to the worker of the cluster that has the fewest clients; returns the message if the cluster has no workers.
     pub(crate) fn post(&self, cluster: &str, letter: Letter) -> Result<(), Letter> {
         let state = self.state.load();
         let Some(crew) = state.crews.get(cluster).filter(|crew| !crew.mailboxes.is_empty()) else {
@@ -339,7 +339,7 @@ impl Fleet {
     }
 }
 
-/// The first of `count` numbers in a row that nobody has, below [`MOST_WORKERS`].
+/// Returns the first of `count` consecutive free numbers below [`MOST_WORKERS`].
 fn free(taken: &[Range<usize>], count: usize) -> Option<usize> {
     let fits = |first: usize| {
         let (start, end) = (first, first + count);
@@ -349,7 +349,7 @@ fn free(taken: &[Range<usize>], count: usize) -> Option<usize> {
 }
 
 impl Membership {
-    /// Of a process with one cluster.
+    /// Returns the membership of a process with one cluster.
     #[must_use]
     pub fn alone() -> Membership {
         Membership { fleet: Arc::default(), cluster: ALONE.into(), first_worker: 0 }
@@ -411,7 +411,7 @@ mod tests {
             (None, "shop", "main"),
             (None, "bills", "billing"),
             (None, "unheard-of", "audit"),
-            // The first cluster is meant where nothing is said.
+            // The first cluster is the default.
             (None, "both", "main"),
             (Some("audit.example"), "both", "audit"),
             (Some("audit.example"), "shop", "audit"),
@@ -420,7 +420,7 @@ mod tests {
             (Some("a.b.bill.example"), "shop", "main"),
             (Some(".bill.example"), "shop", "main"),
             (Some("bill.example"), "shop", "main"),
-            // A host name that is nobody's says nothing.
+            // A host name of no cluster has no effect.
             (Some("db.example"), "bills", "billing"),
             // The consoles.
             (None, "kingpost", "main"),
@@ -446,7 +446,7 @@ mod tests {
 
     #[test]
     fn a_physical_replication_connection_says_which_cluster_or_is_led_nowhere() {
-        // `*` leads to the second cluster: not what has no database, and not what libpq calls `replication`.
+        // `*` is assigned to the second cluster: but not a connection without a database, and not libpq's `replication`.
         let databases = config(&[("shop", None), ("bills", Some("b")), ("*", Some("b"))]);
         let directory = Directory::new(&databases, &[listed("a", &["a.example"]), listed("b", &["b.example"])]);
         for (server_name, database, cluster, expected) in [

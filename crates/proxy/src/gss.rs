@@ -1,17 +1,17 @@
-//! The options of the method `gss` in rules, as PostgreSQL has them, and which user a principal of Kerberos may be. Nothing here looks at tokens.
+//! Options of the method `gss` in rules, as in PostgreSQL, and the users that a Kerberos principal may be. This module does not handle tokens.
 
 use crate::ident::Maps;
 
-/// How a principal becomes a name.
+/// Options that turn a principal into a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// `include_realm`: the name that is compared, or given to the map, has the realm (`ann@EXAMPLE.ORG`).
+    /// True (`include_realm`) if the name that is compared, or looked up in the map, has the realm (`ann@EXAMPLE.ORG`).
     pub include_realm: bool,
-    /// `krb_realm`: principals of this realm alone.
+    /// `krb_realm`: only principals of this realm are accepted.
     pub realm: Option<String>,
 }
 
-/// The options of one rule, as they are read.
+/// Options of one rule while they are parsed.
 #[derive(Default)]
 pub(crate) struct Reading {
     without_realm: bool,
@@ -19,10 +19,10 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Takes one option; false if there is none of that name.
+    /// Parses one option; returns false if the name is unknown.
     ///
     /// # Errors
-    /// What was found, and what was expected.
+    /// A message with the found and the expected text.
     pub(crate) fn take(&mut self, name: &str, value: &str) -> Result<bool, String> {
         match (name, value) {
             ("include_realm", "0" | "1") => self.without_realm = value == "0",
@@ -34,14 +34,15 @@ impl Reading {
         Ok(true)
     }
 
-    /// The whole.
+    /// Returns the options.
     pub(crate) fn finish(self) -> Options {
         Options { include_realm: !self.without_realm, realm: self.realm }
     }
 }
 
 impl Options {
-    /// Whether the principal may be this user, as PostgreSQL decides it (`pg_GSS_checkauth`). `map`: the rule's. `any_case`: upper and lower case are the same.
+    /// True if the principal may be this user, by PostgreSQL's rules (`pg_GSS_checkauth`). `map`: the rule's. `any_case`: upper and lower case are
+    /// equal.
     pub(crate) fn allow(&self, principal: &str, user: &str, map: Option<&str>, maps: &Maps, any_case: bool) -> bool {
         let same = |a: &str, b: &str| if any_case { a.eq_ignore_ascii_case(b) } else { a == b };
         let mut name = principal;

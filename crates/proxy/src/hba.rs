@@ -1,10 +1,9 @@
-//! Who may connect from where, and how clients authenticate: rules in the format of PostgreSQL's `pg_hba.conf`. The
-//! first rule that fits a connection decides; if none does, the client is refused.
+//! Permission to connect by client address, and authentication methods: rules in the format of PostgreSQL's `pg_hba.conf`. The first rule that
+//! matches a connection decides; if none matches, the client is refused.
 //!
-//! Supported are: `local`, `host`, `hostssl`, `hostnossl`; databases by name, `all`, `sameuser`; users by name, `all`;
-//! an address with a prefix length or a mask, `all`; the methods and options of [`Demand`].
-//! Everything else that PostgreSQL knows (`+role`, `@file`, `/regex`, `samehost`, host names, other methods) is an
-//! error and is never skipped: a rule that is not understood must not let somebody in, or keep somebody out.
+//! Supported are: `local`, `host`, `hostssl`, `hostnossl`; databases by name, `all`, `sameuser`; users by name, `all`; an address with a prefix
+//! length or a mask, `all`; the methods and options of [`Demand`]. PostgreSQL's other features (`+role`, `@file`, `/regex`, `samehost`, host names,
+//! other methods) are errors and are never skipped: an unsupported rule must neither admit nor exclude a client by mistake.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -15,7 +14,7 @@ use crate::demand::{Certificate, Demand, EXPECTED_METHOD};
 use crate::tokens::{self, Word, single, split};
 pub use crate::tokens::{Error, MAX_TEXT};
 
-/// Most rules.
+/// Maximum number of rules.
 pub const MAX_RULES: usize = 10_000;
 
 /// Rules, in the order in which they are tried.
@@ -33,7 +32,7 @@ pub struct Rule {
     pub users: Vec<Name>,
     /// The client's network; `None`: any address.
     pub from: Option<Network>,
-    /// What the client must do; `None`: it is refused.
+    /// Requirements for the client; `None`: the client is refused.
     pub demand: Option<Arc<Demand>>,
 }
 
@@ -57,7 +56,7 @@ pub enum Name {
     All,
     /// For databases: the name of the user.
     SameUser,
-    /// This name.
+    /// Exactly this name.
     Is(Box<str>),
 }
 
@@ -73,24 +72,24 @@ pub struct Network {
 pub struct Attempt<'a> {
     /// The client's address; `None` over a Unix socket.
     pub address: Option<IpAddr>,
-    /// The connection has TLS.
+    /// True if the connection has TLS.
     pub tls: bool,
-    /// The database that the client asks for; [`REPLICATION`] for a physical replication connection.
+    /// The requested database; [`REPLICATION`] for a physical replication connection.
     pub database: &'a str,
-    /// The user that the client claims to be.
+    /// The requested user.
     pub user: &'a str,
 }
 
-/// The fields of a rule as strings, as in the configuration. There is no `Debug`: the method's options may have a password.
+/// Fields of a rule as strings, as in the configuration. Without `Debug`, because the method's options may contain a password.
 #[derive(Clone, Copy)]
 pub struct Fields<'a> {
     /// `local`, `host`, `hostssl`, `hostnossl`.
     pub kind: &'a str,
-    /// A list separated by commas.
+    /// Databases, separated by commas.
     pub database: &'a str,
-    /// A list separated by commas.
+    /// Users, separated by commas.
     pub user: &'a str,
-    /// For `host`, `hostssl` and `hostnossl` only.
+    /// The address, for `host`, `hostssl` and `hostnossl` only.
     pub address: Option<&'a str>,
     /// The method, followed by options if there are any.
     pub method: &'a str,
@@ -99,7 +98,7 @@ pub struct Fields<'a> {
 // === impl Rules ===
 
 impl Rules {
-    /// Takes rules in this order.
+    /// Creates rules in this order.
     ///
     /// # Errors
     /// There are more than [`MAX_RULES`].
@@ -107,7 +106,7 @@ impl Rules {
         if rules.len() > MAX_RULES { Err(too_many()) } else { Ok(Rules(rules)) }
     }
 
-    /// Reads the text of a rules file.
+    /// Parses the text of a rules file.
     ///
     /// # Errors
     /// All invalid lines, up to a maximum.
@@ -115,13 +114,13 @@ impl Rules {
         tokens::parse_lines(text, MAX_RULES, parse_line).map(Rules)
     }
 
-    /// The first rule that fits the connection.
+    /// Returns the first rule that matches the connection.
     #[must_use]
     pub fn first(&self, attempt: &Attempt<'_>) -> Option<&Rule> {
         self.0.iter().find(|rule| rule.fits(attempt))
     }
 
-    /// All rules, in order.
+    /// Returns all rules, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Rule> {
         self.0.iter()
     }
@@ -134,10 +133,10 @@ fn too_many() -> String {
 // === impl Rule ===
 
 impl Rule {
-    /// Makes a rule of its fields.
+    /// Creates a rule from its fields.
     ///
     /// # Errors
-    /// What was found, and what was expected.
+    /// A message with the found and the expected text.
     pub fn from_fields(fields: Fields<'_>) -> Result<Rule, String> {
         let kind = Kind::parse(fields.kind)?;
         let list = |what: &str, text: &str| -> Result<Vec<Word>, String> {
@@ -181,7 +180,7 @@ impl Rule {
             && self.from.is_none_or(|network| attempt.address.is_some_and(|address| network.has(address)))
     }
 
-    /// True if the rule lets clients from other machines in without authentication.
+    /// True if the rule admits clients from other machines without authentication.
     #[must_use]
     pub fn is_open(&self) -> bool {
         let open = |demand: &Arc<Demand>| demand.method == AuthMethod::Trust && demand.certificate == Certificate::No;
@@ -213,7 +212,7 @@ impl Kind {
 impl Name {
     fn is(&self, name: &str, user: &str) -> bool {
         match self {
-            // As in PostgreSQL, "all" is for no replication connection.
+            // As in PostgreSQL, "all" does not match replication connections.
             Name::All => name != REPLICATION,
             Name::SameUser => name == user,
             Name::Is(this) => **this == *name,
@@ -221,7 +220,7 @@ impl Name {
     }
 }
 
-/// Stands for the database of a physical replication connection, which has none. No database is called so.
+/// Stands for the database of a physical replication connection, which has none. No database has this name.
 pub const REPLICATION: &str = "\0";
 
 const EXPECTED_ADDRESS: &str = "an IP address with a prefix length such as 10.0.0.0/8, an address and a mask, or all";
@@ -229,7 +228,7 @@ const EXPECTED_ADDRESS: &str = "an IP address with a prefix length such as 10.0.
 // === impl Network ===
 
 impl Network {
-    /// `None` stands for any address.
+    /// Parses a network. `None` stands for any address.
     fn parse(text: &str, mask: Option<&str>) -> Result<Option<Network>, String> {
         let wrong = || match mask {
             Some(mask) => format!("found the address \"{text} {mask}\", expected {EXPECTED_ADDRESS}"),
@@ -248,7 +247,7 @@ impl Network {
         };
         let address = IpAddr::from_str(address).map_err(|_| wrong())?;
         let most = if address.is_ipv4() { 32 } else { 128 };
-        // A mask of the other family would be taken for something else.
+        // A mask of the other address family would be misread.
         let same = mask.is_none_or(|mask| IpAddr::from_str(mask).is_ok_and(|mask| mask.is_ipv4() == address.is_ipv4()));
         match bits {
             Some(bits) if bits <= most && same => Ok(Some(Network { address, bits })),
@@ -271,7 +270,7 @@ impl Network {
     }
 }
 
-/// The number of ones that a mask begins with, if there is nothing but zeroes after them.
+/// Returns the number of leading ones of a mask, if only zeroes follow them.
 fn prefix_of(mask: IpAddr) -> Option<u8> {
     let (bits, ones, width) = match mask {
         IpAddr::V4(mask) => (u128::from(mask.to_bits()) << 96, mask.to_bits().leading_ones(), 32),
@@ -410,7 +409,7 @@ host    app             "quo""ted"  ::/0                trust
             (Some("1.2.3.4"), false, "app", "quo\"ted", None),
             (Some("1.2.3.4"), false, REPLICATION, "a", Some(Some(AuthMethod::Trust))),
             (None, false, REPLICATION, "a", None),
-            // A rule for replication is for no database, not even for one of that name.
+            // A rule for replication matches no database, not even one of that name.
             (Some("1.2.3.4"), false, "replication", "a", None),
         ] {
             let method = |rule: &Rule| rule.demand.as_ref().map(|demand| demand.method);

@@ -1,10 +1,10 @@
-//! A rules file as entries of `[[proxy.hba]]`: for who writes a configuration from it.
+//! A rules file as entries of `[[proxy.hba]]`, for a configuration written from it.
 
 use crate::config::HbaConfig;
 use crate::hba::{MAX_RULES, parse_line};
 use crate::tokens::{Error, Word, parse_lines, split};
 
-/// The lines of a rules file, each as the fields that `[[proxy.hba]]` has. What is quoted there is quoted here.
+/// Returns the lines of a rules file, each as the fields of `[[proxy.hba]]`. Quoted words stay quoted.
 ///
 /// # Errors
 /// All invalid lines, up to a maximum.
@@ -24,14 +24,14 @@ fn entry(line: &str) -> Result<Option<HbaConfig>, String> {
             (Some(format!("{address} {mask}")), method)
         }
         [_, _, _, address, method @ ..] => (Some(address.clone()), method),
-        // It was read as a rule.
+        // The line was parsed as a rule.
         _ => return Ok(None),
     };
     let field = |at: usize| fields.get(at).cloned().unwrap_or_default();
     Ok(Some(HbaConfig { kind: field(0), database: field(1), user: field(2), address, method: method.join(" ") }))
 }
 
-/// A field's words as text that is read as the same words.
+/// Formats a field's words as text that is parsed as the same words.
 fn list(words: &[Word]) -> String {
     let words = words.iter().map(|word| match word.quoted {
         true => format!("\"{}\"", word.text.replace('"', "\"\"")),

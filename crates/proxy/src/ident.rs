@@ -1,4 +1,4 @@
-//! Name maps: which database users a client may be that a certificate or the operating system calls by another name. In the format of PostgreSQL's
+//! Name maps: the database users that a client may be to whom a certificate or the operating system gives another name. In the format of PostgreSQL's
 //! `pg_ident.conf`:
 //!
 //! ```text
@@ -7,27 +7,27 @@
 //! corp    /^(.*)@example\.com$                    \1
 //! ```
 //!
-//! The words mean what they mean in PostgreSQL 16:
-//! - A name (in either column) that begins with a slash is a regular expression, found anywhere in the name unless it is anchored.
-//! - `\1` in the database user is what the first group of the system name's expression has found, and is compared as text.
+//! The syntax has the meaning of PostgreSQL 16:
+//! - A name (in either column) that begins with a slash is a regular expression, which matches anywhere in the name unless it is anchored.
+//! - `\1` in the database user is the match of the first group of the system name's expression, and is compared as text.
 //! - `all` as the database user is every user; `"all"` is the user of that name.
-//! - Several lines may let the same name be several users.
+//! - Several lines may permit the same name to be several users.
 //!
-//! `+role`, `@file` and the include directives are errors, as in [`hba`](crate::hba): what is not understood must not let somebody in.
+//! `+role`, `@file` and the include directives are errors, as in [`hba`](crate::hba): an unsupported line must not admit a client.
 
 use regex::{Regex, RegexBuilder};
 
 pub use crate::tokens::Error;
 use crate::tokens::{Word, parse_lines, single, split};
 
-/// Most lines.
+/// Maximum number of lines.
 pub const MAX_LINES: usize = 10_000;
-/// Most regular expressions in a file, each of which takes up to 256 KiB.
+/// Maximum number of regular expressions in a file, each of which takes up to 256 KiB.
 pub const MAX_EXPRESSIONS: usize = 1_000;
-/// Most bytes of one compiled expression.
+/// Maximum size in bytes of a compiled expression.
 const MAX_REGEX: usize = 256 << 10;
 
-/// The maps of a file.
+/// Maps of a file.
 #[derive(Debug, Clone, Default)]
 pub struct Maps(Vec<Line>);
 
@@ -38,14 +38,14 @@ struct Line {
     user: User,
 }
 
-/// A name, or an expression that finds names.
+/// A name, or a regular expression that matches names.
 #[derive(Debug, Clone)]
 enum Pattern {
     Is(Box<str>),
     Matches(Regex),
 }
 
-/// Which database users a line stands for.
+/// Database users of a line.
 #[derive(Debug, Clone)]
 enum User {
     All,
@@ -55,17 +55,17 @@ enum User {
     Group(Box<str>, Box<str>),
 }
 
-/// What one line says of a pair of names.
+/// Verdict of a line on a pair of names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Allowed,
     NotMine,
-    /// `\1`, and the group took no part in the match: like PostgreSQL, the lines behind are not asked any more.
+    /// The user has `\1`, and the group took no part in the match: as in PostgreSQL, later lines are not tried.
     Broken,
 }
 
 impl Maps {
-    /// Reads the text of a file.
+    /// Parses the text of a file.
     ///
     /// # Errors
     /// All invalid lines, up to a maximum.
@@ -74,14 +74,14 @@ impl Maps {
         parse_lines(text, MAX_LINES, |line| Line::parse(line, &mut expressions)).map(Maps)
     }
 
-    /// Whether there is a map of this name.
+    /// True if there is a map of this name.
     #[must_use]
     pub fn has(&self, map: &str) -> bool {
         self.0.iter().any(|line| *line.map == *map)
     }
 
-    /// Whether a client that the system or a certificate calls `system` may be the database user `user`: by this map, or, without a map, if both
-    /// names are the same.
+    /// True if a client with the name `system`, of the operating system or a certificate, may be the database user `user`: by this map, or, without a
+    /// map, if both names are equal.
     #[must_use]
     pub fn allow(&self, map: Option<&str>, system: &str, user: &str) -> bool {
         let Some(map) = map else { return system == user };
@@ -120,7 +120,7 @@ impl Line {
             }
             Some(text) => {
                 *expressions += 1;
-                // As in PostgreSQL, a dot is any character.
+                // As in PostgreSQL, a dot matches any character.
                 let regex = RegexBuilder::new(text).size_limit(MAX_REGEX).dot_matches_new_line(true).build();
                 regex.map(Pattern::Matches).map_err(|error| {
                     format!("found the expression {text:?}, expected one that Rust's regex reads: {error}")
@@ -176,7 +176,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// `tests/e2e/name_maps.rs` has PostgreSQL decide about pairs like these.
+    /// `tests/e2e/name_maps.rs` compares such pairs with PostgreSQL's decisions.
     #[test]
     fn who_may_be_whom() {
         let maps = Maps::parse(
@@ -213,17 +213,17 @@ mod tests {
             (Some("corp"), "xzy", "pre_z_post", true),
             (Some("corp"), "xzy", "pre_z", false),
             (Some("corp"), "xy", "pre__post", true),
-            // A group that took no part ends the search, whatever comes behind.
+            // A group that took no part ends the search, whatever lines follow.
             (Some("group"), "ab", "a", true),
             (Some("group"), "b", "", false),
             (Some("group"), "b", "b", false),
-            // What PostgreSQL has since version 16.
+            // Features of PostgreSQL since version 16.
             (Some("new"), "root", "anybody", true),
             (Some("new"), "dan", "all", true),
             (Some("new"), "dan", "bob", false),
             (Some("new"), "eve", "emil", true),
             (Some("new"), "eve", "fred", false),
-            // What a group has found is a name, never the keyword.
+            // The match of a group is a name, never the keyword.
             (Some("new"), "all@all", "all", true),
             (Some("new"), "all@all", "bob", false),
             (Some("new"), "plus", "+x", true),
@@ -238,7 +238,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever a file and the names are, there is an answer; and nobody is anybody by a map that is not there.
+        /// Checks that every file and every name have a verdict, and that a missing map permits no user.
         #[test]
         fn any_text_has_an_answer(text in "([a /^$.*()+?\\\\1\"@,#|\\[\\]{}-]{0,12}[ \n]?){0,8}", system in ".{0,8}", user in ".{0,8}") {
             if let Ok(maps) = Maps::parse(&text) {

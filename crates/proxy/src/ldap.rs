@@ -1,68 +1,69 @@
-//! The options of the method `ldap` in rules, as PostgreSQL has them, and what a login asks the directory by them. Nothing here speaks LDAP.
+//! Options of the method `ldap` in rules, as in PostgreSQL, and the names and filters for the directory that a login derives from them. This module
+//! does not use LDAP itself.
 //!
-//! A client's password is good if the directory lets it bind as the user's entry. There are two ways to that entry's name:
+//! A client's password is correct if the directory lets it bind as the user's entry. The name of that entry is found in one of two ways:
 //! - *simple bind*: `ldapprefix`, the user's name, `ldapsuffix`;
-//! - *search and bind*: an entry below `ldapbasedn` is looked for, as `ldapbinddn` or anonymously, and has to be the only one.
+//! - *search and bind*: an entry below `ldapbasedn` is searched, as `ldapbinddn` or anonymously, and must be the only one.
 
 use std::borrow::Cow;
 
 use percent_encoding::percent_decode_str;
 use secret::Secret;
 
-/// Most servers in a rule.
+/// Maximum number of servers in a rule.
 pub const MOST_SERVERS: usize = 8;
 
-/// Where the directory is, and how a user's entry is found.
+/// Address of the directory, and the way to a user's entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// URLs without a path (`ldap://host:port`), asked in this order until one answers.
+    /// URLs without a path (`ldap://host:port`), tried in this order until one answers.
     pub servers: Vec<String>,
-    /// StartTLS before anything else.
+    /// True for StartTLS before any other operation.
     pub starttls: bool,
-    /// How the entry is found.
+    /// Way to the user's entry.
     pub entry: Entry,
 }
 
-/// How a user's entry is found.
+/// Way to a user's entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry {
-    /// It is called so: the name between two texts.
+    /// The entry's name is the user's name between two texts.
     Named {
         /// `ldapprefix`.
         prefix: String,
         /// `ldapsuffix`.
         suffix: String,
     },
-    /// It is looked for.
+    /// The entry is searched.
     Found {
-        /// Below this entry.
+        /// The entry below which to search.
         base: String,
-        /// Who looks; the empty name looks anonymously.
+        /// The name for the search; the empty name searches anonymously.
         bind_dn: String,
-        /// With this password.
+        /// The password for the search.
         bind_password: Secret,
-        /// With `$username` in the place of the user's name.
+        /// The filter, with `$username` in the place of the user's name.
         filter: String,
-        /// How far below.
+        /// The scope of the search.
         scope: Scope,
     },
 }
 
-/// How far below its base a search looks.
+/// Scope of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// The base only.
+    /// Only the base.
     Base,
-    /// The entries directly below it.
+    /// Only the entries directly below the base.
     One,
-    /// The base and everything below it.
+    /// The base and all entries below it.
     Sub,
 }
 
-/// What PostgreSQL lets stand in a search as the name of no user.
+/// Characters that PostgreSQL refuses in a user's name in a search.
 const REFUSED_IN_SEARCH: [char; 5] = ['*', '(', ')', '\\', '/'];
 
-/// The options of one rule, as they are read.
+/// Options of one rule while they are parsed.
 #[derive(Default)]
 pub(crate) struct Reading {
     servers: Option<String>,
@@ -80,10 +81,10 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Takes one option; false if there is none of that name.
+    /// Parses one option; returns false if the name is unknown.
     ///
     /// # Errors
-    /// What was found, and what was expected. Never the value of `ldapbindpasswd`.
+    /// A message with the found and the expected text, never with the value of `ldapbindpasswd`.
     pub(crate) fn take(&mut self, name: &str, value: &str) -> Result<bool, String> {
         let text = || Some(value.to_owned());
         match name {
@@ -106,7 +107,7 @@ impl Reading {
         Ok(true)
     }
 
-    /// `ldap[s]://host[:port]/base?attribute?scope?filter` (RFC 4516).
+    /// Parses `ldap[s]://host[:port]/base?attribute?scope?filter` (RFC 4516).
     fn url(&mut self, text: &str) -> Result<(), String> {
         let wrong =
             |why: &str| format!("found ldapurl={text}, expected ldap://host:port/base?attribute?scope?filter: {why}");
@@ -124,7 +125,7 @@ impl Reading {
         if !extensions.is_empty() {
             return Err(wrong("extensions are not supported"));
         }
-        // PostgreSQL's page says that a URL without a scope means the base only; PostgreSQL 15 looks through the subtree (`tests/e2e/ldap.rs`).
+        // According to PostgreSQL's manual, a URL without a scope means the base only; PostgreSQL 15 searches the subtree (`tests/e2e/ldap.rs`).
         self.scope = Some(match scope {
             "base" => Scope::Base,
             "one" => Scope::One,
@@ -154,10 +155,10 @@ impl Reading {
         Ok(())
     }
 
-    /// The whole.
+    /// Returns the options.
     ///
     /// # Errors
-    /// Options that are missing, or that can't stand together.
+    /// Options that are missing, or that exclude each other.
     pub(crate) fn finish(self) -> Result<Options, String> {
         let scheme = self.scheme.as_deref().unwrap_or("ldap");
         if self.tls && scheme == "ldaps" {
@@ -214,7 +215,7 @@ fn port(text: &str) -> Result<u16, String> {
     text.parse().ok().filter(|port| *port > 0).ok_or_else(|| format!("found the port {text:?}, expected 1 to 65535"))
 }
 
-/// A server's URL. The host's own port, if it has one, wins.
+/// Returns a server's URL. The host's own port, if any, takes precedence.
 fn server(scheme: &str, host: &str, number: u16) -> Result<String, String> {
     let (host, number) = match host.rsplit_once(':') {
         Some((host, own)) if !host.contains(':') || host.ends_with(']') => (host, port(own)?),
@@ -233,7 +234,7 @@ fn server(scheme: &str, host: &str, number: u16) -> Result<String, String> {
 }
 
 impl Options {
-    /// Whether passwords go to the directory in clear.
+    /// True if passwords are sent to the directory in clear.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         !self.starttls && self.servers.iter().any(|server| server.starts_with("ldap:"))
@@ -241,7 +242,7 @@ impl Options {
 }
 
 impl Entry {
-    /// The name of a user's entry where no search is needed. What means something in a name (RFC 4514) is escaped in the user's part.
+    /// Returns the name of a user's entry if no search is needed. Special characters of a name (RFC 4514) are escaped in the user's part.
     #[must_use]
     pub fn named(&self, user: &str) -> Option<String> {
         match self {
@@ -250,7 +251,7 @@ impl Entry {
         }
     }
 
-    /// The filter of the search for a user. `None`: no user is called so, as PostgreSQL has it.
+    /// Returns the filter of the search for a user. `None`: as in PostgreSQL, no user can have this name.
     #[must_use]
     pub fn filter(&self, user: &str) -> Option<String> {
         match self {
@@ -262,7 +263,7 @@ impl Entry {
     }
 }
 
-/// A value in a distinguished name (RFC 4514).
+/// Escapes a value in a distinguished name (RFC 4514).
 fn escaped_in_name(user: &str) -> String {
     let mut escaped = String::with_capacity(user.len());
     let last = user.chars().count().saturating_sub(1);

@@ -6,8 +6,8 @@
 //!                control: topology (views, replayed LSNs, oracle), settings
 //! ```
 //!
-//! [`Proxy::start`] starts the threads; [`Proxy::adopt`] and [`Proxy::shutdown`] reach them by mail. Nothing here runs
-//! on tokio, and no thread waits for anything but its own event loop.
+//! [`Proxy::start`] starts the threads; [`Proxy::adopt`] and [`Proxy::shutdown`] send them messages. The crate does not use tokio, and each thread
+//! waits only in its own event loop.
 
 pub mod accounts;
 pub mod config;
@@ -54,17 +54,17 @@ use fleet::{Fleet, Membership};
 use metrics::{Metrics, Snapshot};
 use settings::{Settings, SettingsError};
 
-/// Most workers: the process id that a client is told has eight bits for its worker, and the sets of workers in a
-/// pool's budget have as many bits.
+/// Maximum number of workers: the process ID that a client is told has eight bits for its worker, and the sets of workers in a pool's budget have as
+/// many bits.
 const MOST_WORKERS: usize = core::MOST_WORKERS;
 
-/// Why a proxy could not start, or could not take a new configuration.
+/// Reason why a proxy could not start, or could not apply a new configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The configuration is invalid.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// A listening address can't be used.
+    /// A listening address cannot be used.
     #[error("cannot listen on {address}: {source}")]
     Listen {
         /// The address as configured.
@@ -72,16 +72,16 @@ pub enum StartError {
         /// The reason.
         source: io::Error,
     },
-    /// The clusters of this process have more workers together than there are numbers for.
+    /// The clusters of this process together have more workers than there are numbers.
     #[error("the clusters have more than {most} workers together: lower proxy.workers")]
     TooManyWorkers {
-        /// Most workers possible.
+        /// Maximum number of workers.
         most: usize,
     },
     /// The system refused a thread, a descriptor or random bytes.
     #[error("cannot start {what}: {source}")]
     System {
-        /// What it was needed for.
+        /// The purpose of the resource.
         what: &'static str,
         /// The reason.
         source: io::Error,
@@ -95,7 +95,7 @@ pub struct Socket {
     pub address: String,
     /// The socket.
     pub fd: OwnedFd,
-    /// The service manager listens on it, too: a Unix socket's file stays when this process ends.
+    /// True if the service manager also listens on it: a Unix socket's file then stays when this process ends.
     pub of_manager: bool,
 }
 
@@ -104,7 +104,7 @@ pub struct Proxy {
     mailboxes: Arc<Vec<Mailbox>>,
     metrics: Vec<Arc<Metrics>>,
     addresses: Vec<String>,
-    /// Present until the proxy has stopped accepting.
+    /// None after the proxy has stopped accepting.
     listeners: Option<Arc<Vec<Listener>>>,
     shared: Arc<Shared>,
     room: Arc<Room>,
@@ -115,11 +115,11 @@ pub struct Proxy {
     enrolled: Enrolled,
 }
 
-/// A cluster's place in its fleet, given up at the end.
+/// Place of a cluster in its fleet, released at the end.
 struct Enrolled(Membership);
 
 impl Enrolled {
-    /// No client is handed over to this cluster from here on.
+    /// Removes the cluster from the fleet: no more clients are handed over to it.
     fn end(&self) {
         self.0.fleet.dismiss(&self.0.cluster, self.0.first_worker);
     }
@@ -131,27 +131,27 @@ impl Drop for Enrolled {
     }
 }
 
-/// A configuration that a proxy can take over: everything that could be refused was looked at.
+/// A configuration that a proxy can apply: all errors have been excluded.
 pub struct Prepared(Arc<Settings>);
 
 impl Prepared {
     /// Reads password files and rules, and computes verifiers.
     ///
     /// # Errors
-    /// What of the configuration is refused.
+    /// The error in the configuration.
     pub fn new(config: &ProxyConfig) -> Result<Prepared, StartError> {
         Ok(Prepared(Arc::new(Settings::new(config)?)))
     }
 }
 
-/// For whoever looks up users that are not configured.
+/// Handle of the service that looks up users that are not configured.
 #[derive(Clone)]
 pub struct LookupDesk {
     mailboxes: Arc<Vec<Mailbox>>,
     shared: Arc<Shared>,
 }
 
-/// For whoever reads passwords again that servers have refused.
+/// Handle of the service that reads passwords again after a server has refused one.
 #[derive(Clone)]
 pub struct RenewalDesk {
     mailboxes: Arc<Vec<Mailbox>>,
@@ -159,24 +159,24 @@ pub struct RenewalDesk {
 }
 
 impl RenewalDesk {
-    /// Sets who is told that somebody has asked. Only the first call counts.
+    /// Sets the function that is called at each request. Only the first call has an effect.
     pub fn serve(&self, bell: renewals::Bell) {
         self.shared.renewals.serve(bell);
     }
 
-    /// The last ticket. To be looked at before passwords are read.
+    /// Returns the last ticket. To be called before passwords are read.
     #[must_use]
     pub fn asked(&self) -> u64 {
         self.shared.renewals.asked()
     }
 
-    /// All tickets up to this one are answered: passwords were read, and a reload has brought what has changed.
+    /// Answers all tickets up to this one: passwords were read, and a reload has applied the changes.
     pub fn answer(&self, ticket: u64) {
         self.mailboxes.iter().for_each(|mailbox| mailbox.post(Letter::Core(Mail::Renewed(ticket))));
     }
 }
 
-/// For whoever asks others whether a client's password or token is good.
+/// Handle of the service that has a client's password or token verified.
 #[derive(Clone)]
 pub struct VerifyDesk {
     mailboxes: Arc<Vec<Mailbox>>,
@@ -184,12 +184,12 @@ pub struct VerifyDesk {
 }
 
 impl VerifyDesk {
-    /// Sets who judges. Only the first call counts.
+    /// Sets the function that takes questions. Only the first call has an effect.
     pub fn serve(&self, ask: verify::Ask) {
         self.shared.verifier.serve(ask);
     }
 
-    /// The answer to a question.
+    /// Delivers the answer to a question.
     pub fn answer(&self, question: &verify::Question, verdict: verify::Verdict) {
         let (worker, client) = question.waiting;
         self.mailboxes[worker].post(Letter::Core(Mail::Verified { client, verdict }));
@@ -197,13 +197,12 @@ impl VerifyDesk {
 }
 
 impl LookupDesk {
-    /// Sets who looks users up: `ask` gets a name, and returns false if it can take no more. Only the first call
-    /// counts.
+    /// Sets the function that looks up users: `ask` gets a name, and returns false if it accepts no more. Only the first call has an effect.
     pub fn serve(&self, ask: accounts::Ask) {
         self.shared.accounts.serve(ask);
     }
 
-    /// The result of a lookup, to be kept for `keep`.
+    /// Delivers the result of a lookup, to be cached for `keep`.
     pub fn answer(&self, user: &str, answer: &accounts::Answer, keep: Duration) {
         for (worker, client) in self.shared.accounts.answer(user, answer, keep, Instant::now()) {
             self.mailboxes[worker].post(Letter::Core(Mail::Account { client, answer: answer.clone() }));
@@ -212,11 +211,10 @@ impl LookupDesk {
 }
 
 impl Proxy {
-    /// Listens and starts the workers. Clients that connect before the topology has a primary wait for it. `sockets`:
-    /// listening sockets that another process has handed over. Configured addresses that are not among them get new
-    /// sockets; sockets whose address is not configured are closed. `fleet`: the clusters of this process, of which the one called `cluster`
-    /// is started; its `config` is what [`ProxyConfig::of_cluster`] gives. `orders`: what operators have ordered of the process that this one takes
-    /// over from; it holds before the first client comes.
+    /// Listens and starts the workers. Clients that connect before the topology has a primary wait for it. `sockets`: listening sockets that another
+    /// process has handed over. Configured addresses that are not among them get new sockets; sockets whose address is not configured are closed.
+    /// `fleet`: the clusters of this process, of which the one named `cluster` is started; its `config` is the result of [`ProxyConfig::of_cluster`].
+    /// `orders`: the operators' orders to the process that this one takes over from; they are in force before the first client connects.
     pub fn start(
         config: &ProxyConfig,
         topology: Arc<Topology>,
@@ -302,7 +300,7 @@ impl Proxy {
             let thread = std::thread::Builder::new().name("acceptor".into());
             Some(thread.spawn(body).map_err(system("the acceptor"))?)
         };
-        // The workers hold the desks: the console's thread ends with the last of them.
+        // The workers hold the handles: the console's thread ends with the last of them.
         drop(desk);
         let console = {
             let room = room.clone();
@@ -331,14 +329,14 @@ impl Proxy {
         })
     }
 
-    /// The addresses that clients can connect to, with the ports that the system has chosen.
+    /// Returns the addresses that clients can connect to, with the ports chosen by the system.
     #[must_use]
     pub fn addresses(&self) -> Vec<String> {
         self.addresses.clone()
     }
 
-    /// Takes a new configuration: users, databases, pools, limits and routing. What the process was started with stays:
-    /// `listen`, `workers` and `driver`.
+    /// Applies a new configuration: users, databases, pools, limits and routing. `listen`, `workers` and `driver` stay as at the start of the
+    /// process.
     pub fn adopt(&self, prepared: Prepared) {
         let settings = prepared.0;
         *self.room.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings.clone();
@@ -349,63 +347,62 @@ impl Proxy {
         }
     }
 
-    /// Replaces all server connections as they become free, as `RECONNECT` in the console does.
+    /// Replaces all server connections as they become free, like `RECONNECT` in the console.
     pub fn reconnect(&self) {
         for mailbox in self.mailboxes.iter() {
             mailbox.post(Letter::Core(Mail::Operate(Operation::Reconnect(None))));
         }
     }
 
-    /// Takes lookups of users out, and gives their results back.
+    /// Returns the handle for lookups of users.
     #[must_use]
     pub fn lookups(&self) -> LookupDesk {
         LookupDesk { mailboxes: self.mailboxes.clone(), shared: self.shared.clone() }
     }
 
-    /// For whoever asks others whether a client's password is its user's.
+    /// Returns the handle for the verification of clients' passwords and tokens.
     pub fn verifications(&self) -> VerifyDesk {
         VerifyDesk { mailboxes: self.mailboxes.clone(), shared: self.shared.clone() }
     }
 
-    /// Takes requests to read passwords again.
+    /// Returns the handle for requests to read passwords again.
     #[must_use]
     pub fn renewals(&self) -> RenewalDesk {
         RenewalDesk { mailboxes: self.mailboxes.clone(), shared: self.shared.clone() }
     }
 
-    /// Sends all spans from here on to `sink`, which is called by workers and must not block. Only the first call
-    /// counts.
+    /// Sends all spans from here on to `sink`, which is called by workers and must not block. Only the first call has an effect.
     pub fn trace_to(&self, sink: trace::Sink) {
         let _ = self.shared.sink.set(sink);
     }
 
-    /// Lets operators reload and stop the process from the console. Only the first call counts.
+    /// Permits operators to reload and stop the process from the console. Only the first call has an effect.
     pub fn serve_operators(&self, process: Box<dyn Process>) {
         let _ = self.room.process.set(process);
     }
 
-    /// A view of the proxy that stays valid after its end.
+    /// Returns a view of the proxy that stays valid after its end.
     #[must_use]
     pub fn observer(&self) -> Observer {
         Observer::new(self.room.clone())
     }
 
-    /// The workers' counters, added up.
+    /// Returns the sums of the workers' counters.
     #[must_use]
     pub fn metrics(&self) -> Snapshot {
         Snapshot::of(self.metrics.iter().map(|metrics| &**metrics))
     }
 
-    /// Turns of each worker's loop; a number that does not grow shows a worker that hangs.
+    /// Returns the number of turns of each worker's loop; a number that does not grow shows a worker that hangs.
     #[must_use]
     pub fn turns(&self) -> Vec<u64> {
         self.metrics.iter().map(|metrics| metrics.turns.get()).collect()
     }
 
-    /// Duplicates of the listening sockets, for a process that takes over.
+    /// Duplicates the listening sockets, for a process that takes over.
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// No descriptors are left.
     pub fn sockets(&self) -> io::Result<Vec<Socket>> {
         let listeners = self.listeners.iter().flat_map(|listeners| listeners.iter());
         listeners
@@ -413,8 +410,8 @@ impl Proxy {
             .collect()
     }
 
-    /// Another process accepts on the same sockets: stops accepting, and goes on serving the connected clients. The
-    /// other process gets the connections that are still in a queue.
+    /// Stops accepting, because another process accepts on the same sockets, and continues to serve the connected clients. The other process gets the
+    /// connections that are still in a queue.
     pub fn stop_accepting(&mut self) {
         for listener in self.listeners.iter().flat_map(|listeners| listeners.iter()) {
             listener.leave();
@@ -422,7 +419,7 @@ impl Proxy {
         self.end_acceptor();
     }
 
-    /// Number of connected clients.
+    /// Returns the number of connected clients.
     #[must_use]
     pub fn clients(&self) -> usize {
         self.shared.clients.load(Ordering::Relaxed)
@@ -436,7 +433,7 @@ impl Proxy {
         }
     }
 
-    /// Stops accepting, lets transactions end for as long as `grace`, closes everything, and waits for the threads.
+    /// Stops accepting, lets transactions end for at most `grace`, closes all connections, and waits for the threads.
     pub fn shutdown(mut self, grace: Duration) {
         self.end(grace);
     }
@@ -472,7 +469,7 @@ impl Drop for Proxy {
     }
 }
 
-/// Whether the workers use io_uring.
+/// True if the workers use io_uring.
 fn rings(driver: Driver) -> bool {
     if driver == Driver::Epoll {
         return false;
@@ -490,7 +487,7 @@ fn rings(driver: Driver) -> bool {
     }
 }
 
-/// Aborts the process if a thread fails: without it some clients would be served and others not.
+/// Aborts the process if a thread fails: otherwise some clients would be served and others not.
 fn or_abort(what: &str, body: impl FnOnce() -> io::Result<()>) {
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
     match result {

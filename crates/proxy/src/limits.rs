@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How long a client may be in a state; `None`: no limit.
+/// Maximum times of a client in a state; `None`: no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimeLimits {
     /// Idle, outside a transaction.
@@ -15,21 +15,21 @@ pub struct TimeLimits {
     pub transaction: Option<Duration>,
 }
 
-/// Time limits of a database or a user. `None`: the next more general limit holds; zero: there is no limit.
+/// Time limits of a database or a user. `None`: the next more general limit applies; zero: no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OwnLimits {
-    /// As [`TimeLimits::idle`].
+    /// Overrides [`TimeLimits::idle`].
     pub idle: Option<Duration>,
-    /// As [`TimeLimits::idle_transaction`].
+    /// Overrides [`TimeLimits::idle_transaction`].
     pub idle_transaction: Option<Duration>,
-    /// As [`TimeLimits::query`].
+    /// Overrides [`TimeLimits::query`].
     pub query: Option<Duration>,
-    /// As [`TimeLimits::transaction`].
+    /// Overrides [`TimeLimits::transaction`].
     pub transaction: Option<Duration>,
 }
 
 impl OwnLimits {
-    /// These limits, and those of `others` where this has none.
+    /// Returns these limits, with those of `others` in place of missing ones.
     pub(crate) fn over(self, others: TimeLimits) -> TimeLimits {
         let limit = |own: Option<Duration>, other| own.map_or(other, unless_zero);
         TimeLimits {
@@ -48,44 +48,44 @@ impl TimeLimits {
     }
 }
 
-/// A time limit; zero stands for none.
+/// Returns a time limit; zero stands for none.
 pub(crate) fn unless_zero(limit: Duration) -> Option<Duration> {
     (!limit.is_zero()).then_some(limit)
 }
 
-/// Most server connections to one node.
+/// Maximum numbers of server connections to one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Of the database and user: the size of their pool.
+    /// For the database and user: the size of their pool.
     pub pool: usize,
     /// Beyond the pool's size, for clients that have waited for `reserve_timeout`.
     pub reserve: usize,
-    /// Of the user, with all databases; `None`: no limit.
+    /// For the user, with all databases; `None`: no limit.
     pub user: Option<usize>,
-    /// Of the database, for all users; `None`: no limit.
+    /// For the database, with all users; `None`: no limit.
     pub database: Option<usize>,
-    /// Of all databases and users; `None`: no limit.
+    /// For all databases and users; `None`: no limit.
     pub node: Option<usize>,
 }
 
 impl ConnectionLimits {
-    /// The limit of a pool, and nothing else.
+    /// Returns the limit of a pool only.
     #[cfg(test)]
     pub(crate) fn of_pool(pool: usize) -> ConnectionLimits {
         ConnectionLimits { pool, reserve: 0, user: None, database: None, node: None }
     }
 }
 
-/// The age at which a server connection is closed once it is idle.
+/// Age at which a server connection is closed once it is idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lifetime {
-    /// No connection is closed for its age before.
+    /// Minimum age at which a connection is closed.
     pub least: Duration,
-    /// Each connection lives for up to this much longer, so that those that were opened together are closed apart.
+    /// Maximum random addition to each connection's age, so that connections opened together are not closed together.
     pub jitter: Duration,
 }
 
-/// A limit on a number; 0 stands for none.
+/// Returns a limit on a number; 0 stands for none.
 pub(crate) fn unless_none(limit: usize) -> Option<usize> {
     (limit != 0).then_some(limit)
 }

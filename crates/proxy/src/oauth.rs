@@ -1,29 +1,29 @@
-//! The options of the method `oauth` in rules, as PostgreSQL 18 has them. Nothing here asks an issuer or looks into a token.
+//! Options of the method `oauth` in rules, as in PostgreSQL 18. This module neither contacts an issuer nor examines a token.
 //!
-//! PostgreSQL leaves it to a library (`validator`) what a good token is. Here there is one way: a JSON Web Token, signed by the rule's issuer. So a rule
-//! that names a library is refused: what the library would have demanded, nobody would.
+//! PostgreSQL leaves the validation of a token to a library (`validator`). Here there is one way: a JSON Web Token, signed by the rule's issuer. So a
+//! rule with a library is refused: the library's requirements would not be enforced.
 
 use std::fmt;
 
-/// Longest URL, in bytes.
+/// Maximum length of a URL, in bytes.
 const LONGEST: usize = 2048;
 
-/// Whose tokens let a client in, and which.
+/// The tokens that are accepted, and their issuer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// `issuer`: who has signed the token.
+    /// `issuer`: the signer of the token.
     pub issuer: Url,
-    /// `scope`: what the token has to allow, separated by blanks.
+    /// `scope`: the permissions that the token must grant, separated by blanks.
     pub scope: String,
-    /// `delegate_ident_mapping`: the issuer says in the token which users its bearer may be; otherwise who its bearer is.
+    /// `delegate_ident_mapping`: true if the token names the users that its bearer may be; otherwise it names its bearer.
     pub delegates: bool,
 }
 
-/// An address that is asked by HTTP: over TLS, or within this machine.
+/// An HTTP address: over TLS, or within this machine.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Url {
     text: String,
-    /// Where the host begins and ends, and where the path begins.
+    /// Start and end of the host. `path`: start of the path.
     host: (usize, usize),
     path: usize,
     port: u16,
@@ -43,10 +43,10 @@ impl fmt::Display for Url {
 }
 
 impl Url {
-    /// Reads `https://host[:port][/path]`. `http://` is for loopback addresses only: whoever stands between could give keys of its own.
+    /// Parses `https://host[:port][/path]`. `http://` is for loopback addresses only: a man in the middle could supply keys of his own.
     ///
     /// # Errors
-    /// What was found, and what was expected.
+    /// A message with the found and the expected text.
     pub fn parse(text: &str) -> Result<Url, String> {
         let shown: String = text.chars().take(200).collect();
         let wrong = |why: &str| format!("found the URL {shown:?}, expected https://host[:port][/path]: {why}");
@@ -87,45 +87,45 @@ impl Url {
         Ok(url)
     }
 
-    /// The whole, as it was given: issuers are compared letter by letter.
+    /// Returns the URL exactly as given: issuers are compared letter by letter.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The host's name or address, without brackets.
+    /// Returns the host's name or address, without brackets.
     #[must_use]
     pub fn host(&self) -> &str {
         &self.text[self.host.0..self.host.1]
     }
 
-    /// The port.
+    /// Returns the port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// What follows the address; at least a slash.
+    /// Returns the text after the address; at least a slash.
     #[must_use]
     pub fn target(&self) -> String {
         let rest = &self.text[self.path..];
         if rest.starts_with('/') { rest.to_owned() } else { format!("/{rest}") }
     }
 
-    /// Over TLS.
+    /// True for a URL over TLS.
     #[must_use]
     pub fn is_secure(&self) -> bool {
         self.is_secure
     }
 
-    /// A loopback address.
+    /// True for a loopback address.
     #[must_use]
     pub fn is_near(&self) -> bool {
         self.host() == "localhost" || self.host().parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
     }
 }
 
-/// The options of one rule, as they are read.
+/// Options of one rule while they are parsed.
 #[derive(Default)]
 pub(crate) struct Reading {
     issuer: Option<Url>,
@@ -134,10 +134,10 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Takes one option; false if there is none of that name.
+    /// Parses one option; returns false if the name is unknown.
     ///
     /// # Errors
-    /// What was found, and what was expected.
+    /// A message with the found and the expected text.
     pub(crate) fn take(&mut self, name: &str, value: &str) -> Result<bool, String> {
         match name {
             "issuer" => self.issuer = Some(issuer(value)?),
@@ -156,10 +156,10 @@ impl Reading {
         Ok(true)
     }
 
-    /// The whole. `map`: the rule has a name map.
+    /// Returns the options. `map`: the rule has a name map.
     ///
     /// # Errors
-    /// Options that are missing, or that can't stand together.
+    /// Options that are missing, or that exclude each other.
     pub(crate) fn finish(self, map: bool) -> Result<Options, String> {
         let (Some(issuer), Some(scope)) = (self.issuer, self.scope) else {
             return Err("found the method oauth without issuer= or without scope=, expected both".into());
@@ -184,7 +184,7 @@ fn issuer(text: &str) -> Result<Url, String> {
     Ok(url)
 }
 
-/// Scopes as RFC 6749 has them; their order does not matter.
+/// Checks scopes as in RFC 6749; their order does not matter.
 fn scope(text: &str) -> Result<String, String> {
     let good = |byte: u8| matches!(byte, b' ' | 0x21 | 0x23..=0x5b | 0x5d..=0x7e);
     if text.len() > LONGEST || text.trim().is_empty() || !text.bytes().all(good) {

@@ -1,21 +1,21 @@
-//! The options of the method `pam` in rules, as PostgreSQL has them. Nothing here asks PAM.
+//! Options of the method `pam` in rules, as in PostgreSQL. This module does not call PAM.
 
-/// The service that PAM is asked for where a rule names none: PostgreSQL's default, so that a line of `pg_hba.conf` means here what it meant there.
+/// PAM service of a rule that names none: PostgreSQL's default, so that a line of `pg_hba.conf` has the same meaning here.
 pub const DEFAULT_SERVICE: &str = "postgresql";
 
-/// Longest name of a service, in bytes: a file in `/etc/pam.d` is called so.
+/// Maximum length of a service's name, in bytes: it is the name of a file in `/etc/pam.d`.
 const LONGEST_SERVICE: usize = 255;
 
-/// How PAM is asked.
+/// Options of a PAM request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// `pamservice`: the file in `/etc/pam.d`.
     pub service: String,
-    /// `pam_use_hostname`: modules are told the name of the client's host, not the address.
+    /// `pam_use_hostname`: true if modules get the name of the client's host, not the address.
     pub use_hostname: bool,
 }
 
-/// The options of one rule, as they are read.
+/// Options of one rule while they are parsed.
 #[derive(Default)]
 pub(crate) struct Reading {
     service: Option<String>,
@@ -23,10 +23,10 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Takes one option; false if there is none of that name.
+    /// Parses one option; returns false if the name is unknown.
     ///
     /// # Errors
-    /// What was found, and what was expected.
+    /// A message with the found and the expected text.
     pub(crate) fn take(&mut self, name: &str, value: &str) -> Result<bool, String> {
         match (name, value) {
             ("pamservice", value) if is_service(value) => self.service = Some(value.to_owned()),
@@ -42,13 +42,13 @@ impl Reading {
         Ok(true)
     }
 
-    /// The whole.
+    /// Returns the options.
     pub(crate) fn finish(self) -> Options {
         Options { service: self.service.unwrap_or_else(|| DEFAULT_SERVICE.to_owned()), use_hostname: self.use_hostname }
     }
 }
 
-/// Whether PAM can look for a service of this name, and in its own directory only: PAM itself cuts a path off the name.
+/// True if PAM can look up a service of this name, and in its own directory only: PAM itself removes a path from the name.
 fn is_service(name: &str) -> bool {
     name.len() <= LONGEST_SERVICE
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())

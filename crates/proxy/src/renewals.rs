@@ -1,20 +1,20 @@
 //! Passwords that a server has refused, and that can be read again.
 //!
 //! ```text
-//!  core: a server refuses a password ─ask: ticket n─▶ Renewals ─bell─▶ whoever reads passwords
-//!        tries once more ◀─Mail::Renewed(m ≥ n)──  new settings, where one has changed, go first
+//!  core: a server refuses a password ─ask: ticket n─▶ Renewals ─bell─▶ the reader of passwords
+//!        tries once more ◀─Mail::Renewed(m ≥ n)──  new settings, after a change, are sent before
 //! ```
 //!
-//! A ticket is taken after the refusal, and answered only by a reading that has begun after the ticket was taken. So a password that was changed before the
+//! A ticket is taken after the refusal, and answered only by a read that began after the ticket was taken. So a password that was changed before the
 //! refusal is found.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Tells whoever reads passwords that somebody has asked. Must not block.
+/// Notifies the reader of passwords of a request. Must not block.
 pub type Bell = Box<dyn Fn() + Send + Sync>;
 
-/// Who asks for passwords to be read again.
+/// Requests for passwords to be read again.
 #[derive(Default)]
 pub struct Renewals {
     asked: AtomicU64,
@@ -22,12 +22,12 @@ pub struct Renewals {
 }
 
 impl Renewals {
-    /// Sets who reads passwords. Only the first call counts.
+    /// Sets the function that notifies the reader of passwords. Only the first call has an effect.
     pub fn serve(&self, bell: Bell) {
         let _ = self.bell.set(bell);
     }
 
-    /// Asks. `None`: nobody reads passwords.
+    /// Requests a read, and returns its ticket. `None`: there is no reader of passwords.
     pub(crate) fn ask(&self) -> Option<u64> {
         let bell = self.bell.get()?;
         let ticket = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
@@ -35,7 +35,7 @@ impl Renewals {
         Some(ticket)
     }
 
-    /// The last ticket: a reading that begins now answers it and all before it.
+    /// Returns the last ticket: a read that begins now answers it and all earlier ones.
     #[must_use]
     pub fn asked(&self) -> u64 {
         self.asked.load(Ordering::SeqCst)

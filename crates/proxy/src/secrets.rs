@@ -1,43 +1,43 @@
-//! What a user can log in with: one secret, or several while a password is being changed.
+//! Secrets of a user's logins: one, or several while a password is being changed.
 //!
-//! A secret has one of the three forms that `pg_authid.rolpassword` and an `auth_file` of PgBouncer know: a SCRAM verifier
-//! (`SCRAM-SHA-256$…`), an MD5 verifier (`md5…`) or the password itself.
+//! A secret has one of the three forms of `pg_authid.rolpassword` and of an `auth_file` of PgBouncer: a SCRAM verifier (`SCRAM-SHA-256$…`), an MD5
+//! verifier (`md5…`) or the password itself.
 //!
-//! Each secret lets a client in, by the one method that the user is asked for ([`Secrets::by_md5`]). What can't keep that promise
-//! is an error when the configuration is read: two SCRAM verifiers with different salts (a login offers one salt before it knows which
-//! password the client has), and an MD5 verifier beside a SCRAM verifier (a user with the latter is asked for SCRAM).
+//! Each secret admits a client, by the one method that the proxy uses for the user ([`Secrets::by_md5`]). Secrets that cannot are an error in the
+//! configuration: two SCRAM verifiers with different salts (a login offers one salt before it knows which password the client has), and an MD5
+//! verifier beside a SCRAM verifier (a user with the latter is asked for SCRAM).
 
 use wire::md5;
 use wire::scram::{self, Verifier, Verifiers};
 
 use crate::config::Secret;
 
-/// Most secrets of one user: each takes milliseconds of hashing at a reload, and two hashes at each login.
+/// Maximum number of secrets of one user: each takes milliseconds of hashing at a reload, and two hashes at each login.
 pub const MOST_SECRETS: usize = 8;
 
-/// The secrets of one user. The first one comes first towards the servers, too.
+/// Secrets of one user. The first one is also the first one used for servers.
 #[derive(Clone, Default)]
 pub struct Secrets {
-    /// What a client's proof is compared with when it is asked for SCRAM.
+    /// Verifiers of clients that are asked for SCRAM.
     scram: Option<Verifiers>,
-    /// The same for MD5: of passwords and MD5 verifiers.
+    /// Verifiers of clients that are asked for MD5: of passwords and MD5 verifiers.
     md5: Vec<md5::Verifier>,
-    /// The passwords that are known in clear text, for logins to servers.
+    /// Passwords known in clear text, for logins to servers.
     passwords: Vec<String>,
-    /// A SCRAM verifier is among them: then MD5 can't be asked for.
+    /// True if one of the secrets is a SCRAM verifier: then clients cannot be asked for MD5.
     scram_only: bool,
 }
 
-/// Why secrets can't be used. No variant carries one.
+/// Reason why secrets cannot be used. No variant contains a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretsError {
-    /// A text has the beginning of a verifier, and is none.
+    /// A text begins like a verifier, and is not one.
     #[error("expected SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey> or md5<hash> as in pg_authid")]
     Verifier,
     /// A password is empty.
     #[error("found an empty string, expected a password")]
     Empty,
-    /// The password is too long, or the system gives no random bytes.
+    /// The password is too long, or the system provides no random bytes.
     #[error("password: {0}")]
     Password(#[source] scram::Error),
     /// Two SCRAM verifiers have different salts or iteration counts.
@@ -45,10 +45,10 @@ pub enum SecretsError {
         "two SCRAM verifiers have different salts or iteration counts, and a login can offer only one salt: give one of them, and the other password in clear text (password_file)"
     )]
     OtherSalt,
-    /// An MD5 verifier stands beside a SCRAM verifier.
+    /// An MD5 verifier is beside a SCRAM verifier.
     #[error("an MD5 verifier beside a SCRAM verifier lets nobody in: a user with a SCRAM verifier is asked for SCRAM")]
     Mixed,
-    /// There are too many.
+    /// Too many secrets.
     #[error("more than {MOST_SECRETS} secrets")]
     TooMany,
 }
@@ -59,13 +59,13 @@ enum Form {
     Other(Other),
 }
 
-/// One that has no salt that all of a user's logins would have to share.
+/// A secret without a salt that all of a user's logins would have to share.
 enum Other {
     Md5(md5::Verifier),
     Password(String),
 }
 
-/// A user's secrets, each kind in the order in which it was given; they can stand beside one another.
+/// Compatible secrets of a user, each kind in the given order.
 #[derive(Default)]
 struct Sorted {
     scram: Option<Verifiers>,
@@ -88,27 +88,27 @@ impl Form {
     }
 }
 
-/// The secrets of a user as the configuration gives them.
+/// Secrets of a user in the configuration.
 #[derive(Clone, Copy, Default)]
 pub struct Given<'a> {
-    /// A password, whatever it looks like.
+    /// A password in clear text, whatever form it resembles.
     pub password: Option<&'a str>,
     /// A SCRAM or an MD5 verifier.
     pub verifier: Option<&'a str>,
-    /// The others, each in one of the three forms.
+    /// Further secrets, each in one of the three forms.
     pub others: &'a [Secret],
 }
 
 impl Given<'_> {
-    /// Whether the secrets can stand beside one another: all that can be told without hashing.
+    /// Checks that the secrets are compatible, as far as possible without hashing.
     ///
     /// # Errors
-    /// [`SecretsError`]: one can't be used, or not beside the others.
+    /// [`SecretsError`]: a secret cannot be used, or not beside the others.
     pub fn check(&self) -> Result<(), SecretsError> {
         self.sorted().map(|_| ())
     }
 
-    /// The secrets by their forms: all that can be told of them without hashing.
+    /// Sorts the secrets by their forms, without hashing.
     fn sorted(&self) -> Result<Sorted, SecretsError> {
         let mut forms: Vec<Form> = self.password.map(Form::password).into_iter().collect();
         match self.verifier.map(Form::read).transpose()? {
@@ -140,13 +140,13 @@ impl Given<'_> {
 }
 
 impl Secrets {
-    /// The secrets of the user `name`. Computes verifiers, which takes some milliseconds for each password.
+    /// Creates the secrets of the user `name`. Computes verifiers, which takes some milliseconds for each password.
     ///
     /// # Errors
-    /// [`SecretsError`]: one can't be used, or not beside the others.
+    /// [`SecretsError`]: a secret cannot be used, or not beside the others.
     pub fn new(name: &str, given: &Given<'_>) -> Result<Secrets, SecretsError> {
         let Sorted { scram, others } = given.sorted()?;
-        // Passwords take the salt of the verifiers.
+        // Passwords use the salt of the verifiers.
         let mut secrets = Secrets { scram_only: scram.is_some(), scram, ..Secrets::default() };
         for other in others {
             match other {
@@ -167,7 +167,7 @@ impl Secrets {
         Ok(secrets)
     }
 
-    /// The secret of a user that was looked up, in one of the three forms.
+    /// Creates the secret of a looked-up user, in one of the three forms.
     ///
     /// # Errors
     /// [`SecretsError`].
@@ -176,47 +176,47 @@ impl Secrets {
         Secrets::new(name, &Given { others: &others, ..Given::default() })
     }
 
-    /// True if there are none.
+    /// True if there are no secrets.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.scram.is_none() && self.md5.is_empty()
     }
 
-    /// Whether a client of the method `md5` is asked for MD5. Like PostgreSQL, a user with a SCRAM verifier is asked for SCRAM. A user without secrets is
-    /// asked for MD5, too, so that nobody finds out which users exist.
+    /// True if a client of the method `md5` is asked for MD5. As in PostgreSQL, a user with a SCRAM verifier is asked for SCRAM. A user without
+    /// secrets is also asked for MD5, so that clients cannot find out which users exist.
     #[must_use]
     pub fn by_md5(&self) -> bool {
         !self.scram_only
     }
 
-    /// What the proof of a client that is asked for SCRAM is compared with.
+    /// Returns the verifiers for clients that are asked for SCRAM.
     #[must_use]
     pub fn scram(&self) -> Option<&Verifiers> {
         self.scram.as_ref()
     }
 
-    /// The verifier that this answer to an MD5 challenge fits.
+    /// Returns the verifier that matches this answer to an MD5 challenge.
     #[must_use]
     pub fn md5_of(&self, salt: [u8; 4], answer: &[u8]) -> Option<&md5::Verifier> {
-        // Looks at all of them, so that the time does not tell which one fitted.
+        // Tries all of them, so that the time does not reveal which one matched.
         self.md5
             .iter()
             .fold(None, |found, verifier| if verifier.accepts(salt, answer) { Some(verifier) } else { found })
     }
 
-    /// The password for the login to a server that has refused `refused` others before.
+    /// Returns the password for the login to a server that has refused `refused` others before.
     #[must_use]
     pub fn password(&self, refused: usize) -> Option<&str> {
         nth(&self.passwords, refused).map(String::as_str)
     }
 
-    /// The MD5 verifier for the login to a server that has refused `refused` others before.
+    /// Returns the MD5 verifier for the login to a server that has refused `refused` others before.
     #[must_use]
     pub fn md5(&self, refused: usize) -> Option<&md5::Verifier> {
         nth(&self.md5, refused)
     }
 
-    /// How many different secrets there are for a login to a server.
+    /// Returns the number of different secrets for a login to a server.
     #[must_use]
     pub fn for_servers(&self) -> usize {
         self.passwords.len().max(self.md5.len())
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn each_secret_lets_in_and_no_other_does() {
         let verifier = Verifier::from_password("by verifier").unwrap().encode();
-        // What there is; who gets in by SCRAM, who by MD5; whether the method md5 means MD5.
+        // The secrets; the passwords accepted by SCRAM, and by MD5; true if the method md5 means MD5.
         type Case<'a> = (Option<&'a str>, &'a [&'a str], &'a [&'a str], &'a [&'a str], bool);
         let cases: [Case; 6] = [
             (Some("new"), &[], &["new"], &["new"], true),
@@ -276,7 +276,7 @@ mod tests {
             for tried in ["new", "old", "older", "by verifier", "wrong", ""] {
                 assert_eq!(scram(&secrets, tried), by_scram.contains(&tried), "{password:?} {others:?} {tried:?}");
                 assert_eq!(md5(&secrets, "a", tried), by_md5.contains(&tried), "{password:?} {others:?} {tried:?}");
-                // Another user's hash of the same password is not this user's.
+                // Another user's hash of the same password is not accepted for this user.
                 assert!(!md5(&secrets, "b", tried));
             }
             assert_eq!(secrets.by_md5(), asks_md5, "{others:?}");

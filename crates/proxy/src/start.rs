@@ -1,13 +1,13 @@
-//! What a database's server connections begin with: parameters of their start-up message, and a statement.
+//! Initial state of a database's server connections: parameters of their start-up message, and a statement.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use crate::config::DatabaseConfig;
 
-/// Longest `connect_query`, in bytes.
+/// Maximum length of `connect_query`, in bytes.
 const MOST_QUERY: usize = 16 << 10;
-/// Most parameters of a database.
+/// Maximum number of parameters of a database.
 const MOST_PARAMETERS: usize = 64;
 /// Start-up parameters that the proxy itself sets or relies on.
 const TAKEN: [&str; 8] = [
@@ -21,22 +21,22 @@ const TAKEN: [&str; 8] = [
     "session_authorization",
 ];
 
-/// What a server connection begins with, before a client gets it.
+/// Initial state of a server connection, before a client gets it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Start {
-    /// Run once on each connection, after its login, and again after its session was reset.
+    /// A statement that runs once on each connection, after its login, and again after its session was reset.
     pub query: Option<Arc<str>>,
-    /// Sent in the start-up message: what `RESET` goes back to.
+    /// Parameters of the start-up message: the values that `RESET` restores.
     pub parameters: Arc<[(String, String)]>,
 }
 
-/// A database's `connect_query` or `parameters` can't be used.
+/// Error in a database's `connect_query` or `parameters`.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidStart {
-    /// Not `name=value`.
+    /// A parameter is not `name=value`.
     #[error("parameters: found {0:?}, expected \"name=value\" with a name of letters, digits, '_' and '.'")]
     Form(String),
-    /// The proxy sets it.
+    /// The proxy sets the parameter itself.
     #[error("parameters: found {0:?}, which the proxy sets itself; expected another parameter")]
     Taken(String),
     /// Too many parameters.
@@ -61,12 +61,12 @@ impl Start {
         Ok(Start { query: entry.connect_query.as_deref().map(Arc::from), parameters })
     }
 
-    /// A text that is the same for two databases only if their server connections begin with the same; empty if with
-    /// nothing of their own.
+    /// Returns a text that is equal for two databases only if their server connections have the same initial state; empty if they have none of their
+    /// own.
     pub(crate) fn name(&self) -> String {
         let mut name = String::new();
         for (parameter, value) in &*self.parameters {
-            // No value has a zero byte.
+            // Values contain no zero byte.
             let _ = write!(name, "{parameter}={value}\0");
         }
         name.push_str(self.query.as_deref().unwrap_or_default());

@@ -1,18 +1,18 @@
-//! Lines and words of PostgreSQL's access files (`pg_hba.conf`, `pg_ident.conf`): fields are separated by white space, the words of a list by commas, a
-//! word may be in quotation marks, `#` begins a comment, and a backslash at the end of a line joins the line with the next one.
+//! Lines and words of PostgreSQL's access files (`pg_hba.conf`, `pg_ident.conf`): fields are separated by white space, the words of a list by commas,
+//! a word may be in quotation marks, `#` begins a comment, and a backslash at the end of a line joins the line with the next one.
 
-/// Longest text of a file, in bytes.
+/// Maximum length of a file's text, in bytes.
 pub const MAX_TEXT: usize = 1 << 20;
-/// Most errors reported at a time.
+/// Maximum number of reported errors.
 pub(crate) const MAX_ERRORS: usize = 20;
 
-/// Why a line is refused.
+/// Error in a line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {message}")]
 pub struct Error {
-    /// The line's number, from 1.
+    /// Number of the line, from 1.
     pub line: usize,
-    /// What was found, and what was expected.
+    /// The found and the expected text.
     pub message: String,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Word {
     pub(crate) quoted: bool,
 }
 
-/// Reads the entries of a file, at most `most`. `parse` reads one line, whose continuation lines were joined to it; it gives `None` for an empty line.
+/// Parses the entries of a file, at most `most`. `parse` parses one line, including its continuation lines; it returns `None` for an empty line.
 ///
 /// # Errors
 /// All invalid lines, up to [`MAX_ERRORS`].
@@ -75,11 +75,11 @@ pub(crate) fn single<'w>(field: &'w [Word], what: &str) -> Result<&'w Word, Stri
     }
 }
 
-/// A line's fields, each a list of words.
+/// Splits a line into fields, each a list of words.
 pub(crate) fn split(line: &str) -> Result<Vec<Vec<Word>>, String> {
     let mut fields: Vec<Vec<Word>> = Vec::new();
     let mut rest = line.chars().peekable();
-    // A comma, on whichever side of it there is white space, goes on with the field.
+    // A comma, with white space on either side, continues the field.
     let mut joined = false;
     loop {
         while rest.next_if(|c| c.is_whitespace() || (*c == ',' && !fields.is_empty())).is_some_and(|c| {

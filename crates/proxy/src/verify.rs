@@ -1,11 +1,11 @@
-//! Proofs that somebody else than a worker judges: passwords by a directory or PAM, tokens by GSSAPI or by whoever knows the keys of their issuers.
+//! Verification of proofs outside of the workers: of passwords by a directory or PAM, of tokens by GSSAPI or by the holder of the issuers' keys.
 //!
 //! ```text
-//!  core: has a client's proof ─Effect::Verify─▶ Verifier ─▶ whoever asks the judge
-//!        lets in or refuses ◀─Mail::Verified──────────────────┘
+//!  core: has a client's proof ─Effect::Verify─▶ Verifier ─▶ the service that asks the authenticator
+//!        accepts or refuses ◀─Mail::Verified──────────────────┘
 //! ```
 //!
-//! How many are asked about at a time is bounded by whoever asks. A client that has gone meanwhile is not missed: its token fits nobody.
+//! That service limits the number of concurrent questions. The answer for a client that has left meanwhile is ignored: its token matches no client.
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -16,21 +16,21 @@ use crate::config::AuthMethod;
 use crate::core::token::Token;
 use crate::{gss, ldap, oauth, pam};
 
-/// Who judges passwords or tokens, by a rule.
+/// Authenticator of passwords or tokens, by a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Judge {
     /// A directory.
     Ldap(Arc<ldap::Options>),
-    /// The modules of a service of PAM.
+    /// The modules of a PAM service.
     Pam(Arc<pam::Options>),
-    /// GSSAPI, of a token.
+    /// GSSAPI, for a token.
     Gss(Arc<gss::Options>),
-    /// Whoever knows the keys of an issuer of tokens.
+    /// The holder of the keys of an issuer of tokens.
     OAuth(Arc<oauth::Options>),
 }
 
 impl Judge {
-    /// The method's name, as PostgreSQL's errors have it.
+    /// Returns the method's name, as in PostgreSQL's errors.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Judge::Ldap(_) => "LDAP",
@@ -40,7 +40,7 @@ impl Judge {
         }
     }
 
-    /// Who could not be asked, in an error.
+    /// Returns the authenticator's name, for an error about its failure.
     pub(crate) fn who(&self) -> &'static str {
         match self {
             Judge::Ldap(_) => "the LDAP server",
@@ -50,7 +50,7 @@ impl Judge {
         }
     }
 
-    /// What it is asked about.
+    /// Returns the kind of proof.
     pub(crate) fn what(&self) -> &'static str {
         match self {
             Judge::Ldap(_) | Judge::Pam(_) => "password",
@@ -59,7 +59,7 @@ impl Judge {
     }
 }
 
-/// The options of a rule whose method has a judge, as they are read.
+/// Options of a rule whose method has an authenticator, while they are parsed.
 pub(crate) enum Reading {
     Ldap(Box<ldap::Reading>),
     Pam(pam::Reading),
@@ -68,7 +68,7 @@ pub(crate) enum Reading {
 }
 
 impl Reading {
-    /// For the options of a rule with this method; `None` if the method has no judge.
+    /// Starts parsing the options of a rule with this method; `None` if the method has no authenticator.
     pub(crate) fn of(method: AuthMethod) -> Option<Reading> {
         match method {
             AuthMethod::Ldap => Some(Reading::Ldap(Box::default())),
@@ -79,10 +79,10 @@ impl Reading {
         }
     }
 
-    /// Takes one option; false if there is none of that name.
+    /// Parses one option; returns false if the name is unknown.
     ///
     /// # Errors
-    /// What was found, and what was expected. Never a password.
+    /// A message with the found and the expected text, never with a password.
     pub(crate) fn take(&mut self, name: &str, value: &str) -> Result<bool, String> {
         match self {
             Reading::Ldap(directory) => directory.take(name, value),
@@ -92,10 +92,10 @@ impl Reading {
         }
     }
 
-    /// The whole. `map`: the rule has a name map.
+    /// Returns the authenticator. `map`: the rule has a name map.
     ///
     /// # Errors
-    /// Options that make no sense together.
+    /// Options that are missing, or that exclude each other.
     pub(crate) fn finish(self, map: bool) -> Result<Judge, String> {
         Ok(match self {
             Reading::Ldap(directory) => Judge::Ldap(Arc::new(directory.finish()?)),
@@ -106,60 +106,60 @@ impl Reading {
     }
 }
 
-/// Whether a client's password is its user's, or whose its token is.
+/// Question to an authenticator: is this the user's password, or who is the token's bearer?
 #[derive(Debug)]
 pub struct Question {
     /// The user.
     pub user: Arc<str>,
-    /// The password, never empty: a directory would take an empty one for an anonymous bind, which succeeds. With the method `oauth` the token,
-    /// with `gss` the token in base64.
+    /// The password, never empty: a directory would treat an empty one as an anonymous bind, which succeeds. With the method `oauth` the token, with
+    /// `gss` the token in base64.
     pub password: Secret,
-    /// Who judges.
+    /// The authenticator.
     pub by: Judge,
     /// The client's address; `None` over a Unix socket.
     pub from: Option<IpAddr>,
-    /// The worker that waits, and its client.
+    /// The waiting client, with its worker.
     pub(crate) waiting: (usize, Token),
 }
 
-/// The answer.
+/// Answer of an authenticator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is.
+    /// The proof is correct.
     Right,
-    /// It is good, and its bearer is called so. Whether that may be the user the core decides, by the rule.
+    /// The proof is correct, and its bearer has this name. The core decides by the rule if that may be the user.
     Is(Box<Proven>),
-    /// It is not, or there is no such user, or the user may not log in.
+    /// The proof is wrong, or the user does not exist, or may not log in.
     Wrong,
-    /// That could not be found out.
+    /// The authenticator could not be asked.
     Unknown,
 }
 
-/// Whom a judge has found a client to be.
+/// A client's identity, according to an authenticator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Proven {
-    /// The name by which the judge knows the client: a principal of Kerberos.
+    /// Name of the client for the authenticator: a Kerberos principal.
     pub name: String,
-    /// What the client is to be sent, so that it can be sure of the proxy, too; empty: nothing.
+    /// Reply for the client, which proves the proxy's identity to it; empty for none.
     pub reply: Vec<u8>,
 }
 
-/// Takes a question; false if it can take no more. Must not block.
+/// Takes a question; returns false if no more are accepted. Must not block.
 pub type Ask = Box<dyn Fn(Question) -> bool + Send + Sync>;
 
-/// The way to whoever judges.
+/// Connection to the service that asks authenticators.
 #[derive(Default)]
 pub(crate) struct Verifier {
     ask: OnceLock<Ask>,
 }
 
 impl Verifier {
-    /// Sets who judges. Only the first call counts.
+    /// Sets the function that takes questions. Only the first call has an effect.
     pub(crate) fn serve(&self, ask: Ask) {
         let _ = self.ask.set(ask);
     }
 
-    /// Asks; false if nobody can take the question.
+    /// Sends a question; returns false if it is not accepted.
     pub(crate) fn ask(&self, question: Question) -> bool {
         self.ask.get().is_some_and(|ask| ask(question))
     }
