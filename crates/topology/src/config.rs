@@ -1,4 +1,4 @@
-//! What a user writes about the cluster.
+//! Configuration of a cluster.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -11,46 +11,46 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClusterConfig {
-    /// Name, as metrics and logs give it.
+    /// Name of the cluster in metrics and logs.
     pub name: String,
-    /// User that probes connect as. It needs no privilege beyond CONNECT; with `pg_monitor` replicas get reads back sooner
-    /// after a failover, because only then they can be asked which timeline they receive.
+    /// User of the probes. It needs no privilege beyond CONNECT; with `pg_monitor` replicas serve reads again sooner after a failover, because only
+    /// then they can be asked which timeline they receive.
     pub user: String,
-    /// Its password, where the servers ask for one. Never written out.
+    /// Password of the user, if the servers require one. Never written out.
     #[serde(skip_serializing)]
     pub password: Option<String>,
-    /// File that holds it in its first line. Not looked at here: whoever starts a topology gives it the password.
+    /// File with the password in its first line. Not read here: the caller that starts a topology provides the password.
     pub password_file: Option<PathBuf>,
-    /// Program, with its arguments, that writes it to its standard output. Not looked at here either.
+    /// Program, with its arguments, that writes the password to its standard output. Not run here either.
     pub password_command: Vec<String>,
-    /// Host names by which clients of a proxy with several clusters ask for this one over TLS. Not looked at here.
+    /// Host names by which clients of a proxy with several clusters request this one over TLS. Not used here.
     pub server_names: Vec<String>,
-    /// Database that probes connect to.
+    /// Database of the probes.
     pub database: String,
-    /// TLS with the servers: of probes, and of the connections that the proxy makes for its clients.
+    /// TLS with the servers: of probes, and of the connections that the proxy opens for its clients.
     pub tls: tls::ConnectConfig,
     /// Time between two probes of a node while all is well.
     #[serde(with = "humantime_serde")]
     pub probe_interval: Duration,
-    /// A probe (connect and query) that takes longer has failed.
+    /// Time limit of a probe (connect and query); a longer one has failed.
     #[serde(with = "humantime_serde")]
     pub probe_timeout: Duration,
-    /// Failed probes in a row before a node is taken out.
+    /// Number of consecutive failed probes after which a node is ejected.
     pub probe_failures: u32,
-    /// A replica further behind than this gets no reads.
+    /// Lag beyond which a replica gets no reads.
     #[serde(with = "humantime_serde")]
     pub lag_limit: Duration,
-    /// By what numbers the servers say how far they are.
+    /// Kind of the servers' positions.
     pub positions: Positions,
-    /// Shortest time between two LSN questions to the primary while somebody waits for one: a held commit, a strong read. Five times
-    /// as long while it is only of use to sessions that have written, whose reads go to the primary until it is there.
+    /// Minimum time between two LSN queries to the primary while a held commit or a strong read waits for one. Five times as long while only sessions
+    /// that have written benefit, whose reads go to the primary until then.
     #[serde(with = "humantime_serde")]
     pub oracle_pace: Duration,
-    /// The nodes. Which one is primary is found out, not configured.
+    /// The nodes. The primary among them is detected, not configured.
     pub nodes: Vec<NodeConfig>,
-    /// Where the list of nodes comes from instead. Not looked at here: whoever starts a topology gives it the nodes.
+    /// Registry that provides the list of nodes instead. Not read here: the caller that starts a topology provides the nodes.
     pub from: RegistrySource,
-    /// The relays whose word counts for commits that are to be durable on another host.
+    /// Relays whose confirmations count for commits that must be durable on another host.
     pub relays: Vec<RelayConfig>,
 }
 
@@ -78,18 +78,18 @@ impl Default for ClusterConfig {
     }
 }
 
-/// `cluster.positions`: by what numbers the servers say how far they are, and so what a replica's reads can be held against.
+/// `cluster.positions`: kind of the servers' positions, which are compared with the positions that a replica's reads must see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Positions {
-    /// Each server is asked: its log if it can tell, else transaction ids where servers say that they share one storage, else nothing.
+    /// Per server: its log positions if it reports them, else transaction IDs if the servers report a shared storage, else none.
     #[default]
     Auto,
-    /// Positions and timelines of the write-ahead log. A server that cannot tell them is down.
+    /// Positions and timelines of the write-ahead log. A server that cannot report them is down.
     Wal,
-    /// Ids of transactions. To be said only of servers whose replicas can't have what the primary has lost.
+    /// Transaction IDs. Only for servers whose replicas cannot have transactions that the primary has lost.
     Transactions,
-    /// None: only the role is asked for.
+    /// None: only the role is queried.
     None,
 }
 
@@ -97,16 +97,16 @@ pub enum Positions {
 #[derive(Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RegistrySource {
-    /// `http://host:port` or `https://host:port` of its nodes, tried in turn; empty: the nodes are in this file.
+    /// `http://host:port` or `https://host:port` of the registry's nodes, tried in turn; empty: the nodes are in this file.
     pub urls: Vec<String>,
     /// Namespace of the service.
     pub namespace: String,
     /// The service whose instances are the nodes.
     pub service: String,
-    /// A token that may read there. Never written out.
+    /// Token with read permission. Never written out.
     #[serde(skip_serializing)]
     pub token: Option<String>,
-    /// CAs of the registry's certificate, for `https://`; those of the system if not given.
+    /// CAs of the registry's certificate, for `https://`; the system's if not given.
     pub ca_file: Option<PathBuf>,
 }
 
@@ -141,22 +141,22 @@ pub struct NodeConfig {
     pub name: String,
     /// `host:port`, or the absolute path of a Unix socket (`/run/postgresql/.s.PGSQL.5432`).
     pub address: String,
-    /// Share of reads relative to the other replicas; 0 takes reads off it.
+    /// Share of reads relative to the other replicas; 0 excludes it from reads.
     #[serde(default = "one")]
     pub weight: u32,
-    /// Zone, compared with the proxy's own: reads prefer a replica in the same zone. A failover prefers the old primary's.
+    /// Zone, compared with the proxy's own: reads prefer a replica in the same zone. A failover prefers the old primary's zone.
     #[serde(default)]
     pub zone: Option<String>,
-    /// Whether it may become the primary.
+    /// Permission to become the primary.
     #[serde(default)]
     pub failover: Candidacy,
-    /// Of the nodes that may become the primary and have everything, the one with the highest becomes it.
+    /// Priority among the nodes that may become the primary and have the whole log: the highest is promoted.
     #[serde(default = "one")]
     pub failover_priority: u32,
 }
 
 impl NodeConfig {
-    /// A node with nothing said but its name and address.
+    /// Creates a node with defaults for all but its name and address.
     #[must_use]
     pub fn new(name: impl Into<String>, address: impl Into<String>) -> NodeConfig {
         NodeConfig {
@@ -170,14 +170,14 @@ impl NodeConfig {
     }
 }
 
-/// Whether a failover may promote a node.
+/// Permission of a node to be promoted by a failover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Candidacy {
-    /// It may.
+    /// The node may be promoted.
     #[default]
     Allowed,
-    /// It may not: a delayed standby, one in another place.
+    /// The node is never promoted: for example a delayed standby, or one at another site.
     Never,
 }
 
@@ -189,13 +189,13 @@ pub struct RelayConfig {
     pub name: String,
     /// `host:port` of `relay.listen`.
     pub address: String,
-    /// User, as for its downstreams; that of the cluster if not given.
+    /// User, as for the relay's downstreams; the cluster's if not given.
     #[serde(default)]
     pub user: Option<String>,
-    /// Its password; that of the cluster if neither user nor password is given. Never written out.
+    /// Password of the user; the cluster's if neither user nor password is given. Never written out.
     #[serde(default, skip_serializing)]
     pub password: Option<String>,
-    /// Whether the connection begins with TLS as `[cluster.tls]` says; false: never.
+    /// True if the connection uses TLS according to `[cluster.tls]`; false: never.
     #[serde(default = "yes")]
     pub tls: bool,
 }
@@ -207,7 +207,7 @@ impl Default for RelayConfig {
 }
 
 impl RelayConfig {
-    /// What is not given is the cluster's.
+    /// Returns the relay with the cluster's values in place of missing ones.
     pub(crate) fn with_defaults(&self, cluster: &ClusterConfig) -> RelayConfig {
         let mut relay = self.clone();
         if relay.user.is_none() {
@@ -258,63 +258,63 @@ impl fmt::Debug for ClusterConfig {
     }
 }
 
-/// What is wrong with a cluster's configuration.
+/// Error in a cluster's configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
-    /// The oracle's thread does not start.
+    /// The oracle's thread cannot be started.
     #[error("cannot start a thread: {reason}")]
     Thread {
-        /// What the system says.
+        /// The system's error.
         reason: String,
     },
-    /// There is nothing to watch.
+    /// The cluster has no nodes.
     #[error("cluster {cluster:?} has no nodes: give at least one [[cluster.nodes]] with a name and an address")]
     NoNodes {
         /// The cluster's name.
         cluster: String,
     },
-    /// More nodes than ids, counted with the removed ones.
+    /// The cluster has more nodes than IDs, including removed ones.
     #[error("cluster {cluster:?} has more than {most} nodes, counted with those removed since the start")]
     TooManyNodes {
         /// The cluster's name.
         cluster: String,
-        /// Most nodes possible.
+        /// Maximum number of nodes.
         most: usize,
     },
-    /// Two nodes have one name.
+    /// Two nodes or relays have the same name.
     #[error("two nodes or relays are named {name:?}: names must be unique")]
     SameName {
         /// The name.
         name: String,
     },
-    /// More relays than there are marks for.
+    /// The cluster has more relays than marks.
     #[error("cluster {cluster:?} has more than {most} relays")]
     TooManyRelays {
         /// The cluster's name.
         cluster: String,
-        /// Most relays possible.
+        /// Maximum number of relays.
         most: usize,
     },
-    /// A relay's address can't be used.
+    /// A relay's address is not valid.
     #[error("relay {relay:?} has address {address:?}: expected host:port")]
     RelayAddress {
         /// The relay's name.
         relay: String,
-        /// What is written.
+        /// The configured address.
         address: String,
     },
-    /// An address is neither of the two forms.
+    /// An address has neither of the two forms.
     #[error("node {node:?} has address {address:?}: expected host:port, or the absolute path of a Unix socket")]
     Address {
         /// The node's name.
         node: String,
-        /// What is written.
+        /// The configured address.
         address: String,
     },
-    /// Certificates or keys can't be used.
+    /// Certificates or keys cannot be used.
     #[error("[cluster.tls] {0}")]
     Tls(#[from] tls::Error),
-    /// A time that must not be 0.
+    /// A time is 0 and must not be.
     #[error("{setting} of cluster {cluster:?} is 0: expected a time such as 1s")]
     Zero {
         /// The cluster's name.
@@ -324,22 +324,22 @@ pub enum StartError {
     },
 }
 
-/// Most nodes of a cluster, counted with those removed since the start.
+/// Maximum number of nodes of a cluster, including those removed since the start.
 pub const MOST_NODES: usize = 1024;
 
 impl ClusterConfig {
-    /// Reads the files of `tls`; None if there is to be no TLS.
+    /// Reads the files of `tls`; None if TLS is disabled.
     ///
     /// # Errors
-    /// The first thing that is wrong with them.
+    /// The first error in them.
     pub fn connector(&self) -> Result<Option<tls::Connector>, StartError> {
         Ok(tls::Connector::new(&self.tls)?)
     }
 
-    /// Whether a topology can be started with it; files are not looked at (that is [`connector`](Self::connector)).
+    /// Checks that a topology can be started with this configuration, without reading files (see [`connector`](Self::connector)).
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first error.
     pub fn validate(&self) -> Result<(), StartError> {
         let cluster = || self.name.clone();
         if self.nodes.is_empty() {
@@ -381,7 +381,7 @@ impl ClusterConfig {
     }
 }
 
-/// A node's address as configured, taken apart; a host name is not resolved yet.
+/// Parsed address of a node; a host name is not resolved yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Target {
     Tcp { host: String, port: u16 },

@@ -1,4 +1,4 @@
-//! What the reports of all nodes mean together. Pure: no I/O, no clock; time is an argument.
+//! Decisions from the reports of all nodes. Pure: no I/O, no clock; time is an argument.
 
 use std::time::{Duration, Instant};
 
@@ -10,37 +10,37 @@ use crate::lag::{Lag, Samples};
 pub(crate) use crate::outcome::{Decision, Event, Mark, Outcome};
 use crate::view::{NodeId, Role, Term, WEIGHT_SCALE};
 
-/// Longest time a node that answers is kept out after an ejection.
+/// Maximum time for which a node that answers is kept out after an ejection.
 const MAX_BACK_OFF: Duration = Duration::from_secs(30);
-/// A node that was in for this long starts again with the shortest back-off.
+/// Time in service after which a node starts again with the minimum back-off.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(60);
-/// A replica that returns gets its full share of reads after this time, in this number of steps.
+/// Time after which a returning replica has its full share of reads. `SLOW_START_STEPS`: number of steps until then.
 const SLOW_START: Duration = Duration::from_secs(10);
 const SLOW_START_STEPS: u32 = 5;
 
-/// The settings that decisions depend on.
+/// Settings that decisions depend on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) failures: u32,
     pub(crate) lag: Duration,
     /// Back-off after the first ejection.
     pub(crate) back_off: Duration,
-    /// By what numbers the servers are asked: what they said by others means nothing any more.
+    /// Kind of the servers' positions: a change invalidates all earlier positions.
     pub(crate) positions: Positions,
 }
 
-/// Everything that was known before.
+/// State of the decisions.
 #[derive(Debug)]
 pub(crate) struct Decider {
     limits: Limits,
     /// The cluster's database system; 0 until decided.
     system: u64,
-    /// Highest timeline seen anywhere in that system: a node out of recovery below it is stale for good.
+    /// Highest timeline seen anywhere in that system: a node out of recovery below it is permanently stale.
     highest: u32,
     term: Term,
-    /// How many terms were counted, of servers without timelines.
+    /// Number of counted terms, of servers without timelines.
     counted: u32,
-    /// Several nodes take writes and it cannot be told which is the newer one.
+    /// True if several nodes accept writes and it is unknown which is the newer primary.
     contested: bool,
     primary: Option<usize>,
     samples: Samples,
@@ -49,11 +49,11 @@ pub(crate) struct Decider {
 
 #[derive(Debug)]
 struct Known {
-    /// Configured weight; None: removed from the configuration.
+    /// Configured weight; None if removed from the configuration.
     weight: Option<u32>,
-    /// Reported at least once.
+    /// True after the first report.
     heard: bool,
-    /// Latest answer; None while it is out.
+    /// Latest answer; None while the node is out.
     facts: Option<Facts>,
     out: bool,
     failures: u32,
@@ -62,11 +62,11 @@ struct Known {
     return_at: Option<Instant>,
     in_since: Option<Instant>,
     slow_start: bool,
-    /// Seen out of recovery on the primary's timeline beside the primary.
+    /// True if seen out of recovery on the primary's timeline besides the primary.
     rival: bool,
-    /// Answers in this term, up to 2.
+    /// Number of answers in this term, up to 2.
     answers: u8,
-    /// Since when its timeline is not the one its position could be compared on.
+    /// Time since which the node's timeline is not the one its position could be compared on.
     astray_since: Option<Instant>,
     lag: Lag,
     lagging: bool,
@@ -97,7 +97,7 @@ impl Known {
         }
     }
 
-    /// Forgets the position: after a restart it may be behind where it was.
+    /// Forgets the position: a restart may have set it back.
     fn forget_position(&mut self) {
         if let Some(Facts { position: Position::Standby { replayed, .. }, .. }) = &mut self.facts {
             *replayed = Lsn(0);
@@ -134,7 +134,7 @@ fn id(index: usize) -> NodeId {
 // === impl Decider ===
 
 impl Decider {
-    /// `weights`: one a node, in the order of ids; None for a node that is no longer configured.
+    /// Creates a decider. `weights`: one per node, in the order of IDs; None for a node that is no longer configured.
     pub(crate) fn new(limits: Limits, weights: &[Option<u32>]) -> Decider {
         Decider {
             limits,
@@ -149,7 +149,7 @@ impl Decider {
         }
     }
 
-    /// Takes over a new configuration. `moved`: nodes whose address is another one now, that is, new ones.
+    /// Applies a new configuration. `moved`: nodes with a changed address, that is, new ones.
     pub(crate) fn reconfigure(
         &mut self,
         limits: Limits,
@@ -157,7 +157,7 @@ impl Decider {
         moved: &[NodeId],
         now: Instant,
     ) -> Decision {
-        // Nobody is known by the new numbers yet, and timelines seen before may be told no more.
+        // No node has reported the new positions yet, and the timelines seen before may no longer be reported.
         let anew = limits.positions != self.limits.positions;
         if anew {
             self.highest = 0;
@@ -184,7 +184,7 @@ impl Decider {
         self.settle(None, now, marks, Vec::new())
     }
 
-    /// Takes in one report.
+    /// Processes one report.
     pub(crate) fn report(&mut self, node: NodeId, report: Report, now: Instant) -> Decision {
         let (mut marks, mut events) = (Vec::new(), Vec::new());
         let index = usize::from(node.0);
@@ -224,12 +224,12 @@ impl Decider {
         if facts.fresh {
             marks.push((id(index), Mark::Reset));
             if self.primary == Some(index) && self.term.is_counted() {
-                // It may have been restarted as another's successor: no timeline would tell.
+                // The server may have been restarted as another's successor, which no timeline would show.
                 self.primary = None;
             }
         }
         if known.out {
-            // Writes wait for a primary: no back-off for it.
+            // Writes wait for a primary, so it has no back-off.
             let excused = writable && facts.system == self.system && facts.timeline >= self.highest;
             if !excused && known.return_at.is_some_and(|at| now < at) {
                 return;
@@ -284,7 +284,7 @@ impl Decider {
         events.push(Event::Ejected { node: id(index), error, back_off });
     }
 
-    /// Looks at everything together, after a report of `reporter`.
+    /// Evaluates the state of all nodes, after a report of `reporter`.
     fn settle(
         &mut self,
         reporter: Option<usize>,
@@ -292,8 +292,8 @@ impl Decider {
         mut marks: Vec<(NodeId, Mark)>,
         mut events: Vec<Event>,
     ) -> Decision {
-        // The first decision waits until every node was tried: one that takes writes may be the old primary, and it takes
-        // the others to know.
+        // The first decision waits until every node was tried: a node that accepts writes may be the old primary, which only the others' reports
+        // show.
         if self.system != 0 || self.nodes.iter().all(|known| known.heard || known.weight.is_none()) {
             self.choose_system();
         }
@@ -318,7 +318,7 @@ impl Decider {
         Decision { term: self.term, primary: self.primary.map(id), tells, nodes, marks, events }
     }
 
-    /// The system of most nodes; the first such in configured order if there are several.
+    /// Chooses the system of most nodes; the first in configured order if there are several.
     fn choose_system(&mut self) {
         if self.system != 0 {
             return;
@@ -337,7 +337,7 @@ impl Decider {
         known.weight.is_some() && known.facts.as_ref().is_some_and(|facts| facts.system == self.system)
     }
 
-    /// Its position can be compared with those of the view's term.
+    /// True if the node's position can be compared with those of the view's term.
     fn is_on_term(&self, known: &Known) -> bool {
         match self.term.is_counted() {
             true => self.is_ours(known) && known.timeline() == 0 && known.answers >= 2,
@@ -354,7 +354,7 @@ impl Decider {
             })
             .collect();
         let contested = match candidates[..] {
-            // Nobody tells a timeline: neither is known to be the newer one.
+            // Without timelines, it is unknown which is the newer one.
             [one, other, ..] if self.highest == 0 => Some((one, other)),
             _ => None,
         };
@@ -400,8 +400,8 @@ impl Decider {
         }
     }
 
-    /// The lag of the node that reported. Of no other: held against a newer sample of the primary, an older position would
-    /// look like a lag.
+    /// Computes the lag of the node that reported, and only of it: compared with a newer sample of the primary, an older position would look like a
+    /// lag.
     fn measure(&mut self, reporter: Option<usize>, now: Instant, events: &mut Vec<Event>) {
         let Some(index) = reporter.filter(|index| *index < self.nodes.len()) else { return };
         let (ours, on_term) = (self.is_ours(&self.nodes[index]), self.is_on_term(&self.nodes[index]));
@@ -432,11 +432,11 @@ impl Decider {
                 known.lag = self.samples.lag(reached, commit_age);
             }
             if self.term.is_counted() {
-                // A number of transactions is no number of bytes.
+                // A number of transactions is not a number of bytes.
                 known.lag = Lag { time: known.lag.time.max(late.unwrap_or_default()), bytes: 0 };
             }
         } else if self.term.timeline != 0 && !follows_newest {
-            // Its position cannot be compared. It is at most as fresh as when it was last seen on the right timeline.
+            // The position cannot be compared. It is at most as fresh as when the node was last seen on the right timeline.
             let since = *known.astray_since.get_or_insert(now);
             known.lag.time = known.lag.time.max(now.saturating_duration_since(since));
         }
@@ -487,7 +487,7 @@ impl Decider {
 }
 
 impl Known {
-    /// By how much the configured weight is multiplied.
+    /// Returns the factor of the configured weight.
     fn ramp(&mut self, now: Instant) -> u32 {
         let Some(since) = self.in_since.filter(|_| self.slow_start) else { return WEIGHT_SCALE };
         let step = SLOW_START / SLOW_START_STEPS;

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Where a reader of three is: everything below `replayed` has ended there, `reached` is the end of what it has.
+/// Returns the position of a reader: all transactions below `replayed` have ended there; `reached` is the end of those that it has.
 fn reader(replayed: u64, reached: u64) -> Position {
     Position::Standby { replayed: Lsn(replayed), reached: Lsn(reached), late: None, commit_age: None }
 }
@@ -18,7 +18,7 @@ impl Story {
         self.up(node, US, 0, false, Position::Disowned)
     }
 
-    /// Writer 0, readers 1 and 2, all at 1000, each of them heard of often enough.
+    /// Returns a story with writer 0 and readers 1 and 2, all at 1000, each with enough reports.
     fn counting() -> Story {
         let mut story = Story::new(3);
         story.writer(0, 1000).reader(1, 1000).reader(2, 1000);
@@ -51,7 +51,7 @@ fn a_position_counts_from_the_second_answer_in_the_term() {
     let first = story.term();
     story.dies(0).fails(0);
     assert_eq!(story.roles(), "- R R");
-    // Sent before the promotion, and another that may have been.
+    // A position from before the promotion, and one that may be.
     story.reader(2, 1005).writer(1, 1003);
     assert_eq!(story.roles(), "- P R");
     assert_ne!(story.term(), first);
@@ -79,7 +79,7 @@ fn of_two_that_take_writes_neither_is_primary() {
         assert_eq!(resolve(&mut story).roles(), roles, "{why}");
         assert_ne!(story.term(), first, "{why}");
         assert_eq!(story.writer(1, 1013).roles(), roles, "and stays, {why}");
-        // Should it come to that again, it is said again.
+        // A repetition is reported again.
         assert_eq!(story.writer(2, 1014).count(contested), 2, "{why}");
     }
 }
@@ -106,7 +106,7 @@ fn a_node_without_timelines_is_no_primary_where_others_have_them() {
     let mut story = Story::new(2);
     story.standby(0, 3, 10).writer(1, 10);
     assert_eq!(story.roles(), "R s");
-    // Nor are the two compared.
+    // The positions of the two are not compared either.
     let mut story = Story::running();
     story.up(1, US, 0, true, reader(5000, 5000)).reader(1, 5000).reader(1, 5000);
     assert_eq!((story.roles().as_str(), story.published(1)), ("P R R", vec![]));
@@ -132,7 +132,7 @@ fn an_open_transaction_holds_back_what_is_promised_and_makes_no_lag() {
     }
     assert_eq!(story.roles(), "P R R");
     assert_eq!(story.published(1).last(), Some(&1000), "the first of the open ones");
-    // The other is stuck.
+    // The other one is stuck.
     story.up(2, US, 0, false, reader(1000, 1000));
     assert_eq!(story.roles(), "P R r");
     assert_eq!(story.decision().nodes[2].lag.bytes, 0, "ids are not bytes");

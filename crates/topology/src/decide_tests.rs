@@ -1,15 +1,15 @@
-//! Tables: a story of reports, and what is to be seen after each.
+//! Table tests: a story of reports, and the expected decision after each.
 
 use super::*;
 
-/// Of servers without timelines.
+/// Tests of servers without timelines.
 #[path = "decide_counted_tests.rs"]
 mod counted;
 
 const SECOND: Duration = Duration::from_secs(1);
 const US: u64 = 77;
 
-/// Three nodes of weight 1, a clock that the test moves, and everything that was said so far.
+/// Three nodes of weight 1, a clock that the test moves, and all reports so far.
 struct Story {
     decider: Decider,
     now: Instant,
@@ -33,7 +33,7 @@ impl Story {
         }
     }
 
-    /// Primary 0, replicas 1 and 2, timeline 1, all at 1000.
+    /// Returns a story with primary 0, replicas 1 and 2, timeline 1, all at 1000.
     fn running() -> Story {
         let mut story = Story::new(3);
         story.primary(0, 1, 1000).standby(1, 1, 1000).standby(2, 1, 1000);
@@ -85,7 +85,7 @@ impl Story {
         self.last.as_ref().expect("something was reported")
     }
 
-    /// A letter a node: Primary, Replica, Stale, `-` for unknown; small if not usable (a stale one never is).
+    /// Returns a letter per node: Primary, Replica, Stale, `-` for unknown; in lower case if not usable (a stale one never is).
     fn roles(&self) -> String {
         let letter = |outcome: &Outcome| match (outcome.role, outcome.usable) {
             (Role::Primary, true) => "P",

@@ -1,62 +1,62 @@
-//! What probes tell.
+//! Results of probes.
 
 use std::time::Duration;
 
 use watermark::Lsn;
 
-/// What one probe of a node came to.
+/// Result of one probe of a node.
 #[derive(Debug, Clone)]
 pub(crate) enum Report {
-    /// It answered.
+    /// The node answered.
     Up(Facts),
-    /// It did not. `suspected`: a worker, or the loss of the probe's own session, had pointed at it before.
+    /// The node did not answer. `suspected`: a worker, or the loss of the probe's own session, had suspected it before.
     Down { error: String, suspected: bool },
-    /// The session of the probe broke while nothing was asked: the server may be restarting.
+    /// The probe's session was lost while no query was under way: the server may be restarting.
     Lost,
 }
 
-/// What a node says of itself.
+/// State reported by a node.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
-    /// Its database system.
+    /// The node's database system.
     pub(crate) system: u64,
-    /// The timeline it writes, or follows; 0 if it cannot be told.
+    /// The timeline that the node writes or follows; 0 if unknown.
     pub(crate) timeline: u32,
-    /// The first answer of a new session: since the last one the server may have been restarted, and a standby that
-    /// recovered from a crash may be behind where it was.
+    /// True for the first answer of a new session: the server may have been restarted since the last one, and a standby after crash recovery may be
+    /// behind its former position.
     pub(crate) fresh: bool,
     pub(crate) position: Position,
 }
 
-/// Positions are LSNs or, of a server that tells none, transaction ids; 0 if it does not tell.
+/// Position of a node: LSNs or, for a server that reports none, transaction IDs; 0 if unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Position {
-    /// Out of recovery; what it has written.
+    /// Out of recovery, with its write position.
     Primary { lsn: Lsn },
     /// In recovery.
     Standby {
-        /// Everything before is to be seen there.
+        /// Position before which all changes are visible there.
         replayed: Lsn,
-        /// How far it is, for its lag: not before `replayed`. (Of transactions that ended, some may have begun after one that has not.)
+        /// Position for the lag, not before `replayed`. (Of the ended transactions, some may have begun after one that has not ended.)
         reached: Lsn,
-        /// How late it is by the servers' own word.
+        /// Lag reported by the servers themselves.
         late: Option<Duration>,
-        /// Age of the last commit it replayed, by its own clock.
+        /// Age of the last commit that it replayed, by its own clock.
         commit_age: Option<Duration>,
     },
-    /// Out of recovery, but its servers' own list says that it is not the one to write to.
+    /// Out of recovery, but according to its servers' own list not the one to write to.
     Disowned,
 }
 
 impl Position {
-    /// A standby's that replays a log.
+    /// Returns the position of a standby that replays a log.
     pub(crate) fn of_log(replayed: Lsn, commit_age: Option<Duration>) -> Position {
         Position::Standby { replayed, reached: replayed, late: None, commit_age }
     }
 }
 
 impl Facts {
-    /// The position in its log, if it has one.
+    /// Returns the position in the node's log, if it has one.
     pub(crate) fn log_position(&self) -> Lsn {
         match self.position {
             _ if self.timeline == 0 => Lsn(0),

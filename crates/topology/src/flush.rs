@@ -1,50 +1,50 @@
-//! Whether the oracle's question also makes the primary flush its log.
+//! Flushes of the primary's log by the oracle's query.
 //!
-//! Then commits need not flush it one by one: sessions commit with `synchronous_commit = off`, and one question flushes for all
-//! that were committed before it. Nothing is believed because of it: whoever waits for a commit compares positions, as ever. A
-//! flush that was not asked for, or is lost, makes them wait for PostgreSQL's WAL writer instead. The WAL writer does not flush
-//! everything, though: what a transaction that is still open has written lies in the last page until somebody commits. So whoever waits
-//! for a position that is not flushed says that a flush is *needed*; then a question flushes also where it takes a transaction.
+//! If it flushes, commits need not flush one by one: sessions commit with `synchronous_commit = off`, and one query flushes all commits before it. No
+//! decision relies on the flush: a waiting commit compares positions as always. If the flush was not requested, or is lost, it waits for
+//! PostgreSQL's WAL writer instead. The WAL writer does not flush the whole log, however: the writes of an open transaction stay in the last page
+//! until some transaction commits. So a waiter at an unflushed position reports that a flush is *needed*; then a query flushes even if that takes a
+//! transaction.
 
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
-/// Since which version a message can be flushed without a transaction (`server_version_num`).
+/// First version that can flush a message without a transaction (`server_version_num`).
 const SINCE: i32 = 170_000;
 
-/// Who flushes the log of the primary.
+/// Policy for flushing the primary's log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flushing {
-    /// Every commit for itself.
+    /// Every commit flushes for itself.
     Commits,
-    /// The oracle's questions, where the server can do that without a transaction: since PostgreSQL 17.
+    /// The oracle's queries flush, if the server can do that without a transaction: since PostgreSQL 17.
     Questions,
-    /// The oracle's questions, on older servers by a transaction, which takes a transaction id each time.
+    /// The oracle's queries flush, on older servers by a transaction, which takes a transaction ID each time.
     Transactions,
 }
 
-/// What the questions do, besides asking.
+/// Means by which a query flushes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
     Message,
     Transaction,
 }
 
-/// What is wanted, and what the server can do.
+/// Requested flushes, and the server's capabilities.
 #[derive(Debug, Default)]
 pub(crate) struct Flush {
     /// A [`Flushing`].
     policy: AtomicU8,
-    /// `server_version_num` of the last primary; 0: not known yet.
+    /// `server_version_num` of the last primary; 0 if not yet known.
     version: AtomicI32,
-    /// How much somebody has wanted a flush since the last question that flushed: [`NOT_WANTED`], [`WANTED`] or [`NEEDED`]. One number, so
-    /// that a question takes all of it or nothing.
+    /// Level of the requested flush since the last query that flushed: [`NOT_WANTED`], [`WANTED`] or [`NEEDED`]. One number, so that a query takes
+    /// the whole request or none of it.
     wanted: AtomicU8,
 }
 
 const NOT_WANTED: u8 = 0;
-/// Somebody has seen a commit.
+/// A commit was seen.
 const WANTED: u8 = 1;
-/// Somebody waits for a position that was not flushed when it was asked for.
+/// A client waits for a position that was not flushed at its query.
 const NEEDED: u8 = 2;
 
 impl Flush {
@@ -60,31 +60,31 @@ impl Flush {
         self.raise(WANTED);
     }
 
-    /// A flush is wanted, and nobody else may come to flush.
+    /// Requests a flush, since possibly no other commit will cause one.
     pub(crate) fn need(&self) {
         self.raise(NEEDED);
     }
 
     fn raise(&self, to: u8) {
-        // A load first: it leaves the cache line with all who only look, and mostly a flush is wanted already.
+        // A load first: it leaves the cache line shared with the readers, and mostly a flush is already requested.
         if self.wanted.load(Ordering::SeqCst) < to {
             self.wanted.fetch_max(to, Ordering::SeqCst);
         }
     }
 
-    /// Whether the next question would flush.
+    /// True if the next query would flush.
     pub(crate) fn is_wanted(&self) -> bool {
         self.question(self.wanted.load(Ordering::SeqCst)).is_some()
     }
 
-    /// To be called after a batch was begun, before its question is sent: whoever wanted a flush before it gets one now.
+    /// Takes the request, after a batch was begun and before its query is sent: this query serves all earlier requests.
     pub(crate) fn take(&self) -> Option<By> {
-        // What is raised between the two is taken as well: the level only rises, and a question for the higher one serves both.
+        // A request raised between the two is also taken: the level only rises, and a query for the higher one serves both.
         if self.is_wanted() { self.question(self.wanted.swap(NOT_WANTED, Ordering::SeqCst)) } else { None }
     }
 
-    /// What a question can do for who wants a flush so much: also for a single session that has chosen not to wait for its own, where that
-    /// needs no transaction, or where it is needed.
+    /// Returns the flush by a query for this level of request: also for a single session that has chosen not to wait for its own flush, if that needs
+    /// no transaction, or is needed.
     fn question(&self, wanted: u8) -> Option<By> {
         if wanted == NOT_WANTED {
             return None;

@@ -1,4 +1,4 @@
-//! The handle that everybody else holds.
+//! Handle of a watched cluster, for the code outside of this crate.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,62 +21,62 @@ use crate::relays::{self, Durable, RelayStatus, Relays};
 use crate::times::{Clock, OracleTimes};
 use crate::view::{Address, NodeId, Term, View};
 
-/// For how long replicas are probed fast after [`Topology::want_replay`], and how often that must be said again.
+/// Time for which replicas are probed fast after [`Topology::want_replay`]. `RENEW`: time after which the request must be repeated.
 const FAST_FOR: Duration = Duration::from_secs(1);
 const RENEW: Duration = Duration::from_millis(500);
 
-/// A cluster that is being watched. Ends with the last handle, or by [`shutdown`](Topology::shutdown).
+/// A watched cluster. The watch ends with the last handle, or by [`shutdown`](Topology::shutdown).
 pub struct Topology {
     shared: Arc<Shared>,
     settings: watch::Sender<Arc<ClusterConfig>>,
     tasks: Mutex<Vec<AbortHandle>>,
-    /// The oracle's thread, until it is dropped.
+    /// The oracle's thread, which ends when this is dropped.
     oracle: Mutex<Option<oneshot::Sender<()>>>,
 }
 
-/// No primary was found in time.
+/// Error: no primary was found in time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no primary within {waited:?}; {nodes}: check that the servers run, their addresses, user and password")]
 pub struct NotReady {
-    /// How long was waited.
+    /// Time waited.
     pub waited: Duration,
-    /// Each node's role and, where there is one, its last error.
+    /// Each node's role and its last error, if any.
     pub nodes: String,
 }
 
-/// What the tasks share with the handle.
+/// State shared by the tasks and the handle.
 pub(crate) struct Shared {
     pub(crate) view: ArcSwap<View>,
-    /// That of `view`, stored after it: whoever sees an epoch finds a view at least as new.
+    /// Epoch of `view`, stored after it: a reader of an epoch finds a view at least as new.
     epoch: AtomicU64,
     pub(crate) oracle: Oracle,
     pub(crate) flush: Flush,
     pub(crate) relays: Relays,
     pub(crate) proofs: Proofs,
-    /// Where the furthest replica is that reads may be given to.
+    /// Position of the furthest replica usable for reads.
     pub(crate) replayed: Arc<Watermark>,
     pub(crate) clock: Arc<Clock>,
-    /// By node id.
+    /// Signals by node ID.
     pub(crate) signals: ArcSwap<Vec<Arc<Signal>>>,
     replay_wanted: AtomicBool,
     replay_asked: Notify,
-    /// The furthest position that somebody lately waited for, and the same for the probers, who wake when it moves.
+    /// The furthest position that was awaited recently. `awaited`: the same for the probers, which wake when it changes.
     furthest_awaited: AtomicU64,
     pub(crate) awaited: watch::Sender<Lsn>,
     published: watch::Sender<u64>,
-    /// Held while a view is installed, so that epochs rise also where several threads publish.
+    /// Held while a view is installed, so that epochs rise even if several threads publish.
     installing: Mutex<()>,
     subscribers: Mutex<Vec<Arc<dyn Fn() + Send + Sync>>>,
-    /// TLS with the servers; none: there is none.
+    /// TLS with the servers; none if it is disabled.
     pub(crate) connector: ArcSwapOption<tls::Connector>,
-    /// Each node's last failure, while it lasts.
+    /// Each node's present failure.
     failures: Mutex<Vec<Option<String>>>,
-    /// Logins of probes and of other sessions whose password a server has refused.
+    /// Number of refused passwords, of probes and of other sessions.
     pub(crate) refusals: AtomicU64,
 }
 
-/// Runs `work` on a thread of its own until what is returned is dropped. Every commit and strong read goes through it: between threads
-/// each step would be a wake-up.
+/// Runs `work` on a thread of its own until the result is dropped. Every commit and strong read uses it: between threads each step would be a
+/// wake-up.
 fn apart(work: impl Future<Output = ()> + Send + 'static) -> std::io::Result<oneshot::Sender<()>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (until, dropped) = oneshot::channel();
@@ -92,7 +92,7 @@ fn apart(work: impl Future<Output = ()> + Send + 'static) -> std::io::Result<one
     Ok(until)
 }
 
-/// Nothing that is guarded here can be left half-changed by a panic.
+/// Locks a mutex. A panic cannot leave the guarded values half-changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -126,17 +126,17 @@ impl Shared {
         }
     }
 
-    /// Makes `view` the current one; its epoch is raised where needed.
+    /// Makes `view` the current one, and raises its epoch if needed.
     pub(crate) fn install(&self, mut view: View) {
         let installing = lock(&self.installing);
         view.epoch = view.epoch.max(self.epoch.load(Ordering::Relaxed) + 1);
         let epoch = view.epoch;
-        // First: whoever sees a view finds marks of its term, or of a later one.
+        // First, so that a reader of a view finds marks of its term, or of a later one.
         self.relays.begin(view.term);
         self.view.store(Arc::new(view));
         self.epoch.store(epoch, Ordering::Release);
         drop(installing);
-        // What relays have said may prove the new term.
+        // The relays' answers may prove the new term.
         self.proofs.hear();
         self.published.send_replace(epoch);
         // Called without the lock: a subscriber may subscribe another.
@@ -161,7 +161,7 @@ impl Shared {
         failures[index] = failure;
     }
 
-    /// Lets replicas be probed fast for as long as somebody goes on wanting it.
+    /// Lets replicas be probed fast as long as the request is repeated.
     async fn pace(self: Arc<Shared>, fast_until: watch::Sender<Instant>) {
         loop {
             self.replay_asked.notified().await;
@@ -180,7 +180,7 @@ impl Topology {
     /// Starts to watch a cluster, on `runtime`. Returns at once; see [`wait_ready`](Topology::wait_ready).
     ///
     /// # Errors
-    /// The configuration is not usable. Servers that cannot be reached are no error.
+    /// The configuration is not valid. Unreachable servers are not an error.
     pub fn start(config: ClusterConfig, runtime: &Handle) -> Result<Arc<Topology>, StartError> {
         let connector = config.connector()?;
         let config = Arc::new(config);
@@ -199,7 +199,7 @@ impl Topology {
         let (fast_until, fast) = watch::channel(Instant::now());
         let (asks, asked) = watch::channel(None);
         let (settings, changes) = watch::channel(Arc::clone(&config));
-        // At once: until the tasks run a strong read would take it that there is nobody to ask.
+        // At once: until the tasks run, a strong read would otherwise assume that there are no relays to ask.
         shared.proofs.set_relays(config.relays.len());
         let relays = relays::run(Arc::clone(&shared), settings.subscribe());
         let proofs = proof::run(Arc::clone(&shared), settings.subscribe());
@@ -222,8 +222,8 @@ impl Topology {
         Ok(Arc::new(Topology { shared, settings, tasks: Mutex::new(tasks), oracle: Mutex::new(Some(oracle)) }))
     }
 
-    /// A cluster that is what it is said to be, with no tasks behind it: for tests and simulation. Answers to the oracle's
-    /// tickets come from whoever calls [`Oracle::begin`] and [`Oracle::complete`].
+    /// Creates a cluster with this view and without tasks, for tests and simulation. The caller answers the oracle's tickets by [`Oracle::begin`] and
+    /// [`Oracle::complete`].
     #[must_use]
     pub fn fixed(view: View) -> Arc<Topology> {
         let shared = Arc::new(Shared::new(view, Oracle::new(|| {}), Arc::new(Clock::new())));
@@ -231,127 +231,124 @@ impl Topology {
         Arc::new(Topology { shared, settings, tasks: Mutex::default(), oracle: Mutex::default() })
     }
 
-    /// Makes `view` the current one; its epoch is raised if it is not above the last. Meant for [`fixed`](Topology::fixed):
-    /// where a cluster is being watched, the next decision takes its place.
+    /// Makes `view` the current one; its epoch is raised if it is not above the last. Meant for [`fixed`](Topology::fixed): in a watched cluster, the
+    /// next decision replaces it.
     pub fn publish(&self, view: View) {
         self.shared.install(view);
     }
 
-    /// The cluster at this moment.
+    /// Returns the present view of the cluster.
     #[must_use]
     pub fn view(&self) -> Arc<View> {
         self.shared.view.load_full()
     }
 
-    /// The epoch of [`view`](Topology::view), for one load: what reads a new epoch here finds a view at least as new.
+    /// Returns the epoch of [`view`](Topology::view), for one load: after a new epoch, the view is at least as new.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.shared.epoch.load(Ordering::Acquire)
     }
 
-    /// Tickets for "where is the primary now?". The term of an answer is the timeline. While there is no primary there is
-    /// no answer: whoever waits, waits for a bounded time.
+    /// Returns the oracle, whose tickets ask for the primary's present position. The term of an answer is the timeline. Without a primary there is no
+    /// answer, so waits need a time limit.
     #[must_use]
     pub fn oracle(&self) -> &Oracle {
         &self.shared.oracle
     }
 
-    /// Who flushes the primary's log from now on; every commit for itself unless this is called.
+    /// Sets the policy for flushing the primary's log; by default every commit flushes for itself.
     pub fn set_flushing(&self, by: Flushing) {
         self.shared.flush.set(by);
     }
 
-    /// True while sessions may leave the flush of their commits to the oracle's questions. False until the primary's version is
-    /// known.
+    /// True while sessions may leave the flush of their commits to the oracle's queries. False until the primary's version is known.
     #[must_use]
     pub fn flushes(&self) -> bool {
         self.shared.flush.by().is_some()
     }
 
-    /// The next question is to flush the log, where questions do. To be followed by a ticket: that makes the question come.
+    /// Requests that the next query flushes the log, if queries do. To be followed by a ticket, which causes the query.
     pub fn want_flush(&self) {
         self.shared.flush.want();
     }
 
-    /// The same, and by whatever means the server has: the position that somebody waits for is not flushed, and nobody else may come to flush
-    /// it. (PostgreSQL's WAL writer leaves what an open transaction has written to the last page.)
+    /// Requests a flush by any means of the server: an awaited position is not flushed, and possibly no other commit will flush it. (PostgreSQL's
+    /// WAL writer does not flush an open transaction's writes in the last page.)
     pub fn need_flush(&self) {
         self.shared.flush.need();
     }
 
-    /// Where the furthest replica is that reads may be given to, on the view's term: what a read that is ahead of all replicas
-    /// waits at. It goes back when that replica is lost, and with each new term. Which replica it is, and whether it is still
-    /// there, only the view and its nodes tell.
+    /// Returns the position of the furthest replica usable for reads, on the view's term, for a read that is ahead of all replicas. It goes back
+    /// after the loss of that replica, and with each new term. Only the view and its nodes show which replica it is, and if it is still present.
     #[must_use]
     pub fn replayed(&self) -> &Arc<Watermark> {
         &self.shared.replayed
     }
 
-    /// What the relays have made durable, on the view's term or a later one.
+    /// Returns the positions that the relays have made durable, on the view's term or a later one.
     #[must_use]
     pub fn durable(&self) -> Arc<Durable> {
         self.shared.relays.durable()
     }
 
-    /// How many relays confirm what is durable at the moment. One load.
+    /// Returns the number of relays that confirm at the moment. One load.
     #[must_use]
     pub fn confirming(&self) -> usize {
         self.shared.relays.confirming()
     }
 
-    /// Every configured relay.
+    /// Returns the status of every configured relay.
     #[must_use]
     pub fn relays(&self) -> Vec<RelayStatus> {
         self.shared.relays.status()
     }
 
-    /// Tickets for "does the view's term still stand?"; None: no relays are configured, so that nobody can tell. Of an answer only the term
-    /// means anything: on that timeline whatever was acknowledged before the ticket was taken was acknowledged. While too few relays say so
-    /// there is no answer: whoever waits, waits for a bounded time.
+    /// Returns the oracle whose tickets ask if the view's term is still in force; None if no relays are configured. Only the term of an answer has a
+    /// meaning: every commit acknowledged before the ticket was taken was acknowledged on that timeline. While too few relays confirm there is no
+    /// answer, so waits need a time limit.
     #[must_use]
     pub fn proof(&self) -> Option<&Oracle> {
         (self.shared.proofs.relays() > 0).then_some(&self.shared.proofs.oracle)
     }
 
-    /// What the relays said of the view's term when they were last asked: for a person.
+    /// Returns the relays' last answers about the view's term, for a person.
     #[must_use]
     pub fn standing(&self) -> Standing {
         self.shared.relays.standing(self.shared.view.load().term)
     }
 
-    /// As if so many relays could be asked whether the term stands. Meant for [`fixed`](Topology::fixed): answers to the tickets come from whoever
-    /// calls [`Oracle::begin`] and [`Oracle::complete`].
+    /// Simulates this number of relays that can be asked about the term. Meant for [`fixed`](Topology::fixed): the caller answers the tickets by
+    /// [`Oracle::begin`] and [`Oracle::complete`].
     pub fn require_proof(&self, relays: usize) {
         self.shared.proofs.set_relays(relays);
     }
 
-    /// As if the relay `name` had told how far it is (None: it is gone). Meant for [`fixed`](Topology::fixed).
+    /// Simulates a position reported by the relay `name` (None: it is lost). Meant for [`fixed`](Topology::fixed).
     pub fn tell(&self, name: &str, told: Option<wire::replication::Flushed>) {
         self.shared.relays.tell(name, told);
     }
 
-    /// What the oracle's batches have taken since the start.
+    /// Returns the durations of the oracle's batches since the start.
     #[must_use]
     pub fn oracle_times(&self) -> OracleTimes {
         self.shared.clock.read()
     }
 
-    /// A node refused or broke a connection: it is probed at once, and taken out if that one probe fails. From any thread;
-    /// never blocks; reports that come before the probe count as one.
+    /// Reports that a node refused or lost a connection: it is probed at once, and ejected if that one probe fails. From any thread; never blocks;
+    /// several reports before the probe count as one.
     pub fn report_failure(&self, node: NodeId) {
         self.shared.suspect(node);
     }
 
-    /// Every node is probed at once: somebody knows that something has changed. From any thread; never blocks; costs a probe of each
-    /// node, so it is not for the data path.
+    /// Probes every node at once, after a known change. From any thread; never blocks; costs a probe of each node, so it is not for the data path.
     pub fn probe_now(&self) {
         for signal in self.shared.signals.load().iter() {
             signal.nudge();
         }
     }
 
-    /// It is wanted that replicas catch up: they are probed about every 10 ms for the next second. Costs one relaxed
-    /// load when it was said shortly before, so it may be said as often as one likes.
+    /// Requests that replicas are probed about every 10 ms for the next second, to see them catch up. Costs one relaxed load shortly after another
+    /// request, so it may be called as often as needed.
     pub fn want_replay(&self) {
         if !self.shared.replay_wanted.load(Ordering::Relaxed) && !self.shared.replay_wanted.swap(true, Ordering::AcqRel)
         {
@@ -359,20 +356,19 @@ impl Topology {
         }
     }
 
-    /// Somebody waits for a replica to get to `lsn` ([`replayed`](Topology::replayed)): those that are not there are probed within a
-    /// millisecond or two, and then less and less often up to every 10 ms, as with [`want_replay`](Topology::want_replay). Costs two
-    /// relaxed loads if somebody has waited for as much shortly before.
+    /// Requests probes until a replica has reached `lsn` ([`replayed`](Topology::replayed)): replicas that have not are probed within a millisecond
+    /// or two, and then less and less often up to every 10 ms, as with [`want_replay`](Topology::want_replay). Costs two relaxed loads shortly after
+    /// a request for the same or a later position.
     pub fn await_replay(&self, lsn: Lsn) {
         self.want_replay();
         let furthest = &self.shared.furthest_awaited;
         if furthest.load(Ordering::Relaxed) < lsn.0 && furthest.fetch_max(lsn.0, Ordering::AcqRel) < lsn.0 {
-            // Read again where one at a time comes by: what is passed on is never less than what was before.
+            // Loaded again within `send_modify`, which runs one at a time: the value passed on never decreases.
             self.shared.awaited.send_modify(|awaited| *awaited = Lsn(furthest.load(Ordering::Acquire)));
         }
     }
 
-    /// `wake` is called after each new view has been published, and for nothing else, from the publishing thread: it must
-    /// not block.
+    /// Registers `wake`, which is called only after each new view has been published, from the publishing thread: it must not block.
     pub fn subscribe(&self, wake: Box<dyn Fn() + Send + Sync>) {
         lock(&self.shared.subscribers).push(Arc::from(wake));
     }
@@ -397,13 +393,13 @@ impl Topology {
         tokio::time::timeout(limit, ready).await.map_err(|_| NotReady { waited: limit, nodes: self.describe() })
     }
 
-    /// Why a node could not be probed the last time, while that lasts: for a person. Takes a lock for a moment.
+    /// Returns the node's present probe failure, for a person. Takes a lock for a moment.
     #[must_use]
     pub fn failure(&self, node: NodeId) -> Option<String> {
         lock(&self.shared.failures).get(usize::from(node.0)).cloned().flatten()
     }
 
-    /// Every node's role and last error, for a person.
+    /// Describes every node's role and last error, for a person.
     fn describe(&self) -> String {
         let view = self.view();
         let failures = lock(&self.shared.failures);
@@ -417,15 +413,15 @@ impl Topology {
         nodes.collect::<Vec<_>>().join(", ")
     }
 
-    /// Takes over a changed configuration, soon. Nodes are told by their names and keep their ids; those no longer listed
-    /// stay in the view as unusable entries.
+    /// Applies a changed configuration, soon. Nodes are identified by their names and keep their IDs; those no longer listed stay in the view as
+    /// unusable entries.
     ///
     /// # Errors
-    /// The configuration is not usable; nothing has changed.
+    /// The configuration is not valid; nothing has changed.
     pub fn reload(&self, config: ClusterConfig) -> Result<(), StartError> {
         config.validate()?;
         let connector = config.connector()?;
-        // First: probers that begin anew by the new configuration begin with its certificates.
+        // First, so that probers started by the new configuration use its certificates.
         self.shared.connector.store(connector.map(Arc::new));
         self.settings.send_replace(Arc::new(config));
         Ok(())
@@ -435,14 +431,14 @@ impl Topology {
         self.shared.note_refusal(error);
     }
 
-    /// How many times a server has refused the password of a probe, or of a session by [`Topology::log_in`].
+    /// Returns the number of times that a server has refused the password of a probe, or of a session by [`Topology::log_in`].
     #[must_use]
     pub fn refusals(&self) -> u64 {
         self.shared.refusals.load(Ordering::Relaxed)
     }
 
-    /// How a connection to this node at this address begins; None: without TLS, because there is to be none, or it is a Unix
-    /// socket. For whoever makes a connection, not for every statement: takes a lock for a moment.
+    /// Returns the TLS target of a connection to this node at this address; None: without TLS, because it is disabled, or because it is a Unix
+    /// socket. For a new connection, not for every statement: takes a lock for a moment.
     #[must_use]
     pub fn secure(&self, node: NodeId, address: &Address) -> Option<tls::Target> {
         let Address::Tcp(address) = address else { return None };
@@ -454,11 +450,11 @@ impl Topology {
             Some(Ok(Target::Tcp { host, .. })) => tls::Target::new(connector.clone(), &host),
             _ => None,
         };
-        // A host that is no name a certificate could have; or its entry has just changed. Never without TLS for that.
+        // The host is not a name that a certificate could have, or its entry has just changed. This must never disable TLS.
         Some(target.unwrap_or_else(|| tls::Target::at(connector, address.ip())))
     }
 
-    /// What a session with a server is opened by.
+    /// Returns the configuration and TLS connector for a session with a server.
     pub(crate) fn to_log_in(&self) -> (ClusterConfig, Option<Arc<tls::Connector>>) {
         (ClusterConfig::clone(&self.settings.borrow()), self.shared.connector.load_full())
     }

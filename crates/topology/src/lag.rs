@@ -1,27 +1,26 @@
-//! How far a replica is behind, from what the primary had written when.
+//! Lag of a replica, from the history of the primary's positions.
 //!
-//! A replica's lag is measured on the observer's clock: it is current as of the last moment at which the primary had
-//! written no more than the replica has replayed. So an idle primary's replica does not lag however long ago the last
-//! commit was; one cut off from a busy primary lags even though it has replayed all that it received; and while no primary
-//! answers nothing is added to anyone's lag.
+//! A replica's lag is measured on the observer's clock: the replica is current as of the last moment at which the primary had written no more than
+//! the replica has replayed. So a replica of an idle primary has no lag, however old the last commit is; one cut off from a busy primary has a lag
+//! although it has replayed all that it received; and while no primary answers, no lag grows.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use watermark::Lsn;
 
-/// Samples kept: they reach back [`REACH`] times the lag limit.
+/// Number of samples: they reach back [`REACH`] times the lag limit.
 const KEPT: usize = 64;
 const REACH: u32 = 2;
 
-/// How far behind.
+/// Lag of a replica.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Lag {
     pub(crate) time: Duration,
     pub(crate) bytes: u64,
 }
 
-/// Where the primary was when, in one term.
+/// Positions of the primary over time, in one term.
 #[derive(Debug)]
 pub(crate) struct Samples {
     spacing: Duration,
@@ -31,7 +30,7 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    /// `limit`: the lag that must be told from a smaller one.
+    /// Creates samples. `limit`: the lag that must be distinguishable from a smaller one.
     pub(crate) fn new(limit: Duration) -> Samples {
         let mut samples = Samples { spacing: Duration::ZERO, spaced: VecDeque::with_capacity(KEPT), latest: None };
         samples.set_span(limit);
@@ -58,17 +57,17 @@ impl Samples {
         }
     }
 
-    /// The lag of a replica that has replayed up to `replayed`, its last commit `commit_age` ago by its own clock.
+    /// Returns the lag of a replica that has replayed up to `replayed`, its last commit `commit_age` ago by its own clock.
     pub(crate) fn lag(&self, replayed: Lsn, commit_age: Option<Duration>) -> Lag {
         let Some((latest, written)) = self.latest else { return Lag::default() };
         if replayed >= written {
             return Lag::default();
         }
         let ago = |at: &(Instant, Lsn)| latest.saturating_duration_since(at.0);
-        // What it misses was there at the first sample beyond its position, and was not at the last sample before.
+        // The missing log was there at the first sample beyond the replica's position, and was not at the last sample before.
         let least = self.spaced.iter().find(|(_, lsn)| *lsn > replayed).map_or(Duration::ZERO, ago);
         let most = self.spaced.iter().rev().find(|(_, lsn)| *lsn <= replayed).map(ago);
-        // In between, or where samples do not reach back far enough, the replica's own clock may say more.
+        // In between, or if the samples do not reach back far enough, the replica's own clock may be more precise.
         let time = match (commit_age, most) {
             (Some(age), Some(most)) => age.clamp(least, most.max(least)),
             (Some(age), None) => age.max(least),
@@ -90,7 +89,7 @@ mod tests {
         let start = Instant::now();
         let mut samples = Samples::new(SECOND * 10);
         assert_eq!(samples.lag(Lsn(5), Some(SECOND * 900)), Lag::default(), "nothing to compare with");
-        // Written 100 bytes a second for 20 s, then nothing for 20 s.
+        // Writes 100 bytes a second for 20 s, then none for 20 s.
         for second in 0..40 {
             samples.record(Lsn(100 * (second.min(20) + 1)), start + SECOND * second as u32);
         }

@@ -1,4 +1,4 @@
-//! What the decider comes to.
+//! Output of the decider.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use watermark::Lsn;
 use crate::lag::Lag;
 use crate::view::{NodeId, Role, Term};
 
-/// A node's place in the next view.
+/// State of a node in the next view.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) role: Role,
@@ -16,16 +16,16 @@ pub(crate) struct Outcome {
     pub(crate) lag: Lag,
 }
 
-/// What is to become of a node's `replayed`.
+/// Change of a node's `replayed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// Nothing is known any more: back to none, before the new view is seen.
+    /// Resets the position to none, before the new view is visible.
     Reset,
-    /// Raise it, after the new view is seen.
+    /// Raises the position, after the new view is visible.
     Publish(Lsn),
 }
 
-/// Worth a line in the log, once.
+/// Event for one line in the log.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Event {
     Primary {
@@ -41,28 +41,28 @@ pub(crate) enum Event {
         from: Role,
         to: Role,
     },
-    /// Out of recovery on an older timeline than one already seen.
+    /// A node is out of recovery on an older timeline than one already seen.
     OldTimeline {
         node: NodeId,
         timeline: u32,
         highest: u32,
     },
-    /// A node of another database system.
+    /// A node belongs to another database system.
     Foreign {
         node: NodeId,
         system: u64,
         expected: u64,
     },
-    /// Out of recovery, and not the writer by its servers' own list.
+    /// A node is out of recovery, but not the writer by its servers' own list.
     Disowned {
         node: NodeId,
     },
-    /// Two nodes take writes, and there are no timelines.
+    /// Two nodes accept writes, and there are no timelines.
     Contested {
         one: NodeId,
         other: NodeId,
     },
-    /// Two nodes take writes on the same timeline.
+    /// Two nodes accept writes on the same timeline.
     Rival {
         kept: NodeId,
         other: NodeId,
@@ -85,12 +85,12 @@ pub(crate) enum Event {
     },
 }
 
-/// The next view's contents. Marks are in the order in which they apply.
+/// Contents of the next view. Marks are in the order in which they apply.
 #[derive(Debug)]
 pub(crate) struct Decision {
     pub(crate) term: Term,
     pub(crate) primary: Option<NodeId>,
-    /// The primary says where it is, and can be asked.
+    /// True if the primary reports its position, and can be asked.
     pub(crate) tells: bool,
     pub(crate) nodes: Vec<Outcome>,
     pub(crate) marks: Vec<(NodeId, Mark)>,

@@ -1,11 +1,11 @@
-//! Whether the view's term still stands: what a strong read has to know, and only relays can tell (docs/decisions/0048).
+//! Proofs that the view's term is still in force, which a strong read needs, and only relays can give (docs/decisions/0048).
 //!
 //! ```text
 //!  read ──ticket──▶ Oracle ──Question n──▶ every relay ──Promised n──▶ proven (pure) ──▶ the answer to tickets up to n
 //! ```
 //!
-//! A failover promotes nobody before more than half of the relays have promised to take nothing more of the old timeline. So a term stood when
-//! a question was sent if, afterwards, so many relays say that they have not promised it that the others are not more than half.
+//! A failover promotes a node only after more than half of the relays have promised to receive no more of the old timeline. So a term was in force at
+//! the time of a question if enough relays then answer that they have given no such promise: the others must be at most half.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,47 +22,47 @@ use crate::config::ClusterConfig;
 use crate::handle::Shared;
 use crate::view::Term;
 
-/// Most questions on their way.
+/// Maximum number of questions under way.
 const IN_FLIGHT: usize = 4;
-/// Longest time for a question to be proven by; then the next one is sent in its place.
+/// Maximum time to prove a question; then the next one is sent in its place.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Part of what the tasks share with the handle.
+/// Part of the state shared by the tasks and the handle.
 pub(crate) struct Proofs {
     pub(crate) oracle: Oracle,
-    /// The number of the last question: each relay's task sends it on.
+    /// Number of the last question, which each relay's task sends.
     asked: watch::Sender<u64>,
-    /// A relay has answered, or the view has changed.
+    /// Notified when a relay has answered, or the view has changed.
     heard: Notify,
     wanted: Arc<Notify>,
-    /// How many relays there are to ask; 0: nobody can tell.
+    /// Number of relays to ask; 0: no proofs.
     relays: AtomicUsize,
 }
 
-/// What the relays say of the view's term: for a person.
+/// The relays' answers about the view's term, for a person.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Standing {
-    /// Relays that are configured.
+    /// Number of configured relays.
     pub relays: usize,
-    /// How many of them have to say that the term stands.
+    /// Number of relays that must confirm the term.
     pub needed: usize,
-    /// How many have said so, when they were last asked.
+    /// Number of relays that confirmed it in their last answer.
     pub stands: usize,
-    /// How many have said that it does not.
+    /// Number of relays that denied it.
     pub ended: usize,
 }
 
-/// How many of so many relays must not have promised to let a term end: then the others are too few to end it.
+/// Returns the number of relays that must not have promised to let a term end, so that the others are too few to end it.
 pub(crate) fn needed(relays: usize) -> usize {
     relays - relays / 2
 }
 
-/// Whether a relay that says this could still confirm commits of a term.
+/// True if a relay with this answer could still confirm commits of a term.
 pub(crate) fn stands(promised: Promised, term: Term) -> bool {
     promised.system == term.system && promised.fenced < term.timeline && promised.timeline <= term.timeline
 }
 
-/// The last question by which the term is proven, from what each relay has said last; 0: none.
+/// Returns the last question by which the term is proven, from each relay's last answer; 0: none.
 pub(crate) fn proven(term: Term, relays: impl Iterator<Item = Option<Promised>>) -> u64 {
     let mut count = 0;
     let said = relays.inspect(|_| count += 1).flatten().filter(|promised| stands(*promised, term));
@@ -71,7 +71,7 @@ pub(crate) fn proven(term: Term, relays: impl Iterator<Item = Option<Promised>>)
     needed(count).checked_sub(1).and_then(|index| numbers.get(index)).copied().unwrap_or(0)
 }
 
-/// Whether a question goes without waiting for the pace: as with questions about the position, for one who waits alone.
+/// True if a question is sent without waiting for the pace: as with queries for the position, for a single waiter.
 fn at_once(shared: bool, under_way: usize) -> bool {
     !shared && under_way == 0
 }
@@ -91,7 +91,7 @@ impl Proofs {
         }
     }
 
-    /// How many relays can be asked.
+    /// Returns the number of relays that can be asked.
     pub(crate) fn relays(&self) -> usize {
         self.relays.load(Ordering::Relaxed)
     }
@@ -101,25 +101,25 @@ impl Proofs {
         self.heard.notify_one();
     }
 
-    /// The numbers of the questions that a relay is to be asked.
+    /// Returns the numbers of the questions for a relay.
     pub(crate) fn questions(&self) -> watch::Receiver<u64> {
         self.asked.subscribe()
     }
 
-    /// What is proven may be more.
+    /// Notes that more questions may be proven.
     pub(crate) fn hear(&self) {
         self.heard.notify_one();
     }
 }
 
-/// Asks, and answers tickets. Runs until it is aborted.
+/// Sends questions, and answers tickets. Runs until it is aborted.
 pub(crate) async fn run(shared: Arc<Shared>, settings: watch::Receiver<Arc<ClusterConfig>>) {
     let proofs = &shared.proofs;
-    // The number of each question that is on its way, and when it was sent.
+    // Number and send time of each question under way.
     let mut under_way: VecDeque<(u64, Batch, Instant)> = VecDeque::with_capacity(IN_FLIGHT);
     let mut alarm = Alarm::new();
     let mut last: Option<Instant> = None;
-    // Several waited for the last one.
+    // True if several waited for the last one.
     let mut together = false;
     loop {
         let term = shared.view.load().term;
@@ -131,7 +131,7 @@ pub(crate) async fn run(shared: Arc<Shared>, settings: watch::Receiver<Arc<Clust
         }
         let now = Instant::now();
         if under_way.front().is_some_and(|(_, _, sent)| now >= *sent + PATIENCE) {
-            // Relays that did not answer, or said no, are asked anew, for all who wait.
+            // Relays that did not answer, or denied the term, are asked again, for all waiters.
             for (_, batch, _) in under_way.drain(..) {
                 proofs.oracle.fail(batch);
             }
@@ -178,7 +178,7 @@ mod tests {
     fn what_is_left_could_not_end_a_term() {
         for (relays, expected) in [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (16, 8)] {
             assert_eq!(needed(relays), expected, "{relays}");
-            // Whoever ends a term has more than half of them.
+            // A relay set that ends a term is more than half of them.
             assert!(relays - needed(relays) < relays / 2 + 1);
         }
     }

@@ -1,13 +1,13 @@
-//! What the cluster's relays have made durable: one connection to each, on which it tells how far it is whenever that moves.
+//! Positions that the cluster's relays have made durable: one connection to each, on which it reports its position after each change.
 //!
 //! ```text
 //!  relay ──WATCH_FLUSHED──▶ task a relay ──▶ Tally (pure) ──▶ Durable::mark(n), one for each number of relays
 //! ```
 //!
-//! The mark for `n` is the n-th largest of their positions: so far at least `n` of them are. Positions count only on the view's
-//! term; with a new term there are new marks, and whoever waited at the old ones has to find out.
+//! The mark for `n` is the n-th largest of their positions: at least `n` of them have reached it. Positions count only on the view's term; a new term
+//! has new marks, and waiters at the old ones have to check.
 //!
-//! On the same connection each relay is asked what it has promised, when somebody wants to know (`proof`).
+//! On the same connection each relay is asked for its promises, on request (`proof`).
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,19 +33,19 @@ use crate::handle::Shared;
 use crate::proof::{self, Standing};
 use crate::view::Term;
 
-/// Most relays of a cluster.
+/// Maximum number of relays of a cluster.
 pub const MOST_RELAYS: usize = 16;
 
-/// Longest time to connect and log in.
+/// Maximum time to connect and log in.
 const LOGIN: Duration = Duration::from_secs(5);
-/// Longest silence: a relay says something each second.
+/// Maximum silence: a relay sends a message each second.
 const SILENCE: Duration = Duration::from_secs(4);
 /// Time between two attempts.
 const RETRY: Duration = Duration::from_millis(250);
-/// Longest message of a relay, in bytes.
+/// Maximum length of a relay's message, in bytes.
 const MAX_MESSAGE: usize = 16 << 10;
 
-/// What is durable on the relays, on one term.
+/// Positions that are durable on the relays, on one term.
 #[derive(Debug, Default)]
 pub struct Durable {
     /// The term of the positions.
@@ -53,31 +53,31 @@ pub struct Durable {
     marks: [Arc<Watermark>; MOST_RELAYS],
 }
 
-/// A relay, for people.
+/// Status of a relay, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayStatus {
-    /// As configured.
+    /// Name in the configuration.
     pub name: String,
-    /// As configured.
+    /// Address in the configuration.
     pub address: String,
-    /// Whether it counts at the moment: it is connected, receives from its upstream, and that is on the view's term.
+    /// True if the relay counts at the moment: it is connected, receives from its upstream, and that is on the view's term.
     pub confirms: bool,
-    /// Timeline and position it last told.
+    /// Timeline and position in the relay's last report.
     pub told: Option<(u32, Lsn)>,
-    /// Why it is not connected.
+    /// Reason why the relay is not connected.
     pub error: Option<String>,
 }
 
-/// Part of what the tasks share with the handle.
+/// Part of the state shared by the tasks and the handle.
 #[derive(Debug)]
 pub(crate) struct Relays {
     durable: ArcSwap<Durable>,
     tally: Mutex<Tally>,
-    /// How many confirm at the moment.
+    /// Number of relays that confirm at the moment.
     confirming: AtomicUsize,
 }
 
-/// What each relay has told.
+/// Reports of all relays.
 #[derive(Debug, Default)]
 struct Tally(Vec<Entry>);
 
@@ -85,7 +85,7 @@ struct Tally(Vec<Entry>);
 struct Entry {
     config: RelayConfig,
     told: Option<Flushed>,
-    /// What it answered when it was last asked.
+    /// Last answer to a question.
     promised: Option<Promised>,
     connected: bool,
     error: Option<String>,
@@ -94,7 +94,7 @@ struct Entry {
 // === impl Durable ===
 
 impl Durable {
-    /// Up to where at least so many relays have the log durably; None: so many there can't be.
+    /// Returns the position up to which at least this number of relays have the log durably; None if there cannot be so many.
     #[must_use]
     pub fn mark(&self, relays: usize) -> Option<&Arc<Watermark>> {
         self.marks.get(relays.checked_sub(1)?)
@@ -112,14 +112,14 @@ impl Entry {
         self.told.is_some_and(|told| told.system == term.system && told.timeline == term.timeline)
     }
 
-    /// It says nothing of its upstream while it has none.
+    /// True if the relay confirms commits of this term. A relay reports no position while it has no upstream.
     fn confirms(&self, term: Term) -> bool {
         self.connected && self.is_on(term) && self.told.is_some_and(|told| told.at > 0)
     }
 }
 
 impl Tally {
-    /// Positions on this term, the furthest first. That a relay cannot be reached at the moment takes back nothing of what it has.
+    /// Returns the positions on this term, the furthest first. A relay that cannot be reached keeps its position.
     fn positions(&self, term: Term) -> Vec<Lsn> {
         let on = self.0.iter().filter(|entry| entry.is_on(term));
         let mut positions: Vec<Lsn> = on.filter_map(|entry| Some(Lsn(entry.told?.at))).collect();
@@ -160,7 +160,7 @@ impl Relays {
         tally.0.iter().map(status).collect()
     }
 
-    /// The last question by which this term is proven; 0: none.
+    /// Returns the last question by which this term is proven; 0: none.
     pub(crate) fn proven(&self, term: Term) -> u64 {
         let tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
         proof::proven(term, tally.0.iter().map(|entry| entry.promised))
@@ -169,13 +169,13 @@ impl Relays {
     pub(crate) fn standing(&self, term: Term) -> Standing {
         let tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
         let relays = tally.0.len();
-        // One that is not connected says nothing, whatever it has said.
+        // The last answer of a relay that is not connected does not count.
         let said = || tally.0.iter().filter(|entry| entry.connected).filter_map(|entry| entry.promised);
         let stands = said().filter(|promised| proof::stands(*promised, term)).count();
         Standing { relays, needed: proof::needed(relays), stands, ended: said().count() - stands }
     }
 
-    /// A relay has answered.
+    /// Records a relay's answer.
     fn hear(&self, name: &str, promised: Promised) {
         let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = tally.0.iter_mut().find(|entry| entry.config.name == name) {
@@ -183,7 +183,7 @@ impl Relays {
         }
     }
 
-    /// A view of this term is about to be seen: if it is a new one, positions known so far count no more.
+    /// Prepares for a view of this term: if the term is new, earlier positions no longer count.
     pub(crate) fn begin(&self, term: Term) {
         if self.durable.load().term != term {
             self.durable.store(Arc::new(Durable { term, ..Durable::default() }));
@@ -191,7 +191,7 @@ impl Relays {
         self.update(|_| {});
     }
 
-    /// Takes in a change, and publishes what follows.
+    /// Applies a change, and publishes the results.
     fn update(&self, change: impl FnOnce(&mut Tally)) {
         let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut tally);
@@ -210,7 +210,7 @@ impl Relays {
         }
     }
 
-    /// As if a relay of this name had told that: for tests and simulation.
+    /// Simulates a report by a relay of this name, for tests and simulation.
     pub(crate) fn tell(&self, name: &str, told: Option<Flushed>) {
         self.update(|tally| {
             let entry = match tally.0.iter_mut().position(|entry| entry.config.name == name) {
@@ -238,7 +238,7 @@ impl Relays {
 
 // === the tasks ===
 
-/// Ends with its owner.
+/// A task that ends with its owner.
 struct Task(AbortHandle);
 
 impl Drop for Task {
@@ -247,7 +247,7 @@ impl Drop for Task {
     }
 }
 
-/// Keeps one task a configured relay. Runs until it is aborted.
+/// Keeps one task per configured relay. Runs until it is aborted.
 pub(crate) async fn run(shared: Arc<Shared>, mut settings: watch::Receiver<Arc<ClusterConfig>>) {
     let mut tasks: Vec<(RelayConfig, Option<Task>)> = Vec::new();
     loop {
@@ -275,7 +275,7 @@ pub(crate) async fn run(shared: Arc<Shared>, mut settings: watch::Receiver<Arc<C
     }
 }
 
-/// Follows one relay, for ever.
+/// Watches one relay, for ever.
 async fn follow(shared: Arc<Shared>, relay: RelayConfig) {
     let mut said: Option<String> = None;
     loop {
@@ -293,7 +293,7 @@ async fn follow(shared: Arc<Shared>, relay: RelayConfig) {
     }
 }
 
-/// Why a relay is not being heard.
+/// Reason why no reports come from a relay.
 #[derive(Debug, thiserror::Error)]
 enum Unheard {
     #[error("{0:?} is not host:port")]
@@ -329,16 +329,16 @@ impl Unheard {
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// A connection to a relay, and what it has said that was not looked at.
+/// A connection to a relay, with its unread input.
 struct Line {
     stream: Box<dyn Stream>,
     input: Vec<u8>,
-    /// The relay answers a [`Question`].
+    /// True if the relay answers a [`Question`].
     answers: bool,
 }
 
 impl Line {
-    /// The next message, whole.
+    /// Returns the next message, whole.
     async fn message(&mut self) -> Result<(u8, Vec<u8>), Unheard> {
         loop {
             if let Some(frame) = Frame::read(&self.input).map_err(Unheard::protocol)? {
@@ -364,14 +364,14 @@ impl Line {
     }
 }
 
-/// Connects, and takes in what the relay tells until that ends.
+/// Connects, and processes the relay's messages until the connection ends.
 async fn watch_once(shared: &Arc<Shared>, relay: &RelayConfig) -> Result<std::convert::Infallible, Unheard> {
     let connector = shared.connector.load_full().filter(|_| relay.tls);
     let login = timeout(LOGIN, log_in(relay, connector));
     let mut line = login.await.unwrap_or(Err(Unheard::Silent(LOGIN)))?;
     info!(relay = relay.name, address = relay.address, "connected to a relay");
     let mut questions = shared.proofs.questions();
-    // What somebody may be waiting for was not asked on this connection.
+    // The present question, which may be awaited, was not yet sent on this connection.
     let mut asked = 0;
     let mut heard = Instant::now();
     loop {
@@ -391,7 +391,7 @@ async fn watch_once(shared: &Arc<Shared>, relay: &RelayConfig) -> Result<std::co
     }
 }
 
-/// Takes in what a relay says while `WATCH_FLUSHED` runs.
+/// Processes a relay's message while `WATCH_FLUSHED` runs.
 fn take_in(shared: &Shared, name: &str, (tag, data): (u8, Vec<u8>)) -> Result<(), Unheard> {
     match tag {
         b'd' => match (Flushed::read(&data), Promised::read(&data)) {
@@ -418,7 +418,7 @@ async fn log_in(relay: &RelayConfig, connector: Option<Arc<tls::Connector>>) -> 
         return Err(Unheard::Address(relay.address.clone()));
     };
     let mut tcp = TcpStream::connect((host.as_str(), port)).await?;
-    // Only latency is lost if this fails.
+    // A failure costs only latency.
     let _ = tcp.set_nodelay(true);
     let stream: Box<dyn Stream> = match connector {
         None => Box::new(tcp),
@@ -426,7 +426,7 @@ async fn log_in(relay: &RelayConfig, connector: Option<Arc<tls::Connector>>) -> 
             let mut out = Vec::new();
             message::ssl_request(&mut out);
             tcp.write_all(&out).await?;
-            // One byte and no more: what follows it in clear would not be the relay's.
+            // One byte and no more: clear-text bytes after it would not be the relay's.
             match tcp.read_u8().await? {
                 b'S' => {
                     let optional = tls::Target::new(Arc::clone(&connector), &host);
@@ -520,7 +520,7 @@ mod tests {
         assert_eq!((marks(), relays.confirming()), ([Some(30), Some(20), Some(10)], 3));
         relays.tell("b", told(2, 40));
         assert_eq!(marks(), [Some(40), Some(30), Some(20)]);
-        // What is durable stays so when a relay cannot be reached, or has no upstream: but it does not confirm.
+        // Durable positions stay when a relay cannot be reached, or has no upstream: but it does not confirm.
         relays.tell("b", None);
         relays.tell("a", told(2, 0));
         assert_eq!((marks(), relays.confirming()), ([Some(40), Some(30), Some(20)], 1));

@@ -1,4 +1,4 @@
-//! Where the time of the oracle's askers goes: waiting for their batch to be sent, and the question itself.
+//! Durations of the oracle's requests: the wait until their batch is sent, and the query itself.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,32 +9,32 @@ pub const BUCKETS: [u64; 16] = [
     13_107_200,
 ];
 
-/// Durations by size.
+/// Histogram of durations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Times {
-    /// How many fell into each bucket of [`BUCKETS`], and above all of them; not added up.
+    /// Number of durations in each bucket of [`BUCKETS`], and above all of them; not cumulative.
     pub buckets: [u64; BUCKETS.len() + 1],
-    /// Sum of all, in microseconds.
+    /// Sum of all durations, in microseconds.
     pub sum_micros: u64,
 }
 
-/// What the oracle's batches have taken since the start.
+/// Durations of the oracle's batches since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OracleTimes {
-    /// From the moment a batch was wanted (its first ticket, or the failure of the one before) until it was sent: the
-    /// longest that one of its askers waited for the pace, for room among the questions on their way, or for a primary.
+    /// Time from the request for a batch (its first ticket, or the failure of the previous one) until it was sent: the longest wait of one of its
+    /// requesters for the pace, for room among the queries under way, or for a primary.
     pub waited: Times,
-    /// From sending a question to its answer: of those that were answered.
+    /// Time from sending a query to its answer, of answered queries.
     pub round_trip: Times,
-    /// Batches that were not answered.
+    /// Number of batches without an answer.
     pub failed: u64,
 }
 
-/// Written by the oracle's driver, but for `wanted`; read by anybody.
+/// Times of the oracle. Written by the oracle's driver, except for `wanted`; read by any thread.
 #[derive(Debug)]
 pub(crate) struct Clock {
     origin: Instant,
-    /// Nanoseconds after `origin` at which the next batch was wanted; 0: not known.
+    /// Nanoseconds after `origin` at which the next batch was requested; 0 if unknown.
     wanted: AtomicU64,
     waited: Histogram,
     round_trip: Histogram,
@@ -60,15 +60,15 @@ impl Clock {
         }
     }
 
-    /// Whoever makes a batch wanted, before the driver is woken.
+    /// Records the request for a batch, before the driver is woken.
     pub(crate) fn wanted(&self) {
         let now = self.origin.elapsed().as_nanos();
         self.wanted.store(u64::try_from(now).unwrap_or(u64::MAX).max(1), Ordering::Relaxed);
     }
 
-    /// A batch is being sent. Call it after `Oracle::begin`: whoever makes the next one wanted is then not overlooked.
+    /// Records that a batch is being sent. Called after `Oracle::begin`, so that the next request is not missed.
     pub(crate) fn sent(&self) {
-        // 0 where the asker has raised the flag and not come to `wanted` yet: it has not waited then.
+        // 0 if the requester has raised the flag and not yet called `wanted`: it has not waited then.
         let wanted = self.wanted.swap(0, Ordering::Relaxed);
         let waited = self.origin.elapsed().saturating_sub(Duration::from_nanos(wanted));
         self.waited.observe(if wanted == 0 { Duration::ZERO } else { waited });

@@ -1,4 +1,4 @@
-//! A real cluster: a primary `a`, its standby `b`, and `c` that follows `b`.
+//! Test with a real cluster: a primary `a`, its standby `b`, and `c` that follows `b`.
 #![allow(clippy::unwrap_used)]
 
 use std::net::TcpListener;
@@ -14,14 +14,14 @@ use tokio_postgres::{Client, NoTls};
 use topology::{ClusterConfig, NodeConfig, NodeView, Role, Topology};
 use watermark::{Answer, Lsn};
 
-/// Nothing here takes this long; whoever waits longer has failed.
+/// Time limit of all waits, longer than any of them takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Servers in a directory that goes away with them, also when the test panics.
+/// Servers in a directory that is removed with them, also when the test panics.
 struct Servers {
     directory: tempfile::TempDir,
     bin: PathBuf,
-    /// Whom the servers run as where the test runs as root, which PostgreSQL refuses.
+    /// User of the servers if the test runs as root, which PostgreSQL refuses.
     user: Option<(u32, u32)>,
     ports: Vec<(String, u16)>,
 }
@@ -113,12 +113,12 @@ impl Servers {
         Some(file.lines().next()?.to_owned())
     }
 
-    /// As a crash would.
+    /// Kills a server, like a crash.
     fn kill(&self, name: &str) {
         run(Command::new("kill").arg("-9").arg(self.postmaster(name).unwrap()));
     }
 
-    /// Starts again after a crash: refused for as long as the last of the killed server's processes is there.
+    /// Starts a server again after a crash: refused as long as a process of the killed server exists.
     fn restart(&self, name: &str) {
         let start = Instant::now();
         while !self.pg_ctl(name).arg("start").output().unwrap().status.success() {
@@ -158,12 +158,12 @@ impl Drop for Servers {
 }
 
 fn run(command: &mut Command) {
-    // pg_ctl leaves its output to the server it starts: a pipe would never end.
+    // pg_ctl passes its output to the server that it starts: a pipe would never end.
     let status = command.stdout(std::process::Stdio::null()).status().unwrap();
     assert!(status.success(), "{command:?}: {status}");
 }
 
-/// Looks until it is so. What is waited for happens in other processes, so there is nothing to be woken by.
+/// Polls until the condition holds. It depends on other processes, so there is no event to wait for.
 async fn until<T>(topology: &Topology, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
@@ -200,7 +200,7 @@ async fn ask(topology: &Topology) -> Answer {
     until(topology, "the oracle's answer", || topology.oracle().answer(ticket)).await
 }
 
-/// Commits, and says where that commit is at the latest.
+/// Commits, and returns a position at or after that commit.
 async fn write(client: &Client) -> Lsn {
     client.batch_execute("CREATE TABLE IF NOT EXISTS t (i int); INSERT INTO t VALUES (1)").await.unwrap();
     let row = client.query_one("SELECT pg_current_wal_flush_lsn()", &[]).await.unwrap();
@@ -246,7 +246,7 @@ async fn a_cluster_from_discovery_to_failover() {
     assert_ne!(first.system, 0);
     assert_eq!(topology.view().primary_node().unwrap().node.name, "a");
 
-    // The oracle knows of a commit, and replicas get as far as it says.
+    // The oracle knows of a commit, and replicas reach its position.
     let writer = servers.client("a").await;
     let committed = write(&writer).await;
     let answer = ask(&topology).await;
@@ -262,13 +262,13 @@ async fn a_cluster_from_discovery_to_failover() {
     replayed(&topology, "b", answer.lsn).await;
     replayed(&topology, "c", answer.lsn).await;
 
-    // A false alarm changes nothing; tickets go on being answered.
+    // A false alarm changes nothing; tickets continue to be answered.
     let epoch = topology.epoch();
     topology.report_failure(node(&topology, "b").node.id);
     replayed(&topology, "b", write(&writer).await).await;
     assert_eq!(topology.epoch(), epoch);
 
-    // The primary crashes: reads go on.
+    // The primary crashes: reads continue.
     servers.kill("a");
     topology.report_failure(node(&topology, "a").node.id);
     has_roles(&topology, [DOWN, REPLICA, REPLICA]).await;
@@ -291,12 +291,12 @@ async fn a_cluster_from_discovery_to_failover() {
     replayed(&topology, "c", committed).await;
     assert!(ask(&topology).await.lsn >= committed);
 
-    // The old primary comes back as if nothing had happened.
+    // The old primary returns as a primary.
     servers.restart("a");
     has_roles(&topology, [STALE, PRIMARY, REPLICA]).await;
     assert_eq!(topology.view().term, second);
 
-    // A standby that crashes is out, and its position forgotten; it is back when its back-off is over.
+    // A standby that crashes is ejected, and its position forgotten; it returns after its back-off.
     servers.kill("c");
     has_roles(&topology, [STALE, PRIMARY, DOWN]).await;
     assert_eq!(node(&topology, "c").node.replayed.get(), Lsn(0));
