@@ -10,7 +10,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// As the protocol writes it.
+    /// Returns the name in the protocol.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

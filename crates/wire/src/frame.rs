@@ -3,7 +3,7 @@
 /// Bytes of a message header: a tag, and a length that counts its own four bytes but not the tag.
 pub const HEADER: usize = 5;
 
-/// Longest payload that PostgreSQL accepts or sends (`PQ_LARGE_MESSAGE_LIMIT`: 1 GiB less one).
+/// Maximum length of a payload that PostgreSQL accepts or sends (`PQ_LARGE_MESSAGE_LIMIT`: 1 GiB less one).
 pub const MAX_PAYLOAD: usize = (1 << 30) - 1;
 
 /// A message header whose length has been checked.
@@ -15,7 +15,7 @@ pub struct Frame {
     pub payload: usize,
 }
 
-/// Why a header is refused.
+/// Error in a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The length is below its own four bytes, or above PostgreSQL's limit.
@@ -29,7 +29,7 @@ pub enum FrameError {
 }
 
 impl Frame {
-    /// Reads the header at the start of `bytes`. `None` if there are fewer than [`HEADER`] bytes.
+    /// Parses the header at the start of `bytes`. `None` if there are fewer than [`HEADER`] bytes.
     pub fn read(bytes: &[u8]) -> Result<Option<Frame>, FrameError> {
         let Some(&[tag, a, b, c, d]) = bytes.first_chunk::<HEADER>() else { return Ok(None) };
         let length = u32::from_be_bytes([a, b, c, d]);
@@ -40,7 +40,7 @@ impl Frame {
         Ok(Some(Frame { tag, payload }))
     }
 
-    /// Length of the whole message.
+    /// Returns the length of the whole message.
     #[must_use]
     pub fn total(self) -> usize {
         HEADER + self.payload

@@ -1,7 +1,7 @@
 //! Messages of a client (the frontend), decoded without copying.
 //!
-//! Code that acts on a client's messages matches on [`Message`], so that the compiler points out every kind that is not
-//! handled. Formats: PostgreSQL documentation, "Frontend/Backend Protocol", "Message Formats".
+//! Code that handles a client's messages matches on [`Message`], so that the compiler reports every kind that is not handled. Formats: PostgreSQL
+//! documentation, "Frontend/Backend Protocol", "Message Formats".
 
 use crate::frame::{Frame, HEADER};
 use crate::payload::{self, Named};
@@ -14,7 +14,7 @@ pub enum Message<'a> {
         /// The text, without its NUL.
         text: &'a [u8],
     },
-    /// `P`: makes a prepared statement.
+    /// `P`: creates a prepared statement.
     Parse {
         /// Name of the statement; empty: the unnamed statement.
         name: &'a [u8],
@@ -23,7 +23,7 @@ pub enum Message<'a> {
         /// The declared parameter types as on the wire: the count, then the type OIDs.
         types: &'a [u8],
     },
-    /// `B`: makes a portal of a prepared statement. The values may be long, and need not have arrived.
+    /// `B`: creates a portal of a prepared statement. The values may be long, and need not have arrived.
     Bind {
         /// Name of the portal; empty: the unnamed portal.
         portal: &'a [u8],
@@ -40,7 +40,7 @@ pub enum Message<'a> {
     Execute {
         /// Name of the portal; empty: the unnamed portal.
         portal: &'a [u8],
-        /// The most rows to return; 0: all.
+        /// Maximum number of rows to return; 0: all.
         rows: u32,
     },
     /// `S`: ends a unit. A server that skips messages after an error stops skipping here.
@@ -65,19 +65,19 @@ pub enum Invalid {
     /// The payload violates the format of the message.
     #[error("invalid {0} message")]
     Payload(&'static str),
-    /// No such kind of message, or not at this point.
+    /// The kind does not exist, or is not permitted at this point.
     #[error("unexpected message {:?}", char::from(*.0))]
     Kind(u8),
 }
 
-/// Longest names of a Bind together; also the longest payload of an Execute, a Describe or a Close, in bytes.
+/// Maximum length of the names of a Bind together; also of the payload of an Execute, a Describe or a Close, in bytes.
 const MOST_NAMES: usize = 64 << 10;
 
 impl<'a> Message<'a> {
     /// Decodes the message at the start of `bytes`; `frame` is its header. `None` if more of the message has to arrive.
     ///
-    /// A Query, Parse, Describe, Close or Execute must have arrived whole. For a Bind the names are enough, and for
-    /// COPY data and a function call the header: such messages can be passed on in pieces.
+    /// A Query, Parse, Describe, Close or Execute must have arrived completely. Of a Bind the names are enough, and of COPY data and a function call
+    /// the header: such messages can be passed on in pieces.
     pub fn read(frame: Frame, bytes: &'a [u8]) -> Result<Option<Message<'a>>, Invalid> {
         let there = &bytes[HEADER.min(bytes.len())..frame.total().min(bytes.len())];
         let whole = (there.len() == frame.payload).then_some(there);
@@ -132,8 +132,8 @@ impl<'a> Message<'a> {
     }
 }
 
-/// The whole messages at the start of `bytes`, each with its bytes, header included. Stops at a message that is
-/// incomplete or invalid: meant for bytes that have been checked before.
+/// Iterates over the complete messages at the start of `bytes`, each with its bytes, header included. Stops at a message that is incomplete or
+/// invalid: meant for bytes that have been checked before.
 pub fn messages(bytes: &[u8]) -> impl Iterator<Item = (Message<'_>, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     proptest! {
-        /// However little of a message is there, it is no other message than the whole.
+        /// Checks that a part of a message is never decoded as another kind than the whole.
         #[test]
         fn a_beginning_is_of_the_same_kind(tag in proptest::sample::select(b"QPBDCESHFdcfX".to_vec()), payload: Vec<u8>, at: usize) {
             let bytes = framed(tag, &payload);

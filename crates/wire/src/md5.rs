@@ -1,9 +1,8 @@
 //! MD5 authentication, for clients and servers that are too old for SCRAM.
 //!
-//! A verifier is `md5` and the hexadecimal MD5 of password and user name. The answer to a challenge is `md5` and the
-//! hexadecimal MD5 of the verifier (without `md5`) and the four bytes of salt that the server chose. The verifier is as
-//! good as the password: it is enough to log in. Source: PostgreSQL documentation, "Protocol Flow",
-//! AuthenticationMD5Password.
+//! A verifier is `md5` and the hexadecimal MD5 of password and user name. The answer to a challenge is `md5` and the hexadecimal MD5 of the verifier
+//! (without `md5`) and the four bytes of salt that the server chose. The verifier is equivalent to the password: it is enough to log in. Source:
+//! PostgreSQL documentation, "Protocol Flow", AuthenticationMD5Password.
 
 use std::fmt;
 
@@ -15,27 +14,27 @@ use subtle::ConstantTimeEq as _;
 pub struct Verifier([u8; 32]);
 
 impl Verifier {
-    /// The verifier for this user's password. The user name is the salt.
+    /// Creates the verifier for this user's password. The user name is the salt.
     #[must_use]
     pub fn new(user: &str, password: &str) -> Verifier {
         Verifier(hash(password.as_bytes(), user.as_bytes()))
     }
 
-    /// Reads `md5` and 32 hexadecimal digits.
+    /// Parses `md5` and 32 hexadecimal digits.
     #[must_use]
     pub fn parse(text: &str) -> Option<Verifier> {
         let digits: [u8; 32] = text.strip_prefix("md5")?.as_bytes().try_into().ok()?;
         digits.iter().all(u8::is_ascii_hexdigit).then(|| Verifier(digits.map(|digit| digit.to_ascii_lowercase())))
     }
 
-    /// The answer to a challenge with this salt: the contents of `PasswordMessage`, without its NUL.
+    /// Returns the answer to a challenge with this salt: the contents of `PasswordMessage`, without its NUL.
     #[must_use]
     pub fn answer(&self, salt: [u8; 4]) -> String {
         let digits = hash(&self.0, &salt);
         format!("md5{}", String::from_utf8_lossy(&digits))
     }
 
-    /// Whether `answer` is right for this salt.
+    /// True if `answer` is correct for this salt.
     #[must_use]
     pub fn accepts(&self, salt: [u8; 4], answer: &[u8]) -> bool {
         self.answer(salt).as_bytes().ct_eq(answer).into()
@@ -48,17 +47,17 @@ impl fmt::Debug for Verifier {
     }
 }
 
-/// Four random bytes.
+/// Returns four random bytes.
 ///
 /// # Errors
-/// The system gives no random bytes.
+/// The system provides no random bytes.
 pub fn salt() -> Result<[u8; 4], getrandom::Error> {
     let mut salt = [0; 4];
     getrandom::fill(&mut salt)?;
     Ok(salt)
 }
 
-/// The MD5 of the two parts, in hexadecimal digits.
+/// Returns the MD5 of the two parts, in hexadecimal digits.
 fn hash(one: &[u8], other: &[u8]) -> [u8; 32] {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let sum = Md5::new().chain_update(one).chain_update(other).finalize();

@@ -8,7 +8,7 @@ pub fn message(out: &mut Vec<u8>, tag: u8, fill: impl FnOnce(&mut Vec<u8>)) {
     let at = out.len();
     out.extend([0; 4]);
     fill(out);
-    // Payloads that this process makes are far below 4 GiB.
+    // Payloads made by this process are far below 4 GiB.
     let length = (out.len() - at) as u32;
     out[at..at + 4].copy_from_slice(&length.to_be_bytes());
 }
@@ -24,7 +24,7 @@ fn cstr(out: &mut Vec<u8>, text: &[u8]) {
     out.push(0);
 }
 
-/// Transaction status, as `ReadyForQuery` gives it.
+/// Transaction status in `ReadyForQuery`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
@@ -37,7 +37,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// From the byte on the wire.
+    /// Decodes the byte on the wire.
     #[must_use]
     pub fn from_byte(byte: u8) -> Option<Status> {
         match byte {
@@ -51,12 +51,12 @@ impl Status {
 
 // === to a client ===
 
-/// `ErrorResponse`. `hint` may be empty.
+/// Appends `ErrorResponse`. `hint` may be empty.
 pub fn error(out: &mut Vec<u8>, severity: Severity, code: Sqlstate, text: &str, hint: &str) {
     error_with_detail(out, severity, code, text, "", hint);
 }
 
-/// `ErrorResponse` with a detail. `detail` and `hint` may be empty.
+/// Appends `ErrorResponse` with a detail. `detail` and `hint` may be empty.
 pub fn error_with_detail(out: &mut Vec<u8>, severity: Severity, code: Sqlstate, text: &str, detail: &str, hint: &str) {
     message(out, b'E', |out| {
         for (field, value) in [
@@ -78,7 +78,7 @@ pub fn error_with_detail(out: &mut Vec<u8>, severity: Severity, code: Sqlstate, 
     });
 }
 
-/// `NoticeResponse` of severity NOTICE.
+/// Appends `NoticeResponse` of severity NOTICE.
 pub fn notice(out: &mut Vec<u8>, text: &str) {
     message(out, b'N', |out| {
         out.extend(b"SNOTICE\0VNOTICE\0C00000\0M");
@@ -88,7 +88,7 @@ pub fn notice(out: &mut Vec<u8>, text: &str) {
     });
 }
 
-/// `NoticeResponse` of severity WARNING.
+/// Appends `NoticeResponse` of severity WARNING.
 pub fn warning(out: &mut Vec<u8>, code: Sqlstate, text: &str) {
     let at = out.len();
     error(out, Severity::Error, code, text, "");
@@ -102,28 +102,28 @@ pub fn warning(out: &mut Vec<u8>, code: Sqlstate, text: &str) {
     });
 }
 
-/// `ReadyForQuery`.
+/// Appends `ReadyForQuery`.
 pub fn ready(out: &mut Vec<u8>, status: Status) {
     out.extend([b'Z', 0, 0, 0, 5, status as u8]);
 }
 
-/// `CommandComplete`.
+/// Appends `CommandComplete`.
 pub fn complete(out: &mut Vec<u8>, tag: &str) {
     message(out, b'C', |out| cstr(out, tag.as_bytes()));
 }
 
-/// A message without a payload: `ParseComplete` (`1`), `BindComplete` (`2`), `CloseComplete` (`3`), `NoData` (`n`),
-/// `EmptyQueryResponse` (`I`), `Sync` (`S`), `Terminate` (`X`), …
+/// Appends a message without a payload: `ParseComplete` (`1`), `BindComplete` (`2`), `CloseComplete` (`3`), `NoData` (`n`), `EmptyQueryResponse`
+/// (`I`), `Sync` (`S`), `Terminate` (`X`), …
 pub fn empty(out: &mut Vec<u8>, tag: u8) {
     out.extend([tag, 0, 0, 0, 4]);
 }
 
-/// `AuthenticationOk`.
+/// Appends `AuthenticationOk`.
 pub fn authentication_ok(out: &mut Vec<u8>) {
     message(out, b'R', |out| out.extend(0u32.to_be_bytes()));
 }
 
-/// `AuthenticationMD5Password`.
+/// Appends `AuthenticationMD5Password`.
 pub fn authentication_md5(out: &mut Vec<u8>, salt: [u8; 4]) {
     message(out, b'R', |out| {
         out.extend(5u32.to_be_bytes());
@@ -131,17 +131,17 @@ pub fn authentication_md5(out: &mut Vec<u8>, salt: [u8; 4]) {
     });
 }
 
-/// `AuthenticationCleartextPassword`.
+/// Appends `AuthenticationCleartextPassword`.
 pub fn authentication_cleartext(out: &mut Vec<u8>) {
     message(out, b'R', |out| out.extend(3u32.to_be_bytes()));
 }
 
-/// `AuthenticationGSS`: asks for a token of GSSAPI.
+/// Appends `AuthenticationGSS`, which requests a GSSAPI token.
 pub fn authentication_gss(out: &mut Vec<u8>) {
     message(out, b'R', |out| out.extend(7u32.to_be_bytes()));
 }
 
-/// `AuthenticationGSSContinue` with a token.
+/// Appends `AuthenticationGSSContinue` with a token.
 pub fn authentication_gss_continue(out: &mut Vec<u8>, token: &[u8]) {
     message(out, b'R', |out| {
         out.extend(8u32.to_be_bytes());
@@ -149,7 +149,7 @@ pub fn authentication_gss_continue(out: &mut Vec<u8>, token: &[u8]) {
     });
 }
 
-/// `AuthenticationSASL` with these mechanisms.
+/// Appends `AuthenticationSASL` with these mechanisms.
 pub fn authentication_sasl(out: &mut Vec<u8>, mechanisms: &[&str]) {
     message(out, b'R', |out| {
         out.extend(10u32.to_be_bytes());
@@ -160,7 +160,7 @@ pub fn authentication_sasl(out: &mut Vec<u8>, mechanisms: &[&str]) {
     });
 }
 
-/// `AuthenticationSASLContinue`.
+/// Appends `AuthenticationSASLContinue`.
 pub fn authentication_sasl_continue(out: &mut Vec<u8>, data: &[u8]) {
     message(out, b'R', |out| {
         out.extend(11u32.to_be_bytes());
@@ -168,7 +168,7 @@ pub fn authentication_sasl_continue(out: &mut Vec<u8>, data: &[u8]) {
     });
 }
 
-/// `AuthenticationSASLFinal`.
+/// Appends `AuthenticationSASLFinal`.
 pub fn authentication_sasl_final(out: &mut Vec<u8>, data: &[u8]) {
     message(out, b'R', |out| {
         out.extend(12u32.to_be_bytes());
@@ -176,7 +176,7 @@ pub fn authentication_sasl_final(out: &mut Vec<u8>, data: &[u8]) {
     });
 }
 
-/// `ParameterStatus`.
+/// Appends `ParameterStatus`.
 pub fn parameter_status(out: &mut Vec<u8>, name: &str, value: &str) {
     message(out, b'S', |out| {
         cstr(out, name.as_bytes());
@@ -184,7 +184,7 @@ pub fn parameter_status(out: &mut Vec<u8>, name: &str, value: &str) {
     });
 }
 
-/// `BackendKeyData`.
+/// Appends `BackendKeyData`.
 pub fn backend_key(out: &mut Vec<u8>, pid: u32, secret: &[u8]) {
     message(out, b'K', |out| {
         out.extend(pid.to_be_bytes());
@@ -192,7 +192,7 @@ pub fn backend_key(out: &mut Vec<u8>, pid: u32, secret: &[u8]) {
     });
 }
 
-/// `NegotiateProtocolVersion`: the newest version that the sender speaks, and the options that it does not know.
+/// Appends `NegotiateProtocolVersion`: the newest version that the sender supports, and the options that it does not know.
 pub fn negotiate_version(out: &mut Vec<u8>, newest: u32, unknown: &[&[u8]]) {
     message(out, b'v', |out| {
         out.extend(newest.to_be_bytes());
@@ -214,7 +214,7 @@ pub struct Column<'a> {
     pub size: i16,
 }
 
-/// `RowDescription`.
+/// Appends `RowDescription`.
 pub fn row_description(out: &mut Vec<u8>, columns: &[Column<'_>]) {
     message(out, b'T', |out| {
         out.extend((columns.len() as u16).to_be_bytes());
@@ -229,7 +229,7 @@ pub fn row_description(out: &mut Vec<u8>, columns: &[Column<'_>]) {
     });
 }
 
-/// `DataRow`; None is NULL.
+/// Appends `DataRow`; None is NULL.
 pub fn data_row(out: &mut Vec<u8>, values: &[Option<&[u8]>]) {
     message(out, b'D', |out| {
         out.extend((values.len() as u16).to_be_bytes());
@@ -245,7 +245,7 @@ pub fn data_row(out: &mut Vec<u8>, values: &[Option<&[u8]>]) {
     });
 }
 
-/// `RowDescription` and one `DataRow` of text columns.
+/// Appends `RowDescription` and one `DataRow` of text columns.
 pub fn text_row(out: &mut Vec<u8>, columns: &[(&str, &str)]) {
     let description: Vec<_> = columns.iter().map(|(name, _)| Column { name, kind: 25, size: -1 }).collect();
     row_description(out, &description);
@@ -255,7 +255,7 @@ pub fn text_row(out: &mut Vec<u8>, columns: &[(&str, &str)]) {
 
 // === to a server ===
 
-/// `StartupMessage` of protocol 3.0.
+/// Appends `StartupMessage` of protocol 3.0.
 pub fn startup(out: &mut Vec<u8>, parameters: &[(&str, &str)]) {
     let at = out.len();
     out.extend([0; 4]);
@@ -269,7 +269,7 @@ pub fn startup(out: &mut Vec<u8>, parameters: &[(&str, &str)]) {
     out[at..at + 4].copy_from_slice(&length.to_be_bytes());
 }
 
-/// `CancelRequest`.
+/// Appends `CancelRequest`.
 pub fn cancel(out: &mut Vec<u8>, pid: u32, secret: &[u8]) {
     out.extend(((12 + secret.len()) as u32).to_be_bytes());
     out.extend((1234u32 << 16 | 5678).to_be_bytes());
@@ -277,7 +277,7 @@ pub fn cancel(out: &mut Vec<u8>, pid: u32, secret: &[u8]) {
     out.extend(secret);
 }
 
-/// `NotificationResponse`.
+/// Appends `NotificationResponse`.
 pub fn notification(out: &mut Vec<u8>, pid: u32, channel: &[u8], payload: &[u8]) {
     message(out, b'A', |out| {
         out.extend_from_slice(&pid.to_be_bytes());
@@ -288,12 +288,12 @@ pub fn notification(out: &mut Vec<u8>, pid: u32, channel: &[u8], payload: &[u8])
     });
 }
 
-/// `Query`.
+/// Appends `Query`.
 pub fn query(out: &mut Vec<u8>, text: &str) {
     message(out, b'Q', |out| cstr(out, text.as_bytes()));
 }
 
-/// `Parse`; `types` is the count and the type OIDs, as on the wire.
+/// Appends `Parse`; `types` is the count and the type OIDs, as on the wire.
 pub fn parse(out: &mut Vec<u8>, name: &[u8], text: &[u8], types: &[u8]) {
     message(out, b'P', |out| {
         cstr(out, name);
@@ -302,7 +302,7 @@ pub fn parse(out: &mut Vec<u8>, name: &[u8], text: &[u8], types: &[u8]) {
     });
 }
 
-/// `Bind` of a prepared statement without parameters, with results in text format.
+/// Appends `Bind` of a prepared statement without parameters, with results in text format.
 pub fn bind(out: &mut Vec<u8>, portal: &[u8], statement: &[u8]) {
     message(out, b'B', |out| {
         cstr(out, portal);
@@ -312,7 +312,7 @@ pub fn bind(out: &mut Vec<u8>, portal: &[u8], statement: &[u8]) {
     });
 }
 
-/// `Execute` of a portal, without a limit on rows.
+/// Appends `Execute` of a portal, without a limit on rows.
 pub fn execute(out: &mut Vec<u8>, portal: &[u8]) {
     message(out, b'E', |out| {
         cstr(out, portal);
@@ -320,7 +320,7 @@ pub fn execute(out: &mut Vec<u8>, portal: &[u8]) {
     });
 }
 
-/// `Close` of a prepared statement.
+/// Appends `Close` of a prepared statement.
 pub fn close_statement(out: &mut Vec<u8>, name: &[u8]) {
     message(out, b'C', |out| {
         out.push(b'S');
@@ -328,7 +328,7 @@ pub fn close_statement(out: &mut Vec<u8>, name: &[u8]) {
     });
 }
 
-/// `Close` of a portal.
+/// Appends `Close` of a portal.
 pub fn close_portal(out: &mut Vec<u8>, name: &[u8]) {
     message(out, b'C', |out| {
         out.push(b'P');
@@ -336,7 +336,7 @@ pub fn close_portal(out: &mut Vec<u8>, name: &[u8]) {
     });
 }
 
-/// `Describe` of a prepared statement.
+/// Appends `Describe` of a prepared statement.
 pub fn describe_statement(out: &mut Vec<u8>, name: &[u8]) {
     message(out, b'D', |out| {
         out.push(b'S');
@@ -344,18 +344,18 @@ pub fn describe_statement(out: &mut Vec<u8>, name: &[u8]) {
     });
 }
 
-/// `SSLRequest`.
+/// Appends `SSLRequest`.
 pub fn ssl_request(out: &mut Vec<u8>) {
     out.extend(8u32.to_be_bytes());
     out.extend(crate::startup::SSL.to_be_bytes());
 }
 
-/// `PasswordMessage`.
+/// Appends `PasswordMessage`.
 pub fn password(out: &mut Vec<u8>, password: &str) {
     message(out, b'p', |out| cstr(out, password.as_bytes()));
 }
 
-/// `SASLInitialResponse`.
+/// Appends `SASLInitialResponse`.
 pub fn sasl_initial(out: &mut Vec<u8>, mechanism: &str, data: &[u8]) {
     message(out, b'p', |out| {
         cstr(out, mechanism.as_bytes());
@@ -364,7 +364,7 @@ pub fn sasl_initial(out: &mut Vec<u8>, mechanism: &str, data: &[u8]) {
     });
 }
 
-/// `SASLResponse`.
+/// Appends `SASLResponse`.
 pub fn sasl_response(out: &mut Vec<u8>, data: &[u8]) {
     message(out, b'p', |out| out.extend(data));
 }

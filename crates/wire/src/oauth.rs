@@ -1,59 +1,59 @@
-//! OAUTHBEARER (RFC 7628) as PostgreSQL 18 speaks it, the server's side; bytes in and values out.
+//! OAUTHBEARER (RFC 7628) as in PostgreSQL 18, the server's side; bytes in and values out.
 //!
 //! ```text
 //!  Client                                                   Server
-//!  SASLInitialResponse  ── n,,^Aauth=Bearer TOKEN^A^A ───▶  read()       whoever knows the issuer judges the token
-//!                       ◀─ AuthenticationOk ─────────────               it is good: there is no final message
-//!                       ◀─ {"status": …} ────────────────  challenge()  it is not, or there was none (discovery)
+//!  SASLInitialResponse  ── n,,^Aauth=Bearer TOKEN^A^A ───▶  read()       the authenticator verifies the token
+//!                       ◀─ AuthenticationOk ─────────────               valid: there is no final message
+//!                       ◀─ {"status": …} ────────────────  challenge()  invalid, or there was none (discovery)
 //!                       ── ^A ───────────────────────────▶  is_farewell()
 //!                       ◀─ ErrorResponse ────────────────
 //! ```
 //!
-//! What must hold:
-//! - Nothing here knows whether a token is good.
-//! - A token is as good as a password: no error here contains a part of one.
+//! Invariants:
+//! - This module never decides if a token is valid.
+//! - A token is equivalent to a password: no error of this module contains a part of one.
 //! - An authorization identity (`n,a=name,`) is refused, as in PostgreSQL: the startup packet has named the user.
 
-/// The mechanism.
+/// Name of the mechanism.
 pub const MECHANISM: &str = "OAUTHBEARER";
 
-/// Longest token accepted, in bytes. Usual ones have one or two thousand.
+/// Maximum length of an accepted token, in bytes. Usual ones have one or two thousand.
 pub const MAX_TOKEN: usize = 16 << 10;
 
-/// Longest response of a client accepted, in bytes: a token, and a few words around it.
+/// Maximum length of a client's accepted response, in bytes: a token, and a few words around it.
 pub const MAX_RESPONSE: usize = MAX_TOKEN + 1024;
 
-/// Between the pairs of keys and values.
+/// Separator of the pairs of keys and values.
 const SEPARATOR: u8 = 1;
 
-/// What a client has come with.
+/// First response of a client.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Response<'a> {
-    /// No token: the client wants to know who gives it one.
+    /// No token: the client asks for the issuer.
     Discovery,
-    /// A token that looks like one.
+    /// A token with a valid form.
     Token(&'a str),
-    /// Something that no token looks like. PostgreSQL answers as to a token that is not good.
+    /// A value without the form of a token. PostgreSQL treats it as an invalid token.
     NoToken,
 }
 
-/// Why a response cannot be read.
+/// Error in a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// It violates the format of the RFC.
+    /// The response violates the format of the RFC.
     #[error("malformed OAUTHBEARER message: {0}")]
     Malformed(&'static str),
-    /// It asks for something that is not offered.
+    /// The response requests an unsupported feature.
     #[error("unsupported in OAUTHBEARER here: {0}")]
     Unsupported(&'static str),
-    /// It is longer than a token may be.
+    /// The response or its token is too long.
     #[error("the OAUTHBEARER message is longer than {MAX_RESPONSE} bytes, or its token than {MAX_TOKEN}")]
     TooLong,
 }
 
 impl std::fmt::Debug for Response<'_> {
-    /// Without the token.
+    /// Formats the response without the token.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Response::Discovery => "Discovery",
@@ -63,10 +63,10 @@ impl std::fmt::Debug for Response<'_> {
     }
 }
 
-/// Reads a client's first response.
+/// Parses a client's first response.
 ///
 /// # Errors
-/// What PostgreSQL takes for a violation of the protocol, and a message that is too long.
+/// Violations of the protocol according to PostgreSQL, and messages that are too long.
 pub fn read(data: &[u8]) -> Result<Response<'_>, Error> {
     let malformed = |why| Err(Error::Malformed(why));
     if data.len() > MAX_RESPONSE {
@@ -103,7 +103,7 @@ pub fn read(data: &[u8]) -> Result<Response<'_>, Error> {
         if !value.iter().all(|byte| matches!(byte, b' '..=b'~' | b'\t' | b'\r' | b'\n')) {
             return malformed("a value has a character that is not allowed");
         }
-        // Other keys (host, port) are nobody's here, as in PostgreSQL.
+        // Other keys (host, port) are ignored, as in PostgreSQL.
         if key == b"auth" && auth.replace(value).is_some() {
             return malformed("it has two values of auth");
         }
@@ -116,7 +116,7 @@ pub fn read(data: &[u8]) -> Result<Response<'_>, Error> {
     }
 }
 
-/// `Bearer TOKEN` (RFC 6750); the scheme in any case, and any number of blanks.
+/// Parses `Bearer TOKEN` (RFC 6750); the scheme in any case, and any number of blanks.
 fn bearer(value: &[u8]) -> Result<Response<'_>, Error> {
     let scheme = value.split_first_chunk::<7>().filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "));
     let Some((_, token)) = scheme else { return Ok(Response::NoToken) };
@@ -132,7 +132,7 @@ fn bearer(value: &[u8]) -> Result<Response<'_>, Error> {
     }
 }
 
-/// What a client is told whose token is not good, or that has none: who gives tokens, and what they have to allow.
+/// Returns the challenge for a client with an invalid token, or with none: the issuer, and the scope that tokens must have.
 #[must_use]
 pub fn challenge(issuer: &str, scope: &str) -> Vec<u8> {
     let mut out = String::from("{ \"status\": \"invalid_token\", \"openid-configuration\": ");
@@ -143,7 +143,7 @@ pub fn challenge(issuer: &str, scope: &str) -> Vec<u8> {
     out.into_bytes()
 }
 
-/// A text in JSON.
+/// Appends a text as a JSON string.
 fn quoted(out: &mut String, text: &str) {
     out.push('"');
     for c in text.chars() {
@@ -156,7 +156,7 @@ fn quoted(out: &mut String, text: &str) {
     out.push('"');
 }
 
-/// Whether this is what a client says to a challenge, before it gets the error.
+/// True for a client's response to a challenge, before it gets the error.
 #[must_use]
 pub fn is_farewell(data: &[u8]) -> bool {
     data == [SEPARATOR]

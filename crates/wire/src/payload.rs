@@ -1,10 +1,10 @@
-//! Reads single fields of message payloads.
+//! Decoding of single fields of message payloads.
 
 use std::borrow::Cow;
 
 use crate::Sqlstate;
 
-/// The bytes up to the next NUL, and what follows it; None if there is no NUL.
+/// Returns the bytes up to the next NUL, and the bytes after it; None if there is no NUL.
 #[must_use]
 #[inline]
 pub fn cstr(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
@@ -19,22 +19,22 @@ pub fn cstr(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&bytes[..end], &bytes[end + 1..]))
 }
 
-/// The index of the first of eight bytes that is 0, counted from the lowest. (Subtracting 1 from each byte sets the
-/// highest bit of those that are 0. A borrow only reaches bytes behind the first 0.)
+/// Returns the index of the first of eight bytes that is 0, counted from the lowest. (Subtracting 1 from each byte sets the highest bit of those that
+/// are 0. A borrow only reaches bytes behind the first 0.)
 fn first_nul(bytes: u64) -> Option<usize> {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
     let nuls = bytes.wrapping_sub(ONES) & !bytes & (ONES << 7);
     (nuls != 0).then_some(nuls.trailing_zeros() as usize / 8)
 }
 
-/// The text of a `Query`: the whole payload, without its NUL.
+/// Decodes the text of a `Query`: the whole payload, without its NUL.
 #[must_use]
 pub fn text(payload: &[u8]) -> Option<&[u8]> {
     let (&0, text) = payload.split_last()? else { return None };
     memchr::memchr(0, text).is_none().then_some(text)
 }
 
-/// `Parse`: statement name, text, and the declared parameter types as on the wire.
+/// Decodes `Parse`: statement name, text, and the declared parameter types as on the wire.
 #[must_use]
 pub fn parse(payload: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (name, rest) = cstr(payload)?;
@@ -43,7 +43,7 @@ pub fn parse(payload: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     (types.len() == 2 + 4 * count).then_some((name, text, types))
 }
 
-/// `Bind`: portal, statement, and the rest, as far as the payload has arrived.
+/// Decodes `Bind`: portal, statement, and the rest, as far as the payload has arrived.
 #[must_use]
 pub fn bind(payload: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (portal, rest) = cstr(payload)?;
@@ -51,15 +51,14 @@ pub fn bind(payload: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((portal, statement, rest))
 }
 
-/// `Execute`: portal, and the most rows to return (0: all).
+/// Decodes `Execute`: portal, and the maximum number of rows to return (0: all).
 #[must_use]
 pub fn execute(payload: &[u8]) -> Option<(&[u8], u32)> {
     let (portal, rest) = cstr(payload)?;
     Some((portal, u32::from_be_bytes(rest.try_into().ok()?)))
 }
 
-/// The value with this number (from 0) in the rest of a `Bind`. `None` if it is NULL or missing. Whether it is text or
-/// binary is not looked at.
+/// Returns the value with this number (from 0) in the rest of a `Bind`. `None` if it is NULL or missing. Its format, text or binary, is not checked.
 #[must_use]
 pub fn bound_value(rest: &[u8], number: usize) -> Option<&[u8]> {
     let (formats, rest) = rest.split_first_chunk::<2>()?;
@@ -77,7 +76,7 @@ pub fn bound_value(rest: &[u8], number: usize) -> Option<&[u8]> {
     values.get(..usize::try_from(i32::from_be_bytes(*length)).ok()?)
 }
 
-/// What a `Describe` or a `Close` refers to.
+/// Object of a `Describe` or a `Close`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Named<'a> {
     /// A prepared statement.
@@ -86,7 +85,7 @@ pub enum Named<'a> {
     Portal(&'a [u8]),
 }
 
-/// `Describe` and `Close`.
+/// Decodes `Describe` and `Close`.
 #[must_use]
 pub fn named(payload: &[u8]) -> Option<Named<'_>> {
     let (&kind, rest) = payload.split_first()?;
@@ -98,8 +97,7 @@ pub fn named(payload: &[u8]) -> Option<Named<'_>> {
     }
 }
 
-/// A column of a `RowDescription`: the part on which reading the rows depends. (The column's table and its format are
-/// left out.)
+/// A column of a `RowDescription`, with the fields that decoding of the rows depends on. (The column's table and its format are omitted.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Column<'a> {
     /// The column's name.
@@ -128,13 +126,13 @@ pub fn each_column(payload: &[u8], mut each: impl FnMut(Column<'_>)) -> Option<(
     rest.is_empty().then_some(())
 }
 
-/// The message of an `ErrorResponse` or `NoticeResponse`; what is not UTF-8 in it is replaced, and one that is not there is empty.
+/// Returns the message of an `ErrorResponse` or `NoticeResponse`; invalid UTF-8 in it is replaced, and a missing message is empty.
 #[must_use]
 pub fn error_message(payload: &[u8]) -> Cow<'_, str> {
     error_field(payload, b'M').map(String::from_utf8_lossy).unwrap_or_default()
 }
 
-/// The value of this field in an `ErrorResponse` or `NoticeResponse`.
+/// Returns the value of this field in an `ErrorResponse` or `NoticeResponse`.
 #[must_use]
 pub fn error_field(payload: &[u8], field: u8) -> Option<&[u8]> {
     let mut rest = payload;
@@ -151,13 +149,13 @@ pub fn error_field(payload: &[u8], field: u8) -> Option<&[u8]> {
     }
 }
 
-/// The SQLSTATE of an `ErrorResponse`.
+/// Returns the SQLSTATE of an `ErrorResponse`.
 #[must_use]
 pub fn sqlstate(payload: &[u8]) -> Option<Sqlstate> {
     error_field(payload, b'C').and_then(|code| code.try_into().ok()).map(Sqlstate)
 }
 
-/// `ParameterStatus`: name and value.
+/// Decodes `ParameterStatus`: name and value.
 #[must_use]
 pub fn parameter_status(payload: &[u8]) -> Option<(&[u8], &[u8])> {
     let (name, rest) = cstr(payload)?;
@@ -165,7 +163,7 @@ pub fn parameter_status(payload: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.is_empty().then_some((name, value))
 }
 
-/// `NotificationResponse`: process id, channel, payload.
+/// Decodes `NotificationResponse`: process ID, channel, payload.
 pub fn notification(payload: &[u8]) -> Option<(u32, &[u8], &[u8])> {
     let (pid, rest) = payload.split_first_chunk()?;
     let (channel, rest) = cstr(rest)?;
@@ -175,7 +173,7 @@ pub fn notification(payload: &[u8]) -> Option<(u32, &[u8], &[u8])> {
     }
 }
 
-/// `BackendKeyData`: process id and secret.
+/// Decodes `BackendKeyData`: process ID and secret.
 #[must_use]
 pub fn backend_key(payload: &[u8]) -> Option<(u32, &[u8])> {
     let (pid, secret) = payload.split_first_chunk::<4>()?;
@@ -201,7 +199,7 @@ pub enum Authentication<'a> {
     Other(u32),
 }
 
-/// `Authentication…`.
+/// Decodes `Authentication…`.
 #[must_use]
 pub fn authentication(payload: &[u8]) -> Option<Authentication<'_>> {
     let (kind, rest) = payload.split_first_chunk::<4>()?;
@@ -231,7 +229,7 @@ pub fn has_mechanism(mut list: &[u8], wanted: &[u8]) -> bool {
     false
 }
 
-/// `SASLInitialResponse`: mechanism and the client's first message.
+/// Decodes `SASLInitialResponse`: mechanism and the client's first message.
 #[must_use]
 pub fn sasl_initial(payload: &[u8]) -> Option<(&[u8], &[u8])> {
     let (mechanism, rest) = cstr(payload)?;
@@ -239,7 +237,7 @@ pub fn sasl_initial(payload: &[u8]) -> Option<(&[u8], &[u8])> {
     (u32::from_be_bytes(*length) as usize == data.len()).then_some((mechanism, data))
 }
 
-/// `SASLInitialResponse` whose client may have kept its first message for later (a length of -1): mechanism, and that message if there is one.
+/// Decodes `SASLInitialResponse`, possibly without the client's first message (a length of -1): mechanism, and that message if present.
 #[must_use]
 pub fn sasl_start(payload: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
     let (mechanism, rest) = cstr(payload)?;

@@ -1,22 +1,22 @@
-//! SCRAM-SHA-256 (RFC 5802, RFC 7677) as PostgreSQL speaks it; both sides, bytes in and bytes out.
+//! SCRAM-SHA-256 (RFC 5802, RFC 7677) as in PostgreSQL; both sides, bytes in and bytes out.
 //!
 //! ```text
 //!  Client                                                     Server
-//!  first()            ── n,,n=,r=<cn> ─────────────────────▶  first()     looks at nothing secret yet
-//!  final_()           ◀─ r=<cn><sn>,s=<salt>,i=<rounds> ────              proof = what only the password gives
+//!  first()            ── n,,n=,r=<cn> ─────────────────────▶  first()     no secret is used yet
+//!  final_()           ◀─ r=<cn><sn>,s=<salt>,i=<rounds> ────              proof = computed from the password only
 //!                     ── c=biws,r=<cn><sn>,p=<proof> ──────▶  last()      wrong proof: `WrongPassword`
 //!  verify()           ◀─ v=<signature> ────────────────────              the server knew the verifier
 //! ```
 //!
-//! What must hold:
+//! Invariants:
 //! - The texts here are the SASL payloads, without the protocol messages around them.
 //! - The user name in the exchange is ignored, as in PostgreSQL: the startup packet has named the user.
-//! - Channel binding is that of RFC 5929 by the server's certificate (`tls-server-end-point`), under TLS: see
-//!   [`Server::offer_binding`] and [`Client::bound`]. If a client says that it could bind but was not offered to (`y`),
-//!   and it was offered, somebody has changed the offer: the client is refused.
-//! - Secrets are compared in constant time, and appear in no `Debug` output and no error.
-//! - Deriving keys from a password takes milliseconds ([`SaltedKeys::derive`]), every other step microseconds. An event
-//!   loop gives the client cached [`SaltedKeys`], and pays only when the server's salt has changed.
+//! - Channel binding is that of RFC 5929 by the server's certificate (`tls-server-end-point`), under TLS: see [`Server::offer_binding`] and
+//!   [`Client::bound`]. If a client reports that it could bind but had no offer (`y`), although the server made one, the offer was tampered with: the
+//!   client is refused.
+//! - Secrets are compared in constant time, and never appear in `Debug` output or an error.
+//! - Deriving keys from a password takes milliseconds ([`SaltedKeys::derive`]), every other step microseconds. An event loop gives the client cached
+//!   [`SaltedKeys`], and derives keys only after the server's salt has changed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -37,28 +37,28 @@ use keys::check_rounds_and_salt;
 pub use keys::{SaltedKeys, Verifier, Verifiers};
 use text::{Attributes, check_nonce, decode, decode_key, parse_iterations, text};
 
-/// The mechanism without channel binding.
+/// Name of the mechanism without channel binding.
 pub const MECHANISM: &str = "SCRAM-SHA-256";
 
-/// The mechanism with channel binding: nobody between two TLS ends can pass the exchange on.
+/// Name of the mechanism with channel binding: a man in the middle of two TLS connections cannot pass the exchange on.
 pub const MECHANISM_PLUS: &str = "SCRAM-SHA-256-PLUS";
 
 /// The gs2 header of a client that binds.
 const BOUND: &str = "p=tls-server-end-point,,";
 
-/// Iterations of a verifier made here: PostgreSQL's default.
+/// Iterations of a verifier created here: PostgreSQL's default.
 pub const DEFAULT_ITERATIONS: u32 = 4096;
 
-/// Most iterations accepted: a hostile server could otherwise make its client work for minutes.
+/// Maximum number of accepted iterations: a hostile server could otherwise keep its client busy for minutes.
 pub const MAX_ITERATIONS: u32 = 1_000_000;
 
-/// Longest SASL payload accepted, in bytes. Usual ones are below 300.
+/// Maximum length of an accepted SASL payload, in bytes. Usual ones are below 300.
 pub const MAX_MESSAGE: usize = 4096;
 
-/// Longest password, in bytes: PostgreSQL's own limit of an authentication message.
+/// Maximum length of a password, in bytes: PostgreSQL's own limit of an authentication message.
 pub const MAX_PASSWORD: usize = 65_535;
 
-/// Longest salt, in bytes. PostgreSQL's has 16.
+/// Maximum length of a salt, in bytes. PostgreSQL's has 16.
 pub const MAX_SALT: usize = 1024;
 
 const SALT_LEN: usize = 16;
@@ -68,14 +68,14 @@ const KEY_LEN: usize = 32;
 
 type Key = [u8; KEY_LEN];
 
-/// Why an exchange ended. No variant carries a secret.
+/// Error that ends an exchange. No variant contains a secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A message or a stored verifier violates the format of the RFC.
     #[error("malformed SCRAM data: {0}")]
     Malformed(&'static str),
-    /// The message asks for something that is not offered.
+    /// The message requests an unsupported feature.
     #[error("unsupported in SCRAM-SHA-256 here: {0}")]
     Unsupported(&'static str),
     /// The client's proof is wrong, or the user does not exist: both look the same on purpose.
@@ -87,7 +87,7 @@ pub enum Error {
     /// The server ended the exchange with an error of its own (RFC 5802, `server-error-value`).
     #[error("the server refused the SCRAM exchange: {0}")]
     Refused(&'static str),
-    /// The client has derived keys only, and the server uses another salt or iteration count.
+    /// The client has only derived keys, and the server uses another salt or iteration count.
     #[error("the SCRAM keys are for another salt or iteration count: log in with the password again")]
     StaleKeys,
     /// A verifier has another salt or iteration count than the ones it is to be used with.
@@ -98,21 +98,21 @@ pub enum Error {
     /// A step was called twice, or too early: a bug of the caller.
     #[error("SCRAM step out of order: {0}")]
     OutOfOrder(&'static str),
-    /// The system gave no random bytes.
+    /// The system provides no random bytes.
     #[error("no random bytes from the system: {0}")]
     Random(getrandom::Error),
 }
 
 // === Server ===
 
-/// The side that has the verifier. One value per login: [`Server::first`], then [`Server::last`], each once.
+/// The side with the verifier. One value per login: [`Server::first`], then [`Server::last`], each once.
 pub struct Server {
     verifiers: Verifiers,
-    /// For a user that does not exist: takes the same steps and never succeeds.
+    /// True for a user that does not exist: takes the same steps and never succeeds.
     mock: bool,
     /// Hash of the server's certificate, if binding was offered.
     end_point: Option<Vec<u8>>,
-    /// The client chose to bind.
+    /// True if the client chose to bind.
     plus: bool,
     state: ServerState,
 }
@@ -120,8 +120,8 @@ pub struct Server {
 enum ServerState {
     Start,
     Challenged {
-        /// What the final message has to repeat in base64: the gs2 header of the first message (`biws`, `eSws`) and, if
-        /// the client binds, the certificate's hash.
+        /// Base64 text that the final message has to repeat: the gs2 header of the first message (`biws`, `eSws`) and, if the client binds, the
+        /// certificate's hash.
         binding: String,
         /// Both nonces, which the final message has to repeat.
         nonce: String,
@@ -132,34 +132,33 @@ enum ServerState {
 }
 
 impl Server {
-    /// Expects the client to prove that it knows the password of this verifier, or of one of several.
+    /// Creates a server that expects the client to prove knowledge of the password of this verifier, or of one of several.
     pub fn new(verifiers: impl Into<Verifiers>) -> Self {
         Self { verifiers: verifiers.into(), mock: false, end_point: None, plus: false, state: ServerState::Start }
     }
 
-    /// For a user that does not exist or has no verifier. The exchange looks like any other and ends in
-    /// [`Error::WrongPassword`], so it does not tell which users exist. `secret` is random and constant for the life of
-    /// the process (better: the same in all processes behind one address), so that a user's salt stays the same.
+    /// Creates a server for a user that does not exist or has no verifier. The exchange looks like any other and ends in [`Error::WrongPassword`], so
+    /// it does not reveal which users exist. `secret` is random and constant for the life of the process (better: the same in all processes behind
+    /// one address), so that a user's salt stays the same.
     pub fn mock(user: &str, secret: &[u8]) -> Self {
         let salt = hmac(secret, user.as_bytes())[..SALT_LEN].to_vec();
         let verifier = Verifier { iterations: DEFAULT_ITERATIONS, salt, stored_key: [0; 32], server_key: [0; 32] };
         Self { verifiers: verifier.into(), mock: true, end_point: None, plus: false, state: ServerState::Start }
     }
 
-    /// Offers [`MECHANISM_PLUS`] besides [`MECHANISM`]. `end_point`: the hash of the certificate that the client has
-    /// seen.
+    /// Offers [`MECHANISM_PLUS`] besides [`MECHANISM`]. `end_point`: the hash of the certificate that the client has seen.
     #[must_use]
     pub fn offer_binding(mut self, end_point: Option<Vec<u8>>) -> Self {
         self.end_point = end_point;
         self
     }
 
-    /// The mechanisms to offer, best first.
+    /// Returns the mechanisms to offer, best first.
     pub fn mechanisms(&self) -> &'static [&'static str] {
         if self.end_point.is_some() { &[MECHANISM_PLUS, MECHANISM] } else { &[MECHANISM] }
     }
 
-    /// Takes the mechanism that the client has chosen.
+    /// Sets the mechanism that the client has chosen.
     ///
     /// # Errors
     /// [`Error::Unsupported`]: it was not offered.
@@ -171,12 +170,12 @@ impl Server {
         Ok(())
     }
 
-    /// Takes the client's first message, gives the server's first. The mechanism is [`MECHANISM`] unless
-    /// [`choose`](Server::choose) was told otherwise.
+    /// Takes the client's first message, and returns the server's first. The mechanism is [`MECHANISM`] unless [`choose`](Server::choose) has set
+    /// another one.
     ///
     /// # Errors
-    /// [`Error::Malformed`]; [`Error::Unsupported`] for channel binding, an authorization identity or a mandatory
-    /// extension; [`Error::Random`]; [`Error::OutOfOrder`].
+    /// [`Error::Malformed`]; [`Error::Unsupported`] for channel binding, an authorization identity or a mandatory extension; [`Error::Random`];
+    /// [`Error::OutOfOrder`].
     pub fn first(&mut self, client_first: &[u8]) -> Result<Vec<u8>, Error> {
         let nonce = new_nonce()?;
         self.first_with(client_first, &nonce)
@@ -202,7 +201,7 @@ impl Server {
             (Some(b'y'), Some(_)) => {
                 return Err(Error::Malformed("the client believes that channel binding was not offered: it was"));
             }
-            // The client could bind and believes that the server can't, which is true.
+            // The client could bind and believes that the server cannot, which is true.
             (Some(b'y'), None) => ("eSws".to_owned(), message.strip_prefix("y,")),
             _ => return Err(Error::Malformed("the channel binding flag is none of n, y, p")),
         };
@@ -227,10 +226,10 @@ impl Server {
         Ok(reply.into_bytes())
     }
 
-    /// Takes the client's final message and gives the server's final message: the login has succeeded.
+    /// Takes the client's final message and returns the server's final message: the login has succeeded.
     ///
     /// # Errors
-    /// [`Error::WrongPassword`], always so for [`Server::mock`]; [`Error::Malformed`]; [`Error::OutOfOrder`].
+    /// [`Error::WrongPassword`], always for [`Server::mock`]; [`Error::Malformed`]; [`Error::OutOfOrder`].
     pub fn last(&mut self, client_final: &[u8]) -> Result<Vec<u8>, Error> {
         let ServerState::Challenged { binding, nonce, mut transcript } =
             std::mem::replace(&mut self.state, ServerState::Done(None))
@@ -238,7 +237,7 @@ impl Server {
             return Err(Error::OutOfOrder("the client's final message before its first, or twice"));
         };
         let message = text(client_final)?;
-        // The proof is the last attribute; extensions may stand before it and are signed.
+        // The proof is the last attribute; extensions may precede it and are signed.
         let (signed, proof) =
             message.rsplit_once(",p=").ok_or(Error::Malformed("the client's final message has no proof"))?;
         let proof = decode_key(proof.as_bytes(), "the proof is not 32 bytes in base64")?;
@@ -252,8 +251,7 @@ impl Server {
         attributes.skip_extensions()?;
 
         transcript.extend_from_slice(signed.as_bytes());
-        // Every verifier is looked at and every signature computed, so that success and failure take the same steps up to
-        // here.
+        // Every verifier is tried and every signature computed, so that success and failure take the same steps up to here.
         let mut proved = None;
         for verifier in self.verifiers.iter() {
             let client_key = xor(&proof, &hmac(&verifier.stored_key, &transcript));
@@ -275,8 +273,8 @@ impl Server {
         Ok(format!("v={}", BASE64.encode(signature)).into_bytes())
     }
 
-    /// The keys that the client has proved, once [`Server::last`] has succeeded. They are enough to log in as this user
-    /// to any server with the same verifier, without the password.
+    /// Returns the keys that the client has proved, once [`Server::last`] has succeeded. They are enough to log in as this user to any server with
+    /// the same verifier, without the password.
     pub fn into_keys(self) -> Option<SaltedKeys> {
         match self.state {
             ServerState::Done(keys) => keys,
@@ -299,13 +297,12 @@ impl fmt::Debug for Server {
 
 // === Client ===
 
-/// What a client proves its identity with.
+/// Credential of a client.
 #[derive(Clone)]
 pub enum Credential {
-    /// A password, and the keys of an earlier login with it, if any. They save the derivation while the server's salt
-    /// stays the same.
+    /// A password, and the keys of an earlier login with it, if any. They save the derivation while the server's salt stays the same.
     Password {
-        /// Clear text, not yet prepared.
+        /// The password in clear text, not yet prepared.
         password: Arc<str>,
         /// The keys from [`Client::keys`] of an earlier login.
         cached: Option<Arc<SaltedKeys>>,
@@ -315,7 +312,7 @@ pub enum Credential {
 }
 
 impl Credential {
-    /// A password with nothing cached.
+    /// Creates the credential of a password without cached keys.
     pub fn password(password: impl Into<Arc<str>>) -> Self {
         Self::Password { password: password.into(), cached: None }
     }
@@ -340,19 +337,19 @@ pub struct Client {
     state: ClientState,
 }
 
-/// What the client says about channel binding.
+/// Channel binding of the client.
 enum Binding {
-    /// It can't bind.
+    /// The client cannot bind.
     None,
-    /// It could bind, but the server has not offered to.
+    /// The client could bind, but the server has not offered to.
     NotOffered,
-    /// It binds to the certificate with this hash.
+    /// The client binds to the certificate with this hash.
     EndPoint(Vec<u8>),
 }
 
 enum ClientState {
     Start,
-    /// The proof was sent; `signature` is what the server has to answer.
+    /// The proof was sent; `signature` is the expected answer of the server.
     Proved {
         keys: Arc<SaltedKeys>,
         signature: Key,
@@ -361,7 +358,7 @@ enum ClientState {
 }
 
 impl Client {
-    /// Begins a login.
+    /// Starts a login.
     ///
     /// # Errors
     /// [`Error::Random`].
@@ -374,7 +371,7 @@ impl Client {
         Self { credential, nonce_at: bare.len() - nonce.len(), bare, binding: Binding::None, state: ClientState::Start }
     }
 
-    /// For a login under TLS. `end_point`: the hash of the server's certificate. `offered`: the server offers
+    /// Sets the channel binding of a login under TLS. `end_point`: the hash of the server's certificate. `offered`: the server offers
     /// [`MECHANISM_PLUS`], which then is the mechanism to choose ([`Client::mechanism`]).
     #[must_use]
     pub fn bound(mut self, end_point: Vec<u8>, offered: bool) -> Self {
@@ -382,7 +379,7 @@ impl Client {
         self
     }
 
-    /// The mechanism to choose.
+    /// Returns the mechanism to choose.
     pub fn mechanism(&self) -> &'static str {
         match self.binding {
             Binding::EndPoint(_) => MECHANISM_PLUS,
@@ -398,13 +395,13 @@ impl Client {
         }
     }
 
-    /// The client's first message.
+    /// Returns the client's first message.
     pub fn first(&self) -> Vec<u8> {
         format!("{}{}", self.gs2_header(), self.bare).into_bytes()
     }
 
-    /// Takes the server's first message and gives the client's final message. Derives the keys if none are cached for
-    /// the server's salt and iteration count; see [`SaltedKeys::derive`] for the cost.
+    /// Takes the server's first message and returns the client's final message. Derives the keys if none are cached for the server's salt and
+    /// iteration count; see [`SaltedKeys::derive`] for the cost.
     ///
     /// # Errors
     /// [`Error::Malformed`], [`Error::Unsupported`], [`Error::StaleKeys`], [`Error::OutOfOrder`].
@@ -452,7 +449,7 @@ impl Client {
         }
     }
 
-    /// Takes the server's final message. The server is known to be the right one only if this is `Ok`.
+    /// Takes the server's final message. Only after `Ok` is the server known to be the right one.
     ///
     /// # Errors
     /// [`Error::ServerSignature`], [`Error::Refused`], [`Error::Malformed`], [`Error::OutOfOrder`].
@@ -474,7 +471,7 @@ impl Client {
         Ok(())
     }
 
-    /// The keys of the login, once [`Client::verify`] has succeeded, for the caller to cache.
+    /// Returns the keys of the login, once [`Client::verify`] has succeeded, for the caller to cache.
     pub fn keys(&self) -> Option<&Arc<SaltedKeys>> {
         match &self.state {
             ClientState::Done(keys) => keys.as_ref(),
@@ -495,7 +492,7 @@ impl fmt::Debug for Client {
     }
 }
 
-/// Only the RFC's own error values are repeated, since the text may end up in a log and comes from the peer.
+/// Returns one of the RFC's own error values, since the text may end up in a log and comes from the peer.
 fn known_refusal(value: &str) -> &'static str {
     const KNOWN: [&str; 9] = [
         "invalid-encoding",

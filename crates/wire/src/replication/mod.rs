@@ -1,4 +1,4 @@
-//! The replication protocol, physical half: what a standby asks and what flows afterwards. Sans-I/O.
+//! The replication protocol, physical half: a standby's commands and the stream after them. Sans-I/O.
 //!
 //! ```text
 //!  standby                                      server
@@ -7,17 +7,16 @@
 //!                                ◀──            CopyBothResponse
 //!                                ◀── [`Event`]  CopyData `w` (WAL), `k` (keepalive)
 //!  CopyData `r`, `h`             ──▶  [`Reply`]
-//!  CopyDone                      ◀─▶            CopyDone: the timeline ends; then a row (next timeline, where it begins)
+//!  CopyDone                      ◀─▶            CopyDone: the timeline ends; then a row (next timeline, its start)
 //! ```
 //!
-//! One command is not PostgreSQL's, and known to relays only: `WATCH_FLUSHED` begins a copy in which each message says how far the
-//! relay's log is durable ([`Flushed`]). While it runs the client may ask what the relay has promised ([`Question`], [`Promised`]).
+//! One command is not PostgreSQL's, and known to relays only: `WATCH_FLUSHED` starts a copy in which each message reports the durable position of the
+//! relay's log ([`Flushed`]). While it runs the client may ask for the relay's promises ([`Question`], [`Promised`]).
 //!
-//! Positions are plain numbers here: bytes from the start of the log. [`position`] and [`read_position`] convert to and
-//! from `X/X`.
+//! Positions are plain numbers here: bytes from the start of the log. [`position`] and [`read_position`] convert to and from `X/X`.
 //!
-//! Source of the formats: PostgreSQL documentation, "Streaming Replication Protocol", and what servers and standbys of 13
-//! to 18 were seen to send.
+//! Source of the formats: PostgreSQL documentation, "Streaming Replication Protocol", and messages observed from servers and standbys of versions 13
+//! to 18.
 
 mod command;
 mod rows;
@@ -32,13 +31,13 @@ pub use stream::{
     copy_both, copy_out, feedback, keepalive, read_reply, status, wal_header,
 };
 
-/// A position as `X/X`.
+/// Formats a position as `X/X`.
 #[must_use]
 pub fn position(at: u64) -> String {
     format!("{:X}/{:X}", at >> 32, at & 0xffff_ffff)
 }
 
-/// Reads `X/X`: two hexadecimal numbers of at most eight digits.
+/// Parses `X/X`: two hexadecimal numbers of at most eight digits.
 #[must_use]
 pub fn read_position(text: &str) -> Option<u64> {
     let half = |part: &str| {

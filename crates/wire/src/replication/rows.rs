@@ -8,35 +8,35 @@ const INT4: u32 = 23;
 const INT8: u32 = 20;
 const BYTEA: u32 = 17;
 
-/// The answer to `IDENTIFY_SYSTEM`.
+/// Answer to `IDENTIFY_SYSTEM`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     /// Identifier of the database system.
     pub system: u64,
-    /// The server's timeline.
+    /// Timeline of the server.
     pub timeline: u32,
-    /// The end of the WAL that the server has flushed.
+    /// End of the WAL that the server has flushed.
     pub position: u64,
 }
 
-/// The end of a timeline that was streamed: the row behind the copy.
+/// End of a streamed timeline: the row after the copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimelineEnd {
-    /// The next timeline.
+    /// Number of the next timeline.
     pub next: u32,
-    /// The position at which the next timeline starts.
+    /// Position at which the next timeline starts.
     pub at: u64,
 }
 
-/// The columns of one `DataRow`, as text; `None` is NULL.
+/// Columns of one `DataRow`, as text; `None` is NULL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rows(pub Vec<Option<Vec<u8>>>);
 
 impl Rows {
-    /// Most columns accepted: more than any replication command gives.
+    /// Maximum number of accepted columns: more than any replication command returns.
     const MAX: usize = 32;
 
-    /// Reads the payload of a `DataRow`; None if it is malformed or has too many columns.
+    /// Decodes the payload of a `DataRow`; None if it is malformed or has too many columns.
     #[must_use]
     pub fn read(payload: &[u8]) -> Option<Rows> {
         let (count, mut rest) = payload.split_first_chunk::<2>()?;
@@ -60,13 +60,13 @@ impl Rows {
         rest.is_empty().then_some(Rows(columns))
     }
 
-    /// Column `n` as text; `None` if it is missing, NULL or not UTF-8.
+    /// Returns column `n` as text; `None` if it is missing, NULL or not UTF-8.
     #[must_use]
     pub fn text(&self, n: usize) -> Option<&str> {
         std::str::from_utf8(self.0.get(n)?.as_deref()?).ok()
     }
 
-    /// The row as the answer to `IDENTIFY_SYSTEM`.
+    /// Decodes the row as the answer to `IDENTIFY_SYSTEM`.
     #[must_use]
     pub fn identity(&self) -> Option<Identity> {
         Some(Identity {
@@ -76,19 +76,19 @@ impl Rows {
         })
     }
 
-    /// The row as the end of a timeline.
+    /// Decodes the row as the end of a timeline.
     #[must_use]
     pub fn timeline_end(&self) -> Option<TimelineEnd> {
         Some(TimelineEnd { next: self.text(0)?.parse().ok()?, at: read_position(self.text(1)?)? })
     }
 }
 
-/// Whether a server of this version gives timelines as int8.
+/// Returns the type and size of a timeline column: int8 since version 16, int4 before.
 fn wide(version: u32) -> (u32, i16) {
     if version >= 16 { (INT8, 8) } else { (INT4, 4) }
 }
 
-/// The answer to `IDENTIFY_SYSTEM` of a server of major version `version`.
+/// Appends the answer to `IDENTIFY_SYSTEM` of a server of major version `version`.
 pub fn identity(out: &mut Vec<u8>, version: u32, identity: Identity) {
     let (timeline, size) = wide(version);
     message::row_description(
@@ -111,7 +111,7 @@ pub fn identity(out: &mut Vec<u8>, version: u32, identity: Identity) {
     );
 }
 
-/// The answer to `TIMELINE_HISTORY n`: bytea up to 13, text since.
+/// Appends the answer to `TIMELINE_HISTORY n`: bytea up to 13, text since.
 pub fn timeline_history(out: &mut Vec<u8>, version: u32, timeline: u32, content: &[u8]) {
     let kind = if version >= 14 { TEXT } else { BYTEA };
     message::row_description(
@@ -121,7 +121,7 @@ pub fn timeline_history(out: &mut Vec<u8>, version: u32, timeline: u32, content:
     message::data_row(out, &[Some(format!("{timeline:08X}.history").as_bytes()), Some(content)]);
 }
 
-/// The row that follows the end of a timeline.
+/// Appends the row that follows the end of a timeline.
 pub fn timeline_end(out: &mut Vec<u8>, end: TimelineEnd) {
     message::row_description(
         out,
@@ -130,7 +130,7 @@ pub fn timeline_end(out: &mut Vec<u8>, end: TimelineEnd) {
     message::data_row(out, &[Some(end.next.to_string().as_bytes()), Some(position(end.at).as_bytes())]);
 }
 
-/// The answer to `CREATE_REPLICATION_SLOT`.
+/// Appends the answer to `CREATE_REPLICATION_SLOT`.
 pub fn slot_created(out: &mut Vec<u8>, name: &str) {
     let column = |name| Column { name, kind: TEXT, size: -1 };
     message::row_description(
@@ -140,8 +140,7 @@ pub fn slot_created(out: &mut Vec<u8>, name: &str) {
     message::data_row(out, &[Some(name.as_bytes()), Some(b"0/0"), None, None]);
 }
 
-/// The answer to `READ_REPLICATION_SLOT`; `None` if there is no such slot. The pair is the slot's restart position and
-/// its timeline.
+/// Appends the answer to `READ_REPLICATION_SLOT`; `None` if the slot does not exist. The pair is the slot's restart position and its timeline.
 pub fn slot_read(out: &mut Vec<u8>, slot: Option<Option<(u64, u32)>>) {
     message::row_description(
         out,

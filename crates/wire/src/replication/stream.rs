@@ -1,32 +1,32 @@
-//! The messages of a replication stream.
+//! Messages of a replication stream.
 
 use crate::message::message;
 use crate::{Frame, FrameError, HEADER};
 
-/// Bytes of a CopyData message before its WAL: header, `w`, position, end of the server's log, time.
+/// Size of a CopyData message before its WAL: header, `w`, position, end of the server's log, time.
 pub const WAL_HEADER: usize = HEADER + 1 + 24;
 
-/// Longest message without WAL that is accepted while streaming, in bytes: errors, notices, rows.
+/// Maximum size of an accepted message without WAL while streaming, in bytes: errors, notices, rows.
 pub const MAX_CONTROL: usize = 64 << 10;
 
-/// Microseconds between 1970 and 2000, which PostgreSQL counts from.
+/// Microseconds from 1970 to 2000, PostgreSQL's epoch.
 const EPOCH: i64 = 946_684_800_000_000;
 
-/// What a server sends while streaming.
+/// Event of a server's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// A piece of WAL: as much of the message as has arrived. The next piece goes on where this one ends.
+    /// A piece of WAL: the part of the message that has arrived. The next piece continues at its end.
     Wal {
         /// Position of the first byte.
         at: u64,
-        /// At least one byte.
+        /// The WAL, at least one byte.
         data: &'a [u8],
     },
-    /// `k`, or the header of a `w` message: how far the server is.
+    /// `k`, or the header of a `w` message: the server's position.
     Keepalive {
         /// End of the server's log.
         end: u64,
-        /// Whether the server wants a status message at once.
+        /// True if the server requests a status message at once.
         reply: bool,
     },
     /// `CopyDone`.
@@ -40,16 +40,16 @@ pub enum Event<'a> {
     },
 }
 
-/// Why a stream is refused: the connection has to be given up.
+/// Error in a stream: the connection has to be closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
-    /// See there.
+    /// Error in a message's header.
     #[error(transparent)]
     Frame(#[from] FrameError),
     /// A message without WAL is too long.
     #[error("message {:?} of {length} bytes in a replication stream: expected at most {MAX_CONTROL}", char::from(*tag))]
     TooLong {
-        /// Kind.
+        /// Tag of the message.
         tag: u8,
         /// Length of the payload in bytes.
         length: usize,
@@ -60,7 +60,7 @@ pub enum StreamError {
         /// First byte of the payload; 0 if there is none.
         kind: u8,
     },
-    /// WAL beyond the last possible position.
+    /// The WAL is beyond the last possible position.
     #[error("WAL at {}: the position is out of range", super::position(*at))]
     Position {
         /// The position in the message.
@@ -68,18 +68,16 @@ pub enum StreamError {
     },
 }
 
-/// Reads a server's stream in pieces of any size. WAL is handed on as it arrives, so no message has to be buffered
-/// whole.
+/// Decoder of a server's stream in pieces of any size. WAL is passed on as it arrives, so that no message has to be buffered completely.
 #[derive(Debug, Default, Clone)]
 pub struct WalStream {
-    /// Position of the next byte of WAL, and how many bytes of its message are still to come.
+    /// Position of the next byte of WAL, and number of the bytes of its message still to come.
     wal: Option<(u64, usize)>,
 }
 
 impl WalStream {
-    /// The next event in `bytes` and how many of them it used up; None when more are needed (at most
-    /// [`MAX_CONTROL`] + [`HEADER`] in all). An event that uses bytes up may also be a [`Event::Keepalive`] made of a WAL
-    /// message's header.
+    /// Returns the next event in `bytes` and the number of bytes that it consumed; None if more are needed (at most [`MAX_CONTROL`] + [`HEADER`] in
+    /// all). An event that consumes bytes may also be a [`Event::Keepalive`] made of a WAL message's header.
     ///
     /// # Errors
     /// See [`StreamError`].
@@ -137,25 +135,25 @@ impl WalStream {
     }
 }
 
-/// The eight bytes at `at` as a number; the caller has checked the length.
+/// Returns the eight bytes at `at` as a number; the caller has checked the length.
 fn number(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_be_bytes)
 }
 
 // === to a standby ===
 
-/// `CopyBothResponse`: binary, no columns.
+/// Appends `CopyBothResponse`: overall format 0, no columns.
 pub fn copy_both(out: &mut Vec<u8>) {
     message(out, b'W', |out| out.extend([0, 0, 0]));
 }
 
-/// The start of a CopyData message with `length` bytes of WAL from position `at` on; the caller sends the WAL
-/// separately. `end` is the end of the server's log, `now` in microseconds since 1970.
+/// Returns the start of a CopyData message with `length` bytes of WAL from position `at` on; the caller sends the WAL separately. `end` is the end of
+/// the server's log, `now` in microseconds since 1970.
 #[must_use]
 pub fn wal_header(at: u64, end: u64, now: i64, length: usize) -> [u8; WAL_HEADER] {
     let mut header = [0; WAL_HEADER];
     header[0] = b'd';
-    // A sender's pieces are far below 4 GiB.
+    // The pieces are far below 4 GiB.
     header[1..5].copy_from_slice(&((length + WAL_HEADER - 1) as u32).to_be_bytes());
     header[5] = b'w';
     header[6..14].copy_from_slice(&at.to_be_bytes());
@@ -164,7 +162,7 @@ pub fn wal_header(at: u64, end: u64, now: i64, length: usize) -> [u8; WAL_HEADER
     header
 }
 
-/// A keepalive (`k`). `now` in microseconds since 1970.
+/// Appends a keepalive (`k`). `now` in microseconds since 1970.
 pub fn keepalive(out: &mut Vec<u8>, end: u64, now: i64, reply: bool) {
     message(out, b'd', |out| {
         out.push(b'k');
@@ -176,8 +174,7 @@ pub fn keepalive(out: &mut Vec<u8>, end: u64, now: i64, reply: bool) {
 
 // === to a server ===
 
-/// A status message (`r`): how far the receiver is. `apply` is 0 if the receiver applies nothing. `now` in microseconds
-/// since 1970.
+/// Appends a status message (`r`) with the receiver's positions. `apply` is 0 if the receiver does not apply WAL. `now` in microseconds since 1970.
 pub fn status(out: &mut Vec<u8>, write: u64, flush: u64, apply: u64, now: i64, reply: bool) {
     message(out, b'd', |out| {
         out.push(b'r');
@@ -189,8 +186,8 @@ pub fn status(out: &mut Vec<u8>, write: u64, flush: u64, apply: u64, now: i64, r
     });
 }
 
-/// A feedback message (`h`): the oldest transactions that queries on standbys still need (id 0: none), each with its
-/// epoch. `now` in microseconds since 1970.
+/// Appends a feedback message (`h`): the oldest transactions that queries on standbys still need (ID 0: none), each with its epoch. `now` in
+/// microseconds since 1970.
 pub fn feedback(out: &mut Vec<u8>, now: i64, xmin: (u32, u32), catalog_xmin: (u32, u32)) {
     message(out, b'd', |out| {
         out.push(b'h');
@@ -202,21 +199,21 @@ pub fn feedback(out: &mut Vec<u8>, now: i64, xmin: (u32, u32), catalog_xmin: (u3
     });
 }
 
-/// What a standby sends while streaming: the payload of a CopyData message.
+/// Reply of a standby while streaming: the payload of a CopyData message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reply {
-    /// `r`.
+    /// Status message (`r`).
     Status {
-        /// Written, but not necessarily durable. May be below `flush` just after a start.
+        /// Written position, not necessarily durable. May be below `flush` just after a start.
         write: u64,
-        /// Durable.
+        /// Durable position.
         flush: u64,
-        /// Replayed; 0 if the receiver replays nothing.
+        /// Replayed position; 0 if the receiver does not replay WAL.
         apply: u64,
-        /// Whether the standby wants a keepalive at once.
+        /// True if the standby requests a keepalive at once.
         reply: bool,
     },
-    /// `h`: transaction id and epoch; id 0 means none.
+    /// Feedback message (`h`): transaction ID and epoch; ID 0 means none.
     Feedback {
         /// The oldest transaction that a query needs.
         xmin: (u32, u32),
@@ -225,8 +222,7 @@ pub enum Reply {
     },
 }
 
-/// Reads the payload of a standby's CopyData message. `None` if it is of neither kind or has the wrong length; no
-/// version sends longer ones.
+/// Decodes the payload of a standby's CopyData message. `None` if it is of neither kind or has the wrong length; no version sends longer ones.
 #[must_use]
 pub fn read_reply(payload: &[u8]) -> Option<Reply> {
     let (&kind, rest) = payload.split_first()?;
@@ -245,16 +241,16 @@ pub fn read_reply(payload: &[u8]) -> Option<Reply> {
 
 // === of a relay ===
 
-/// Up to where a relay's log is durable: the messages that a relay sends while `WATCH_FLUSHED` runs.
+/// Durable position of a relay's log, sent by the relay while `WATCH_FLUSHED` runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flushed {
-    /// Identifier of the database system whose log it is.
+    /// Identifier of the log's database system.
     pub system: u64,
     /// The highest term that the relay has promised to.
     pub term: u64,
-    /// The timeline that is being written.
+    /// Timeline that is being written.
     pub timeline: u32,
-    /// The log is durable up to this position of that timeline.
+    /// Position on that timeline up to which the log is durable.
     pub at: u64,
 }
 
@@ -272,7 +268,7 @@ impl Flushed {
         });
     }
 
-    /// Reads the payload of a CopyData message; `None` if it is another message.
+    /// Decodes the payload of a CopyData message; `None` if it is another message.
     #[must_use]
     pub fn read(payload: &[u8]) -> Option<Flushed> {
         if payload.first() != Some(&b'f') || payload.len() != Flushed::BYTES {
@@ -283,39 +279,39 @@ impl Flushed {
     }
 }
 
-/// What a relay says of itself at login, as a `ParameterStatus`: it answers a [`Question`] while `WATCH_FLUSHED` runs. A relay of an
-/// earlier version does not say so, and closes the connection when it is asked.
+/// `ParameterStatus` of a relay at login: it answers a [`Question`] while `WATCH_FLUSHED` runs. A relay of an earlier version does not send it, and
+/// closes the connection at a question.
 pub const ANSWERS_QUESTIONS: (&str, &str) = ("kingpost_answers_questions", "on");
 
-/// What a proxy asks of a relay while `WATCH_FLUSHED` runs: "what have you promised by now?". A `CopyData` message whose payload is `q` and
-/// the number, 8 bytes.
+/// Question of a proxy to a relay while `WATCH_FLUSHED` runs: the relay's promises by now. A `CopyData` message whose payload is `q` and the number,
+/// 8 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Question {
-    /// Rises with each question on a connection. The answer repeats it.
+    /// Number that rises with each question on a connection. The answer repeats it.
     pub number: u64,
 }
 
-/// A relay's answer to a [`Question`]: what it had promised when it read the question, or later. A `CopyData` message whose payload is `p`,
-/// the question's number (8 bytes), system (8), term (8), fenced timeline (4) and timeline (4).
+/// A relay's answer to a [`Question`]: its promises when it read the question, or later. A `CopyData` message whose payload is `p`, the question's
+/// number (8 bytes), system (8), term (8), fenced timeline (4) and timeline (4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Promised {
-    /// Of the question.
+    /// Number of the question.
     pub number: u64,
-    /// Identifier of the database system whose log the relay has.
+    /// Identifier of the database system of the relay's log.
     pub system: u64,
     /// The highest term of a failover that the relay has promised to; 0: none.
     pub term: u64,
-    /// The last timeline of which the relay takes nothing more; 0: none. A relay that has lost its memory says `u32::MAX`: nobody may build on
-    /// anything it says.
+    /// The last timeline of which the relay accepts no more WAL; 0: none. A relay that has lost its state answers `u32::MAX`: none of its answers may
+    /// be relied on.
     pub fenced: u32,
-    /// The timeline that the relay's log is on.
+    /// Timeline of the relay's log.
     pub timeline: u32,
 }
 
 impl Question {
     const BYTES: usize = 1 + 8;
 
-    /// Appends it as a `CopyData` message.
+    /// Appends the question as a `CopyData` message.
     pub fn write(self, out: &mut Vec<u8>) {
         message(out, b'd', |out| {
             out.push(b'q');
@@ -323,7 +319,7 @@ impl Question {
         });
     }
 
-    /// Reads the payload of a `CopyData` message; None if it is anything else.
+    /// Decodes the payload of a `CopyData` message; None if it is another message.
     #[must_use]
     pub fn read(payload: &[u8]) -> Option<Question> {
         let is_one = payload.first() == Some(&b'q') && payload.len() == Question::BYTES;
@@ -334,7 +330,7 @@ impl Question {
 impl Promised {
     const BYTES: usize = 1 + 8 + 8 + 8 + 4 + 4;
 
-    /// Appends it as a `CopyData` message.
+    /// Appends the answer as a `CopyData` message.
     pub fn write(self, out: &mut Vec<u8>) {
         message(out, b'd', |out| {
             out.push(b'p');
@@ -346,7 +342,7 @@ impl Promised {
         });
     }
 
-    /// Reads the payload of a `CopyData` message; None if it is anything else.
+    /// Decodes the payload of a `CopyData` message; None if it is another message.
     #[must_use]
     pub fn read(payload: &[u8]) -> Option<Promised> {
         if payload.first() != Some(&b'p') || payload.len() != Promised::BYTES {
@@ -363,7 +359,7 @@ impl Promised {
     }
 }
 
-/// `CopyOutResponse`: binary, no columns.
+/// Appends `CopyOutResponse`: binary, no columns.
 pub fn copy_out(out: &mut Vec<u8>) {
     message(out, b'H', |out| out.extend([1, 0, 0]));
 }

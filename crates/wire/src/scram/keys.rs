@@ -1,4 +1,4 @@
-//! What is derived from a password: keys for the client, a verifier for the server.
+//! Keys derived from a password, for the client, and verifiers for the server.
 
 use std::fmt;
 
@@ -14,13 +14,12 @@ use super::{
 
 const PREFIX: &str = "SCRAM-SHA-256$";
 
-/// Keys derived from a password with one salt and iteration count. They are enough to log in where that verifier is
-/// used: a secret.
+/// Keys derived from a password with one salt and iteration count. They are enough to log in to any server with that verifier: a secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SaltedKeys {
     /// The decoded salt, at most [`MAX_SALT`] bytes.
     pub salt: Vec<u8>,
-    /// 1 to [`MAX_ITERATIONS`].
+    /// Number of iterations, 1 to [`MAX_ITERATIONS`].
     pub iterations: u32,
     /// HMAC(SaltedPassword, "Client Key").
     pub client_key: [u8; 32],
@@ -32,7 +31,7 @@ impl SaltedKeys {
     /// Runs PBKDF2 over the prepared password: 1 to 5 ms for 4096 iterations, too long for an event loop to do often.
     ///
     /// # Errors
-    /// [`Error::Malformed`] when salt, iterations or password are outside their bounds.
+    /// [`Error::Malformed`] if salt, iterations or password exceed their limits.
     pub fn derive(password: &str, salt: &[u8], iterations: u32) -> Result<Self, Error> {
         check_rounds_and_salt(iterations, salt)?;
         if password.len() > MAX_PASSWORD {
@@ -62,12 +61,11 @@ impl fmt::Debug for SaltedKeys {
 
 // === Verifier ===
 
-/// The form in which a server stores a password (PostgreSQL: `pg_authid.rolpassword`). It serves to check a client, and
-/// is not enough to log in. It can be attacked offline, so it has no `Display`; [`Verifier::encode`] writes it, on
-/// purpose.
+/// The form in which a server stores a password (PostgreSQL: `pg_authid.rolpassword`). It serves to check a client, and is not enough to log in. It
+/// can be attacked offline, so it has no `Display`; [`Verifier::encode`] writes it, on purpose.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Verifier {
-    /// 1 to [`MAX_ITERATIONS`].
+    /// Number of iterations, 1 to [`MAX_ITERATIONS`].
     pub iterations: u32,
     /// The decoded salt, at most [`MAX_SALT`] bytes.
     pub salt: Vec<u8>,
@@ -78,11 +76,11 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Reads PostgreSQL's form: `SCRAM-SHA-256$<iterations>:<salt>$<stored key>:<server key>`, the last three in base64.
+    /// Parses PostgreSQL's form: `SCRAM-SHA-256$<iterations>:<salt>$<stored key>:<server key>`, the last three in base64.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when the text is of another kind (`md5…`, a plain password), [`Error::Malformed`] when a
-    /// part is missing, not base64 or out of bounds.
+    /// [`Error::Unsupported`] if the text is of another kind (`md5…`, a plain password), [`Error::Malformed`] if a part is missing, not base64 or out
+    /// of bounds.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let rest = text.strip_prefix(PREFIX).ok_or(Error::Unsupported("a verifier that is not SCRAM-SHA-256"))?;
         if text.len() > MAX_MESSAGE {
@@ -101,7 +99,7 @@ impl Verifier {
         Ok(verifier)
     }
 
-    /// A new verifier with a random salt and [`DEFAULT_ITERATIONS`]. Costs what [`SaltedKeys::derive`] costs.
+    /// Creates a verifier with a random salt and [`DEFAULT_ITERATIONS`], at the cost of [`SaltedKeys::derive`].
     ///
     /// # Errors
     /// [`Error::Malformed`] for an empty or overlong password, [`Error::Random`].
@@ -111,7 +109,7 @@ impl Verifier {
         Ok(Self::from(&SaltedKeys::derive(password, &salt, DEFAULT_ITERATIONS)?))
     }
 
-    /// PostgreSQL's form of it, as [`Verifier::parse`] reads it.
+    /// Returns PostgreSQL's form of the verifier, for [`Verifier::parse`].
     pub fn encode(&self) -> String {
         format!(
             "{PREFIX}{}:{}${}:{}",
@@ -122,8 +120,7 @@ impl Verifier {
         )
     }
 
-    /// Whether the password is the one this verifier was made from: for a password that came in clear text. Costs what
-    /// [`SaltedKeys::derive`] costs.
+    /// True if this verifier was made from the password, which came in clear text. Costs as much as [`SaltedKeys::derive`].
     pub fn matches(&self, password: &str) -> bool {
         SaltedKeys::derive(password, &self.salt, self.iterations)
             .is_ok_and(|keys| bool::from(Self::from(&keys).stored_key.ct_eq(&self.stored_key)))
@@ -147,8 +144,8 @@ impl fmt::Debug for Verifier {
     }
 }
 
-/// Verifiers of which a client has to fit one: at least one, and all with the same salt and iteration count. A server
-/// names the salt before it knows which password the client has, so one login can try only verifiers that share it.
+/// Verifiers of which a client has to match one: at least one, and all with the same salt and iteration count. A server sends the salt before it
+/// knows which password the client has, so one login can try only verifiers that share it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verifiers {
     first: Verifier,
@@ -168,8 +165,7 @@ impl Verifiers {
         Ok(())
     }
 
-    /// Adds a verifier of this password, with the salt and the iteration count of the first one. Costs what
-    /// [`SaltedKeys::derive`] costs.
+    /// Adds a verifier of this password, with the salt and the iteration count of the first one. Costs as much as [`SaltedKeys::derive`].
     ///
     /// # Errors
     /// [`Error::Malformed`] for an empty or overlong password.
@@ -179,7 +175,7 @@ impl Verifiers {
         self.add(Verifier::from(&keys))
     }
 
-    /// The salt and the iteration count that all of them have.
+    /// Returns the salt and the iteration count of all verifiers.
     pub fn salt_and_iterations(&self) -> (&[u8], u32) {
         (&self.first.salt, self.first.iterations)
     }

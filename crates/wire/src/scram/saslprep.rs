@@ -1,15 +1,15 @@
-//! SASLprep (RFC 4013) as PostgreSQL does it, which is not quite what the RFC says.
+//! SASLprep (RFC 4013) as in PostgreSQL, which deviates from the RFC.
 
 use std::borrow::Cow;
 
 use stringprep::tables;
 use unicode_normalization::UnicodeNormalization as _;
 
-/// The password as both sides hash it. PostgreSQL takes the bytes as they are when the preparation forbids them: a password
-/// that PostgreSQL accepts must never be refused, or hashed otherwise, here.
+/// Prepares a password as both sides hash it. PostgreSQL uses the bytes unchanged if the preparation forbids them: a password that PostgreSQL accepts
+/// must never be refused, or hashed differently, here.
 ///
-/// The RFC checks what comes out of the normalisation; PostgreSQL, what goes in. `U+0340`, which becomes the harmless
-/// `U+0300`, thus makes PostgreSQL take the whole password as it is; that is why this is not `stringprep::saslprep`.
+/// The RFC checks the output of the normalization; PostgreSQL, the input. `U+0340`, which becomes the harmless `U+0300`, thus makes PostgreSQL use
+/// the whole password unchanged; that is why this is not `stringprep::saslprep`.
 pub(super) fn prepare(password: &str) -> Cow<'_, str> {
     if password.is_ascii() {
         return Cow::Borrowed(password);
@@ -45,7 +45,7 @@ fn forbidden(c: char) -> bool {
         || tables::unassigned_code_point(c)
 }
 
-/// RFC 3454, section 6: text with any right-to-left character begins and ends with one and has none left-to-right.
+/// True if the text violates RFC 3454, section 6: text with a right-to-left character begins and ends with one and has none left-to-right.
 fn mixed_direction(text: &str) -> bool {
     text.contains(tables::bidi_r_or_al)
         && (text.contains(tables::bidi_l)

@@ -11,7 +11,7 @@ const RFC_CLIENT_FINAL: &str =
     "c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=";
 const RFC_SERVER_FINAL: &str = "v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=";
 
-/// What PostgreSQL 15.18 stored for these passwords (`CREATE ROLE … PASSWORD`, read from `pg_authid`).
+/// Verifiers that PostgreSQL 15.18 stored for these passwords (`CREATE ROLE … PASSWORD`, read from `pg_authid`).
 const FROM_POSTGRESQL: [(&str, &str); 3] = [
     (
         "correct horse battery staple",
@@ -23,13 +23,13 @@ const FROM_POSTGRESQL: [(&str, &str); 3] = [
         "SCRAM-SHA-256$4096:KZ6tmW3f4qXzmdW+687nww==$JfftR/vYicyAFyQkC4ecnQqMBgFFawg3lhXJier/efQ=:iZJLrcCnNRYaI7RQnTUllEL0jdbiZu3pdui89lDCClg=",
     ),
     (
-        // Forbidden by SASLprep: hashed as it is.
+        // Forbidden by SASLprep: hashed unchanged.
         "raw\u{340}\u{341}",
         "SCRAM-SHA-256$4096:1uzrLHlpeW8XFehmLTZMew==$ipLJw0U05IoNfTakb2otjt6SLEe3c3tF7Q5LHypVoMw=:knNweamwJ6QHDEMTuqn6xTueKoDmxoWGFHN385DJdSM=",
     ),
 ];
 
-/// A verifier that costs nothing to make.
+/// Returns a verifier with a single iteration.
 fn cheap(password: &str) -> Verifier {
     Verifier::from(&SaltedKeys::derive(password, b"sixteen byte salt", 1).unwrap())
 }
@@ -85,12 +85,12 @@ fn passwords_are_prepared_as_postgresql_does() {
         ("\u{aa}", "a"),
         ("\u{2168}", "IX"),
         ("a\u{3000}b\u{200b}c", "a b c"),
-        // Direction counts before normalisation, which here makes right-to-left what was not, and the reverse.
+        // Direction is checked before normalization, which here turns other characters into right-to-left ones, and the reverse.
         ("x\u{2135}", "x\u{5d0}"),
         ("\u{fb36}", "\u{5d6}\u{5bc}"),
-        // Nothing would be left.
+        // The result would be empty.
         ("\u{ad}\u{200d}", "\u{ad}\u{200d}"),
-        // Forbidden, unassigned in Unicode 3.2, of mixed direction: as they are.
+        // Forbidden, unassigned in Unicode 3.2, of mixed direction: unchanged.
         ("\u{aa}\u{7}", "\u{aa}\u{7}"),
         ("\u{aa}\u{340}", "\u{aa}\u{340}"),
         ("\u{aa}\u{1f600}", "\u{aa}\u{1f600}"),
@@ -113,7 +113,7 @@ fn right_password_logs_in_and_both_sides_end_with_its_keys() {
     assert!(Verifier::from(&*keys) == verifier);
     assert!(server.into_keys().unwrap() == *keys);
 
-    // What was seen in passing is enough to log in elsewhere.
+    // The keys of a login are enough to log in elsewhere.
     let mut through = Client::new(Credential::Keys(keys)).unwrap();
     assert_eq!(log_in(&mut Server::new(verifier), &mut through), Ok(()));
 }
@@ -234,7 +234,7 @@ fn client_first_forms() {
     assert!(matches!(Server::new(cheap("secret")).first(b"n,,n=\xff,r=abc"), Err(Error::Malformed(_))));
 }
 
-/// A client that the server believes, but for what `change` does to its final message.
+/// Runs a login whose client is correct, except for the `change` to its final message.
 fn last_with(gs2: &str, change: impl Fn(&str) -> String) -> Result<Vec<u8>, Error> {
     let mut server = Server::new(cheap("secret"));
     let mut client = client("secret");
@@ -248,7 +248,7 @@ fn last_with(gs2: &str, change: impl Fn(&str) -> String) -> Result<Vec<u8>, Erro
 fn client_final_forms() {
     assert!(last_with("n", str::to_owned).is_ok());
     assert!(matches!(last_with("y", str::to_owned), Err(Error::Malformed(_))), "c= must be the header's own");
-    // Well-formed, and signed otherwise.
+    // Well-formed, but signed over other data.
     assert_eq!(last_with("y", |last| last.replacen("biws", "eSws", 1)), Err(Error::WrongPassword));
     assert_eq!(last_with("n", |last| last.replacen(",p=", ",x=1,p=", 1)), Err(Error::WrongPassword));
     let changes: [fn(&str) -> String; 8] = [
@@ -354,7 +354,7 @@ fn debug_shows_nothing_secret() {
 
 // === Properties ===
 
-/// Text that often gets past the first checks.
+/// Returns text that often passes the first checks.
 fn scramish() -> impl Strategy<Value = Vec<u8>> {
     let part = prop_oneof![
         Just("n,".to_owned()),
@@ -423,7 +423,7 @@ proptest! {
 
 // === Channel binding ===
 
-/// One exchange: what the client was told of the offer, whose certificate each side sees.
+/// Runs one exchange, with the offer that the client was told of, and the certificate that each side sees.
 fn bound_exchange(offered: Option<&[u8]>, seen: Option<(&[u8], bool)>, password: &str) -> Result<(), Error> {
     let mut server = Server::new(cheap("secret")).offer_binding(offered.map(<[u8]>::to_vec));
     let mut client = Client::new(Credential::password(password))?;
@@ -443,7 +443,7 @@ fn channel_binding() {
     assert_eq!(bound_exchange(Some(ours), Some((ours, true)), "wrong"), Err(Error::WrongPassword));
     assert_eq!(bound_exchange(Some(ours), None, "secret"), Ok(()), "a client that cannot bind need not");
     assert_eq!(bound_exchange(None, Some((ours, false)), "secret"), Ok(()), "could bind, and there is no offer");
-    // Somebody between the two has another certificate, or hides the offer.
+    // A man in the middle has another certificate, or hides the offer.
     assert!(matches!(bound_exchange(Some(ours), Some((other, true)), "secret"), Err(Error::Malformed(_))));
     assert!(matches!(bound_exchange(Some(ours), Some((ours, false)), "secret"), Err(Error::Malformed(_))));
     // Chosen without an offer.

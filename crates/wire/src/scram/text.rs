@@ -1,14 +1,14 @@
-//! The comma-separated texts of SCRAM messages. All input comes from the peer.
+//! Comma-separated texts of SCRAM messages. All input comes from the peer.
 
 use base64::Engine as _;
 
 use super::{BASE64, Error, KEY_LEN, MAX_MESSAGE};
 
-/// The rest of a comma-separated list of `letter=value`.
+/// Rest of a comma-separated list of `letter=value`.
 pub(super) struct Attributes<'a>(pub(super) &'a str);
 
 impl<'a> Attributes<'a> {
-    /// The value of the next attribute, whose name must be `letter`.
+    /// Returns the value of the next attribute, whose name must be `letter`.
     pub(super) fn take(&mut self, letter: char) -> Result<&'a str, Error> {
         let (found, value) = self.next()?;
         if found != letter {
@@ -33,7 +33,7 @@ impl<'a> Attributes<'a> {
         if self.0.starts_with("m=") { Err(Error::Unsupported("a mandatory extension")) } else { Ok(()) }
     }
 
-    /// Optional extensions at the end: their format is checked, their meaning is ignored.
+    /// Skips optional extensions at the end: their format is checked, their meaning is ignored.
     pub(super) fn skip_extensions(&mut self) -> Result<(), Error> {
         while !self.0.is_empty() {
             self.next()?;
@@ -50,7 +50,7 @@ pub(super) fn text(message: &[u8]) -> Result<&str, Error> {
     if text.contains('\0') { Err(Error::Malformed("the message has a zero byte")) } else { Ok(text) }
 }
 
-/// Checks for printable ASCII, as the RFC wants it. (Splitting at commas has removed any comma.)
+/// Checks for printable ASCII, as the RFC requires. (Splitting at commas has removed any comma.)
 pub(super) fn check_nonce(nonce: &str) -> Result<(), Error> {
     if nonce.is_empty() || !nonce.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(Error::Malformed("the nonce is empty or not printable"));
