@@ -54,7 +54,7 @@ pub struct Asked<'a> {
 pub enum Lead {
     /// The cluster of this name.
     To(Arc<str>),
-    /// No cluster: more than one has the database. The text is for the client.
+    /// No cluster: the request is ambiguous, or names an unknown cluster. The text is for the client.
     Nowhere(String),
 }
 

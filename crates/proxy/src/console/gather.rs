@@ -91,8 +91,8 @@ impl Gathering {
         self.until.is_some_and(|until| until <= now) || self.parts.iter().all(|part| part.gone || part.said.is_some())
     }
 
-    /// Merges the results: tables one below the other, with the cluster's name at the end of each row. A refusal by one cluster refuses the command;
-    /// an object that is missing in one cluster and present in another does not.
+    /// Merges the results: tables one below the other, with the cluster's name at the end of each row. If one cluster refuses, the result is its
+    /// refusal; a cluster that only lacks the command's object does not count if another one has it.
     pub(super) fn sum(&mut self) -> Said {
         let (mut all, mut done, mut refused, mut not_here): (Option<Table>, _, _, _) = (None, None, None, None);
         for part in &mut self.parts {

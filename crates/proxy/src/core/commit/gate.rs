@@ -118,7 +118,7 @@ impl Gate {
     }
 }
 
-// === what the replies do ===
+// === effects of replies ===
 
 impl Core {
     /// Returns the commit gate of this server's pool; None if there is none.

@@ -158,7 +158,7 @@ impl Core {
         self.say_to(p, to, Word::Answer { channel, listens: false });
     }
 
-    // --- what it is asked for ---
+    // --- requests for channels ---
 
     fn asked_to_listen(&mut self, p: usize, channel: Arc<str>, from: usize) {
         let (now, most) = (self.now, self.settings.notify.channels);

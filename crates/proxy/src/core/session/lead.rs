@@ -2,7 +2,7 @@
 //!
 //! The cluster of a client is given by its start-up packet (and by the host name in its TLS handshake), that of a cancel request by its process ID.
 //! If the worker that has accepted the connection belongs to another cluster, the connection moves to the right one, with the packet: the other
-//! worker reads it as if it had accepted the connection itself. Until then the client was told only if there is TLS.
+//! worker reads it as if it had accepted the connection itself. Until then the client has only got the answer to its request for TLS.
 
 use std::sync::atomic::Ordering;
 
