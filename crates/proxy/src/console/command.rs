@@ -319,7 +319,8 @@ pub(super) fn time(text: &str, range: (Duration, Duration)) -> Option<Duration> 
     time.filter(|time| (range.0..=range.1).contains(time))
 }
 
-/// Splits a text into words, in double quotes (a name), in single quotes (a text, in which `''` stands for a quote) or not. A semicolon at the end is dropped; comments are white space.
+/// Splits a text into words, in double quotes (a name), in single quotes (a text) or not. Within quotes, two of them stand for one, as in SQL. A
+/// semicolon at the end is dropped; comments are white space.
 fn words(text: &str) -> Result<Vec<String>, String> {
     let mut words = Vec::new();
     let mut ended = false;
@@ -335,12 +336,15 @@ fn words(text: &str) -> Result<Vec<String>, String> {
             rest = after;
         } else if ended {
             return Err("one command at a time".into());
-        } else if let Some(quoted) = rest.strip_prefix('"') {
-            let end = quoted.find('"').ok_or("a quoted name has no end")?;
-            words.push(quoted[..end].to_owned());
-            rest = &quoted[end + 1..];
+        } else if let Some(after) = rest.strip_prefix('"') {
+            let (name, after) = unquoted(after, '"').ok_or("a quoted name has no end")?;
+            if name.is_empty() {
+                return Err("a quoted name is empty".into());
+            }
+            words.push(name);
+            rest = after;
         } else if let Some(after) = rest.strip_prefix('\'') {
-            let (word, after) = quoted_text(after).ok_or("a quoted text has no end")?;
+            let (word, after) = unquoted(after, '\'').ok_or("a quoted text has no end")?;
             words.push(word);
             rest = after;
         } else {
@@ -353,14 +357,14 @@ fn words(text: &str) -> Result<Vec<String>, String> {
     Ok(words)
 }
 
-/// A text in single quotes, behind the first of them, and what follows the last. `None`: there is no last one.
-fn quoted_text(mut rest: &str) -> Option<(String, &str)> {
-    let mut text = String::new();
+/// A word in quotes, behind the first of them, and the text behind the last. `None`: there is no last one.
+fn unquoted(mut rest: &str, quote: char) -> Option<(String, &str)> {
+    let mut word = String::new();
     loop {
-        let (before, after) = rest.split_once('\'')?;
-        text.push_str(before);
-        let Some(more) = after.strip_prefix('\'') else { return Some((text, after)) };
-        text.push('\'');
+        let (before, after) = rest.split_once(quote)?;
+        word.push_str(before);
+        let Some(more) = after.strip_prefix(quote) else { return Some((word, after)) };
+        word.push(quote);
         rest = more;
     }
 }
@@ -391,6 +395,13 @@ mod tests {
             ("resume when timeline >= 7", Command::ResumeWhen(7)),
             ("RESUME WHEN TIMELINE 8;", Command::ResumeWhen(8)),
             ("resume \"my shop\"", Command::Resume(name("my shop"))),
+            ("pause \"Quo\"\"te\"", Command::Pause(name("Quo\"te"))),
+            ("RESUME \"\"\"\"\"\";", Command::Resume(name("\"\""))),
+            ("kill \"a; b\"\"\" -- c", Command::Kill(name("a; b\""))),
+            ("reconnect\"Quo\"\"te\"", Command::Reconnect(name("Quo\"te"))),
+            ("wait_close \"Quo\"\"te\"", Command::WaitClose(name("Quo\"te"))),
+            ("disable \"Quo\"\"te\"", Command::Disable("Quo\"te".into())),
+            ("lift \"Quo\"\"te\"", Command::Lift("Quo\"te".into())),
             ("wait_close", Command::WaitClose(None)),
             ("reconnect shop", Command::Reconnect(name("shop"))),
             ("kill", Command::Kill(None)),
@@ -429,6 +440,8 @@ mod tests {
             ("reload now", "one command at a time"),
             ("show pools; show stats", "one command at a time"),
             ("pause \"shop", "no end"),
+            ("pause \"shop\"\"", "no end"),
+            ("pause \"\"", "empty"),
             ("pause for ever", "from 1s to 10min"),
             ("pause for 1h", "from 1s to 10min"),
             ("pause for 100ms", "from 1s to 10min"),
