@@ -1,9 +1,10 @@
 //! The packets before the first message: a length and a code, without a tag.
 
 use crate::payload::cstr;
+use crate::{Severity, Sqlstate, message};
 
-/// Longest startup packet that PostgreSQL accepts (`MAX_STARTUP_PACKET_LENGTH`).
-pub const MAX_STARTUP: usize = 10_000;
+/// Longest startup packet that PostgreSQL accepts: `MAX_STARTUP_PACKET_LENGTH`, and the length itself.
+pub const MAX_STARTUP: usize = 10_004;
 
 /// Protocol 3.0.
 pub const V3_0: u32 = 3 << 16;
@@ -37,13 +38,13 @@ pub enum Startup<'a> {
     },
 }
 
-/// Why a startup packet is refused.
+/// Why a startup packet is refused. [`StartupError::write`] gives the answer to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StartupError {
-    /// Too short or too long. Packets of other protocols usually end up here, too.
+    /// Too short or too long. Packets of other protocols usually end up here, too: Terminate, HTTP, TLS.
     #[error("invalid length of startup packet: {0} bytes, expected 8 to {MAX_STARTUP}")]
     Length(u32),
-    /// Not protocol 3.
+    /// Not protocol 3, or a request for encryption that comes again.
     #[error("unsupported frontend protocol {major}.{minor}: server supports 3.0 to 3.2")]
     Version {
         /// The version asked for.
@@ -54,6 +55,43 @@ pub enum StartupError {
     /// The contents do not end where the format says.
     #[error("invalid startup packet layout: expected terminator as last byte")]
     Layout,
+}
+
+impl StartupError {
+    /// Appends PostgreSQL's answer. A peer whose packet has no valid length gets none: it may not speak the protocol. A
+    /// peer of protocol 2 or older gets an error in the form that it can read.
+    pub fn write(self, out: &mut Vec<u8>) {
+        match self {
+            StartupError::Length(_) => {}
+            StartupError::Version { major: ..=2, .. } if self != version(0) => {
+                out.extend_from_slice(format!("EFATAL:  {self}\n\0").as_bytes())
+            }
+            StartupError::Version { .. } => {
+                message::error(out, Severity::Fatal, Sqlstate::FEATURE_NOT_SUPPORTED, &self.to_string(), "");
+            }
+            StartupError::Layout => {
+                message::error(out, Severity::Fatal, Sqlstate::PROTOCOL_VIOLATION, &self.to_string(), "");
+            }
+        }
+    }
+}
+
+impl Startup<'_> {
+    /// The error for a request for encryption that PostgreSQL does not read as one, because it comes again or the
+    /// connection is encrypted: its code is then a protocol version. `None` for other packets.
+    #[must_use]
+    pub fn as_version(&self) -> Option<StartupError> {
+        let code = match self {
+            Startup::Ssl => SSL,
+            Startup::Gss => GSS,
+            Startup::Cancel { .. } | Startup::Login { .. } => return None,
+        };
+        Some(version(code))
+    }
+}
+
+fn version(code: u32) -> StartupError {
+    StartupError::Version { major: (code >> 16) as u16, minor: (code & 0xffff) as u16 }
 }
 
 /// Reads the packet at the start of `bytes`: gives the packet and its length in bytes, or `None` if it is incomplete.
@@ -67,13 +105,13 @@ pub fn read(bytes: &[u8]) -> Result<Option<(Startup<'_>, usize)>, StartupError> 
     let Some(packet) = bytes.get(4..total) else { return Ok(None) };
     let Some((code, rest)) = packet.split_first_chunk::<4>() else { return Err(StartupError::Layout) };
     let startup = match u32::from_be_bytes(*code) {
-        SSL if rest.is_empty() => Startup::Ssl,
-        GSS if rest.is_empty() => Startup::Gss,
-        SSL | GSS => return Err(StartupError::Layout),
+        // PostgreSQL does not look behind the code.
+        SSL => Startup::Ssl,
+        GSS => Startup::Gss,
         CANCEL => {
-            let (pid, secret) = rest.split_first_chunk::<4>().ok_or(StartupError::Layout)?;
+            let (pid, secret) = rest.split_first_chunk::<4>().ok_or(StartupError::Length(length))?;
             if !(4..=256).contains(&secret.len()) {
-                return Err(StartupError::Layout);
+                return Err(StartupError::Length(length));
             }
             Startup::Cancel { pid: u32::from_be_bytes(*pid), secret }
         }
@@ -83,9 +121,7 @@ pub fn read(bytes: &[u8]) -> Result<Option<(Startup<'_>, usize)>, StartupError> 
             }
             Startup::Login { version, parameters: rest }
         }
-        version => {
-            return Err(StartupError::Version { major: (version >> 16) as u16, minor: (version & 0xffff) as u16 });
-        }
+        code => return Err(version(code)),
     };
     Ok(Some((startup, total)))
 }
@@ -177,12 +213,12 @@ mod tests {
     fn packets() {
         assert_eq!(read(&packet(SSL, b"")), Ok(Some((Startup::Ssl, 8))));
         assert_eq!(read(&packet(GSS, b"")), Ok(Some((Startup::Gss, 8))));
-        assert_eq!(read(&packet(SSL, b"x")), Err(StartupError::Layout));
+        assert_eq!(read(&packet(SSL, b"x")), Ok(Some((Startup::Ssl, 9))));
         assert_eq!(
             read(&packet(CANCEL, b"\0\0\0\x07abcd")),
             Ok(Some((Startup::Cancel { pid: 7, secret: b"abcd" }, 16)))
         );
-        assert_eq!(read(&packet(CANCEL, b"\0\0\0\x07abc")), Err(StartupError::Layout));
+        assert_eq!(read(&packet(CANCEL, b"\0\0\0\x07abc")), Err(StartupError::Length(15)));
         let login = packet(V3_0, b"user\0u\0database\0d\0\0");
         assert_eq!(
             read(&login),

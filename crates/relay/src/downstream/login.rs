@@ -3,7 +3,7 @@
 use tls::{ClientCert, ListenMode};
 use wire::message::Status;
 use wire::startup::{self, End, Startup, V3_2};
-use wire::{Sqlstate, message, payload, scram};
+use wire::{Sqlstate, StartupError, message, payload, scram};
 
 use super::{Connection, Gone};
 use crate::config::AuthMethod;
@@ -76,7 +76,8 @@ pub(super) async fn log_in(connection: &mut Connection, shared: &Shared) -> Resu
 
 async fn startup(connection: &mut Connection, shared: &Shared) -> Result<Asked, Gone> {
     let settings = shared.settings();
-    let mut refusals = 0;
+    // Each kind of encryption may be asked for once.
+    let mut asked_for = [false; 2];
     loop {
         let read = match startup::read(&connection.input) {
             Ok(None) => None,
@@ -92,20 +93,21 @@ async fn startup(connection: &mut Connection, shared: &Shared) -> Result<Asked, 
                 }
                 continue;
             }
-            Ok(Some((Startup::Ssl | Startup::Gss, used))) => Some((None, used)),
+            Ok(Some((packet @ (Startup::Ssl | Startup::Gss), used))) => {
+                let again = std::mem::replace(&mut asked_for[usize::from(packet == Startup::Gss)], true);
+                match packet.as_version().filter(|_| again || connection.stream.is_secure()) {
+                    Some(error) => return Err(refused(connection, error).await),
+                    None => Some((None, used)),
+                }
+            }
             // There is nothing to cancel, and no answer to a cancel request.
             Ok(Some((Startup::Cancel { .. }, _))) => return Err(Gone::Closed),
             Ok(Some((Startup::Login { version, parameters }, used))) => Some((Some(asked(version, parameters)), used)),
-            Err(error) => return Err(connection.fatal(Sqlstate::PROTOCOL_VIOLATION, &error.to_string()).await),
+            Err(error) => return Err(refused(connection, error).await),
         };
         match read {
             None => connection.read().await?,
             Some((None, used)) => {
-                refusals += 1;
-                if refusals > 2 {
-                    let text = "unsupported frontend protocol: encryption was refused already";
-                    return Err(connection.fatal(Sqlstate::PROTOCOL_VIOLATION, text).await);
-                }
                 connection.input.drain(..used);
                 connection.send(b"N").await?;
             }
@@ -117,6 +119,17 @@ async fn startup(connection: &mut Connection, shared: &Shared) -> Result<Asked, 
                 };
             }
         }
+    }
+}
+
+/// Gives a peer whose first packet is none of PostgreSQL's the answer that PostgreSQL gives.
+async fn refused(connection: &mut Connection, error: StartupError) -> Gone {
+    tracing::debug!(%error, "a connection that began with no start-up packet is closed");
+    let mut out = Vec::new();
+    error.write(&mut out);
+    match connection.send(&out).await {
+        Ok(()) => Gone::Closed,
+        Err(gone) => gone,
     }
 }
 

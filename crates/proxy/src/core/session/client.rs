@@ -176,7 +176,7 @@ const _: () = assert!(size_of::<Client>() <= 248);
 pub(in crate::core) enum Phase {
     /// Waits for a startup packet.
     Startup {
-        /// How many requests for encryption (SSLRequest, GSSENCRequest) were answered with no.
+        /// Requests for encryption (SSLRequest, GSSENCRequest) that were answered with no, a bit each.
         refused: u8,
         /// Another cluster's worker has handed it over: it is led no further.
         led: bool,

@@ -8,7 +8,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, PoisonError};
 
-use wire::startup::{self, End, Startup, V3_0, V3_2};
+use wire::startup::{self, End, Startup, StartupError, V3_0, V3_2};
 use wire::{Severity, Sqlstate, md5, message, oauth, payload, scram};
 
 use super::bearer::Awaited;
@@ -29,6 +29,10 @@ use secret::Secret;
 
 /// First byte of a TLS handshake record. No startup packet begins with this byte: its length would be beyond the limit.
 const TLS_HANDSHAKE: u8 = 0x16;
+
+/// Bits of `Phase::Startup::refused`.
+const REFUSED_SSL: u8 = 1;
+const REFUSED_GSS: u8 = 1 << 1;
 
 /// Most users whose credentials are remembered for logins to servers. Each has proved to know them, so there are as many such accounts.
 const MOST_PASSED: usize = 1 << 17;
@@ -100,45 +104,17 @@ impl Core {
     /// Handles a packet before the first message.
     pub(in crate::core) fn startup(&mut self, c: usize, bytes: &[u8]) -> Step {
         let client = &self.clients[c];
-        if bytes.first() == Some(&TLS_HANDSHAKE) && client.identity.is_none() && client.has_not_asked() {
-            return self.begin_tls(c, true);
+        if bytes.first() == Some(&TLS_HANDSHAKE)
+            && client.identity.is_none()
+            && client.has_not_asked()
+            && let Some(acceptor) = self.offered_tls(c)
+        {
+            return self.begin_tls(c, acceptor, true);
         }
         match startup::read(bytes) {
             Ok(None) => Step::More,
             Ok(Some((packet, used))) => match packet {
-                Startup::Ssl | Startup::Gss if self.clients[c].identity.is_some() => {
-                    self.violation(c, "unsupported frontend protocol: the connection is encrypted already");
-                    Step::Gone
-                }
-                Startup::Ssl if self.offers_tls(c) => {
-                    if bytes.len() > used {
-                        // Bytes sent in clear behind SSLRequest would be taken for a part of the encrypted stream.
-                        self.violation(c, "received unencrypted data after SSL request");
-                        return Step::Gone;
-                    }
-                    self.tell(c, |out| out.push(b'S'));
-                    match self.begin_tls(c, false) {
-                        Step::Again => Step::Used(used),
-                        step => step,
-                    }
-                }
-                Startup::Ssl | Startup::Gss => {
-                    // SSLRequest and GSSENCRequest may each come once.
-                    let client = &mut self.clients[c];
-                    let again = match &mut client.phase {
-                        Phase::Startup { refused, .. } => {
-                            *refused += 1;
-                            *refused > 2
-                        }
-                        _ => true,
-                    };
-                    if again {
-                        self.violation(c, "unsupported frontend protocol: encryption was refused already");
-                        return Step::Gone;
-                    }
-                    self.tell(c, |out| out.push(b'N'));
-                    Step::Used(used)
-                }
+                Startup::Ssl | Startup::Gss => self.asked_to_encrypt(c, &packet, bytes.len() > used, used),
                 packet if self.leads_elsewhere(c, &packet) => Step::Blocked,
                 Startup::Cancel { pid, secret } => {
                     self.request_cancel(c, pid, secret);
@@ -150,28 +126,57 @@ impl Core {
                     if self.is_client(token) { Step::Used(used) } else { Step::Gone }
                 }
             },
-            Err(error) => {
-                self.metrics.clients_refused.add(1);
-                self.violation(c, &error.to_string());
-                Step::Gone
-            }
+            Err(error) => self.refuse_start(c, error),
         }
     }
 
-    /// Whether this client may start TLS.
-    fn offers_tls(&self, c: usize) -> bool {
-        self.settings.tls.is_some() && !self.clients[c].local
+    /// Closes a connection whose first packet is none of PostgreSQL's, with PostgreSQL's answer.
+    fn refuse_start(&mut self, c: usize, error: StartupError) -> Step {
+        self.metrics.clients_refused.add(1);
+        self.metrics.protocol_errors.add(1);
+        tracing::debug!(%error, "a connection that began with no start-up packet is closed");
+        self.tell(c, |out| error.write(out));
+        self.close_client(c);
+        Step::Gone
+    }
+
+    /// Answers SSLRequest and GSSENCRequest. Each may come once, and before TLS.
+    fn asked_to_encrypt(&mut self, c: usize, packet: &Startup<'_>, more: bool, used: usize) -> Step {
+        let kind = if *packet == Startup::Ssl { REFUSED_SSL } else { REFUSED_GSS };
+        let encrypted = self.clients[c].identity.is_some();
+        let Phase::Startup { refused, .. } = &mut self.clients[c].phase else { return Step::Blocked };
+        if encrypted || *refused & kind != 0 {
+            return packet.as_version().map_or(Step::Blocked, |error| self.refuse_start(c, error));
+        }
+        let acceptor = self.offered_tls(c).filter(|_| kind == REFUSED_SSL);
+        if acceptor.is_none() {
+            if let Phase::Startup { refused, .. } = &mut self.clients[c].phase {
+                *refused |= kind;
+            }
+            self.tell(c, |out| out.push(b'N'));
+        }
+        if more {
+            // Bytes sent in clear behind SSLRequest would be taken for a part of the encrypted stream. PostgreSQL refuses
+            // them where there is no encryption, too.
+            let of = if kind == REFUSED_SSL { "SSL" } else { "GSSAPI encryption" };
+            self.violation(c, &format!("received unencrypted data after {of} request"));
+            return Step::Gone;
+        }
+        let Some(acceptor) = acceptor else { return Step::Used(used) };
+        self.tell(c, |out| out.push(b'S'));
+        match self.begin_tls(c, acceptor, false) {
+            Step::Again => Step::Used(used),
+            step => step,
+        }
+    }
+
+    /// The TLS that this client may start, if there is any.
+    fn offered_tls(&self, c: usize) -> Option<Arc<tls::Acceptor>> {
+        self.settings.tls.clone().filter(|_| !self.clients[c].local)
     }
 
     /// Has the driver start TLS. `direct`: the client began without SSLRequest.
-    fn begin_tls(&mut self, c: usize, direct: bool) -> Step {
-        let acceptor = self.settings.tls.clone().filter(|_| self.offers_tls(c));
-        let Some(acceptor) = acceptor else {
-            // A TLS client can't read PostgreSQL's error, but somebody who looks at the packets can.
-            self.metrics.clients_refused.add(1);
-            self.violation(c, "the client began with TLS, which this address does not offer");
-            return Step::Gone;
-        };
+    fn begin_tls(&mut self, c: usize, acceptor: Arc<tls::Acceptor>, direct: bool) -> Step {
         let client = &mut self.clients[c];
         client.phase = Phase::Securing;
         self.effects.push(Effect::Secure { token: client.token, with: Secure::Accept { acceptor, direct } });
@@ -237,7 +242,7 @@ impl Core {
             return self.fail_login(
                 c,
                 Sqlstate::INVALID_AUTHORIZATION,
-                "no PostgreSQL user name in the startup packet",
+                "no PostgreSQL user name specified in startup packet",
             );
         };
         let named = database.filter(|name| !name.is_empty());

@@ -184,7 +184,7 @@ fn where_there_is_none() {
         assert_eq!((&came.out[..], came.secure), (&b"N"[..], None));
         assert!(world.gives(client, &login()).connect.is_some(), "in clear, then");
         let client = world.core.accept(Peer { local, ..Peer::default() });
-        let came = world.gives(client, &[0x16, 3, 1]);
+        let came = world.gives(client, &[0x16, 3, 1, 0]);
         assert!(came.closed && came.secure.is_none());
     }
 }
@@ -215,7 +215,8 @@ fn inside_of_tls_there_is_no_second_request() {
         world.gives(client, &SSL);
         world.secured(client, None);
         let came = world.gives(client, request);
-        assert!(came.closed && came.secure.is_none() && came.says("08P01"), "{came:?}");
+        let said = if request.len() == 4 { came.out.is_empty() } else { came.says("0A000") };
+        assert!(came.closed && came.secure.is_none() && said, "{came:?}");
     }
 }
 
