@@ -207,15 +207,15 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "kept-to-the-primary",
-        what: "on a replica an advisory lock and a cursor WITH HOLD are refused with 25006, also where a hint has sent them there",
-        why: "the lock would exclude nobody on the primary, and the session does not stay on the replica",
+        what: "on a replica an advisory lock, a snapshot for or of others (`pg_export_snapshot()`, `SET TRANSACTION SNAPSHOT`) and a cursor WITH HOLD are refused with 25006, also where a hint has sent them there",
+        why: "the lock would exclude nobody on the primary, who wants the snapshot is elsewhere, and the session does not stay on the replica",
         covers: kept_to_the_primary,
     },
     Rule {
         name: "replica-words",
         what: "on a replica 25006 says \"during recovery\" where the primary says \"in a read-only transaction\"; and a transaction that goes on there by \
-               `AND CHAIN` after a failure is one that may not write; and in a transaction READ ONLY that has begun with what a replica can do, `LOCK TABLE`, \
-               `txid_current()`, `NOTIFY` and `SET TRANSACTION READ WRITE` are refused (25006, 0A000)",
+               `AND CHAIN` after a failure is one that may not write; and in a transaction READ ONLY that has begun with what a replica can do (`SHOW` alone does not count), \
+               `LOCK TABLE`, `txid_current()`, `NOTIFY` and `SET TRANSACTION READ WRITE` are refused (25006, 0A000)",
         why: "they are PostgreSQL's own words there; who may have to write, or to lock, says `BEGIN` without READ ONLY",
         covers: replica_words,
     },

@@ -264,3 +264,75 @@ async fn without_replicas_everything_goes_to_the_primary() {
     assert_eq!(value(&client, &format!("SELECT n FROM {table}")).await, "1");
     client.batch_execute("COMMIT").await.unwrap();
 }
+
+/// What needs the primary, in a later unit of a READ ONLY transaction: behind SHOW the transaction moves there, and all is as directly; behind a
+/// read it is on a replica for good, and says so.
+#[tokio::test]
+async fn what_needs_the_primary_in_a_transaction_that_only_reads() {
+    let (routed, _logs) = routed().await;
+    if only_kingpost() {
+        return;
+    }
+    routed
+        .cluster
+        .primary()
+        .execute("CREATE TABLE IF NOT EXISTS snapped (n int); GRANT ALL ON snapped TO PUBLIC")
+        .await;
+    routed.cluster.wait_caught_up().await;
+    let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+    let (direct, client) = (routed.cluster.primary().admin().await, routed.kingpost.connect().await);
+    let other = routed.kingpost.connect().await;
+    // Statement, and its error behind a read; behind SHOW it is what PostgreSQL's is.
+    let cases = [
+        ("SELECT pg_export_snapshot()", Some("25006")),
+        ("SELECT pg_advisory_xact_lock(77)", Some("25006")),
+        ("SELECT txid_current()", Some("25006")),
+        ("SELECT pg_current_wal_lsn()", Some("55000")),
+        ("LISTEN ends", Some("25006")),
+        ("NOTIFY ends", Some("25006")),
+        ("SELECT nextval('numbers')", Some("25006")),
+        ("SELECT 1 FROM facts FOR UPDATE", Some("25006")),
+        ("INSERT INTO facts VALUES (0)", Some("25006")),
+        ("LOCK TABLE facts IN ACCESS SHARE MODE", None),
+        ("SELECT count(*) FROM facts", None),
+        ("SAVEPOINT s; RELEASE s", None),
+    ];
+    for (sql, behind_read) in cases {
+        for extended in [false, true] {
+            let mut outcomes = Vec::new();
+            // A client that has exported a snapshot may have written, for all that is known: another one reads on a replica at once.
+            let reader = routed.kingpost.connect().await;
+            for (client, first) in
+                [(&direct, "SHOW port"), (&client, "SHOW port"), (&reader, "SELECT count(*) FROM facts")]
+            {
+                client.batch_execute(begin).await.unwrap();
+                client.batch_execute(first).await.unwrap();
+                let outcome = match extended && !sql.contains(';') {
+                    true => client.query(sql, &[]).await.err(),
+                    false => client.simple_query(sql).await.err(),
+                };
+                outcomes.push(outcome.map(|error| sqlstate(&error).to_owned()));
+                client.batch_execute("ROLLBACK").await.unwrap();
+            }
+            assert_eq!(outcomes[1], outcomes[0], "{sql} behind SHOW, extended: {extended}");
+            assert_eq!(outcomes[2].as_deref(), behind_read, "{sql} behind a read, extended: {extended}");
+        }
+    }
+    // A snapshot that was exported behind SHOW is another client's, as it was when it was exported.
+    client.batch_execute(begin).await.unwrap();
+    assert_eq!(value(&client, "SHOW transaction_isolation").await, "repeatable read");
+    let snapshot = value(&client, "SELECT pg_export_snapshot()").await;
+    direct.batch_execute("INSERT INTO snapped VALUES (1)").await.unwrap();
+    other.batch_execute(&format!("{begin}; SET TRANSACTION SNAPSHOT '{snapshot}'")).await.unwrap();
+    assert_eq!(value(&other, "SELECT count(*) FROM snapped").await, "0");
+    assert_eq!(value(&client, "SHOW transaction_read_only").await, "on");
+    other.batch_execute("COMMIT").await.unwrap();
+    client.batch_execute("COMMIT").await.unwrap();
+    // What only shows and reads stays on its replica.
+    let (marker, client) = (format!("mark{}end", unique()), routed.kingpost.connect().await);
+    client.batch_execute(begin).await.unwrap();
+    client.batch_execute("SHOW port").await.unwrap();
+    client.simple_query(&format!("SELECT '{marker}'")).await.unwrap();
+    client.batch_execute("COMMIT").await.unwrap();
+    assert_ne!(routed.ran_on(&marker), ["n0"]);
+}

@@ -137,6 +137,8 @@ impl Flags {
     pub const MAKES: Flags = Flags(1 << 16);
     /// A statement in the text exports or imports a snapshot: both sessions must be on one server.
     pub const SNAPSHOT: Flags = Flags(1 << 17);
+    /// The text has only SHOW in it, of parameters that are not the proxy's own: it takes no snapshot, and changes nothing.
+    pub const SHOWS: Flags = Flags(1 << 18);
 
     /// True if all bits of `other` are set.
     #[must_use]

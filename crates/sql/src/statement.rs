@@ -53,6 +53,10 @@ pub(crate) fn classify(tree: &ParseResult, functions: &Functions) -> Class {
     if !statements.is_empty() && statements.iter().all(|statement| is_about_session(statement)) {
         text.flag(Flags::SESSION);
     }
+    let shows = |statement: &&NodeEnum| matches!(statement, NodeEnum::VariableShowStmt(_)) && !is_local(statement);
+    if !statements.is_empty() && statements.iter().all(shows) {
+        text.flag(Flags::SHOWS);
+    }
     for statement in statements.iter().filter(|statement| is_about_schema(statement)) {
         text.flag(Flags::SCHEMA);
         if !is_hidden_or_private(statement) {

@@ -33,7 +33,8 @@ const APART_TESTED: u32 = Flags::ROWLESS.0
     | Flags::UNKNOWN.0
     | Flags::OF_SESSION.0
     | Flags::MAKES.0
-    | Flags::SNAPSHOT.0;
+    | Flags::SNAPSHOT.0
+    | Flags::SHOWS.0;
 
 #[test]
 fn what_depends_on_statements_and_cursors_of_the_session() {
@@ -129,6 +130,24 @@ fn what_is_made_where_search_path_begins() {
     ] {
         let class = Classifier::new(ClassifierConfig::default()).classify(text.as_bytes());
         assert_eq!(class.flags.has(Flags::MAKES), expected, "{text}");
+    }
+}
+
+#[test]
+fn what_only_shows() {
+    for (text, expected) in [
+        ("show all", true),
+        ("SHOW TimeZone; show search_path", true),
+        ("show transaction isolation level", true),
+        ("show kingpost.token", false),
+        ("show all; set a = 1", false),
+        ("set a = 1", false),
+        ("reset all", false),
+        ("select current_setting('a')", false),
+        ("", false),
+    ] {
+        let class = Classifier::new(ClassifierConfig::default()).classify(text.as_bytes());
+        assert_eq!(class.flags.has(Flags::SHOWS), expected, "{text}");
     }
 }
 

@@ -208,6 +208,8 @@ pub(in crate::core) struct Work {
     pub unpins: Pins,
     /// Since when the transaction that runs now is known to run, where transactions have a time limit; `None`: not seen yet.
     pub seen: Option<Instant>,
+    /// The BEGIN of a transaction, if it was put off, and nothing but SHOW was sent since.
+    pub shown: Option<std::sync::Arc<crate::core::prepared::Statement>>,
     /// The schema is changed; `true` if by DDL, `false` if a function may do so.
     pub alters: Option<bool>,
 }

@@ -102,6 +102,8 @@ pub(in crate::core) enum Refusal {
     Outdated,
     /// The statement takes an advisory lock, on a replica.
     LockOnReplica,
+    /// The statement exports a snapshot or takes one, on a replica.
+    SnapshotOnReplica,
     /// The statement declares a cursor WITH HOLD on a replica, where the client does not stay after the transaction.
     HoldOnReplica,
     /// A traffic rule does not let the statement pass.
@@ -208,7 +210,7 @@ impl Refusal {
     pub(in crate::core) fn text(self) -> &'static str {
         match self {
             Refusal::Rule(_) => "refused by kingpost: a traffic rule",
-            Refusal::Outdated | Refusal::LockOnReplica | Refusal::HoldOnReplica => {
+            Refusal::Outdated | Refusal::LockOnReplica | Refusal::SnapshotOnReplica | Refusal::HoldOnReplica => {
                 "refused by kingpost: not on a replica"
             }
         }
@@ -230,6 +232,13 @@ impl Refusal {
                 Sqlstate::READ_ONLY_TRANSACTION,
                 "cannot take an advisory lock in this transaction: it is on a replica, where the lock excludes nobody on the primary",
                 "begin the transaction without READ ONLY, or with the comment /* kingpost.route=primary */",
+            ),
+            Refusal::SnapshotOnReplica => message::error(
+                out,
+                Severity::Error,
+                Sqlstate::READ_ONLY_TRANSACTION,
+                "cannot export or import a snapshot in this transaction: it is on a replica, and other sessions are on other servers",
+                "export or import the snapshot first in the transaction, or begin with the comment /* kingpost.route=primary */",
             ),
             Refusal::HoldOnReplica => message::error(
                 out,

@@ -10,12 +10,14 @@
 //! is answered, only one unit may be behind it: the Sync of that unit ends the skipping, and a second unit would be
 //! carried out.
 
-use sql::Control;
+use sql::{Class, Control, Hint};
 use wire::Frame;
 use wire::frontend::{Message, messages};
 use wire::message;
 
 use super::client::{Aborted, Attempts, Sole, Step};
+use super::unit::{is_bound_to_primary, writes_nothing};
+use crate::config::RouteTo;
 use crate::core::Core;
 use crate::core::pool::Want;
 use crate::core::prepared::Statement;
@@ -151,6 +153,7 @@ impl Core {
         client.replay.begins(&statement);
         self.prepare(s, &statement);
         let server = &mut self.servers[s];
+        server.work.shown = Some(statement.clone());
         server.begin = Begin::Sent;
         // A connection lost from here on counts as a lost transaction. If BEGIN fails, the protocol state is corrected
         // by its answer.
@@ -165,6 +168,37 @@ impl Core {
             self.send(s, |out| message::close_portal(out, b""));
             self.servers[s].protocol.sent(Request::Close, Note::Begin);
         }
+    }
+
+    /// Moves a READ ONLY transaction from its replica to the primary, where the client's next unit begins with a statement that needs the
+    /// primary. That is possible while the transaction has run nothing but SHOW: it has no snapshot yet. True if it has moved: the BEGIN is put off
+    /// again, and the unit is looked at anew.
+    pub(super) fn moves_to_primary(&mut self, c: usize, s: usize, message: Message<'_>, query: Option<Class>) -> bool {
+        let server = &self.servers[s];
+        let Some(begin) = &server.work.shown else { return false };
+        let between = server.protocol.is_quiet() && server.protocol.status() == message::Status::Transaction;
+        if !between || !self.is_replica(s) || self.is_bound(c) || self.clients[c].replay.is_some() {
+            return false;
+        }
+        let hint = begin.class().hint;
+        let class = match message {
+            Message::Query { .. } => query,
+            Message::Parse { text, .. } => Some(self.classify_parsed(c, text)),
+            Message::Bind { statement: name, .. } => self.clients[c].names.get(name).map(|statement| statement.class()),
+            _ => None,
+        };
+        let Some(class) = class else { return false };
+        let replica =
+            hint == Some(Hint::Replica) || (hint.is_none() && self.clients[c].route == Some(RouteTo::Replica));
+        if !is_bound_to_primary(class) && (replica || writes_nothing(class)) {
+            return false;
+        }
+        let Some(begin) = self.servers[s].work.shown.take() else { return false };
+        self.release(s);
+        if let Some(client) = self.clients.get_mut(c) {
+            client.begun = Some(begin);
+        }
+        true
     }
 
     /// True if the unit that `bytes` begin with needs no server and cannot fail, so that it cannot fail its transaction

@@ -54,6 +54,12 @@ impl Core {
             }),
             _ => None,
         };
+        if self.servers[s].work.shown.is_some() {
+            let token = self.clients[c].token;
+            if self.moves_to_primary(c, s, message, query.map(|(class, _)| class)) {
+                return if self.is_client(token) { Step::Again } else { Step::Gone };
+            }
+        }
         if let (Some((class, _)), Message::Query { text }) = (query, message)
             && let Some(step) = self.forward_local(c, s, class, text, frame)
         {
@@ -269,12 +275,14 @@ impl Core {
     /// Why this server must not run a statement of this class; `None` if it may.
     pub(super) fn refusal(&self, s: usize, class: Class) -> Option<Refusal> {
         let locks = class.flags.has(Flags::LOCKS);
+        let snapshot = class.flags.has(Flags::SNAPSHOT);
         let holds = class.pins.0 & Pins::CURSOR.0 != 0;
-        match (locks, holds) {
-            (false, false) => None,
+        match (locks, snapshot, holds) {
+            (false, false, false) => None,
             _ if !self.is_replica(s) => None,
-            (true, _) => Some(Refusal::LockOnReplica),
-            (false, true) => Some(Refusal::HoldOnReplica),
+            (true, _, _) => Some(Refusal::LockOnReplica),
+            (false, true, _) => Some(Refusal::SnapshotOnReplica),
+            (false, false, true) => Some(Refusal::HoldOnReplica),
         }
     }
 
@@ -417,6 +425,9 @@ impl Core {
         }
         let server = &mut self.servers[s];
         let work = &mut server.work;
+        if !class.flags.has(Flags::SHOWS) {
+            work.shown = None;
+        }
         if class.access == Access::Write {
             match class.control {
                 Control::Begin { .. } | Control::Rollback => {}

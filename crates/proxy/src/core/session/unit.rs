@@ -36,6 +36,22 @@ enum Scan {
     Gone,
 }
 
+/// True if a statement of this class has to run on the primary whatever anybody wants: it takes an advisory lock or a snapshot for others, or
+/// leaves something in the session.
+pub(super) fn is_bound_to_primary(class: Class) -> bool {
+    class.flags.has(Flags::LOCKS)
+        || class.flags.has(Flags::SNAPSHOT)
+        || !class.pins.without(Pins::PARAMETERS).is_empty()
+}
+
+/// True if a replica can run a statement of this class in a transaction declared READ ONLY as well as the primary.
+pub(super) fn writes_nothing(class: Class) -> bool {
+    let session = class.flags.has(Flags::SESSION) && !class.flags.has(Flags::LISTENS);
+    let transaction = matches!(class.control, Control::Commit | Control::Rollback)
+        || (class.flags.has(Flags::SAVEPOINT) && !class.flags.has(Flags::MULTI));
+    class.access == Access::Read || session || transaction
+}
+
 impl Unit {
     /// Adds a statement of this class to what is known of the unit.
     fn note(&mut self, class: Class) {
@@ -44,15 +60,11 @@ impl Unit {
         // A BEGIN in front: the rest of the unit runs in its transaction.
         let first = self.sole == Sole::Nothing;
         self.begins |= begin;
-        let bound = class.flags.has(Flags::LOCKS) || class.flags.has(Flags::SNAPSHOT);
-        self.primary_only |= bound || !class.pins.without(Pins::PARAMETERS).is_empty();
+        self.primary_only |= is_bound_to_primary(class);
         self.read &= read;
-        let session = class.flags.has(Flags::SESSION) && !class.flags.has(Flags::LISTENS);
-        let transaction = matches!(class.control, Control::Commit | Control::Rollback)
-            || (class.flags.has(Flags::SAVEPOINT) && !class.flags.has(Flags::MULTI));
         let begins_to_read = class.control == Control::Begin { read_only: true };
         self.begin_read_only |= first && begins_to_read;
-        self.writes_nothing &= read || session || transaction || begins_to_read;
+        self.writes_nothing &= writes_nothing(class) || begins_to_read;
         self.repeatable &= read || begin;
         self.hint = self.hint.or(class.hint);
         self.needs_server = true;
