@@ -159,7 +159,10 @@ fuzz_target!(|input: &[u8]| {
             10 => {
                 let all: Vec<Token> = [&world.clients[..], &world.servers, &world.connecting].concat();
                 if let Some(token) = World::pick(&all, which) {
-                    world.core.closed(token, "it is gone");
+                    match length % 2 {
+                        0 => world.core.closed(token, "it is gone"),
+                        _ => world.core.finished(token, "it sends nothing more"),
+                    }
                 }
             }
             11 => {

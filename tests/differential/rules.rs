@@ -172,7 +172,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "kept-unit",
-        what: "messages that no Sync or Flush has followed yet are not carried out: they lock nothing, and see what others write until then",
+        what: "messages that no Sync or Flush has followed yet are not carried out: they lock nothing, and see what others write until then; and of those behind which the client ends nothing is said",
         why: "what is executed as one is routed as one ([0004](decisions/0004-units-and-replay.md)); PostgreSQL keeps only the answers",
         covers: kept_unit,
     },

@@ -11,7 +11,7 @@ use crate::config::{Config, Functions, Needs};
 use crate::operator::{Operated, Operator};
 use crate::reply::Reply;
 use crate::rules::{Allowed, Scene};
-use crate::session::{Client, Message, Packet, Session, Step, client_name};
+use crate::session::{Client, Message, Packet, Session, Step, Way, client_name};
 use crate::wire::Wire;
 use crate::world::{Crashed, POOLED, Proxy, Worlds};
 
@@ -291,6 +291,10 @@ impl Run<'_> {
                     self.leave(*client).await?;
                     self.login(*client).await?;
                 }
+                Step::End(packet, way) => {
+                    self.operator.resume().await?;
+                    self.ends(packet, *way).await?;
+                }
                 Step::Operate(order) => self.operator.order(*order, &self.worlds.proxied).await?,
             }
             self.notifications().await?;
@@ -469,12 +473,47 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A client says goodbye. What it has held is free before anybody else goes on.
+    /// A client sends something, and ends. It gets what it is owed, and the connection is closed.
+    async fn ends(&mut self, packet: &Packet, way: Way) -> Result<(), Stop> {
+        let client = packet.client;
+        let closed = |pair: &Pair| pair.direct.is_closed() && pair.proxied.is_closed();
+        if self.pairs[client].as_ref().is_none_or(closed) {
+            self.login(client).await?;
+        }
+        let Some(pair) = &mut self.pairs[client] else { return Ok(()) };
+        tokio::join!(pair.direct.end(&packet.messages, way), pair.proxied.end(&packet.messages, way));
+        if way != Way::Reset {
+            let (limit, patience) = (ANSWER, self.patience.answer);
+            let (mut direct, mut proxied) = tokio::join!(pair.direct.settle(limit), pair.proxied.settle(patience));
+            // PostgreSQL runs what no Sync or Flush is behind, and may or may not say something about it.
+            let unfinished = pair.direct.is_unfinished();
+            let (mut one, mut other) = tokio::join!(pair.direct.rest(limit), pair.proxied.rest(patience));
+            if unfinished {
+                one.retain(|reply| matches!(reply, Reply::Closed | Reply::Silence));
+                other.retain(|reply| matches!(reply, Reply::Closed | Reply::Silence));
+            }
+            direct.append(&mut one);
+            proxied.append(&mut other);
+            self.compare(client, Step::End(packet.clone(), way).to_string(), direct, proxied).await?;
+        }
+        let Some(pair) = self.pairs[client].take() else { return Ok(()) };
+        let process = pair.direct.process;
+        self.former.push((client, processes(&pair)));
+        drop(pair);
+        self.left(client, process).await
+    }
+
+    /// A client says goodbye.
     async fn leave(&mut self, client: usize) -> Result<(), Stop> {
         let Some(pair) = self.pairs[client].take() else { return Ok(()) };
         let process = pair.direct.process;
         self.former.push((client, processes(&pair)));
         tokio::join!(pair.direct.terminate(), pair.proxied.terminate());
+        self.left(client, process).await
+    }
+
+    /// A client has left, with this process directly. What it has held is free before anybody else goes on.
+    async fn left(&mut self, client: usize, process: u32) -> Result<(), Stop> {
         if process != 0 {
             self.worlds.direct.wait_gone(process).await?;
         }

@@ -46,9 +46,26 @@ pub(crate) enum Step {
     Together(Vec<Packet>),
     /// A client leaves (`Terminate`) and comes back with a new connection.
     Reconnect(usize),
+    /// A client sends this, and ends in the same breath. It comes back when it sends something again.
+    End(Packet, Way),
     /// Somebody does something to the proxy, or to its server connections. Clients must not notice: directly nothing happens.
     Operate(Order),
 }
+
+/// How a client ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// `Terminate`, and the socket stays open.
+    Terminate,
+    /// Its sending direction is shut down.
+    HalfClose,
+    /// The connection is reset, once everything is answered: nothing is sent with it.
+    Reset,
+}
+
+/// Each way with its word in the text form.
+pub(crate) const WAYS: [(Way, &str); 3] =
+    [(Way::Terminate, "terminate"), (Way::HalfClose, "half-close"), (Way::Reset, "reset")];
 
 /// What is done to the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,6 +187,13 @@ impl Message {
     }
 }
 
+impl Way {
+    /// Its word in the text form.
+    pub(crate) fn name(self) -> &'static str {
+        WAYS.iter().find(|(way, _)| *way == self).map_or("", |(_, name)| name)
+    }
+}
+
 impl Order {
     /// Its word in the text form.
     pub(crate) fn name(self) -> &'static str {
@@ -181,7 +205,7 @@ impl Step {
     /// What is sent in it.
     pub(crate) fn packets(&self) -> &[Packet] {
         match self {
-            Step::Send(packet) => std::slice::from_ref(packet),
+            Step::Send(packet) | Step::End(packet, _) => std::slice::from_ref(packet),
             Step::Together(packets) => packets,
             Step::Reconnect(_) | Step::Operate(_) => &[],
         }
@@ -190,7 +214,7 @@ impl Step {
     /// What is sent in it, to be changed.
     pub(crate) fn packets_mut(&mut self) -> &mut [Packet] {
         match self {
-            Step::Send(packet) => std::slice::from_mut(packet),
+            Step::Send(packet) | Step::End(packet, _) => std::slice::from_mut(packet),
             Step::Together(packets) => packets,
             Step::Reconnect(_) | Step::Operate(_) => &mut [],
         }

@@ -81,6 +81,7 @@ fn without_client(session: &Session, gone: usize) -> Session {
         .into_iter()
         .filter_map(|step| match step {
             Step::Send(one) => (one.client != gone).then(|| Step::Send(packet(one))),
+            Step::End(one, way) => (one.client != gone).then(|| Step::End(packet(one), way)),
             Step::Reconnect(client) => (client != gone).then(|| Step::Reconnect(moved(client))),
             Step::Operate(order) => Some(Step::Operate(order)),
             Step::Together(packets) => {

@@ -13,17 +13,18 @@
 //! & a: Q "select 1"
 //! & b: Q "select 2"
 //! a: reconnect
+//! b: terminate Q "select 1"
 //! operator: pause
 //! ```
 //!
 //! One line is one packet. `''` is the unnamed statement or portal; `null` a value that is NULL; lines that begin with `&` and follow
-//! one another are sent at the same time; a client marked `past` connects to the server itself; the operator does something to the proxy
+//! one another are sent at the same time; `terminate`, `half-close` and `reset` end a client behind its messages ([`Way`](crate::session::Way)); a client marked `past` connects to the server itself; the operator does something to the proxy
 //! ([`Order`](crate::session::Order)). Messages have the letters of the protocol:
 //! `Q` Query, `P` Parse, `B` Bind, `D` Describe, `E` Execute, `C` Close, `S` Sync, `H` Flush, `d` CopyData, `c` CopyDone, `f` CopyFail.
 
 use std::fmt::{self, Display, Write as _};
 
-use crate::session::{Client, Message, ORDERS, Packet, Session, Setup, Step, Target, client_name};
+use crate::session::{Client, Message, ORDERS, Packet, Session, Setup, Step, Target, WAYS, client_name};
 
 /// A session as a file holds it: with the configuration that it was found with.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -112,6 +113,11 @@ impl Display for Step {
             Step::Together(packets) => {
                 let lines: Vec<String> = packets.iter().map(|packet| format!("& {packet}")).collect();
                 f.write_str(&lines.join("\n"))
+            }
+            Step::End(packet, way) => {
+                let messages: Vec<String> = packet.messages.iter().map(Message::to_string).collect();
+                let with = if messages.is_empty() { "" } else { " " };
+                write!(f, "{}: {}{with}{}", client_name(packet.client), way.name(), messages.join(" ; "))
             }
             Step::Reconnect(client) => write!(f, "{}: reconnect", client_name(*client)),
             Step::Operate(order) => write!(f, "operator: {}", order.name()),
@@ -329,6 +335,10 @@ fn step(first: &str, line: &mut Line<'_>, session: &Session, together: bool) -> 
     if line.takes_word("reconnect") {
         return Ok(Step::Reconnect(client));
     }
+    let way = WAYS.iter().find(|(_, name)| line.takes_word(name)).map(|(way, _)| *way);
+    if let Some(way) = way.filter(|_| line.0.is_empty()) {
+        return Ok(Step::End(Packet { client, messages: Vec::new() }, way));
+    }
     let mut messages = vec![line.message()?];
     while line.takes(';') {
         messages.push(line.message()?);
@@ -337,6 +347,9 @@ fn step(first: &str, line: &mut Line<'_>, session: &Session, together: bool) -> 
         return Err(format!("{rest:?} behind a message: expected a semicolon"));
     }
     let packet = Packet { client, messages };
+    if let Some(way) = way {
+        return Ok(Step::End(packet, way));
+    }
     Ok(if together { Step::Together(vec![packet]) } else { Step::Send(packet) })
 }
 
@@ -414,6 +427,8 @@ a: P s1 "select $1::int,\n'\\'" (23 0) ; B '' s1 ("1" null) binary ; D P '' ; E 
 b: d "1\t2\n" ; c
 b: f "no"
 a: reconnect
+b: terminate Q "select 1" ; H
+b: half-close
 operator: pause
 "#;
 
@@ -422,7 +437,7 @@ operator: pause
         let script = parse(TEXT).unwrap();
         assert_eq!((&*script.configs, &*script.open), (&["one".to_owned(), "three".to_owned()][..], "finding 1"));
         assert_eq!(script.session.pool, 2);
-        assert_eq!(script.session.steps.len(), 7);
+        assert_eq!(script.session.steps.len(), 9);
         assert_eq!(parse(&script.session.to_string()).unwrap().session, script.session);
     }
 

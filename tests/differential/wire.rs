@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::outstanding::Outstanding;
 use crate::reply::Reply;
-use crate::session::{Client, Message};
+use crate::session::{Client, Message, Way};
 
 /// A message that claims to be longer is not read.
 const LONGEST: usize = 64 << 20;
@@ -177,6 +177,31 @@ impl Wire {
     /// Whether the connection is closed, as far as is known.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed
+    }
+
+    /// Sends messages, and ends in this way. A connection that is to be reset is when it is dropped.
+    pub(crate) async fn end(&mut self, messages: &[Message], way: Way) {
+        self.send(messages).await;
+        let _ = match way {
+            Way::Terminate => self.stream.write_all(&raw::message(b'X', &[])).await,
+            Way::HalfClose => self.stream.shutdown().await,
+            Way::Reset => self.stream.set_zero_linger(),
+        };
+    }
+
+    /// Reads up to the end of the connection. The last reply is [`Reply::Closed`] or [`Reply::Silence`].
+    pub(crate) async fn rest(&mut self, limit: Duration) -> Vec<Reply> {
+        let mut replies = Vec::new();
+        while !self.closed {
+            match self.read(limit).await {
+                Ok(Some(reply)) => self.note(reply, &mut replies),
+                Ok(None) | Err(_) => {
+                    replies.push(Reply::Silence);
+                    break;
+                }
+            }
+        }
+        replies
     }
 
     /// Says goodbye.

@@ -222,6 +222,8 @@ async fn a_client_that_goes_away_is_not_waited_for() {
         holder.batch_execute("BEGIN; LOCK TABLE locked IN ACCESS EXCLUSIVE MODE").await.unwrap();
         client.send(&query).await;
         cluster.primary().wait_value(blocked, "1").await;
+        // The end of the stream alone would not do: the client could still read.
+        client.stream.set_zero_linger().unwrap();
         drop(client);
         // Nobody is left who waits for it: it is cancelled.
         cluster.primary().wait_value(blocked, "0").await;

@@ -19,6 +19,7 @@ mod consistency;
 mod console;
 mod console_pgbouncer;
 mod copy;
+mod ends;
 mod failover;
 mod failover_races;
 mod faults;

@@ -100,6 +100,8 @@ pub struct Link {
     /// Bytes for the peer; the first `written` of them were written.
     out: Vec<u8>,
     written: usize,
+    /// Bytes of plaintext that `out` carries.
+    carried: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,7 +192,7 @@ impl Link {
 
     fn new(side: Side, direct: bool, end_point: Option<Vec<u8>>) -> Link {
         let (part, out) = (Vec::new(), Vec::new());
-        Link { side, state: State::Handshake, direct, end_point, asked: None, part, out, written: 0 }
+        Link { side, state: State::Handshake, direct, end_point, asked: None, part, out, written: 0, carried: 0 }
     }
 
     /// Adds bytes to be written before the first TLS message: the answer to SSLRequest.
@@ -319,7 +321,15 @@ impl Link {
             std::mem::swap(&mut self.out, spare);
             self.out.clear();
         }
-        self.side.write(Write::Plain(plain), &mut self.part, &mut self.out)
+        self.side.write(Write::Plain(plain), &mut self.part, &mut self.out)?;
+        self.carried += plain.len();
+        Ok(())
+    }
+
+    /// How many bytes of plaintext were encrypted and are not written yet.
+    #[must_use]
+    pub fn carried(&self) -> usize {
+        self.carried
     }
 
     /// Appends a close_notify for the peer. Afterwards nothing may be encrypted.
@@ -353,8 +363,9 @@ impl Link {
         &self.out[self.written..]
     }
 
-    /// Marks `count` bytes as written. After the last one, the buffer goes to `spare` if that has none.
-    pub fn wrote(&mut self, count: usize, spare: &mut Vec<u8>) {
+    /// Marks `count` bytes as written. After the last one, the buffer goes to `spare` if that has none. Returns the number of bytes of plaintext
+    /// that are written with them: none before all are.
+    pub fn wrote(&mut self, count: usize, spare: &mut Vec<u8>) -> usize {
         self.written += count;
         debug_assert!(self.written <= self.out.len());
         if self.written == self.out.len() {
@@ -364,7 +375,9 @@ impl Link {
                 out.clear();
                 *spare = out;
             }
+            return std::mem::take(&mut self.carried);
         }
+        0
     }
 }
 

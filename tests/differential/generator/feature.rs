@@ -111,6 +111,8 @@ features! {
     Sequences "sequences" 15,
     /// Clients that leave and come back.
     Reconnect "reconnect" 25,
+    /// Clients that end in the middle of something: Terminate, half-close, reset.
+    Ends "ends" 25,
     /// Somebody operates the proxy: PAUSE, RECONNECT, RELOAD, server connections that end.
     Operator "operator" 25,
     /// Clients of two databases.
@@ -220,7 +222,7 @@ impl Features {
         }
         let mut out: Vec<Feature> = Vec::new();
         if config.late {
-            out.extend([Feature::Past, Feature::Reconnect, Feature::Together, Feature::Databases]);
+            out.extend([Feature::Past, Feature::Reconnect, Feature::Ends, Feature::Together, Feature::Databases]);
         }
         if config.takes_role {
             // A role that is made later is none that the server's user is a member of.

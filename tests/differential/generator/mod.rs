@@ -14,7 +14,7 @@ pub(crate) use feature::{FEATURES, Features};
 
 use crate::config::Config;
 use crate::rng::Rng;
-use crate::session::{Client, Message, ORDERS, Packet, Session, Setup, Step, client_name};
+use crate::session::{Client, Message, ORDERS, Packet, Session, Setup, Step, WAYS, Way, client_name};
 use crate::world::{PAST_USER, USERS};
 use feature::Feature;
 use roads::{Known, Unit};
@@ -161,6 +161,10 @@ impl Generator {
                 speaker.planned.clear();
                 continue;
             }
+            if self.has(Feature::Ends) && !self.session.clients[client].past && self.rng.chance(8) {
+                self.end(client);
+                continue;
+            }
             if self.has(Feature::Operator) && self.rng.chance(12) {
                 self.session.steps.push(Step::Operate(ORDERS[self.rng.below(ORDERS.len())].0));
                 continue;
@@ -181,6 +185,23 @@ impl Generator {
             self.session.pool += self.rng.between(1, 2);
         }
         self.session.pool = self.session.pool.max(1);
+    }
+
+    /// A client ends, mostly with something that it sends in the same breath.
+    fn end(&mut self, client: usize) {
+        let way = WAYS[self.rng.below(WAYS.len())].0;
+        let mut messages = Vec::new();
+        if way != Way::Reset && self.rng.chance(65) {
+            if self.speakers[client].planned.is_empty() {
+                self.plan(client);
+            }
+            self.needs(client);
+            messages = self.speakers[client].planned.pop_front().map_or(Vec::new(), |planned| planned.messages);
+        }
+        self.session.steps.push(Step::End(Packet { client, messages }, way));
+        let speaker = &mut self.speakers[client];
+        (speaker.known, speaker.holds) = (Known::default(), false);
+        speaker.planned.clear();
     }
 
     /// Makes the pool large enough for this client to go on while the others hold what they hold.

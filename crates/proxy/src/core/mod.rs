@@ -63,7 +63,7 @@ use pool::Pools;
 use prepared::Statements;
 use routing::StrongReads;
 use server::Server;
-use session::{Cancel, Client, Doorkeeper, Governor, Journal, Phase, Revision};
+use session::{Cancel, Client, Doorkeeper, End, Governor, Journal, Leavers, Phase, Revision};
 
 pub use api::{Destination, Effect, Mail, Moved, Peer, Secure};
 use api::{Moving, Newcomer};
@@ -123,6 +123,7 @@ pub struct Core {
     doorkeeper: Doorkeeper,
     governor: Governor,
     journal: Journal,
+    leavers: Leavers,
     /// When users that were looked up were last looked at.
     revision: Revision,
     paused: Paused,
@@ -165,6 +166,7 @@ impl Core {
             doorkeeper: Doorkeeper::new(now),
             governor: Governor::default(),
             journal: Journal::new(now),
+            leavers: Leavers::default(),
             revision: Revision::new(now),
             settings,
             metrics,
@@ -324,8 +326,7 @@ impl Core {
         self.run();
     }
 
-    /// The peer closed the connection, or the connection broke or could not be made. The driver still has the socket
-    /// open.
+    /// The connection broke, or could not be made: the peer reads nothing more. The driver still has the socket open.
     pub fn closed(&mut self, token: Token, why: &str) {
         match token.kind() {
             Kind::Client if self.is_client(token) => self.close_client(token.index()),
@@ -353,6 +354,9 @@ impl Core {
             Kind::Client if self.is_client(token) => {
                 let client = &mut self.clients[token.index()];
                 client.output.written(count, &mut self.buffers);
+                if client.end == End::Reads && client.output.is_empty() {
+                    return self.close_client(token.index());
+                }
                 let server = client.at.either();
                 if client.output.unread() < limit
                     && let Some(server) = server.and_then(|s| self.servers.get_mut(s))
@@ -455,6 +459,7 @@ impl Core {
         self.expire_servers();
         self.fill_pools();
         self.expire_clients();
+        self.expire_leavers();
         self.revoke_users();
         self.expire_cancels();
         self.look_after_listeners();
@@ -653,7 +658,7 @@ impl Core {
     fn drain(&mut self) {
         self.draining = true;
         let is_idle = |client: &Client| match client.at.server() {
-            None => client.at.lane().is_none() && client.output.gates() == 0,
+            None => client.at.lane().is_none() && client.output.gates() == 0 && client.end != End::Reads,
             Some(s) => {
                 let protocol = &self.servers[s].protocol;
                 protocol.status() == message::Status::Idle && protocol.is_quiet() && client.output.gates() == 0

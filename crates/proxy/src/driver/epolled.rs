@@ -71,6 +71,7 @@ impl Worker {
                 && let Some(socket) = self.socket(token)
             {
                 socket.set(Flag::Ended, true);
+                socket.set(Flag::Broken, broken);
             }
             self.read(token);
         }
@@ -79,6 +80,13 @@ impl Worker {
     /// Reads a socket once. A socket whose end was announced is read again and again, until the end is reached.
     fn read(&mut self, token: Token) {
         let Some(socket) = slot(&mut self.sockets, token) else { return };
+        if socket.is(Flag::Finished) {
+            // Nothing more comes but the news that nobody reads, either.
+            if socket.is(Flag::Broken) {
+                self.core.closed(token, "the connection was reset");
+            }
+            return;
+        }
         if socket.is(Flag::Paused) {
             return;
         }
@@ -86,7 +94,7 @@ impl Worker {
             return self.read_link(token);
         }
         match sys::receive(socket.fd.as_fd(), &mut self.buffer) {
-            Ok(0) => self.core.closed(token, "the peer closed the connection"),
+            Ok(0) => self.finished(token),
             Ok(n) => {
                 // A short read has emptied the socket, so the next bytes will make a new event.
                 if (n == BUFFER || socket.is(Flag::Ended)) && !socket.set(Flag::Queued, true) {

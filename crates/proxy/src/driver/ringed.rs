@@ -23,7 +23,10 @@ const RECEIVE: u64 = 0;
 const POLL: u64 = 1 << 60;
 const SEND: u64 = 2 << 60;
 const CANCEL: u64 = 3 << 60;
+const WATCH: u64 = 4 << 60;
 const WHAT: u64 = 15 << 60;
+/// Events that say that nobody reads at the other end.
+const BROKEN: i32 = (libc::POLLERR | libc::POLLHUP) as i32;
 /// How many bytes are kept of a socket that the core has paused, before receiving stops as well. Bytes that are in
 /// buffers by then still arrive.
 const KEPT: usize = 64 << 10;
@@ -36,8 +39,16 @@ const SENDS: usize = 512;
 #[derive(Default)]
 struct Held {
     bytes: Vec<u8>,
-    /// Why the stream ended, if it did.
-    end: Option<String>,
+    /// How the stream ended, if it did.
+    end: Option<End>,
+}
+
+/// How a socket's stream has ended.
+enum End {
+    /// The peer sends no more.
+    Finished,
+    /// The connection is broken.
+    Broken(io::Error),
 }
 
 /// A connection that goes to another worker, once its receive here has ended.
@@ -55,6 +66,8 @@ pub(super) struct Agenda {
     begin: Vec<Token>,
     /// Sockets for which a poll for room is submitted.
     room: Vec<Token>,
+    /// Sockets whose stream has ended, for which a poll is submitted that tells of room to send, and when the connection breaks.
+    watch: Vec<Token>,
     /// Submissions to be cancelled.
     cancel: Vec<u64>,
     /// Sockets with output to send.
@@ -99,6 +112,18 @@ impl Waits for Turn {
     }
 }
 
+impl Socket {
+    /// Notes that the stream has ended. From then on one poll tells of room and of a break, and not one for each time: a poll that is submitted anew
+    /// completes at once, because of the end.
+    fn set_ended(&mut self, poller: &mut Poller) {
+        if !self.set(Flag::Ended, true)
+            && let Poller::Ring(agenda) = poller
+        {
+            agenda.watch.push(self.token);
+        }
+    }
+}
+
 impl Worker {
     /// Runs until the worker is told to stop.
     pub(super) fn run_ring(&mut self, mut ring: Ring) -> io::Result<()> {
@@ -121,7 +146,7 @@ impl Worker {
             if socket.is(Flag::Connecting) {
                 socket.set(Flag::Polled, true);
                 ring.poll(socket.fd.as_fd(), libc::POLLOUT, false, POLL | token.raw())?;
-            } else if !socket.is(Flag::Armed) && !socket.is(Flag::Enough) {
+            } else if !socket.is(Flag::Armed) && !socket.is(Flag::Enough) && !socket.is(Flag::Ended) {
                 socket.set(Flag::Armed, true);
                 socket.set(Flag::Cancelled, false);
                 ring.receive(socket.fd.as_fd(), RECEIVE | token.raw())?;
@@ -132,6 +157,10 @@ impl Worker {
             if socket.is(Flag::Full) && !socket.set(Flag::Polled, true) {
                 ring.poll(socket.fd.as_fd(), libc::POLLOUT, false, POLL | token.raw())?;
             }
+        }
+        for token in agenda.watch.drain(..) {
+            let Some(socket) = slot(&mut self.sockets, token) else { continue };
+            ring.poll(socket.fd.as_fd(), libc::POLLOUT, true, WATCH | token.raw())?;
         }
         let (sockets, core) = (&mut self.sockets, &self.core);
         let mut bytes = 0;
@@ -201,7 +230,8 @@ impl Worker {
         };
         match of.data & WHAT {
             RECEIVE => self.came(token, ring.bytes(of), of),
-            POLL => self.ready(token),
+            POLL => self.ready(token, of.result),
+            WATCH => self.watched(token, of),
             _ => {}
         }
         Ok(())
@@ -210,16 +240,19 @@ impl Worker {
     /// A socket has received bytes, or has reached its end.
     fn came(&mut self, token: Token, bytes: &[u8], of: Completion) {
         let Some(socket) = slot(&mut self.sockets, token) else { return self.came_late(token, bytes, of) };
-        let why = match -of.result {
+        let end = match -of.result {
             ..=-1 => None,
             // The receive was cancelled, or there was no buffer: it can be submitted again.
             libc::ENOBUFS | libc::EINTR | libc::EAGAIN | libc::ECANCELED => None,
-            0 => Some("the peer closed the connection".to_owned()),
-            error => Some(io::Error::from_raw_os_error(error).to_string()),
+            0 => Some(End::Finished),
+            error => Some(End::Broken(io::Error::from_raw_os_error(error))),
         };
+        if let Some(End::Finished) = end {
+            socket.set_ended(&mut self.poller);
+        }
         if !of.more() {
             socket.set(Flag::Armed, false);
-            if why.is_none()
+            if end.is_none()
                 && let Poller::Ring(agenda) = &mut self.poller
             {
                 agenda.begin(token);
@@ -230,7 +263,7 @@ impl Worker {
             socket.set(Flag::Held, true);
             let held = agenda.held.entry(token).or_default();
             held.bytes.extend_from_slice(bytes);
-            held.end = held.end.take().or(why);
+            held.end = held.end.take().or(end);
             socket.set(Flag::Enough, held.end.is_some() || held.bytes.len() >= KEPT);
             if socket.is(Flag::Enough) && socket.is(Flag::Armed) && !socket.set(Flag::Cancelled, true) {
                 agenda.cancel.push(RECEIVE | token.raw());
@@ -238,8 +271,34 @@ impl Worker {
             return;
         }
         self.deliver(token, bytes);
-        if let Some(why) = why {
-            self.core.closed(token, &why);
+        self.ended(token, end);
+    }
+
+    /// Tells the core how a socket's stream has ended, if it has.
+    fn ended(&mut self, token: Token, end: Option<End>) {
+        match end {
+            None => {}
+            Some(End::Finished) => self.finished(token),
+            Some(End::Broken(error)) => self.core.closed(token, &error.to_string()),
+        }
+    }
+
+    /// The poll of a socket whose stream has ended has news, or says again that it has ended.
+    fn watched(&mut self, token: Token, of: Completion) {
+        let Some(socket) = slot(&mut self.sockets, token) else { return };
+        if of.result < 0 {
+            return;
+        }
+        if of.result & BROKEN != 0 {
+            return self.core.closed(token, "the connection was reset");
+        }
+        if !of.more()
+            && let Poller::Ring(agenda) = &mut self.poller
+        {
+            agenda.watch.push(token);
+        }
+        if of.result & i32::from(libc::POLLOUT) != 0 && socket.set(Flag::Full, false) {
+            self.flush_ring(token);
         }
     }
 
@@ -285,16 +344,18 @@ impl Worker {
             agenda.begin(token);
         }
         self.deliver(token, &held.bytes);
-        if let Some(why) = held.end {
-            // The core may have paused the socket again meanwhile, but the stream is at its end.
-            self.core.closed(token, &why);
-        }
+        // The core may have paused the socket again meanwhile, but the stream is at its end.
+        self.ended(token, held.end);
     }
 
     /// A socket's connection is made, or the socket has room.
-    fn ready(&mut self, token: Token) {
+    fn ready(&mut self, token: Token, events: i32) {
         let Some(socket) = slot(&mut self.sockets, token) else { return };
         socket.set(Flag::Polled, false);
+        if events >= 0 && events & (i32::from(libc::POLLOUT) | BROKEN) == 0 {
+            // Only the end of the stream: every further poll would say so at once, and none would wait for room.
+            return socket.set_ended(&mut self.poller);
+        }
         if !socket.set(Flag::Connecting, false) {
             socket.set(Flag::Full, false);
             return self.flush_ring(token);
@@ -331,6 +392,7 @@ impl Worker {
         if let Poller::Ring(agenda) = &mut self.poller
             && let Some(socket) = slot(&mut self.sockets, token)
             && !socket.set(Flag::Full, true)
+            && !socket.is(Flag::Ended)
         {
             agenda.room.push(token);
         }
@@ -344,6 +406,9 @@ impl Worker {
         }
         if socket.is(Flag::Polled) {
             agenda.cancel.push(POLL | socket.token.raw());
+        }
+        if socket.is(Flag::Ended) {
+            agenda.cancel.push(WATCH | socket.token.raw());
         }
         let held = if socket.is(Flag::Held) { agenda.held.remove(&socket.token) } else { None };
         held.map(|held| held.bytes).unwrap_or_default()

@@ -61,7 +61,7 @@ impl Worker {
             Ok(0) => {
                 // `Core::closed` may send a last message, for which the link must be in order.
                 link.keep(&self.buffer[..kept]);
-                self.core.closed(token, "the peer closed the connection");
+                self.finished(token);
             }
             Ok(n) => {
                 if (kept + n == BUFFER || socket.is(Flag::Ended)) && !socket.set(Flag::Queued, true) {
@@ -107,10 +107,10 @@ impl Worker {
             Event::Closed => ended = true,
         });
         match outcome {
-            Ok(()) if ended => core.closed(token, "the peer closed the connection"),
+            Ok(()) if ended => self.finished(token),
             Ok(()) => return true,
             // The link now has an alert for the peer: it is written when the core closes the connection.
-            Err(error) => core.insecure(token, &error.to_string()),
+            Err(error) => self.core.insecure(token, &error.to_string()),
         }
         false
     }
@@ -128,8 +128,6 @@ impl Worker {
                     if let Err(error) = link.encrypt(plain, &mut self.sealed) {
                         return self.core.insecure(token, &error.to_string());
                     }
-                    let count = plain.len();
-                    self.core.written(token, count);
                 }
             }
             let bytes = link.pending();
@@ -139,7 +137,11 @@ impl Worker {
             match sys::send(socket.fd.as_fd(), bytes) {
                 Ok(n) => {
                     let all = n == bytes.len();
-                    link.wrote(n, &mut self.sealed);
+                    // The core may close a connection whose last byte is written.
+                    let plain = link.wrote(n, &mut self.sealed);
+                    if plain > 0 {
+                        self.core.written(token, plain);
+                    }
                     if !all {
                         // The socket is full: its next event says when there is room.
                         return self.want_room(token);

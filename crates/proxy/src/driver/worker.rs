@@ -96,7 +96,7 @@ pub(super) enum Flag {
     Paused = 1 << 1,
     /// The socket is in `again`.
     Queued = 1 << 2,
-    /// Epoll: the end of the stream, or an error, was announced; that happens only once.
+    /// The end of the stream, or an error, was announced; with epoll that happens only once.
     Ended = 1 << 3,
     /// io_uring: a receive is submitted.
     Armed = 1 << 4,
@@ -112,6 +112,10 @@ pub(super) enum Flag {
     Held = 1 << 9,
     /// So many bytes are kept that receiving has stopped; or the end of the stream has come.
     Enough = 1 << 10,
+    /// The core was told that the peer sends no more.
+    Finished = 1 << 11,
+    /// Epoll: the peer reads no more either.
+    Broken = 1 << 12,
 }
 
 /// The driver's part of the cost of an idle connection (for the core's part see `Client`).
@@ -227,7 +231,8 @@ impl Worker {
             return;
         }
         let sockets = self.others.iter().filter_map(|&token| look_up(&self.sockets, token));
-        let others = sockets.filter(|socket| !socket.is(Flag::Paused)).map(|socket| socket.fd.as_fd());
+        let reads = |socket: &&Socket| !socket.is(Flag::Paused) && !socket.is(Flag::Finished);
+        let others = sockets.filter(reads).map(|socket| socket.fd.as_fd());
         sys::wait_for_any(std::iter::once(self.mailboxes[self.id].fd()).chain(others), limit);
     }
 
@@ -363,6 +368,18 @@ impl Worker {
         report
     }
 
+    /// The stream of a socket has come to its end: tells the core, once.
+    pub(super) fn finished(&mut self, token: Token) {
+        const WHY: &str = "the peer closed the connection";
+        let Some(socket) = slot(&mut self.sockets, token) else { return };
+        if socket.is(Flag::Broken) {
+            return self.core.closed(token, WHY);
+        }
+        if !socket.set(Flag::Finished, true) {
+            self.core.finished(token, WHY);
+        }
+    }
+
     /// Writes the last bytes and lets the peer read them: closing a socket with unread input would make the kernel drop
     /// the output.
     fn say_goodbye(&mut self, mut socket: Socket, last: &[u8]) {
@@ -372,6 +389,7 @@ impl Worker {
         match &mut socket.link {
             Some(link) => {
                 // Before the handshake is done there is no way to say anything.
+                let last = last.get(link.carried()..).unwrap_or_default();
                 if link.is_open() && !last.is_empty() {
                     let _ = link.encrypt(last, &mut self.sealed);
                 }

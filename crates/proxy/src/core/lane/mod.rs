@@ -395,7 +395,7 @@ impl Core {
                 totals.query_micros += total;
                 totals.transaction_micros += elapsed.as_micros() as u64;
                 let token = client.token;
-                if client.paused || !client.input.is_empty() {
+                if client.paused || client.has_more() {
                     self.runnable.push_back(token);
                 }
                 self.runs_nothing(token);

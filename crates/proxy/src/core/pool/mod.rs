@@ -838,7 +838,7 @@ impl Core {
             pool.totals.transactions += 1;
             pool.totals.transaction_micros += self.now.saturating_duration_since(server.taken).as_micros() as u64;
             // Messages of the client that were held up behind this unit go on.
-            if client.paused || !client.input.is_empty() {
+            if client.paused || client.has_more() {
                 self.runnable.push_back(client.token);
             }
             // A client whose answer is behind a gate is closed once it has got the answer.
@@ -1307,7 +1307,7 @@ impl Core {
                 self.server_closed(token.index(), "the node is no longer part of the cluster in its role");
             }
         }
-        let held = self.clients.iter().filter(|(_, c)| c.at.server().is_some() && !c.input.is_empty());
+        let held = self.clients.iter().filter(|(_, c)| c.at.server().is_some() && c.has_more());
         self.runnable.extend(held.map(|(_, client)| client.token));
         for p in self.pools.ids() {
             // The view's change is news about the nodes, so failed ones are tried again at once.

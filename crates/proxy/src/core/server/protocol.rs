@@ -112,6 +112,8 @@ pub(crate) struct Protocol<N> {
     /// Units (each ends in `ReadyForQuery`) whose end was sent, and units that have ended.
     units_sent: u64,
     units_ended: u64,
+    /// How many of the oldest requests are followed by a Flush.
+    flushed: usize,
     /// Owed requests with `is_depended_on`; and how many of those are in units whose end was sent.
     depended: usize,
     depended_before: usize,
@@ -130,6 +132,7 @@ impl<N: Note> Protocol<N> {
             copies_in: false,
             units_sent: 0,
             units_ended: 0,
+            flushed: 0,
             depended: 0,
             depended_before: 0,
         }
@@ -198,6 +201,19 @@ impl<N: Note> Protocol<N> {
         self.units_sent > self.units_ended
     }
 
+    /// True if the server will answer something before it reads a further message: the end of a unit, or what a Flush
+    /// asks for. `half`: the last message was sent in part only.
+    pub(crate) fn will_answer(&self, half: bool) -> bool {
+        let count = self.owed.len().saturating_sub(usize::from(half));
+        let ends = |owed: &Owed<N>| matches!(owed.request, Request::Sync | Request::Query);
+        !self.copies_in && (self.flushed > 0 || self.owed.iter().take(count).any(ends))
+    }
+
+    /// The number of units whose end was sent and is still to be answered.
+    pub(crate) fn units(&self) -> u64 {
+        self.units_sent - self.units_ended
+    }
+
     /// The number of the unit to which the next message belongs.
     pub(crate) fn unit(&self) -> u64 {
         self.units_sent
@@ -250,6 +266,13 @@ impl<N: Note> Protocol<N> {
             }
         }
         self.owed.push_back(Owed { request, is_depended_on, note });
+    }
+
+    /// Notes that a Flush was sent. A server that reads COPY data ignores it.
+    pub(crate) fn flushes(&mut self) {
+        if !self.copies_in {
+            self.flushed = self.owed.len();
+        }
     }
 
     /// Notes that `CopyDone` or `CopyFail` was sent. `note` is kept if the server has not asked for COPY data yet.
@@ -344,6 +367,7 @@ impl<N: Note> Protocol<N> {
     /// Takes out the oldest request: it was answered or skipped.
     fn settle(&mut self) -> Option<N> {
         let owed = self.owed.pop_front()?;
+        self.flushed = self.flushed.saturating_sub(1);
         if matches!(owed.request, Request::Sync | Request::Query) {
             self.units_ended += 1;
         }
@@ -361,6 +385,8 @@ impl<N: Note> Protocol<N> {
 
     fn copy_in(&mut self) -> Reply<N> {
         self.copies_in = true;
+        // A Flush that was sent before the end of the data is ignored.
+        let mut flushed = 0;
         let mut ignored = Vec::new();
         // Looks at what was sent behind the COPY statement, up to CopyDone if that was sent: `Q S c`.
         loop {
@@ -368,11 +394,13 @@ impl<N: Note> Protocol<N> {
                 Some(Request::Sync) => {
                     // The server ignores this Sync; the one that ends the unit comes behind the data.
                     self.units_sent -= 1;
+                    self.flushed = self.flushed.saturating_sub(usize::from(self.flushed > 1));
                     if let Some(owed) = self.owed.remove(1) {
                         ignored.push(self.done(owed));
                     }
                 }
                 Some(Request::CopyEnd) => {
+                    flushed = self.flushed.saturating_sub(1);
                     if let Some(owed) = self.owed.remove(1) {
                         self.done(owed);
                     }
@@ -382,6 +410,7 @@ impl<N: Note> Protocol<N> {
                 _ => break,
             }
         }
+        self.flushed = flushed;
         if self.is_at(Request::Execute) && !self.owed.iter().any(|owed| owed.request == Request::Sync) {
             // The Sync that ends the unit is still to be sent.
             self.in_unit = true;

@@ -38,6 +38,46 @@ proptest! {
 }
 
 #[test]
+fn a_server_reads_on_once_it_has_answered() {
+    // P; B; H; E, of which the Flush asks for two answers.
+    let mut protocol = Protocol::new();
+    protocol.sent(Request::Parse, 1);
+    assert!(!protocol.will_answer(false), "for want of a Flush");
+    protocol.sent(Request::Bind, 3);
+    protocol.flushes();
+    protocol.sent(Request::Execute, 5);
+    protocol.received(b'1', None);
+    assert!(protocol.will_answer(false) && protocol.will_answer(true));
+    protocol.received(b'2', None);
+    assert!(!protocol.will_answer(false));
+    protocol.sent(Request::Sync, 7);
+    assert!(protocol.will_answer(false) && !protocol.will_answer(true), "half a Sync is none");
+    protocol.received(b'C', None);
+    protocol.received(b'Z', Some(b'I'));
+    assert!(!protocol.will_answer(false) && protocol.units() == 0);
+    // In COPY the server reads, and ignores a Flush until the data are at their end.
+    protocol.sent(Request::Execute, 9);
+    protocol.flushes();
+    protocol.received(b'G', None);
+    protocol.flushes();
+    assert!(!protocol.will_answer(false));
+    protocol.ends_copy(11);
+    assert!(!protocol.will_answer(false));
+    protocol.flushes();
+    assert!(protocol.will_answer(false));
+    protocol.received(b'C', None);
+    assert!(!protocol.will_answer(false));
+    protocol.sent(Request::Sync, 13);
+    protocol.received(b'Z', Some(b'I'));
+    // With its end sent ahead.
+    protocol.sent(Request::Execute, 15);
+    protocol.ends_copy(17);
+    protocol.flushes();
+    protocol.received(b'G', None);
+    assert!(protocol.will_answer(false));
+}
+
+#[test]
 fn copy_data_that_was_not_waited_for() {
     // P; B; E; S; d; c; S in one packet: the first Sync is ignored, the second one ends the unit.
     let mut protocol = Protocol::new();

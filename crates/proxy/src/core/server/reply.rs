@@ -17,7 +17,7 @@ use crate::config::PoolMode;
 use crate::core::observe::{Timing, rows_of};
 use crate::core::parameters::{Applied, Circumstances, Completed, Followed, applied, changed};
 use crate::core::prepared::{Columns, Statement, Unnamed};
-use crate::core::session::{Aborted, Attempts, IN_FAILED_TRANSACTION, MOST_EXPECTED, NO_BLOCKS, Pass, Phase};
+use crate::core::session::{Aborted, Attempts, End, IN_FAILED_TRANSACTION, MOST_EXPECTED, NO_BLOCKS, Pass, Phase};
 use crate::core::{Core, DESCRIPTION_MAX, DRAINING, HOLD_MAX, SMALL_MAX};
 
 /// What is done with a message from the server.
@@ -253,7 +253,8 @@ impl Core {
         if let Some(c) = self.servers[s].client {
             let (client, owed) = (&mut self.clients[c], self.servers[s].protocol.owes());
             let waits = client.blocked && !client.input.is_empty() && owed == 0;
-            if waits || (client.held_up && owed < MOST_EXPECTED / 2) {
+            let ends = client.end != End::No && !self.servers[s].protocol.will_answer(false);
+            if waits || ends || (client.held_up && owed < MOST_EXPECTED / 2) {
                 client.held_up = false;
                 self.runnable.push_back(client.token);
             }
@@ -320,7 +321,10 @@ impl Core {
         }
         let whose = match server.protocol.front() {
             Some((_, Note::Own | Note::Audit | Note::Ahead | Note::ParseAhead(_))) => For::Own,
-            _ => For::Client { unheard: server.discard || server.client.is_none() },
+            _ => {
+                let hears = server.client.is_some_and(|c| self.clients[c].end != End::Told);
+                For::Client { unheard: server.discard || !hears }
+            }
         };
         let unheard = whose != For::Client { unheard: false };
         let inserted = matches!(server.protocol.front(), Some((_, Note::Inserted))) && tag != b'E';
@@ -337,7 +341,7 @@ impl Core {
             Reply::Completed(ended) => self.completed(s, ended, (tag, data), whose, verdict),
             Reply::CopyIn { ignored } => self.asked_for_copy(s, ignored, verdict),
             Reply::Failed { failed, skipped } => self.failed(s, data, failed, skipped, whose, verdict),
-            Reply::Ready(note) => self.ready_for_query(s, note, unheard),
+            Reply::Ready(note) => self.ready_for_query(s, note, unheard || inserted),
             Reply::Aside => self.aside(s, tag, data, whose, verdict),
             Reply::Broken(why) => Verdict::Broken(why),
         }
@@ -745,13 +749,13 @@ impl Core {
             self.prepare_session(s, &params);
         }
         let client = &self.clients[c];
-        let forwarding = matches!(client.pass, Pass::Forward(_));
+        let forwarding = matches!(client.pass, Pass::Forward { .. });
         let open = client.unit.routed || self.servers[s].protocol.is_in_unit() || forwarding;
         if idle && done && !open && !self.is_bound(c) && matches!(client.phase, Phase::Ready) {
             self.release(s);
         } else if self.draining && idle && done && !open && client.output.gates() == 0 {
             self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, DRAINING);
-        } else if !client.input.is_empty() {
+        } else if client.has_more() {
             self.runnable.push_back(client.token);
         }
     }
@@ -843,7 +847,10 @@ impl Core {
         // In a lane, another client's unit may have failed and the server skipped its Parse, which this unit relied on.
         let server = &self.servers[s];
         let shared = !server.lane.is_empty() && server.client.is_some_and(|c| self.clients[c].replay.is_some());
+        let ended = server.client.and_then(|c| self.copy_ended(c, data));
+        let server = &self.servers[s];
         let instead = match &failed {
+            _ if ended.is_some() => ended,
             _ if ahead.is_some() => ahead,
             Some(Note::Refused(why)) => Some(self.refused(*why)),
             Some(Note::Missing(name)) if code == Sqlstate::INVALID_STATEMENT_NAME => Some(missing(data, name)),

@@ -11,6 +11,7 @@ use topology::NodeId;
 use watermark::{Lsn, Ticket};
 use wire::message::Status;
 
+use super::ends::End;
 use super::login::Login;
 use super::replay::Replay;
 use super::replication::Replication;
@@ -94,6 +95,8 @@ pub(crate) struct Client {
     pub blocked: bool,
     /// After an error from the proxy, the client's messages up to Sync are skipped.
     pub skipping: bool,
+    /// Whether the client has sent its last message, and what of that is still to be done.
+    pub end: End,
     pub dirty: bool,
     /// The client's socket is not read, because its server is slow or its buffered input is full.
     pub paused: bool,
@@ -211,14 +214,18 @@ pub(in crate::core) enum Pass {
     /// No rest.
     No,
     /// This many bytes go to the server.
-    Forward(u32),
+    Forward {
+        left: u32,
+        /// The server answers the message. (It does not answer COPY data.)
+        asks: bool,
+    },
     /// This many bytes are dropped.
     Discard(u32),
 }
 
 impl Pass {
-    pub(in crate::core) fn forward(bytes: usize) -> Pass {
-        Pass::Forward(bytes as u32)
+    pub(in crate::core) fn forward(left: usize, asks: bool) -> Pass {
+        Pass::Forward { left: left as u32, asks }
     }
 
     pub(in crate::core) fn discard(bytes: usize) -> Pass {
@@ -434,6 +441,7 @@ impl Client {
             held_up: false,
             blocked: false,
             skipping: false,
+            end: End::No,
             dirty: false,
             paused: false,
             attempts: Attempts::default(),
@@ -443,6 +451,11 @@ impl Client {
 }
 
 impl Client {
+    /// True if an event is to make the client `runnable`: it has input, or its stream has ended.
+    pub(in crate::core) fn has_more(&self) -> bool {
+        !self.input.is_empty() || self.end != End::No
+    }
+
     /// True if the client has not yet asked for encryption and been told no.
     pub(super) fn has_not_asked(&self) -> bool {
         matches!(self.phase, Phase::Startup { refused: 0, .. })
@@ -467,6 +480,9 @@ impl Core {
                 let client = &mut self.clients[c];
                 self.buffers.lend(&mut client.input).extend_from_slice(&bytes[used..]);
                 self.bound_input(c);
+            }
+            if self.is_client(token) {
+                self.look_at_end(c);
             }
         } else {
             self.clients[c].input.extend_from_slice(bytes);
@@ -497,6 +513,7 @@ impl Core {
             self.buffers.give(input);
         }
         self.bound_input(c);
+        self.look_at_end(c);
     }
 
     /// Stops reading a client whose buffered input or unread output is too long, and reads it again when both have
@@ -529,11 +546,14 @@ impl Core {
                 return used;
             }
             let client = &mut self.clients[c];
+            if client.end == End::Reads {
+                return bytes.len();
+            }
             let step = match client.pass {
-                Pass::Forward(left) => {
+                Pass::Forward { left, asks } => {
                     let left = left as usize;
                     let n = left.min(rest.len());
-                    client.pass = if n == left { Pass::No } else { Pass::forward(left - n) };
+                    client.pass = if n == left { Pass::No } else { Pass::forward(left - n, asks) };
                     match client.at.server() {
                         Some(s) => self.send(s, |out| out.extend_from_slice(&rest[..n])),
                         None => debug_assert!(false, "a message is forwarded to no server"),

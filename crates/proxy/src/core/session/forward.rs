@@ -87,6 +87,7 @@ impl Core {
             Message::Flush => {
                 // The client waits for the answers so far, so they can't be held back.
                 self.give_up_replay(c);
+                self.servers[s].protocol.flushes();
                 self.pass_on(c, s, bytes, frame)
             }
             Message::Sync => {
@@ -189,7 +190,7 @@ impl Core {
         let n = frame.total().min(bytes.len());
         self.send(s, |out| out.extend_from_slice(&bytes[..n]));
         if n < frame.total() {
-            self.clients[c].pass = Pass::forward(frame.total() - n);
+            self.clients[c].pass = Pass::forward(frame.total() - n, !matches!(frame.tag, b'd' | b'c' | b'f'));
         }
         Step::Used(n)
     }

@@ -34,7 +34,7 @@ impl Core {
         if self.servers[s].tunnel.is_some() {
             return self.drop_tunnel(s);
         }
-        let half_sent = matches!(self.clients[c].pass, Pass::Forward(_));
+        let half_sent = matches!(self.clients[c].pass, Pass::Forward { .. });
         let bound = self.is_bound(c);
         let keeps = self.clients[c].pins.0 & Pins::LOAD.0 != 0;
         let awaits_listener = self.clients[c].awaits_listener();
@@ -68,8 +68,7 @@ impl Core {
         }
         let only_reads = protocol.status() == Status::Idle && !server.work.has_written && !server.work.committing;
         if protocol.copies_in() {
-            self.send(s, copy_fail);
-            self.servers[s].protocol.ends_copy(Note::Client);
+            self.refuse_copy(s);
         }
         if self.servers[s].protocol.is_in_unit() {
             self.servers[s].ends_unit(Request::Sync, Note::Sync);
@@ -100,13 +99,7 @@ impl Core {
 
     /// Fails a COPY FROM STDIN of a client that has gone.
     pub(in crate::core) fn refuse_copy(&mut self, s: usize) {
-        self.send(s, copy_fail);
-        let server = &mut self.servers[s];
-        server.protocol.ends_copy(Note::Client);
-        if server.protocol.is_in_unit() {
-            server.ends_unit(Request::Sync, Note::Sync);
-            self.send(s, |out| message::empty(out, b'S'));
-        }
+        self.fail_copy(s, Note::Sync);
     }
 
     /// A server connection without a client has answered everything: cleans its session.
@@ -221,7 +214,7 @@ impl Core {
         self.listen_no_more(c);
         let client = &mut self.clients[c];
         client.held_up = false;
-        if let Pass::Forward(left) = client.pass {
+        if let Pass::Forward { left, .. } = client.pass {
             client.pass = Pass::Discard(left);
         }
         let cause = cause(last.as_ref().and_then(|last| last.code));
@@ -340,8 +333,4 @@ impl Core {
         }
         self.runnable.push_back(self.clients[c].token);
     }
-}
-
-fn copy_fail(out: &mut Vec<u8>) {
-    message::message(out, b'f', |out| out.extend(b"the client left\0"));
 }

@@ -10,8 +10,8 @@
 //! - `forward`: a client with a server connection: passes its messages on, one by one; `statements`: messages about
 //!   prepared statements.
 //! - `local`: messages that the proxy answers without a server; `begin`: a BEGIN that is put off until the next unit.
-//! - `lost`, `aborted`: a client leaves its server connection, or a server connection is lost under its client;
-//!   `termination`: what the client hears then, by the server's last FATAL.
+//! - `ends`: Terminate, and the end of a client's stream; `lost`, `aborted`: a client leaves its server connection, or a
+//!   server connection is lost under its client; `termination`: the client's share in that, by the server's last FATAL.
 //! - `traffic`: whether a statement may run, by the traffic rules.
 //! - `cancel`: cancel requests; `operator`: clients of the console.
 
@@ -21,6 +21,7 @@ mod begin;
 mod cancel;
 mod client;
 mod elsewhere;
+mod ends;
 mod forward;
 mod home;
 mod journal;
@@ -43,6 +44,7 @@ pub(in crate::core) use aborted::IN_FAILED_TRANSACTION;
 pub(in crate::core) use begin::begins_read_only;
 pub(in crate::core) use cancel::Cancel;
 pub(in crate::core) use client::{Aborted, At, Attempts, Client, Mark, Pass, Phase, Sole, Unit};
+pub(in crate::core) use ends::{End, Leavers};
 pub(in crate::core) use forward::MOST_EXPECTED;
 pub(in crate::core) use journal::Journal;
 pub(crate) use limits::Counts;

@@ -70,14 +70,11 @@ impl Core {
         let client = &mut self.clients[c];
         let token = client.token;
         let Phase::Console(operator) = &mut client.phase else { return Step::Blocked };
-        if operator.asked && frame.tag != b'X' {
+        if operator.asked {
             return Step::Blocked;
         }
         match frame.tag {
-            b'X' => {
-                self.close_client(c);
-                Step::Gone
-            }
+            b'X' => self.terminate(c),
             b'Q' if frame.payload <= SMALL_MAX => {
                 let Some(data) = bytes.get(HEADER..frame.total()) else { return Step::More };
                 let text = payload::cstr(data).map(|(text, _)| String::from_utf8_lossy(text).into_owned());

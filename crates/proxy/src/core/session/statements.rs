@@ -365,7 +365,7 @@ impl Core {
             out.extend_from_slice(rest);
         });
         if !whole {
-            self.clients[c].pass = Pass::forward(frame.total() - end);
+            self.clients[c].pass = Pass::forward(frame.total() - end, true);
         }
         Step::Used(end)
     }

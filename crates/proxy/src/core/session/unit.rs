@@ -32,6 +32,8 @@ enum Scan {
     More,
     /// The message is too long to wait for: the unit goes to the primary.
     Long,
+    /// Terminate.
+    Terminate,
     /// The client has been closed.
     Gone,
 }
@@ -104,17 +106,12 @@ impl Core {
             Ok(frame) => frame,
             Err(step) => return step,
         };
+        if frame.tag == b'X' {
+            return self.terminate(c);
+        }
         let client = &self.clients[c];
         if client.skipping {
             return self.skip(c, frame);
-        }
-        if frame.tag == b'X' {
-            // What the client sent before Terminate is still carried out.
-            if client.at.server().is_some_and(|s| self.servers[s].is_running()) {
-                return Step::Blocked;
-            }
-            self.close_client(c);
-            return Step::Gone;
         }
         match client.at.server() {
             Some(s) if self.streams(c, s) => self.forward(c, s, bytes, frame),
@@ -191,10 +188,6 @@ impl Core {
                 self.ready(c);
                 Step::Again
             }
-            b'X' => {
-                self.close_client(c);
-                Step::Gone
-            }
             _ => Step::Again,
         }
     }
@@ -242,6 +235,7 @@ impl Core {
                     return self.dispatch_long(c);
                 }
                 Scan::More => return Step::More,
+                Scan::Terminate => return self.terminate(c),
                 Scan::Gone => return Step::Gone,
             }
         }
@@ -313,10 +307,7 @@ impl Core {
             // COPY data in the same unit, `P B E d c S`: a server ignores data that no COPY asks for.
             Message::CopyData | Message::CopyDone | Message::CopyFail => Scan::Long,
             // Terminate before Sync: the unit is not carried out.
-            Message::Terminate => {
-                self.close_client(c);
-                Scan::Gone
-            }
+            Message::Terminate => Scan::Terminate,
         }
     }
 
