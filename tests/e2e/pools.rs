@@ -108,6 +108,32 @@ async fn a_client_that_leaves_in_a_transaction_leaves_nothing() {
     assert_eq!(seen.await, "0");
 }
 
+/// A client that has pipelined very many statements does not keep the others waiting until the last of them.
+#[tokio::test]
+async fn a_long_pipeline_lets_others_in() {
+    let (shared, _logs) = shared().await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 1).start().await;
+    let other = kingpost.connect().await;
+    let mut raw = Raw::login(kingpost.port()).await;
+    let count = 3000;
+    raw.send(&query("/* kingpost.route=primary */ SELECT pg_sleep(0.002)").repeat(count)).await;
+    raw.until(b'Z').await;
+    let all = async {
+        for _ in 1..count {
+            raw.until(b'Z').await;
+        }
+    };
+    let read = other.simple_query("/* kingpost.route=primary */ SELECT 1");
+    tokio::select! {
+        biased;
+        outcome = read => drop(outcome.unwrap()),
+        () = all => panic!("the other client has waited for all of the pipeline"),
+    }
+}
+
 #[tokio::test]
 async fn statement_mode_has_no_transaction_blocks() {
     let (shared, _logs) = shared().await;

@@ -124,10 +124,10 @@ impl Worker {
                 let Some(output) = self.core.output(token) else { return };
                 let plain = output.writable();
                 let plain = &plain[..plain.len().min(AT_ONCE)];
-                if !plain.is_empty() {
-                    if let Err(error) = link.encrypt(plain, &mut self.sealed) {
-                        return self.core.insecure(token, &error.to_string());
-                    }
+                if !plain.is_empty()
+                    && let Err(error) = link.encrypt(plain, &mut self.sealed)
+                {
+                    return self.core.insecure(token, &error.to_string());
                 }
             }
             let bytes = link.pending();

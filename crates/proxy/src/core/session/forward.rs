@@ -4,6 +4,7 @@
 //! handled in `statements`, messages that the proxy answers by itself in `local`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sql::{Access, Changes, Class, Control, Flags, Hint, Pins};
 use wire::frontend::Message;
@@ -12,19 +13,28 @@ use wire::{Frame, HEADER};
 
 use super::client::{Attempts, Pass, Step};
 use crate::config::{PoolMode, UnknownFunctions};
-use crate::core::Core;
 use crate::core::parameters::Reads;
 use crate::core::prepared::Undo;
 use crate::core::server::{Begin, Note, Refusal, Request};
+use crate::core::{Core, over};
 
 /// Most answers that a server connection may owe; the messages of a client that pipelines more wait.
 pub(in crate::core) const MOST_EXPECTED: usize = 4096;
+
+/// Most unanswered units of a client outside of a transaction; another client may wait until they are carried out.
+const MOST_UNITS: u64 = 128;
+/// Time for which a client that pipelines has a server connection while others wait for one.
+const TURN: Duration = Duration::from_millis(20);
 
 impl Core {
     /// Sends a client's message to its server connection, or answers it.
     pub(super) fn forward(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
         self.keep_for_replay(c, s, bytes);
         if self.must_wait(s, frame.tag) {
+            return Step::Blocked;
+        }
+        if self.leaves_room(c, s, frame.tag) {
+            self.clients[c].held_up = true;
             return Step::Blocked;
         }
         if self.servers[s].protocol.owes() >= MOST_EXPECTED {
@@ -145,6 +155,20 @@ impl Core {
         // What follows LISTEN waits until the LISTEN is answered.
         let listens = server.tracker.listens() && !protocol.is_settled() && begins_unit;
         server.barrier || depends || reread || behind_begin || listens
+    }
+
+    /// True if a client that pipelines has to wait with its next unit, for the sake of other clients: so many units are unanswered, or others wait
+    /// for a connection and the client has had this one for a while. In a transaction, or in a session of the client's own, nobody else gets it anyway.
+    fn leaves_room(&self, c: usize, s: usize, tag: u8) -> bool {
+        let server = &self.servers[s];
+        let protocol = &server.protocol;
+        let begins_unit = !protocol.is_in_unit() && !protocol.copies_in() && !matches!(tag, b'd' | b'c' | b'f');
+        let others = || self.pools[server.pool].is_waited_for() && over(server.taken, TURN, self.now);
+        begins_unit
+            && protocol.owes_end()
+            && protocol.status() == Status::Idle
+            && !self.is_bound(c)
+            && (protocol.units() >= MOST_UNITS || others())
     }
 
     /// A message that is not whole yet, and of which the part that has arrived can't be decoded.
