@@ -45,6 +45,10 @@ impl Kind {
 pub const IN_USE: u16 = 0x1;
 /// The event was made for the stream and is in no file: an announcement of a file, for example.
 pub const ARTIFICIAL: u16 = 0x20;
+/// The event was written with `@@skip_replication = 1`: a replica may ask its source to leave such events out.
+pub const SKIP_REPLICATION: u16 = 0x8000;
+/// In an artificial list of GTIDs: the stream ends here, because the replica asked for no more (`START SLAVE UNTIL`).
+pub const UNTIL_REACHED: u32 = 1 << 28;
 
 /// An event's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -321,6 +325,24 @@ pub fn heartbeat(server_id: u32, name: &str, position: u64, checksum: Checksum) 
     artificial(Kind::HEARTBEAT, server_id, position as u32, 0, name.as_bytes(), checksum)
 }
 
+/// The artificial list of GTIDs with which a source ends a stream that was asked for up to a position: `state` is what came before `end`, also
+/// without being sent.
+#[must_use]
+pub fn until_reached(server_id: u32, end: u64, state: &mariadb::State, checksum: Checksum) -> Vec<u8> {
+    let gtids: Vec<_> = state.iter().collect();
+    let mut body = (gtids.len() as u32 | UNTIL_REACHED).to_le_bytes().to_vec();
+    for gtid in &gtids {
+        body.extend_from_slice(&gtid.domain.to_le_bytes());
+        body.extend_from_slice(&gtid.server.to_le_bytes());
+        body.extend_from_slice(&gtid.sequence.to_le_bytes());
+    }
+    if gtids.is_empty() {
+        // MariaDB makes no shorter one, so that a dummy can take its place.
+        body.extend_from_slice(&[0, 0]);
+    }
+    artificial(Kind::MARIADB_GTID_LIST, server_id, end as u32, ARTIFICIAL, &body, checksum)
+}
+
 /// Has a whole format event say that its server was not started then: a replica that merely connects again must not drop its temporary
 /// tables. Anything too short stays as it is.
 pub fn clear_created(event: &mut [u8], checksum: Checksum) {
@@ -371,6 +393,19 @@ mod tests {
         assert_eq!(statement(&body), Some(&b"COMMIT"[..]));
         assert!(ends_transaction(b"commit") && ends_transaction(b"ROLLBACK") && !ends_transaction(b"BEGIN"));
         assert_eq!(statement(&body[..15]), None);
+    }
+
+    #[test]
+    fn the_list_at_which_a_stream_ends() {
+        for text in ["", "0-2-7,0-1-9,5-1-3"] {
+            let state: mariadb::State = text.parse().unwrap();
+            let event = until_reached(7, 500, &state, Checksum::None);
+            let header = Header::parse(event[..HEADER].try_into().unwrap());
+            assert_eq!((header.kind, header.end, header.flags), (Kind::MARIADB_GTID_LIST, 500, ARTIFICIAL));
+            let body = &event[HEADER..];
+            assert_eq!(u32_at(body, 0).unwrap() >> 28, 1);
+            assert_eq!(mariadb::State::from_list(&gtid_list(body).unwrap()), Some(state));
+        }
     }
 
     #[test]

@@ -211,16 +211,36 @@ impl State {
     pub fn is_empty(&self) -> bool {
         self.domains.is_empty()
     }
+
+    /// The last transaction of each domain and server, by domain; the last of a domain comes last.
+    pub fn iter(&self) -> impl Iterator<Item = Gtid> + '_ {
+        self.domains.values().flat_map(|domain| {
+            let others = domain.servers.iter().filter(|(server, _)| **server != domain.last.server);
+            let of = |(server, sequence): (&u32, &u64)| Gtid { server: *server, sequence: *sequence, ..domain.last };
+            others.map(of).chain(std::iter::once(domain.last))
+        })
+    }
+
+    /// True if a file that begins with `begins` may follow a log that has this: each of its domains is as it is here. Domains may be gone
+    /// (`FLUSH BINARY LOGS DELETE_DOMAIN_ID`), but not all of them.
+    #[must_use]
+    pub fn is_followed_by(&self, begins: &State) -> bool {
+        begins.is_empty() == self.is_empty()
+            && begins.domains.iter().all(|(domain, theirs)| self.domains.get(domain) == Some(theirs))
+    }
+
+    /// The transactions of this log that a server whose binary log has `theirs` has lost since it wrote them. Domains may be gone, but not all
+    /// of them.
+    #[must_use]
+    pub fn lost_by(&self, theirs: &State) -> Position {
+        let is_there = |gtid: &Gtid| theirs.is_empty() || theirs.domains.contains_key(&gtid.domain);
+        self.position().iter().filter(|gtid| is_there(gtid) && !theirs.contains(*gtid)).collect()
+    }
 }
 
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all = self.domains.values().flat_map(|domain| {
-            let others = domain.servers.iter().filter(|(server, _)| **server != domain.last.server);
-            let of = |(server, sequence): (&u32, &u64)| Gtid { server: *server, sequence: *sequence, ..domain.last };
-            others.map(of).chain(std::iter::once(domain.last))
-        });
-        show(f, all)
+        show(f, self.iter())
     }
 }
 
@@ -266,6 +286,32 @@ mod tests {
             assert_eq!(state.contains(gtid.parse().unwrap()), held, "{gtid}");
         }
         assert_eq!(state.lacks(&"0-3-8,5-1-2,7-1-1".parse().unwrap()).to_string(), "0-3-8,7-1-1");
+    }
+
+    #[test]
+    fn one_history_and_another() {
+        let state: State = "0-2-7,0-1-9,5-1-3".parse().unwrap();
+        for (begins, follows) in [
+            ("0-2-7,0-1-9,5-1-3", true),
+            ("5-1-3", true),
+            ("0-1-9,0-2-7,5-1-3", false),
+            ("0-2-7,0-1-9,5-1-2", false),
+            ("0-2-7,0-1-9,5-1-4", false),
+            ("0-2-7,0-1-9,5-1-3,6-1-1", false),
+            ("", false),
+        ] {
+            assert_eq!(state.is_followed_by(&begins.parse().unwrap()), follows, "{begins}");
+        }
+        assert!(State::default().is_followed_by(&State::default()));
+        for (theirs, lost) in [
+            ("0-2-7,0-1-9,5-1-3", ""),
+            ("0-1-12", ""),
+            ("0-1-8,5-1-3", "0-1-9"),
+            ("0-1-2", "0-1-9"),
+            ("", "0-1-9,5-1-3"),
+        ] {
+            assert_eq!(state.lost_by(&theirs.parse().unwrap()).to_string(), lost, "{theirs}");
+        }
     }
 
     proptest! {

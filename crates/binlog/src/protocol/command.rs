@@ -3,6 +3,8 @@
 use super::{Cursor, ProtocolError, wrong};
 use crate::gtid::mysql;
 
+/// Dump: the stream ends where the log does, instead of waiting for more.
+pub const NON_BLOCK: u16 = 1;
 /// Dump: events that only explain rows are wanted, too. Without it MariaDB leaves them out, and a copy has holes.
 pub const ANNOTATE_ROWS: u16 = 2;
 

@@ -5,8 +5,12 @@
 pub enum Statement {
     /// `SET @name = value`, one or more; values as texts, without quotes.
     Set(Vec<(String, String)>),
+    /// `SET name = value`, one system variable of the session.
+    SetSystem(String, String),
     /// `SET NAMES name`: a replica of MariaDB sends this when it connects again.
     Names,
+    /// `KILL id`: a semi-synchronous replica ends its own connection so.
+    Kill(u32),
     /// `SELECT @@name, …`: names without `global.`, and as they were written, for the columns.
     Variables(Vec<(String, String)>),
     /// `SELECT @name`.
@@ -84,7 +88,16 @@ impl Statement {
                     let name = name.trim().trim_end_matches(':').trim().strip_prefix('@')?;
                     (!name.starts_with('@')).then(|| (name.to_ascii_lowercase(), unquoted(value)))
                 };
-                return parts(rest).into_iter().map(assignment).collect::<Option<_>>().map(Statement::Set);
+                let user = parts(rest).into_iter().map(assignment).collect::<Option<_>>().map(Statement::Set);
+                return user.or_else(|| {
+                    let (name, value) = rest.split_once('=')?;
+                    let name = name.trim().trim_end_matches(':').trim();
+                    let name = strip(name, "SESSION ").or_else(|| strip(name, "@@session.")).unwrap_or(name);
+                    let name = name.strip_prefix("@@").unwrap_or(name);
+                    let known = |character: char| character.is_ascii_alphanumeric() || character == '_';
+                    let one = !name.is_empty() && name.chars().all(known) && parts(value).len() == 1;
+                    one.then(|| Statement::SetSystem(name.to_ascii_lowercase(), unquoted(value)))
+                });
             }
             if let Some(rest) = strip(text, "SELECT ") {
                 if rest.eq_ignore_ascii_case("UNIX_TIMESTAMP()") {
@@ -97,6 +110,9 @@ impl Statement {
                     return Some(Statement::UserVariable(name.to_ascii_lowercase()));
                 }
                 return parts(rest).into_iter().map(variable).collect::<Option<_>>().map(Statement::Variables);
+            }
+            if let Some(id) = strip(text, "KILL ") {
+                return id.parse().ok().map(Statement::Kill);
             }
             let rest = strip(text, "SHOW ")?;
             let rest = strip(rest, "GLOBAL ").unwrap_or(rest);
@@ -138,6 +154,11 @@ mod tests {
             ("SET NAMES utf8mb3", Statement::Names),
             ("SET NAMES 'latin1'", Statement::Names),
             ("SET NAMES a, @b = 1", Statement::Other),
+            ("SET skip_replication=1", Statement::SetSystem("skip_replication".into(), "1".into())),
+            ("SET @@session.skip_replication = 1", Statement::SetSystem("skip_replication".into(), "1".into())),
+            ("SET a = 1, b = 2", Statement::Other),
+            ("KILL 17", Statement::Kill(17)),
+            ("KILL QUERY 17", Statement::Other),
             ("SET @@global.read_only=1", Statement::Other),
             ("SELECT 1", Statement::Other),
             ("DROP TABLE t", Statement::Other),
@@ -149,7 +170,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_a_panic(text in "(SET |SELECT |SHOW VARIABLES LIKE |)[@'\",= a-zé]{0,40}") {
+        fn no_text_makes_a_panic(text in "(SET |SELECT |KILL |SHOW VARIABLES LIKE |)[@'\",= a-zé]{0,40}") {
             let _ = Statement::parse(&text);
         }
     }

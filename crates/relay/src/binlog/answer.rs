@@ -1,17 +1,25 @@
-//! What is answered to the statements of a replica: a decision over texts.
+//! Answers to the statements of a replica: decisions over texts.
+//!
+//! [`meaning`] is the one table of what a replica may set: each variable is honoured, changes nothing for a reason that stands beside it, or is
+//! refused with an error that the replica shows. Sources: `slave.cc`, `semisync_slave.cc` and `mysqlbinlog.cc` of MariaDB 10.5 to 11.8,
+//! `rpl_replica.cc` of MySQL.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use ::binlog::event::Checksum;
 use ::binlog::gtid::mariadb::Position;
+use ::binlog::protocol::command::{ANNOTATE_ROWS, Dump, NON_BLOCK};
 use ::binlog::protocol::reply::Row;
 use ::binlog::protocol::text::Statement;
 
-/// Most variables that a replica may set, and their longest value.
-const MOST: (usize, usize) = (64, 2 << 20);
+use super::feed::{Request, Until};
 
-/// What the relay says of itself.
+/// Longest value of a variable, in bytes.
+const LONGEST: usize = 2 << 20;
+/// The capability of a replica that understands GTIDs, and events that are left out (MariaDB 10.0 and later).
+const UNDERSTANDS_GTIDS: u64 = 4;
+
+/// The relay's own values, for a replica that asks.
 #[derive(Debug, Clone)]
 pub(super) struct Facts {
     pub(super) server_id: u32,
@@ -22,66 +30,191 @@ pub(super) struct Facts {
     pub(super) now: u64,
 }
 
-/// What a replica has said of itself.
+/// Effect of a variable that a replica sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Meaning {
+    /// Nanoseconds between two heartbeats; 0: none.
+    Heartbeat,
+    /// The replica understands checksums; the announcement before the first format event has this one.
+    Checksum,
+    /// See [`UNDERSTANDS_GTIDS`].
+    Capability,
+    /// The position to begin at.
+    Position,
+    /// A position in a gap of the log is an error.
+    Strict,
+    /// A position that the log does not have yet is none.
+    IgnoreDuplicates,
+    /// The position to end at.
+    Until,
+    /// The transactions of that position are left out, too.
+    UntilBefore,
+    /// Two bytes more before each event.
+    SemiSync,
+    /// Events that were marked with `@@skip_replication` are left out.
+    SkipMarked,
+    /// No effect, for this reason.
+    None(#[allow(dead_code)] &'static str),
+}
+
+/// The effect of a user variable, or (`system`) a system variable of the session. None: it is refused, for nobody can say what a source would do.
+fn meaning(system: bool, name: &str) -> Option<Meaning> {
+    Some(match (system, name) {
+        (false, "master_heartbeat_period" | "source_heartbeat_period") => Meaning::Heartbeat,
+        (false, "master_binlog_checksum" | "source_binlog_checksum") => Meaning::Checksum,
+        (false, "mariadb_slave_capability") => Meaning::Capability,
+        (false, "slave_connect_state") => Meaning::Position,
+        (false, "slave_gtid_strict_mode") => Meaning::Strict,
+        (false, "slave_gtid_ignore_duplicates") => Meaning::IgnoreDuplicates,
+        (false, "slave_until_gtid") => Meaning::Until,
+        (false, "slave_gtid_until_before_gtids") => Meaning::UntilBefore,
+        (false, "rpl_semi_sync_slave" | "rpl_semi_sync_replica") => Meaning::SemiSync,
+        (true, "skip_replication") => Meaning::SkipMarked,
+        (false, "slave_uuid" | "replica_uuid") => Meaning::None("replicas are told apart by their server_id"),
+        (true, "net_write_timeout" | "net_read_timeout" | "wait_timeout") => {
+            Meaning::None("relay.downstream_timeout is the limit on a replica that takes nothing")
+        }
+        _ => return None,
+    })
+}
+
+/// The wishes of a replica, as it has set them.
 #[derive(Debug, Default)]
-pub(super) struct Said(HashMap<String, String>);
+pub(super) struct Said {
+    heartbeat: Option<Duration>,
+    checksum: Option<Checksum>,
+    capability: u64,
+    position: Option<Position>,
+    strict: bool,
+    ignore_duplicates: bool,
+    until: Option<Position>,
+    until_before: bool,
+    semisync: bool,
+    skip_marked: bool,
+}
 
 /// An answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Ok,
     Rows(Vec<String>, Vec<Row>),
+    /// The connection with this number is to end.
+    Kill(u32),
     /// Number, SQLSTATE, text.
     Error(u16, &'static str, String),
 }
 
 impl Said {
-    /// How often it wants to hear something; None: it did not say.
+    /// The time between two heartbeats; None: it wants none.
     pub(super) fn heartbeat(&self) -> Option<Duration> {
-        let nanos = self.0.get("master_heartbeat_period")?.parse().ok()?;
-        (nanos > 0).then(|| Duration::from_nanos(nanos))
+        self.heartbeat
     }
 
-    /// What it has; None: it does not replicate by GTID.
-    pub(super) fn position(&self) -> Option<Result<Position, String>> {
-        let text = self.0.get("slave_connect_state")?;
-        Some(text.parse().map_err(|error: ::binlog::gtid::GtidError| error.to_string()))
+    /// The checksum of the first announcement of a file; None: the replica knows no checksums.
+    pub(super) fn checksum(&self) -> Option<Checksum> {
+        self.checksum
     }
 
-    /// Whether it understands checksums, if events have any.
-    pub(super) fn understands(&self, checksum: Checksum) -> bool {
-        checksum == Checksum::None || self.0.get("master_binlog_checksum").is_some_and(|name| name == checksum.name())
+    /// True if each event has the header of a semi-synchronous source. No event asks for an acknowledgement: the relay is the durable copy.
+    pub(super) fn semisync(&self) -> bool {
+        self.semisync
+    }
+
+    /// The events that a request asks for.
+    ///
+    /// # Errors
+    /// In words: the relay cannot do what a source would do.
+    pub(super) fn request(&self, dump: &Dump) -> Result<Request, String> {
+        let Some(position) = self.position.clone() else {
+            return Err("a relay feeds replicas by GTID: CHANGE MASTER TO MASTER_USE_GTID = slave_pos".into());
+        };
+        if self.capability < UNDERSTANDS_GTIDS {
+            return Err(format!(
+                "a relay feeds replicas that understand GTIDs: @mariadb_slave_capability is {}, and {UNDERSTANDS_GTIDS} is needed",
+                self.capability
+            ));
+        }
+        if dump.flags & !(NON_BLOCK | ANNOTATE_ROWS) != 0 {
+            return Err(format!("this relay does not know the flags {:#x} of COM_BINLOG_DUMP", dump.flags));
+        }
+        let before = self.until_before;
+        Ok(Request {
+            position,
+            strict: self.strict,
+            ignore_duplicates: self.ignore_duplicates,
+            until: self.until.clone().map(|at| Until { at, before }),
+            skip_marked: self.skip_marked,
+            annotate: dump.flags & ANNOTATE_ROWS != 0,
+        })
+    }
+
+    /// Takes over a variable.
+    fn set(&mut self, system: bool, name: &str, value: &str, facts: &Facts) -> Result<(), (u16, &'static str, String)> {
+        let Some(meaning) = meaning(system, name) else {
+            return Err(match system {
+                true => (1193, "HY000", format!("Unknown system variable '{name}': this is a relay of the binary log")),
+                false => (1235, "42000", format!("this relay does not know what a source does with @{name}")),
+            });
+        };
+        let wrong = || {
+            let value: String = value.chars().take(200).collect();
+            (1231, "42000", format!("Variable '{name}' can't be set to the value of '{value}'"))
+        };
+        if value.len() > LONGEST {
+            return Err(wrong());
+        }
+        let number = || value.parse::<u64>().map_err(|_| wrong());
+        let switch = || match value.to_ascii_lowercase().as_str() {
+            "1" | "on" => Ok(true),
+            "0" | "off" => Ok(false),
+            _ => Err(wrong()),
+        };
+        let position = || value.parse::<Position>().map_err(|_| wrong());
+        match meaning {
+            Meaning::Heartbeat => {
+                let nanos = number()?;
+                self.heartbeat = (nanos > 0).then(|| Duration::from_nanos(nanos));
+            }
+            Meaning::Checksum => {
+                self.checksum = Some(match value.to_ascii_lowercase().as_str() {
+                    "@@global.binlog_checksum" => facts.checksum,
+                    "none" => Checksum::None,
+                    "crc32" => Checksum::Crc32,
+                    _ => return Err(wrong()),
+                });
+            }
+            Meaning::Capability => self.capability = number()?,
+            Meaning::Position => self.position = Some(position()?),
+            Meaning::Strict => self.strict = switch()?,
+            Meaning::IgnoreDuplicates => self.ignore_duplicates = switch()?,
+            Meaning::Until => self.until = Some(position()?),
+            Meaning::UntilBefore => self.until_before = switch()?,
+            Meaning::SemiSync => self.semisync = switch()?,
+            Meaning::SkipMarked => self.skip_marked = switch()?,
+            Meaning::None(_) => {}
+        }
+        Ok(())
     }
 
     /// Answers a statement.
     pub(super) fn answer(&mut self, text: &str, facts: &Facts) -> Answer {
         let one = |name: &str, value: String| Answer::Rows(vec![name.into()], vec![vec![Some(value)]]);
+        let answer = |set: Result<(), (u16, &'static str, String)>| match set {
+            Ok(()) => Answer::Ok,
+            Err((code, state, text)) => Answer::Error(code, state, text),
+        };
         match Statement::parse(text) {
             Statement::Timestamp => one("UNIX_TIMESTAMP()", facts.now.to_string()),
             // A relay sends no text that an encoding could change.
             Statement::Names => Answer::Ok,
             Statement::Version => one("VERSION()", facts.version.clone()),
+            Statement::Kill(id) => Answer::Kill(id),
             Statement::Set(assignments) => {
-                for (name, value) in assignments {
-                    let value = match value.to_ascii_lowercase().as_str() {
-                        "@@global.binlog_checksum" => facts.checksum.name().to_owned(),
-                        _ => value,
-                    };
-                    let room = self.0.len() < MOST.0 || self.0.contains_key(&name);
-                    if !room || value.len() > MOST.1 || name.len() > 64 {
-                        return Answer::Error(
-                            1105,
-                            "HY000",
-                            "too many variables, or too long ones, for a relay".into(),
-                        );
-                    }
-                    self.0.insert(name, value);
-                }
-                Answer::Ok
+                answer(assignments.iter().try_for_each(|(name, value)| self.set(false, name, value, facts)))
             }
-            Statement::UserVariable(name) => {
-                let value = self.0.get(&name).cloned();
-                Answer::Rows(vec![format!("@{name}")], vec![vec![value]])
+            Statement::SetSystem(name, value) => answer(self.set(true, &name, &value, facts)),
+            Statement::UserVariable(name) if meaning(false, &name) == Some(Meaning::Checksum) => {
+                Answer::Rows(vec![format!("@{name}")], vec![vec![self.checksum.map(|sum| sum.name().into())]])
             }
             Statement::Variables(names) => {
                 let mut row = Vec::new();
@@ -97,7 +230,7 @@ impl Said {
                 let rows = variable(&name, facts).map(|value| vec![Some(name), Some(value)]);
                 Answer::Rows(vec!["Variable_name".into(), "Value".into()], rows.into_iter().collect())
             }
-            Statement::Other => Answer::Error(
+            Statement::UserVariable(_) | Statement::Other => Answer::Error(
                 1235,
                 "42000",
                 "this is a relay of the binary log: it answers what a replica asks, and knows no tables".into(),
@@ -115,7 +248,7 @@ fn variable(name: &str, facts: &Facts) -> Option<String> {
         "gtid_binlog_state" | "gtid_binlog_pos" | "gtid_current_pos" => facts.state.clone(),
         "log_bin" | "read_only" => "1".into(),
         "binlog_format" => "ROW".into(),
-        // Replicas of a relay need not acknowledge: the relay is the durable copy.
+        // As a source that could wait for replicas and does not. Without a row MariaDB 10.11 warns of a source that cannot.
         "rpl_semi_sync_master_enabled" => "OFF".into(),
         _ => return None,
     })
@@ -132,42 +265,74 @@ mod tests {
         Facts { server_id: 77, version, checksum: Checksum::Crc32, state, now: 1_700_000_000 }
     }
 
-    #[test]
-    fn what_a_replica_of_mariadb_10_11_asks() {
-        let mut said = Said::default();
-        let mut ask = |text: &str| match said.answer(text, &facts()) {
+    fn ask(said: &mut Said, text: &str) -> String {
+        match said.answer(text, &facts()) {
             Answer::Ok => "OK".to_owned(),
             Answer::Rows(_, rows) => format!("{:?}", rows.concat().into_iter().flatten().collect::<Vec<_>>()),
+            Answer::Kill(id) => format!("kill {id}"),
             Answer::Error(code, ..) => code.to_string(),
-        };
-        for (statement, expected) in [
-            ("SELECT UNIX_TIMESTAMP()", "[\"1700000000\"]"),
-            ("SHOW VARIABLES LIKE 'SERVER_ID'", "[\"server_id\", \"77\"]"),
-            ("SET @master_heartbeat_period= 30000001024", "OK"),
-            ("SET @master_binlog_checksum= @@global.binlog_checksum", "OK"),
-            ("SELECT @master_binlog_checksum", "[\"CRC32\"]"),
-            ("SET @mariadb_slave_capability=4", "OK"),
-            ("SELECT @@GLOBAL.gtid_domain_id", "[\"0\"]"),
-            ("SET @slave_connect_state='0-1-15,1-1-2'", "OK"),
-            ("SHOW VARIABLES LIKE 'rpl_semi_sync_master_enabled'", "[\"rpl_semi_sync_master_enabled\", \"OFF\"]"),
-            ("SHOW VARIABLES LIKE 'nothing'", "[]"),
-            ("SELECT @@nothing", "1193"),
-            ("SET NAMES utf8mb3", "OK"),
-            ("SELECT * FROM t", "1235"),
-        ] {
-            assert_eq!(ask(statement), expected, "{statement}");
         }
-        assert_eq!(said.position().unwrap().unwrap().to_string(), "0-1-15,1-1-2");
+    }
+
+    /// All that MariaDB 10.11 and 11.8 have in their programs, in the order in which they say it.
+    const ALL: &[(&str, &str)] = &[
+        ("SELECT UNIX_TIMESTAMP()", "[\"1700000000\"]"),
+        ("SHOW VARIABLES LIKE 'SERVER_ID'", "[\"server_id\", \"77\"]"),
+        ("SET @master_heartbeat_period= 30000001024", "OK"),
+        ("SET @master_binlog_checksum= @@global.binlog_checksum", "OK"),
+        ("SELECT @master_binlog_checksum", "[\"CRC32\"]"),
+        ("SET skip_replication=1", "OK"),
+        ("SET @mariadb_slave_capability=4", "OK"),
+        ("SELECT @@GLOBAL.gtid_domain_id", "[\"0\"]"),
+        ("SET @slave_connect_state='0-1-15,1-1-2'", "OK"),
+        ("SET @slave_gtid_strict_mode=1", "OK"),
+        ("SET @slave_gtid_ignore_duplicates=1", "OK"),
+        ("SET @slave_until_gtid='0-1-17'", "OK"),
+        ("SET @slave_gtid_until_before_gtids=1", "OK"),
+        ("SHOW VARIABLES LIKE 'rpl_semi_sync_master_enabled'", "[\"rpl_semi_sync_master_enabled\", \"OFF\"]"),
+        ("SET @rpl_semi_sync_slave= 1", "OK"),
+    ];
+
+    #[test]
+    fn what_a_replica_of_mariadb_says_is_honoured() {
+        let mut said = Said::default();
+        for (statement, expected) in ALL {
+            assert_eq!(ask(&mut said, statement), *expected, "{statement}");
+        }
+        let dump = Dump { position: 4, flags: ANNOTATE_ROWS, server_id: 2, file: String::new() };
+        let until = Some(Until { at: "0-1-17".parse().unwrap(), before: true });
+        let position = "0-1-15,1-1-2".parse().unwrap();
+        let request =
+            Request { position, strict: true, ignore_duplicates: true, until, skip_marked: true, annotate: true };
+        assert_eq!(said.request(&dump), Ok(request));
         assert_eq!(said.heartbeat(), Some(Duration::from_nanos(30_000_001_024)));
-        assert!(said.understands(Checksum::Crc32));
-        assert!(!Said::default().understands(Checksum::Crc32) && Said::default().position().is_none());
+        assert_eq!((said.checksum(), said.semisync()), (Some(Checksum::Crc32), true));
+        let strange = Dump { flags: 4, ..dump.clone() };
+        assert!(said.request(&strange).unwrap_err().contains("flags 0x4"));
+        assert_eq!(ask(&mut said, "SET @mariadb_slave_capability=3"), "OK");
+        assert!(said.request(&dump).unwrap_err().contains("understand GTIDs"));
+        assert!(Said::default().request(&dump).unwrap_err().contains("by GTID"));
+        assert_eq!((Said::default().checksum(), Said::default().heartbeat()), (None, None));
     }
 
     #[test]
-    fn what_a_replica_sets_has_a_limit() {
-        let mut said = Said::default();
-        let full =
-            (0..200).map(|n| said.answer(&format!("SET @v{n}=1"), &facts())).filter(|answer| *answer != Answer::Ok);
-        assert_eq!(full.count(), 200 - MOST.0);
+    fn what_nobody_knows_is_refused() {
+        for (statement, expected) in [
+            ("SHOW VARIABLES LIKE 'nothing'", "[]"),
+            ("SELECT @@nothing", "1193"),
+            ("SELECT @nothing", "1235"),
+            ("SET NAMES utf8mb3", "OK"),
+            ("KILL 17", "kill 17"),
+            ("SET @slave_uuid = 'x', @replica_uuid = 'x'", "OK"),
+            ("SET @master_binlog_checksum='NONE'", "OK"),
+            ("SET @master_binlog_checksum='MD5'", "1231"),
+            ("SET @slave_connect_state='0-1'", "1231"),
+            ("SET @slave_gtid_strict_mode=2", "1231"),
+            ("SET @slave_do_something_new=1", "1235"),
+            ("SET sql_log_bin=0", "1193"),
+            ("SELECT * FROM t", "1235"),
+        ] {
+            assert_eq!(ask(&mut Said::default(), statement), expected, "{statement}");
+        }
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime};
 
 use ::binlog::MAGIC;
 use ::binlog::event::{self, Checksum, Format, HEADER, Header, Kind};
-use ::binlog::protocol::command::{Command, Dump};
+use ::binlog::protocol::command::{Command, Dump, NON_BLOCK, SEMISYNC};
 use ::binlog::protocol::login::{self, ClientHello, Greeting, NONCE};
 use ::binlog::protocol::{MAX_PACKET, Messages, message, packet_header, reply};
 use tokio::net::{TcpListener, TcpStream};
@@ -26,7 +26,7 @@ use watermark::Lsn;
 use wire::replication::Order;
 
 use super::answer::{Answer, Facts, Said};
-use super::feed::{Feed, Refused, Verdict, first_file};
+use super::feed::{self, Feed, Refused, Request, Verdict, first_file};
 use super::log::Held;
 use super::orders;
 use super::shared::{Fed, Shared};
@@ -41,8 +41,10 @@ const MAX_MESSAGE: usize = 2 << 20;
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
 /// Bytes of a file read at once, and gathered for a write.
 const READ: usize = 256 << 10;
-/// Heartbeats where a replica did not say how often it wants them, and the shortest time between two.
-const HEARTBEAT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_millis(100));
+/// Shortest time between two heartbeats.
+const HEARTBEAT: Duration = Duration::from_millis(100);
+/// Bytes before an event, and before one for a semi-synchronous replica: no acknowledgement is asked for.
+const PREFIX: (&[u8], &[u8]) = (&[0], &[0, SEMISYNC, 0]);
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +60,8 @@ enum Gone {
     Refused(String),
     #[error("another connection of the same server has come")]
     Replaced,
+    #[error("its server has ended the connection (KILL)")]
+    Killed,
     #[error("the relay is shutting down")]
     Stopping,
 }
@@ -69,6 +73,8 @@ struct Connection {
     input: Vec<u8>,
     /// Number of the next packet.
     sequence: u8,
+    /// One of [`PREFIX`].
+    prefix: &'static [u8],
     peer: String,
     user: String,
 }
@@ -87,7 +93,8 @@ async fn connection(stream: TcpStream, peer: String, shared: Arc<Shared>) {
     let _ = stream.set_nodelay(true);
     let settings = shared.settings();
     let (id, stream, messages) = (shared.new_id(), Transport::new(stream), Messages::new(MAX_MESSAGE));
-    let mut connection = Connection { id, stream, messages, input: Vec::new(), sequence: 0, peer, user: String::new() };
+    let (input, sequence, prefix, user) = (Vec::new(), 0, PREFIX.0, String::new());
+    let mut connection = Connection { id, stream, messages, input, sequence, prefix, peer, user };
     if let Err(error) = notice_a_dead_host(connection.stream.as_fd(), settings.downstream_timeout) {
         debug!(peer = connection.peer, %error, "the kernel does not watch a replica's host");
     }
@@ -108,7 +115,9 @@ async fn connection(stream: TcpStream, peer: String, shared: Arc<Shared>) {
     };
     shared.leave(id);
     match end {
-        Ok(()) | Err(Gone::Closed | Gone::Stopping) => info!(peer = connection.peer, id, "a replica has left"),
+        Ok(()) | Err(Gone::Closed | Gone::Stopping | Gone::Killed) => {
+            info!(peer = connection.peer, id, "a replica has left")
+        }
         Err(error) => warn!(peer = connection.peer, id, %error, "a replica was lost"),
     }
 }
@@ -209,9 +218,16 @@ impl Connection {
                 Ok(Command::Ping | Command::RegisterSlave(_)) => self.send(&reply::ok()).await?,
                 Ok(Command::Query(text)) => match orders::order(&text) {
                     Some(order) => self.order(shared, order).await?,
-                    None => self.answer(said.answer(&text, &facts(shared))).await?,
+                    None => match said.answer(&text, &facts(shared)) {
+                        Answer::Kill(id) => self.kill(shared, id).await?,
+                        answer => self.answer(answer).await?,
+                    },
                 },
-                Ok(Command::Dump(dump)) => return self.dump(shared, &said, &dump).await,
+                Ok(Command::Dump(dump)) => {
+                    self.dump(shared, &said, &dump).await?;
+                    // It has all that it asked for.
+                    shared.leave(self.id);
+                }
                 Ok(Command::DumpGtid) => {
                     let text = "this relay feeds replicas of MariaDB: COM_BINLOG_DUMP_GTID, which replicas of MySQL use, is not served";
                     return Err(self.refuse(1236, "HY000", text).await);
@@ -224,7 +240,7 @@ impl Connection {
 
     async fn answer(&mut self, answer: Answer) -> Result<(), Gone> {
         match answer {
-            Answer::Ok => self.send(&reply::ok()).await,
+            Answer::Ok | Answer::Kill(_) => self.send(&reply::ok()).await,
             Answer::Error(code, state, text) => self.send(&reply::error(code, state, &text)).await,
             Answer::Rows(columns, rows) => {
                 let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
@@ -234,6 +250,24 @@ impl Connection {
                 Ok(())
             }
         }
+    }
+
+    /// Ends another connection of the same user, as a semi-synchronous replica does with its own when it stops.
+    async fn kill(&mut self, shared: &Shared, id: u32) -> Result<(), Gone> {
+        let fed = shared.fed().into_iter().find(|fed| fed.id == id);
+        let answer = match fed {
+            // A source notices later than a relay that the replica has closed it, so this is no error there.
+            None if shared.was_given(id) => reply::ok(),
+            None => reply::error(1094, "HY000", &format!("Unknown thread id: {id}")),
+            Some(fed) if fed.user != self.user => {
+                reply::error(1095, "HY000", &format!("You are not owner of thread {id}"))
+            }
+            Some(fed) => {
+                fed.killed.notify_one();
+                reply::ok()
+            }
+        };
+        self.send(&answer).await
     }
 
     /// An operator's order, off the runtime: it waits for the disk.
@@ -259,28 +293,21 @@ impl Connection {
         self.answer(answer).await
     }
 
+    /// Sends events. Returns once all that was asked for is sent.
     async fn dump(&mut self, shared: &Arc<Shared>, said: &Said, dump: &Dump) -> Result<(), Gone> {
-        let position = match said.position() {
-            Some(Ok(position)) => position,
-            Some(Err(error)) => return Err(self.refuse(1236, "HY000", &error).await),
-            None => {
-                let text = "a relay feeds replicas by GTID: CHANGE MASTER TO MASTER_USE_GTID = slave_pos";
-                return Err(self.refuse(1236, "HY000", text).await);
-            }
+        let request = match said.request(dump) {
+            Ok(request) => request,
+            Err(text) => return Err(self.refuse(1236, "HY000", &text).await),
         };
-        let Some(newest) = shared.log.durable().file else {
+        if shared.log.durable().file.is_none() {
             return Err(self.refuse(1236, "HY000", "the relay has nothing yet: its source was not reached").await);
-        };
-        let checksum = checksum_of(&newest.0)?;
-        if !said.understands(checksum) {
-            let text = "Slave can not handle replication events with the checksum that master is configured to log";
-            return Err(self.refuse(1236, "HY000", text).await);
         }
         let own_id = shared.settings().server_id;
-        let mut feeder = match Feeder::open(shared, position) {
+        let mut feeder = match Feeder::open(shared, request, said.checksum()) {
             Ok(feeder) => feeder,
             Err(refused) => return Err(self.refuse(1236, "HY000", &refused.to_string()).await),
         };
+        self.prefix = if said.semisync() { PREFIX.1 } else { PREFIX.0 };
         let fed = Arc::new(Fed {
             id: self.id,
             server_id: dump.server_id,
@@ -288,27 +315,32 @@ impl Connection {
             user: self.user.clone(),
             sent: AtomicU64::new(feeder.held.start.0),
             replaced: Notify::new(),
+            killed: Notify::new(),
         });
         shared.enter(Arc::clone(&fed));
+        let asked = feeder.feed.request();
         info!(
-            peer = self.peer, replica = dump.server_id, user = self.user, has = %feeder.feed.position(), from = %feeder.held.name,
-            "feeding a replica"
+            peer = self.peer, replica = dump.server_id, user = self.user, has = %asked.position, from = %feeder.held.name,
+            until = asked.until.as_ref().map(|until| until.at.to_string()), semisync = said.semisync(), "feeding a replica"
         );
-        let every = said.heartbeat().unwrap_or(HEARTBEAT.0).max(HEARTBEAT.1);
+        let every = said.heartbeat().map(|every| every.max(HEARTBEAT));
+        // As a source: whoever does not say that it waits, or is no server, gets what there is.
+        let waits = dump.flags & NON_BLOCK == 0 && dump.server_id != 0;
         let mut out = Vec::with_capacity(READ + HEADER);
         let announce =
             |held: &Held, checksum| event::announce(own_id, held.name.as_str(), MAGIC.len() as u64, checksum);
-        self.packet(&mut out, &announce(&feeder.held, checksum));
+        self.packet(&mut out, &announce(&feeder.held, feeder.checksum));
         loop {
             let whole = shared.log.whole.get();
             let step = feeder.next(shared, whole, &mut |part: Part<'_>| match part {
                 Part::Event(event) => self.packet(&mut out, event),
-                Part::Begins { left, bytes } => self.sequence = begin_long(&mut out, self.sequence, left, bytes),
+                Part::Begins { left, bytes } => self.begin_long(&mut out, left, bytes),
             });
             match step {
                 Ok(Step::Gathered) => {}
-                Ok(Step::Long { mut left, mut at, mut room }) => {
+                Ok(Step::Long { mut left, mut at }) => {
                     // An event of any length, in pieces.
+                    let mut room = MAX_PACKET - self.prefix.len() - HEADER;
                     while left > 0 {
                         self.write(&std::mem::take(&mut out)).await?;
                         let part = left.min(READ as u64).min(room as u64) as usize;
@@ -325,22 +357,36 @@ impl Connection {
                     }
                 }
                 Ok(Step::NextFile) => {
-                    let checksum = checksum_of(&feeder.held)?;
-                    self.packet(&mut out, &announce(&feeder.held, checksum));
+                    // With the checksum of the file before: the new one's is in force behind its format event.
+                    self.packet(&mut out, &announce(&feeder.held, feeder.checksum));
                     fed.sent.store(feeder.held.start.0, Ordering::Relaxed);
                 }
+                Ok(Step::Ends) => {
+                    let passed = feeder.feed.passed();
+                    let last = event::until_reached(own_id, feeder.offset, passed, feeder.checksum);
+                    self.packet(&mut out, &last);
+                    return self.end(shared, out).await;
+                }
+                Ok(Step::UpToDate) if !waits => return self.end(shared, out).await,
                 Ok(Step::UpToDate) => {
                     if !out.is_empty() {
-                        self.flush(shared, &mut out).await?;
+                        self.flush(shared, &fed, &mut out).await?;
                     }
                     fed.sent.store(feeder.at().0, Ordering::Relaxed);
+                    let silence = async {
+                        match every {
+                            Some(every) => tokio::time::sleep(every).await,
+                            None => std::future::pending().await,
+                        }
+                    };
                     tokio::select! {
                         _ = shared.log.whole.reached(Lsn(whole.0 + 1)) => {}
-                        () = tokio::time::sleep(every) => {
+                        () = silence => {
                             let beat = event::heartbeat(own_id, feeder.held.name.as_str(), feeder.offset, feeder.checksum);
                             self.packet(&mut out, &beat);
                         }
                         () = fed.replaced.notified() => return Err(Gone::Replaced),
+                        () = fed.killed.notified() => return Err(Gone::Killed),
                         // It has nothing to say: the end, or an acknowledgement that nobody asked for.
                         read = self.stream.read(&mut self.input) => {
                             if read? == 0 {
@@ -357,39 +403,48 @@ impl Connection {
                 }
             }
             if out.len() >= READ {
-                self.flush(shared, &mut out).await?;
+                self.flush(shared, &fed, &mut out).await?;
                 fed.sent.store(feeder.at().0, Ordering::Relaxed);
             }
         }
     }
 
-    async fn flush(&mut self, shared: &Shared, out: &mut Vec<u8>) -> Result<(), Gone> {
+    async fn flush(&mut self, shared: &Shared, fed: &Fed, out: &mut Vec<u8>) -> Result<(), Gone> {
         shared.counts.sent_bytes.fetch_add(out.len() as u64, Ordering::Relaxed);
         let limit = shared.settings().downstream_timeout;
-        match timeout(limit, self.stream.write_all(out)).await {
-            Ok(result) => result?,
-            Err(_) => return Err(Gone::TooSlow("taking events")),
+        tokio::select! {
+            written = timeout(limit, self.stream.write_all(out)) => match written {
+                Ok(result) => result?,
+                Err(_) => return Err(Gone::TooSlow("taking events")),
+            },
+            () = fed.killed.notified() => return Err(Gone::Killed),
         }
         out.clear();
         Ok(())
     }
 
+    /// Sends what is left, and says that nothing follows.
+    async fn end(&mut self, shared: &Shared, out: Vec<u8>) -> Result<(), Gone> {
+        shared.counts.sent_bytes.fetch_add(out.len() as u64, Ordering::Relaxed);
+        let limit = shared.settings().downstream_timeout;
+        timeout(limit, self.stream.write_all(&out)).await.map_err(|_| Gone::TooSlow("taking events"))??;
+        self.input.clear();
+        self.send(&reply::eof()).await
+    }
+
     /// A whole event as a message.
     fn packet(&mut self, out: &mut Vec<u8>, event: &[u8]) {
-        out.extend_from_slice(&packet_header(event.len() + 1, self.sequence));
-        out.push(0);
-        out.extend_from_slice(event);
+        self.begin_long(out, 0, event);
+    }
+
+    /// Begins the message of an event of `left` bytes more than `bytes`.
+    fn begin_long(&mut self, out: &mut Vec<u8>, left: u64, bytes: &[u8]) {
+        let length = left + (bytes.len() + self.prefix.len()) as u64;
+        out.extend_from_slice(&packet_header(length.min(MAX_PACKET as u64) as usize, self.sequence));
+        out.extend_from_slice(self.prefix);
+        out.extend_from_slice(bytes);
         self.sequence = self.sequence.wrapping_add(1);
     }
-}
-
-/// Begins the message of an event of `left` bytes more than `bytes`; gives the number of the packet after the one that was begun.
-fn begin_long(out: &mut Vec<u8>, sequence: u8, left: u64, bytes: &[u8]) -> u8 {
-    let length = (left + bytes.len() as u64 + 1).min(MAX_PACKET as u64) as usize;
-    out.extend_from_slice(&packet_header(length, sequence));
-    out.push(0);
-    out.extend_from_slice(bytes);
-    sequence.wrapping_add(1)
 }
 
 fn version(shared: &Shared) -> String {
@@ -430,13 +485,14 @@ enum Part<'a> {
 enum Step {
     /// Some events were looked at.
     Gathered,
-    /// An event was begun: so many bytes of it follow, from this offset of the file on; the packet has room for so many.
+    /// An event was begun: so many bytes of it follow, from this offset of the file on.
     Long {
         left: u64,
         at: u64,
-        room: usize,
     },
     NextFile,
+    /// The replica has what it asked for (`START SLAVE UNTIL`).
+    Ends,
     /// All that is durable was sent.
     UpToDate,
 }
@@ -452,41 +508,37 @@ impl From<io::Error> for FeedError {
     }
 }
 
+impl From<feed::FeedError> for FeedError {
+    fn from(error: feed::FeedError) -> FeedError {
+        match error {
+            feed::FeedError::Refused(refused) => FeedError::Refused(refused),
+            feed::FeedError::Body(error) => FeedError::Io(io::Error::other(error)),
+        }
+    }
+}
+
 /// Reads files for one replica.
 struct Feeder {
     held: Arc<Held>,
     file: File,
     /// Of the next event.
     offset: u64,
+    /// How events of the stream end: as the replica has said, and from the first format event on as that says.
     checksum: Checksum,
+    /// The replica understands checksums.
+    aware: bool,
     feed: Feed,
-    /// The format event of the file was not sent yet.
+    /// No format event was sent yet.
     first: bool,
     buffer: Vec<u8>,
 }
 
 impl Feeder {
-    fn open(shared: &Shared, position: ::binlog::gtid::mariadb::Position) -> Result<Feeder, Refused> {
-        let held = shared.log.held();
-        Feeder::among(&held, &shared.log.durable().state, position)
-    }
-
-    /// From the file that the position is in, or the last one that begins before it.
-    fn among(
-        held: &[Arc<Held>],
-        state: &::binlog::gtid::mariadb::State,
-        position: ::binlog::gtid::mariadb::Position,
-    ) -> Result<Feeder, Refused> {
-        let begins = held.iter().enumerate().filter_map(|(index, held)| Some((index, held.begins.get()?)));
-        let begins: Vec<_> = begins.collect();
-        let index = first_file(begins.into_iter(), state, &position)?;
-        let held = Arc::clone(&held[index]);
-        // It may be removed at any moment.
-        let file = File::open(&held.path).map_err(|_| Refused::Purged)?;
-        let feed = held.begins.get().map(|begins| Feed::new(position, begins)).ok_or(Refused::Purged)?;
-        let checksum = checksum_of(&held).map_err(|_| Refused::Purged)?;
-        let offset = MAGIC.len() as u64;
-        Ok(Feeder { held, file, offset, checksum, feed, first: true, buffer: Vec::new() })
+    fn open(shared: &Shared, request: Request, checksum: Option<Checksum>) -> Result<Feeder, Refused> {
+        let (held, file, feed) = among(&shared.log.held(), &shared.log.durable().state, request)?;
+        let (offset, aware) = (MAGIC.len() as u64, checksum.is_some());
+        let checksum = checksum.unwrap_or(Checksum::None);
+        Ok(Feeder { held, file, offset, checksum, aware, feed, first: true, buffer: Vec::new() })
     }
 
     /// Position in the log.
@@ -500,6 +552,7 @@ impl Feeder {
         let most = end.unwrap_or(whole).min(whole).0.saturating_sub(self.held.start.0);
         if self.offset >= most {
             return match end.filter(|end| *end <= whole) {
+                _ if self.feed.ends() && self.offset > MAGIC.len() as u64 => Ok(Step::Ends),
                 Some(_) => self.next_file(shared, whole),
                 None => Ok(Step::UpToDate),
             };
@@ -520,17 +573,24 @@ impl Feeder {
                 return self.long(header, used, send);
             };
             let verdict = match self.feed.header(&header) {
-                Verdict::Look => self.feed.transaction(&header, &event[HEADER..]).map_err(io::Error::other)?,
+                Verdict::Look => self.feed.transaction(&header, &event[HEADER..], || shared.log.durable().state)?,
                 verdict => verdict,
             };
-            if verdict == Verdict::Send {
-                if header.kind == Kind::FORMAT && std::mem::take(&mut self.first) {
+            match verdict {
+                Verdict::Stop => return Ok(Step::Ends),
+                Verdict::Send if header.kind == Kind::FORMAT => {
+                    self.checksum = Format::parse(&event[HEADER..]).map_err(io::Error::other)?.checksum;
+                    if self.checksum != Checksum::None && !self.aware {
+                        return Err(FeedError::Refused(Refused::Checksum));
+                    }
                     let mut event = event.to_vec();
-                    event::clear_created(&mut event, self.checksum);
+                    if std::mem::take(&mut self.first) {
+                        event::clear_created(&mut event, self.checksum);
+                    }
                     send(Part::Event(&event));
-                } else {
-                    send(Part::Event(event));
                 }
+                Verdict::Send => send(Part::Event(event)),
+                Verdict::Skip | Verdict::Look => {}
             }
             used += length;
             self.offset += length as u64;
@@ -549,28 +609,27 @@ impl Feeder {
         let length = u64::from(header.length);
         let at = self.offset;
         self.offset += length;
-        if self.feed.header(&header) != Verdict::Send {
-            return Ok(Step::Gathered);
+        match self.feed.header(&header) {
+            Verdict::Send => {}
+            Verdict::Stop => return Ok(Step::Ends),
+            Verdict::Skip | Verdict::Look => return Ok(Step::Gathered),
         }
         let begun = &self.buffer[..HEADER];
         let left = length - HEADER as u64;
         send(Part::Begins { left, bytes: begun });
-        Ok(Step::Long { left, at: at + HEADER as u64, room: MAX_PACKET - 1 - HEADER })
+        Ok(Step::Long { left, at: at + HEADER as u64 })
     }
 
     fn next_file(&mut self, shared: &Shared, whole: Lsn) -> Result<Step, FeedError> {
         let next = shared.log.next(&self.held).ok_or(FeedError::Refused(Refused::Purged))?;
         if next.epoch == self.held.epoch {
+            if whole <= Lsn(next.start.0 + MAGIC.len() as u64) {
+                return Ok(Step::UpToDate);
+            }
             self.file = File::open(&next.path)?;
             self.held = next;
             self.offset = MAGIC.len() as u64;
-            return match whole > Lsn(self.held.start.0 + self.offset) {
-                true => {
-                    self.checksum = checksum_of(&self.held)?;
-                    Ok(Step::NextFile)
-                }
-                false => Ok(Step::UpToDate),
-            };
+            return Ok(Step::NextFile);
         }
         // Another source wrote what follows: the place is found by what the replica has now.
         let durable = shared.log.durable();
@@ -578,8 +637,25 @@ impl Feeder {
             return Ok(Step::UpToDate);
         }
         let later: Vec<Arc<Held>> = shared.log.held().into_iter().filter(|held| held.epoch == next.epoch).collect();
-        let position = self.feed.position().clone();
-        *self = Feeder::among(&later, &durable.state, position).map_err(FeedError::Refused)?;
+        let request = self.feed.request().clone();
+        (self.held, self.file, self.feed) = among(&later, &durable.state, request).map_err(FeedError::Refused)?;
+        (self.offset, self.first) = (MAGIC.len() as u64, true);
         Ok(Step::NextFile)
     }
+}
+
+/// The file that the request's position is in, or the last one that begins before it.
+fn among(
+    held: &[Arc<Held>],
+    state: &::binlog::gtid::mariadb::State,
+    mut request: Request,
+) -> Result<(Arc<Held>, File, Feed), Refused> {
+    let begins = held.iter().enumerate().filter_map(|(index, held)| Some((index, held.begins.get()?)));
+    let begins: Vec<_> = begins.collect();
+    let index = first_file(begins.into_iter(), state, &mut request)?;
+    let held = Arc::clone(&held[index]);
+    // It may be removed at any moment.
+    let file = File::open(&held.path).map_err(|_| Refused::Purged)?;
+    let feed = held.begins.get().map(|begins| Feed::new(request, begins, state)).ok_or(Refused::Purged)?;
+    Ok((held, file, feed))
 }

@@ -1,9 +1,35 @@
-//! What a replica gets: from which file on, and which events of it. Decisions, without I/O.
+//! The events that a replica gets: from which file on, and which of them. Decisions, without I/O.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
-use ::binlog::event::{Header, Kind, MariaDbGtid};
+use ::binlog::event::{BodyError, Header, Kind, MariaDbGtid, SKIP_REPLICATION};
 use ::binlog::gtid::mariadb::{Gtid, Position, State};
+
+/// The events that a replica asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Request {
+    /// The last transaction of each domain that the replica has.
+    pub(super) position: Position,
+    /// A position in a gap of the log is an error (`gtid_strict_mode`).
+    pub(super) strict: bool,
+    /// The replica may have more of a domain than the log, from another source (`gtid_ignore_duplicates`).
+    pub(super) ignore_duplicates: bool,
+    /// Where the stream ends (`START SLAVE UNTIL`). None: nowhere.
+    pub(super) until: Option<Until>,
+    /// Events that were marked with `@@skip_replication` are left out.
+    pub(super) skip_marked: bool,
+    /// Events that only explain rows are wanted.
+    pub(super) annotate: bool,
+}
+
+/// The end of a stream: once each domain has come to its transaction. Domains that are not named are left out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Until {
+    /// The domains that have not come there.
+    pub(super) at: Position,
+    /// The transactions themselves are left out, too (`SQL_BEFORE_GTIDS`).
+    pub(super) before: bool,
+}
 
 /// Why a replica is not fed. In the words of a MariaDB source: people and tools match on them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -11,22 +37,53 @@ pub(super) enum Refused {
     #[error("Error: connecting slave requested to start from GTID {0}, which is not in the master's binlog")]
     NotHere(Gtid),
     #[error(
+        "Error: connecting slave requested to start from GTID {0}, which is not in the master's binlog. Since the master's binlog contains GTIDs \
+         with higher sequence numbers, it probably means that the slave has diverged due to executing extra erroneous transactions"
+    )]
+    Diverged(Gtid),
+    #[error(
+        "The binlog on the master is missing the GTID {0} requested by the slave (even though both a prior and a subsequent sequence number does \
+         exist), and GTID strict mode is enabled"
+    )]
+    Hole(Gtid),
+    #[error(
         "Could not find GTID state requested by slave in any binlog files. Probably the slave state is too old and required binlog files have \
          been purged."
     )]
     Purged,
+    #[error("Slave can not handle replication events with the checksum that master is configured to log")]
+    Checksum,
 }
 
-/// Which of the files, by what was there before each (oldest first), a replica that has `position` is to be fed from: the last one that begins
-/// at or before it. `state`: what all files have.
+fn not_here(gtid: Gtid, last: Option<Gtid>) -> Refused {
+    match last {
+        Some(last) if last.sequence >= gtid.sequence => Refused::Diverged(gtid),
+        _ => Refused::NotHere(gtid),
+    }
+}
+
+/// Returns the file, of those whose beginnings are given (oldest first), that `request` is to be served from: the last one that begins at or
+/// before its position. `state`: what all files have. Takes the domains out of `request.until` whose end lies before their beginning.
 pub(super) fn first_file<'a>(
     begins: impl DoubleEndedIterator<Item = (usize, &'a State)>,
     state: &State,
-    position: &Position,
+    request: &mut Request,
 ) -> Result<usize, Refused> {
-    if let Some(gtid) = position.iter().find(|gtid| state.last(gtid.domain).is_some() && !state.contains(*gtid)) {
-        return Err(Refused::NotHere(gtid));
+    for gtid in request.position.iter() {
+        // A domain of which nothing is here may be another source's: see [`Feed::transaction`].
+        let Some(last) = state.last(gtid.domain).filter(|_| !state.contains(gtid)) else { continue };
+        if request.ignore_duplicates && last.sequence < gtid.sequence {
+            continue;
+        }
+        if let Some(Until { at, .. }) = &mut request.until
+            && at.get(gtid.domain).is_none_or(|end| state.contains(end))
+        {
+            at.remove(gtid.domain);
+            continue;
+        }
+        return Err(not_here(gtid, Some(last)));
     }
+    let position = &request.position;
     let reaches = |begins: &State| {
         begins.position().iter().all(|last| {
             let theirs = position.get(last.domain);
@@ -43,57 +100,139 @@ pub(super) enum Verdict {
     Skip,
     /// Only the beginning of its body says: [`Feed::transaction`].
     Look,
+    /// The stream ends before the event.
+    Stop,
+}
+
+/// Why an event cannot be judged.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FeedError {
+    #[error("{0}")]
+    Body(#[from] BodyError),
+    #[error("{0}")]
+    Refused(#[from] Refused),
+}
+
+/// A domain in which what comes is known to the replica.
+#[derive(Debug, Clone, Copy)]
+struct Behind {
+    /// The last transaction that the replica has.
+    gtid: Gtid,
+    /// Nothing of the domain was in the log when the replica came.
+    unknown: bool,
 }
 
 /// Follows the events of one epoch for one replica.
 #[derive(Debug)]
 pub(super) struct Feed {
-    /// The last transaction of each domain that the replica has.
-    position: Position,
-    /// Domains in which what comes is known to the replica, up to and with the transaction of `position`.
-    behind: BTreeSet<u32>,
+    /// What was asked for; its position grows with what is sent, its end shrinks.
+    request: Request,
+    /// Domains in which the replica's position has not been passed.
+    behind: BTreeMap<u32, Behind>,
     /// The transaction under way is left out.
     skipping: bool,
+    /// The last transaction has begun: the stream ends behind it.
+    ends: bool,
+    /// The transactions that were passed, for the list at the end of the stream.
+    passed: State,
 }
 
 impl Feed {
-    /// For a replica that has `position`, from the start of a file that begins at `begins`.
-    pub(super) fn new(position: Position, begins: &State) -> Feed {
-        let behind = position.iter().filter(|gtid| begins.last(gtid.domain) != Some(*gtid)).map(|gtid| gtid.domain);
-        Feed { behind: behind.collect(), position, skipping: false }
+    /// Serves `request` from the start of a file that begins at `begins`. `state`: what the log has.
+    pub(super) fn new(mut request: Request, begins: &State, state: &State) -> Feed {
+        let behind = request.position.iter().filter(|gtid| begins.last(gtid.domain) != Some(*gtid));
+        let of = |gtid: Gtid| (gtid.domain, Behind { gtid, unknown: state.last(gtid.domain).is_none() });
+        let behind = behind.map(of).collect();
+        let mut ends = false;
+        if let Some(Until { at, .. }) = &mut request.until {
+            let over: Vec<u32> = at.iter().filter(|end| begins.contains(*end)).map(|end| end.domain).collect();
+            over.into_iter().for_each(|domain| at.remove(domain));
+            ends = at.is_empty();
+        }
+        Feed { request, behind, skipping: false, ends, passed: begins.clone() }
     }
 
-    /// What the replica has, with all that was sent.
-    pub(super) fn position(&self) -> &Position {
-        &self.position
+    /// The request, as far as it is not served.
+    pub(super) fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// True if nothing is sent any more behind the transaction that was sent last.
+    pub(super) fn ends(&self) -> bool {
+        self.ends
+    }
+
+    /// The transactions before this place, also those that were left out.
+    pub(super) fn passed(&self) -> &State {
+        &self.passed
     }
 
     /// What to do with an event, by its header.
     pub(super) fn header(&mut self, header: &Header) -> Verdict {
         match header.kind {
-            Kind::MARIADB_GTID => Verdict::Look,
+            Kind::MARIADB_GTID => return Verdict::Look,
+            Kind::ROTATE | Kind::STOP if self.ends => return Verdict::Stop,
             // Of the file, not of a transaction.
             Kind::FORMAT | Kind::MARIADB_GTID_LIST | Kind::ROTATE | Kind::STOP | Kind::BINLOG_CHECKPOINT => {
                 self.skipping &= header.kind == Kind::BINLOG_CHECKPOINT;
-                Verdict::Send
+                return Verdict::Send;
             }
-            _ if self.skipping => Verdict::Skip,
-            _ => Verdict::Send,
+            _ => {}
         }
+        let unwanted =
+            self.skipping || self.is_marked(header) || (header.kind == Kind::ANNOTATE_ROWS && !self.request.annotate);
+        if unwanted { Verdict::Skip } else { Verdict::Send }
     }
 
-    /// A transaction begins.
-    pub(super) fn transaction(&mut self, header: &Header, body: &[u8]) -> Result<Verdict, ::binlog::event::BodyError> {
+    fn is_marked(&self, header: &Header) -> bool {
+        self.request.skip_marked && header.flags & SKIP_REPLICATION != 0
+    }
+
+    /// A transaction begins. `log`: what the log has now.
+    pub(super) fn transaction(
+        &mut self,
+        header: &Header,
+        body: &[u8],
+        log: impl Fn() -> State,
+    ) -> Result<Verdict, FeedError> {
+        if self.ends {
+            return Ok(Verdict::Stop);
+        }
         let gtid = MariaDbGtid::parse(header, body)?.gtid;
-        self.skipping = self.behind.contains(&gtid.domain);
-        if self.skipping {
-            if self.position.get(gtid.domain) == Some(gtid) {
+        self.skipping = false;
+        if let Some(Behind { gtid: theirs, unknown }) = self.behind.get(&gtid.domain).copied() {
+            if unknown {
+                let state = log();
+                if !state.contains(theirs) {
+                    return Err(not_here(theirs, state.last(theirs.domain)).into());
+                }
+                self.behind.insert(gtid.domain, Behind { gtid: theirs, unknown: false });
+            }
+            self.skipping = gtid.server != theirs.server || gtid.sequence <= theirs.sequence;
+            if gtid.server == theirs.server && gtid.sequence >= theirs.sequence {
+                if self.request.strict && gtid.sequence > theirs.sequence {
+                    return Err(Refused::Hole(theirs).into());
+                }
                 self.behind.remove(&gtid.domain);
             }
+        }
+        if let Some(Until { at, before }) = &mut self.request.until {
+            let _ = self.passed.add(gtid);
+            match at.get(gtid.domain) {
+                None => self.skipping = true,
+                Some(end) if end.server == gtid.server && gtid.sequence >= end.sequence => {
+                    at.remove(gtid.domain);
+                    self.ends = at.is_empty();
+                    self.skipping |= *before || gtid.sequence > end.sequence;
+                }
+                Some(_) => {}
+            }
+        }
+        if self.skipping {
             return Ok(Verdict::Skip);
         }
-        self.position.set(gtid);
-        Ok(Verdict::Send)
+        self.request.position.set(gtid);
+        Ok(if self.is_marked(header) { Verdict::Skip } else { Verdict::Send })
     }
 }
 
@@ -103,10 +242,16 @@ mod tests {
 
     use super::*;
 
+    fn request(position: &str) -> Request {
+        let (strict, ignore_duplicates) = (true, false);
+        let position = position.parse().unwrap();
+        Request { position, strict, ignore_duplicates, until: None, skip_marked: false, annotate: true }
+    }
+
     fn choose(begins: &[&str], state: &str, position: &str) -> Result<usize, String> {
         let begins: Vec<State> = begins.iter().map(|text| text.parse().unwrap()).collect();
-        let (state, position) = (state.parse().unwrap(), position.parse().unwrap());
-        first_file(begins.iter().enumerate(), &state, &position).map_err(|refused| refused.to_string())
+        let (state, mut request) = (state.parse().unwrap(), request(position));
+        first_file(begins.iter().enumerate(), &state, &mut request).map_err(|refused| refused.to_string())
     }
 
     #[test]
@@ -141,37 +286,125 @@ mod tests {
         assert_eq!(choose(&["", "0-1-5", "0-1-5,0-2-8"], "0-1-5,0-2-9", "0-1-5"), Ok(1));
     }
 
-    fn sent(feed: &mut Feed, transactions: &[(u32, u32, u64)]) -> Vec<u64> {
+    fn header(kind: Kind, server_id: u32) -> Header {
+        Header { timestamp: 1, kind, server_id, length: 42, end: 0, flags: 0 }
+    }
+
+    /// Sequence numbers that are sent, and how the stream ends; an error with what came before it.
+    fn sent(feed: &mut Feed, state: &str, transactions: &[(u32, u32, u64)]) -> Result<Vec<u64>, String> {
         let mut out = Vec::new();
         for (domain, server_id, sequence) in transactions {
-            let of = |kind| Header { timestamp: 1, kind, server_id: *server_id, length: 42, end: 0, flags: 0 };
             let mut body = sequence.to_le_bytes().to_vec();
             body.extend_from_slice(&domain.to_le_bytes());
             body.push(0);
-            let gtid = of(Kind::MARIADB_GTID);
+            let gtid = header(Kind::MARIADB_GTID, *server_id);
             assert_eq!(feed.header(&gtid), Verdict::Look);
-            let verdict = feed.transaction(&gtid, &body).unwrap();
-            assert_eq!(feed.header(&of(Kind::XID)), verdict, "all of a transaction, or nothing");
+            let verdict =
+                feed.transaction(&gtid, &body, || state.parse().unwrap()).map_err(|error| error.to_string())?;
+            if verdict == Verdict::Stop {
+                break;
+            }
+            assert_eq!(feed.header(&header(Kind::XID, *server_id)), verdict, "all of a transaction, or nothing");
             if verdict == Verdict::Send {
                 out.push(*sequence);
             }
         }
-        out
+        Ok(out)
     }
+
+    const LOG: [(u32, u32, u64); 6] = [(0, 1, 6), (1, 1, 3), (0, 1, 7), (0, 2, 8), (1, 1, 4), (2, 1, 1)];
+    const BEGINS: &str = "0-1-5,1-1-2";
+    const ALL: &str = "0-1-7,0-2-8,1-1-4,2-1-1";
 
     #[test]
     fn what_the_replica_has_is_left_out() {
-        let log = [(0, 1, 6), (1, 1, 3), (0, 1, 7), (0, 2, 8), (1, 1, 4), (2, 1, 1)];
-        let begins: State = "0-1-5,1-1-2".parse().unwrap();
         for (position, expected) in [
             ("0-1-5,1-1-2", vec![6, 3, 7, 8, 4, 1]),
             ("0-1-7,1-1-2", vec![3, 8, 4, 1]),
             ("0-2-8,1-1-4,2-1-1", vec![]),
             ("0-1-6,1-1-3", vec![7, 8, 4, 1]),
         ] {
-            let mut feed = Feed::new(position.parse().unwrap(), &begins);
-            assert_eq!(sent(&mut feed, &log), expected, "{position}");
-            assert_eq!(feed.position().to_string(), "0-2-8,1-1-4,2-1-1", "{position}");
+            let begins = BEGINS.parse().unwrap();
+            let mut feed = Feed::new(request(position), &begins, &ALL.parse().unwrap());
+            assert_eq!(sent(&mut feed, ALL, &LOG).unwrap(), expected, "{position}");
+            assert_eq!(feed.request().position.to_string(), "0-2-8,1-1-4,2-1-1", "{position}");
+            assert!(!feed.ends());
+        }
+    }
+
+    /// A position that the log has not got, although it has one before and one behind: an error in strict mode, else it goes on behind it.
+    #[test]
+    fn a_position_in_a_gap() {
+        let log = [(0, 1, 6), (0, 1, 8), (0, 1, 9)];
+        for (strict, expected) in
+            [(false, Ok(vec![8, 9])), (true, Err(Refused::Hole("0-1-7".parse().unwrap()).to_string()))]
+        {
+            let request = Request { strict, ..request("0-1-7") };
+            let mut feed = Feed::new(request, &"0-1-5".parse().unwrap(), &"0-1-9".parse().unwrap());
+            assert_eq!(sent(&mut feed, "0-1-9", &log), expected);
+        }
+    }
+
+    #[test]
+    fn what_other_sources_gave_the_replica() {
+        let ahead = Request { ignore_duplicates: true, ..request("0-1-20") };
+        let begins: State = "0-1-5".parse().unwrap();
+        let state: State = "0-1-9".parse().unwrap();
+        assert_eq!(first_file([(0, &begins)].into_iter(), &state, &mut ahead.clone()), Ok(0));
+        let mut feed = Feed::new(ahead, &begins, &state);
+        assert_eq!(sent(&mut feed, "0-1-9", &[(0, 1, 19), (0, 1, 20), (0, 1, 21)]).unwrap(), [21]);
+        // A domain that is not here when the replica comes, and then is.
+        let unknown = request("0-1-5,7-7-7");
+        for (later, expected) in
+            [("7-7-7", Ok(vec![8])), ("7-7-6", Err(Refused::NotHere("7-7-7".parse().unwrap()).to_string()))]
+        {
+            let mut feed = Feed::new(unknown.clone(), &begins, &state);
+            assert_eq!(sent(&mut feed, later, &[(7, 7, 7), (7, 7, 8)]), expected, "{later}");
+        }
+    }
+
+    #[test]
+    fn a_stream_ends_where_it_was_asked_to() {
+        for (position, until, before, expected, passed) in [
+            ("0-1-5,1-1-2", "0-1-7", false, vec![6, 7], "0-1-7,1-1-3"),
+            ("0-1-5,1-1-2", "0-1-7", true, vec![6], "0-1-7,1-1-3"),
+            ("0-1-5,1-1-2", "0-1-6,1-1-4", false, vec![6, 3, 4], "0-1-7,0-2-8,1-1-4"),
+            ("0-1-5,1-1-2", "0-1-6,1-1-2", false, vec![6], "0-1-6,1-1-2"),
+            // Behind the position, and at the beginning of the file: nothing.
+            ("0-1-7,1-1-2", "0-1-6", false, vec![], "0-1-6,1-1-2"),
+            ("0-1-5,1-1-2", "0-1-5", false, vec![], "0-1-5,1-1-2"),
+            ("0-1-5,1-1-2", "", false, vec![], "0-1-5,1-1-2"),
+            // One that is not in the log: where it would have been.
+            ("0-1-5,1-1-2", "1-1-2,2-1-0", false, vec![], "0-1-7,0-2-8,1-1-4,2-1-1"),
+        ] {
+            let request = Request { until: Some(Until { at: until.parse().unwrap(), before }), ..request(position) };
+            let mut feed = Feed::new(request, &BEGINS.parse().unwrap(), &ALL.parse().unwrap());
+            assert_eq!(sent(&mut feed, ALL, &LOG).unwrap(), expected, "{until}");
+            assert!(feed.ends(), "{until}");
+            assert_eq!(feed.header(&header(Kind::ROTATE, 1)), Verdict::Stop);
+            let passed: State = passed.parse().unwrap();
+            assert_eq!(feed.passed().position(), passed.position(), "{until}");
+        }
+        // A replica that has more than the log, and asks for an end that the log has.
+        let (begins, state): (State, State) = ("".parse().unwrap(), "0-1-9".parse().unwrap());
+        for (until, expected) in [("0-1-8", Ok(0)), ("0-1-11", Err(Refused::NotHere("0-1-12".parse().unwrap())))] {
+            let until = Some(Until { at: until.parse().unwrap(), before: false });
+            let mut request = Request { until, ..request("0-1-12") };
+            assert_eq!(first_file([(0, &begins)].into_iter(), &state, &mut request), expected);
+        }
+    }
+
+    #[test]
+    fn what_a_replica_does_not_want() {
+        let begins = State::default();
+        for (skip_marked, annotate) in [(false, false), (true, false), (false, true)] {
+            let request = Request { skip_marked, annotate, ..request("") };
+            let mut feed = Feed::new(request, &begins, &begins);
+            let rows = header(Kind::TABLE_MAP, 1);
+            let verdict = |unwanted| if unwanted { Verdict::Skip } else { Verdict::Send };
+            assert_eq!(feed.header(&rows), Verdict::Send);
+            assert_eq!(feed.header(&Header { flags: SKIP_REPLICATION, ..rows }), verdict(skip_marked));
+            assert_eq!(feed.header(&header(Kind::ANNOTATE_ROWS, 1)), verdict(!annotate));
         }
     }
 }

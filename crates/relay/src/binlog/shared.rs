@@ -46,6 +46,8 @@ pub(super) struct Fed {
     pub(super) sent: AtomicU64,
     /// Told when another connection of the same server has come.
     pub(super) replaced: Notify,
+    /// Told when its server has ended this connection from another one.
+    pub(super) killed: Notify,
 }
 
 #[derive(Debug)]
@@ -137,10 +139,17 @@ impl Shared {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// True if a connection has, or had, this number.
+    pub(super) fn was_given(&self, id: u32) -> bool {
+        (1..self.next.load(Ordering::Relaxed)).contains(&id)
+    }
+
     /// A replica is fed from now on. An earlier connection of the same server is one that it has lost: it ends.
     pub(super) fn enter(&self, fed: Arc<Fed>) {
         let mut all = lock(&self.fed);
-        all.values().filter(|other| other.server_id == fed.server_id).for_each(|other| other.replaced.notify_one());
+        // 0 is no server: `mariadb-binlog`, for example.
+        let same = |other: &&Arc<Fed>| other.server_id == fed.server_id && fed.server_id != 0;
+        all.values().filter(same).for_each(|other| other.replaced.notify_one());
         all.insert(fed.id, fed);
     }
 
