@@ -110,7 +110,7 @@ async fn a_replica_gets_what_it_asks_for() {
     assert_eq!(checksum(&behind).await, checksum(&direct).await);
 
     let lines = within("the reader's end", SOON, relay.logs(), remote(relay.port(), &ends[1])).await;
-    assert!(lines.len() > 4, "{lines:?}");
+    assert!(lines.len() >= 4, "{lines:?}");
     assert_eq!(lines, remote(source.port(), &ends[1]).await);
 }
 

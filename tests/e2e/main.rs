@@ -8,6 +8,7 @@ mod activation;
 mod aurora;
 mod auth;
 mod binlog;
+mod binlog_faults;
 mod binlog_replicas;
 mod cancel;
 mod candidates;

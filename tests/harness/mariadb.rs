@@ -276,7 +276,7 @@ impl MariaDb {
             "STOP SLAVE",
             &format!(
                 "CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={port}, MASTER_USER='{user}', MASTER_PASSWORD='{password}', \
-                 MASTER_CONNECT_RETRY=1, MASTER_HEARTBEAT_PERIOD=1, MASTER_USE_GTID=slave_pos"
+                 MASTER_CONNECT_RETRY=1, MASTER_HEARTBEAT_PERIOD=1, MASTER_USE_GTID=slave_pos, MASTER_SSL=0"
             ),
             "SET GLOBAL read_only = 1",
             "START SLAVE",
@@ -478,6 +478,21 @@ impl BinlogRelay {
     /// When it cannot be run.
     pub async fn check(&self) -> (bool, String) {
         kingpost(&["check", "--online"], &self.parent.join("relay.toml"), &[]).await
+    }
+
+    /// Runs the command that an alarm names for a relay that has to give up its log; whether it succeeded, and what it said.
+    ///
+    /// # Panics
+    /// When the alarm names none, or it cannot be run.
+    pub async fn reset(&self, alarm: &str) -> (bool, String) {
+        let (_, named) = alarm.split_once("kingpost relay reset ").unwrap_or_else(|| panic!("no command in {alarm}"));
+        let arguments = named.lines().next().unwrap_or_default().split_whitespace();
+        let mut run = command(&kingpost_bin(), RunAs::Tests, "KILL");
+        run.args(["relay", "reset"]).args(arguments);
+        let mut run = tokio::process::Command::from(run);
+        let output = run.kill_on_drop(true).output().await.expect("run kingpost");
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8_lossy(&said).into_owned())
     }
 
     /// Ends it at once.

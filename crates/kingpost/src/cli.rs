@@ -127,10 +127,11 @@ pub(crate) enum RelayCommand {
     /// Exits with 1 and says nothing if no relay holds it: a server in recovery asks for the next segment all the time.
     #[command(after_help = EXIT_CODES)]
     Fetch(FetchArgs),
-    /// Gives up the write-ahead log that a relay holds; it keeps what it has promised, and its slots
+    /// Gives up the write-ahead log or the binary log that a relay holds; it keeps what it has promised, and its slots
     ///
     /// The way back for a relay that has a gap no other relay can fill, or that has more than a primary that is to stay. The relay must not run; at
-    /// its next start it begins with what its upstream writes then. What only this relay held is lost.
+    /// its next start it begins with what its upstream writes then (MariaDB: with the oldest binary log that it has). What only this relay held is
+    /// lost.
     #[command(after_help = EXIT_CODES)]
     Reset(ResetArgs),
 }

@@ -99,17 +99,21 @@ fn fetch_over_the_network(args: &FetchArgs) -> Result<(), Failure> {
 
 fn reset(args: &ResetArgs) -> Result<(), Failure> {
     let given_up = ::relay::reset(&args.dir, args.remove).map_err(|error| Failure::environment(error.to_string()))?;
-    let held = match given_up.segments.as_slice() {
-        [] => "no segment".to_owned(),
+    let (one, many, slots) = match given_up.is_binlog {
+        true => ("binary log", "binary logs", ""),
+        false => ("segment", "segments", "slots, and "),
+    };
+    let held = match given_up.files.as_slice() {
+        [] => format!("no {one}"),
         [only] => only.clone(),
-        [first, .., last] => format!("{} segments, {first} to {last}", given_up.segments.len()),
+        [first, .., last] => format!("{} {many}, {first} to {last}", given_up.files.len()),
     };
     match &given_up.moved_to {
         Some(to) => out::line(format_args!("given up: {held}; they are in {}", to.display())),
         None => out::line(format_args!("given up and removed: {held}")),
     }
     match given_up.term {
-        Some(term) => out::line(format_args!("kept: slots, and what was promised up to term {term}")),
+        Some(term) => out::line(format_args!("kept: {slots}what was promised up to term {term}")),
         None => out::line("kept: slots. What was promised is not known; the relay asks the others when it is started"),
     }
     Ok(())

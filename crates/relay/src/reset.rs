@@ -1,9 +1,10 @@
-//! `kingpost relay reset`: a relay gives up the WAL that it holds, and keeps what it has promised and its slots. The way back for one that has a
-//! gap, or more than a primary that is to stay.
+//! `kingpost relay reset`: a relay gives up the WAL or the binary logs that it holds, and keeps what it has promised and its slots. The way back
+//! for one that has a gap, or more than a source that is to stay.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use crate::binlog::log as binlog;
 use crate::error::StartError;
 use crate::log::{self, Directory};
 use crate::promise::{NotPromised, PromiseFile};
@@ -11,42 +12,48 @@ use crate::promise::{NotPromised, PromiseFile};
 /// What was given up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GivenUp {
-    /// Names of the segments, sorted; also of those that were made ahead of time.
-    pub segments: Vec<String>,
+    /// Names of the segments, sorted, also of those that were made ahead of time; or of the binary logs, with their directories.
+    pub files: Vec<String>,
+    /// They are binary logs.
+    pub is_binlog: bool,
     /// Where they are now; None: removed.
     pub moved_to: Option<PathBuf>,
     /// The term that the relay has promised to, and still does. None: it does not know what it promised.
     pub term: Option<u64>,
 }
 
-/// Gives up the WAL in `dir`; the relay must not run. It begins anew with what its upstream writes when it is started. Cut off in the middle, it
+/// Gives up the WAL or the binary logs in `dir`; the relay must not run. It begins anew with what its upstream writes when it is started. Cut off in the middle, it
 /// is finished at the next start.
 ///
 /// # Errors
 /// [`StartError`]: the directory is in use, is none of a relay, or a file cannot be written.
 pub fn reset(dir: &Path, remove: bool) -> Result<GivenUp, StartError> {
     let failed = |source| StartError::Log { dir: dir.into(), source };
-    if log::identify(dir).map_err(failed)?.is_none() {
-        return Err(StartError::Config(format!("{} holds no WAL of a relay", dir.display())));
+    let is_binlog = binlog::is_log(dir);
+    if !is_binlog && log::identify(dir).map_err(failed)?.is_none() {
+        return Err(StartError::Config(format!("{} holds no WAL of a relay, and no binary log", dir.display())));
     }
     let directory = Directory::open(dir).map_err(failed)?;
     // What an earlier version promised must not be given up with the rest.
-    let promise = crate::relay::promised(&directory)?;
+    let promise = match is_binlog {
+        true => PromiseFile::open(directory.path())?,
+        false => crate::relay::promised(&directory)?,
+    };
     match promise.change(|promise| Ok(promise.giving_up(true))) {
         Ok(()) | Err(NotPromised::NoMemory) => {}
         Err(error) => return Err(not_written(error)),
     }
     let moved_to = if remove { None } else { Some(aside(dir)) };
-    let segments = finish(&directory, &promise, moved_to.as_deref())?;
-    Ok(GivenUp { segments, moved_to, term: promise.exists().then(|| promise.term()) })
+    let files = finish(&directory, &promise, moved_to.as_deref())?;
+    Ok(GivenUp { files, is_binlog, moved_to, term: promise.exists().then(|| promise.term()) })
 }
 
-/// Finishes what [`reset`] began, if it was cut off. The WAL that is left is moved aside.
+/// Finishes what [`reset`] began, if it was cut off. What is left is moved aside.
 pub(crate) fn resume(directory: &Directory, promise: &PromiseFile) -> Result<(), StartError> {
     if promise.now().is_giving_up() {
         let to = aside(directory.path());
-        let segments = finish(directory, promise, Some(&to))?;
-        tracing::warn!(segments = segments.len(), to = %to.display(), "finished giving up the log: a reset had been cut off");
+        let files = finish(directory, promise, Some(&to))?;
+        tracing::warn!(files = files.len(), to = %to.display(), "finished giving up the log: a reset had been cut off");
     }
     Ok(())
 }
@@ -54,12 +61,17 @@ pub(crate) fn resume(directory: &Directory, promise: &PromiseFile) -> Result<(),
 fn finish(directory: &Directory, promise: &PromiseFile, to: Option<&Path>) -> Result<Vec<String>, StartError> {
     let dir = directory.path();
     let failed = |source| StartError::Log { dir: dir.into(), source };
-    let segments = match log::identify(dir).map_err(failed)? {
-        Some(identity) => log::give_up(directory, identity.segment_size, to).map_err(failed)?,
-        None => Vec::new(),
+    let files = if binlog::is_log(dir) {
+        let failed = |error: binlog::LogError| StartError::Binlog { dir: dir.into(), text: error.to_string() };
+        binlog::give_up(dir, to).map_err(failed)?
+    } else {
+        match log::identify(dir).map_err(failed)? {
+            Some(identity) => log::give_up(directory, identity.segment_size, to).map_err(failed)?,
+            None => Vec::new(),
+        }
     };
     match promise.change(|promise| Ok(promise.giving_up(false))) {
-        Ok(()) | Err(NotPromised::NoMemory) => Ok(segments),
+        Ok(()) | Err(NotPromised::NoMemory) => Ok(files),
         Err(error) => Err(not_written(error)),
     }
 }
@@ -131,7 +143,7 @@ mod tests {
         for remove in [false, true] {
             let dir = directory();
             let given_up = reset(dir.path(), remove).unwrap();
-            assert!(given_up.segments.contains(&"000000020000000000000005".to_owned()), "{given_up:?}");
+            assert!(given_up.files.contains(&"000000020000000000000005".to_owned()), "{given_up:?}");
             assert_eq!((given_up.term, given_up.moved_to.is_none()), (Some(5), remove));
             if let Some(to) = given_up.moved_to {
                 assert!(files(&to).contains(&"00000002.history".to_owned()));

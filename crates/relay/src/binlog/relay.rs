@@ -49,6 +49,7 @@ impl BinlogRelay {
         if !promise.exists() {
             promise.make(Promise::default())?;
         }
+        crate::reset::resume(&directory, &promise)?;
         let opened = Log::open(&directory);
         let (writer, log) =
             opened.map_err(|error| StartError::Binlog { dir: config.dir.clone(), text: error.to_string() })?;
@@ -150,15 +151,23 @@ async fn maintain(shared: Arc<Shared>) {
             }
             // A source that is away is said elsewhere.
             if let Some((config, _)) = shared.control.wanted().filter(|_| shared.upstream().state == "streaming") {
+                // Before the source is asked: it may write more meanwhile, and not less.
+                let (held, history) = (shared.log.durable().file, shared.log.history());
                 match upstream::look(&config) {
                     Ok(looked) => {
                         shared.set_concerns(looked.concerns);
+                        let is_same = held.is_some_and(|(held, _)| held.source == looked.settings.server_id);
+                        if let Err(error) = looked.settings.still_has(&history)
+                            && is_same
+                        {
+                            // A source goes on with the stream as if nothing had happened. A new connection begins with the question.
+                            warn!(%error, "connecting to the source again");
+                            shared.control.interrupt(Instant::now());
+                        }
                         // A source that waits from now on waits for those who asked as semi-synchronous replicas: commits would wait for ever.
-                        if looked.semisync != shared.semisync.load(Ordering::Relaxed) {
-                            info!(
-                                semisync = looked.semisync,
-                                "the source's semi-synchronous replication was switched: connecting again"
-                            );
+                        let semisync = looked.settings.semisync;
+                        if semisync != shared.semisync.load(Ordering::Relaxed) {
+                            info!(semisync, "the source's semi-synchronous replication was switched: connecting again");
                             shared.control.interrupt(Instant::now());
                         }
                     }

@@ -55,12 +55,16 @@ pub(crate) enum SourceError {
     SameId(u32),
     #[error(
         "the server lacks {lacks}, which this relay made durable for an earlier source: it was not promoted from here, or is an old source that \
-         came back. Nothing of it is taken. Follow the server that has everything, or give up what the relay holds by starting with an empty \
-         relay.dir"
+         came back. Nothing of it is taken. Follow the server that has everything"
     )]
     Behind { lacks: Position },
     #[error(
-        "the server has {has} and has begun epoch anew: none of its binary logs begins at or before what this relay has ({own})"
+        "the server has {has} in its binary log and not {lost}, which it sent to this relay before: it has begun its history anew (RESET MASTER), \
+         or was put back. Nothing of that is taken"
+    )]
+    Anew { has: State, lost: Position },
+    #[error(
+        "the server has {has}, and has purged what comes next: none of its binary logs begins at or before what this relay has ({own})"
     )]
     Purged { has: State, own: State },
 }
@@ -132,6 +136,12 @@ impl Settings {
             ));
         }
         found
+    }
+
+    /// Whether its binary log still has what it sent of an epoch.
+    pub(crate) fn still_has(&self, history: &State) -> Result<(), SourceError> {
+        let lost = history.lost_by(&self.state);
+        if lost.is_empty() { Ok(()) } else { Err(SourceError::Anew { has: self.state.clone(), lost }) }
     }
 
     /// Whether it has everything of `own`, transaction by transaction of each domain's end.

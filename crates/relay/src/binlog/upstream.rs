@@ -1,7 +1,7 @@
 //! Receiving from the source: one thread that reads and appends.
 //!
 //! ```text
-//!  connect ─▶ what are you? ─▶ where do we go on? ─▶ announce ourselves, ask for events ─▶ receive … ─▶ back off, and again
+//!  connect ─▶ what are you? ─▶ are you still the same? where do we go on? ─▶ announce ourselves, ask for events ─▶ receive … ─▶ back off, and again
 //! ```
 
 use std::io::Read;
@@ -10,9 +10,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ::binlog::MAGIC;
-use ::binlog::event::Rotate;
+use ::binlog::event::{Checksum, HEADER, Header, Kind, Rotate};
 use ::binlog::gtid::mariadb::Position;
-use ::binlog::protocol::command::{ANNOTATE_ROWS, Dump, RegisterSlave};
+use ::binlog::protocol::command::{ANNOTATE_ROWS, Dump, NON_BLOCK, RegisterSlave};
+use ::binlog::protocol::reply::ServerError;
+use ::binlog::protocol::{Messages, TooLong};
 use tracing::{error, info, warn};
 
 use super::acknowledge::Acknowledger;
@@ -28,10 +30,16 @@ use crate::upstream::{jittered, password};
 
 /// First and longest pause before connecting again.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// Pause while the disk is full.
+const FULL_PAUSE: Duration = Duration::from_millis(500);
 /// Pause after something that trying again does not help.
 const ALARM_PAUSE: Duration = Duration::from_secs(5);
+/// Number of a source's error when it cannot send what was asked for.
+const FATAL_READ: u16 = 1236;
 /// Bytes read at once.
 const READ: usize = 256 << 10;
+/// Longest message of a source that is asked for a file's name, in bytes: a list of very many GTIDs.
+const MAX_MESSAGE: usize = 17 << 20;
 /// Longest time to send an acknowledgement.
 const WRITE: Duration = Duration::from_secs(10);
 
@@ -69,10 +77,23 @@ impl Failed {
             Failed::Client(error) => error.is_lasting(),
             Failed::Receive(error) => !matches!(error, ReceiveError::Ended),
             Failed::Upstream(error) => error.is_alarm(),
-            Failed::Source(_) | Failed::Append(_) | Failed::Name(_) | Failed::Gap { .. } | Failed::Unasked { .. } => {
-                true
-            }
+            Failed::Append(error) => !matches!(error, AppendError::Full { .. }),
+            Failed::Source(_) | Failed::Name(_) | Failed::Gap { .. } | Failed::Unasked { .. } => true,
             Failed::Fenced { .. } => false,
+        }
+    }
+
+    /// True if the source cannot go on from what the relay holds: where the source is right, the relay has to give that up.
+    fn needs_reset(&self) -> bool {
+        match self {
+            Failed::Source(error) => {
+                matches!(error, SourceError::Behind { .. } | SourceError::Anew { .. } | SourceError::Purged { .. })
+            }
+            Failed::Append(error) => matches!(error, AppendError::Mismatch { .. } | AppendError::Parted { .. }),
+            // The file, or the place in it, is not there.
+            Failed::Receive(ReceiveError::Refused(error)) => error.code == FATAL_READ,
+            Failed::Gap { .. } => true,
+            _ => false,
         }
     }
 }
@@ -101,7 +122,13 @@ pub(super) fn run(shared: &Arc<Shared>, mut writer: Writer) {
             back_off = BACK_OFF.0;
             continue;
         }
-        let (alarm, text) = (failed.is_alarm(), failed.to_string());
+        let (alarm, mut text) = (failed.is_alarm(), failed.to_string());
+        if failed.needs_reset() && writer.resume().is_some() {
+            let dir = shared.log.path().display();
+            text.push_str(&format!(
+                ". If the source is to stay as it is, stop the relay and give up what it holds: kingpost relay reset --dir {dir}"
+            ));
+        }
         shared.upstream_is(&text, alarm);
         if alarm && said != text {
             error!(upstream = config.address, error = text, "the source cannot be followed; nothing was cut off");
@@ -129,7 +156,8 @@ pub(super) fn access<'a>(config: &'a UpstreamConfig, password: &'a str) -> Resul
 /// From where a source is asked.
 struct Start {
     epoch: u64,
-    file: FileName,
+    /// None: the source's first file.
+    file: Option<FileName>,
     offset: u64,
     /// The file is the one that is written.
     goes_on: bool,
@@ -153,7 +181,7 @@ fn attempt(
     }
     crate::log::lock(&shared.version).clone_from(&settings.version);
     shared.semisync.store(settings.semisync, Ordering::Relaxed);
-    let start = start(shared, &mut client, &settings, writer)?;
+    let start = start(shared, &mut client, &settings, writer, config, &known)?;
     let heartbeat = u64::try_from(config.heartbeat.as_nanos()).unwrap_or(u64::MAX);
     for statement in [
         &*format!("SET @master_heartbeat_period = {heartbeat}"),
@@ -163,6 +191,16 @@ fn attempt(
     ] {
         client.query(statement)?;
     }
+    // The one that is in force until the first format event. It may have been set anew since the source was looked at.
+    let checksum = client.query("SELECT @master_binlog_checksum")?.into_iter().next();
+    let checksum = match checksum.and_then(|row| row.into_iter().next().flatten()).as_deref() {
+        Some("NONE") => Checksum::None,
+        Some("CRC32") => Checksum::Crc32,
+        other => {
+            let value = other.unwrap_or_default().into();
+            return Err(SourceError::Value { name: "binlog_checksum", value }.into());
+        }
+    };
     let register = RegisterSlave { server_id: own_id, host: config.application_name.clone(), port: 0 };
     client.ask(&register.encode(), "COM_REGISTER_SLAVE")?;
     let Start { epoch, file, mut offset, goes_on } = start;
@@ -171,7 +209,8 @@ fn attempt(
         offset = MAGIC.len() as u64;
         MAGIC.len() as u32
     });
-    let dump = Dump { position, flags: ANNOTATE_ROWS, server_id: own_id, file: file.to_string() };
+    let name = file.as_ref().map(ToString::to_string).unwrap_or_default();
+    let dump = Dump { position, flags: ANNOTATE_ROWS, server_id: own_id, file: name.clone() };
     let (channel, read) = client.begin(&dump.encode())?;
     let io = ClientError::Io;
     channel.set_timeouts(config.timeout, WRITE).map_err(io)?;
@@ -190,7 +229,7 @@ fn attempt(
         // The file was begun, and nothing of it has come.
         writer.take(&MAGIC)?;
     }
-    info!(upstream = config.address, source = settings.server_id, epoch, file = %file, offset, "asked for events");
+    info!(upstream = config.address, source = settings.server_id, epoch, file = name, offset, "asked for events");
     let mut stream = Stream {
         shared,
         writer,
@@ -203,43 +242,107 @@ fn attempt(
         at: offset,
         ready: 0,
         acknowledger,
-        receiver: Receiver::new(offset, settings.checksum, settings.semisync),
+        receiver: Receiver::new(offset, checksum, settings.semisync),
+        generation,
     };
     let concerns = settings.does_not_wait();
     shared.set_concerns(concerns);
     stream.receive(channel, &read, config, back_off)
 }
 
-/// Where the source is to begin.
-fn start(shared: &Shared, client: &mut Client, settings: &Settings, writer: &Writer) -> Result<Start, Failed> {
-    let logs = |client: &mut Client| -> Result<Vec<FileName>, Failed> {
-        let rows = client.query("SHOW BINARY LOGS")?;
-        let names = rows.into_iter().filter_map(|row| row.into_iter().next().flatten());
-        names.map(|name| FileName::parse(name.as_bytes()).ok_or(Failed::Name(name))).collect()
-    };
+/// Where the source is to begin. None of the questions may wait for a commit of the source that waits for this relay, as SHOW BINARY LOGS and SHOW
+/// MASTER STATUS do.
+fn start(
+    shared: &Shared,
+    client: &mut Client,
+    settings: &Settings,
+    writer: &Writer,
+    config: &UpstreamConfig,
+    known: &impl Fn(Channel) -> Result<(), Failed>,
+) -> Result<Start, Failed> {
     let first = MAGIC.len() as u64;
+    let epoch = shared.log.next_epoch(settings.server_id, shared.promise.now().fenced_up_to());
     let Some((held, group)) = writer.resume() else {
         // Everything that the source has: whoever could be fed by it can be fed from here.
-        let file = logs(client)?.into_iter().next().ok_or(SourceError::NoLog)?;
-        return Ok(Start { epoch: shared.log.epoch() + 1, file, offset: first, goes_on: false });
+        return Ok(Start { epoch, file: None, offset: first, goes_on: false });
     };
     if held.source == settings.server_id {
-        let (epoch, file, offset) = (held.epoch, held.name.clone(), group.max(first));
+        settings.still_has(&shared.log.history())?;
+        let (epoch, file, offset) = (held.epoch, Some(held.name.clone()), group.max(first));
         return Ok(Start { epoch, file, offset, goes_on: true });
     }
     let own = shared.log.durable().state;
     settings.has(&own)?;
-    for file in logs(client)?.into_iter().rev() {
-        let rows = client.query(&format!("SELECT BINLOG_GTID_POS('{file}', 4)"))?;
-        let text = rows.into_iter().next().and_then(|row| row.into_iter().next().flatten()).unwrap_or_default();
-        let wrong = SourceError::Value { name: "gtid_binlog_state", value: text.clone() };
-        let begins: Position = text.parse().map_err(|_| wrong)?;
-        if source::reaches_back(&begins, &own) {
-            info!(source = settings.server_id, was = held.source, %own, %file, "another source, which has everything: a new epoch");
-            return Ok(Start { epoch: shared.log.epoch() + 1, file, offset: first, goes_on: false });
-        }
+    let purged = || SourceError::Purged { has: settings.state.clone(), own: own.clone() };
+    let file = file_at(shared, config, &own.position(), known)?.ok_or_else(purged)?;
+    let rows = client.query(&format!("SELECT BINLOG_GTID_POS('{file}', 4)"))?;
+    let text = rows.into_iter().next().and_then(|row| row.into_iter().next().flatten()).unwrap_or_default();
+    let wrong = SourceError::Value { name: "gtid_binlog_state", value: text.clone() };
+    let begins: Position = text.parse().map_err(|_| wrong)?;
+    if !source::reaches_back(&begins, &own) {
+        return Err(purged().into());
     }
-    Err(SourceError::Purged { has: settings.state.clone(), own }.into())
+    info!(source = settings.server_id, was = held.source, %own, %file, "another source, which has everything: a new epoch");
+    Ok(Start { epoch, file: Some(file), offset: first, goes_on: false })
+}
+
+/// The file from which the source would feed a replica that has `position`. None: it cannot. The source is asked as such a replica would ask it, and
+/// nothing of the answer but the file's name is read.
+fn file_at(
+    shared: &Shared,
+    config: &UpstreamConfig,
+    position: &Position,
+    known: &impl Fn(Channel) -> Result<(), Failed>,
+) -> Result<Option<FileName>, Failed> {
+    let password = password(config)?.unwrap_or_default();
+    let mut client = Client::open(&access(config, &password)?, known)?;
+    for statement in [
+        "SET @master_binlog_checksum = 'NONE'",
+        "SET @mariadb_slave_capability = 4",
+        &*format!("SET @slave_connect_state = '{position}'"),
+        &*format!("SET @slave_until_gtid = '{position}'"),
+    ] {
+        client.query(statement)?;
+    }
+    let server_id = shared.settings().server_id;
+    let dump = Dump { position: MAGIC.len() as u32, flags: NON_BLOCK, server_id, file: String::new() };
+    let (mut channel, read) = client.begin(&dump.encode())?;
+    channel.set_timeouts(config.timeout, WRITE).map_err(ClientError::Io)?;
+    let mut messages = Messages::new(MAX_MESSAGE);
+    let (mut buffer, mut found, mut total) = (read, None, 0);
+    loop {
+        let mut input = &buffer[..];
+        let wrong = |error: TooLong| ReceiveError::Protocol(error.to_string());
+        while let Some((_, message)) = messages.next(&mut input).map_err(wrong)? {
+            match message.split_first() {
+                Some((0, event)) if found.is_none() => {
+                    let header = event.first_chunk::<HEADER>().map(Header::parse);
+                    if header.is_some_and(|header| header.kind == Kind::ROTATE) {
+                        let name = Rotate::parse(&event[HEADER..]).map_err(ReceiveError::Body)?.name;
+                        let text = String::from_utf8_lossy(&name).into_owned();
+                        found = Some(FileName::parse(&name).ok_or(Failed::Name(text))?);
+                    }
+                }
+                Some((0xff, _)) => {
+                    let error = ServerError::parse(&message);
+                    return if error.code == FATAL_READ { Ok(None) } else { Err(ReceiveError::Refused(error).into()) };
+                }
+                Some((0xfe, _)) => return Ok(found),
+                _ => {}
+            }
+        }
+        // Nothing follows but the list at the end, unless the source has replicated the position without writing it to its own log.
+        if found.is_some() && total > READ {
+            return Ok(found);
+        }
+        buffer.resize(READ, 0);
+        let count = channel.read(&mut buffer).map_err(ClientError::Io)?;
+        if count == 0 {
+            return Err(ClientError::Closed.into());
+        }
+        buffer.truncate(count);
+        total += count;
+    }
 }
 
 struct Stream<'a> {
@@ -247,8 +350,8 @@ struct Stream<'a> {
     writer: &'a mut Writer,
     source: u32,
     epoch: u64,
-    /// The file that comes.
-    file: FileName,
+    /// The file that comes. None: the source's first, whatever its name.
+    file: Option<FileName>,
     /// It is the one that is written.
     begun: bool,
     asked: u64,
@@ -259,6 +362,7 @@ struct Stream<'a> {
     ready: u64,
     acknowledger: Arc<Acknowledger>,
     receiver: Receiver,
+    generation: u64,
 }
 
 impl Stream<'_> {
@@ -275,7 +379,8 @@ impl Stream<'_> {
         loop {
             let taken = self.take(&buffer[..count]);
             // Also what was whole before an error.
-            self.writer.publish(self.ready)?;
+            let ready = self.ready;
+            self.write(|writer| writer.publish(ready))?;
             taken?;
             if self.announced {
                 self.shared.upstream_is("streaming", false);
@@ -313,9 +418,9 @@ impl Stream<'_> {
                         continue;
                     }
                     if let Some(state) = whole.begins {
-                        self.writer.begins_with(state);
+                        self.writer.begins_with(state)?;
                     }
-                    self.writer.mark(whole.whole, whole.wanted, whole.gtid, whole.group);
+                    self.writer.mark(whole.whole, whole.wanted, whole.gtid, whole.group)?;
                     self.ready = whole.end;
                 }
                 Step::Heartbeat(_) => {}
@@ -328,30 +433,82 @@ impl Stream<'_> {
     fn announced(&mut self, rotate: &Rotate) -> Result<(), Failed> {
         let name = || String::from_utf8_lossy(&rotate.name).into_owned();
         let file = FileName::parse(&rotate.name).ok_or_else(|| Failed::Name(name()))?;
+        let current = self.file.clone();
         if !self.announced {
-            if file != self.file || rotate.position != self.asked {
-                let (asked, given, offset) = (format!("{} from {}", self.file, self.asked), name(), rotate.position);
+            if current.as_ref().is_some_and(|current| *current != file) || rotate.position != self.asked {
+                let name_of = current.map_or_else(|| "its first file".into(), |current| current.to_string());
+                let (asked, given, offset) = (format!("{name_of} from {}", self.asked), name(), rotate.position);
                 return Err(Failed::Unasked { asked, given, offset });
             }
             self.announced = true;
-        } else if file == self.file {
+        } else if current.as_ref() == Some(&file) {
             return Ok(());
-        } else if file.number() != self.file.number() + 1 || rotate.position != MAGIC.len() as u64 {
+        } else if current.as_ref().is_some_and(|current| file.number() != current.number() + 1)
+            || rotate.position != MAGIC.len() as u64
+        {
             return Err(Failed::Gap {
-                held: self.file.to_string(),
+                held: current.map_or_else(String::new, |current| current.to_string()),
                 given: format!("{} from {}", name(), rotate.position),
             });
         } else {
             self.begun = false;
         }
         if !self.begun {
-            self.writer.publish(self.ready)?;
-            self.writer.begin(self.epoch, self.source, file.clone())?;
+            let (ready, epoch, source) = (self.ready, self.epoch, self.source);
+            self.write(|writer| writer.publish(ready))?;
+            self.write(|writer| writer.begin(epoch, source, file.clone()))?;
             self.writer.take(&MAGIC)?;
             self.receiver.jump(MAGIC.len() as u64);
-            (self.file, self.begun, self.at, self.ready) = (file, true, MAGIC.len() as u64, 0);
+            (self.file, self.begun, self.at, self.ready) = (Some(file), true, MAGIC.len() as u64, 0);
         }
         Ok(())
+    }
+
+    /// Writes. When the disk is full it first gives up files that nobody needs, and then waits for room, with the connection open: a source of 10.11
+    /// may hang for good that is hung up on in the middle of an event. What is durable stays acknowledged meanwhile.
+    fn write(&mut self, mut work: impl FnMut(&mut Writer) -> Result<(), AppendError>) -> Result<(), Failed> {
+        let mut told = false;
+        loop {
+            match work(self.writer) {
+                Err(error @ AppendError::Full { .. }) => {
+                    self.writer.flush_behind();
+                    if self.made_room() {
+                        continue;
+                    }
+                    if !told {
+                        told = true;
+                        error!(%error, "the disk is full: receiving waits");
+                        self.shared.upstream_is(&error.to_string(), true);
+                    }
+                    if self.shared.control.pause(self.generation, FULL_PAUSE) {
+                        return Err(UpstreamError::Interrupted.into());
+                    }
+                }
+                result => {
+                    if told && result.is_ok() {
+                        info!("there is room again");
+                        self.shared.upstream_is("streaming", false);
+                    }
+                    return Ok(result?);
+                }
+            }
+        }
+    }
+
+    /// True if there were files that nobody needs, and they are gone now.
+    fn made_room(&self) -> bool {
+        match self.shared.log.retain(self.shared.needed(), 0, self.shared.settings().max_bytes) {
+            Ok(removed) if removed.is_empty() => false,
+            Ok(removed) => {
+                let files = removed.len();
+                warn!(files, "the disk is full: gave up old binary logs that nobody needs, whatever keep_bytes says");
+                true
+            }
+            Err(error) => {
+                warn!(%error, "the disk is full, and old binary logs cannot be removed");
+                false
+            }
+        }
     }
 
     /// Bytes of the file: compared as far as they are held, else taken.
@@ -366,6 +523,7 @@ impl Stream<'_> {
         }
         if !new.is_empty() {
             self.writer.take(new)?;
+            self.write(Writer::make_room)?;
         }
         self.at += bytes.len() as u64;
         Ok(())
@@ -376,8 +534,7 @@ impl Stream<'_> {
 pub(super) struct Looked {
     /// Why a commit there does not mean that the relay has it; none: it does.
     pub(super) concerns: Vec<String>,
-    /// Whether the source waits for semi-synchronous replicas at all.
-    pub(super) semisync: bool,
+    pub(super) settings: Settings,
 }
 
 /// Asks the source, over another connection, whether its commits wait. Blocking.
@@ -392,5 +549,5 @@ pub(super) fn look(config: &UpstreamConfig) -> Result<Looked, Failed> {
     if settings.semisync && status.as_deref() == Some("OFF") {
         concerns.push("the source does not wait for replicas at this moment (Rpl_semi_sync_master_status is OFF): it has given up waiting".into());
     }
-    Ok(Looked { concerns, semisync: settings.semisync })
+    Ok(Looked { concerns, settings })
 }

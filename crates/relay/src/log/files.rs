@@ -24,7 +24,7 @@ pub(super) fn failed(tried: &'static str, path: &Path) -> impl FnOnce(io::Error)
 }
 
 /// Whether room is missing: a state that ends without anybody touching the log.
-pub(super) fn is_full(error: &io::Error) -> bool {
+pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 

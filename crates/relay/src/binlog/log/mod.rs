@@ -22,6 +22,7 @@
 //! - A byte once published as written is never changed: what comes again is compared.
 //! - A file is begun only after the one before it was flushed, with its name.
 //! - No epoch but the last is ever appended to.
+//! - In an epoch each transaction is new, and each file begins with what those before it have ([`Log::history`]).
 
 mod names;
 mod recover;
@@ -29,7 +30,7 @@ mod retention;
 mod writer;
 
 pub(crate) use names::FileName;
-pub(crate) use recover::{LogError, last_source};
+pub(crate) use recover::{LogError, give_up, is_log, last_source};
 pub(crate) use writer::{AppendError, Mark, Writer};
 
 use std::collections::VecDeque;
@@ -117,6 +118,10 @@ pub(crate) struct Log {
     /// See [`Durable::at`].
     pub(crate) whole: Arc<Watermark>,
     durable: Mutex<Durable>,
+    /// See [`Log::history`].
+    history: Mutex<State>,
+    /// The source of the last epoch, also if nothing of it is held.
+    source: Option<u32>,
     /// Ends of transactions that are written and not durable, oldest first.
     marks: Mutex<VecDeque<Mark>>,
     unflushed: Mutex<VecDeque<Unflushed>>,
@@ -140,6 +145,7 @@ impl Log {
             dir = %directory.path().display(), files = found.held.len(), epoch = found.epoch, gtids = %found.state,
             cut_off = found.cut_off, "binary log opened"
         );
+        let source = last_source(directory.path());
         let mark = || Arc::new(Watermark::new(end));
         let durable = Durable { at: end, file: file.clone(), state: found.state, wanted: None };
         let log = Arc::new(Log {
@@ -150,6 +156,8 @@ impl Log {
             flushed: mark(),
             whole: mark(),
             durable: Mutex::new(durable),
+            history: Mutex::new(found.history.clone()),
+            source,
             marks: Mutex::default(),
             unflushed: Mutex::default(),
             flushing: Flushing::default(),
@@ -157,13 +165,26 @@ impl Log {
             waiting: Mutex::default(),
             metrics: Metrics::default(),
         });
-        let writer = Writer::start(Arc::clone(&log), file, found.last_group)?;
+        let writer = Writer::start(Arc::clone(&log), file, found.last_group, found.history)?;
         Ok((writer, log))
     }
 
     /// Up to where all is durable.
     pub(crate) fn durable(&self) -> Durable {
         lock(&self.durable).clone()
+    }
+
+    /// The transactions of the epoch that is written: all of them came from its source, and are in that server's binary log.
+    pub(crate) fn history(&self) -> State {
+        lock(&self.history).clone()
+    }
+
+    /// The epoch for a source of which nothing is held. Where the log was given up, and the epoch was fenced ([`give_up`]), the same source gets
+    /// the same number again: the fence holds.
+    pub(crate) fn next_epoch(&self, source: u32, fenced: u32) -> u64 {
+        let epoch = self.epoch();
+        let is_fenced = epoch > 0 && epoch <= u64::from(fenced) && lock(&self.held).is_empty();
+        if is_fenced && self.source == Some(source) { epoch } else { epoch + 1 }
     }
 
     /// The epoch that is written, or was last; 0: there is none.

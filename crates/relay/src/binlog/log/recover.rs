@@ -79,6 +79,8 @@ pub(super) struct Found {
     pub(super) epoch: u64,
     pub(super) end: Lsn,
     pub(super) state: State,
+    /// The transactions of the last epoch.
+    pub(super) history: State,
     /// Offset in the last file at which the last transaction begins.
     pub(super) last_group: u64,
     /// Bytes that a crash had left of an event or of a transaction.
@@ -98,18 +100,67 @@ fn list_directory(path: &Path) -> Result<Vec<String>, LogError> {
 
 /// `server_id` of whoever wrote the last epoch in a relay's directory; none if there is none. Opens nothing.
 pub(crate) fn last_source(dir: &Path) -> Option<u32> {
-    let names = list_directory(dir).ok()?;
-    names.iter().filter_map(|name| names::parse_epoch(name)).max().map(|(_, source)| source)
+    epochs(dir).ok()?.pop().map(|(_, source)| source)
+}
+
+/// The epochs of a relay's directory, in order: number and source.
+fn epochs(dir: &Path) -> Result<Vec<(u64, u32)>, LogError> {
+    let mut epochs: Vec<_> = list_directory(dir)?.iter().filter_map(|name| names::parse_epoch(name)).collect();
+    epochs.sort_unstable();
+    Ok(epochs)
+}
+
+/// True if a directory is that of a relay of a binary log.
+pub(crate) fn is_log(dir: &Path) -> bool {
+    epochs(dir).is_ok_and(|epochs| !epochs.is_empty())
+}
+
+/// Moves the files of all epochs to `to`; None: removes them. The directory of the last epoch stays, empty: it keeps the number, which fences
+/// name. Gives the names of the files, in order. May be done again where it was cut off.
+///
+/// # Errors
+/// [`LogError::Io`]: what was moved before stays moved.
+pub(crate) fn give_up(dir: &Path, to: Option<&Path>) -> Result<Vec<String>, LogError> {
+    let mut given_up = Vec::new();
+    let epochs = epochs(dir)?;
+    for (index, (epoch, source)) in epochs.iter().enumerate() {
+        let epoch = names::epoch(*epoch, *source);
+        let from = dir.join(&epoch);
+        let to = to.map(|to| to.join(&epoch));
+        if let Some(to) = &to {
+            fs::create_dir_all(to).map_err(failed("create directory", to))?;
+        }
+        for name in list_directory(&from)? {
+            let path = from.join(&name);
+            match &to {
+                Some(to) => fs::rename(&path, to.join(&name)).map_err(failed("move", &path))?,
+                None => remove(&path)?,
+            }
+            if FileName::parse(name.as_bytes()).is_some() {
+                given_up.push(format!("{epoch}/{name}"));
+            }
+        }
+        if let Some(to) = &to {
+            sync_directory(to)?;
+            sync_parent(to)?;
+        }
+        sync_directory(&from)?;
+        if index + 1 < epochs.len() {
+            fs::remove_dir(&from).map_err(failed("remove directory", &from))?;
+        }
+    }
+    sync_directory(dir)?;
+    Ok(given_up)
 }
 
 pub(super) fn recover(dir: &Path) -> Result<Found, LogError> {
-    let mut epochs: Vec<(u64, u32)> = list_directory(dir)?.iter().filter_map(|name| names::parse_epoch(name)).collect();
-    epochs.sort_unstable();
+    let epochs = epochs(dir)?;
     let mut found = Found {
         held: VecDeque::new(),
         epoch: epochs.last().map_or(0, |epoch| epoch.0),
         end: Lsn(0),
         state: State::default(),
+        history: State::default(),
         last_group: 0,
         cut_off: 0,
     };
@@ -143,6 +194,7 @@ pub(super) fn recover(dir: &Path) -> Result<Found, LogError> {
             write_again(path, walked.last_group.min(whole).saturating_sub(MAX_UNFLUSHED), whole)?;
             found.cut_off += walked.length - whole;
             found.state = walked.state.clone();
+            found.history = walked.state;
             found.last_group = walked.last_group;
             break;
         }

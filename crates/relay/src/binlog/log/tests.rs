@@ -86,10 +86,10 @@ fn write(writer: &mut Writer, epoch: u64, number: u64, last: u64, transactions: 
     for (index, (end, sequence)) in ends.iter().enumerate() {
         writer.take(&bytes[from as usize..*end as usize]).unwrap();
         if index == 0 {
-            writer.begins_with(gtids(last).parse().unwrap());
+            writer.begins_with(gtids(last).parse().unwrap()).unwrap();
         }
         let gtid = (index > 0).then_some(Gtid { domain: 0, server: 1, sequence: *sequence });
-        writer.mark(true, true, gtid, from);
+        writer.mark(true, true, gtid, from).unwrap();
         writer.publish(*end).unwrap();
         from = *end;
     }
@@ -128,6 +128,66 @@ fn what_was_written_is_found_again() {
     assert_eq!((held.epoch, from), (2, ends[3].0), "from the last transaction on");
     assert_eq!(log.next(&log.held()[0]).unwrap().path, log.held()[1].path);
     assert!(log.next(&log.held()[2]).is_none());
+}
+
+/// In an epoch a file begins with what those before have, and each transaction is new: also in a process that has only the files.
+#[test]
+fn another_history_is_recognised() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, mut log) = open(dir.path()).unwrap();
+    write(&mut writer, 1, 7, 0, 3);
+    flushed(&log);
+    for opened_again in [false, true] {
+        if opened_again {
+            drop((writer, log));
+            (writer, log) = open(dir.path()).unwrap();
+        }
+        assert_eq!(log.history().to_string(), gtids(3));
+        let parted = |result: Result<(), AppendError>| matches!(result, Err(AppendError::Parted { .. }));
+        let again = |sequence| Some(Gtid { domain: 0, server: 1, sequence });
+        for (sequence, is_new) in [(1, false), (3, false), (4, true), (4, false)] {
+            assert_eq!(!parted(writer.mark(true, true, again(sequence), 0)), is_new, "{sequence}");
+        }
+        // Nothing of it was published: the same transaction may come once more.
+        writer.rewind().unwrap();
+        assert!(!parted(writer.mark(true, true, again(4), 0)));
+        writer.rewind().unwrap();
+    }
+    writer.begin(1, 1, name(8)).unwrap();
+    for begins in ["0-1-2", "0-1-4", "", "0-1-3,1-1-1", "0-2-3"] {
+        let error = writer.begins_with(begins.parse().unwrap()).unwrap_err().to_string();
+        assert!(error.contains("begun its history anew"), "{begins}: {error}");
+    }
+    writer.begins_with(gtids(3).parse().unwrap()).unwrap();
+    // Another source's first file begins anywhere before.
+    writer.begin(2, 2, name(1)).unwrap();
+    writer.begins_with(gtids(1).parse().unwrap()).unwrap();
+}
+
+/// Given up, a log begins with the next epoch; the same source's with the same one, if it was fenced.
+#[test]
+fn a_log_is_given_up_and_its_number_is_kept() {
+    for to in [Some("aside"), None] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut writer, log) = open(dir.path()).unwrap();
+        assert_eq!(log.next_epoch(1, 0), 1);
+        write(&mut writer, 1, 7, 0, 3);
+        write(&mut writer, 2, 1, 3, 4);
+        flushed(&log);
+        assert_eq!((log.next_epoch(1, 2), log.next_epoch(2, 2)), (3, 3));
+        drop((writer, log));
+        let to = to.map(|to| dir.path().join(to));
+        let names = give_up(dir.path(), to.as_deref()).unwrap();
+        assert_eq!(names, ["0000000001-1/bin.000007", "0000000002-1/bin.000001"]);
+        if let Some(to) = to {
+            assert_eq!(fs::read(to.join("0000000002-1/bin.000001")).unwrap(), file(3, 4).0);
+        }
+        assert_eq!(give_up(dir.path(), None).unwrap(), [""; 0], "once more, as after a crash");
+        assert!(is_log(dir.path()));
+        let (writer, log) = open(dir.path()).unwrap();
+        assert!(writer.resume().is_none() && log.history().is_empty() && log.durable().state.is_empty());
+        assert_eq!((log.next_epoch(1, 1), log.next_epoch(1, 2), log.next_epoch(9, 2)), (3, 2, 3));
+    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ use watermark::{Lsn, Parker, Waited};
 
 use super::recover::{self, LogError};
 use super::{FileName, Held, Log, MAX_UNFLUSHED, Unflushed, merge, names};
+use crate::log::files::is_full;
 use crate::log::{LogFailure, flush, lock};
 
 /// Bytes gathered before they go to the file.
@@ -50,6 +51,27 @@ pub(crate) enum AppendError {
         /// The first byte that differs, or a little before.
         offset: u64,
     },
+    /// The source's transactions are not those that follow what is held.
+    #[error(
+        "the source goes on with {given} in {file}, and this relay holds {held} of it: the source has begun its history anew (RESET MASTER), or \
+         was put back. Nothing of that is taken"
+    )]
+    Parted {
+        /// The transaction, or the list at the beginning of a file.
+        given: String,
+        /// The source's file.
+        file: String,
+        /// The last transactions held.
+        held: State,
+    },
+    /// No room. May be tried again.
+    #[error("no room for the binary log in {}: {source}; nothing is acknowledged until there is room", path.display())]
+    Full {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The operating system refused; may be tried again.
     #[error("cannot {tried} {}: {source}", path.display())]
     Io {
@@ -62,10 +84,19 @@ pub(crate) enum AppendError {
     },
     /// See [`LogError`].
     #[error("{0}")]
-    Log(#[from] LogError),
+    Log(LogError),
     /// The log works no more.
     #[error("{0}")]
     Failed(LogFailure),
+}
+
+impl From<LogError> for AppendError {
+    fn from(error: LogError) -> AppendError {
+        match error {
+            LogError::Io { path, source, .. } if is_full(&source) => AppendError::Full { path, source },
+            error => AppendError::Log(error),
+        }
+    }
 }
 
 struct Current {
@@ -87,6 +118,10 @@ pub(crate) struct Writer {
     last_group: u64,
     /// Of `taken`, not yet published.
     marks: VecDeque<Mark>,
+    /// [`Log::history`], with what is marked and not yet published.
+    history: State,
+    /// The history of the epoch is known: its first file's list of GTIDs has come.
+    epoch_begun: bool,
     stop: Arc<AtomicBool>,
     flusher: Option<JoinHandle<()>>,
 }
@@ -98,7 +133,13 @@ impl std::fmt::Debug for Writer {
 }
 
 impl Writer {
-    pub(super) fn start(log: Arc<Log>, file: Option<(Arc<Held>, u64)>, last_group: u64) -> Result<Writer, LogError> {
+    pub(super) fn start(
+        log: Arc<Log>,
+        file: Option<(Arc<Held>, u64)>,
+        last_group: u64,
+        history: State,
+    ) -> Result<Writer, LogError> {
+        let epoch_begun = file.is_some();
         let current = match file {
             None => None,
             Some((held, end)) => {
@@ -116,7 +157,16 @@ impl Writer {
             lock(&log.unflushed)
                 .push_back(Unflushed { held: Arc::clone(&current.held), file: Arc::clone(&current.file) });
         }
-        Ok(Writer { log, current, last_group, marks: VecDeque::new(), stop, flusher: Some(flusher) })
+        Ok(Writer {
+            log,
+            current,
+            last_group,
+            marks: VecDeque::new(),
+            history,
+            epoch_begun,
+            stop,
+            flusher: Some(flusher),
+        })
     }
 
     /// The file that is written: epoch, source, name, and the offset from which on the source has to send: where the last transaction begins, so
@@ -136,7 +186,10 @@ impl Writer {
     /// # Errors
     /// [`AppendError`].
     pub(crate) fn rewind(&mut self) -> Result<(), AppendError> {
-        self.marks.clear();
+        if !self.marks.is_empty() {
+            self.marks.clear();
+            self.history = self.log.history();
+        }
         let Some(current) = &mut self.current else { return Ok(()) };
         current.gathered.clear();
         current.taken = current.published;
@@ -168,6 +221,10 @@ impl Writer {
             unflushed.clear();
             unflushed.push_back(Unflushed { held: Arc::clone(&held), file: Arc::clone(&file) });
         }
+        if self.log.epoch() != epoch {
+            (self.history, self.epoch_begun) = (State::default(), false);
+            *lock(&self.log.history) = State::default();
+        }
         self.log.epoch.store(epoch, Ordering::Release);
         lock(&self.log.held).push_back(Arc::clone(&held));
         self.current = Some(Current { held, file, published: 0, taken: 0, gathered: Vec::new() });
@@ -196,10 +253,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Takes bytes of an event that is under way. Nobody sees them before [`Writer::mark`] and [`Writer::publish`].
+    /// Takes bytes of an event that is under way. Nobody sees them before [`Writer::mark`] and [`Writer::publish`]. They go to the file with
+    /// [`Writer::make_room`].
     ///
     /// # Errors
-    /// [`AppendError`].
+    /// [`AppendError::Failed`].
     pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<(), AppendError> {
         if let Some(failure) = self.log.failure() {
             return Err(AppendError::Failed(failure.clone()));
@@ -207,26 +265,68 @@ impl Writer {
         let Some(current) = &mut self.current else { return Ok(()) };
         current.gathered.extend_from_slice(bytes);
         current.taken += bytes.len() as u64;
-        if current.gathered.len() >= GATHERED { self.write() } else { Ok(()) }
+        Ok(())
+    }
+
+    /// Writes what was taken, if that is much.
+    ///
+    /// # Errors
+    /// [`AppendError`]; may be tried again.
+    pub(crate) fn make_room(&mut self) -> Result<(), AppendError> {
+        match &self.current {
+            Some(current) if current.gathered.len() >= GATHERED => self.write(),
+            _ => Ok(()),
+        }
     }
 
     /// An event is whole and right, up to the end of what was taken. `whole`: so are all transactions. `group`: where its transaction begins.
-    pub(crate) fn mark(&mut self, whole: bool, wanted: bool, gtid: Option<Gtid>, group: u64) {
-        let Some(current) = &self.current else { return };
+    ///
+    /// # Errors
+    /// [`AppendError::Parted`]: the source sends a transaction anew that it has sent before.
+    pub(crate) fn mark(
+        &mut self,
+        whole: bool,
+        wanted: bool,
+        gtid: Option<Gtid>,
+        group: u64,
+    ) -> Result<(), AppendError> {
+        let Some(current) = &self.current else { return Ok(()) };
+        if let Some(gtid) = gtid {
+            if self.history.contains(gtid) {
+                return Err(self.parted(gtid.to_string()));
+            }
+            // Where there are too many domains and servers, the list of the next file says so.
+            let _ = self.history.add(gtid);
+        }
         self.last_group = group;
         if !whole {
-            return;
+            return Ok(());
         }
         let at = Lsn(current.held.start.0 + current.taken);
         let gtids = gtid.into_iter().collect();
         self.marks.push_back(Mark { at, file: Arc::clone(&current.held), offset: current.taken, gtids, wanted });
+        Ok(())
+    }
+
+    fn parted(&self, given: String) -> AppendError {
+        let file = self.current.as_ref().map(|current| current.held.name.to_string()).unwrap_or_default();
+        AppendError::Parted { given, file, held: self.history.clone() }
     }
 
     /// The current file's list of GTIDs has come.
-    pub(crate) fn begins_with(&mut self, state: State) {
-        if let Some(current) = &self.current {
-            let _ = current.held.begins.set(state);
+    ///
+    /// # Errors
+    /// [`AppendError::Parted`]: it is not what the epoch's files before have.
+    pub(crate) fn begins_with(&mut self, state: State) -> Result<(), AppendError> {
+        let Some(current) = &self.current else { return Ok(()) };
+        if self.epoch_begun && !self.history.is_followed_by(&state) {
+            return Err(self.parted(format!("what comes after {state}")));
         }
+        self.epoch_begun = true;
+        let _ = current.held.begins.set(state.clone());
+        (*lock(&self.log.history)).clone_from(&state);
+        self.history = state;
+        Ok(())
     }
 
     /// Writes and publishes all events that are whole: `at` is where the last of them ends in the current file.
@@ -244,6 +344,12 @@ impl Writer {
         self.log.metrics.appends.fetch_add(1, Ordering::Relaxed);
         current.published = at;
         let written = Lsn(current.held.start.0 + at);
+        if self.marks.iter().any(|mark| !mark.gtids.is_empty()) {
+            let mut history = lock(&self.log.history);
+            for gtid in self.marks.iter().flat_map(|mark| &mark.gtids) {
+                let _ = history.add(*gtid);
+            }
+        }
         {
             let mut marks = lock(&self.log.marks);
             for mark in self.marks.drain(..) {
@@ -269,7 +375,14 @@ impl Writer {
         }
         let at = current.taken - current.gathered.len() as u64;
         let written = current.file.write_all_at(&current.gathered, at);
-        written.map_err(|source| AppendError::Io { tried: "write", path: current.held.path.clone(), source })?;
+        written.map_err(|source| {
+            let path = current.held.path.clone();
+            if is_full(&source) {
+                AppendError::Full { path, source }
+            } else {
+                AppendError::Io { tried: "write", path, source }
+            }
+        })?;
         current.gathered.clear();
         Ok(())
     }
