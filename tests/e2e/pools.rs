@@ -338,12 +338,15 @@ async fn idle_connections_of_others_make_room_on_a_full_server() {
         config.user(user).dbname(database);
         config
     };
+    // Directly, one after another.
+    for n in 1..=30 {
+        let mut direct = primary.endpoint().config();
+        direct.user(format!("u{n}"));
+        assert_eq!(value(&primary.endpoint().connect_as(&direct).await, "SELECT current_user").await, format!("u{n}"));
+    }
     let mut clients = Vec::new();
     for n in 1..=30 {
         let name = format!("u{n}");
-        let mut direct = primary.endpoint().config();
-        direct.user(&name);
-        assert_eq!(value(&primary.endpoint().connect_as(&direct).await, "SELECT current_user").await, name);
         let database = if n % 2 == 0 { "second" } else { kingpost_tests::DATABASE };
         let client = kingpost.endpoint().connect_as(&config(&name, database)).await;
         assert_eq!(value(&client, "/* kingpost.route=primary */ SELECT current_user").await, name);

@@ -608,13 +608,12 @@ async fn a_session_may_have_as_many_statements_as_fit() {
     if only_kingpost() {
         return;
     }
-    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.prepared_bytes_per_client", 8 << 20).start().await;
     let many = |from: usize, to: usize| -> Vec<u8> {
         let mut bytes: Vec<u8> = (from..to).flat_map(|n| parse(&format!("s{n}"), "SELECT 1")).collect();
         bytes.extend(sync());
         bytes
     };
-    for port in [shared.cluster.primary().port(), kingpost.port()] {
+    for port in [shared.cluster.primary().port(), shared.kingpost.port()] {
         let mut raw = Raw::login(port).await;
         for part in 0..11 {
             raw.send(&many(part * 1_000, (part + 1) * 1_000)).await;
@@ -624,6 +623,7 @@ async fn a_session_may_have_as_many_statements_as_fit() {
         raw.send(&[bind("", "s10999", &[]), execute("", 0), sync()].concat()).await;
         assert_eq!(raw.kinds_until(b'Z').await, "2DCZ");
     }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.prepared_bytes_per_client", 8 << 20).start().await;
     let mut raw = Raw::login(kingpost.port()).await;
     raw.send(&many(0, 20_000)).await;
     let last = raw.rest().await.pop().expect("a word");
