@@ -234,7 +234,7 @@ async fn clients_end_as_they_do_at_postgresql() {
         let mut holders = Vec::new();
         for _ in 0..2 {
             let mut raw = Raw::login(kingpost.port()).await;
-            raw.send(&[query("BEGIN"), query("SELECT 1 FROM ends FOR UPDATE")].concat()).await;
+            raw.send(&[query("BEGIN"), query("LOCK TABLE ends IN ACCESS SHARE MODE")].concat()).await;
             raw.until(b'Z').await;
             raw.until(b'Z').await;
             holders.push(raw);
