@@ -32,8 +32,8 @@ impl Log {
         let size = self.identity.segment_size;
         let mut acknowledgeable = flushed;
         let mut at = size.start_of(flushed);
-        // A record is shorter than 1 GB: so many segments it may have begun before.
-        for _ in 0..=(1 << 30) / size.bytes() {
+        // The length of a record is a number of 32 bits: so many segments before it may have begun.
+        for _ in 0..=u64::from(u32::MAX) / size.bytes() {
             match self.crossing(at) {
                 Some(crossing) if crossing.end > flushed => {
                     if at == size.start_of(flushed) && self.overwritten(at, flushed) {
@@ -43,7 +43,8 @@ impl Log {
                 }
                 _ => break,
             }
-            at = Lsn(at.0 - size.bytes());
+            let Some(before) = at.0.checked_sub(size.bytes()) else { break };
+            at = Lsn(before);
         }
         acknowledgeable
     }

@@ -21,8 +21,6 @@ pub const PAGE_BYTES: usize = PAGE as usize;
 const SHORT_HEADER: usize = 24;
 const LONG_HEADER: usize = 40;
 const RECORD_HEADER: usize = 24;
-/// Longer records are not written (`XLogRecordMaxSize`).
-const MAX_RECORD: u32 = 1020 << 20;
 
 /// Flags of a page: begins with the rest of a record; has the long header; begins instead of the rest of a record that a
 /// crash cut off. `BKP_REMOVABLE` (4) says nothing about validity.
@@ -243,7 +241,7 @@ impl Walker {
             Some(remaining) if continues && remaining == header.remaining => {}
             Some(_) => return Err(Stop::Continuation),
             None if continues && matches!(self.place, Place::Start) => {
-                if !(1..=MAX_RECORD).contains(&header.remaining) {
+                if header.remaining == 0 {
                     return Err(Stop::Continuation);
                 }
                 self.place = Place::Skip(header.remaining);
@@ -308,7 +306,7 @@ impl PageHeader {
 
 /// Length of the record that begins at `offset`, a multiple of 8; `None` if there is none.
 pub(super) fn record_length(page: &[u8; PAGE_BYTES], offset: usize) -> Option<u32> {
-    Some(u32_at(page, offset)).filter(|total| (RECORD_HEADER as u32..=MAX_RECORD).contains(total))
+    Some(u32_at(page, offset)).filter(|total| *total >= RECORD_HEADER as u32)
 }
 
 /// The header of the page at `at`, if it is one.

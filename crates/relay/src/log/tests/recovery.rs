@@ -101,6 +101,28 @@ fn at_every_kind_of_place() {
     }
 }
 
+/// Of whatever length that fits into the field: PostgreSQL to 15 writes records of more than 1,020 MiB.
+#[test]
+fn a_record_that_is_cut_off_may_be_of_any_length() {
+    for total in [1020 << 20, (1020 << 20) + 1, (1 << 30) - 1, u32::MAX] {
+        let mut wal = wal([100, 200]);
+        let end = wal.at();
+        wal.begin_record(total, 4 * 128 + 5);
+        let dir = tempfile::tempdir().unwrap();
+        let (mut writer, log) = open(dir.path()).unwrap();
+        feed(&mut writer, &wal, wal.at());
+        let acknowledgeable = log.acknowledgeable(wal.at());
+        assert!(
+            acknowledgeable < Lsn(BEGIN.0 + MB),
+            "{total}: the segment in which it begins has to stay: {acknowledgeable}"
+        );
+        drop(writer);
+        let (writer, log) = Log::open_within(options(dir.path()), MB).unwrap();
+        assert_eq!(log.recovery().end, end, "{total}");
+        drop(writer);
+    }
+}
+
 #[test]
 fn wal_out_of_reach_is_kept_aside() {
     let wal = some_wal();

@@ -115,6 +115,24 @@ impl Wal {
         self.records.push((start, self.at()));
     }
 
+    /// The first pages of a record of `total` bytes, whose rest has not come. Only what comes is made.
+    pub(super) fn begin_record(&mut self, total: u32, pages: u64) {
+        self.page(0, 0);
+        let stop = self.at().0 - self.at().0 % PAGE + pages * PAGE;
+        let mut header = Vec::from(total.to_le_bytes());
+        header.extend(7_u32.to_le_bytes());
+        header.extend(self.previous().0.to_le_bytes());
+        header.extend([0x10, 1, 0, 0, 0, 0, 0, 0]);
+        let mut content = header.into_iter().chain(std::iter::repeat(0x5a));
+        let mut rest = total as usize;
+        while self.at().0 < stop {
+            self.page(if rest == total as usize { 0 } else { rest }, 0);
+            let room = (PAGE - self.at().0 % PAGE) as usize;
+            self.bytes.extend(content.by_ref().take(room));
+            rest -= room;
+        }
+    }
+
     /// The first pages of a record of `length` bytes, whose rest a crash of the server cut off; WAL goes on behind it.
     pub(super) fn cut_off_record(&mut self, length: usize, pages: u64) {
         let record = Wal::body(length, 3, 0x10, self.previous());

@@ -97,7 +97,7 @@ fn why_it_stops() {
     assert_eq!(set(32, &[0; 4]), Some(Stop::Sizes { segment: 0, page: 8192 }));
     let second = (wal.records[1].0.0 - BEGIN.0) as usize;
     assert_eq!(set(second, &[23, 0, 0, 0]), Some(Stop::Length(23)));
-    assert_eq!(set(second, &[0xff; 4]), Some(Stop::Length(u32::MAX)));
+    assert_eq!(set(second, &[0xff; 4]), Some(Stop::Continuation), "a length that the next page does not go on with");
     assert_eq!(set(second + 8, &[0; 8]), Some(Stop::Previous(Lsn(0))));
     for offset in [4, 17, 20, 24, 123] {
         assert_eq!(set(second + offset, &[0x5a]), Some(Stop::Checksum), "{offset}");
