@@ -94,6 +94,7 @@ mod relay_fetch;
 mod relay_full;
 mod relay_gap;
 mod relay_heartbeat;
+mod relay_history;
 mod relay_life;
 mod relay_orders;
 mod relay_recovery;

@@ -39,7 +39,7 @@ fn segment(position: u64) -> String {
 }
 
 /// The reason, once there is an alarm: it stands.
-async fn alarm(cluster: &Cluster, relay: &Relay) -> String {
+pub(crate) async fn alarm(cluster: &Cluster, relay: &Relay) -> String {
     cluster
         .wait("the alarm", async || {
             // Until it listens.
@@ -52,7 +52,7 @@ async fn alarm(cluster: &Cluster, relay: &Relay) -> String {
 }
 
 /// Exit code and output of `kingpost relay reset`.
-fn reset(relay: &Relay) -> (Option<i32>, String) {
+pub(crate) fn reset(relay: &Relay) -> (Option<i32>, String) {
     let output = Command::new(kingpost_bin()).args(["relay", "reset", "--dir"]).arg(relay.dir()).output().unwrap();
     (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
 }

@@ -144,6 +144,30 @@ pub(crate) fn show(session: &mut Session, name: &str) -> Result<String, SessionE
     value.ok_or_else(|| session.failed(Cause::Protocol(format!("SHOW {name} gave nothing"))))
 }
 
+/// The role of the peer of a replication connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// A server that writes its own WAL: nobody sends it what it lacks.
+    Primary,
+    /// A server in recovery, or a relay: it may be behind, and catch up.
+    Follower,
+}
+
+pub(crate) fn role(session: &mut Session) -> Result<Role, SessionError> {
+    if session.is_relay() {
+        return Ok(Role::Follower);
+    }
+    // Before PostgreSQL 14 it is told by what recovery forbids; a primary whose default is read-only passes for a standby there.
+    let recent = crate::shared::major(session.server_version()) >= 14;
+    match show(session, if recent { "in_hot_standby" } else { "transaction_read_only" }) {
+        Ok(shown) if shown == "off" => Ok(Role::Primary),
+        Ok(_) => Ok(Role::Follower),
+        // undefined_object: a relay of an early version.
+        Err(error) if error.sqlstate() == Some("42704") => Ok(Role::Follower),
+        Err(error) => Err(error),
+    }
+}
+
 pub(crate) fn history(session: &mut Session, timeline: u32) -> Result<Vec<u8>, SessionError> {
     let mut rows = session.ask(&format!("TIMELINE_HISTORY {timeline}"))?;
     let content = rows.first_mut().and_then(|row| row.0.get_mut(1)).and_then(Option::take);

@@ -5,6 +5,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use watermark::Lsn;
+
 use crate::log::{AppendError, LogError, LogFailure, SwitchError};
 
 /// A relay cannot start, or does not take a new configuration.
@@ -256,6 +258,24 @@ pub enum UpstreamError {
         /// The log's directory.
         dir: String,
     },
+    /// A primary ends before what is durable here, on the same timeline: it has lost what it was told of as durable.
+    #[error(
+        "the server lacks {} bytes of WAL that this relay has acknowledged: timeline {timeline} ends at {at} there, and whole records up to {held} are \
+         durable here. It was put back from an older copy, or lost what it had written. Nothing is received from it, nothing was cut off. To keep what the \
+         relay has let it recover from there before it takes writes; if it is to stay as it is, `kingpost relay reset` gives up what the relay holds",
+        held.0.saturating_sub(at.0)
+    )]
+    Behind {
+        /// The timeline of both.
+        timeline: u32,
+        /// End of the upstream's log.
+        at: Lsn,
+        /// End of the last whole record that is durable here.
+        held: Lsn,
+    },
+    /// What is held is not to be had any more from the upstream, and so cannot be compared; what comes next may be.
+    #[error("the upstream has removed WAL that is held here: nothing can be compared with it")]
+    NoOverlap,
     /// WAL that comes next here is gone there, and nobody else has it.
     #[error(
         "{error}: this relay lacks WAL that the upstream has no longer{}. It is tried again. If nobody has it, `kingpost relay reset` gives up \
@@ -334,6 +354,7 @@ impl UpstreamError {
     pub fn is_alarm(&self) -> bool {
         match self {
             UpstreamError::OtherSystem { .. }
+            | UpstreamError::Behind { .. }
             | UpstreamError::Failed(_)
             | UpstreamError::Switch(_)
             | UpstreamError::Gap { .. }
@@ -341,6 +362,7 @@ impl UpstreamError {
             UpstreamError::Append(error) => !matches!(error, AppendError::Full { .. }),
             UpstreamError::Session(error) => error.is_removed() || error.is_other_history(),
             UpstreamError::CaughtUp
+            | UpstreamError::NoOverlap
             | UpstreamError::TlsFiles(_)
             | UpstreamError::Protocol(_)
             | UpstreamError::Fenced { .. }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wire::payload::{self, Authentication};
-use wire::replication::{Event, MAX_CONTROL, Rows, TimelineEnd, WalStream};
+use wire::replication::{ANSWERS_QUESTIONS, Event, MAX_CONTROL, Rows, TimelineEnd, WalStream};
 use wire::scram::{Client as Scram, Credential, MECHANISM, MECHANISM_PLUS};
 use wire::{Frame, HEADER, message};
 
@@ -52,6 +52,8 @@ pub(crate) struct Session {
     unread: std::ops::Range<usize>,
     stream: WalStream,
     server_version: String,
+    /// The peer reports at login what only relays do.
+    is_relay: bool,
 }
 
 /// What `START_REPLICATION` came to.
@@ -107,6 +109,7 @@ impl Session {
             unread: 0..0,
             stream: WalStream::default(),
             server_version: String::new(),
+            is_relay: false,
         };
         session.log_in(login).map_err(failed)?;
         Ok(session)
@@ -120,6 +123,11 @@ impl Session {
     /// As the server reported it: `15.8 (Debian …)`.
     pub(crate) fn server_version(&self) -> &str {
         &self.server_version
+    }
+
+    /// True if the peer is a relay.
+    pub(crate) fn is_relay(&self) -> bool {
+        self.is_relay
     }
 
     /// A second handle of the connection: to write by, or to end it by.
@@ -170,11 +178,13 @@ impl Session {
                         return Err(Cause::Method);
                     }
                 },
-                b'S' => {
-                    if let Some((b"server_version", value)) = payload::parameter_status(&data) {
+                b'S' => match payload::parameter_status(&data) {
+                    Some((b"server_version", value)) => {
                         self.server_version = String::from_utf8_lossy(value).into_owned();
                     }
-                }
+                    Some((name, _)) if name == ANSWERS_QUESTIONS.0.as_bytes() => self.is_relay = true,
+                    _ => {}
+                },
                 b'Z' => return Ok(()),
                 _ => {}
             }

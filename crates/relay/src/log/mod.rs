@@ -37,6 +37,7 @@ mod history;
 mod identity;
 mod metrics;
 mod new_file;
+mod overlap;
 mod reader;
 mod recover;
 mod reserve;
@@ -66,6 +67,7 @@ pub use history::{History, HistoryError, MAX_HISTORY_BYTES};
 pub use identity::{STATE_FILE, earlier_term, take_over};
 pub use metrics::{FLUSH_BUCKETS_US, FlushTimes, LogMetrics};
 pub use new_file::NewFile;
+pub use overlap::Link;
 pub use reader::{Chunk, Next, Reader, Serve};
 pub use recover::{Recovery, identify};
 pub use retention::Retention;
@@ -400,14 +402,15 @@ impl Log {
         Reader::open(self.clone(), timeline, at)
     }
 
-    /// Removes what nobody needs, as `retention` says; never the segment being written nor what is not flushed. Takes as long
+    /// Removes what nobody needs, as `retention` says; never the last segment with WAL nor what is not flushed. Takes as long
     /// as the file system does to remove files: not for threads that must not wait.
     ///
     /// # Errors
     /// [`LogError::Io`]; what was removed before it stays removed.
     pub fn retain(&self, retention: &Retention) -> Result<Removed, LogError> {
         let size = self.identity.segment_size;
-        let current = size.number(self.tail.load().flushed.get());
+        // The last segment with WAL stays, also when it is full: an upstream proves by it that it has the same history.
+        let current = size.number(Lsn(self.tail.load().flushed.get().0.saturating_sub(1)));
         let old: Vec<(Segment, bool)> = {
             let mut held = lock(&self.held);
             let segments: Vec<Segment> = held.keys().copied().collect();

@@ -14,8 +14,8 @@ use super::flush;
 use super::segment::PAGE;
 use super::wal::{PAGE_BYTES, Walker};
 use super::{
-    AppendError, Directory, History, Log, LogError, LogFailure, MAX_UNFLUSHED, ReadError, Segment, SwitchError, Tail,
-    Timeline, Unflushed, lock, recover,
+    AppendError, Directory, History, Link, Log, LogError, LogFailure, MAX_UNFLUSHED, ReadError, Segment, SwitchError,
+    Tail, Timeline, Unflushed, lock, recover,
 };
 
 /// Held bytes are compared in pieces of this size.
@@ -95,6 +95,22 @@ impl Writer {
     #[must_use]
     pub fn resume(&self) -> (Timeline, Lsn) {
         (self.tail.timeline, self.log.identity.segment_size.start_of(self.log.acknowledgeable(self.position)))
+    }
+
+    /// Where to have the upstream begin so that it proves to have the same history: [`Writer::resume`], or the start of an earlier segment if what
+    /// is held behind that position tells no two histories apart. Reads what is held from there on.
+    #[must_use]
+    pub fn overlap(&self) -> (Timeline, Lsn) {
+        let (timeline, resume) = self.resume();
+        (timeline, self.log.overlap(timeline, resume, self.position))
+    }
+
+    /// The record that new WAL has to follow, if nothing is held from [`Writer::resume`] on that it could be compared with.
+    #[must_use]
+    pub fn link(&self) -> Option<Link> {
+        let (timeline, resume) = self.resume();
+        let previous = if resume == self.position { self.log.record_before(timeline, resume) } else { None };
+        previous.map(|previous| Link::new(resume, previous))
     }
 
     /// Takes `bytes` and has the flusher flush them: [`Writer::take`] and [`Writer::flush_behind`].

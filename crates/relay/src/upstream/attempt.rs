@@ -10,10 +10,10 @@ use wire::replication::{Identity as Remote, TimelineEnd, position};
 
 use super::acknowledge::Acknowledger;
 use super::{SPARES, parse_size, password};
-use crate::ask::{history, identify, show};
+use crate::ask::{Role, history, identify, role, show};
 use crate::config::UpstreamConfig;
 use crate::error::{Peer, SessionError, UpstreamError};
-use crate::log::{AppendError, Log, LogOptions, SegmentSize, Start, Timeline, Writer};
+use crate::log::{AppendError, Link, Log, LogOptions, SegmentSize, Start, Timeline, Writer};
 use crate::session::{Login, STEP, Session, Started};
 use crate::shared::{Greeting, Shared};
 use crate::surroundings::OtherRelay;
@@ -49,6 +49,17 @@ pub(super) enum Source<'a> {
     Relay(&'a OtherRelay),
 }
 
+/// The bounds of one stream.
+struct Plan {
+    /// From another relay: no more is taken than it had.
+    until: Option<(Timeline, Lsn)>,
+    /// The position that was asked for.
+    from: Lsn,
+    /// Up to here the upstream has what is held, and sends it again.
+    compared: Lsn,
+    link: Option<Link>,
+}
+
 /// One connection's work, from connecting to its end.
 pub(super) struct Attempt<'a> {
     pub(super) shared: &'a Arc<Shared>,
@@ -57,6 +68,8 @@ pub(super) struct Attempt<'a> {
     pub(super) source: Source<'a>,
     /// The upstream refused to stream with the slot: it is made anew.
     pub(super) slot_is_lost: bool,
+    /// WAL that is held is asked for again, to be compared. False after [`UpstreamError::NoOverlap`].
+    pub(super) overlaps: bool,
 }
 
 impl Attempt<'_> {
@@ -107,21 +120,21 @@ impl Attempt<'_> {
             None => writer.insert(self.first_open(&mut session, remote)?),
         };
         let log = self.shared.log().ok_or(UpstreamError::Interrupted)?;
-        let until = match self.source {
+        match self.source {
             Source::Upstream => {
+                must_not_be_behind(&mut session, &log, remote)?;
                 self.greet(&mut session)?;
                 if self.ensure_slot(&mut session)? != Slot::None
                     && let Err(error) = self.shared.slots.has_slot_at(&self.config.address, &self.config.slot)
                 {
                     warn!(%error, "that the relay has a slot at its upstream is not saved");
                 }
-                None
             }
-            Source::Relay(_) => Some((Timeline(remote.timeline), Lsn(remote.position))),
-        };
+            Source::Relay(_) => {}
+        }
         self.fetch_histories(&mut session, &log, remote.timeline)?;
         for _ in 0..MOST_SWITCHES {
-            let end = match self.stream(&mut session, writer, &log, until, back_off)? {
+            let end = match self.stream(&mut session, writer, &log, remote, back_off)? {
                 Some(end) => end,
                 None => session.finish_timeline()?,
             };
@@ -279,17 +292,23 @@ impl Attempt<'_> {
         session: &mut Session,
         writer: &mut Writer,
         log: &Arc<Log>,
-        until: Option<(Timeline, Lsn)>,
+        remote: Remote,
         back_off: &mut Duration,
     ) -> Result<Option<TimelineEnd>, UpstreamError> {
-        let (timeline, from) = writer.resume();
+        let (timeline, least) = writer.resume();
+        let (from, link) = if self.overlaps { (writer.overlap().1, None) } else { (least, writer.link()) };
         let slot = match (self.source, self.config.slot.as_str()) {
             (Source::Relay(_), _) | (_, "") => String::new(),
             (Source::Upstream, slot) => format!("SLOT \"{slot}\" "),
         };
         let command = format!("START_REPLICATION {slot}PHYSICAL {} TIMELINE {}", position(from.0), timeline.0);
         session.set_patience(self.config.timeout, self.config.timeout)?;
-        if let Started::Ended(end) = session.start(&command)? {
+        let gone = |error: UpstreamError| match error {
+            UpstreamError::Append(AppendError::BeforeStart { .. }) if from < least => UpstreamError::NoOverlap,
+            error if from < least && error.is_gap() => UpstreamError::NoOverlap,
+            error => error,
+        };
+        if let Started::Ended(end) = session.start(&command).map_err(|error| gone(error.into()))? {
             return Ok(Some(end));
         }
         let state = self.state("streaming");
@@ -297,29 +316,38 @@ impl Attempt<'_> {
         let (socket, tail) = (session.socket()?, writer.tail());
         let started = Acknowledger::start(self.shared, self.config, socket, tail, from, state.clone(), confirms);
         let acknowledger = started?;
+        // What is held and what the upstream has as well is compared first.
+        let compared = writer.position().1.min(Lsn(remote.position)).max(from);
         let begun = || {
             // Not before: a server says that it streams, and then that it has not got what it was asked for; or sends another history.
             info!(upstream = self.config.address, timeline = timeline.0, %from, "{state}");
             self.shared.upstream_is(&state, false);
             *back_off = FIRST_PAUSE;
         };
-        let result = self.receive(session, writer, log, until, &acknowledger, begun);
+        let until = match self.source {
+            Source::Upstream => None,
+            Source::Relay(_) => Some((Timeline(remote.timeline), Lsn(remote.position))),
+        };
+        let plan = Plan { until, from, compared, link };
+        let result = self.receive(session, writer, log, plan, &acknowledger, begun);
         // Whatever ended it: what was taken is flushed.
         writer.flush_behind();
         acknowledger.stop();
-        result.map(|()| None)
+        result.map(|()| None).map_err(gone)
     }
 
-    /// `begun` is told once the upstream has sent something that is taken.
+    /// `begun` is told once the upstream has sent something that is taken, and what is held was compared.
     fn receive(
         &self,
         session: &mut Session,
         writer: &mut Writer,
         log: &Log,
-        until: Option<(Timeline, Lsn)>,
+        plan: Plan,
         acknowledger: &Acknowledger,
         begun: impl FnOnce(),
     ) -> Result<(), UpstreamError> {
+        let Plan { until, from, compared, mut link } = plan;
+        let mut received = from;
         let mut begun = Some(begun);
         let mut wal = Vec::with_capacity(1 << 20);
         // Bytes taken since somebody was told to flush.
@@ -336,11 +364,22 @@ impl Attempt<'_> {
             }
             acknowledger.heard(heard.end);
             if let Some(at) = start {
-                self.append(writer, log, Lsn(at), &wal)?;
-                acknowledger.received(Lsn(at + wal.len() as u64), wal.len());
+                let mut at = Lsn(at);
+                if let Some(expected) = &mut link {
+                    let Some((bytes, follows)) = expected.take(&wal) else { continue };
+                    (at, wal) = (expected.at(), bytes);
+                    if !follows {
+                        return Err(AppendError::Mismatch { at }.into());
+                    }
+                    link = None;
+                }
+                self.append(writer, log, at, &wal)?;
+                received = Lsn(at.0 + wal.len() as u64);
+                acknowledger.received(received, wal.len());
                 gathered += wal.len();
             }
             if (heard.end > 0 || start.is_some())
+                && received >= compared
                 && let Some(begun) = begun.take()
             {
                 begun();
@@ -417,4 +456,15 @@ impl Attempt<'_> {
         info!(from = before.0, to = end.next, at = %Lsn(end.at), "the upstream's timeline changed");
         Ok(())
     }
+}
+
+/// Refuses a primary that ends, on the timeline of the log, before a whole record that is durable here. A standby or a relay may be behind, and catches up.
+fn must_not_be_behind(session: &mut Session, log: &Log, remote: Remote) -> Result<(), UpstreamError> {
+    let (tail, at) = (log.tail(), Lsn(remote.position));
+    if remote.timeline != tail.timeline.0 || at >= tail.flushed.get() || role(session)? == Role::Follower {
+        return Ok(());
+    }
+    // A primary that crashed goes on where a record was cut off: its beginning may have been sent.
+    let held = log.whole_records()?;
+    if at >= held { Ok(()) } else { Err(UpstreamError::Behind { timeline: remote.timeline, at, held }) }
 }

@@ -35,7 +35,12 @@ pub(super) fn catch_up(
             Ok(_) => {}
         }
         let before = position(writer);
-        let failed = Attempt { source: Source::Relay(relay), ..*upstream }.run(writer, back_off);
+        let mut attempt = Attempt { source: Source::Relay(relay), overlaps: true, ..*upstream };
+        let mut failed = attempt.run(writer, back_off);
+        if let UpstreamError::NoOverlap = failed {
+            attempt.overlaps = false;
+            failed = attempt.run(writer, back_off);
+        }
         shared.control.received();
         if position(writer) > before || shared.control.interrupted(upstream.generation) {
             info!(relay = relay.name, end = %failed, "received what the upstream has no longer");

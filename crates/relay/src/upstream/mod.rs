@@ -52,6 +52,7 @@ pub(crate) fn run(shared: &Arc<Shared>, mut writer: Option<Writer>) {
     // The upstream lacks what comes next, and that was said.
     let mut lacks = false;
     let mut slot_is_lost = false;
+    let mut overlaps = true;
     loop {
         let Some((config, generation)) = shared.control.wanted() else { return };
         if config.address.is_empty() {
@@ -59,10 +60,19 @@ pub(crate) fn run(shared: &Arc<Shared>, mut writer: Option<Writer>) {
             shared.control.pause(generation, ALARM_PAUSE);
             continue;
         }
-        let upstream = Attempt { shared, config: &config, generation, source: Source::Upstream, slot_is_lost };
+        let upstream =
+            Attempt { shared, config: &config, generation, source: Source::Upstream, slot_is_lost, overlaps };
         let mut failed = upstream.run(&mut writer, &mut back_off);
         shared.control.received();
         slot_is_lost = failed.is_lost_slot();
+        overlaps = !matches!(failed, UpstreamError::NoOverlap);
+        if !overlaps {
+            info!(
+                upstream = config.address,
+                "the upstream has removed the segment before the next one: nothing can be compared but what follows it"
+            );
+            continue;
+        }
         if failed.is_gap() && !shared.control.interrupted(generation) {
             if !lacks {
                 warn!(upstream = config.address, error = %failed, "the upstream has no longer what comes next: asking other relays");

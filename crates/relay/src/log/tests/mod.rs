@@ -7,6 +7,7 @@ mod cut_off;
 pub(super) mod disk;
 mod faults;
 mod kill;
+mod overlap;
 mod reading;
 mod recovery;
 mod synthetic;

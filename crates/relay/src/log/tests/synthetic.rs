@@ -93,9 +93,18 @@ impl Wal {
         self.records.last().map_or(Lsn(self.start.0 - 64), |(start, _)| *start)
     }
 
-    /// A record with `length` bytes behind its header.
+    /// A record with `length` bytes behind its header, and a time among them.
     pub(super) fn record(&mut self, length: usize) {
-        let record = Wal::body(length, self.at().0, 0x10, self.previous());
+        self.record_of(length, 0x10);
+    }
+
+    /// The same without a time.
+    pub(super) fn undated(&mut self, length: usize) {
+        self.record_of(length, 0x50);
+    }
+
+    fn record_of(&mut self, length: usize, info: u8) {
+        let record = Wal::body(length, self.at().0, info, self.previous());
         let start = self.put(&record);
         self.whole.push(self.at());
         self.align();
