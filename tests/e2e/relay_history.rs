@@ -123,3 +123,31 @@ async fn a_primary_put_back_from_a_copy_is_an_alarm_at_once() {
     relay.start().await;
     wait_durable(&relay, primary).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_takes_segments_of_another_size() {
+    // A server refuses less than two segments, and the segments are to grow.
+    let cluster = Cluster::builder().setting("min_wal_size", "256MB").start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let primary = cluster.primary();
+    let mut relay = Relay::of(&cluster, primary.port());
+    relay.start().await;
+    primary.execute("CREATE TABLE t (n int)").await;
+    wait_durable(&relay, primary).await;
+    primary.stop().await;
+    let mut resetwal = command(&pg_bin().join("pg_resetwal"), RunAs::Server, "KILL");
+    run(resetwal.args(["--wal-segsize", "64", "-D"]).arg(primary.dir()));
+    primary.start().await;
+    let text = alarm(&cluster, &relay).await;
+    assert!(text.contains("67108864 bytes") && text.contains("kingpost relay reset"), "{text}");
+    relay.stop().await;
+    let (code, text) = reset(&relay);
+    assert_eq!(code, Some(0), "{text}");
+    relay.start().await;
+    primary.execute("INSERT INTO t VALUES (1)").await;
+    wait_durable(&relay, primary).await;
+    // And the next start reads what this one has written.
+    relay.kill9().await;
+    relay.start().await;
+    wait_durable(&relay, primary).await;
+}

@@ -258,6 +258,19 @@ pub enum UpstreamError {
         /// The log's directory.
         dir: String,
     },
+    /// It writes segments of another size than the log has.
+    #[error(
+        "the upstream has WAL in segments of {found} bytes now, and the log in {dir} has segments of {held} bytes (pg_resetwal --wal-segsize). Nothing is \
+         received; `kingpost relay reset` gives up what the relay holds, and it begins anew"
+    )]
+    OtherSegmentSize {
+        /// Bytes of a segment of the log.
+        held: u64,
+        /// Of the upstream.
+        found: u64,
+        /// The log's directory.
+        dir: String,
+    },
     /// A primary ends before what is durable here, on the same timeline: it has lost what it was told of as durable.
     #[error(
         "the server lacks {} bytes of WAL that this relay has acknowledged: timeline {timeline} ends at {at} there, and whole records up to {held} are \
@@ -354,6 +367,7 @@ impl UpstreamError {
     pub fn is_alarm(&self) -> bool {
         match self {
             UpstreamError::OtherSystem { .. }
+            | UpstreamError::OtherSegmentSize { .. }
             | UpstreamError::Behind { .. }
             | UpstreamError::Failed(_)
             | UpstreamError::Switch(_)

@@ -151,6 +151,18 @@ mod tests {
                 assert!(kept[..9000].iter().all(|byte| *byte == 7));
             }
             begins_anew(dir.path());
+            // After `pg_resetwal --wal-segsize`; of the same cluster only.
+            let segment_size = SegmentSize::new(64 << 20).unwrap();
+            let open = |system_id| {
+                let directory = Directory::open(dir.path()).unwrap();
+                let start = Some(Start { timeline: Timeline(2), at: Lsn(0x800_0000) });
+                let identity = Identity { system_id, segment_size };
+                Log::open(LogOptions { directory, identity, start, spares: 1 }).map(|_| ())
+            };
+            assert!(matches!(open(43), Err(LogError::OtherCluster { .. })));
+            open(IDENTITY.system_id).unwrap();
+            let held = log::identify(dir.path()).unwrap().map(|identity| identity.segment_size);
+            assert_eq!(held, Some(segment_size));
         }
     }
 

@@ -502,7 +502,8 @@ impl Log {
     }
 }
 
-/// Compares the directory's identity with the expected one; gives it to an empty directory.
+/// Compares the directory's identity with the expected one; gives it to an empty directory. A directory without WAL takes another size of segments,
+/// but no other cluster.
 fn claim(dir: &Path, identity: Identity) -> Result<(), LogError> {
     let Some(content) = identity::read(dir)? else {
         if let Some(example) = recover::any_segment(dir)? {
@@ -515,6 +516,10 @@ fn claim(dir: &Path, identity: Identity) -> Result<(), LogError> {
         return Err(LogError::OtherCluster { dir: dir.into(), held: held.system_id, given: identity.system_id });
     }
     if held.segment_size != identity.segment_size {
+        // After a reset, where `pg_resetwal --wal-segsize` was the reason for it.
+        if recover::any_segment(dir)?.is_none() {
+            return identity::write(dir, identity);
+        }
         let (held, given) = (held.segment_size.bytes(), identity.segment_size.bytes());
         return Err(LogError::OtherSegmentSize { dir: dir.into(), held, given });
     }

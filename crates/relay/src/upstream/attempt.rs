@@ -120,6 +120,7 @@ impl Attempt<'_> {
             None => writer.insert(self.first_open(&mut session, remote)?),
         };
         let log = self.shared.log().ok_or(UpstreamError::Interrupted)?;
+        self.compare_sizes(&mut session, &log)?;
         match self.source {
             Source::Upstream => {
                 must_not_be_behind(&mut session, &log, remote)?;
@@ -178,10 +179,7 @@ impl Attempt<'_> {
 
     /// Opens an empty directory: it begins with the segment that the upstream writes now.
     fn first_open(&self, session: &mut Session, remote: Remote) -> Result<Writer, UpstreamError> {
-        let shown = show(session, "wal_segment_size")?;
-        let bytes =
-            parse_size(&shown).ok_or_else(|| UpstreamError::Protocol(format!("wal_segment_size is {shown:?}")))?;
-        let segment_size = SegmentSize::new(bytes)?;
+        let segment_size = SegmentSize::new(segment_bytes(session)?)?;
         let at = segment_size.start_of(Lsn(remote.position));
         let start = Start { timeline: Timeline(remote.timeline), at };
         info!(system = remote.system, timeline = remote.timeline, %at, "a new log begins");
@@ -193,6 +191,15 @@ impl Attempt<'_> {
         let (writer, log) = Log::open(LogOptions { directory, identity, start: Some(start), spares: SPARES })?;
         self.shared.set_log(log);
         Ok(writer)
+    }
+
+    /// Refuses WAL in segments of another size than those of the log: `pg_resetwal` changes it, and neither the cluster nor the timeline.
+    fn compare_sizes(&self, session: &mut Session, log: &Log) -> Result<(), UpstreamError> {
+        let (held, found) = (log.identity().segment_size.bytes(), segment_bytes(session)?);
+        if held == found {
+            return Ok(());
+        }
+        Err(UpstreamError::OtherSegmentSize { held, found, dir: log.dir().display().to_string() })
     }
 
     /// Keeps what downstreams are greeted with: they must not notice which of the two they talk to.
@@ -456,6 +463,12 @@ impl Attempt<'_> {
         info!(from = before.0, to = end.next, at = %Lsn(end.at), "the upstream's timeline changed");
         Ok(())
     }
+}
+
+/// Bytes of the upstream's segments.
+fn segment_bytes(session: &mut Session) -> Result<u64, UpstreamError> {
+    let shown = show(session, "wal_segment_size")?;
+    parse_size(&shown).ok_or_else(|| UpstreamError::Protocol(format!("wal_segment_size is {shown:?}")))
 }
 
 /// Refuses a primary that ends, on the timeline of the log, before a whole record that is durable here. A standby or a relay may be behind, and catches up.

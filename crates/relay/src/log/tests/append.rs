@@ -104,9 +104,9 @@ fn a_directory_has_one_writer_and_one_cluster() {
         Log::open(options).map(|_| ()).unwrap_err().to_string()
     };
     assert!(other(|o| o.identity.system_id = 43).contains("system identifier 42, not of 43"));
+    fs::write(dir.path().join("000000010000000000000005"), "").unwrap();
     assert!(other(|o| o.identity.segment_size = SegmentSize::DEFAULT).contains("segments of 1048576 bytes"));
     fs::remove_file(dir.path().join(STATE_FILE)).unwrap();
-    fs::write(dir.path().join("000000010000000000000005"), "").unwrap();
     assert!(matches!(open(dir.path()), Err(LogError::NotALog { .. })));
     assert!(matches!(identify(dir.path()), Err(LogError::NotALog { .. })));
     fs::write(dir.path().join(STATE_FILE), "kingpost-log 1\n").unwrap();
