@@ -2,6 +2,8 @@
 
 use kingpost_tests::{Cluster, Node, Relay, ShowLogs};
 
+use crate::relay_orders::order;
+
 const SLOTS: &str = "SELECT string_agg(slot_name, ' ' ORDER BY slot_name) FROM pg_replication_slots";
 
 /// A stopped former primary, and its standby that was promoted and that the relay follows.
@@ -79,4 +81,79 @@ async fn what_a_primary_keeps_for_a_relay_that_is_away_is_seen_elsewhere() {
     // Back again, it needs nothing of that.
     away.start().await;
     cluster.wait("the metric to fall", async || (held(primary).await < least / 2.0).then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_a_standby_needs_are_kept_while_it_is_away() {
+    let cluster = Cluster::builder().setting("hot_standby_feedback", "on").start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let primary = cluster.primary();
+    let mut relay = Relay::of(&cluster, primary.port());
+    relay.start().await;
+    primary.execute("CREATE TABLE t AS SELECT generate_series(1, 10000) n").await;
+    primary.execute("SELECT pg_create_physical_replication_slot('direct', true)").await;
+    order(&relay, "CREATE_REPLICATION_SLOT behind PHYSICAL RESERVE_WAL").unwrap();
+    // One beside the relay, to compare with.
+    let direct = cluster.standby("direct", primary.port());
+    direct.follow_by_slot(primary.port(), "direct");
+    let behind = cluster.standby("behind", relay.port());
+    behind.follow_by_slot(relay.port(), "behind");
+    for standby in [&direct, &behind] {
+        standby.start().await;
+        standby.wait_caught_up(primary).await;
+    }
+    let xmins = "SELECT count(*) FROM pg_replication_slots WHERE xmin IS NOT NULL";
+    primary.wait_value(xmins, "2").await;
+    let relays =
+        format!("SELECT coalesce(xmin::text, '') FROM pg_replication_slots WHERE slot_name = '{}'", relay.name());
+    let kept = "SELECT pg_relation_size('t') > 0";
+
+    // Those that could say what they need are away, then the relay for a moment, too.
+    direct.stop().await;
+    behind.stop().await;
+    let reports = async || relay.metrics().await.sum("kingpost_relay_acknowledgements_total", &[]);
+    let before = reports().await;
+    cluster.wait("several reports", async || (reports().await > before + 3.0).then_some(())).await;
+    assert_eq!(primary.query(xmins).await, "2", "nothing is taken back when a standby leaves");
+    let file = relay.dir().join("kingpost-relay.json");
+    let saved = async || std::fs::read_to_string(&file).ok()?.contains("feedback").then_some(());
+    cluster.wait("the slot's transactions to be saved", saved).await;
+    relay.kill9().await;
+    assert_eq!(primary.query(xmins).await, "2");
+    relay.start().await;
+    let before = primary.query(&relays).await;
+    let reports = async || relay.metrics().await.sum("kingpost_relay_acknowledgements_total", &[]);
+    cluster.wait("several reports", async || (reports().await > 4.0).then_some(())).await;
+    assert_eq!(primary.query(&relays).await, before, "nor when the relay is back without it");
+    primary.execute("DELETE FROM t").await;
+    primary.execute("VACUUM t").await;
+    assert_eq!(primary.query(kept).await, "t");
+    primary.execute("SELECT pg_drop_replication_slot('direct')").await;
+    primary.execute("VACUUM t").await;
+    assert_eq!(primary.query(kept).await, "t", "for the standby behind the relay alone");
+    let xmin = relay.metrics().await.sum("kingpost_relay_slot_xmin", &[("slot", "behind")]);
+    assert_eq!(xmin.to_string(), before);
+
+    // A slot that is dropped lets go, here once its user has left.
+    behind.start().await;
+    behind.wait_caught_up(primary).await;
+    assert!(order(&relay, "DROP_REPLICATION_SLOT behind").unwrap_err().contains("is active for PID"));
+    let accepted = async || relay.metrics().await.sum("kingpost_relay_accepted_total", &[]);
+    let before = accepted().await;
+    std::thread::scope(|scope| {
+        let dropped = scope.spawn(|| order(&relay, "DROP_REPLICATION_SLOT behind WAIT").map(|_| ()));
+        tokio::task::block_in_place(|| {
+            tokio::runtime::Handle::current().block_on(async {
+                cluster.wait("the order to come", async || (accepted().await > before).then_some(())).await;
+                behind.stop().await;
+            });
+        });
+        assert_eq!(dropped.join().unwrap(), Ok(()), "it waits until the standby has left");
+    });
+    primary.wait_value(&relays, "").await;
+    let removed = async || {
+        primary.execute("VACUUM t").await;
+        (primary.query(kept).await == "f").then_some(())
+    };
+    cluster.wait("the rows to go", removed).await;
 }

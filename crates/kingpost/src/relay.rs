@@ -9,8 +9,8 @@ use std::time::Duration;
 use ::relay::config::{Engine, RelayConfig};
 use ::relay::log::{FLUSH_BUCKETS_US, FetchError, fetch};
 use ::relay::{
-    DownstreamStatus, FetchFromError, LogStatus, OtherRelay, Relay, RelayAccess, StartError, Status, Surroundings,
-    fetch_from,
+    DownstreamStatus, FetchFromError, LogStatus, OtherRelay, Relay, RelayAccess, SlotStatus, StartError, Status,
+    Surroundings, fetch_from,
 };
 use tokio::signal::unix::SignalKind;
 use topology::{ClusterConfig, Topology};
@@ -406,6 +406,19 @@ pub(crate) fn describe(relay: &Relay, exposition: &mut Exposition) {
     let mut restart = exposition.metric(Type::Gauge, "relay_slot_restart_bytes", "What a slot needs, as a position.");
     for slot in &status.slots {
         restart.sample(&[("slot", &slot.name)], slot.restart.unwrap_or(Lsn(0)).0);
+    }
+    for (name, help, id) in [
+        (
+            "relay_slot_xmin",
+            "The oldest transaction whose rows a slot keeps at the primary, as pg_current_xact_id gives it; 0: none.",
+            (|slot| slot.xmin) as fn(&SlotStatus) -> u64,
+        ),
+        ("relay_slot_catalog_xmin", "The same for rows of catalogs.", |slot| slot.catalog_xmin),
+    ] {
+        let mut metric = exposition.metric(Type::Gauge, name, help);
+        for slot in &status.slots {
+            metric.sample(&[("slot", &slot.name)], id(slot));
+        }
     }
     relay.log_metrics(|log| {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -18,7 +18,7 @@ use crate::slots::Slots;
 use crate::surroundings::Surroundings;
 use crate::upstream::Control;
 
-pub(crate) use crate::slots::Greeting;
+pub(crate) use crate::slots::{Feedback, Greeting};
 
 /// Everything that more than one thread of a relay looks at.
 #[derive(Debug)]
@@ -106,25 +106,6 @@ impl Progress {
             0 => self.started,
             flushed => flushed,
         })
-    }
-}
-
-/// The oldest transactions that readers of standbys need; id and epoch, id 0 is none.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Feedback {
-    pub(crate) xmin: (u32, u32),
-    pub(crate) catalog_xmin: (u32, u32),
-}
-
-impl Feedback {
-    /// The older of both, each for itself.
-    fn and(self, other: Feedback) -> Feedback {
-        let older = |a: (u32, u32), b: (u32, u32)| match (a.0, b.0) {
-            (0, _) => b,
-            (_, 0) => a,
-            _ => std::cmp::min_by_key(a, b, |(xid, epoch)| u64::from(*epoch) << 32 | u64::from(*xid)),
-        };
-        Feedback { xmin: older(self.xmin, other.xmin), catalog_xmin: older(self.catalog_xmin, other.catalog_xmin) }
     }
 }
 
@@ -256,14 +237,15 @@ impl Shared {
         all
     }
 
-    /// What the upstream is to be told about readers of standbys.
+    /// The oldest transactions that readers of standbys need, for the upstream: of all that stream, and of slots whose users are away.
     pub(crate) fn feedback(&self) -> Feedback {
         if !self.settings().hot_standby_feedback {
             return Feedback::default();
         }
         let each = self.downstreams();
         let each = each.iter().map(|progress| *progress.feedback.lock().unwrap_or_else(PoisonError::into_inner));
-        each.fold(Feedback::default(), Feedback::and)
+        let oldest = || self.log().map_or(Lsn(0), |log| log.start());
+        each.fold(self.slots.feedback(oldest), Feedback::and)
     }
 
     /// Removes WAL that nobody needs. `all`: also what is only kept for whoever was away for a moment (`keep_bytes`).
@@ -300,20 +282,6 @@ mod tests {
             [("15.8 (Debian 15.8-0+deb12u1)", 15), ("18beta1", 18), ("9.6", 9), ("", 0), ("devel", 0)]
         {
             assert_eq!(major(version), expected, "{version}");
-        }
-    }
-
-    #[test]
-    fn the_oldest_transaction_wins_and_none_is_none() {
-        let of = |xmin, catalog_xmin| Feedback { xmin, catalog_xmin };
-        for (a, b, expected) in [
-            (of((0, 0), (0, 0)), of((0, 0), (0, 0)), of((0, 0), (0, 0))),
-            (of((7, 0), (0, 0)), of((0, 0), (9, 1)), of((7, 0), (9, 1))),
-            (of((7, 1), (0, 0)), of((4_000_000_000, 0), (0, 0)), of((4_000_000_000, 0), (0, 0))),
-            (of((7, 1), (3, 0)), of((6, 1), (4, 0)), of((6, 1), (3, 0))),
-        ] {
-            assert_eq!(a.and(b), expected);
-            assert_eq!(b.and(a), expected);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Slots of downstreams, and what downstreams are greeted with: in memory, and in a small file beside the log.
 //!
-//! Positions of slots are written now and then: an old one only keeps more WAL than needed. What must not be lost is elsewhere (`promise`).
+//! Positions of slots, and the transactions that their users need, are written now and then: old ones only keep more than needed. What must not be
+//! lost is elsewhere (`promise`).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -15,6 +16,10 @@ use wire::replication::{is_slot_name, position, read_position};
 
 use crate::error::StartError;
 use crate::promise::{Choice, Promise};
+
+mod feedback;
+
+pub(crate) use feedback::Feedback;
 
 const FILE: &str = "kingpost-relay.json";
 /// What is written.
@@ -74,6 +79,8 @@ struct Inner {
 struct Slot {
     /// The oldest position that its user needs, and its timeline; None before the first use.
     restart: Option<(Lsn, u32)>,
+    /// The oldest transactions that its user needs, by the user's last report; also while the user is away.
+    feedback: Feedback,
     temporary: bool,
     /// The connection that uses it.
     user: Option<u32>,
@@ -85,6 +92,9 @@ struct OnDisk {
     greeting: Option<Greeting>,
     /// By name: `X/X` and timeline.
     slots: BTreeMap<String, Option<(String, u32)>>,
+    /// By name, for slots with any. Earlier versions write none, and pass it over.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    feedback: BTreeMap<String, Feedback>,
     /// Servers at which the relay itself has a slot: address and slot.
     #[serde(default)]
     upstreams: Vec<(String, String)>,
@@ -110,6 +120,7 @@ fn refused<T>(code: Sqlstate, text: String) -> Result<T, SlotError> {
 pub(crate) struct SlotView {
     pub(crate) name: String,
     pub(crate) restart: Option<Lsn>,
+    pub(crate) feedback: Feedback,
     pub(crate) active: bool,
 }
 
@@ -155,7 +166,8 @@ impl Slots {
         let inner = read(&path)?.map_or_else(Inner::default, |disk| {
             let slots = disk.slots.into_iter().map(|(name, restart)| {
                 let restart = restart.and_then(|(at, timeline)| Some((Lsn(read_position(&at)?), timeline)));
-                (name, Slot { restart, ..Slot::default() })
+                let feedback = disk.feedback.get(&name).copied().unwrap_or_default();
+                (name, Slot { restart, feedback, ..Slot::default() })
             });
             let upstreams = disk.upstreams.into_iter().take(MOST_UPSTREAMS).collect();
             Inner { greeting: disk.greeting, slots: slots.take(MOST_SLOTS).collect(), upstreams, dirty: false }
@@ -238,7 +250,9 @@ impl Slots {
         if inner.slots.len() >= MOST_SLOTS {
             return refused(Sqlstate::CONFIGURATION_LIMIT_EXCEEDED, "all replication slots are in use".into());
         }
-        inner.slots.insert(name.into(), Slot { restart, temporary, user: temporary.then_some(user) });
+        inner
+            .slots
+            .insert(name.into(), Slot { restart, temporary, user: temporary.then_some(user), ..Slot::default() });
         drop(inner);
         if temporary {
             return Ok(());
@@ -300,6 +314,28 @@ impl Slots {
         inner.dirty |= moved;
     }
 
+    /// The user of a slot reports the oldest transactions that it needs. True if it needed none before: that is worth a [`Slots::save`] at once.
+    pub(crate) fn feed_back(&self, name: &str, feedback: Feedback) -> bool {
+        let mut inner = self.lock();
+        let Some(slot) = inner.slots.get_mut(name) else { return false };
+        let before = std::mem::replace(&mut slot.feedback, feedback);
+        inner.dirty |= before != feedback;
+        before == Feedback::default() && before != feedback
+    }
+
+    /// The oldest transactions that any slot needs. A slot whose WAL is gone, because `oldest` is the oldest position held, needs none while its user is
+    /// away: the user cannot go on from it.
+    pub(crate) fn feedback(&self, oldest: impl FnOnce() -> Lsn) -> Feedback {
+        let inner = self.lock();
+        let needing = || inner.slots.values().filter(|slot| slot.feedback != Feedback::default());
+        if needing().next().is_none() {
+            return Feedback::default();
+        }
+        let oldest = oldest();
+        let usable = |slot: &&Slot| slot.user.is_some() || slot.restart.is_none_or(|(at, _)| at >= oldest);
+        needing().filter(usable).map(|slot| slot.feedback).fold(Feedback::default(), Feedback::and)
+    }
+
     /// None: there is no such slot. Some(None): it was never used.
     pub(crate) fn restart(&self, name: &str) -> Option<Option<(Lsn, u32)>> {
         self.lock().slots.get(name).map(|slot| slot.restart)
@@ -314,6 +350,7 @@ impl Slots {
         let view = |(name, slot): (&String, &Slot)| SlotView {
             name: name.clone(),
             restart: slot.restart.map(|(at, _)| at),
+            feedback: slot.feedback,
             active: slot.user.is_some(),
         };
         self.lock().slots.iter().map(view).collect()
@@ -354,12 +391,14 @@ impl Slots {
 impl Inner {
     /// The file's text.
     fn render(&self) -> Vec<u8> {
-        let kept = self.slots.iter().filter(|(_, slot)| !slot.temporary);
-        let slots = kept.map(|(name, slot)| (name.clone(), slot.restart.map(|(at, tli)| (position(at.0), tli))));
+        let kept = || self.slots.iter().filter(|(_, slot)| !slot.temporary);
+        let feedback = kept().filter(|(_, slot)| slot.feedback != Feedback::default());
+        let slots = kept().map(|(name, slot)| (name.clone(), slot.restart.map(|(at, tli)| (position(at.0), tli))));
         let disk = OnDisk {
             format: FORMAT,
             greeting: self.greeting.clone(),
             slots: slots.collect(),
+            feedback: feedback.map(|(name, slot)| (name.clone(), slot.feedback)).collect(),
             upstreams: self.upstreams.clone(),
             fence: None,
             follow: None,
@@ -394,6 +433,40 @@ mod tests {
         assert_eq!(again.restart("t"), None);
         again.drop_slot("b", 9).unwrap();
         assert_eq!(Slots::open(dir.path()).unwrap().slots().len(), 1);
+    }
+
+    #[test]
+    fn what_a_user_that_is_away_needs_is_kept() {
+        let feedback = |xmin, catalog_xmin| Feedback { xmin: (xmin, 0), catalog_xmin: (catalog_xmin, 0) };
+        let dir = tempfile::tempdir().unwrap();
+        let slots = Slots::open(dir.path()).unwrap();
+        for (name, temporary) in [("a", false), ("b", false), ("t", true)] {
+            slots.create(name, temporary, Some((Lsn(0x300_0000), 1)), 1).unwrap();
+            slots.acquire(name, 1).unwrap();
+        }
+        let oldest = || Lsn(0x100_0000);
+        assert_eq!(slots.feedback(|| panic!("nobody needs anything")), Feedback::default());
+        slots.feed_back("a", feedback(0, 7));
+        slots.feed_back("b", feedback(9, 8));
+        slots.feed_back("t", feedback(5, 0));
+        assert_eq!(slots.feedback(oldest), feedback(5, 7));
+        slots.release(1, true);
+        assert_eq!(slots.feedback(oldest), feedback(9, 7), "a temporary slot ends with its connection");
+        slots.save().unwrap();
+        let again = Slots::open(dir.path()).unwrap();
+        assert_eq!(again.feedback(oldest), feedback(9, 7));
+        // Its WAL is gone, because more than `max_bytes` is not kept: only who streams all the same needs anything.
+        again.advance("b", Lsn(0x500_0000), 1);
+        assert_eq!(again.feedback(|| Lsn(0x400_0000)), feedback(9, 8));
+        again.acquire("a", 2).unwrap();
+        assert_eq!(again.feedback(|| Lsn(0x400_0000)), feedback(9, 7));
+        again.drop_slot("a", 2).unwrap();
+        again.feed_back("b", Feedback::default());
+        again.feed_back("a", feedback(1, 1));
+        again.save().unwrap();
+        assert_eq!(again.feedback(oldest), Feedback::default());
+        let text = std::fs::read_to_string(dir.path().join(FILE)).unwrap();
+        assert!(!text.contains("feedback"), "as an earlier version wrote it: {text}");
     }
 
     /// Streams report to their slots, and logins look at the greeting, also while a slow disk takes the file.

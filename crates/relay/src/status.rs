@@ -89,6 +89,10 @@ pub struct SlotStatus {
     pub name: String,
     /// Oldest position that it needs.
     pub restart: Option<Lsn>,
+    /// The oldest transaction whose rows its user needs, with its epoch, as `pg_current_xact_id` gives it; 0: none.
+    pub xmin: u64,
+    /// The same for rows of catalogs.
+    pub catalog_xmin: u64,
     /// Whether a connection uses it.
     pub active: bool,
 }
@@ -130,6 +134,8 @@ impl Status {
         let slots = shared.slots.slots().into_iter().map(|slot| SlotStatus {
             name: slot.name,
             restart: slot.restart,
+            xmin: slot.feedback.ids().0,
+            catalog_xmin: slot.feedback.ids().1,
             active: slot.active,
         });
         Status {

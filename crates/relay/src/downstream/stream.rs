@@ -271,8 +271,18 @@ impl Stream {
                 }
             }
             Reply::Feedback { xmin, catalog_xmin } => {
-                *self.progress.feedback.lock().unwrap_or_else(PoisonError::into_inner) =
-                    Feedback { xmin, catalog_xmin };
+                let feedback = Feedback { xmin, catalog_xmin };
+                match &self.progress.slot {
+                    // It outlives the stream, and this process.
+                    Some(slot) => {
+                        if self.shared.slots.feed_back(slot, feedback) {
+                            let shared = Arc::clone(&self.shared);
+                            // What cannot be written is tried again with everything else, and said then.
+                            tokio::task::spawn_blocking(move || shared.slots.save());
+                        }
+                    }
+                    None => *self.progress.feedback.lock().unwrap_or_else(PoisonError::into_inner) = feedback,
+                }
             }
         }
     }

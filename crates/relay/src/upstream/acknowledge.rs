@@ -20,7 +20,7 @@ use crate::channel::Channel;
 use crate::config::UpstreamConfig;
 use crate::error::UpstreamError;
 use crate::log::{Log, Tail};
-use crate::shared::Shared;
+use crate::shared::{Feedback, Shared};
 
 /// What the receiver tells the acknowledging thread.
 #[derive(Debug, Default)]
@@ -186,7 +186,8 @@ impl Reporter {
     /// that is silent, and says so if it does not answer.
     fn run(&self, mut parker: Parker<Lsn>) {
         let (mut asked_at, mut look_at) = (None, self.born);
-        let mut feedback = None;
+        // A slot up there keeps what it was told last, perhaps by an earlier connection. None of that is taken back before standbys had time to come back.
+        let (mut feedback, mut feedback_due) = (None, self.born + self.interval);
         // An upstream that has nothing to send is to say so: only then the relay says that it streams.
         if !self.report(&mut self.reports(), true) {
             return;
@@ -213,9 +214,11 @@ impl Reporter {
                     self.unheard();
                 }
             }
-            let wanted = self.shared.feedback();
-            if wanted != feedback.unwrap_or_default() || (due && feedback.is_some()) {
-                feedback = Some(wanted);
+            // To another relay nothing is said: what it is told it would pass on to the same upstream.
+            let wanted = if self.confirms { self.shared.feedback() } else { Feedback::default() };
+            let due = self.confirms && now >= feedback_due && feedback != Some(Feedback::default());
+            if wanted != feedback.unwrap_or_default() || due {
+                (feedback, feedback_due) = (Some(wanted), now + self.interval);
                 let mut out = Vec::new();
                 replication::feedback(&mut out, now_micros(), wanted.xmin, wanted.catalog_xmin);
                 if !reports.write(&out) {
