@@ -304,6 +304,93 @@ async fn refuses_with_reasons() {
     assert!(!relay.log().contains("correct horse"));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_are_refused_as_a_server_refuses_them() {
+    let (cluster, relay) = primary_and_relay().await;
+    let _logs = ShowLogs(cluster.dir());
+    let primary = cluster.primary();
+    for order in [
+        "CREATE_REPLICATION_SLOT a PHYSICAL (bogus)",
+        "CREATE_REPLICATION_SLOT a PHYSICAL (bogus 'x', RESERVE_WAL)",
+        "CREATE_REPLICATION_SLOT a PHYSICAL (\"Bogus\" 1)",
+        "CREATE_REPLICATION_SLOT a PHYSICAL (RESERVE_WAL, RESERVE_WAL)",
+        "CREATE_REPLICATION_SLOT a PHYSICAL (RESERVE_WAL maybe)",
+        "CREATE_REPLICATION_SLOT a PHYSICAL (RESERVE_WAL 2)",
+        "CREATE_REPLICATION_SLOT a PHYSICAL (RESERVE_WAL '1')",
+        "CREATE_REPLICATION_SLOT a PHYSICAL (SNAPSHOT 'export')",
+        "CREATE_REPLICATION_SLOT a PHYSICAL (TWO_PHASE)",
+        "CREATE_REPLICATION_SLOT a PHYSICAL ()",
+        "CREATE_REPLICATION_SLOT a PHYSICAL bogus",
+        "CREATE_REPLICATION_SLOT a PHYSICAL (bogus) more",
+        "CREATE_REPLICATION_SLOT a PHYSICAL EXPORT_SNAPSHOT",
+        "CREATE_REPLICATION_SLOT a PHYSICAL RESERVE_WAL RESERVE_WAL",
+        "CREATE_REPLICATION_SLOT a",
+        "CREATE_REPLICATION_SLOT A-b PHYSICAL",
+        "CREATE_REPLICATION_SLOT \"A\" PHYSICAL",
+        "CREATE_REPLICATION_SLOT \"\" PHYSICAL",
+        "READ_REPLICATION_SLOT b x",
+        "DROP_REPLICATION_SLOT nosuch",
+        "DROP_REPLICATION_SLOT nosuch WAIT",
+        "DROP_REPLICATION_SLOT nosuch WAITS",
+        "TIMELINE_HISTORY 0",
+        "TIMELINE_HISTORY 1",
+        "TIMELINE_HISTORY x",
+        "START_REPLICATION 0/0 bogus",
+        "START_REPLICATION PHYSICAL 0/0 TIMELINE 0",
+        "START_REPLICATION PHYSICAL 0/0 (proto_version '1')",
+        "START_REPLICATION SLOT \"No\" 0/0",
+        "START_REPLICATION x",
+        "SHOW",
+        "SHOW bogus",
+        "SHOW a.b",
+        "SHOW \"Bogus Name\"",
+        "SHOW wal_segment_size x",
+        "IDENTIFY_SYSTEM x",
+        "SELECT 1",
+    ] {
+        let (mut ours, theirs) = (refusal(relay.port(), order).await, refusal(primary.port(), order).await);
+        // What of a text is wrong is said in addition.
+        if !theirs.contains_key(&'D') && ours.get(&'M').is_some_and(|text| text == "syntax error") {
+            ours.remove(&'D');
+        }
+        assert_eq!(ours, theirs, "{order}");
+    }
+    // And these are not.
+    let psql = |port: u16, order: &str| {
+        let to = format!("host=127.0.0.1 port={port} user=postgres dbname=x replication=true");
+        let output = tool("psql", &["-X", "-A", "-t", "-w", "-c", order, &to]);
+        assert!(output.status.success(), "{order}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    for order in [
+        "CREATE_REPLICATION_SLOT b1 PHYSICAL (RESERVE_WAL 'off')",
+        "CREATE_REPLICATION_SLOT b2 TEMPORARY PHYSICAL (RESERVE_WAL 0);",
+        "SHOW server_version",
+        "SHOW server_version_num",
+        "SHOW wal_segment_size",
+        "SHOW data_directory_mode",
+        "SHOW BLOCK_SIZE",
+        "SHOW \"wal_block_size\"",
+        "SHOW integer_datetimes",
+        "SHOW default_transaction_read_only",
+        "SHOW wal_sender_timeout",
+        "SHOW ssl",
+        "READ_REPLICATION_SLOT nosuch",
+        "READ_REPLICATION_SLOT b1",
+        "DROP_REPLICATION_SLOT b1 WAIT",
+    ] {
+        assert_eq!(psql(relay.port(), order), psql(primary.port(), order), "{order}");
+    }
+    for (attributes, served) in [("any", true), ("standby", true), ("read-only", true), ("primary", false)] {
+        let to = format!(
+            "host=127.0.0.1 port={} user=postgres dbname=x replication=true target_session_attrs={attributes}",
+            relay.port()
+        );
+        let output = tool("psql", &["-X", "-A", "-t", "-w", "-c", "IDENTIFY_SYSTEM", &to]);
+        assert_eq!(output.status.success(), served, "{attributes}: {output:?}");
+    }
+}
+
 /// What an order is refused with: the error's fields, but for where in its source it was raised; and with positions made alike.
 pub(crate) async fn refusal(port: u16, order: &str) -> BTreeMap<char, String> {
     let mut socket = replication(port, "postgres").await;

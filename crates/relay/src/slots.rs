@@ -27,7 +27,7 @@ const FORMAT: u32 = 1;
 /// What an earlier version wrote while there was a fence, which this file had then.
 const FENCED_FORMAT: u32 = 2;
 /// Most slots.
-const MOST_SLOTS: usize = 1000;
+pub(crate) const MOST_SLOTS: usize = 1000;
 /// Most servers at which the relay has, or has left, a slot. The one that was followed first is forgotten.
 const MOST_UPSTREAMS: usize = 32;
 /// Longest file that is read, in bytes.
@@ -109,10 +109,26 @@ struct OnDisk {
 pub(crate) struct SlotError {
     pub(crate) code: Sqlstate,
     pub(crate) text: String,
+    /// Empty: none.
+    pub(crate) hint: &'static str,
 }
 
 fn refused<T>(code: Sqlstate, text: String) -> Result<T, SlotError> {
-    Err(SlotError { code, text })
+    Err(SlotError { code, text, hint: "" })
+}
+
+/// Refuses a name that no slot can have.
+fn valid(name: &str) -> Result<(), SlotError> {
+    if is_slot_name(name) {
+        return Ok(());
+    }
+    let text = |what| format!("replication slot name \"{name}\" {what}");
+    let code = Sqlstate(*b"42602");
+    if name.is_empty() {
+        return refused(code, text("is too short"));
+    }
+    let hint = "Replication slot names may only contain lower case letters, numbers, and the underscore character.";
+    Err(SlotError { code, text: text("contains invalid character"), hint })
 }
 
 /// A slot as others see it.
@@ -237,12 +253,7 @@ impl Slots {
         restart: Option<(Lsn, u32)>,
         user: u32,
     ) -> Result<(), SlotError> {
-        if !is_slot_name(name) {
-            return refused(
-                Sqlstate(*b"42602"),
-                format!("replication slot name \"{name}\" is not valid: expected 1 to 63 of a-z, 0-9 and _"),
-            );
-        }
+        valid(name)?;
         let mut inner = self.lock();
         if inner.slots.contains_key(name) {
             return refused(Sqlstate::DUPLICATE_OBJECT, format!("replication slot \"{name}\" already exists"));
@@ -280,6 +291,10 @@ impl Slots {
             }
             Some(_) => Ok(()),
         }
+    }
+
+    pub(crate) fn is_used_by_another(&self, name: &str, user: u32) -> bool {
+        self.lock().slots.get(name).is_some_and(|slot| slot.user.is_some_and(|other| other != user))
     }
 
     /// Takes a slot for a connection.
@@ -518,7 +533,7 @@ mod tests {
             (state.acquire("a", 8), Sqlstate::OBJECT_IN_USE, "replication slot \"a\" is active for PID 7"),
             (state.drop_slot("a", 8), Sqlstate::OBJECT_IN_USE, "replication slot \"a\" is active for PID 7"),
         ] {
-            assert_eq!(got, Err(SlotError { code, text: text.into() }));
+            assert_eq!(got, Err(SlotError { code, text: text.into(), hint: "" }));
         }
         assert!(state.create("A", false, None, 1).is_err());
         state.release(7, true);

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use watermark::Lsn;
 use wire::message::Status;
 use wire::replication::{self, Command, CommandError, Identity, Order};
 use wire::{Severity, Sqlstate, message};
 
 use super::stream::Stream;
-use super::{Connection, Gone, watch};
+use super::{Connection, Gone, MAX_MESSAGE, shown, watch};
 use crate::log::{Log, Serve, Timeline};
 use crate::orders;
 use crate::shared::{Shared, major};
@@ -72,7 +72,7 @@ impl Refusal {
 
 impl From<SlotError> for Refusal {
     fn from(error: SlotError) -> Refusal {
-        Refusal::new(error.code, error.text)
+        Refusal { hint: error.hint, ..Refusal::new(error.code, error.text) }
     }
 }
 
@@ -96,8 +96,7 @@ async fn run(
             Sqlstate::CANNOT_CONNECT_NOW,
             "the relay has not reached its upstream yet: it holds nothing",
         )),
-        (Err(error @ CommandError::Sql), _) => Err(Refusal::new(Sqlstate::FEATURE_NOT_SUPPORTED, error.to_string())),
-        (Err(error), _) => Err(Refusal::new(Sqlstate::SYNTAX_ERROR, error.to_string())),
+        (Err(error), _) => Err(Refusal { detail: error.detail(), ..Refusal::new(error.sqlstate(), error.to_string()) }),
     };
     if let Err(refusal) = result {
         out.clear();
@@ -130,8 +129,37 @@ async fn replicate(
             watch::run(connection, shared, log).await?;
             Ok(())
         }
+        Command::DropSlot { name, wait: true } => {
+            wait_until_free(connection, shared, &name).await?;
+            answer(out, connection.id, shared, log, Command::DropSlot { name, wait: false })
+        }
         command => answer(out, connection.id, shared, log, command),
     })
+}
+
+/// Returns once nobody else uses a slot, or after [`IDLE`].
+async fn wait_until_free(connection: &mut Connection, shared: &Shared, name: &str) -> Result<(), Gone> {
+    /// Between two looks: nothing tells when a slot is given back.
+    const LOOK: Duration = Duration::from_millis(100);
+    let end = Instant::now() + IDLE;
+    while shared.slots.is_used_by_another(name, connection.id) && Instant::now() < end {
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            heard = connection.read() => {
+                heard?;
+                // Commands that come meanwhile are answered afterwards; a client that sends without end is none.
+                if connection.input.len() > MAX_MESSAGE {
+                    return Err(Gone::Refused("more commands while DROP_REPLICATION_SLOT waits".into()));
+                }
+            }
+            () = shared.stopped() => {
+                let text = "terminating connection due to administrator command";
+                connection.fatal(Sqlstate::ADMIN_SHUTDOWN, text).await;
+                return Err(Gone::Stopping);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What an operator wants, off the runtime: it waits for the disk.
@@ -176,20 +204,11 @@ fn answer(out: &mut Vec<u8>, id: u32, shared: &Shared, log: &Arc<Log>, command: 
             "IDENTIFY_SYSTEM"
         }
         Command::Show(name) => {
-            let value = match name.as_str() {
-                "wal_segment_size" => size(log.identity().segment_size.bytes()),
-                "data_directory_mode" => greeting.map(|greeting| greeting.data_directory_mode).unwrap_or_default(),
-                "server_version" => version.to_owned(),
-                // What a relay that follows this one asks; nothing is committed here.
-                "synchronous_commit" => "on".into(),
-                "kingpost.downstreams" => shared.downstreams().len().to_string(),
-                "kingpost.upstream" => shared.upstream().state,
-                _ => {
-                    let text = format!("unrecognized configuration parameter \"{name}\"");
-                    return Err(Refusal::new(Sqlstate::UNDEFINED_OBJECT, text));
-                }
+            let Some((name, value)) = shown::shown(&name, shared, log) else {
+                let text = format!("unrecognized configuration parameter \"{name}\"");
+                return Err(Refusal::new(Sqlstate::UNDEFINED_OBJECT, text));
             };
-            message::text_row(out, &[(&name, &value)]);
+            message::text_row(out, &[(name, &value)]);
             "SHOW"
         }
         Command::TimelineHistory(timeline) => {
@@ -227,6 +246,10 @@ fn answer(out: &mut Vec<u8>, id: u32, shared: &Shared, log: &Arc<Log>, command: 
             let text = "logical replication is not available from a relay: it needs a server's catalogs";
             return Err(Refusal::new(Sqlstate::FEATURE_NOT_SUPPORTED, text));
         }
+        Command::Other("ALTER_REPLICATION_SLOT") => {
+            let text = "cannot use ALTER_REPLICATION_SLOT with a physical replication slot";
+            return Err(Refusal::new(Sqlstate::FEATURE_NOT_SUPPORTED, text));
+        }
         Command::Other(command) => {
             return Err(Refusal::new(
                 Sqlstate::FEATURE_NOT_SUPPORTED,
@@ -251,25 +274,9 @@ pub(super) fn served(shared: &Shared, log: &Log) -> Lsn {
     }
 }
 
-/// As `SHOW` writes a number of bytes.
-fn size(bytes: u64) -> String {
-    if bytes.is_multiple_of(1 << 30) { format!("{}GB", bytes >> 30) } else { format!("{}MB", bytes >> 20) }
-}
-
 impl From<crate::log::ReadError> for Refusal {
     fn from(error: crate::log::ReadError) -> Refusal {
         let code = error.sqlstate().as_bytes().try_into().map_or(Sqlstate::INTERNAL_ERROR, Sqlstate);
         Refusal { code, text: error.to_string(), detail: error.detail().unwrap_or_default(), hint: "" }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn sizes_as_show_writes_them() {
-        for (bytes, text) in [(16 << 20, "16MB"), (1 << 30, "1GB"), (1 << 20, "1MB"), (512 << 20, "512MB")] {
-            assert_eq!(super::size(bytes), text);
-            assert_eq!(crate::upstream::parse_size(text), Some(bytes));
-        }
     }
 }

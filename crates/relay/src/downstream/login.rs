@@ -7,7 +7,7 @@ use wire::{Sqlstate, StartupError, message, payload, scram};
 
 use super::{Connection, Gone};
 use crate::config::AuthMethod;
-use crate::shared::Shared;
+use crate::shared::{Shared, major};
 
 /// Longest application name that is kept.
 const MAX_NAME: usize = 64;
@@ -67,6 +67,11 @@ pub(super) async fn log_in(connection: &mut Connection, shared: &Shared) -> Resu
         wire::replication::ANSWERS_QUESTIONS,
     ] {
         message::parameter_status(&mut out, name, value);
+    }
+    if major(&version) >= 14 {
+        // For target_session_attrs: as a standby.
+        message::parameter_status(&mut out, "default_transaction_read_only", "off");
+        message::parameter_status(&mut out, "in_hot_standby", "on");
     }
     // Nothing here can be cancelled; clients keep the key all the same.
     message::backend_key(&mut out, connection.id, &[0; 4]);

@@ -11,6 +11,7 @@
 
 mod command;
 mod login;
+mod shown;
 mod stream;
 pub(crate) mod transport;
 mod watch;

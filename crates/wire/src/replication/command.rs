@@ -1,6 +1,7 @@
 //! The grammar of replication commands, as far as physical replication uses it.
 
 use super::read_position;
+use crate::Sqlstate;
 
 /// Longest command accepted, in bytes. Real ones are below 200.
 pub const MAX_COMMAND: usize = 4096;
@@ -16,7 +17,7 @@ const MAX_QUOTED: usize = 256;
 pub enum Command {
     /// `IDENTIFY_SYSTEM`.
     IdentifySystem,
-    /// `SHOW name`; the name in lower case.
+    /// `SHOW name`; the name in lower case, unless it was quoted.
     Show(String),
     /// `TIMELINE_HISTORY n`.
     TimelineHistory(u32),
@@ -129,13 +130,51 @@ pub enum CommandError {
     #[error("cannot execute SQL commands in WAL sender for physical replication")]
     Sql,
     /// The text starts like a command and does not go on like one.
-    #[error("syntax error in {command}: {what}")]
+    #[error("syntax error")]
     Syntax {
         /// The command's first word.
         command: &'static str,
         /// What was expected.
         what: &'static str,
     },
+    /// A timeline's number is none.
+    #[error("invalid timeline {0}")]
+    Timeline(u32),
+    /// An option that the command does not have.
+    #[error("unrecognized option: {0}")]
+    UnknownOption(String),
+    /// An option that was given twice, or that only a logical slot has.
+    #[error("conflicting or redundant options")]
+    RedundantOption,
+    /// The value of an option is neither true nor false.
+    #[error("{0} requires a Boolean value")]
+    NotBoolean(String),
+}
+
+impl CommandError {
+    /// The code that PostgreSQL gives the error.
+    #[must_use]
+    pub fn sqlstate(&self) -> Sqlstate {
+        match self {
+            CommandError::Sql => Sqlstate::FEATURE_NOT_SUPPORTED,
+            // PostgreSQL has none for it.
+            CommandError::UnknownOption(_) => Sqlstate::INTERNAL_ERROR,
+            CommandError::TooLong(_)
+            | CommandError::Syntax { .. }
+            | CommandError::Timeline(_)
+            | CommandError::RedundantOption
+            | CommandError::NotBoolean(_) => Sqlstate::SYNTAX_ERROR,
+        }
+    }
+
+    /// The part of the text that is wrong, as an error's detail; empty where the message says it.
+    #[must_use]
+    pub fn detail(&self) -> String {
+        match self {
+            CommandError::Syntax { command, what } => format!("In {command}: {what}."),
+            _ => String::new(),
+        }
+    }
 }
 
 /// Whether PostgreSQL would accept this as a slot's name: 1 to 63 lower-case letters, digits and underscores.
@@ -149,7 +188,8 @@ pub fn is_slot_name(name: &str) -> bool {
 enum Token {
     /// The word as written, and whether it was in double quotes.
     Word(String, bool),
-    Text,
+    /// The content of single quotes.
+    Text(String),
     Sign(char),
 }
 
@@ -210,7 +250,11 @@ impl Command {
                 if !rest.keyword("PHYSICAL") {
                     return Err(syntax("expected PHYSICAL or LOGICAL after the slot's name"));
                 }
-                let reserve = rest.keyword("RESERVE_WAL") || rest.options()?;
+                let options = rest.options()?;
+                if !rest.tokens.is_empty() {
+                    return Err(syntax("there is more after its end"));
+                }
+                let reserve = reserves(&options)?;
                 Command::CreateSlot { name, temporary, reserve }
             }
             "START_REPLICATION" => {
@@ -250,7 +294,7 @@ fn tokens(text: &str) -> Option<Vec<Token>> {
                         other => inside.push(other),
                     }
                 }
-                if c == '"' { Token::Word(inside, true) } else { Token::Text }
+                if c == '"' { Token::Word(inside, true) } else { Token::Text(inside) }
             }
             '(' | ')' | ',' | ';' | '.' => Token::Sign(c),
             c if c.is_ascii_alphanumeric() || c == '_' || !c.is_ascii() => {
@@ -302,14 +346,11 @@ impl Rest<'_> {
         Some((word, *quoted))
     }
 
-    /// An identifier: in lower case unless it was quoted.
+    /// An identifier: in lower case unless it was quoted, and cut after 63 bytes.
     fn name(&mut self) -> Result<String, CommandError> {
-        match self.word() {
-            Some((word, quoted)) if (1..=MAX_NAME).contains(&word.len()) => {
-                Ok(if quoted { word.to_owned() } else { word.to_ascii_lowercase() })
-            }
-            _ => self.error("expected a name of 1 to 63 bytes"),
-        }
+        let Some((word, quoted)) = self.word() else { return self.error("expected a name") };
+        let word = &word[..word.floor_char_boundary(MAX_NAME)];
+        Ok(if quoted { word.to_owned() } else { word.to_ascii_lowercase() })
     }
 
     /// The name of a setting, which may be in two parts.
@@ -320,7 +361,7 @@ impl Rest<'_> {
             name.push('.');
             name.push_str(&self.name()?);
         }
-        Ok(name.to_ascii_lowercase())
+        Ok(name)
     }
 
     fn position(&mut self) -> Result<u64, CommandError> {
@@ -333,7 +374,8 @@ impl Rest<'_> {
     fn timeline(&mut self) -> Result<u32, CommandError> {
         let digits = self.word().filter(|(word, _)| word.bytes().all(|b| b.is_ascii_digit()));
         match digits.and_then(|(word, _)| word.parse().ok()) {
-            Some(0) | None => self.error("expected the number of a timeline, from 1 to 4294967295"),
+            None => self.error("expected the number of a timeline, from 1 to 4294967295"),
+            Some(0) => Err(CommandError::Timeline(0)),
             Some(timeline) => Ok(timeline),
         }
     }
@@ -396,29 +438,79 @@ impl Rest<'_> {
         }
     }
 
-    /// `( RESERVE_WAL [value], … )`: whether WAL is to be reserved. Nothing at all is fine too.
-    fn options(&mut self) -> Result<bool, CommandError> {
-        let Some((Token::Sign('('), mut rest)) = self.tokens.split_first() else { return Ok(false) };
-        let mut reserve = false;
+    /// `( name [value], … )`, or the words that versions before 15 know, in any order. Nothing at all is fine too.
+    fn options(&mut self) -> Result<Vec<SlotOption>, CommandError> {
+        let mut options = Vec::new();
+        let Some((Token::Sign('('), mut rest)) = self.tokens.split_first() else {
+            while let Some((_, name)) = EARLIER_OPTIONS.into_iter().find(|(word, _)| self.keyword(word)) {
+                options.push(SlotOption { name: name.into(), value: None });
+            }
+            return Ok(options);
+        };
         loop {
-            let Some((option @ Token::Word(..), after)) = rest.split_first() else {
+            let Some((Token::Word(name, quoted), after)) = rest.split_first() else {
                 return self.error("expected an option in the parentheses");
             };
+            let name = if *quoted { name.clone() } else { name.to_ascii_lowercase() };
             let (value, after) = match after.split_first() {
-                Some((value @ (Token::Word(..) | Token::Text), after)) => (Some(value), after),
+                Some((value @ (Token::Word(..) | Token::Text(_)), after)) => (Some(value.clone()), after),
                 _ => (None, after),
             };
-            if option.is("RESERVE_WAL") {
-                reserve = !value.is_some_and(|value| value.is("false") || value.is("off") || value.is("0"));
-            }
+            options.push(SlotOption { name, value });
             match after.split_first() {
                 Some((Token::Sign(','), after)) => rest = after,
                 Some((Token::Sign(')'), after)) => {
                     self.tokens = after;
-                    return Ok(reserve);
+                    return Ok(options);
                 }
                 _ => return self.error("expected a comma or a closing parenthesis after an option"),
             }
         }
     }
+}
+
+/// An option of `CREATE_REPLICATION_SLOT`, not yet looked at.
+struct SlotOption {
+    name: String,
+    value: Option<Token>,
+}
+
+impl SlotOption {
+    /// The value as PostgreSQL reads it: none is true, a number is 0 or 1.
+    fn is_true(&self) -> Result<bool, CommandError> {
+        let (text, number) = match &self.value {
+            None => return Ok(true),
+            Some(Token::Word(word, quoted)) => (word, !quoted && word.bytes().all(|b| b.is_ascii_digit())),
+            Some(Token::Text(text)) => (text, false),
+            Some(Token::Sign(_)) => return Err(CommandError::NotBoolean(self.name.clone())),
+        };
+        match (text.to_ascii_lowercase().as_str(), number) {
+            ("true" | "on", false) | ("1", true) => Ok(true),
+            ("false" | "off", false) | ("0", true) => Ok(false),
+            _ => Err(CommandError::NotBoolean(self.name.clone())),
+        }
+    }
+}
+
+/// Words of versions before 15, and the option that each is.
+const EARLIER_OPTIONS: [(&str, &str); 5] = [
+    ("RESERVE_WAL", "reserve_wal"),
+    ("EXPORT_SNAPSHOT", "snapshot"),
+    ("NOEXPORT_SNAPSHOT", "snapshot"),
+    ("USE_SNAPSHOT", "snapshot"),
+    ("TWO_PHASE", "two_phase"),
+];
+
+/// Whether WAL is to be reserved for a physical slot.
+fn reserves(options: &[SlotOption]) -> Result<bool, CommandError> {
+    let mut reserve = None;
+    for option in options {
+        match option.name.as_str() {
+            "reserve_wal" if reserve.is_none() => reserve = Some(option.is_true()?),
+            // Twice, or an option of a logical slot.
+            "reserve_wal" | "snapshot" | "two_phase" | "failover" => return Err(CommandError::RedundantOption),
+            _ => return Err(CommandError::UnknownOption(option.name.clone())),
+        }
+    }
+    Ok(reserve.unwrap_or(false))
 }

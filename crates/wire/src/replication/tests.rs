@@ -18,6 +18,7 @@ fn commands() {
         ("SHOW wal_segment_size", Command::Show("wal_segment_size".into())),
         ("SHOW Data_Directory_Mode;", Command::Show("data_directory_mode".into())),
         ("SHOW a.b", Command::Show("a.b".into())),
+        ("SHOW \"A b\"", Command::Show("A b".into())),
         ("TIMELINE_HISTORY 7", Command::TimelineHistory(7)),
         ("START_REPLICATION 0/3000000 TIMELINE 1", start(None, 0x300_0000, Some(1))),
         ("START_REPLICATION SLOT \"s1\" A/B TIMELINE 2", start(Some("s1"), 0xA_0000_000B, Some(2))),
@@ -31,9 +32,11 @@ fn commands() {
         ),
         ("CREATE_REPLICATION_SLOT \"x\" TEMPORARY PHYSICAL (RESERVE_WAL)", create("x", true, true)),
         ("CREATE_REPLICATION_SLOT x PHYSICAL ( RESERVE_WAL false )", create("x", false, false)),
-        ("CREATE_REPLICATION_SLOT x PHYSICAL (FAILOVER 'off', RESERVE_WAL true);", create("x", false, true)),
+        ("CREATE_REPLICATION_SLOT x PHYSICAL (\"reserve_wal\" 'ON');", create("x", false, true)),
+        ("CREATE_REPLICATION_SLOT x PHYSICAL (RESERVE_WAL 0)", create("x", false, false)),
         ("CREATE_REPLICATION_SLOT x LOGICAL pgoutput", Command::Other("LOGICAL")),
         ("READ_REPLICATION_SLOT x", Command::ReadSlot("x".into())),
+        ("READ_REPLICATION_SLOT \"\"", Command::ReadSlot(String::new())),
         ("DROP_REPLICATION_SLOT X", Command::DropSlot { name: "x".into(), wait: false }),
         ("DROP_REPLICATION_SLOT \"X\" WAIT", Command::DropSlot { name: "X".into(), wait: true }),
         ("BASE_BACKUP ( LABEL 'x y', PROGRESS )", Command::Other("BASE_BACKUP")),
@@ -50,7 +53,6 @@ fn refused_commands() {
     for text in [
         "IDENTIFY_SYSTEM 1",
         "SHOW",
-        "TIMELINE_HISTORY 0",
         "TIMELINE_HISTORY 4294967296",
         "TIMELINE_HISTORY +1",
         "START_REPLICATION",
@@ -62,11 +64,32 @@ fn refused_commands() {
         "CREATE_REPLICATION_SLOT x PHYSICAL (",
         "CREATE_REPLICATION_SLOT x PHYSICAL (RESERVE_WAL",
         "CREATE_REPLICATION_SLOT \"x PHYSICAL",
-        "DROP_REPLICATION_SLOT \"\"",
+        "CREATE_REPLICATION_SLOT x PHYSICAL ()",
+        "CREATE_REPLICATION_SLOT x PHYSICAL (bogus, RESERVE_WAL) more",
+        "CREATE_REPLICATION_SLOT x PHYSICAL bogus",
+        "DROP_REPLICATION_SLOT",
         "IDENTIFY_SYSTEM ?",
     ] {
         assert!(matches!(Command::parse(text), Err(CommandError::Syntax { .. })), "{text}: {:?}", Command::parse(text));
     }
+    for (text, expected) in [
+        ("TIMELINE_HISTORY 0", CommandError::Timeline(0)),
+        ("START_REPLICATION 0/1 TIMELINE 0", CommandError::Timeline(0)),
+        ("CREATE_REPLICATION_SLOT x PHYSICAL (bogus)", CommandError::UnknownOption("bogus".into())),
+        ("CREATE_REPLICATION_SLOT x PHYSICAL (RESERVE_WAL, \"X\" 1)", CommandError::UnknownOption("X".into())),
+        ("CREATE_REPLICATION_SLOT x PHYSICAL (RESERVE_WAL, RESERVE_WAL)", CommandError::RedundantOption),
+        ("CREATE_REPLICATION_SLOT x PHYSICAL RESERVE_WAL RESERVE_WAL", CommandError::RedundantOption),
+        ("CREATE_REPLICATION_SLOT x PHYSICAL (FAILOVER 'off', RESERVE_WAL true)", CommandError::RedundantOption),
+        ("CREATE_REPLICATION_SLOT x PHYSICAL TWO_PHASE", CommandError::RedundantOption),
+        ("CREATE_REPLICATION_SLOT x PHYSICAL (RESERVE_WAL 'tr')", CommandError::NotBoolean("reserve_wal".into())),
+        ("CREATE_REPLICATION_SLOT x PHYSICAL (RESERVE_WAL '1')", CommandError::NotBoolean("reserve_wal".into())),
+        ("CREATE_REPLICATION_SLOT x PHYSICAL (RESERVE_WAL 2)", CommandError::NotBoolean("reserve_wal".into())),
+    ] {
+        assert_eq!(Command::parse(text), Err(expected), "{text}");
+    }
+    let name = format!("{}äx", "x".repeat(62));
+    let cut = Command::parse(&format!("READ_REPLICATION_SLOT \"{name}\""));
+    assert_eq!(cut, Ok(Command::ReadSlot("x".repeat(62))), "as PostgreSQL cuts identifiers");
     let long = format!("SHOW {}", "x".repeat(MAX_COMMAND));
     assert!(matches!(Command::parse(&long), Err(CommandError::TooLong(_))));
 }
