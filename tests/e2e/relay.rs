@@ -381,6 +381,11 @@ async fn commands_are_refused_as_a_server_refuses_them() {
     ] {
         assert_eq!(psql(relay.port(), order), psql(primary.port(), order), "{order}");
     }
+    // libpq goes on to the next host where it was to run queries, and looks for a primary elsewhere.
+    let hosts =
+        format!("host=127.0.0.1,127.0.0.1 port={},{} user=postgres dbname=postgres", relay.port(), primary.port());
+    let output = tool("psql", &["-X", "-A", "-t", "-w", "-c", "SHOW cluster_name", &hosts]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), primary.name(), "{output:?}");
     for (attributes, served) in [("any", true), ("standby", true), ("read-only", true), ("primary", false)] {
         let to = format!(
             "host=127.0.0.1 port={} user=postgres dbname=x replication=true target_session_attrs={attributes}",

@@ -46,8 +46,10 @@ pub(super) async fn log_in(connection: &mut Connection, shared: &Shared) -> Resu
     }
     if !matches!(asked.replication.to_ascii_lowercase().as_str(), "true" | "on" | "yes" | "1") {
         let text = "this is a relay of write-ahead log: it serves physical replication connections only";
-        let hint = "Connect to a server or to the proxy for queries; a relay has no data.";
-        return Err(connection.fatal_with_hint(Sqlstate::FEATURE_NOT_SUPPORTED, text, hint).await);
+        let hint = "Connect to a server or to the proxy for queries; a relay has no data. A standby that synchronizes slots needs the primary behind \
+                    the relay in primary_conninfo.";
+        // With this code libpq goes on to the next host that it was given.
+        return Err(connection.fatal_with_hint(Sqlstate::CANNOT_CONNECT_NOW, text, hint).await);
     }
     connection.user.clone_from(&asked.user);
     connection.application_name = asked.application_name.chars().take(MAX_NAME).collect();
