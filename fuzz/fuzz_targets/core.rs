@@ -35,6 +35,7 @@ impl World {
             usable: true,
             weight: 10,
             zone: None,
+            settings: 1,
         };
         let view = View {
             epoch: 0,

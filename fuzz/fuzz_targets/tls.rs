@@ -50,6 +50,7 @@ fn core() -> Core {
         usable: true,
         weight: 10,
         zone: None,
+        settings: 1,
     };
     let view = View { epoch: 0, term: Term { system: 1, timeline: 1 }, primary: Some(NodeId(0)), nodes: vec![node] };
     let shared = Shared::new(Topology::fixed(view), 1, [7; 32]);

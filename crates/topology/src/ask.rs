@@ -26,7 +26,9 @@ const ASK: &str = "\
            CASE WHEN standby THEN \
                extract(epoch FROM clock_timestamp() - pg_catalog.pg_last_xact_replay_timestamp())::float8 END, \
            (SELECT max(CASE WHEN standby THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END - restart_lsn)::float8 \
-            FROM pg_catalog.pg_replication_slots) \
+            FROM pg_catalog.pg_replication_slots), \
+           extract(epoch FROM pg_catalog.pg_postmaster_start_time())::float8, \
+           extract(epoch FROM pg_catalog.pg_conf_load_time())::float8 \
     FROM (SELECT pg_catalog.pg_is_in_recovery() AS standby OFFSET 0) AS role";
 
 /// How far a standby is, without the control file, which takes longer to read than all else. As above, the timeline is read after the
@@ -58,6 +60,8 @@ pub(crate) struct Watched {
     fresh: bool,
     /// Of the last whole answer: bytes that it keeps for the slot that is furthest behind.
     pub(crate) slots_held: u64,
+    /// [`NodeView::settings`](crate::NodeView::settings) as of the last whole answer.
+    pub(crate) settings: u64,
 }
 
 impl Watched {
@@ -73,7 +77,16 @@ impl Watched {
             Numbers::None => ASK_ROLE,
         };
         let ask = session.client.prepare(text).await?;
-        Ok(Watched { session, offered, ask, ask_quickly: None, timeline: 0, fresh: true, slots_held: 0 })
+        Ok(Watched {
+            session,
+            offered,
+            ask,
+            ask_quickly: None,
+            timeline: 0,
+            fresh: true,
+            slots_held: 0,
+            settings: settings_number(opened()),
+        })
     }
 
     /// Only how far a standby is: nothing if that cannot be told without looking at everything, and `ask` is to be used. It is for
@@ -114,6 +127,7 @@ impl Watched {
             (parse_timeline(row.try_get(2)?)?, Position::Primary { lsn })
         };
         self.slots_held = row.try_get::<_, Option<f64>>(5)?.unwrap_or(0.0).max(0.0) as u64;
+        self.settings = settings_number([row.try_get(6)?, row.try_get(7)?]);
         self.timeline = self.timeline.max(timeline);
         Ok(position)
     }
@@ -179,6 +193,18 @@ fn position(standby: bool, snapshot: (Lsn, Lsn), member: Option<(bool, Option<Du
     }
 }
 
+/// A number of two times, in seconds: of the server's start, and of the last time it has read its files.
+fn settings_number(times: [f64; 2]) -> u64 {
+    let [start, load] = times.map(f64::to_bits);
+    (start.rotate_left(32) ^ load).max(1)
+}
+
+/// The times of a server that tells none: those of the session.
+fn opened() -> [f64; 2] {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    [0.0, since.as_secs_f64()]
+}
+
 fn number(id: i64) -> Result<Lsn, ProbeError> {
     let id = u64::try_from(id).map_err(|_| ProbeError::Unexpected(format!("{id} is no transaction id")))?;
     Ok(Lsn(id))
@@ -220,6 +246,16 @@ mod tests {
         ] {
             assert_eq!(position(in_recovery, snapshot, member), expected, "{in_recovery} {member:?}");
         }
+    }
+
+    #[test]
+    fn a_reload_and_a_start_change_the_number() {
+        let (start, load) = (1_700_000_000.123_456, 1_700_000_000.323_456);
+        let first = settings_number([start, load]);
+        assert_eq!(first, settings_number([start, load]));
+        assert_ne!(first, settings_number([start, load + 0.000_01]));
+        assert_ne!(first, settings_number([start + 0.000_01, load]));
+        assert_ne!(settings_number([0.0, 0.0]), 0);
     }
 
     #[test]

@@ -41,6 +41,8 @@ struct Member {
     config: Option<NodeConfig>,
     target: Target,
     address: Address,
+    /// The number of its configuration.
+    settings: u64,
     signal: Arc<Signal>,
     generation: u64,
     prober: Option<Task>,
@@ -154,6 +156,7 @@ impl Coordinator {
                         config: Some(node.clone()),
                         address: unresolved(&target),
                         target,
+                        settings: 0,
                         signal: Arc::new(Signal::default()),
                         generation: 0,
                         prober: None,
@@ -211,6 +214,9 @@ impl Coordinator {
             member.node.said.position.store(facts.log_position().0, Ordering::Relaxed);
             member.node.said.timeline.store(facts.timeline, Ordering::Relaxed);
         }
+        if let Some(settings) = message.settings {
+            member.settings = settings;
+        }
         if let Some(bytes) = message.slots_held {
             member.node.slots_held.store(bytes, Ordering::Relaxed);
         }
@@ -252,6 +258,7 @@ impl Coordinator {
                 usable: outcome.usable,
                 weight: outcome.weight,
                 zone: member.config.as_ref().and_then(|config| config.zone.clone()),
+                settings: member.settings,
             })
             .collect();
         let before = self.shared.view.load();
@@ -366,7 +373,9 @@ impl Coordinator {
 
 fn same(a: &View, b: &View) -> bool {
     let node = |(a, b): (&NodeView, &NodeView)| {
-        a.address == b.address && a.role == b.role && a.usable == b.usable && a.weight == b.weight && a.zone == b.zone
+        a.address == b.address
+            && (a.role, a.usable, a.weight, a.settings) == (b.role, b.usable, b.weight, b.settings)
+            && a.zone == b.zone
     };
     a.term == b.term
         && a.primary == b.primary

@@ -14,6 +14,7 @@ fn view(primary: Option<NodeId>) -> View {
         usable: true,
         weight: 10,
         zone: None,
+        settings: 1,
     };
     View { epoch: 1, term: Term { system: 1, timeline: 1 }, primary, nodes: (0..2).map(node).collect() }
 }

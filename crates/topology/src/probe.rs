@@ -69,6 +69,8 @@ pub(crate) struct Message {
     pub(crate) address: Option<Address>,
     /// Bytes of WAL that the node keeps for the slot that is furthest behind; None: it did not say this time.
     pub(crate) slots_held: Option<u64>,
+    /// The number of its configuration; None: likewise.
+    pub(crate) settings: Option<u64>,
 }
 
 pub(crate) struct Prober {
@@ -303,11 +305,12 @@ impl Prober {
                 }
             };
             let slots_held = session.as_ref().map(|watched| watched.slots_held);
-            if !self.send(report, address, slots_held).await {
+            let settings = session.as_ref().map(|watched| watched.settings);
+            if !self.send(report, address, slots_held, settings).await {
                 return;
             }
             let Some(next) = self.pause(&mut session, failures, standby, &mut awaited).await else {
-                if !self.send(Report::Lost, None, None).await {
+                if !self.send(Report::Lost, None, None, None).await {
                     return;
                 }
                 quickly = false;
@@ -317,8 +320,15 @@ impl Prober {
         }
     }
 
-    async fn send(&self, report: Report, address: Option<Address>, slots_held: Option<u64>) -> bool {
-        let message = Message { node: self.node, generation: self.generation, report, address, slots_held };
+    async fn send(
+        &self,
+        report: Report,
+        address: Option<Address>,
+        slots_held: Option<u64>,
+        settings: Option<u64>,
+    ) -> bool {
+        let (node, generation) = (self.node, self.generation);
+        let message = Message { node, generation, report, address, slots_held, settings };
         self.reports.send(message).await.is_ok()
     }
 

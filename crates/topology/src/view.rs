@@ -131,6 +131,9 @@ pub struct NodeView {
     pub weight: u32,
     /// Configured zone.
     pub zone: Option<String>,
+    /// Number of the server's configuration: another one after each reload of its files and each start, and at the latest in a new session
+    /// of the prober. 0: not known yet.
+    pub settings: u64,
 }
 
 /// The cluster at one moment. Immutable; a change makes a new one with a higher epoch.

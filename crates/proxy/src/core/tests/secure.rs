@@ -81,6 +81,7 @@ impl World {
             usable: true,
             weight: 10,
             zone: None,
+            settings: 1,
         };
         let view =
             View { epoch: 0, term: Term { system: 1, timeline: 1 }, primary: Some(NodeId(0)), nodes: vec![node] };

@@ -194,6 +194,7 @@ fn view(nodes: &[Arc<Node>], primary: Option<usize>, timeline: u32) -> View {
         usable: true,
         weight: 10,
         zone: None,
+        settings: 1,
     };
     View {
         epoch: 0,
