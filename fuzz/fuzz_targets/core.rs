@@ -111,6 +111,19 @@ fn greeting() -> Vec<u8> {
     out
 }
 
+/// How the Query begins with which a session is asked for its settings.
+const SETTINGS: &[u8] = b"SHOW statement_timeout";
+
+/// The answer: of every server the same.
+fn settings() -> Vec<u8> {
+    let mut out = Vec::new();
+    message::text_row(&mut out, &[("statement_timeout", "0")]);
+    message::text_row(&mut out, &[("current_setting", "x"); sql::ALIKE.len()]);
+    message::complete(&mut out, "SELECT 1");
+    message::ready(&mut out, message::Status::Idle);
+    out
+}
+
 fuzz_target!(|input: &[u8]| {
     let mut now = Instant::now();
     let mut world = World::new(now);
@@ -147,6 +160,10 @@ fuzz_target!(|input: &[u8]| {
                     world.core.connected(token);
                     if token.kind() == Kind::Server {
                         world.core.received(token, &greeting());
+                        let sent = world.core.output(token).map_or(&[][..], |output| output.writable());
+                        if sent.windows(SETTINGS.len()).any(|text| text == SETTINGS) {
+                            world.core.received(token, &settings());
+                        }
                     }
                 }
             }

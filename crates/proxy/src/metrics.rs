@@ -119,6 +119,8 @@ metrics! {
         statements_replica: "Statements sent to a replica",
         functions_cleaned: "Server connections cleared of what a function of which nothing is known may have left",
         functions_forgotten: "Server connections on which functions are analysed anew, because their literals had been read under another client's TimeZone, DateStyle or the like",
+        settings_brought_over: "Server connections that began with the primary's session settings on a node whose own differ",
+        settings_refused: "Server connections refused by a node because of the primary's session settings",
         replica_logins_refused: "Logins that a replica refused, and that the primary was asked for then",
         unnamed_shared: "Unnamed statements that the server connection had already: not parsed again",
         describes_local: "Describes of known statements answered by the proxy itself",

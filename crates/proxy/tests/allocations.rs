@@ -115,12 +115,16 @@ impl World {
                 any = true;
                 let Some(output) = self.core.output(token) else { continue };
                 let count = output.writable().len();
+                let settings = is_question(output.writable());
                 if count > 0 && self.servers.contains(&token) {
                     self.asked = Some(token);
                 } else {
                     self.heard += count;
                 }
                 self.core.written(token, count);
+                if settings {
+                    self.core.received(token, &same_settings());
+                }
             }
             if !any {
                 return;
@@ -167,6 +171,22 @@ impl World {
         self.settle();
         assert_eq!(self.heard, before + answers.len(), "the clients hear the answers");
     }
+}
+
+/// True if the Query is among these bytes with which a session is asked for its settings.
+fn is_question(bytes: &[u8]) -> bool {
+    const BEGIN: &[u8] = b"SHOW statement_timeout";
+    bytes.windows(BEGIN.len()).any(|text| text == BEGIN)
+}
+
+/// The answer: of every server the same.
+fn same_settings() -> Vec<u8> {
+    let mut out = Vec::new();
+    message::text_row(&mut out, &[("statement_timeout", "0")]);
+    message::text_row(&mut out, &[("current_setting", "x"); sql::ALIKE.len()]);
+    message::complete(&mut out, "SELECT 1");
+    message::ready(&mut out, Status::Idle);
+    out
 }
 
 fn row_and_ready(prefix: &[u8], tag: &str, row: bool) -> Vec<u8> {

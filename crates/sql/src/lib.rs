@@ -26,6 +26,6 @@ pub use class::{Access, Class, Control, Flags, Hint, Local, Pins};
 pub use classifier::{Classifier, ClassifierConfig, Counters};
 pub use fingerprint::{FINGERPRINT_MAX, fingerprint};
 pub use literal::{has_literal, has_moving_literal};
-pub use parameter::{Meaning, OF_LITERALS, changes_reading, is_utf8, meaning_of};
+pub use parameter::{ALIKE, Meaning, OF_LITERALS, changes_reading, is_utf8, meaning_of};
 pub use redact::redact;
 pub use set::{Change, Changes, Value};

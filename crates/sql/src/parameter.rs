@@ -73,6 +73,43 @@ pub const OF_LITERALS: [&str; 11] = [
     "xmloption",
 ];
 
+/// Parameters that change what a statement means, returns or comes to: sessions that clients share must agree on them, on whichever server.
+/// Every user may set them. Missing, on purpose: parameters of performance and durability, which servers may differ in, and
+/// `default_transaction_read_only`. `client_encoding` is set by the proxy itself.
+pub const ALIKE: [&str; 31] = [
+    "array_nulls",
+    "backslash_quote",
+    "bytea_output",
+    "client_min_messages",
+    "datestyle",
+    "default_text_search_config",
+    "default_transaction_deferrable",
+    "default_transaction_isolation",
+    "escape_string_warning",
+    "extra_float_digits",
+    "gin_fuzzy_search_limit",
+    "idle_in_transaction_session_timeout",
+    "idle_session_timeout",
+    "intervalstyle",
+    "lc_monetary",
+    "lc_numeric",
+    "lc_time",
+    "lock_timeout",
+    "quote_all_identifiers",
+    "restrict_nonsystem_relation_kind",
+    "role",
+    "row_security",
+    "search_path",
+    "standard_conforming_strings",
+    "statement_timeout",
+    "timezone",
+    "timezone_abbreviations",
+    "transaction_timeout",
+    "transform_null_equals",
+    "xmlbinary",
+    "xmloption",
+];
+
 /// Part of a text's meaning that a parameter changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meaning {
@@ -121,8 +158,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_is_sorted() {
-        assert!(INDIFFERENT.is_sorted() && OF_LITERALS.is_sorted());
+    fn the_lists_are_sorted() {
+        assert!(INDIFFERENT.is_sorted() && OF_LITERALS.is_sorted() && ALIKE.is_sorted());
+    }
+
+    #[test]
+    fn sessions_agree_on_how_literals_are_read() {
+        for name in OF_LITERALS {
+            assert!(ALIKE.contains(&name), "{name}");
+        }
     }
 
     #[test]

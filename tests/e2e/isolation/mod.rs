@@ -5,6 +5,7 @@ mod databases_and_users;
 mod functions;
 mod limits;
 mod names;
+mod nodes;
 mod protocol;
 mod reloads;
 mod replicas;

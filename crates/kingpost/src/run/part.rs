@@ -170,6 +170,7 @@ impl Part {
         shown::describe_proxy(&self.ask(Proxy::metrics), exposition);
         shown::describe_traffic(&self.ask(|proxy| proxy.observer().traffic()), exposition);
         shown::describe_view(&self.topology.view(), exposition);
+        shown::describe_settings(&self.ask(|proxy| proxy.observer().settings()), exposition);
         shown::describe_relays(&self.topology.relays(), exposition);
         shown::describe_oracle(&self.topology.oracle_times(), exposition);
     }

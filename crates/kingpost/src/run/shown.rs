@@ -66,6 +66,20 @@ pub(crate) fn describe_view(view: &View, exposition: &mut Exposition) {
     each("node_slots_held_bytes", help, &|node| node.node.slots_held.load(Ordering::Relaxed) as f64);
 }
 
+/// The nodes' session settings: name of the node, how many differ, whether it refuses those that are used.
+pub(super) fn describe_settings(nodes: &[(String, usize, bool)], exposition: &mut Exposition) {
+    let help = "Session settings of a node that are others than the primary's.";
+    let mut differ = exposition.metric(Type::Gauge, "node_settings_differ", help);
+    for (name, count, _) in nodes {
+        differ.sample(&[("node", name)], *count as f64);
+    }
+    let help = "1 while a node refuses the primary's session settings, and gets no reads of a database and user.";
+    let mut refused = exposition.metric(Type::Gauge, "node_settings_refused", help);
+    for (name, _, refuses) in nodes {
+        refused.sample(&[("node", name)], *refuses);
+    }
+}
+
 /// The traffic rules. Those that there are for a while only are among them: there are at most a hundred.
 pub(super) fn describe_traffic(rules: &[RuleReport], exposition: &mut Exposition) {
     type Count = fn(&RuleReport) -> u64;

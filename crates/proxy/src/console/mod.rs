@@ -493,6 +493,7 @@ impl Console {
             settings: &settings,
             topology: &self.room.shared.topology,
             traffic: &self.room.shared.traffic,
+            registry: &self.room.shared.registry,
             view: &self.room.shared.topology.view(),
             metrics: &self.room.metrics,
             averages: &self.averages,

@@ -60,6 +60,18 @@ impl Observer {
         self.0.shared.traffic.report(std::time::Instant::now())
     }
 
+    /// For each node: its name, in how many session settings it differs from those under which clients' statements run, and whether it refuses those.
+    #[must_use]
+    pub fn settings(&self) -> Vec<(String, usize, bool)> {
+        let shared = &self.0.shared;
+        let view = shared.topology.view();
+        let of = |node: &topology::NodeView| {
+            let differ = shared.registry.differences(node.node.id);
+            (node.node.name.clone(), differ.names.len(), differ.refused)
+        };
+        view.nodes.iter().map(of).collect()
+    }
+
     /// Whether clients may ask for this database.
     #[must_use]
     pub fn has_database(&self, name: &str) -> bool {

@@ -15,6 +15,7 @@ use super::report::{ClientReport, PoolReport, Report, ServerReport, Totals};
 use super::table::Of::{Number, Text};
 use super::table::{Of, Table, Value};
 use super::{PERIOD, durable, inside, limits};
+use crate::core::Registry;
 use crate::core::statistics::{self, Counts};
 use crate::core::token::Token;
 use crate::metrics::{Metrics, Snapshot};
@@ -27,6 +28,7 @@ pub(super) struct Scene<'a> {
     pub(super) settings: &'a Settings,
     pub(super) topology: &'a Topology,
     pub(super) traffic: &'a Traffic,
+    pub(super) registry: &'a Registry,
     pub(super) view: &'a View,
     pub(super) metrics: &'a [Arc<Metrics>],
     pub(super) averages: &'a Averages,
@@ -610,6 +612,8 @@ impl Scene<'_> {
             ("lag_bytes", Number),
             ("weight", Text),
             ("zone", Text),
+            ("settings_differ", Text),
+            ("settings_used", Text),
         ]);
         for node in &self.view.nodes {
             let role = match node.role {
@@ -617,6 +621,12 @@ impl Scene<'_> {
                 Role::Primary => "primary",
                 Role::Replica => "replica",
                 Role::Stale => "stale",
+            };
+            let differ = self.registry.differences(node.node.id);
+            let used = match (differ.refused, differ.names.is_empty()) {
+                (true, _) => Some("refused"),
+                (false, false) => Some("primary"),
+                (false, true) => None,
             };
             table.row(vec![
                 node.node.name.as_str().into(),
@@ -628,6 +638,8 @@ impl Scene<'_> {
                 node.node.lag_bytes.load(Ordering::Relaxed).into(),
                 format!("{}", f64::from(node.weight) / f64::from(topology::WEIGHT_SCALE)).into(),
                 node.zone.as_deref().into(),
+                (!differ.names.is_empty()).then(|| differ.names.join(", ")).as_deref().into(),
+                used.into(),
             ]);
         }
         table
@@ -888,6 +900,7 @@ mod tests {
             settings: &settings,
             topology: &topology,
             traffic: &Traffic::new(now),
+            registry: &Registry::default(),
             view: &view,
             metrics,
             averages,

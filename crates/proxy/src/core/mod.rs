@@ -72,7 +72,7 @@ pub use notify::Word;
 pub use observe::{statistics, trace};
 pub(crate) use pool::MOST_WORKERS;
 pub use pool::PoolKey;
-pub(crate) use prepared::StatementName;
+pub(crate) use prepared::{Registry, StatementName};
 pub use shared::Shared;
 
 /// Checks `server::protocol` (what a server connection still owes) against a model of a server, with messages made from
@@ -458,6 +458,8 @@ impl Core {
         self.watch_relays();
         self.expire_servers();
         self.fill_pools();
+        self.retire_outdated(None);
+        self.ask_for_settings();
         self.expire_clients();
         self.expire_leavers();
         self.revoke_users();

@@ -1,11 +1,11 @@
 //! What all workers of a proxy share.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-use topology::Topology;
+use topology::{NodeId, Topology};
 use wire::scram::SaltedKeys;
 
 use super::notify::{Senders, Tide};
@@ -41,6 +41,8 @@ pub struct Shared {
     pub(crate) renewals: Renewals,
     /// Credentials that clients have proved, by user: with them the proxy can log in to servers as that user.
     pub(crate) passed: Mutex<HashMap<String, Passed>>,
+    /// Differences between nodes' session settings that the log has: the node, the number of its configuration, the settings.
+    pub(crate) differences_said: Mutex<HashSet<(NodeId, u64, Vec<&'static str>)>>,
     /// Number of clients by address, database and user.
     pub(crate) counts: Mutex<Counts>,
     /// Number of clients of all workers that have logged in.
@@ -83,6 +85,7 @@ impl Shared {
             verifier: Verifier::default(),
             renewals: Renewals::default(),
             passed: Mutex::default(),
+            differences_said: Mutex::default(),
             counts: Mutex::default(),
             inside: AtomicUsize::new(0),
             senders: Senders::default(),

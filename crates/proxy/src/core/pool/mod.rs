@@ -23,7 +23,9 @@ use crate::console::Totals;
 use crate::core::memory::{Kind, Token};
 use crate::core::notify::{Channels, Listener};
 use crate::core::observe::Timing;
+use crate::core::parameters::Params;
 use crate::core::prepared::Place;
+use crate::core::prepared::baseline::Begins;
 use crate::core::server::{Server, ServerPhase};
 use crate::core::session::{At, Attempt, Awaited, Client, Overdue, Phase};
 use crate::core::{Core, DRAINING, Destination, Effect, Mail, Moved, Moving, over};
@@ -71,7 +73,7 @@ pub(in crate::core) struct Pool {
     /// A client of it was let in by a lookup.
     pub looked_up: bool,
     /// A server has accepted a login with this database and user.
-    known: bool,
+    pub known: bool,
     /// Since when the pool has had neither clients nor server connections.
     unused_since: Option<Instant>,
     /// Clients that wait for the primary, oldest first.
@@ -79,9 +81,13 @@ pub(in crate::core) struct Pool {
     /// Clients that wait for any node that may answer their read.
     pub readers: VecDeque<Waiter>,
     /// The parameters that a server reports at login, by the client's startup parameters.
-    pub greetings: Greetings,
-    /// The parameters that the last server connection reported at login, without those that differ between servers.
-    begins_with: Vec<(String, String)>,
+    greetings: Greetings,
+    /// The node that reported them, and [`Place::greetings`] then.
+    greeted_by: Option<(NodeId, u64)>,
+    /// [`Place::dismissals`] that the pool's clients have been told of.
+    pub dismissed: u64,
+    /// The view's epoch for which all nodes' session settings are known.
+    pub settings_asked: Option<u64>,
     /// A server connection began with `standard_conforming_strings = off`: a backslash may escape a quote in any text.
     pub odd_strings: bool,
     /// The traffic rules for the pool's statements, as of when one was last asked about.
@@ -116,7 +122,7 @@ pub(in crate::core) struct PoolNode {
     pub seated: usize,
     /// After a failure: when the node is tried again.
     pub retry_at: Option<Instant>,
-    failures: u32,
+    pub failures: u32,
     /// The last failed attempt to open a connection, until one succeeds.
     failed: Option<Box<Failed>>,
     /// Which of its user's secrets the node is offered.
@@ -131,8 +137,6 @@ pub(in crate::core) struct PoolNode {
     touched: bool,
     /// Connections given to this worker's clients while another worker waits.
     kept: u32,
-    /// What the last session on the node began with of the parameters by which literals are read; empty: unknown.
-    literals: Vec<(String, String)>,
 }
 
 /// An attempt to open a server connection that has failed.
@@ -277,19 +281,33 @@ impl Pool {
         self.clients == 0 && self.servers == 0 && !listens && self.channels.is_empty()
     }
 
-    /// A server connection has logged in, with these reported parameters. If they differ from the last connection's
-    /// (`ALTER ROLE … SET`), the greetings are learned again.
-    fn begins(&mut self, reported: &[(String, String)], at: Instant) {
-        let of_its_server = |name: &str| ["in_hot_standby", "server_version", "server_encoding"].contains(&name);
-        let mut now: Vec<_> = reported.iter().filter(|(name, _)| !of_its_server(name)).cloned().collect();
-        now.sort_unstable();
-        if now.iter().any(|(name, value)| name == "standard_conforming_strings" && value != "on") {
-            self.has_odd_strings(at);
-        }
-        if self.begins_with != now {
+    /// Returns the parameters that a login with these start-up parameters is told; `None`: a server connection has to tell them. While the `primary`
+    /// is known, its reports are told.
+    pub(in crate::core) fn greeting(
+        &mut self,
+        params: &Params,
+        primary: Option<NodeId>,
+    ) -> Option<Vec<(String, String)>> {
+        let version = self.place.greetings();
+        let is_current = |(by, of): (NodeId, u64)| of == version && primary.is_none_or(|primary| primary == by);
+        if !self.greeted_by.is_some_and(is_current) {
             self.greetings.clear();
-            self.begins_with = now;
         }
+        self.greetings.get(params)
+    }
+
+    /// Notes the reports of a session with a client's parameters, on this node.
+    pub(in crate::core) fn greets(&mut self, node: NodeId, params: &Params, told: &[(String, String)]) {
+        let by = Some((node, self.place.greetings()));
+        if std::mem::replace(&mut self.greeted_by, by) != by {
+            self.greetings.clear();
+        }
+        self.greetings.learn(params, told);
+    }
+
+    /// Servers are asked again what logins are told.
+    pub(in crate::core) fn forget_greetings(&mut self) {
+        self.greeted_by = None;
     }
 
     /// A server connection reads a backslash in a string as an escape. What was made of texts before may be wrong: they are looked at again.
@@ -350,9 +368,11 @@ impl Core {
         }
         let database = self.settings.served(&key.database, &key.user);
         let database = database.unwrap_or_else(|| self.settings.default_database().clone());
+        let place = self.shared.registry.place(database.on_servers(&key.database, &key.user), &database.start.name());
         let p = self.pools.insert(Pool {
             key: key.clone(),
-            place: self.shared.registry.place(database.on_servers(&key.database, &key.user), &database.start.name()),
+            dismissed: place.dismissals(),
+            place,
             database,
             nodes: Vec::new(),
             clients: 0,
@@ -364,7 +384,8 @@ impl Core {
             writers: VecDeque::new(),
             readers: VecDeque::new(),
             greetings: Greetings::default(),
-            begins_with: Vec::new(),
+            greeted_by: None,
+            settings_asked: None,
             odd_strings: false,
             governed: Governed::default(),
             gate: self.settings.gate(&key.database, &key.user),
@@ -442,7 +463,6 @@ impl Core {
                 published: false,
                 touched: false,
                 kept: 0,
-                literals: Vec::new(),
             });
         }
     }
@@ -455,7 +475,7 @@ impl Core {
     }
 
     /// Closes the pool's clients: their sessions did not begin as they would now.
-    fn close_all(&mut self, p: usize, why: &str) {
+    pub(in crate::core) fn close_all(&mut self, p: usize, why: &str) {
         let of_pool = |client: &Client| client.pool == p && !matches!(client.phase, Phase::Login(_));
         let clients: Vec<Token> =
             self.clients.iter().filter(|(_, client)| of_pool(client)).map(|(_, client)| client.token).collect();
@@ -471,9 +491,10 @@ impl Core {
                     || pool.database.server_user != database.server_user
                     || pool.database.start != database.start
                 {
-                    pool.greetings.clear();
+                    pool.forget_greetings();
                     let on_servers = database.on_servers(&pool.key.database, &pool.key.user);
                     pool.place = self.shared.registry.place(on_servers, &database.start.name());
+                    (pool.dismissed, pool.settings_asked) = (pool.place.dismissals(), None);
                     outdated = true;
                 }
                 elsewhere = pool.database.dbname != database.dbname;
@@ -536,6 +557,10 @@ impl Core {
             Want::Read => {
                 let node = self.read_node(p, c)?;
                 self.take_at(p, c, node)
+            }
+            // What a login is told, the primary decides.
+            Want::Any if !self.pools[p].place.is_agreed() && self.view.primary.is_some() => {
+                self.view.primary.and_then(|primary| self.take_at(p, c, primary))
             }
             Want::Any => {
                 let usable = |n: &topology::NodeView| n.usable && matches!(n.role, Role::Primary | Role::Replica);
@@ -632,11 +657,13 @@ impl Core {
             pool.writers.push_back(Waiter { want: Want::Primary, ..waiter });
             return true;
         }
-        if matches!(self.clients[c].phase, Phase::Login(_)) && self.pools[p].greetings.know(&self.clients[c].params) {
+        if matches!(self.clients[c].phase, Phase::Login(_))
+            && let Some(greeting) = self.pools[p].greeting(&self.clients[c].params, self.view.primary)
+        {
             // Another client's login has learned the greeting meanwhile.
             self.pools[p].readers.pop_front();
             self.stop_waiting(c);
-            self.greet(c);
+            self.greet(c, &greeting);
             return true;
         }
         if self.seat_waiter(p, c, waiter.want, readers) {
@@ -866,6 +893,7 @@ impl Core {
         // waiting client would only wait for another.
         let expired = !server.fresh && server.is_aged(self.pools[server.pool].database.server_lifetime, self.now);
         let otherwise = server.reads_otherwise();
+        server.retire |= server.renewals != self.pools[server.pool].place.renewals();
         if server.retire || expired || otherwise || self.pools[server.pool].paused {
             let (p, node) = (server.pool, server.node);
             self.drop_server(s);
@@ -994,6 +1022,7 @@ impl Core {
             }
         };
         let p = self.pool(&key);
+        self.dismiss_clients(p);
         let pool = &mut self.pools[p];
         // The configuration has changed, or RECONNECT was said, while the connection was on its way; or new ones begin
         // otherwise.
@@ -1075,13 +1104,22 @@ impl Core {
         self.shared.senders.add(server.node, server.key.0, &server.sender);
         server.defaults.begin(&server.reported);
         let pool = &mut self.pools[server.pool];
-        server.renewals = pool.place.renewals();
-        pool.begins(&server.reported, self.now);
+        if server.reports("standard_conforming_strings").is_some_and(|value| value != "on") {
+            pool.has_odd_strings(self.now);
+        }
+        // What a session has told, or was told to begin with, is known better from there.
+        let is_own = match server.begins {
+            Begins::Own => true,
+            Begins::Asked | Begins::Told => !pool.place.is_agreed(),
+            Begins::Aligned { .. } => false,
+        };
+        let otherwise = pool.place.reported(server.node, &server.reported, is_own);
+        server.renewals = otherwise.unwrap_or(server.renewals);
+        if matches!(server.begins, Begins::Aligned { differ: true, .. }) {
+            self.metrics.settings_brought_over.add(1);
+        }
         pool.known = true;
         let place = &mut pool.nodes[usize::from(server.node.0)];
-        let begun = server.defaults.begun();
-        let otherwise = !place.literals.is_empty() && place.literals != begun;
-        place.literals = begun.to_vec();
         place.connecting -= 1;
         place.failures = 0;
         place.failed = None;
@@ -1089,34 +1127,12 @@ impl Core {
         place.refused = false;
         place.retry_at = None;
         self.metrics.server_connections_opened.add(1);
-        if otherwise {
-            self.literals_change(s);
+        let p = server.pool;
+        if otherwise.is_some() {
+            self.sessions_change(s);
         }
+        self.dismiss_clients(p);
         self.rest(s);
-    }
-
-    /// The session `s` reads literals otherwise than those that began before on its node: whoever prepares a text from now on gets what it means now, and
-    /// the connections of those sessions are closed.
-    fn literals_change(&mut self, s: usize) {
-        let (p, node) = (self.servers[s].pool, self.servers[s].node);
-        self.pools[p].place.schema().changes(self.now, true);
-        self.pools[p].place.renew();
-        self.servers[s].renewals = self.pools[p].place.renewals();
-        let mut idle = Vec::new();
-        for (other, server) in &mut self.servers {
-            if other != s && server.pool == p && server.node == node && !server.listener {
-                server.retire = true;
-                idle.extend(server.is_idle().then_some(other));
-            }
-        }
-        tracing::info!(
-            node = self.view.node(node).map(|n| n.node.name.as_str()),
-            connections = idle.len(),
-            "TimeZone, DateStyle or the like is another one for new sessions: closing idle server connections that began before"
-        );
-        for other in idle {
-            self.drop_server(other);
-        }
     }
 
     /// A connection could not be opened. The pause before the next attempt grows with each failure.
@@ -1183,7 +1199,7 @@ impl Core {
         if server.tunnel.is_some() {
             // The end of what the client has said.
             last.extend_from_slice(server.output.writable());
-        } else if matches!(server.phase, ServerPhase::Ready) && server.output.is_empty() && !server.silent {
+        } else if server.key.0 != 0 && server.output.is_empty() && !server.silent {
             wire::message::empty(&mut last, b'X');
         }
         server.output.clear(&mut self.buffers);
@@ -1306,6 +1322,14 @@ impl Core {
             if self.is_server(token) {
                 self.server_closed(token.index(), "the node is no longer part of the cluster in its role");
             }
+        }
+        let configured_anew = self.view.nodes.iter().any(|is| {
+            let was = old.node(is.node.id);
+            was.is_some_and(|was| was.settings != 0 && was.settings != is.settings)
+        });
+        if configured_anew {
+            // A server was started again, perhaps of another version, or has read its files again.
+            self.pools.iter_mut().for_each(Pool::forget_greetings);
         }
         let held = self.clients.iter().filter(|(_, c)| c.at.server().is_some() && c.has_more());
         self.runnable.extend(held.map(|(_, client)| client.token));

@@ -10,6 +10,7 @@
 //! - [`Names`]: the only place that changes what a client's names stand for. Each change can be undone, since a server
 //!   skips what follows an error.
 //! - [`Held`]: which statements one server connection has.
+//! - [`Baseline`](baseline::Baseline): the values that all sessions of a place begin with.
 //! - [`Bodies`]: under which parameters a server connection has read the literals in functions.
 //! - [`Columns`]: the columns of a statement as clients were told of them.
 //! - `Parameters`: the types of a statement's parameters, which stay as the first server has settled them.
@@ -17,6 +18,7 @@
 //! What must hold: a client gets the statement that its own session would have made of its text, or an error that
 //! PostgreSQL would have given. Nothing in here does I/O.
 
+pub(in crate::core) mod baseline;
 mod bodies;
 mod columns;
 mod held;

@@ -9,7 +9,9 @@ use std::time::Instant;
 use foldhash::quality::RandomState;
 use hashbrown::HashTable;
 use sql::{Class, Flags, Meaning, has_moving_literal, meaning_of};
+use topology::NodeId;
 
+use super::baseline::Differences;
 use super::scope::{Known, Place, Reading, Schema, Scope};
 use super::statement::Statement;
 
@@ -104,6 +106,20 @@ impl Registry {
         let place = Arc::new(Place::new(self.number(), schema));
         places.by_name.insert(key, Arc::downgrade(&place));
         place
+    }
+
+    /// In what a node's own session settings differ from those under which sessions run, over all places.
+    pub(crate) fn differences(&self, node: NodeId) -> Differences {
+        let all: Vec<Arc<Place>> = lock(&self.places).by_name.values().filter_map(Weak::upgrade).collect();
+        let mut differences = Differences::default();
+        for place in all {
+            let of = place.baseline(|baseline| baseline.differences(node));
+            differences.names.extend(of.names);
+            differences.refused |= of.refused;
+        }
+        differences.names.sort_unstable();
+        differences.names.dedup();
+        differences
     }
 
     /// The reading for these parameters, which are sorted by name. Parameters that do not change how a text is read are

@@ -1,10 +1,13 @@
 //! What the meaning of a text depends on, besides the text.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use sql::has_literal;
+use topology::NodeId;
+
+use super::baseline::{Asked, Baseline, Begins, Learnt, Reported, Values};
 
 /// How long after a schema change a replica may not know of it; also how long a server's answer to a Describe is given
 /// to other clients, since a schema change may go unseen.
@@ -73,13 +76,30 @@ pub(crate) struct Place {
     /// another search path: `DROP DATABASE d WITH (FORCE); CREATE DATABASE d …` ends all connections, and new ones lead
     /// to the new database under the same name.
     doubts: AtomicU64,
-    /// Grows when new server connections begin with other parameters than those that there are.
+    /// Grows when new server connections begin with other parameters than those that there are: a connection that was opened under a lower
+    /// count is closed as soon as it is free.
     renewals: AtomicU64,
+    /// Grows when a login may be told something else than the one before.
+    greetings: AtomicU64,
+    /// Grows when clients were told values under which their statements do not run any more: those clients are closed.
+    dismissals: AtomicU64,
+    baseline: Mutex<Baseline>,
+    /// [`Baseline::is_agreed`].
+    is_agreed: AtomicBool,
 }
 
 impl Place {
     pub(super) fn new(number: u64, schema: Arc<Schema>) -> Place {
-        Place { number, schema, doubts: AtomicU64::new(0), renewals: AtomicU64::new(0) }
+        Place {
+            number,
+            schema,
+            doubts: AtomicU64::new(0),
+            renewals: AtomicU64::new(0),
+            greetings: AtomicU64::new(0),
+            dismissals: AtomicU64::new(0),
+            baseline: Mutex::default(),
+            is_agreed: AtomicBool::new(false),
+        }
     }
 
     /// A server connection of this place has ended: before what is known of a text's types and columns is given to
@@ -94,14 +114,95 @@ impl Place {
         self.schema.version() + self.doubts.load(Ordering::Acquire)
     }
 
-    /// New server connections begin with other parameters than those that there are.
-    pub(crate) fn renew(&self) {
-        self.renewals.fetch_add(1, Ordering::AcqRel);
+    /// New server connections begin with other parameters than those that there are. Gives the count from then on.
+    fn renew(&self) -> u64 {
+        self.renewals.fetch_add(1, Ordering::AcqRel) + 1
     }
 
     /// How often that was so.
     pub(crate) fn renewals(&self) -> u64 {
         self.renewals.load(Ordering::Acquire)
+    }
+
+    /// The version of what logins are told.
+    pub(crate) fn greetings(&self) -> u64 {
+        self.greetings.load(Ordering::Acquire) + self.renewals()
+    }
+
+    /// The statements of clients that are logged in would run under other values than these clients were told.
+    fn dismiss(&self) {
+        self.dismissals.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// How often that was so.
+    pub(crate) fn dismissals(&self) -> u64 {
+        self.dismissals.load(Ordering::Acquire)
+    }
+
+    /// Looks at the baseline. Takes a lock: only for connections that begin or answer, never for a statement.
+    pub(crate) fn baseline<T>(&self, look: impl FnOnce(&mut Baseline) -> T) -> T {
+        let mut baseline = self.baseline.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = look(&mut baseline);
+        self.is_agreed.store(baseline.is_agreed(), Ordering::Release);
+        result
+    }
+
+    /// How a session begins on a node, and the count of renewals for it.
+    pub(crate) fn begins(&self, at: Asked) -> (Begins, u64) {
+        self.baseline(|baseline| (baseline.begins(at), self.renewals()))
+    }
+
+    /// A session that began under the count `begun` tells its node's own values. The count for it from now on; `None`: others have changed
+    /// what sessions begin with meanwhile, and whether it began before or after that is not known.
+    pub(crate) fn learn(&self, at: Asked, values: Option<Values>, begun: u64) -> Option<(Learnt, u64)> {
+        self.baseline(|baseline| {
+            if begun != self.renewals() {
+                return None;
+            }
+            let learnt = baseline.learn(at, values);
+            if learnt == Learnt::Replaced {
+                self.dismiss();
+            }
+            let changes = matches!(learnt, Learnt::Changed | Learnt::Replaced);
+            Some((learnt, if changes { self.renew() } else { begun }))
+        })
+    }
+
+    /// A node refuses sessions with the baseline's values: see [`Baseline::refused`].
+    pub(crate) fn refused(&self, at: Asked, why: &str) -> bool {
+        self.baseline(|baseline| {
+            let replaced = baseline.refused(at, why);
+            if replaced {
+                self.dismiss();
+                self.renew();
+            }
+            replaced
+        })
+    }
+
+    /// A session that is to be used has reported these parameters at its login. `own`: its node's, which nobody has asked for. The count for it
+    /// from now on, if sessions begin otherwise than before.
+    pub(crate) fn reported(&self, node: NodeId, reported: &[(String, String)], own: bool) -> Option<u64> {
+        self.baseline(|baseline| {
+            let against_before = baseline.reported(node, reported);
+            if against_before != Reported::Same {
+                self.greetings.fetch_add(1, Ordering::AcqRel);
+            }
+            (own && against_before == Reported::OtherLiterals).then(|| self.renew())
+        })
+    }
+
+    /// An operator has everything learnt anew.
+    pub(crate) fn forget(&self) {
+        self.baseline(|baseline| {
+            baseline.forget();
+            self.renew();
+        });
+    }
+
+    /// True if sessions on any node can begin with the baseline's values.
+    pub(crate) fn is_agreed(&self) -> bool {
+        self.is_agreed.load(Ordering::Acquire)
     }
 
     /// What is known now.

@@ -106,6 +106,10 @@ impl Core {
             // There is nothing to choose from, and nobody need know where it is.
             return self.view.primary;
         }
+        if !self.pools[p].place.is_agreed() && self.view.primary.is_some() {
+            // Other nodes' sessions begin with the primary's values, which no session has told yet.
+            return self.view.primary;
+        }
         let Some(floor) = self.floor(c) else {
             self.metrics.consistency_primary.add(1);
             return self.view.primary;

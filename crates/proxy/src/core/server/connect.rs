@@ -9,10 +9,12 @@ use wire::payload::{self, Authentication};
 use wire::scram::{Client as Scram, Credential, MECHANISM, MECHANISM_PLUS};
 use wire::{Frame, Sqlstate};
 
+use super::align::{Step, is_about_a_setting, parameters_of};
 use super::{Greeting, LastWord, Note, Request, ServerPhase};
 use crate::core::parameters::{Applied, Params};
 use crate::core::pool::{Crowd, Want};
 use crate::core::prepared::Unnamed;
+use crate::core::prepared::baseline::Begins;
 use crate::core::session::Phase;
 use crate::core::shared::Passed;
 use crate::core::{Core, Effect, SMALL_MAX, Secure};
@@ -92,13 +94,15 @@ impl Core {
         let gated = (pool.gate.relays > 0).then_some(("synchronous_commit", if lazy { "off" } else { "on" }));
         let name = if server.listener { "kingpost listener" } else { "kingpost" };
         let start = pool.database.start.clone();
+        let aligned = self.how_to_begin(s);
         let parameters: Vec<(&str, &str)> =
             [("user", &*user), ("database", &*database), ("application_name", name), ("client_encoding", "UTF8")]
                 .into_iter()
                 .chain(gated)
+                .chain(aligned.iter().flat_map(|values| parameters_of(values)))
                 .chain(start.parameters.iter().map(|(name, value)| (&**name, &**value)))
                 .collect();
-        let p = server.pool;
+        let p = self.servers[s].pool;
         self.send(s, |out| message::startup(out, &parameters));
         self.pools[p].lazy |= lazy;
     }
@@ -141,7 +145,17 @@ impl Core {
                         server.key = (pid, secret.to_vec());
                     }
                 }
+                b'D' => {
+                    if let Some(answer) = &mut server.answer {
+                        answer.row(data);
+                    }
+                }
                 b'Z' => {
+                    match self.align(s) {
+                        Step::Asks => continue,
+                        Step::Closed => return None,
+                        Step::Done => {}
+                    }
                     if greeting == Greeting::ToDo && self.greet_server(s) {
                         continue;
                     }
@@ -163,7 +177,21 @@ impl Core {
                 }
                 b'E' => {
                     let text = payload::error_message(data);
-                    let failure = match payload::sqlstate(data) {
+                    let code = payload::sqlstate(data);
+                    if let Some(answer) = &mut server.answer
+                        && !code.is_some_and(|code| code.0.starts_with(b"57P"))
+                    {
+                        answer.error = Some(text.into_owned());
+                        continue;
+                    }
+                    if greeting == Greeting::ToDo
+                        && matches!(server.begins, Begins::Aligned { .. })
+                        && is_about_a_setting(data)
+                    {
+                        self.values_refused(s, data);
+                        return None;
+                    }
+                    let failure = match code {
                         Some(code) if greeting == Greeting::Sent && !code.0.starts_with(b"57P") => {
                             Failure::Refused(refusal(&format!("connect_query failed: {text} ({code})")))
                         }
@@ -383,7 +411,7 @@ impl Core {
     }
 
     /// The server refuses this user or database.
-    fn login_refused(&mut self, s: usize, error: &[u8]) {
+    pub(super) fn login_refused(&mut self, s: usize, error: &[u8]) {
         let (p, node) = (self.servers[s].pool, self.servers[s].node);
         let text = payload::error_message(error).into_owned();
         if self.view.primary.is_some_and(|primary| primary != node) {
@@ -413,8 +441,11 @@ impl Core {
 
     /// Sets the session to a client's parameters, by a statement ahead of the client's own.
     pub(in crate::core) fn prepare_session(&mut self, s: usize, params: &Arc<Params>) {
-        let statement = self.servers[s].params.statement(params);
+        let mut statement = self.servers[s].params.statement(params);
         self.servers[s].params = Applied::These(params.clone());
+        if self.servers[s].begins.is_serializable() && self.is_replica(s) {
+            statement.insert_str(0, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; ");
+        }
         self.own_query(s, &statement);
     }
 
@@ -511,12 +542,13 @@ impl Core {
     /// alike.
     pub(in crate::core) fn learn_greeting(&mut self, c: usize, s: usize) {
         let params = self.clients[c].params.clone();
-        let pool = &mut self.pools[self.servers[s].pool];
-        pool.greetings.learn(&params, &self.servers[s].reported);
+        let server = &self.servers[s];
+        let told = server.reported.clone();
+        self.pools[server.pool].greets(server.node, &params, &told);
         let token = self.clients[c].token;
         self.release(s);
         if self.is_client(token) {
-            self.greet(c);
+            self.greet(c, &told);
         }
     }
 }

@@ -24,11 +24,6 @@ impl Defaults {
         (self.begun, self.heard) = (of_literals(reported), false);
     }
 
-    /// What the session has begun with.
-    pub(in crate::core) fn begun(&self) -> &[(String, String)] {
-        &self.begun
-    }
-
     /// The server reports a new value of this parameter. True if literals are read by it.
     pub(in crate::core) fn hear(&mut self, name: &str) -> bool {
         let is = is_of_literals(&name.to_ascii_lowercase());
@@ -77,7 +72,7 @@ mod tests {
         let zone = Applied::These(interned.intern(vec![("timezone".into(), "UTC".into())]));
         let mut defaults = Defaults::default();
         defaults.begin(&list("UTC", "ISO, MDY", "a"));
-        assert_eq!(defaults.begun(), [("datestyle".into(), "ISO, MDY".into()), ("timezone".into(), "UTC".into())]);
+        assert_eq!(defaults.begun, [("datestyle".into(), "ISO, MDY".into()), ("timezone".into(), "UTC".into())]);
         // Nothing is looked at before something was heard.
         assert!(!defaults.have_changed(&list("Asia/Tokyo", "ISO, MDY", "a"), &none));
         assert!(!defaults.hear("application_name") && !defaults.have_changed(&list("UTC", "ISO, MDY", "b"), &none));

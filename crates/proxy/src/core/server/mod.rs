@@ -4,8 +4,10 @@
 //! - `note`: what the core remembers of each message that is still to be answered.
 //! - `portal`: which statements the portals of the current transaction run.
 //! - `reply`: what the server's messages mean for the client.
+//! - `align`: bringing a session to the values that all sessions of its place have.
 //! - `connect`: the login to the server, and setting the session to a client's parameters.
 
+mod align;
 mod connect;
 mod defaults;
 mod note;
@@ -31,6 +33,7 @@ use super::memory::Output;
 use super::notify::Sender;
 use super::observe::Timing;
 use super::parameters::{Applied, Params, Tracker};
+use super::prepared::baseline::{Begins, ToldValues};
 use super::prepared::{Bodies, Held};
 use super::session::Tunnel;
 use super::token::Token;
@@ -109,11 +112,16 @@ pub(crate) struct Server {
     pub(in crate::core) silent: bool,
     /// The connection is closed when it is next idle.
     pub(in crate::core) retire: bool,
-    /// [`Place::renewals`](crate::core::prepared::Place::renewals) when the connection was opened.
+    /// [`Place::renewals`](crate::core::prepared::Place::renewals) when the session began.
     pub(in crate::core) renewals: u64,
 
     /// Set if the connection is a client's own, for replication; it is in no pool.
     pub(in crate::core) tunnel: Option<Box<Tunnel>>,
+    /// How the session begins, and the number of its node's configuration then.
+    pub(in crate::core) begins: Begins,
+    pub(in crate::core) settings: u64,
+    /// The session's answer about its own values, while it is awaited.
+    pub(in crate::core) answer: Option<Box<ToldValues>>,
     /// Where the database's `connect_query` has got to on this connection.
     pub(in crate::core) greeting: Greeting,
     /// Which of its user's secrets the server was offered: see `Offers`.
@@ -307,6 +315,9 @@ impl Server {
             retire: false,
             renewals: 0,
             tunnel: None,
+            begins: Begins::Own,
+            settings: 0,
+            answer: None,
             greeting: Greeting::ToDo,
             offered: 0,
             offered_at: 0,

@@ -621,30 +621,30 @@ impl Core {
         self.pools[pool].clients += 1;
         self.pools[pool].looked_up |= self.clients[c].looked_up != LookedUp::No;
         let params = self.params.intern(params);
+        self.dismiss_clients(pool);
         let client = &mut self.clients[c];
         client.attempts = super::client::Attempts::default();
         client.pool = pool;
         if client.route.is_none() && route != RouteTo::Auto {
             client.route = Some(route);
         }
-        let known = self.pools[pool].greetings.know(&params);
+        let known = self.pools[pool].greeting(&params, self.view.primary);
         client.base = params.clone();
         client.params = params;
         client.mark = Mark::Nothing;
-        if known {
-            self.greet(c);
-        } else {
-            self.acquire(c, Want::Any);
+        match known {
+            Some(greeting) => self.greet(c, &greeting),
+            None => {
+                self.acquire(c, Want::Any);
+            }
         }
     }
 
-    /// Completes a login. The pool knows the parameters that a server reports to a client with these startup
-    /// parameters.
-    pub(in crate::core) fn greet(&mut self, c: usize) {
+    /// Completes a login. `greeting`: the parameters that a server reports to a client with these startup parameters.
+    pub(in crate::core) fn greet(&mut self, c: usize, greeting: &[(String, String)]) {
         let client = &self.clients[c];
         let Phase::Login(login) = &client.phase else { return };
         let version = login.version;
-        let Some(greeting) = self.pools[client.pool].greetings.get(&client.params) else { return };
         self.log_login(c);
         let client = &self.clients[c];
         // `in_hot_standby` is on only at a replica's listener; otherwise drivers that look for a primary would turn

@@ -182,6 +182,8 @@ impl Core {
             return self.listener_lost(s, &why);
         }
         self.shared.topology.report_failure(node);
+        // The server may be started again, in another version.
+        self.pools[server.pool].forget_greetings();
         if self.lanes.has(s) {
             return self.lane_lost(s, &why, last.as_ref());
         }

@@ -126,7 +126,13 @@ impl Core {
             Operation::Disable(_) | Operation::Enable(_) => {}
             Operation::PauseLeased => self.pause_pools(None),
             Operation::ResetStatements => self.observing.clear(),
-            Operation::Reconnect(database) => self.retire_servers(database.as_deref()),
+            Operation::Reconnect(database) => {
+                for pool in self.pools.iter_mut().filter(|pool| is_of(pool, database.as_deref())) {
+                    pool.place.forget();
+                    pool.settings_asked = None;
+                }
+                self.retire_servers(database.as_deref());
+            }
             Operation::Kill(database) => {
                 self.pause_pools(database.as_deref());
                 let of =
@@ -194,6 +200,7 @@ impl Core {
         self.reconnects += 1;
         for pool in self.pools.iter_mut().filter(|pool| is_of(pool, database)) {
             pool.place.schema().changes(self.now, true);
+            pool.forget_greetings();
         }
         let mut idle = Vec::new();
         for (s, server) in &mut self.servers {

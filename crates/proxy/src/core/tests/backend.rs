@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use wire::message::{self, Status};
 use wire::{Frame, HEADER, Severity, Sqlstate, payload, startup};
 
+use crate::core::prepared::baseline::question;
 use crate::core::server::Cleaning;
 
 /// The range of numbers of one client.
@@ -39,6 +40,8 @@ struct Parameters {
     unseen: BTreeMap<String, String>,
     /// The same in an earlier transaction: the value may be gone by now.
     perhaps: BTreeMap<String, String>,
+    /// The server's own time zone; empty: GMT.
+    zone: &'static str,
 }
 
 impl Parameters {
@@ -47,7 +50,8 @@ impl Parameters {
         let set = layers.into_iter().find_map(|layer| layer.get(name));
         let own = match name {
             "search_path" => "public",
-            "timezone" => "GMT",
+            "timezone" if self.zone.is_empty() => "GMT",
+            "timezone" => self.zone,
             _ => "",
         };
         let value = set.cloned().unwrap_or_else(|| own.to_owned());
@@ -191,6 +195,12 @@ enum Answer {
 impl Backend {
     pub(super) fn new(pid: u32, replica: bool) -> Backend {
         Backend { pid, replica, status: b'I', ..Backend::default() }
+    }
+
+    /// A server with a time zone of its own in its configuration.
+    pub(super) fn in_zone(mut self, zone: &'static str) -> Backend {
+        self.parameters.zone = zone;
+        self
     }
 
     pub(super) fn flaky(self, flaky: bool) -> Backend {
@@ -467,6 +477,9 @@ impl Backend {
         self.prepared.remove(&b""[..]);
         self.portals.remove(&b""[..]);
         let text = std::str::from_utf8(text).unwrap();
+        if text == question() {
+            return self.tell_values(store);
+        }
         if text.contains("SELEC ") {
             self.fail(b"42601");
             return self.ready(store);
@@ -485,6 +498,24 @@ impl Backend {
                 }
             }
         }
+        self.ready(store);
+    }
+
+    /// Answers the proxy's question what the session has begun with.
+    fn tell_values(&mut self, store: &mut Store) {
+        message::text_row(&mut self.out, &[("statement_timeout", "7s")]);
+        message::complete(&mut self.out, "SHOW");
+        message::complete(&mut self.out, "SET");
+        message::complete(&mut self.out, "SET");
+        let value = |name: &&str| match *name {
+            "timezone" | "search_path" => self.parameters.get(name),
+            "statement_timeout" => "0".to_owned(),
+            name => format!("own {name}"),
+        };
+        let values: Vec<String> = sql::ALIKE.iter().map(value).collect();
+        let columns: Vec<(&str, &str)> = values.iter().map(|value| ("current_setting", value.as_str())).collect();
+        message::text_row(&mut self.out, &columns);
+        message::complete(&mut self.out, "SELECT 1");
         self.ready(store);
     }
 

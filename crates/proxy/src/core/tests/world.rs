@@ -377,7 +377,10 @@ impl World {
                     connecting: true,
                     node,
                     to_server: VecDeque::new(),
-                    backend: Backend::new(self.pids, node != self.primary).flaky(self.plan.faults),
+                    // Each server has a time zone of its own, and clients must not notice. (Without a primary they may have to connect again.)
+                    backend: Backend::new(self.pids, node != self.primary)
+                        .flaky(self.plan.faults)
+                        .in_zone(if self.plan.faults { "" } else { ["", "JST", "CET"][node % 3] }),
                     cancel: token.kind() == Kind::Cancel,
                     paused: false,
                     over: false,
