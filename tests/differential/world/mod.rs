@@ -37,6 +37,17 @@ pub(crate) const POLL: Duration = Duration::from_millis(2);
 const REPLAY: Duration = Duration::from_secs(2);
 /// After so many sessions the catalogs are vacuumed: each session's DDL leaves dead rows in them.
 const VACUUM_AFTER: u32 = 300;
+/// Session settings in the replica's own configuration: clients must not notice.
+const OWN_SETTINGS: [&str; 8] = [
+    "timezone = 'Asia/Tokyo'",
+    "datestyle = sql, dmy",
+    "intervalstyle = 'sql_standard'",
+    "extra_float_digits = -10",
+    "bytea_output = 'escape'",
+    "search_path = 'pg_catalog'",
+    "statement_timeout = '1ms'",
+    "default_text_search_config = 'pg_catalog.german'",
+];
 /// What is no client's, and what clients' are.
 const CLIENTS: &str = "backend_type = 'client backend' and usename <> 'postgres'";
 
@@ -137,7 +148,16 @@ impl World {
         }
         let replica = match cluster.replicas() {
             [] => None,
-            [first, ..] => Some(first.admin().await),
+            [first, ..] => {
+                for setting in OWN_SETTINGS {
+                    first.execute(&format!("alter system set {setting}")).await;
+                }
+                first.execute("select pg_reload_conf()").await;
+                first.wait_value("show timezone", "Asia/Tokyo").await;
+                let admin = first.admin().await;
+                admin.batch_execute("set statement_timeout = 0").await.expect("a setting");
+                Some(admin)
+            }
         };
         World { cluster, admins, replica, dirty: true, sessions: 0 }
     }
