@@ -12,6 +12,10 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+/// A gRPC answer: one message, and the status as trailers.
+type Answered =
+    http_body_util::combinators::WithTrailers<Full<Bytes>, std::future::Ready<Option<Result<HeaderMap, Infallible>>>>;
+
 /// One server. It ends when dropped.
 pub(crate) struct Fake {
     /// `host:port`.
@@ -62,11 +66,7 @@ impl Fake {
     }
 }
 
-fn response(
-    said: Option<Vec<u8>>,
-) -> Response<
-    http_body_util::combinators::WithTrailers<Full<Bytes>, std::future::Ready<Option<Result<HeaderMap, Infallible>>>>,
-> {
+fn response(said: Option<Vec<u8>>) -> Response<Answered> {
     // Unimplemented, where there is nothing to say.
     let status = if said.is_some() { "0" } else { "12" };
     let body = said.map_or_else(Vec::new, |message| {

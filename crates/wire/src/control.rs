@@ -118,7 +118,7 @@ mod tests {
         let settings =
             Settings::catalog().with_statement_timeout(Duration::from_secs(2)).with("application_name", r"a\ b");
         let options = settings.options();
-        let read = crate::startup::options(options.as_bytes()).expect("options that can be read");
+        let read = crate::startup::options(&options).expect("options that can be read");
         let read: Vec<_> = read.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         for expected in [
             ("default_transaction_isolation", "read committed"),
