@@ -82,7 +82,7 @@ fn written(number: u64) -> Vec<String> {
         digits.as_bytes().rchunks(3).rev().map(|group| std::str::from_utf8(group).expect("digits")).collect();
     let mut ways = vec![groups.join(",")];
     for (shift, unit) in [(10, "KiB"), (20, "MiB")] {
-        if number >> shift > 0 && number % (1 << shift) == 0 {
+        if number >> shift > 0 && number.is_multiple_of(1 << shift) {
             ways.push(format!("{} {unit}", number >> shift));
         }
     }
