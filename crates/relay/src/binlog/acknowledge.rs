@@ -1,4 +1,4 @@
-//! Acknowledging: whoever has flushed says so to the source, while the receiver goes on receiving.
+//! Acknowledgements to the source: the thread that flushes sends them, while the receiver goes on receiving.
 
 use std::io::Write;
 use std::sync::atomic::Ordering;
@@ -14,26 +14,26 @@ use crate::log::lock;
 /// One connection's acknowledgements.
 pub(super) struct Acknowledger {
     shared: Arc<Shared>,
-    /// Only what is in this epoch is the source's.
+    /// Positions are the source's only in this epoch.
     epoch: u64,
     state: Mutex<State>,
 }
 
 struct State {
     channel: Channel,
-    /// Up to here it was acknowledged: a position in the log.
+    /// Log position up to which the source has been acknowledged.
     told: Lsn,
     broken: bool,
 }
 
 impl Acknowledger {
-    /// Acknowledges in the epoch `epoch` over `channel` from now on.
+    /// Starts acknowledging in the epoch `epoch` over `channel`.
     pub(super) fn new(shared: &Arc<Shared>, epoch: u64, channel: Channel) -> Arc<Acknowledger> {
         let state = Mutex::new(State { channel, told: Lsn(0), broken: false });
         Arc::new(Acknowledger { shared: Arc::clone(shared), epoch, state })
     }
 
-    /// What the source waits for, and is durable, is acknowledged. One acknowledgement stands for all before it.
+    /// Acknowledges the durable transactions that the source waits for. One acknowledgement covers all before it.
     pub(super) fn flushed(&self) {
         let Some((file, offset)) = self.shared.log.durable().wanted else { return };
         if file.epoch == self.epoch {
@@ -41,7 +41,7 @@ impl Acknowledger {
         }
     }
 
-    /// The source has sent again what is held, and waits for it. All that is held up to there is durable?
+    /// Acknowledges data that the source has sent again and waits for, once all held up to there is durable.
     pub(super) fn sent_again(&self, offset: u64) {
         let durable = self.shared.log.durable();
         if let Some((file, end)) = durable.file
@@ -59,12 +59,12 @@ impl Acknowledger {
         }
         state.told = at;
         let mut out = Vec::new();
-        // Number 0: it is no answer to a packet of the source.
+        // Number 0: not an answer to a packet of the source.
         message(&mut out, 0, &command::acknowledgement(file, offset));
         if let Err(error) = state.channel.write_all(&out) {
             tracing::warn!(%error, "cannot acknowledge");
             state.broken = true;
-            // The receiver finds out, and connects again.
+            // The receiver notices, and connects again.
             state.channel.shutdown();
             return;
         }

@@ -1,4 +1,4 @@
-//! A connection to a server of MariaDB: logging in, asking. Blocking; every wait is bounded by the socket's time-outs.
+//! A connection to a MariaDB server: login and queries. Blocking; every wait is bounded by the socket's time-outs.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::socket::Socket;
 const MAX_MESSAGE: usize = 1 << 20;
 /// Longest time to connect.
 const CONNECT: Duration = Duration::from_secs(3);
-/// Longest time for a step of the login, and for an answer.
+/// Longest time for a step of the login, or for an answer.
 const STEP: Duration = Duration::from_secs(10);
 
-/// Whom to talk to, and with what to log in.
+/// Address and credentials of a server.
 pub(crate) struct Access<'a> {
     /// `host:port`, or the path of a Unix socket.
     pub(crate) address: &'a str,
@@ -27,7 +27,7 @@ pub(crate) struct Access<'a> {
     pub(crate) password: &'a str,
     /// None: without TLS.
     pub(crate) connector: Option<Arc<tls::Connector>>,
-    /// A host that acknowledges nothing for this long is gone.
+    /// Time without acknowledgements after which a host is considered dead.
     pub(crate) host_timeout: Duration,
 }
 
@@ -55,7 +55,7 @@ pub(crate) enum ClientError {
 }
 
 impl ClientError {
-    /// Whether trying again does not help.
+    /// True if a retry does not help.
     pub(crate) fn is_lasting(&self) -> bool {
         matches!(self, ClientError::Login(_) | ClientError::NoTls | ClientError::Tls(_))
     }
@@ -77,7 +77,7 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// Exactly one packet: behind the greeting TLS may begin.
+/// Reads exactly one packet: TLS may begin behind the greeting.
 fn first_packet(raw: &mut Socket) -> Result<Vec<u8>, ClientError> {
     let mut header = [0; 4];
     let read = raw.read_exact(&mut header).and_then(|()| {
@@ -97,8 +97,7 @@ fn timed_out(limit: Duration) -> impl Fn(std::io::Error) -> ClientError {
 }
 
 impl Client {
-    /// Connects and logs in. `known` gets a handle before anything is waited for, to end the connection by: one for each
-    /// address that the name has, until one answers.
+    /// Connects and logs in. Before each wait `known` gets a handle that can end the connection: one for each address of the name, until one answers.
     pub(crate) fn open<E: From<ClientError>>(
         access: &Access<'_>,
         known: impl Fn(Channel) -> Result<(), E>,
@@ -159,7 +158,7 @@ impl Client {
         Ok(client()?)
     }
 
-    /// Waits so long for each answer from now on.
+    /// Sets the time limit for each further answer.
     pub(crate) fn set_patience(&mut self, limit: Duration) -> Result<(), ClientError> {
         self.patience = limit;
         Ok(self.channel.set_timeouts(limit, STEP)?)
@@ -187,12 +186,12 @@ impl Client {
         }
     }
 
-    /// Asks, and waits for all rows.
+    /// Sends a query, and waits for all rows.
     pub(crate) fn query(&mut self, statement: &str) -> Result<Vec<Row>, ClientError> {
         self.ask(&command::query(statement), statement)
     }
 
-    /// Sends a command, and waits for its answer. `doing` is what errors call it: no secret may be in it.
+    /// Sends a command, and waits for its answer. `doing` is its name in errors, and must not hold a secret.
     pub(crate) fn ask(&mut self, payload: &[u8], doing: &str) -> Result<Vec<Row>, ClientError> {
         self.send(0, payload)?;
         let mut answer = Answer::default();
@@ -204,7 +203,7 @@ impl Client {
         }
     }
 
-    /// Sends a command whose answer goes on and on. Gives the connection, and what was read of it already.
+    /// Sends a command whose answer has no end. Returns the connection, and the part of the answer already read.
     pub(crate) fn begin(mut self, payload: &[u8]) -> Result<(Channel, Vec<u8>), ClientError> {
         self.send(0, payload)?;
         let read = self.buffer[self.unread.clone()].to_vec();

@@ -8,12 +8,12 @@
 //!
 //! # Invariants
 //!
-//! - Acknowledged is only what is durable here, in whole transactions, and what this very source has sent or sent again. A request for events
-//!   is an acknowledgement too, and is made from the durable end only.
-//! - Receiving does not wait for an acknowledgement to be sent, nor for the disk, unless [`log::MAX_UNFLUSHED`] bytes are not flushed.
-//! - Another server is followed only if it has every transaction that is durable here. No source makes the log give up anything.
-//! - A slow replica costs nobody else anything: it is fed from files, and falls behind on disk.
-//! - In every state of a connection there is a limit on time and on bytes.
+//! - The relay acknowledges only whole transactions that are durable here, and that this source has sent or sent again. A request for events is an
+//! acknowledgement too, and always starts at the durable end.
+//! - Receiving never waits for an acknowledgement to be sent, nor for the disk, unless [`log::MAX_UNFLUSHED`] bytes are not flushed.
+//! - The relay follows another server only if that has every transaction that is durable here. The log never discards anything because of a source.
+//! - A slow replica does not delay others: it is fed from files, and falls behind on disk.
+//! - Every connection state has a time limit and a byte limit.
 
 mod acknowledge;
 mod answer;

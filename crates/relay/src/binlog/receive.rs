@@ -1,4 +1,4 @@
-//! What a source sends after a request for events: packets, each with an event. Without I/O.
+//! The stream of a source after a request for events: packets, each with an event. Without I/O.
 //!
 //! ```text
 //!  packet:  00 │ (semi-synchronous: EF, 1 if an acknowledgement is wanted) │ event        FF … error      FE end
@@ -10,42 +10,42 @@ use ::binlog::protocol::reply::ServerError;
 use ::binlog::protocol::{Frames, command};
 use ::binlog::{Group, Groups, Name, WalkError, Walker, Within};
 
-/// Longest error of a source that is read, in bytes.
+/// Most bytes read of a source's error.
 const MAX_ERROR: usize = 4 << 10;
 
-/// What came of the bytes.
+/// A result of parsing received bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step<'a> {
-    /// The header of an event of the file: these bytes come next in it.
+    /// The header of an event of the file: the next bytes of the file.
     Header([u8; HEADER]),
-    /// The bytes of the file behind what came before.
+    /// Bytes of the file, next after those before.
     Bytes(&'a [u8]),
-    /// An event of the file is whole, up to `end`.
+    /// The end of an event of the file, at `end`.
     Event(Whole),
-    /// What follows is of this file, from this offset on.
+    /// The file and offset of the events that follow.
     Announced(Rotate),
-    /// The source is there, at this offset of its current file.
+    /// A heartbeat of the source, at this offset of its current file.
     Heartbeat(u32),
 }
 
-/// An event of the file.
+/// A complete event of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Whole {
     pub(crate) end: u64,
     pub(crate) kind: Kind,
-    /// Whether all transactions up to here are whole.
+    /// True if all transactions up to here are complete.
     pub(crate) whole: bool,
-    /// The transaction that has ended with it.
+    /// The transaction that this event ends.
     pub(crate) gtid: Option<Gtid>,
-    /// Where the transaction begins that the event is in, or the event, if it is in none.
+    /// Start of the event's transaction, or of the event if it belongs to none.
     pub(crate) group: u64,
-    /// Whether the source waits for an acknowledgement.
+    /// True if the source waits for an acknowledgement.
     pub(crate) wanted: bool,
-    /// What the file says of what came before it.
+    /// State before the file's first event, as the file records it.
     pub(crate) begins: Option<State>,
 }
 
-/// Why nothing more can be made of what the source sends.
+/// A reason why the source's stream cannot be parsed further.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReceiveError {
     #[error("the source ends the stream: {0}")]
@@ -64,16 +64,16 @@ pub(crate) enum ReceiveError {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Packet {
-    /// Its first byte is awaited.
+    /// Before the first byte of a packet.
     Kind,
-    /// The first byte of what semi-synchronous sources add.
+    /// Before the first byte that semi-synchronous sources add.
     Mark,
     Flag,
     Event,
     Error(Vec<u8>),
 }
 
-/// See the module.
+/// The parser of the stream; see the module.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     frames: Frames,
@@ -84,12 +84,12 @@ pub(crate) struct Receiver {
     wanted: bool,
     artificial: bool,
     group: u64,
-    /// The packet has ended, and the event must have.
+    /// True if the packet has ended, and the event must end with it.
     ends: bool,
 }
 
 impl Receiver {
-    /// From the offset `at` of a file on, whose events end with `checksum`.
+    /// Starts at the offset `at` of a file whose events end with `checksum`.
     pub(crate) fn new(at: u64, checksum: Checksum, semisync: bool) -> Receiver {
         Receiver {
             frames: Frames::default(),
@@ -104,15 +104,14 @@ impl Receiver {
         }
     }
 
-    /// The source goes on at `offset` of another file.
+    /// Moves to `offset` of another file, where the source goes on.
     pub(crate) fn jump(&mut self, offset: u64) {
         self.walker.jump(offset);
         self.groups.reset();
         self.group = offset;
     }
 
-    /// Takes bytes from the front of `input`; None: all were taken. `piece` keeps what is left of a packet between two calls, and is empty at
-    /// first.
+    /// Takes bytes from the front of `input`; None once all were taken. `piece` keeps the rest of a packet between two calls, and is empty at first.
     pub(crate) fn next<'a>(
         &mut self,
         input: &mut &'a [u8],
@@ -224,7 +223,7 @@ impl Receiver {
     }
 }
 
-/// What an event that is in no file says.
+/// Parses an event that is not part of a file.
 fn told(header: &Header, body: &[u8]) -> Result<Option<Step<'static>>, ReceiveError> {
     Ok(match header.kind {
         Kind::ROTATE => Some(Step::Announced(Rotate::parse(body)?)),
@@ -318,7 +317,7 @@ mod tests {
         }
     }
 
-    /// MariaDB 11.4 and later write `end_log_pos` only where a transaction begins and ends: in between places are counted.
+    /// MariaDB 11.4 and later write `end_log_pos` only at the start and end of a transaction: positions in between are counted.
     #[test]
     fn events_that_do_not_say_where_they_end_are_counted() {
         let begin = event(500, Kind::MARIADB_GTID, &gtid(9));
@@ -332,7 +331,7 @@ mod tests {
         assert_eq!((file, error), ([begin.clone(), rows.clone(), xid].concat(), None));
         let ends = ["542 false None 500 true", "665 false None 500 true", "696 true Some(\"0-1-9\") 500 true"];
         assert_eq!(said, ends);
-        // What is left out shows where the transaction ends.
+        // The omitted event shows where the transaction ends.
         let mut holes = Vec::new();
         packet(&mut holes, 1, &begin);
         packet(&mut holes, 1, &event(500 + (begin.len() + rows.len()) as u64, Kind::XID, &[0; 8]));

@@ -8,13 +8,13 @@ use ::binlog::protocol::login::Stored;
 use crate::config::RelayConfig;
 use crate::error::StartError;
 
-/// What downstream connections look things up in. Immutable; a reload makes a new one.
+/// Settings that downstream connections use. Immutable; a reload makes a new value.
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) server_id: u32,
-    /// None: there is no TLS with replicas.
+    /// None: no TLS with replicas.
     pub(super) acceptor: Option<tls::Acceptor>,
-    /// Whether a login without TLS is refused.
+    /// True if a login without TLS is refused.
     pub(super) needs_tls: bool,
     pub(super) max_downstreams: usize,
     pub(super) login_timeout: Duration,
@@ -26,7 +26,7 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Reads password files.
+    /// Resolves the configuration, reading password files.
     pub(super) fn new(config: &RelayConfig) -> Result<Settings, StartError> {
         let server_id = config.server_id;
         if server_id == 0 {
@@ -74,17 +74,17 @@ impl Settings {
         })
     }
 
-    /// Whether a user that has logged in may fence the relay.
+    /// True if a logged-in user may fence the relay.
     pub(super) fn is_operator(&self, user: &str) -> bool {
         self.operators.contains(user)
     }
 
-    /// Whether a user has answered `proof` to `nonce` as one who knows the password does.
+    /// True if `proof` is the right answer of the user to `nonce`.
     pub(super) fn accepts(&self, user: &str, nonce: &[u8; 20], proof: &[u8]) -> bool {
         match self.users.get(user) {
             Some(stored) => stored.accepts(nonce, proof),
             None => {
-                // As long as for a user that is known.
+                // Takes as long as for a known user.
                 let _ = Stored::of("nobody").accepts(nonce, proof);
                 false
             }

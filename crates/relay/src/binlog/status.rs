@@ -1,4 +1,4 @@
-//! What a relay of MariaDB shows of itself.
+//! Status of a MariaDB relay.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -8,25 +8,25 @@ use super::shared::Shared;
 /// A relay at one moment.
 #[derive(Debug, Clone)]
 pub struct BinlogStatus {
-    /// Where events come from.
+    /// Address of the upstream.
     pub upstream: String,
-    /// `streaming`, or what stands in the way.
+    /// `streaming`, or the reason why it does not stream.
     pub upstream_state: String,
-    /// Whether somebody has to look: nothing is received any more, or commits do not wait for this relay.
+    /// True if an operator must act: nothing is received any more, or commits do not wait for this relay.
     pub alarm: bool,
-    /// How long it has been so.
+    /// Time since the state or the alarm last changed.
     pub upstream_since: Duration,
-    /// Why a commit on the source does not mean that it is durable here.
+    /// Reasons why a commit on the source may not be durable here.
     pub concerns: Vec<String>,
-    /// The directory that is written; 0: none yet.
+    /// The epoch being written; 0: none yet.
     pub epoch: u64,
-    /// `server_id` of whoever wrote it.
+    /// `server_id` of the server that wrote the epoch.
     pub source: u32,
-    /// The highest term that was promised to.
+    /// The highest promised term.
     pub term: u64,
-    /// Whether nothing more is taken of that source.
+    /// True if the relay takes nothing more from that source.
     pub fenced: bool,
-    /// What is durable: the last transaction of each domain and server.
+    /// The last durable transaction of each domain and server.
     pub gtids: String,
     /// The file, and the offset up to which whole transactions are durable.
     pub durable: Option<(String, u64)>,
@@ -42,28 +42,28 @@ pub struct BinlogStatus {
     pub oldest: Option<String>,
     /// Bytes of them.
     pub bytes: u64,
-    /// Why nothing is written any more.
+    /// The reason why the log has stopped.
     pub failure: Option<String>,
-    /// All that are fed.
+    /// Replicas being fed.
     pub downstreams: Vec<BinlogDownstream>,
-    /// Connections, also those that are not fed.
+    /// Number of connections, including those that are not fed.
     pub connections: usize,
-    /// Totals since the start; the name is a metric's.
+    /// Totals since the start, with the name of the metric.
     pub counters: Vec<(&'static str, &'static str, u64)>,
 }
 
-/// A replica that is fed.
+/// A replica being fed.
 #[derive(Debug, Clone)]
 pub struct BinlogDownstream {
     /// Unique while the process lives.
     pub id: u32,
-    /// Its `server_id`.
+    /// `server_id` of the replica.
     pub server_id: u32,
-    /// Its address.
+    /// Address of the replica.
     pub peer: String,
-    /// As whom it has logged in.
+    /// User of the login.
     pub user: String,
-    /// Bytes that are durable here and were not sent to it.
+    /// Durable bytes not yet sent to it.
     pub unsent: u64,
 }
 
@@ -73,7 +73,7 @@ impl BinlogStatus {
         let (durable, promise, held) = (log.durable(), shared.promise.now(), log.held());
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let (counts, metrics) = (&shared.counts, &log.metrics);
-        // Read upwards, so that what is shown keeps its order.
+        // Read upwards, so that the order whole ≤ flushed ≤ written holds.
         let (whole, flushed, written) = (log.whole.get().0, log.flushed.get().0, log.written.get().0);
         let downstreams = shared.fed().into_iter().map(|fed| BinlogDownstream {
             id: fed.id,

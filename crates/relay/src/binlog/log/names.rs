@@ -13,7 +13,7 @@ pub(crate) struct FileName {
 }
 
 impl FileName {
-    /// None: it is none, or not one that is taken.
+    /// Parses a name; None if it is not a binary log's name, or not an accepted one.
     pub(crate) fn parse(name: &[u8]) -> Option<FileName> {
         let text = std::str::from_utf8(name).ok().filter(|text| text.len() <= LONGEST)?;
         let (base, digits) = text.rsplit_once('.')?;
@@ -28,7 +28,7 @@ impl FileName {
         &self.text
     }
 
-    /// Its number: files of a server have rising ones.
+    /// Returns the number, which rises with each file of a server.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
@@ -40,12 +40,12 @@ impl fmt::Display for FileName {
     }
 }
 
-/// The name of an epoch's directory.
+/// Returns the name of an epoch's directory.
 pub(crate) fn epoch(epoch: u64, source: u32) -> String {
     format!("{epoch:010}-{source}")
 }
 
-/// Epoch and source of a directory's name; None: it is none of the log.
+/// Parses a directory's name into epoch and source; None if it is not one of the log's.
 pub(crate) fn parse_epoch(name: &str) -> Option<(u64, u32)> {
     let (number, source) = name.split_once('-')?;
     let parsed = (number.parse().ok()?, source.parse().ok()?);

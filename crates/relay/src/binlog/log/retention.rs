@@ -1,9 +1,9 @@
-//! Which files may go: a decision over plain numbers.
+//! Choice of the files that may be removed: a decision over plain numbers.
 
 use watermark::Lsn;
 
-/// How many of the oldest files go. `files`: start and bytes of each, oldest first; the last one is being written and stays. `needed`: the lowest
-/// position that somebody still has to get.
+/// Counts the oldest files that may be removed. `files`: start and bytes of each, oldest first; the last one is being written and stays. `needed`:
+/// the lowest position that a replica still needs.
 pub(super) fn removable(files: &[(Lsn, u64)], needed: Lsn, keep_bytes: u64, max_bytes: u64) -> usize {
     let most = files.len().saturating_sub(1);
     let total: u64 = files.iter().map(|file| file.1).sum();
