@@ -1,8 +1,8 @@
 //! The next segments, made before they are needed: an append into a file whose blocks are allocated and written costs half of
 //! one that makes a file grow.
 //!
-//! The files have their final names, durably, so that beginning a segment is taking one out of a map. Old segments become
-//! new ones by a change of name. When all are there, what is kept in reserve is seen to.
+//! The files have their final names, durably, so that beginning a segment is a removal from a map. Old segments are renamed to new ones. When all are
+//! made, the reserve is filled.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::files::{self, failed};
 use super::{Log, LogError, Segment, Timeline, lock};
 
-/// The files that are ready, by number.
+/// The prepared files, by number.
 #[derive(Debug)]
 pub(super) struct Ahead {
     timeline: Timeline,
-    /// The number that is needed next.
+    /// The number needed next.
     next: u64,
-    /// How many there should be.
+    /// Number of files to prepare.
     spares: usize,
     files: BTreeMap<u64, Arc<File>>,
 }
@@ -34,14 +34,14 @@ impl Ahead {
         self.files.len()
     }
 
-    /// The lowest number that should be there and is not.
+    /// Returns the lowest number that should be prepared and is not.
     fn wanted(&self) -> Option<u64> {
         (self.next..self.next.saturating_add(self.spares as u64)).find(|number| !self.files.contains_key(number))
     }
 }
 
 impl Log {
-    /// The file for the segment that the writer begins; made now if it is not ready.
+    /// Returns the file for the segment that the writer begins, made now if it is not prepared.
     pub(super) fn take_ahead(&self, segment: Segment) -> Result<Arc<File>, LogError> {
         let mut ahead = lock(&self.ahead);
         let file = match ahead.files.remove(&segment.number) {
@@ -55,7 +55,7 @@ impl Log {
         Ok(file)
     }
 
-    /// A file full of zeroes, durable with its name.
+    /// Makes a file full of zeroes, durable with its name.
     pub(super) fn create_segment(&self, segment: Segment) -> Result<Arc<File>, LogError> {
         let path = self.path(segment);
         let unfinished = files::unfinished(&path);
@@ -75,7 +75,7 @@ impl Log {
                 #[cfg(test)]
                 let named = named.and_then(|()| self.faults.name().map_err(failed("sync the directory of", &path)));
                 if let Err(error) = named {
-                    // Whether its name is durable is not known: the next attempt makes it anew, and must not find it.
+                    // Its name may not be durable: the next attempt makes it anew, and must not find it.
                     let _ = std::fs::remove_file(&path);
                     return Err(error);
                 }
@@ -88,7 +88,7 @@ impl Log {
         }
     }
 
-    /// Gives the file of `old` a new name, if one more is wanted. False if not: it is still there.
+    /// Renames the file of `old` for a new segment, if one more is wanted. False if not: the file is unchanged.
     pub(super) fn recycle(&self, old: Segment) -> Result<bool, LogError> {
         let mut ahead = lock(&self.ahead);
         let Some(number) = ahead.wanted().filter(|number| *number > old.number) else { return Ok(false) };
@@ -96,7 +96,7 @@ impl Log {
         if to.exists() {
             return Err(failed("rename to", &to)(io::ErrorKind::AlreadyExists.into()));
         }
-        // Opened first: once it is under the new name nothing may fail.
+        // Opened first: nothing may fail once it has the new name.
         let file = match files::open(&from) {
             Ok(file) => file,
             Err(LogError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -110,7 +110,7 @@ impl Log {
         Ok(true)
     }
 
-    /// The files that are ready are from now on `timeline`'s, and `next` is needed next. The caller makes the names durable.
+    /// Renames the prepared files for `timeline`, with `next` needed next. The caller makes the names durable.
     pub(super) fn readdress_ahead(&self, timeline: Timeline, next: u64) -> Result<(), LogError> {
         let mut ahead = lock(&self.ahead);
         let old = std::mem::take(&mut ahead.files);
@@ -129,7 +129,7 @@ impl Log {
         Ok(())
     }
 
-    /// The preallocator: makes what is wanted, sleeps until it is unparked.
+    /// Runs the preallocator: makes wanted files, sleeps until it is unparked.
     pub(super) fn preallocate(&self, stop: &AtomicBool) {
         while !stop.load(Ordering::Acquire) {
             let made = {
@@ -147,7 +147,7 @@ impl Log {
                 Some(Err(error)) => Err(error),
                 None => self.keep_reserve(),
             };
-            // Not fatal: the writer tries again itself when it needs the file.
+            // Not fatal: the writer tries again when it needs the file.
             match made {
                 Ok(()) => self.short.store(false, Ordering::Relaxed),
                 Err(error) => {

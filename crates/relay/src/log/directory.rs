@@ -1,4 +1,4 @@
-//! The directory of a log: made if it is not there, and one process's.
+//! The directory of a log: created if missing, and used by one process.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::LogError;
 use super::files::{self, failed};
 
-/// Name of the file whose lock says that a process has the directory.
+/// Name of the file whose lock shows that a process uses the directory.
 pub const LOCK_FILE: &str = "kingpost-log.lock";
 
-/// A directory that this process has, and no other one, until the last clone of this is dropped.
+/// A directory locked for this process, until the last clone of this value is dropped.
 #[derive(Debug, Clone)]
 pub struct Directory {
     path: PathBuf,
@@ -18,7 +18,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Makes the directory, durably, if it is not there, and takes its lock.
+    /// Creates the directory, durably, if it is missing, and takes its lock.
     ///
     /// # Errors
     /// [`LogError::Locked`]: another process has it, or this one by another [`Directory`]. [`LogError::Io`]: the operating system refuses.
@@ -26,7 +26,7 @@ impl Directory {
         let is_new = !path.exists();
         fs::create_dir_all(path).map_err(failed("create directory", path))?;
         if is_new && let Some(parent) = fs::canonicalize(path).map_err(failed("find", path))?.parent() {
-            // What is acknowledged must not be lost with the directory's own name.
+            // Acknowledged data must not be lost with the directory's own name.
             files::sync_dir(parent)?;
         }
         let file = path.join(LOCK_FILE);
@@ -39,7 +39,7 @@ impl Directory {
         }
     }
 
-    /// Where it is.
+    /// Returns the path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

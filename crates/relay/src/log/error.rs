@@ -1,4 +1,4 @@
-//! What can go wrong, by what was tried: opening, appending, switching timelines, reading, fetching.
+//! Errors by operation: opening, appending, switching timelines, reading, fetching.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use watermark::Lsn;
 
 use super::{HistoryError, Timeline};
 
-/// Opening a log, or looking after its files, failed.
+/// Opening or maintaining a log failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// Not a size that PostgreSQL can have.
@@ -15,20 +15,20 @@ pub enum LogError {
         "a WAL segment of {bytes} bytes is not possible: expected a power of two from 1 MB to 1 GB, as SHOW wal_segment_size says"
     )]
     SegmentSize {
-        /// What was asked for.
+        /// The requested size.
         bytes: u64,
     },
     /// The operating system refused.
     #[error("{tried} {}: {source}", path.display())]
     Io {
-        /// A verb: `open`, `write` …
+        /// A verb, such as `open` or `write`.
         tried: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// Another process, or another [`super::Log`] of this one, has the directory.
+    /// Another process, or another [`super::Log`] of this one, uses the directory.
     #[error("{} is in use by another process: a log has one writer; stop the other, or give this one its own directory", dir.display())]
     Locked {
         /// The directory.
@@ -43,9 +43,9 @@ pub enum LogError {
     OtherCluster {
         /// The directory.
         dir: PathBuf,
-        /// System identifier of what it holds.
+        /// System identifier of its WAL.
         held: u64,
-        /// System identifier that was expected.
+        /// Expected system identifier.
         given: u64,
     },
     /// The directory holds segments of another size.
@@ -53,42 +53,42 @@ pub enum LogError {
     OtherSegmentSize {
         /// The directory.
         dir: PathBuf,
-        /// Bytes of its segments.
+        /// Bytes of a held segment.
         held: u64,
-        /// Bytes expected.
+        /// Expected bytes.
         given: u64,
     },
-    /// The state file cannot be believed.
+    /// The state file is invalid.
     #[error("{}: {reason}; restore it from a copy, or move the directory away and start with an empty one", path.display())]
     State {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the fault.
         reason: String,
     },
-    /// Segments, but no state file that says whose they are.
+    /// Segments without a state file, so that their cluster is unknown.
     #[error("{} holds WAL segments ({example}) but no {state}: not a directory of this log", dir.display())]
     NotALog {
         /// The directory.
         dir: PathBuf,
-        /// One of them.
+        /// Name of one of the segments.
         example: String,
-        /// Name of the file that is missing.
+        /// Name of the missing file.
         state: &'static str,
     },
-    /// Nothing held, and nobody said where to begin.
+    /// No WAL is held, and no start position was given.
     #[error("{} holds no WAL yet, so the position to begin at must come from the upstream server", dir.display())]
     Empty {
         /// The directory.
         dir: PathBuf,
     },
-    /// The position to begin at is in the middle of a segment, or there is none.
+    /// The start position is in the middle of a segment, or is 0.
     #[error("a log cannot begin at {at}: expected the start of a segment, after 0/0")]
     BadStart {
         /// The position.
         at: Lsn,
     },
-    /// WAL that was known to be durable is not readable any more.
+    /// WAL that was known to be durable is no longer readable.
     #[error(
         "{}: the WAL in {segment} is valid up to {valid_to} only, and everything before {durable_to} had been made durable: \
          the file was damaged. Nothing was changed. Put the segment there from another relay (`kingpost relay fetch --from`), the primary or an \
@@ -102,17 +102,17 @@ pub enum LogError {
         segment: String,
         /// End of the last whole record.
         valid_to: Lsn,
-        /// Durable was at least this much.
+        /// Lower bound of the durable WAL.
         durable_to: Lsn,
     },
-    /// A file has not the length that every segment has.
+    /// A file does not have the length of a segment.
     #[error("{} has {held} bytes, and a segment has {expected}", path.display())]
     SegmentLength {
         /// The file.
         path: PathBuf,
-        /// Its bytes.
+        /// Length of the file.
         held: u64,
-        /// What it should have.
+        /// Expected length.
         expected: u64,
     },
     /// A history file cannot be used.
@@ -120,10 +120,10 @@ pub enum LogError {
     History {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         source: HistoryError,
     },
-    /// A different history of the same timeline is held: two servers were promoted to one number.
+    /// The held history of the timeline differs from the given one: two servers were promoted to one number.
     #[error(
         "timeline {timeline} has another history here than the one that was given: two servers must have been promoted to \
          the same timeline"
@@ -135,14 +135,14 @@ pub enum LogError {
 }
 
 impl LogError {
-    /// Whether room is missing: a state that ends without anybody touching the log.
+    /// True if the disk is full: this state can end without any change to the log.
     #[must_use]
     pub fn is_full(&self) -> bool {
         matches!(self, LogError::Io { source, .. } if super::files::is_full(source))
     }
 }
 
-/// Why the log works no more in this process. What had been reported as flushed is safe.
+/// The reason why the log has stopped in this process. WAL that was reported as flushed is safe.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{tried} {}: {reason}; after a failed flush nobody can say what the disk holds, so the log has stopped: \
@@ -151,40 +151,40 @@ impl LogError {
 pub struct LogFailure {
     /// A verb.
     pub tried: &'static str,
-    /// On what.
+    /// The file.
     pub path: PathBuf,
-    /// The operating system's words.
+    /// Text of the operating system's error.
     pub reason: String,
-    /// What had been flushed, and stays so.
+    /// Flushed position, which stays valid.
     pub flushed: Lsn,
 }
 
-/// WAL was not taken. Nothing that was taken before is lost, and nothing was overwritten.
+/// WAL was refused. WAL appended before is neither lost nor overwritten.
 #[derive(Debug, thiserror::Error)]
 pub enum AppendError {
-    /// There would be a hole.
+    /// A gap before the new bytes.
     #[error("WAL at {at} cannot follow what is held: the next byte has to be at {expected}")]
     Gap {
-        /// The position that comes next.
+        /// Position of the next byte.
         expected: Lsn,
-        /// Where the bytes were to go.
+        /// Position of the refused bytes.
         at: Lsn,
     },
-    /// The upstream's bytes are not the ones that are held.
+    /// The upstream's bytes differ from the held ones.
     #[error("the upstream's WAL differs from what is held at {at}: this is another history; nothing was overwritten")]
     Mismatch {
-        /// The first byte that differs.
+        /// Position of the first differing byte.
         at: Lsn,
     },
-    /// Overlap with what is no longer held, so it cannot be compared.
+    /// The bytes overlap WAL that is no longer held, so they cannot be compared.
     #[error("WAL at {at} is before {oldest}, the oldest that is held")]
     BeforeStart {
-        /// Where the bytes were to go.
+        /// Position of the refused bytes.
         at: Lsn,
         /// Start of the oldest segment.
         oldest: Lsn,
     },
-    /// No room. The same append may be tried again; what was written of it is compared and passed over.
+    /// The disk is full. The same append may be tried again; the part already written is compared and skipped.
     #[error("no room for WAL in {}: {source}; nothing is acknowledged until there is room", path.display())]
     Full {
         /// The file.
@@ -192,109 +192,109 @@ pub enum AppendError {
         /// `ENOSPC` or `EDQUOT`.
         source: io::Error,
     },
-    /// The operating system refused for another reason; may be tried again.
+    /// The operating system refused for another reason; the append may be tried again.
     #[error("{tried} {}: {source}", path.display())]
     Io {
         /// A verb.
         tried: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// The log works no more.
+    /// The log has stopped.
     #[error(transparent)]
     Failed(LogFailure),
 }
 
-/// The timeline was not switched; the log is as it was.
+/// The timeline was not switched; the log is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum SwitchError {
-    /// Whole records are held after the point where the new timeline leaves: they would be lost.
+    /// Whole records are held after the point where the new timeline branches off: they would be lost.
     #[error(
         "timeline {to} leaves timeline {from} at {at}, but WAL up to {held_end} is held: the new primary has not got all that \
          this log made durable. Stopped, nothing was cut off. If the new primary is to stay without it, `kingpost relay reset` gives up what \
          the relay holds"
     )]
     Diverged {
-        /// The timeline that is held.
+        /// The held timeline.
         from: Timeline,
-        /// The one to switch to.
+        /// The new timeline.
         to: Timeline,
-        /// Where it leaves.
+        /// The switch point.
         at: Lsn,
         /// End of the last whole record held.
         held_end: Lsn,
     },
-    /// WAL before the switch point has not arrived.
+    /// WAL before the switch point is missing.
     #[error(
         "timeline {to} begins at {at}, and WAL is held up to {expected} only: the rest of the old timeline comes first"
     )]
     Gap {
-        /// The one to switch to.
+        /// The new timeline.
         to: Timeline,
-        /// What is held.
+        /// End of the held WAL.
         expected: Lsn,
-        /// Where it begins.
+        /// The switch point.
         at: Lsn,
     },
-    /// Its history does not say that it leaves our timeline there.
+    /// The new timeline's history does not branch off the held timeline at this point.
     #[error("timeline {to} is not the next after timeline {from} at {at}, by its history file")]
     NotAChild {
-        /// The timeline that is held.
+        /// The held timeline.
         from: Timeline,
-        /// The one to switch to.
+        /// The new timeline.
         to: Timeline,
-        /// Where.
+        /// The switch point.
         at: Lsn,
     },
-    /// Its history file makes no sense.
+    /// The new timeline's history file is invalid.
     #[error("history of timeline {to}: {source}")]
     History {
-        /// The one to switch to.
+        /// The new timeline.
         to: Timeline,
-        /// What is wrong.
+        /// The fault.
         source: HistoryError,
     },
-    /// Files.
+    /// Failure of the files.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// The log works no more.
+    /// The log has stopped.
     #[error(transparent)]
     Failed(LogFailure),
 }
 
-/// A downstream cannot have what it asked for. The text is PostgreSQL's own, which standbys and people match on.
+/// A downstream's request cannot be met. The text is PostgreSQL's own, which standbys and people match on.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// Removed by retention, or never held.
     #[error("requested WAL segment {segment} has already been removed")]
     Removed {
-        /// Its name.
+        /// Name of the segment.
         segment: String,
     },
-    /// Behind the end.
+    /// A position behind the end.
     #[error("requested starting point {requested} is ahead of the WAL flush position of this server {flushed}")]
     AheadOfFlush {
-        /// What was asked for.
+        /// The requested position.
         requested: Lsn,
-        /// What there is.
+        /// End of the WAL that may be read.
         flushed: Lsn,
     },
-    /// The timeline had ended before that.
+    /// The timeline ended before the requested position.
     #[error("requested starting point {requested} on timeline {timeline} is not in this server's history")]
     NotInHistory {
-        /// What was asked for.
+        /// The requested position.
         requested: Lsn,
-        /// On which timeline.
+        /// Timeline of the request.
         timeline: Timeline,
-        /// Where our history leaves it.
+        /// Position where our history leaves the timeline.
         forked_at: Lsn,
     },
-    /// Not one of ours.
+    /// A timeline that is not in our history.
     #[error("requested timeline {timeline} is not in this server's history")]
     UnknownTimeline {
-        /// The one asked for.
+        /// The requested timeline.
         timeline: Timeline,
     },
     /// The operating system refused.
@@ -302,13 +302,13 @@ pub enum ReadError {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl ReadError {
-    /// The `DETAIL` that PostgreSQL gives with it.
+    /// Returns the `DETAIL` of PostgreSQL's error.
     #[must_use]
     pub fn detail(&self) -> Option<String> {
         match self {
@@ -319,7 +319,7 @@ impl ReadError {
         }
     }
 
-    /// The `SQLSTATE` that PostgreSQL gives with it.
+    /// Returns the `SQLSTATE` of PostgreSQL's error.
     #[must_use]
     pub fn sqlstate(&self) -> &'static str {
         match self {
@@ -335,7 +335,7 @@ impl ReadError {
 /// A file was not copied out of the log; the target was not touched.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// Not there (yet, or any more): what a server's recovery asks all the time.
+    /// Not there (yet, or any more): a frequent answer to a server's recovery.
     #[error("{} does not hold {name}", dir.display())]
     NotHeld {
         /// The directory.
@@ -346,10 +346,10 @@ pub enum FetchError {
     /// Not a name that a server asks for.
     #[error("{name:?} is neither a WAL segment nor a timeline history file")]
     BadName {
-        /// What was given.
+        /// The given name.
         name: String,
     },
-    /// Files.
+    /// Failure of the log's files.
     #[error(transparent)]
     Log(#[from] LogError),
 }

@@ -1,4 +1,4 @@
-//! A file out of the log, for a server's `restore_command`.
+//! A copy of a file of the log, for a server's `restore_command`.
 
 use std::fs;
 use std::io;
@@ -10,9 +10,9 @@ use super::new_file::NewFile;
 use super::wal::{PAGE_BYTES, is_page};
 use super::{FetchError, Identity, LogError, Segment, Timeline, identify};
 
-/// Copies the segment or history file `name` from the log in `dir` to `target`, whether or not a process has the log open.
-/// `target` is complete or not there. The segment being written is given too, as far as it has come: recovery finds the end
-/// of WAL in it by itself. Everything in the copy is durable in the log.
+/// Copies the segment or history file `name` from the log in `dir` to `target`, whether or not a process has the log open. `target` is complete or
+/// not there. The segment being written is copied too, up to its current end: recovery finds the end of WAL in it. Everything in the copy is durable
+/// in the log.
 ///
 /// # Errors
 /// [`FetchError::NotHeld`] is an ordinary answer: recovery asks for files until there are no more.
@@ -32,13 +32,13 @@ pub fn fetch(dir: &Path, name: &str, target: &Path) -> Result<(), FetchError> {
     if let Some(segment) = segment
         && !has_wal(&file, segment, &identity).map_err(failed("read", &source))?
     {
-        // Made ahead of time: nothing in it yet.
+        // A file made ahead of time, still empty.
         return Err(not_held());
     }
     let mut copy = NewFile::create(target)?;
     copy.copy(&mut file)?;
     copy.sync()?;
-    // After the copy: so nothing is in it that a crash could take from the log.
+    // After the copy, so that it holds nothing that the log could lose in a crash.
     file.sync_data().map_err(failed("flush", &source))?;
     if !has_still_that_name(&file, &source)? {
         return Err(not_held());
@@ -46,7 +46,7 @@ pub fn fetch(dir: &Path, name: &str, target: &Path) -> Result<(), FetchError> {
     Ok(copy.complete()?)
 }
 
-/// Whether the segment has been begun.
+/// True if the segment holds WAL.
 fn has_wal(file: &fs::File, segment: Segment, identity: &Identity) -> io::Result<bool> {
     use std::os::unix::fs::FileExt;
     let mut page = [0; PAGE_BYTES];
@@ -57,7 +57,7 @@ fn has_wal(file: &fs::File, segment: Segment, identity: &Identity) -> io::Result
     }
 }
 
-/// False if the name has gone to another file meanwhile: a file is renamed before it is written over.
+/// False if the name now belongs to another file: a file is renamed before it is overwritten.
 fn has_still_that_name(file: &fs::File, source: &Path) -> Result<bool, LogError> {
     let held = file.metadata().map_err(failed("look at", source))?;
     match fs::metadata(source) {

@@ -1,12 +1,10 @@
-//! The discipline of flushing, whatever log it is: whatever has been written is made durable, without a timer. While one flush is under way, the
-//! next batch gathers.
+//! Flushing of a log of any kind: all written bytes are made durable, without a timer. While one flush runs, the next batch gathers.
 //!
-//! Two threads may flush, one at a time: the flusher, and the writer's own when it has nothing better to do. On a busy machine a thread
-//! that is woken for each batch comes late, and waking it costs as much as reading the batch did.
+//! Two threads may flush, one at a time: the flusher, and the writer's own when it is idle. On a busy machine a thread that is woken for each batch
+//! runs late, and the wake-up costs as much as reading the batch.
 //!
-//! *What must hold*: positions are published as durable only after the flush of all files before them has succeeded; a flush that failed is
-//! never tried again and believed: the kernel may have dropped the pages and the error with them, and a second attempt would succeed and
-//! prove nothing.
+//! *Invariants*: positions are published as durable only after the flush of all files before them has succeeded. A failed flush is never retried: the
+//! kernel may have dropped the pages together with the error, so that a second attempt would succeed and prove nothing.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,20 +15,20 @@ use arc_swap::ArcSwapOption;
 
 use super::metrics::FlushTimes;
 
-/// A disk that took longer the last time is left to the flusher, so that nobody who receives waits for it.
+/// Duration of the last flush above which only the flusher flushes, so that receiving does not wait for a slow disk.
 const QUICK: Duration = Duration::from_millis(4);
 
-/// What is called after a flush.
+/// The callback after a flush.
 struct Told(Box<dyn Fn() + Send + Sync>);
 
-/// Who flushes, and how long the disk took: a part of each log.
+/// State of flushing: whose turn it is, and the duration of the last flush. A part of each log.
 #[derive(Default)]
 pub(crate) struct Flushing {
-    /// Held by whoever flushes: the flusher, or the writer's thread.
+    /// Held during a flush, by the flusher or the writer's thread.
     turn: Mutex<()>,
-    /// How long the last flush of a file took, in microseconds.
+    /// Duration of the last flush of a file, in microseconds.
     last_us: AtomicU64,
-    /// Called by who flushes, after each flush.
+    /// Called after each flush, by the thread that flushed.
     told: ArcSwapOption<Told>,
 }
 
@@ -41,7 +39,7 @@ impl std::fmt::Debug for Flushing {
 }
 
 impl Flushing {
-    /// `tell` is called after each flush, by the thread that flushes. None: nobody. A call may be under way when this returns.
+    /// Sets the callback, called after each flush by the thread that flushes; None removes it. A call may be under way when this returns.
     pub(crate) fn tell(&self, tell: Option<Box<dyn Fn() + Send + Sync>>) {
         self.told.store(tell.map(|tell| Arc::new(Told(tell))));
     }
@@ -52,47 +50,47 @@ impl Flushing {
     }
 }
 
-/// A log with files that are to be made durable.
+/// A log with files to make durable.
 pub(crate) trait Flush {
-    /// What had been written at one moment and was not durable: the files with anything of it, oldest first.
+    /// Bytes written but not durable at one moment, as their files, oldest first.
     type Batch;
 
     /// See [`Flushing`].
     fn flushing(&self) -> &Flushing;
-    /// Where durations are counted.
+    /// Returns the histogram of durations.
     fn times(&self) -> &FlushTimes;
-    /// Whether a flush has failed.
+    /// True if a flush has failed.
     fn has_failed(&self) -> bool;
-    /// What is to be flushed now; None: nothing.
+    /// Returns the bytes to flush now; None if there are none.
     fn batch(&self) -> Option<Self::Batch>;
-    /// How many files it has.
+    /// Returns the number of files in the batch.
     fn files(batch: &Self::Batch) -> usize;
-    /// Flushes one of them.
+    /// Flushes one file of the batch.
     ///
     /// # Errors
     /// The operating system's.
     fn sync(&self, batch: &Self::Batch, file: usize) -> io::Result<()>;
-    /// Publishes what is durable by the flush of `file` and those before.
+    /// Publishes the position that is durable after the flush of `file` and those before.
     fn flushed(&self, batch: &Self::Batch, file: usize);
-    /// The log has to stop.
+    /// Stops the log.
     fn failed(&self, batch: &Self::Batch, file: usize, error: io::Error);
-    /// All files were flushed, and whoever waits for it was told.
+    /// Called when all files are flushed and the callback has run.
     fn settled(&self, batch: Self::Batch);
 }
 
-/// What came of one attempt.
+/// Result of one attempt.
 enum Pass {
-    /// Everything that was written is flushed already.
+    /// No unflushed bytes.
     Idle,
     Flushed,
-    /// The log has failed, now or before.
+    /// Failure of the log, now or before.
     Failed,
 }
 
-/// The flusher: runs until `stop` and everything written is flushed, or until a flush fails. Sleeps until it is unparked.
+/// Runs the flusher until `stop` and everything written is flushed, or until a flush fails. Sleeps until it is unparked.
 pub(crate) fn flush_on<L: Flush>(log: &L, stop: &AtomicBool) {
     loop {
-        // Before the positions: what was written before the stop is flushed after it.
+        // Read before the positions: bytes written before the stop are flushed after it.
         let stopping = stop.load(Ordering::Acquire);
         let pass = {
             let _turn = super::lock(&log.flushing().turn);
@@ -107,7 +105,7 @@ pub(crate) fn flush_on<L: Flush>(log: &L, stop: &AtomicBool) {
     }
 }
 
-/// Flushes in the caller's thread. False: the flusher is at it, or should be, since the disk was slow the last time; wake it.
+/// Flushes in the caller's thread. False: the flusher is flushing, or should, since the last flush was slow; wake it.
 pub(crate) fn flush_here<L: Flush>(log: &L) -> bool {
     let flushing = log.flushing();
     let quick = Duration::from_micros(flushing.last_us.load(Ordering::Relaxed)) <= QUICK;
@@ -120,13 +118,13 @@ pub(crate) fn flush_here<L: Flush>(log: &L) -> bool {
     }
 }
 
-/// Waits until the pass that is under way, if there is one, has ended, with all that follows from it.
+/// Waits for the end of the pass under way, if any, including its follow-up.
 #[cfg(test)]
 pub(crate) fn wait_settled<L: Flush>(log: &L) {
     drop(log.flushing().turn.lock());
 }
 
-/// To be called in turn.
+/// Makes one pass. The caller holds the turn.
 fn flush_once<L: Flush>(log: &L) -> Pass {
     if log.has_failed() {
         return Pass::Failed;

@@ -1,4 +1,4 @@
-//! What of a log of segments is to be flushed: see [`super::flush`].
+//! Flushing of a log of segments: see [`super::flush`].
 
 use std::io;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::flush::{Flush, Flushing};
 use super::metrics::FlushTimes;
 use super::{Log, LogFailure, Segment, Tail, Unflushed, lock};
 
-/// Segments with anything written and not flushed, of one timeline, up to `written`.
+/// Segments with unflushed bytes, of one timeline, up to `written`.
 pub(crate) struct Batch {
     tail: Arc<Tail>,
     written: Lsn,
@@ -68,7 +68,7 @@ impl Flush for Log {
     fn settled(&self, batch: Batch) {
         let Batch { written, files, .. } = batch;
         let size = self.identity.segment_size;
-        // What has been begun since is not among them, even if it is lower: on another timeline.
+        // Segments begun since are not among them, even with a lower number: those are on another timeline.
         let whole = |segment: Segment| size.start(segment.number + 1) <= written;
         lock(&self.unflushed)
             .retain(|file| !(whole(file.segment) && files.iter().any(|flushed| flushed.segment == file.segment)));

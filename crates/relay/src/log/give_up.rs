@@ -1,4 +1,4 @@
-//! All WAL of a directory is given up, because an operator says so: moved aside, or removed.
+//! Removal of all WAL of a directory by an operator's order: moved aside, or deleted.
 
 use std::fs;
 use std::io;
@@ -8,12 +8,12 @@ use super::files::{self, failed};
 use super::reserve::{RESERVE_FILE, RESERVE_HISTORY_FILE};
 use super::{Directory, LogError, Segment, SegmentSize, Timeline};
 
-/// Moves every segment, history file and copy of one to the directory `to`, which is made below this one; None: removes them. What says whose WAL
-/// it was stays. Gives the names of the segments, sorted. May be done again where it was cut off: until it is done the directory
-/// may hold a part of a log that looks like a whole one.
+/// Moves every segment, every history file and all copies of them to the directory `to`, created below this one; None: deletes them. The state file,
+/// which identifies the cluster, stays. Returns the sorted names of the segments. May be repeated after an interruption: until it is done, the
+/// directory may hold a part of a log that looks like a whole one.
 ///
 /// # Errors
-/// [`LogError::Io`]: what was moved before stays moved.
+/// [`LogError::Io`]: files moved before stay moved.
 pub fn give_up(directory: &Directory, size: SegmentSize, to: Option<&Path>) -> Result<Vec<String>, LogError> {
     let dir = directory.path();
     if let Some(to) = to {
@@ -23,7 +23,7 @@ pub fn give_up(directory: &Directory, size: SegmentSize, to: Option<&Path>) -> R
     for entry in fs::read_dir(dir).map_err(failed("list", dir))? {
         let path = entry.map_err(failed("list", dir))?.path();
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-        // With what a recovery has set aside, and what was not complete.
+        // Including files that a recovery has set aside, and incomplete ones.
         let stem = name.split_once(".after-").map_or(name, |(stem, _)| stem);
         let stem = stem.strip_suffix(files::UNFINISHED).unwrap_or(stem);
         let is_segment = Segment::of_name(stem, size).is_some();

@@ -1,6 +1,6 @@
-//! Timeline history files: where a timeline comes from.
+//! Timeline history files: the ancestors of a timeline.
 //!
-//! Each line has an ancestor and the position at which the next timeline left it, oldest first; then a reason for people:
+//! Each line holds an ancestor and the position at which the next timeline left it, oldest first; then a reason for people:
 //!
 //! ```text
 //! 1 <tab> 0/2000000 <tab> no recovery target specified
@@ -10,45 +10,45 @@ use watermark::Lsn;
 
 use super::Timeline;
 
-/// Bytes of a history file, at most. A line has about 60.
+/// Most bytes of a history file. A line has about 60.
 pub const MAX_HISTORY_BYTES: usize = 1 << 20;
 
 /// A parsed history file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct History {
-    /// The timeline it is of.
+    /// The timeline of the file.
     pub timeline: Timeline,
     /// Its ancestors, oldest first, each with the position where it was left. Numbers rise, positions do not fall.
     pub ancestors: Vec<(Timeline, Lsn)>,
 }
 
-/// A history file makes no sense.
+/// An invalid history file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HistoryError {
-    /// Longer than any that a server wrote.
+    /// Longer than any file that a server writes.
     #[error("{bytes} bytes, and at most {MAX_HISTORY_BYTES} are possible")]
     TooLong {
-        /// Its bytes.
+        /// Length of the file.
         bytes: usize,
     },
-    /// A line of another form.
+    /// A malformed line.
     #[error("line {line}: expected a timeline and the position where it was left, as in 1<tab>0/2000000")]
     Syntax {
-        /// From 1.
+        /// Line number, from 1.
         line: usize,
     },
-    /// Timelines or positions do not follow on each other.
+    /// Timelines or positions out of order.
     #[error("line {line}: timelines must rise, stay below {timeline}, and be left at positions that do not fall")]
     Order {
-        /// From 1.
+        /// Line number, from 1.
         line: usize,
-        /// The timeline that the file is of.
+        /// The timeline of the file.
         timeline: Timeline,
     },
 }
 
 impl History {
-    /// The history of a timeline that comes from nowhere: the first, or one whose file is not held.
+    /// Makes the history of a timeline without ancestors: the first, or one whose file is not held.
     #[must_use]
     pub fn none(timeline: Timeline) -> History {
         History { timeline, ancestors: Vec::new() }
@@ -63,7 +63,7 @@ impl History {
         let mut ancestors: Vec<(Timeline, Lsn)> = Vec::new();
         for (index, line) in content.split(|b| *b == b'\n').enumerate() {
             let line_number = index + 1;
-            // The reason may be in any encoding; what counts is before it.
+            // The reason may be in any encoding; only the fields before it matter.
             let line = line.trim_ascii_start();
             if line.is_empty() || line[0] == b'#' {
                 continue;
@@ -78,7 +78,7 @@ impl History {
         Ok(History { timeline, ancestors })
     }
 
-    /// Where `timeline` was left, and for which; `None` for the last one, and for one that is no ancestor.
+    /// Returns the position where `timeline` was left, and the next timeline; `None` for the last one, and for one that is no ancestor.
     #[must_use]
     pub fn left(&self, timeline: Timeline) -> Option<(Lsn, Timeline)> {
         let index = self.ancestors.iter().position(|(ancestor, _)| *ancestor == timeline)?;
@@ -86,13 +86,13 @@ impl History {
         Some((self.ancestors[index].1, next))
     }
 
-    /// Where this timeline left its parent; 0/0 if it has none.
+    /// Returns the position where this timeline left its parent; 0/0 if it has none.
     #[must_use]
     pub fn begin(&self) -> Lsn {
         self.ancestors.last().map_or(Lsn(0), |(_, at)| *at)
     }
 
-    /// The timelines, newest first, each with the position where it began.
+    /// Returns the timelines, newest first, each with the position where it began.
     pub fn newest_first(&self) -> impl Iterator<Item = (Timeline, Lsn)> + '_ {
         let timelines =
             std::iter::once(self.timeline).chain(self.ancestors.iter().rev().map(|(timeline, _)| *timeline));
@@ -100,7 +100,7 @@ impl History {
         timelines.zip(begins)
     }
 
-    /// Whether `timeline` is this one or an ancestor.
+    /// True if `timeline` is this one or an ancestor.
     #[must_use]
     pub fn contains(&self, timeline: Timeline) -> bool {
         self.timeline == timeline || self.ancestors.iter().any(|(ancestor, _)| *ancestor == timeline)

@@ -1,4 +1,4 @@
-//! The one small file beside the WAL: whose it is. Written once, when the log begins.
+//! The state file beside the WAL, which identifies the cluster. Written once, when the log begins.
 //!
 //! ```text
 //! kingpost-log 2
@@ -9,9 +9,9 @@
 //!
 //! Text, so that it can be read in an emergency; the checksum is over the lines before it.
 //!
-//! Version 1 had one line more, `term 3`, before the checksum: what is now with the other promises, in a file of its own. Whoever takes the
-//! term over calls [`take_over`] then, so that an earlier version of the program refuses the directory: it would know nothing of
-//! promises that were made since.
+//! Version 1 had one more line, `term 3`, before the checksum; the term is now stored with the other promises, in a file of its own. The caller that
+//! takes the term over then calls [`take_over`], so that an earlier version of the program, which would not know later promises, refuses the
+//! directory.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -20,23 +20,23 @@ use std::{fs, io};
 use super::files::{failed, write_durably};
 use super::{Identity, LogError, SegmentSize};
 
-/// Its name.
+/// Name of the file.
 pub const STATE_FILE: &str = "kingpost-log.state";
 
 const VERSION_LINE: &str = "kingpost-log 2";
 const EARLIER_VERSION_LINE: &str = "kingpost-log 1";
-/// More than it can have.
+/// Upper bound of its length.
 const MAX_BYTES: usize = 4096;
 
-/// What it says.
+/// Content of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) identity: Identity,
-    /// In a file of version 1: the highest term that was promised to.
+    /// The highest promised term, in a file of version 1.
     term: Option<u64>,
 }
 
-/// `None` if there is no such file.
+/// Reads the file; `None` if it does not exist.
 pub(super) fn read(dir: &Path) -> Result<Option<Content>, LogError> {
     let path = dir.join(STATE_FILE);
     let content = match fs::read(&path) {
@@ -50,12 +50,12 @@ pub(super) fn read(dir: &Path) -> Result<Option<Content>, LogError> {
     }
 }
 
-/// Writes it; durable when it returns.
+/// Writes the file; durable on return.
 pub(super) fn write(dir: &Path, identity: Identity) -> Result<(), LogError> {
     write_durably(&dir.join(STATE_FILE), render(&Content { identity, term: None }).as_bytes())
 }
 
-/// The term in a file of version 1; `None` if there is no file, or a newer one.
+/// Returns the term in a file of version 1; `None` if there is no file, or a newer one.
 ///
 /// # Errors
 /// [`LogError`]: the file cannot be read or believed.
@@ -63,7 +63,7 @@ pub fn earlier_term(dir: &Path) -> Result<Option<u64>, LogError> {
     Ok(read(dir)?.and_then(|content| content.term))
 }
 
-/// Makes a file of version 1 one of this version, without the term; durable when it returns. Any other one stays as it is.
+/// Rewrites a file of version 1 in this version, without the term; durable on return. Other files stay unchanged.
 ///
 /// # Errors
 /// [`LogError`]: it cannot be read or written.
@@ -111,7 +111,7 @@ fn parse(content: &[u8]) -> Result<Content, String> {
     let segment_size = SegmentSize::new(number("segment-size")?).map_err(|error| error.to_string())?;
     let term = if has_term { Some(number("term")?) } else { None };
     let content = Content { identity: Identity { system_id, segment_size }, term };
-    // One way to write it: what is otherwise the same, but not written so, was not written by us.
+    // Only one encoding is valid: a file with another was not written by this program.
     if render(&content) != text {
         return Err("its checksum does not fit its lines".into());
     }
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     const IDENTITY: Identity = Identity { system_id: 7_339_581_467_219_530_125, segment_size: SegmentSize::DEFAULT };
-    /// As version 1 wrote it.
+    /// A file as version 1 wrote it.
     const EARLIER: &str =
         "kingpost-log 1\nsystem-id 7339581467219530125\nsegment-size 16777216\nterm 3\ncrc32c 98579152\n";
 

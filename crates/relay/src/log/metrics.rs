@@ -1,34 +1,34 @@
-//! What the log counts. Plain atomics: whoever renders metrics reads them.
+//! Counters of a log. Plain atomics, which the renderer of metrics reads.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Upper bounds of the buckets of [`FlushTimes`], in microseconds; one more bucket takes what is above.
+/// Upper bounds of the buckets of [`FlushTimes`], in microseconds; one more bucket takes longer durations.
 pub const FLUSH_BUCKETS_US: [u64; 14] =
     [50, 100, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 51_200, 102_400, 409_600, 1_638_400];
 
 /// Counters since the log was opened.
 #[derive(Debug, Default)]
 pub struct LogMetrics {
-    /// Bytes that were new.
+    /// New bytes.
     pub appended_bytes: AtomicU64,
-    /// Appends that had new bytes.
+    /// Appends with new bytes.
     pub appends: AtomicU64,
-    /// Bytes that were held already, and compared.
+    /// Bytes already held, which were compared.
     pub compared_bytes: AtomicU64,
     /// Times that an append had to wait for the disk.
     pub throttled: AtomicU64,
-    /// Flushes: how long each took.
+    /// Durations of flushes.
     pub flushes: FlushTimes,
     /// Segments filled with zeroes ahead of time.
     pub segments_prepared: AtomicU64,
-    /// Segments that were made only when they were needed, in the writer's time.
+    /// Segments made only when needed, in the writer's thread.
     pub segments_late: AtomicU64,
-    /// Old segments given a new name.
+    /// Old segments renamed for reuse.
     pub segments_recycled: AtomicU64,
     /// Old segments removed.
     pub segments_removed: AtomicU64,
-    /// Pages read to find the end of the last whole record, for whoever asks how the relay stands.
+    /// Pages read to find the end of the last whole record, for queries of the relay's state.
     pub walked_pages: AtomicU64,
 }
 
@@ -47,19 +47,19 @@ impl FlushTimes {
         self.sum_us.fetch_add(us, Relaxed);
     }
 
-    /// How many fell into each bucket, not cumulated; the last is what is above every bound.
+    /// Returns the count of each bucket, not cumulated; the last one is above every bound.
     #[must_use]
     pub fn buckets(&self) -> [u64; FLUSH_BUCKETS_US.len() + 1] {
         std::array::from_fn(|bucket| self.buckets[bucket].load(Relaxed))
     }
 
-    /// How many there were.
+    /// Returns the number of durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.buckets().iter().sum()
     }
 
-    /// All together, in microseconds.
+    /// Returns the sum of durations, in microseconds.
     #[must_use]
     pub fn sum_us(&self) -> u64 {
         self.sum_us.load(Relaxed)

@@ -1,4 +1,4 @@
-//! A file for somebody else's directory: it gets its name when it is complete and durable.
+//! A file in another program's directory: it gets its name when it is complete and durable.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::LogError;
 use super::files::{self, failed};
 
-/// A file that is being written under another name. It is removed again if it is dropped before it is complete.
+/// A file that is being written under a temporary name. Dropped before it is complete, it is removed.
 #[derive(Debug)]
 pub struct NewFile {
     file: File,
@@ -16,17 +16,17 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Begins the file `target`, empty. What an earlier attempt has left is written over.
+    /// Starts the file `target`, empty. Leftovers of an earlier attempt are overwritten.
     ///
     /// # Errors
-    /// [`LogError::Io`]: it cannot be made.
+    /// [`LogError::Io`]: the file cannot be created.
     pub fn create(target: &Path) -> Result<NewFile, LogError> {
         let unfinished = files::unfinished(target);
         let file = files::create(&unfinished).map_err(failed("make", &unfinished))?;
         Ok(NewFile { file, unfinished, target: target.into(), complete: false })
     }
 
-    /// Copies all of `source` to it.
+    /// Copies all of `source` to the file.
     ///
     /// # Errors
     /// [`LogError::Io`].
@@ -42,7 +42,7 @@ impl NewFile {
         files::write_at(&self.file, bytes, at).map_err(failed("write", &self.unfinished))
     }
 
-    /// Makes it so many bytes long, with zeroes behind what was written.
+    /// Extends the file to this length, with zeroes behind the written bytes.
     ///
     /// # Errors
     /// [`LogError::Io`].
@@ -50,15 +50,15 @@ impl NewFile {
         self.file.set_len(bytes).map_err(failed("extend", &self.unfinished))
     }
 
-    /// Makes what was written durable.
+    /// Makes the written bytes durable.
     pub(super) fn sync(&self) -> Result<(), LogError> {
         files::sync(&self.file).map_err(failed("flush", &self.unfinished))
     }
 
-    /// Makes it durable and gives it its name.
+    /// Makes the file durable and gives it its name.
     ///
     /// # Errors
-    /// [`LogError::Io`]: there is no such file then.
+    /// [`LogError::Io`]: the file does not exist then.
     pub fn complete(mut self) -> Result<(), LogError> {
         self.sync()?;
         std::fs::rename(&self.unfinished, &self.target).map_err(failed("rename", &self.unfinished))?;
@@ -70,7 +70,7 @@ impl NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if !self.complete {
-            // What is left over is written over by the next attempt.
+            // The next attempt overwrites leftovers.
             let _ = std::fs::remove_file(&self.unfinished);
         }
     }

@@ -1,4 +1,4 @@
-//! Readers: where the bytes of a position are, so that a sender can have the kernel send them.
+//! Readers: they find the file and offset of a position, so that a sender can let the kernel send the bytes.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,55 +10,55 @@ use watermark::Lsn;
 use super::segment::PAGE;
 use super::{Log, ReadError, Segment, Timeline, lock};
 
-/// Up to where a reader may go.
+/// Limit of a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Serve {
-    /// What is on the disk: nothing that a crash of this host could take back.
+    /// Durable WAL: nothing that a crash of this host could take back.
     #[default]
     Flushed,
-    /// What has arrived: one flush sooner, and safe only while the upstream lives.
+    /// Received WAL: one flush sooner, and safe only while the upstream lives.
     Written,
 }
 
-/// Follows one timeline of the log's history from a position on. Holds one file open; nobody waits for it.
+/// A cursor on one timeline of the log's history. Holds one file open; nobody waits for it.
 #[derive(Debug)]
 pub struct Reader {
     log: Arc<Log>,
     timeline: Timeline,
     position: Lsn,
-    /// Where the timeline has ended, and the next one.
+    /// End of the timeline, and the next one.
     ended: Option<(Lsn, Timeline)>,
     file: Option<(Segment, Arc<File>)>,
 }
 
-/// What comes next.
+/// Result of a read.
 #[derive(Debug)]
 pub enum Next {
-    /// Bytes.
+    /// Bytes to send.
     Chunk(Chunk),
-    /// The timeline ends at `at`, and everything before it has been read; it goes on with `next`.
+    /// The end of the timeline, at `at`: everything before it has been read. `next` continues.
     EndOfTimeline {
         /// The timeline that follows.
         next: Timeline,
         /// The switch point.
         at: Lsn,
     },
-    /// Nothing yet: await the position's next byte on the tail's mark, or [`Log::changes`].
+    /// No bytes yet: await the position's next byte on the tail's mark, or [`Log::changes`].
     CaughtUp,
 }
 
-/// Bytes in a file. They stay there while this exists.
+/// Bytes in a file, kept there while this value exists.
 #[derive(Debug, Clone)]
 pub struct Chunk {
     /// The segment's file.
     pub file: Arc<File>,
-    /// Where in the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// How many; at least one.
+    /// Number of bytes; at least one.
     pub len: usize,
-    /// Position of the first.
+    /// Position of the first byte.
     pub at: Lsn,
-    /// How far the log may be read now.
+    /// Limit of reading at this moment.
     pub end_of_wal: Lsn,
     path: PathBuf,
 }
@@ -83,7 +83,7 @@ impl Reader {
         let tail = log.tail();
         let mut ended = None;
         if tail.timeline == timeline {
-            // What has arrived is on its way to the disk: a moment later it can be had.
+            // Received WAL is on its way to the disk: it can be read a moment later.
             if at > tail.written.get() {
                 return Err(ReadError::AheadOfFlush { requested: at, flushed: tail.flushed.get() });
             }
@@ -96,7 +96,7 @@ impl Reader {
             ended = Some((left_at, next));
         }
         let mut reader = Reader { log, timeline, position: at, ended, file: None };
-        // Said now, not with the first chunk: a standby that hears it at once looks elsewhere.
+        // Reported now, not with the first chunk: a standby that gets the error at once looks elsewhere.
         let limit = reader.limit(Serve::Written);
         if limit > at || reader.log.start() > at {
             reader.open_file()?;
@@ -104,20 +104,20 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Position of the next byte.
+    /// Returns the position of the next byte.
     #[must_use]
     pub fn position(&self) -> Lsn {
         self.position
     }
 
-    /// The timeline that it follows.
+    /// Returns the timeline of the reader.
     #[must_use]
     pub fn timeline(&self) -> Timeline {
         self.timeline
     }
 
-    /// The next bytes, at most `max` (but up to a page in any case), and all from one segment; what is longer ends with a page,
-    /// as a server's own sender does it. The position is then behind them.
+    /// Returns the next bytes and moves behind them: at most `max` (but up to a page in any case), from one segment; a longer chunk ends at a page
+    /// boundary, as with a server's own sender.
     ///
     /// # Errors
     /// [`ReadError::Removed`] if retention was faster; [`ReadError::Io`].
@@ -144,7 +144,7 @@ impl Reader {
         Ok(Next::Chunk(chunk))
     }
 
-    /// Up to where may be read; learns that the timeline has ended.
+    /// Returns the limit of reading; notices the end of the timeline.
     fn limit(&mut self, serve: Serve) -> Lsn {
         if self.ended.is_none() {
             let tail = self.log.tail();
@@ -175,8 +175,8 @@ impl Reader {
         Ok((segment, file))
     }
 
-    /// The file with segment `number` as this timeline has it: its own; where the timeline ends in the segment, also the
-    /// next one's, which begins with a copy; before it began, its ancestor's.
+    /// Finds the file with segment `number` for this timeline: its own; where the timeline ends in the segment, also the next timeline's, which
+    /// begins with a copy; before the timeline began, its ancestor's.
     fn locate(&self, number: u64) -> Option<Segment> {
         let log = &self.log;
         let has = |segment: Segment| lock(&log.held).contains_key(&segment);

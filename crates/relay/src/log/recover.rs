@@ -1,13 +1,12 @@
-//! What a directory holds: the positions come from the WAL itself.
+//! Recovery of a directory: the positions come from the WAL itself.
 //!
-//! The walk begins so far before the last segment that everything which might not have been flushed lies in it
-//! ([`MAX_UNFLUSHED`](super::MAX_UNFLUSHED)), and follows page headers and checksums to the end of the last whole record. What is behind that is
-//! the rest of a write that a crash cut off, or what a recycled file held before: it is replaced by zeroes.
+//! The walk begins so far before the last segment that it covers everything which might not have been flushed
+//! ([`MAX_UNFLUSHED`](super::MAX_UNFLUSHED)), and follows page headers and checksums to the end of the last whole record. Bytes behind that are the
+//! rest of a write that a crash cut off, or old content of a recycled file: they are replaced by zeroes.
 //!
-//! *What must hold*: recovery may be cut off after any step, by `kill -9` or a power cut, and the next one comes to the same end. The walk
-//! begins below the highest file that has WAL, so files are cleared **from the highest down**: a file that is still there never has a
-//! cleared one below it. A file loses its name before its bytes: no file with a segment's name is ever half cleared, but the one that
-//! is written on.
+//! *Invariant*: recovery may be cut off after any step, by `kill -9` or a power cut, and the next one finds the same end. The walk begins below the
+//! highest file that has WAL, so files are cleared **from the highest down**: below a remaining file there is never a cleared one. A file loses its
+//! name before its bytes: no file with a segment's name is ever half cleared, except the current one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -28,25 +27,25 @@ use super::{History, Identity, LogError, MAX_SPARES, STATE_FILE, Segment, Segmen
 /// Files are read in pieces of this size.
 const PIECE: usize = 128 * PAGE_BYTES;
 
-/// What was found when the log was opened.
+/// Report of the recovery of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recovery {
-    /// The timeline that is written on.
+    /// The current timeline.
     pub timeline: Timeline,
-    /// Where the walk began.
+    /// Start of the walk.
     pub walked_from: Lsn,
-    /// End of the last whole record: where writing goes on.
+    /// End of the last whole record, where writing continues.
     pub end: Lsn,
-    /// Whole records on the way.
+    /// Number of whole records on the way.
     pub records: u64,
     /// Start of the last whole record.
     pub last_record: Option<Lsn>,
-    /// Why it went no further; `None` if the files had ended.
+    /// The reason for the end of the walk; `None` at the end of the files.
     pub stop: Option<Stop>,
-    /// Whether there was anything behind the end that had to go.
+    /// True if bytes behind the end were removed.
     pub discarded: bool,
-    /// Segments, or copies of them, from which more had to go than the rest of one write: a power failure, or a damaged disk. The
-    /// upstream sends it again; if there is no upstream any more, this is what is left. The lowest first.
+    /// Names of segments, or copies of them, with more behind the end than the rest of one write: after a power failure, or on a damaged disk. The
+    /// upstream sends that WAL again; without an upstream these files are the only copy. The lowest first.
     pub set_aside: Vec<String>,
 }
 
@@ -61,11 +60,11 @@ pub(super) struct Recovered {
     pub(super) report: Recovery,
     /// Segments with WAL.
     pub(super) held: BTreeSet<Segment>,
-    /// Files that are ready to be written, by number; of the report's timeline.
+    /// Files prepared for writing, by number; of the report's timeline.
     pub(super) ahead: BTreeMap<u64, Arc<File>>,
 }
 
-/// Reads the directory; removes what was not complete. The caller has its lock.
+/// Reads the directory and removes incomplete files. The caller has its lock.
 pub(super) fn list(dir: &Path, identity: &Identity) -> Result<Listing, LogError> {
     let mut listing = Listing::default();
     for entry in fs::read_dir(dir).map_err(failed("list", dir))? {
@@ -83,7 +82,7 @@ pub(super) fn list(dir: &Path, identity: &Identity) -> Result<Listing, LogError>
     Ok(listing)
 }
 
-/// The name of some segment in `dir`, of whatever size.
+/// Returns the name of some segment in `dir`, of any size.
 pub(super) fn any_segment(dir: &Path) -> Result<Option<String>, LogError> {
     for entry in fs::read_dir(dir).map_err(failed("list", dir))? {
         let name = entry.map_err(failed("list", dir))?.file_name();
@@ -104,7 +103,7 @@ fn read_history(path: &Path) -> Result<Arc<[u8]>, LogError> {
     Ok(fs::read(path).map_err(failed("read", path))?.into())
 }
 
-/// The file that has segment `number` of `timeline`'s history: its own, or the ancestor's that it was on then.
+/// Finds the file with segment `number` of `timeline`'s history: its own, or that of the ancestor at that position.
 pub(super) fn locate(
     history: &History,
     number: u64,
@@ -121,8 +120,8 @@ pub(super) fn locate(
     Some(Segment { number, timeline }).filter(|segment| has(*segment))
 }
 
-/// Finds the end of WAL, makes everything before it durable and everything behind it zero. At most `unflushed` bytes had been written and
-/// not flushed: [`MAX_UNFLUSHED`](super::MAX_UNFLUSHED).
+/// Finds the end of WAL, makes everything before it durable and everything behind it zero. At most `unflushed` bytes were written and not flushed:
+/// [`MAX_UNFLUSHED`](super::MAX_UNFLUSHED).
 pub(super) fn recover(
     dir: &Path,
     identity: &Identity,
@@ -144,7 +143,7 @@ pub(super) fn recover(
     let open = |segment: Segment| open_segment(dir, segment, identity);
 
     let numbers: BTreeSet<u64> = listing.segments.iter().map(|segment| segment.number).collect();
-    // The last segment that was written to: files ahead of it have zeroes, or pages of lower positions.
+    // The last segment with WAL: files ahead of it have zeroes, or pages of lower positions.
     let mut last = None;
     for number in numbers.iter().copied().rev() {
         let Some(segment) = find(number) else { continue };
@@ -156,26 +155,26 @@ pub(super) fn recover(
     }
     let Some(last) = last else { return nothing_written(dir, identity, start, listing) };
 
-    // What is held without a hole.
+    // The oldest segment held without a gap.
     let mut oldest = last;
     while oldest > 0 && find(oldest - 1).is_some() {
         oldest -= 1;
     }
-    // No more than this is ever written ahead of the flushes: what is before was durable.
+    // Writing is never further ahead of the flushes than this: everything before was durable.
     let durable_to = Lsn(size.start(last).0.saturating_sub(unflushed)).max(size.start(oldest));
     let mut from = size.number(durable_to);
     let mut walk = walk(identity, timeline, from, last, &find, &open)?;
     if walk.walker.end().is_none() && from > oldest {
-        // One record is longer than all that was walked: begin before it.
+        // One record is longer than the walked part: start before it.
         from = oldest;
         walk = self::walk(identity, timeline, from, last, &find, &open)?;
     }
-    // A log that began with the segment in which its timeline begins has received that one, and copied nothing.
+    // A log that began with the segment in which its timeline begins has received that segment, and copied nothing.
     let received = size.start_of(history.begin()) == size.start(oldest)
         && listing.segments.iter().all(|segment| segment.timeline == timeline);
     let begun = if received { Lsn(0) } else { history.begin() };
     let end = walk.walker.end().unwrap_or(size.start(from));
-    // Up to where the timeline begins its first file is a copy that was made durable before it got its name.
+    // The first file of the timeline starts with a copy, which was made durable before the file got its name.
     let in_copy = begun > size.start(from) && walk.walker.end().is_some_and(|end| end < begun);
     let stopped = Lsn(walk.walker.at().0 - if walk.stop.is_some() { PAGE } else { 0 });
     if in_copy || stopped < durable_to.max(Lsn(begun.0 - begun.0 % PAGE)) {
@@ -184,7 +183,7 @@ pub(super) fn recover(
     }
     let end = end.max(begun);
 
-    // What the padding behind a switch of segments has to be is known; what a crash left there is not.
+    // The padding behind a switch of segments must be zero; a crash may have left other bytes there.
     for (index, from) in &walk.paddings {
         let Some((segment, file)) = walk.files.get(*index) else { continue };
         let (from, path) = (size.offset(*from), dir.join(segment.name(size)));
@@ -192,8 +191,8 @@ pub(super) fn recover(
             files::zero_fill(file, from, size.bytes()).map_err(failed("write", &path))?;
         }
     }
-    // A process that was killed leaves bytes that no flush has reached; one that stopped because a flush failed leaves pages
-    // that the kernel takes for clean, so that a flush would succeed and do nothing: written again, they are dirty again.
+    // A killed process leaves bytes that no flush has reached. One that stopped because a flush failed leaves pages that the kernel takes for clean,
+    // so that a flush would succeed without effect: written again, they are dirty again.
     let mut buffer = vec![0; PIECE];
     for (segment, file) in &walk.files {
         let path = dir.join(segment.name(size));
@@ -216,7 +215,7 @@ pub(super) fn recover(
     let mut clearing = Clearing { dir, identity, end, stopped, discarded: false, set_aside: Vec::new() };
     let mut ahead = BTreeMap::new();
     let behind = |segment: &&Segment| segment.number >= current && segment.timeline == timeline;
-    // The highest first: see above.
+    // The highest first: see the module.
     for segment in listing.segments.iter().rev().filter(behind).copied() {
         if held.contains(&segment) {
             clearing.behind_the_end(segment, &open(segment)?)?;
@@ -243,15 +242,14 @@ pub(super) fn recover(
     Ok(Recovered { report, held, ahead })
 }
 
-/// What of a segment may not have been flushed, and is written again. `durable_to` and everything before was durable before the segment was begun. And of what had been
-/// written no more than `unflushed` bytes had not been flushed: it ended at `end` or behind that. Where segments are large that is a small part of one.
+/// Returns the part of a segment that may not have been flushed, and is written again. Everything up to `durable_to` was durable before the segment
+/// was begun. At most `unflushed` written bytes, which ended at `end` or behind it, were not flushed: in a large segment a small part.
 fn written_again(size: SegmentSize, number: u64, durable_to: Lsn, end: Lsn, unflushed: u64) -> Range<u64> {
     let start = size.start(number).max(durable_to).0.max(end.0.saturating_sub(unflushed));
     start..end.0.min(size.start(number).0 + size.bytes())
 }
 
-/// Whether the segment has pages of its own positions behind the page at `stopped`: WAL that had been written, and that
-/// cannot be reached any more.
+/// True if the segment has pages of its own positions behind the page at `stopped`: WAL that was written, and can no longer be reached.
 fn has_pages_after(file: &File, identity: &Identity, segment: Segment, stopped: Lsn) -> io::Result<bool> {
     let size = identity.segment_size;
     let mut at = size.start(segment.number).max(Lsn(stopped.0.saturating_add(PAGE)));
@@ -266,16 +264,16 @@ fn has_pages_after(file: &File, identity: &Identity, segment: Segment, stopped: 
     Ok(false)
 }
 
-/// Clears what is behind the end of WAL, one segment after the other.
+/// State of clearing the bytes behind the end of WAL, one segment after the other.
 struct Clearing<'a> {
     dir: &'a Path,
     identity: &'a Identity,
-    /// Of WAL.
+    /// End of WAL.
     end: Lsn,
     /// Start of the page in which the walk stopped.
     stopped: Lsn,
     discarded: bool,
-    /// Names.
+    /// Names of the segments set aside.
     set_aside: Vec<String>,
 }
 
@@ -284,17 +282,17 @@ impl Clearing<'_> {
         self.dir.join(segment.name(self.identity.segment_size))
     }
 
-    /// Whether there is nothing but zeroes from offset `from` on.
+    /// True if the file has only zeroes from offset `from` on.
     fn is_clear(&self, segment: Segment, file: &File, from: u64) -> Result<bool, LogError> {
         files::is_zero(file, from, self.identity.segment_size.bytes()).map_err(failed("read", &self.path(segment)))
     }
 
-    /// Whether the segment has WAL that cannot be reached any more.
+    /// True if the segment has WAL that can no longer be reached.
     fn is_out_of_reach(&self, segment: Segment, file: &File) -> Result<bool, LogError> {
         has_pages_after(file, self.identity, segment, self.stopped).map_err(failed("read", &self.path(segment)))
     }
 
-    /// The segment that is written on: clears what is behind the end.
+    /// Clears the current segment behind the end.
     fn behind_the_end(&mut self, segment: Segment, file: &File) -> Result<(), LogError> {
         let (size, path) = (self.identity.segment_size, self.path(segment));
         let keep = size.offset(self.end);
@@ -309,12 +307,12 @@ impl Clearing<'_> {
             files::rename_durably(&unfinished, &copy)?;
             self.note_aside(&copy);
         }
-        // Whoever finds these bytes again might take them for WAL that follows.
+        // A later walk might take these bytes for WAL that follows.
         files::zero_fill_from_the_end(file, keep, size.bytes()).map_err(failed("write", &path))?;
         files::sync(file).map_err(failed("flush", &path))
     }
 
-    /// A segment behind the end whose file is used again; None if it was set aside.
+    /// Clears a segment behind the end for reuse; None if it was set aside.
     fn all_of(&mut self, segment: Segment, file: File) -> Result<Option<File>, LogError> {
         let (size, path) = (self.identity.segment_size, self.path(segment));
         if self.is_clear(segment, &file, 0)? {
@@ -325,7 +323,7 @@ impl Clearing<'_> {
             self.put_aside(segment)?;
             return Ok(None);
         }
-        // Under another name while it is cleared. After a crash it is removed as what is not complete.
+        // Under another name while it is cleared. After a crash it is removed as incomplete.
         let unfinished = files::unfinished(&path);
         files::rename_durably(&path, &unfinished)?;
         files::zero_fill(&file, 0, size.bytes()).map_err(failed("write", &unfinished))?;
@@ -334,7 +332,7 @@ impl Clearing<'_> {
         Ok(Some(file))
     }
 
-    /// A segment behind the end whose file is not needed.
+    /// Removes a segment behind the end, or sets it aside.
     fn remove(&mut self, segment: Segment, file: &File) -> Result<(), LogError> {
         self.discarded |= !self.is_clear(segment, file, 0)?;
         if self.is_out_of_reach(segment, file)? {
@@ -343,7 +341,7 @@ impl Clearing<'_> {
         files::remove_durably(&self.path(segment))
     }
 
-    /// Gives the whole file a name that is no segment's.
+    /// Renames the file to a name that is no segment's.
     fn put_aside(&mut self, segment: Segment) -> Result<(), LogError> {
         let aside = self.name_aside(segment);
         files::rename_durably(&self.path(segment), &aside)?;
@@ -351,7 +349,7 @@ impl Clearing<'_> {
         Ok(())
     }
 
-    /// A name that nothing has: what an earlier recovery kept, perhaps one that was cut off, is not written over.
+    /// Returns an unused name: a file kept by an earlier recovery, perhaps an interrupted one, is not overwritten.
     fn name_aside(&self, segment: Segment) -> std::path::PathBuf {
         let (high, low) = (self.end.0 >> 32, self.end.0 as u32);
         let name = format!("{}.after-{high:X}-{low:X}", segment.name(self.identity.segment_size));
@@ -369,7 +367,7 @@ impl Clearing<'_> {
     }
 }
 
-/// Copies the `length` bytes of a file to a new one at `to`, durably but for its name.
+/// Copies the `length` bytes of a file to a new one at `to`, durably except for its name.
 fn copy_whole(file: &File, to: &Path, length: u64) -> io::Result<()> {
     let copy = files::create(to)?;
     let mut buffer = vec![0; PIECE];
@@ -387,7 +385,7 @@ struct Walk {
     walker: Walker,
     stop: Option<Stop>,
     files: Vec<(Segment, File)>,
-    /// Files that end with padding, by index, and where it begins.
+    /// Files that end with padding, by index, with the start of the padding.
     paddings: Vec<(usize, Lsn)>,
 }
 
@@ -431,7 +429,7 @@ fn walk(
     Ok(walk)
 }
 
-/// An empty directory.
+/// Recovers an empty directory.
 fn fresh(dir: &Path, identity: &Identity, start: Option<Start>) -> Result<Recovered, LogError> {
     let Some(start) = start else { return Err(LogError::Empty { dir: dir.into() }) };
     if start.at == Lsn(0) || identity.segment_size.offset(start.at) != 0 {
@@ -450,7 +448,7 @@ fn fresh(dir: &Path, identity: &Identity, start: Option<Start>) -> Result<Recove
     Ok(Recovered { report, held: BTreeSet::new(), ahead: BTreeMap::new() })
 }
 
-/// Files, but no segment that begins as one: a log that was stopped before its first page was whole.
+/// Recovers a directory with files but no segment that begins as one: a log that was stopped before its first page was complete.
 fn nothing_written(
     dir: &Path,
     identity: &Identity,
@@ -458,7 +456,7 @@ fn nothing_written(
     listing: &Listing,
 ) -> Result<Recovered, LogError> {
     let size = identity.segment_size;
-    // More files than a new log makes ahead of time: there was WAL in them.
+    // More files than a new log makes ahead of time: they held WAL.
     if let Some(segment) = listing.segments.iter().nth(MAX_SPARES + 1) {
         let at = size.start(segment.number);
         return Err(LogError::Damaged {
@@ -483,7 +481,7 @@ fn open_segment(dir: &Path, segment: Segment, identity: &Identity) -> Result<Fil
     if held == size.bytes() { Ok(file) } else { Err(LogError::SegmentLength { path, held, expected: size.bytes() }) }
 }
 
-/// Zeroes, if the file is shorter.
+/// Reads the first page; zeroes if the file is shorter.
 fn read_first_page(dir: &Path, segment: Segment, identity: &Identity) -> Result<[u8; PAGE_BYTES], LogError> {
     let path = dir.join(segment.name(identity.segment_size));
     let file = files::open(&path)?;
@@ -495,7 +493,7 @@ fn read_first_page(dir: &Path, segment: Segment, identity: &Identity) -> Result<
     }
 }
 
-/// What a directory is, without opening it: `None` if it is empty or not there.
+/// Returns the identity of a directory without opening it: `None` if it is empty or missing.
 ///
 /// # Errors
 /// [`LogError`] if it cannot be read, or holds segments and no state file.

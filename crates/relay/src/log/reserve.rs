@@ -1,8 +1,8 @@
-//! What is kept back for a disk that is full: a switch of timelines needs a whole segment and a history file, and must not wait for
-//! somebody to make room. Commits may wait for it, and standbys that should follow a new primary.
+//! Reserve for a full disk: a switch of timelines needs a whole segment and a history file, and must not wait for free space. Commits may wait for
+//! it, and standbys that should follow a new primary.
 //!
-//! Two files of a full length, which take the names of what is needed: so nothing has to be allocated. The preallocator makes them again as
-//! soon as there is room, or retention gives the next old segment.
+//! Two files of full length are renamed to the needed files, so that nothing has to be allocated. The preallocator makes them again as soon as there
+//! is room, or retention frees the next old segment.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use super::files::{self, failed};
 use super::{Log, LogError, Segment};
 
-/// A segment.
+/// Name of the reserved segment.
 pub(super) const RESERVE_FILE: &str = "kingpost-log.reserve";
-/// A history file.
+/// Name of the reserved history file.
 pub(super) const RESERVE_HISTORY_FILE: &str = "kingpost-log.reserve-history";
-/// Bytes of that: a history of about a thousand timelines.
+/// Length of the reserved history file: a history of about a thousand timelines.
 const HISTORY_BYTES: u64 = 64 << 10;
 
 impl Log {
@@ -26,13 +26,13 @@ impl Log {
         self.dir.join(RESERVE_HISTORY_FILE)
     }
 
-    /// Whether everything is there that a switch of timelines needs on a full disk.
+    /// True if the reserve has everything that a switch of timelines needs on a full disk.
     #[must_use]
     pub fn has_reserve(&self) -> bool {
         self.reserve().exists() && self.history_reserve().exists()
     }
 
-    /// Makes what is missing.
+    /// Creates the missing files.
     ///
     /// # Errors
     /// [`LogError::Io`]: there may be no room.
@@ -59,7 +59,7 @@ impl Log {
         Ok(())
     }
 
-    /// Makes the file of an old segment the one in reserve, if there is none. False: it is still there.
+    /// Renames the file of an old segment to the reserved one, if that is missing. False: the old file is unchanged.
     pub(super) fn reserve_from(&self, old: Segment) -> Result<bool, LogError> {
         let (from, to) = (self.path(old), self.reserve());
         let held = || std::fs::metadata(&from).is_ok_and(|file| file.len() == self.identity.segment_size.bytes());
@@ -70,7 +70,7 @@ impl Log {
         Ok(true)
     }
 
-    /// The segment in reserve, under the name `unfinished`; what it holds is anything. None: there is none.
+    /// Takes the reserved segment, renamed to `unfinished`, with arbitrary content. None: there is none.
     pub(super) fn take_reserve(&self, unfinished: &Path) -> Result<Option<File>, LogError> {
         let reserve = self.reserve();
         if !reserve.exists() {
@@ -81,7 +81,7 @@ impl Log {
         files::open(unfinished).map(Some)
     }
 
-    /// Gives `content` the name `path`, durably, also when there is no room.
+    /// Writes `content` to `path`, durably, also on a full disk.
     pub(super) fn write_history(&self, path: &Path, content: &[u8]) -> Result<(), LogError> {
         #[cfg(test)]
         let room = self.faults.room().map_err(failed("write", path));

@@ -1,24 +1,24 @@
-//! Which segments may go: a decision over plain numbers.
+//! Choice of the segments that may be removed: a decision over plain numbers.
 
 use watermark::Lsn;
 
 use super::{Segment, SegmentSize};
 
-/// What is still needed. `None` is no constraint.
+/// Constraints on removal. `None` is no constraint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Retention {
-    /// The lowest position that a downstream, connected or with a slot, still has to get.
+    /// The lowest position that a downstream, connected or with a slot, still needs.
     pub downstream: Option<Lsn>,
-    /// Up to here an archive has everything.
+    /// Position up to which an archive has everything.
     pub archived: Option<Lsn>,
-    /// So much is kept even if nobody is known to need it: for whoever was away for a moment. Bytes.
+    /// Bytes kept even without a known need, for a downstream that was away for a moment.
     pub keep_bytes: u64,
-    /// No more than so much is held, whoever needs it; the segment being written always stays. Bytes.
+    /// Most bytes held, even if some are needed; the segment being written always stays.
     pub max_bytes: Option<u64>,
 }
 
-/// The lowest segment number that stays. `held` are the segments held, of any timeline; `current` is the one being written,
-/// or, where more is not flushed, the lowest with anything that is not.
+/// Returns the lowest segment number that stays. `held` are the segments held, of any timeline; `current` is the one being written, or the lowest
+/// with unflushed bytes if that is lower.
 pub(super) fn first_to_keep(held: &[Segment], current: u64, size: SegmentSize, retention: &Retention) -> u64 {
     let kept_anyway = current.saturating_sub(retention.keep_bytes.div_ceil(size.bytes()));
     let needed = [retention.downstream, retention.archived].into_iter().flatten().map(|at| size.number(at)).min();
@@ -27,7 +27,7 @@ pub(super) fn first_to_keep(held: &[Segment], current: u64, size: SegmentSize, r
         let mut numbers: Vec<u64> = held.iter().map(|segment| segment.number).collect();
         numbers.sort_unstable_by(|a, b| b.cmp(a));
         let room = usize::try_from(max_bytes / size.bytes()).unwrap_or(usize::MAX);
-        // The first that has no room, counted from the newest, goes, and with it every segment of its number.
+        // The newest segment without room is removed, and with it every segment of its number.
         if let Some(number) = numbers.get(room) {
             first = first.max(number.saturating_add(1));
         }

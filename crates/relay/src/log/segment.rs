@@ -1,4 +1,4 @@
-//! Segments: how positions and timelines become file names.
+//! Segments: mapping of positions and timelines to file names.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use watermark::Lsn;
 
 use super::LogError;
 
-/// Bytes of a WAL page; the only size that is supported (a PostgreSQL built with another is refused at its first page).
+/// Bytes of a WAL page; the only supported size (a PostgreSQL built with another is refused at its first page).
 pub const PAGE: u64 = 8192;
 
 /// A timeline: the branch of history that a promotion begins. From 1.
@@ -21,13 +21,13 @@ impl fmt::Display for Timeline {
 }
 
 impl Timeline {
-    /// Name of the file that says where this timeline comes from.
+    /// Returns the name of this timeline's history file.
     #[must_use]
     pub fn history_name(self) -> String {
         format!("{:08X}.history", self.0)
     }
 
-    /// The timeline that a history file's name stands for.
+    /// Parses a history file's name into its timeline.
     #[must_use]
     pub fn of_history_name(name: &str) -> Option<Timeline> {
         let digits = name.strip_suffix(".history")?;
@@ -40,7 +40,7 @@ impl Timeline {
 pub struct SegmentSize(u32);
 
 impl SegmentSize {
-    /// 16 MB, what `initdb` takes unless told otherwise.
+    /// 16 MB, the default of `initdb`.
     pub const DEFAULT: SegmentSize = SegmentSize(16 << 20);
 
     /// # Errors
@@ -53,43 +53,43 @@ impl SegmentSize {
         }
     }
 
-    /// Its bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(self) -> u64 {
         u64::from(self.0)
     }
 
-    /// Number of the segment that holds `at`.
+    /// Returns the number of the segment that holds `at`.
     #[must_use]
     pub fn number(self, at: Lsn) -> u64 {
         at.0 >> self.0.trailing_zeros()
     }
 
-    /// Start of the segment that holds `at`.
+    /// Returns the start of the segment that holds `at`.
     #[must_use]
     pub fn start_of(self, at: Lsn) -> Lsn {
         Lsn(at.0 & !(self.bytes() - 1))
     }
 
-    /// Bytes between the start of its segment and `at`.
+    /// Returns the offset of `at` in its segment.
     #[must_use]
     pub fn offset(self, at: Lsn) -> u64 {
         at.0 & (self.bytes() - 1)
     }
 
-    /// Start of segment `number`.
+    /// Returns the start of segment `number`.
     #[must_use]
     pub fn start(self, number: u64) -> Lsn {
         Lsn(number << self.0.trailing_zeros())
     }
 
-    /// Highest segment number whose bytes all have a position.
+    /// Returns the highest segment number whose bytes all have a position.
     #[must_use]
     pub fn last_number(self) -> u64 {
         (u64::MAX >> self.0.trailing_zeros()) - 1
     }
 
-    /// Segments in 4 GB: the base of the two halves of a file's name.
+    /// Returns the number of segments in 4 GB: the base of the two halves of a file's name.
     fn per_id(self) -> u64 {
         (1 << 32) / self.bytes()
     }
@@ -100,19 +100,19 @@ impl SegmentSize {
 pub struct Segment {
     /// Position divided by the segment size.
     pub number: u64,
-    /// Whose history its bytes are.
+    /// Timeline of its bytes.
     pub timeline: Timeline,
 }
 
 impl Segment {
-    /// Name of its file, as in `pg_wal`: timeline, high and low half of the number, 8 hexadecimal digits each.
+    /// Returns the name of its file, as in `pg_wal`: timeline, high and low half of the number, 8 hexadecimal digits each.
     #[must_use]
     pub fn name(self, size: SegmentSize) -> String {
         let (high, low) = (self.number / size.per_id(), self.number % size.per_id());
         format!("{:08X}{high:08X}{low:08X}", self.timeline.0)
     }
 
-    /// What a file's name stands for; `None` for anything but a segment's name.
+    /// Parses a segment's file name; `None` for any other name.
     #[must_use]
     pub fn of_name(name: &str, size: SegmentSize) -> Option<Segment> {
         if name.len() != 24 || !name.is_ascii() {
@@ -125,7 +125,7 @@ impl Segment {
     }
 }
 
-/// Exactly `digits` upper-case hexadecimal digits, as PostgreSQL writes them.
+/// Parses exactly `digits` upper-case hexadecimal digits, as PostgreSQL writes them.
 fn hex(text: &str, digits: usize) -> Option<u64> {
     let good = text.len() == digits && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'A'..=b'F'));
     if good { u64::from_str_radix(text, 16).ok() } else { None }
@@ -134,7 +134,7 @@ fn hex(text: &str, digits: usize) -> Option<u64> {
 impl FromStr for SegmentSize {
     type Err = LogError;
 
-    /// Bytes, in decimal.
+    /// Parses bytes, in decimal.
     fn from_str(text: &str) -> Result<SegmentSize, LogError> {
         SegmentSize::new(text.parse().unwrap_or(0))
     }

@@ -1,7 +1,7 @@
-//! Where the last whole record ends of what is durable: a standby that has received everything has replayed up to there.
+//! End of the last whole durable record: a standby that has received everything has replayed up to there.
 //!
-//! Somebody may ask each second (`kingpost watch` does). So the walk goes on where it stopped the last time: WAL is read once, and a log that
-//! has not moved costs one page.
+//! The query may come each second (`kingpost watch`). So the walk continues where it stopped the last time: WAL is read once, and a log that has not
+//! moved costs one page.
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
@@ -20,17 +20,17 @@ pub(super) struct Walked {
     walker: Walker,
 }
 
-/// What a walk came to.
+/// Result of a walk.
 enum Found {
-    /// The last whole record ends here. With the walk, if it can go on.
+    /// End of the last whole record. With the walk, if it can continue.
     End(Lsn, Option<Walked>),
-    /// No record ends in what was walked.
+    /// No record ends in the walked part.
     Nothing,
 }
 
 impl Log {
-    /// End of the last whole record of what is durable. Reads what has become durable since the last call, or the last segment if that
-    /// is less; more only while one record is longer than that.
+    /// Returns the end of the last whole durable record. Reads the WAL that became durable since the last call, or the last segment if that is less;
+    /// more only while one record is longer than that.
     ///
     /// # Errors
     /// [`LogError::Io`].
@@ -46,7 +46,7 @@ impl Log {
             None => self.walk_on(self.walk_from(timeline, from), &history, end)?,
         };
         let found = match (found, last) {
-            // The record that ends here began in an earlier segment: the long way.
+            // The record that ends here began in an earlier segment: walk the whole way from the last stop.
             (Found::Nothing, Some(last)) => self.walk_on(last, &history, end)?,
             (found, _) => found,
         };
@@ -54,7 +54,7 @@ impl Log {
             *walked = last;
             return Ok(whole);
         }
-        // Each time twice as far back: so all of it is read twice at most.
+        // Each time twice as far back, so that all of it is read twice at most.
         let (mut from, mut step) = (from, size.bytes());
         while from > oldest {
             from = Lsn(from.0.saturating_sub(step)).max(oldest);
@@ -94,7 +94,7 @@ impl Log {
             read.map_err(failed("read", &self.path(*segment)))?;
             self.metrics.walked_pages.fetch_add(1, Ordering::Relaxed);
             if length < PAGE_BYTES {
-                // It will be taken again when there is more of it.
+                // The last page is taken again when more of it is there.
                 let mut last = walked.walker.clone();
                 let _ = last.page(&page);
                 whole = last.end();

@@ -1,4 +1,4 @@
-//! Appending: bytes, positions, and what is refused.
+//! Appending: bytes, positions, and refusals.
 
 use std::fs;
 
@@ -23,7 +23,7 @@ fn the_files_hold_what_was_appended() {
     assert_eq!(writer.resume(), (Timeline(1), identity().segment_size.start_of(wal.at())));
 }
 
-/// The thread that takes flushes too, but for a disk that was slow.
+/// The writer's thread flushes too, except on a slow disk.
 #[test]
 fn who_flushes() {
     let dir = tempfile::tempdir().unwrap();
@@ -44,12 +44,12 @@ fn who_flushes() {
         at = end;
         by_whom == here
     };
-    // The flusher may just be looking whether there is something to do. Not each time.
+    // The flusher may be checking for work at the same moment. Not each time.
     assert!((0..1000).any(|_| flush(false)));
     for _ in 0..10 {
         assert!(!flush(true), "the disk was slow the last time");
     }
-    // It was quick this time.
+    // The disk was quick this time.
     assert!((0..1000).any(|_| flush(false)));
     log.tell_of_flushes(None);
 }
@@ -65,7 +65,7 @@ fn what_is_held_is_compared_and_a_gap_is_refused() {
     let error = writer.append(Lsn(half.0 + 1), &[0]).unwrap_err();
     assert!(matches!(error, AppendError::Gap { expected, at } if expected == half && at.0 == half.0 + 1), "{error}");
 
-    // Overlap alone, then overlap and news in one piece; in an earlier segment too.
+    // Overlap alone, then overlap and new bytes in one piece; in an earlier segment too.
     writer.append(BEGIN, wal.range(BEGIN, half)).unwrap();
     assert_eq!(log.tail().written.get(), half);
     let later = Lsn(half.0 + 100_000);
@@ -139,7 +139,7 @@ fn retention_removes_and_recycles_but_never_under_a_reader() {
     let segments = log.held().segments;
     assert!(segments >= 7);
 
-    // A reader in the first segment, though nobody says that it needs it.
+    // A reader in the first segment, which no retention setting protects.
     let mut reader = log.reader(Timeline(1), BEGIN).unwrap();
     let downstream = Some(Lsn(BEGIN.0 + 2 * MB + 5));
     let removed = log.retain(&Retention { downstream, ..Retention::default() }).unwrap();
@@ -173,7 +173,7 @@ fn old_segments_come_back_under_new_names_and_do_not_pass_for_wal() {
     let (mut writer, log) = open(dir.path()).unwrap();
     feed(&mut writer, &wal, to(5));
     settled(&log);
-    // Nothing can be made any more: what comes next is old.
+    // No further files can be made: the next ones are recycled.
     log.faults.no_room.store(true, Ordering::SeqCst);
     feed(&mut writer, &wal, to(7));
     writer.flush().unwrap();
@@ -195,7 +195,7 @@ fn old_segments_come_back_under_new_names_and_do_not_pass_for_wal() {
     drop(writer);
 }
 
-/// While a record is not whole, its upstream must keep the segment in which it began; and no whole record waits for that.
+/// While a record is incomplete, its upstream must keep the segment in which it began; no whole record waits for that.
 #[test]
 fn what_may_be_acknowledged_stays_with_a_record_that_is_not_whole() {
     let mut wal = wal((0..300).map(|i| (i * 7919) % 9000));
@@ -204,7 +204,7 @@ fn what_may_be_acknowledged_stays_with_a_record_that_is_not_whole() {
     wal.switch();
     wal.record(100);
     let size = identity().segment_size;
-    // One that ends with its segment.
+    // A record that ends with its segment.
     let room = |wal: &Wal| MB - size.offset(wal.at());
     while room(&wal) > 40_000 {
         wal.record(30_000);

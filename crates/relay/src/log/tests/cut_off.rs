@@ -1,4 +1,4 @@
-//! Recovery that is cut off after each of its steps, and made again.
+//! Recovery, interrupted after each of its steps, and repeated.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use super::super::Segment;
 use super::*;
 
-/// What may have been written and not flushed, here: less than the record below has.
+/// Most unflushed bytes in these tests: less than the record below has.
 const UNFLUSHED: u64 = 2 * MB;
 
-/// A directory as a crash left it, and what is to be found in it.
+/// A directory as a crash left it, and the expected result of its recovery.
 struct Left {
     dir: tempfile::TempDir,
     wal: Wal,
@@ -29,7 +29,7 @@ fn copied(from: &Path) -> tempfile::TempDir {
     to
 }
 
-/// Copies of segments that were set aside, in any order.
+/// Reads the copies of segments that were set aside, in any order.
 fn aside(dir: &Path) -> Vec<Vec<u8>> {
     let entries = fs::read_dir(dir).unwrap().flatten();
     let aside = entries.filter(|entry| entry.file_name().to_string_lossy().contains(".after-"));
@@ -39,7 +39,7 @@ fn aside(dir: &Path) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Small records, then one that is longer than what may not be flushed, of which nearly all has come.
+/// Small records, then one that is longer than the unflushed limit, and nearly complete.
 fn in_a_long_record() -> Left {
     let mut wal = wal([100, 200, 9000]);
     wal.record(6 << 20);
@@ -52,7 +52,7 @@ fn in_a_long_record() -> Left {
     Left { dir, wal, timeline: 1, end }
 }
 
-/// The same, and the record began with its segment: the whole segment goes.
+/// The same, but the record began with its segment: the whole segment is removed.
 fn in_a_long_record_from_a_segment_on() -> Left {
     let mut wal = wal([100, 200]);
     wal.switch();
@@ -63,14 +63,14 @@ fn in_a_long_record_from_a_segment_on() -> Left {
     drop(writer);
     let end = wal.records[2].1;
     assert_eq!(end.0 % MB, 0);
-    // Ahead of it: a file that held something else before.
+    // Ahead of it: a file with old content.
     let last = identity().segment_size.number(Lsn(BEGIN.0 + 5 * MB));
     let recycled = path(dir.path(), 1, last + 1);
     fs::copy(path(dir.path(), 1, last - 1), recycled).unwrap();
     Left { dir, wal, timeline: 1, end }
 }
 
-/// In the middle of short records; padding that is not clean, and a record cut off.
+/// In the middle of short records; non-zero padding, and a record cut off.
 fn between_short_records() -> Left {
     let mut wal = wal((0..100).map(|i| (i * 7919) % 9000));
     wal.switch();
@@ -89,7 +89,7 @@ fn between_short_records() -> Left {
     Left { dir, wal, timeline: 1, end }
 }
 
-/// A page was damaged: what is behind it is out of reach, and set aside.
+/// A damaged page: the WAL behind it is out of reach, and set aside.
 fn before_damage() -> Left {
     let wal = some_wal();
     let dir = tempfile::tempdir().unwrap();
@@ -126,7 +126,7 @@ fn reopen(dir: &Path) -> Result<(Writer, Arc<Log>), LogError> {
     Log::open_within(LogOptions { start: None, ..options(dir) }, UNFLUSHED)
 }
 
-/// What every recovery has to come to in the end.
+/// Checks the final result of every recovery.
 fn check(left: &Left, dir: &Path, what: &str) {
     let (mut writer, log) = reopen(dir).unwrap_or_else(|error| panic!("{what}: {error}"));
     assert_eq!((log.recovery().timeline.0, log.recovery().end), (left.timeline, left.end), "{what}");
@@ -137,7 +137,7 @@ fn check(left: &Left, dir: &Path, what: &str) {
         let behind = held_bytes(dir, left.timeline, left.end, Lsn(size.start_of(left.end).0 + MB));
         assert!(behind.iter().all(|byte| *byte == 0), "{what}: behind the end there is nothing");
     }
-    // And goes on: the upstream sends the rest again.
+    // The log goes on: the upstream sends the rest again.
     feed(&mut writer, &left.wal, left.wal.at());
     drop(writer);
     let (writer, log) = reopen(dir).unwrap();
@@ -151,7 +151,7 @@ fn check(left: &Left, dir: &Path, what: &str) {
     drop(writer);
 }
 
-/// Killed after each step, and then perhaps once more; with and without a power cut.
+/// Kills the recovery after each step, and then perhaps once more; with and without a power cut.
 fn cut_off_after_each_step(left: &Left) {
     let undisturbed = copied(left.dir.path());
     check(left, undisturbed.path(), "undisturbed");
@@ -179,7 +179,7 @@ fn cut_off_after_each_step(left: &Left) {
                 drop(disk::end());
             }
             check(left, dir.path(), &what);
-            // Nothing was out of reach before, and recovery makes it so only where power fails while the last file is cleared.
+            // No WAL was out of reach before; recovery makes it so only if power fails while the last file is cleared.
             if lost.is_empty() && !power {
                 assert!(aside(dir.path()).is_empty(), "{what}: a false alarm");
             }

@@ -1,5 +1,5 @@
-//! A disk that stops: after so many steps of this thread no further one is carried out, as when the process was killed; and a power
-//! cut, which may take back what no flush has reached.
+//! A disk that stops: after a given number of this thread's steps no further one is carried out, as if the process was killed; and a power cut, which
+//! may revert anything that was not flushed.
 //!
 //! The functions of `files` report each step here before they carry it out.
 
@@ -9,22 +9,22 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// What a disk loses in one piece.
+/// Bytes that a disk loses as a unit.
 const BLOCK: usize = 4096;
 
 thread_local! {
     static RUN: RefCell<Option<Run>> = const { RefCell::new(None) };
 }
 
-/// What has been done since [`stop_after`].
+/// Steps since [`stop_after`].
 #[derive(Default)]
 pub(in crate::log) struct Run {
     left: usize,
     stopped: bool,
-    /// What no flush has reached, oldest first.
+    /// Unflushed writes, oldest first.
     writes: Vec<Write>,
     names: Vec<Name>,
-    /// Files that lost their names are kept here.
+    /// Directory that keeps files which lost their names.
     kept: Option<tempfile::TempDir>,
 }
 
@@ -34,7 +34,7 @@ struct Write {
     old: Vec<u8>,
 }
 
-/// A change of names: `from` is gone, `to` is there.
+/// A renaming from `from` to `to`.
 struct Name {
     from: Option<PathBuf>,
     to: Option<PathBuf>,
@@ -42,13 +42,13 @@ struct Name {
     removed: Option<PathBuf>,
 }
 
-/// From now on this thread can carry out `steps` steps; each further one fails.
+/// Lets this thread carry out `steps` steps from now on; each further one fails.
 pub(in crate::log) fn stop_after(steps: usize) {
     let kept = Some(tempfile::tempdir().unwrap());
     RUN.with_borrow_mut(|run| *run = Some(Run { left: steps, kept, ..Run::default() }));
 }
 
-/// Ends it.
+/// Ends the run.
 pub(in crate::log) fn end() -> Run {
     RUN.take().unwrap()
 }
@@ -95,11 +95,11 @@ pub(in crate::log) fn sync_dir() -> io::Result<()> {
     })
 }
 
-/// Another name for what is at `path`, if there is something.
+/// Keeps the file at `path`, if it exists, under another name.
 fn keep(run: &Run, path: &Path) -> io::Result<Option<PathBuf>> {
     let Some(kept) = run.kept.as_ref().filter(|_| path.exists()) else { return Ok(None) };
     let other = kept.path().join(format!("{}-{}", run.names.len(), path.file_name().unwrap().to_string_lossy()));
-    // What was kept there was durable since.
+    // The file kept there has become durable since.
     let _ = std::fs::remove_file(&other);
     std::fs::hard_link(path, &other)?;
     Ok(Some(other))
@@ -129,12 +129,12 @@ pub(in crate::log) fn remove(path: &Path) -> io::Result<()> {
 }
 
 impl Run {
-    /// Whether a step was not carried out.
+    /// True if a step was not carried out.
     pub(in crate::log) fn was_stopped(&self) -> bool {
         self.stopped
     }
 
-    /// Takes back about half of what no flush has reached, by `seed`: blocks of writes, changes of names.
+    /// Reverts about half of all unflushed changes, chosen by `seed`: blocks of writes, and renamings.
     pub(in crate::log) fn cut_power(self, seed: u64) {
         let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         let mut toss = move || {

@@ -17,7 +17,7 @@ fn a_full_disk_loses_nothing_and_the_log_goes_on_when_there_is_room() {
     let written = log.tail().written.get();
     assert!(written > Lsn(BEGIN.0 + 100) && written < wal.at());
     assert_eq!(identity().segment_size.offset(written), 0, "all that there was room for");
-    // What was taken is safe, and stays so.
+    // Accepted WAL is safe, and stays so.
     writer.flush().unwrap();
     assert_eq!(log.tail().flushed.get(), written);
     assert!(log.failure().is_none());
@@ -40,14 +40,14 @@ fn a_failed_flush_stops_the_log_for_good() {
     feed(&mut writer, &wal, safe);
     writer.flush().unwrap();
     log.faults.no_flush.store(true, Ordering::SeqCst);
-    // What waits for something else than a position hears of it.
+    // Waiters for other changes than a position are woken, too.
     let mut parker_free = log.changes().get();
     writer.append(safe, wal.range(safe, Lsn(safe.0 + 5000))).unwrap();
     let failure = writer.flush().unwrap_err();
     assert_eq!((failure.flushed, failure.tried), (safe, "flush"));
     assert!(log.changes().get() > std::mem::take(&mut parker_free));
     assert_eq!(log.failure(), Some(&failure));
-    // The disk claims to be well again: nobody believes it.
+    // The disk works again, which nobody may believe.
     log.faults.no_flush.store(false, Ordering::SeqCst);
     let at = log.tail().written.get();
     assert!(matches!(writer.append(at, wal.range(at, Lsn(at.0 + 1))), Err(AppendError::Failed(_))));
@@ -59,14 +59,14 @@ fn a_failed_flush_stops_the_log_for_good() {
     drop(writer);
 }
 
-/// Also when the thread that takes is the one that flushes, and the flusher is woken after it.
+/// Also when the writer's thread is the one that flushes, and the flusher is woken after it.
 #[test]
 fn a_flush_that_failed_is_not_tried_again_by_another_thread() {
     let dir = tempfile::tempdir().unwrap();
     let wal = some_wal();
     let (mut writer, log) = open(dir.path()).unwrap();
     let safe = Lsn(BEGIN.0 + 5000);
-    // However slow the disk was, and whenever the flusher does not just look whether there is something to do.
+    // At any speed of the disk; retried while the flusher checks for work.
     let flush_here = || {
         log.flushing.set_last_us(0);
         while !flush::flush_here(&*log) {
@@ -84,12 +84,12 @@ fn a_flush_that_failed_is_not_tried_again_by_another_thread() {
     let before = log.metrics().flushes.count();
     flush_here();
     assert!(writer.flush().is_err());
-    // Its threads have ended then.
+    // Its threads have ended by then.
     drop(writer);
     assert_eq!((log.tail().flushed.get(), log.metrics().flushes.count()), (safe, before));
 }
 
-/// The writer may not run away from the disk; a failure wakes it when it waits.
+/// The writer may not get arbitrarily far ahead of the disk; a failure wakes it from its wait.
 #[test]
 fn what_is_not_flushed_is_bounded() {
     let dir = tempfile::tempdir().unwrap();
@@ -103,7 +103,7 @@ fn what_is_not_flushed_is_bounded() {
         scope.spawn(move || {
             let tail = watcher.tail();
             while !stop.load(Ordering::Acquire) {
-                // In this order: written may have risen since, flushed not fallen.
+                // In this order: `written` may rise in between, but `flushed` never falls.
                 let written = tail.written.get();
                 assert!(written.0 <= tail.flushed.get().0 + MAX_UNFLUSHED);
                 std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! A process that appends is killed: whatever it had reported as flushed is there.
+//! A process that appends is killed: all WAL that it had reported as flushed is there.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -7,12 +7,12 @@ use super::*;
 
 const DIR: &str = "KINGPOST_TEST_KILL_DIR";
 
-/// The same in every process: WAL that does not end before it is killed.
+/// Makes the same WAL in every process, too long to end before the kill.
 fn long_wal() -> Wal {
     wal((0..2000).map(|i| (i * 7919) % 9000))
 }
 
-/// Not a test by itself: what the test below starts, and kills.
+/// Not a test by itself: the child process that the test below starts and kills.
 #[test]
 fn child() {
     let Some(dir) = std::env::var_os(DIR) else { return };
@@ -27,7 +27,7 @@ fn child() {
         writer.append(at, wal.range(at, end)).unwrap();
         at = end;
         piece = (piece * 3) % 50_021;
-        // As an acknowledger does: whatever is flushed by now.
+        // Reports the flushed position, as an acknowledger does.
         writeln!(out, "flushed {}", tail.flushed.get().0).unwrap();
         out.flush().unwrap();
     }
@@ -41,7 +41,7 @@ fn what_was_reported_as_flushed_survives_being_killed() {
     let dir = tempfile::tempdir().unwrap();
     let mut flushed = BEGIN;
     let mut kills = 0;
-    // Later and later, so that the last one comes to the end.
+    // Later in each round, so that the last one reaches the end.
     for lines in (1_usize..).map(|round| round * round) {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "log::tests::kill::child", "--nocapture", "--test-threads=1"])
@@ -63,7 +63,7 @@ fn what_was_reported_as_flushed_survives_being_killed() {
         }
         let ended = seen < lines;
         child.kill().unwrap();
-        // What it said before it was dead counts too.
+        // Reports that it sent before its death count too.
         for line in out.map_while(Result::ok) {
             if let Some(position) = line.split_once("flushed ").and_then(|(_, position)| position.parse().ok()) {
                 flushed = flushed.max(Lsn(position));

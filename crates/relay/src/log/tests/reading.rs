@@ -33,7 +33,7 @@ fn chunks_end_with_pages_and_never_cross_a_segment() {
     assert!(matches!(caught_up, Next::CaughtUp));
 }
 
-/// Several readers follow one writer; what they read is what was written, and they see nothing that is not flushed.
+/// Several readers follow one writer; they read the bytes written, and never unflushed ones.
 #[test]
 fn readers_follow_the_writer() {
     let dir = tempfile::tempdir().unwrap();
@@ -79,7 +79,7 @@ fn fetches_what_is_held_and_nothing_else() {
 
     fetch(dir.path(), "000000010000000000000005", &target).unwrap();
     assert!(fs::read(&target).unwrap() == wal.bytes[..MB as usize]);
-    // The one being written: the part that is there.
+    // The segment being written: its current part.
     let last = super::super::Segment { number: identity().segment_size.number(wal.at()), timeline: Timeline(1) };
     fetch(dir.path(), &last.name(identity().segment_size), &target).unwrap();
     let held = (wal.at().0 % MB) as usize;

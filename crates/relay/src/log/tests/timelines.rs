@@ -1,4 +1,4 @@
-//! Timeline switches, and what a crash in the middle of one leaves.
+//! Timeline switches, and the state after a crash in the middle of one.
 
 use std::fs;
 
@@ -9,14 +9,14 @@ fn history(parent: u32, at: Lsn) -> Vec<u8> {
     format!("{parent}\t{at}\tno recovery target specified\n").into_bytes()
 }
 
-/// A log with timeline 1 up to `to`, which may be in the middle of a record.
+/// Makes a log with timeline 1 up to `to`, which may be in the middle of a record.
 fn log_up_to(dir: &Path, wal: &Wal, to: Lsn) -> (Writer, Arc<Log>) {
     let (mut writer, log) = open(dir).unwrap();
     feed(&mut writer, wal, to);
     (writer, log)
 }
 
-/// `wal` up to `at`, then timeline 2.
+/// Makes `wal` up to `at`, then timeline 2.
 fn forked(wal: &Wal, at: Lsn) -> Wal {
     let mut fork = wal.fork(2, at);
     for i in 0..200 {
@@ -25,7 +25,7 @@ fn forked(wal: &Wal, at: Lsn) -> Wal {
     fork
 }
 
-/// Everything that a reader on `timeline` gets, and how it ends.
+/// Reads all bytes that a reader on `timeline` gets, and the end that it reports.
 fn read_all(log: &Arc<Log>, timeline: u32, from: Lsn) -> (Vec<u8>, Next) {
     let mut reader = log.reader(Timeline(timeline), from).unwrap();
     let mut bytes = Vec::new();
@@ -48,7 +48,7 @@ fn check_both_timelines(log: &Arc<Log>, old: &Wal, new: &Wal, at: Lsn) {
     let (bytes, end) = read_all(log, 2, from);
     assert!(bytes == new.range(from, new.at()));
     assert!(matches!(end, Next::CaughtUp));
-    // A downstream that asks on the new timeline for what was before it gets that too.
+    // A downstream that asks on the new timeline for earlier WAL gets that too.
     assert!(read_all(log, 2, BEGIN).0 == new.bytes);
 
     let error = log.reader(Timeline(1), Lsn(at.0 + 8)).unwrap_err();
@@ -71,7 +71,7 @@ fn check_both_timelines(log: &Arc<Log>, old: &Wal, new: &Wal, at: Lsn) {
     );
 }
 
-/// Where timelines can fork: in a segment, and between two.
+/// Returns fork points: in a segment, and between two.
 fn forks(wal: &Wal) -> [Lsn; 2] {
     let inside = wal.records[wal.records.len() / 2].1;
     assert_ne!(identity().segment_size.offset(inside), 0);
@@ -86,7 +86,7 @@ fn goes_on_after_the_switch_point_and_after_a_restart() {
     wal.switch();
     let [inside, between] = forks(&some_wal());
     for (at, written) in [(inside, inside), (inside, Lsn(inside.0 + 20)), (between, between)] {
-        // Behind a fork between segments there is the whole of what the switch pads.
+        // Behind a fork between segments the whole padding of the switch follows.
         assert!(at == between || wal.end_before(written) == at, "no whole record behind the fork");
         let dir = tempfile::tempdir().unwrap();
         let (mut writer, log) = log_up_to(dir.path(), &wal, written);
@@ -99,7 +99,7 @@ fn goes_on_after_the_switch_point_and_after_a_restart() {
         assert_eq!(old.flushed.get(), written, "what had been written was flushed first");
         assert!(log.changes().get() > seen);
         assert_eq!(log.history(Timeline(2)).as_deref(), Some(&history(1, at)[..]));
-        // One that followed the old timeline comes to its end.
+        // A reader of the old timeline reaches its end.
         loop {
             match follower.next(Serve::Flushed, 1 << 20).unwrap() {
                 Next::Chunk(_) => {}
@@ -133,12 +133,12 @@ fn killed_after_any_step_of_a_switch() {
         match step {
             // Only the history file.
             0 => log.store_history(Timeline(2), &history(1, at)).unwrap(),
-            // The fork's file not complete.
+            // An incomplete file of the fork.
             1 => {
                 log.store_history(Timeline(2), &history(1, at)).unwrap();
                 fs::write(dir.path().join(format!("{fork}.unfinished")), "x").unwrap();
             }
-            // The fork's file, and those ahead still with their old names.
+            // The fork's file, with the files ahead still under their old names.
             _ => {
                 writer.switch_timeline(Timeline(2), at, &history(1, at)).unwrap();
                 let ahead = dir.path().join(dir_name(2, size.number(at) + 1));
@@ -184,7 +184,7 @@ fn a_switch_that_would_lose_or_skip_wal_is_refused() {
     assert!(matches!(switch(2, at, b""), SwitchError::NotAChild { .. }));
     assert!(matches!(switch(2, at, b"nonsense"), SwitchError::History { .. }));
     assert!(matches!(switch(1, at, &history(1, at)), SwitchError::History { .. }));
-    // Nothing has happened.
+    // Nothing has changed.
     assert_eq!((log.tail().timeline, log.changes().get()), (Timeline(1), 0));
     assert_eq!(log.history(Timeline(2)), None);
     let mut writer = writer;
@@ -212,7 +212,7 @@ fn a_switch_needs_no_room() {
         feed(&mut writer, &new, in_this_segment);
         writer.flush().unwrap();
         assert!(!log.has_reserve());
-        // Room again: it is made again, and serves the next switch.
+        // With room the reserve is made again, and serves the next switch.
         log.faults.no_room.store(false, Ordering::SeqCst);
         log.prepare();
         settled(&log);
@@ -251,7 +251,7 @@ fn a_switch_without_room_and_reserve_can_be_made_later() {
     check_both_timelines(&log, &wal, &new, at);
 }
 
-/// An old segment becomes what is kept in reserve, where nothing can be made.
+/// An old segment becomes the reserve if no file can be made.
 #[test]
 fn an_old_segment_becomes_the_reserve() {
     let dir = tempfile::tempdir().unwrap();

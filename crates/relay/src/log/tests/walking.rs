@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::super::{PAGE_BYTES, Stop, Walker};
 use super::*;
 
-/// Walks `bytes`, as if behind them there were `tail` for ever.
+/// Walks `bytes`, as if followed by endless repetitions of `tail`.
 fn walk(bytes: &[u8], timeline: u32) -> (Walker, Option<Stop>) {
     let mut walker = Walker::new(identity(), Timeline(timeline), BEGIN);
     for piece in bytes.chunks(PAGE_BYTES) {
@@ -46,7 +46,7 @@ fn a_segment_switch_ends_with_its_padding() {
     wal.record(50);
     wal.record(60);
     assert_eq!(walk(&wal.bytes, 1).0.end(), Some(wal.at()));
-    // The padding is not in doubt once the switch is there.
+    // The padding is certain once the switch is there.
     assert_eq!(walk(&wal.bytes[..420], 1).0.end(), Some(Lsn(BEGIN.0 + MB)));
 }
 
@@ -74,7 +74,7 @@ fn begins_behind_the_rest_of_a_record() {
     assert_eq!(stop, Some(Stop::Length(0)));
 }
 
-/// One wrong thing a case, in the second page.
+/// One fault per case, in the second page.
 #[test]
 fn why_it_stops() {
     let wal = wal((0..200).map(|_| 100));
@@ -107,7 +107,7 @@ fn why_it_stops() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever comes behind a cut, the end is that of the last record that is whole.
+    /// With any bytes behind a cut, the end is that of the last whole record.
     #[test]
     fn the_end_is_that_of_the_last_whole_record(
         lengths in prop::collection::vec(prop_oneof![0_usize..60, 0_usize..9000, 8000_usize..8300, 0_usize..200_000], 1..60),
@@ -126,7 +126,7 @@ proptest! {
             }
         }
         let (walker, _) = walk(&bytes, 1);
-        // What is behind the cut may be, for some bytes, what was there: the log is as it was up to the first byte that is not.
+        // The bytes behind the cut may by chance equal the original ones: the log is unchanged up to the first differing byte.
         let same = bytes.iter().zip(&wal.bytes).take_while(|(now, was)| now == was).count();
         let (at, end) = (Lsn(BEGIN.0 + same as u64), walker.end().unwrap_or(BEGIN));
         prop_assert!(end == wal.end_before(at), "cut at {cut}, as it was up to {at}: {end}");

@@ -1,4 +1,4 @@
-//! Where the last whole record ends, asked again and again.
+//! End of the last whole record, queried repeatedly.
 
 use proptest::prelude::*;
 
@@ -14,12 +14,12 @@ fn grow(writer: &mut Writer, wal: &Wal, to: Lsn) {
     writer.flush().unwrap();
 }
 
-/// What a look has to say at `at`: the padding behind a switch of segments counts only as far as it is held.
+/// Returns the expected answer at `at`: the padding behind a switch of segments counts only as far as it is held.
 fn expected(wal: &Wal, at: Lsn) -> Lsn {
     wal.end_before(at).min(at)
 }
 
-/// Somebody asks each second. A log that has not moved costs a page; one that has, what is new.
+/// Queries come each second. A log that has not moved costs one page; otherwise only the new WAL is read.
 #[test]
 fn what_was_walked_once_is_not_walked_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -46,7 +46,7 @@ fn what_was_walked_once_is_not_walked_again() {
     }
 }
 
-/// A record that is longer than many segments, looked at while it comes and after.
+/// A record longer than many segments, queried while it arrives and after.
 #[test]
 fn in_a_long_record() {
     let dir = tempfile::tempdir().unwrap();
@@ -63,7 +63,7 @@ fn in_a_long_record() {
     let all = wal.bytes.len() as u64 / 8192;
     assert!(pages(&log) < 2 * all + 100, "{} pages of {all}", pages(&log));
     drop(writer);
-    // Nobody has looked before the middle of it.
+    // No query before the middle of the record.
     let dir = tempfile::tempdir().unwrap();
     let (mut writer, log) = open(dir.path()).unwrap();
     let middle = Lsn(BEGIN.0 + 8 * MB + 5);
@@ -98,7 +98,7 @@ fn on_another_timeline() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(30))]
 
-    /// Whenever and however often it is asked, it says what a walk through all of it would.
+    /// At any time, and after any number of queries, the answer equals that of a walk through the whole log.
     #[test]
     fn at_any_time(
         lengths in prop::collection::vec(prop_oneof![0_usize..60, 0_usize..9000, 0_usize..300_000, 1_000_000_usize..1_200_000], 1..30),
