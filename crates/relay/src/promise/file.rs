@@ -1,11 +1,11 @@
-//! The promise on the disk: one file of two blocks, written in turns.
+//! The promise on disk: one file of two blocks, written in turns.
 //!
 //! ```text
 //!  offset 0     block 0: the promise with an even sequence number
 //!  offset 4096  block 1: the one with an odd number
 //! ```
 //!
-//! A block is text, so that it can be read in an emergency (`strings kingpost-relay.promise`), and zeroes behind it:
+//! A block is text, so that it can be read in an emergency (`strings kingpost-relay.promise`), followed by zeroes:
 //!
 //! ```text
 //! kingpost-promise 1
@@ -19,13 +19,12 @@
 //! crc32c 1b2c3d4e
 //! ```
 //!
-//! `fenced`, `chosen`, `follow`, `anew` and `giving-up` are there only if there is something to say; names are JSON strings; the checksum is over the lines before
-//! it. Of the blocks whose checksum is right the one with the higher sequence number counts.
+//! `fenced`, `chosen`, `follow`, `anew` and `giving-up` are there only if set; names are JSON strings; the checksum is over the lines before it. Of
+//! the blocks with a correct checksum, the one with the higher sequence number counts.
 //!
-//! *What must hold*: a promise is on the disk before anybody is told of it. A write that is cut off leaves the other block as it was, so that
-//! there is always the old promise or the new one. The blocks have been written since the file was made: where files are written in place (ext4, XFS)
-//! no promise needs room on the disk. Each block is a page of the page cache and a sector of today's disks, so that writing one never touches
-//! the other.
+//! *Invariant*: a promise is on disk before anybody is told of it. An interrupted write leaves the other block unchanged, so that the file always has
+//! the old promise or the new one. Both blocks were written when the file was made: on filesystems that write files in place (ext4, XFS) no promise
+//! needs free space. Each block is a page of the page cache and a sector of today's disks, so that writing one never touches the other.
 
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
@@ -40,13 +39,13 @@ use wire::replication::{position, read_position};
 use super::{Choice, Fence, Owed, Promise, PromiseError, Redirect};
 use crate::error::StartError;
 
-/// Its name.
+/// Name of the file.
 pub(super) const NAME: &str = "kingpost-relay.promise";
 const VERSION_LINE: &str = "kingpost-promise 1";
 /// Bytes of a block.
 const BLOCK: usize = 4096;
 
-/// The promise, in memory and on the disk.
+/// The promise, in memory and on disk.
 #[derive(Debug)]
 pub(crate) struct PromiseFile {
     path: PathBuf,
@@ -57,30 +56,30 @@ pub(crate) struct PromiseFile {
 struct Inner {
     /// Open once it exists.
     file: Option<File>,
-    /// Of the promise; 0: there is none.
+    /// Sequence number of the promise; 0: there is none.
     sequence: u64,
     promise: Promise,
 }
 
-/// Why a promise was not made.
+/// The reason why a promise was not made.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotPromised {
-    /// It must not be.
+    /// The rules refuse the promise.
     #[error("{0}")]
     Refused(#[from] PromiseError),
-    /// What was promised before is not known: there is no file.
+    /// Earlier promises are unknown: there is no file.
     #[error("this relay does not know what it has promised: its directory is new or was lost")]
     NoMemory,
-    /// The disk does not take it. What was promised before holds. The disk may have taken it all the same: then it holds after a restart.
+    /// The write failed. The earlier promise holds; the disk may have taken the new one all the same, which then holds after a restart.
     #[error("{0}")]
     File(StartError),
 }
 
 impl PromiseFile {
-    /// Reads the file of a directory, if there is one. The caller has the directory's lock.
+    /// Reads the file of a directory, if it exists. The caller has the directory's lock.
     ///
     /// # Errors
-    /// [`StartError::File`]: it cannot be read, or no block of it can be believed.
+    /// [`StartError::File`]: the file cannot be read, or none of its blocks is valid.
     pub(crate) fn open(dir: &Path) -> Result<PromiseFile, StartError> {
         let path = dir.join(NAME);
         let fail = |source| StartError::File { tried: "read", path: path.clone(), source };
@@ -108,22 +107,22 @@ impl PromiseFile {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there is a file.
+    /// True if the file exists.
     pub(crate) fn exists(&self) -> bool {
         self.lock().file.is_some()
     }
 
-    /// What is promised.
+    /// Returns the promise.
     pub(crate) fn now(&self) -> Promise {
         self.lock().promise.clone()
     }
 
-    /// The highest term that was promised to; 0: none.
+    /// Returns the highest promised term; 0: none.
     pub(crate) fn term(&self) -> u64 {
         self.lock().promise.term
     }
 
-    /// Makes the file if it is not there; durable when it returns.
+    /// Creates the file if it is missing; durable on return.
     pub(crate) fn make(&self, promise: Promise) -> Result<(), StartError> {
         let mut inner = self.lock();
         let mut blocks = vec![0; 2 * BLOCK];
@@ -155,10 +154,10 @@ impl PromiseFile {
         Ok(())
     }
 
-    /// Makes another promise of the one there is; durable when it returns. One flush, and no room on the disk.
+    /// Replaces the promise by one made from it; durable on return. One flush, and no free space on the disk.
     ///
     /// # Errors
-    /// [`NotPromised`]; the old one holds.
+    /// [`NotPromised`]; the old promise holds.
     pub(crate) fn change(
         &self,
         change: impl FnOnce(&Promise) -> Result<Promise, PromiseError>,
@@ -185,12 +184,12 @@ impl PromiseFile {
     }
 }
 
-/// Where the block of a sequence number is.
+/// Returns the offset of the block of a sequence number.
 fn offset(sequence: u64) -> u64 {
     sequence % 2 * BLOCK as u64
 }
 
-/// What is behind the end of the file is zeroes.
+/// Reads a block; bytes behind the end of the file are zeroes.
 fn read_block(file: &File, block: &mut [u8; BLOCK], at: u64) -> io::Result<()> {
     let mut read = 0;
     while read < BLOCK {
@@ -202,7 +201,7 @@ fn read_block(file: &File, block: &mut [u8; BLOCK], at: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The newest promise that can be believed.
+/// Returns the newest valid promise.
 fn newest(blocks: &[[u8; BLOCK]; 2]) -> Result<(u64, Promise), String> {
     let read = blocks.each_ref().map(|block| parse(block));
     match read {
@@ -213,7 +212,7 @@ fn newest(blocks: &[[u8; BLOCK]; 2]) -> Result<(u64, Promise), String> {
 }
 
 fn quoted(text: &str) -> String {
-    // A string is always JSON.
+    // A string can always be rendered as JSON.
     serde_json::to_string(text).unwrap_or_default()
 }
 
@@ -239,11 +238,11 @@ fn render(sequence: u64, promise: &Promise) -> String {
     text
 }
 
-/// The lines of a block, one after the other.
+/// An iterator over the lines of a block.
 struct Lines<'a>(std::iter::Peekable<std::str::Lines<'a>>);
 
 impl<'a> Lines<'a> {
-    /// What follows the key, if the next line begins with it.
+    /// Returns the text after the key, if the next line begins with it.
     fn optional(&mut self, key: &str) -> Option<&'a str> {
         let rest = |line: &'a str| line.strip_prefix(key).and_then(|rest| rest.strip_prefix(' '));
         let found = self.0.peek().copied().and_then(rest)?;
@@ -291,7 +290,7 @@ fn parse(block: &[u8]) -> Result<(u64, Promise), String> {
         promise.owed = Some(Owed { timeline, to: Lsn(read_position(to).ok_or_else(|| wrong("anew"))?) });
     }
     promise.giving_up = lines.optional("giving-up").is_some();
-    // One way to write it: what is otherwise the same, but not written so, was not written by us.
+    // Only one encoding is valid: a block with another was not written by this program.
     if render(sequence, &promise) != text {
         return Err("its checksum does not fit its lines".into());
     }
@@ -374,7 +373,7 @@ mod tests {
         let refused = file.change(|old| old.choose(1, &long, 1));
         assert!(matches!(refused, Err(NotPromised::Refused(PromiseError::TooLong { room: BLOCK, .. }))), "{refused:?}");
         assert_eq!(file.now().standing(1), Some((1, None)));
-        // The longest names that an order can have.
+        // The longest names of an order.
         file.change(|old| old.choose(1, &"\"".repeat(256), 1)).unwrap();
     }
 
@@ -389,7 +388,7 @@ mod tests {
     }
 
     proptest! {
-        /// A write that is cut off, at whatever sector, or leaves anything behind: there is the old promise or the new one.
+        /// A write cut off at any sector, or with any garbage behind, leaves the old promise or the new one.
         #[test]
         fn a_torn_write_leaves_one_of_the_two(
             sequence in 1_u64..1000, sectors in 0_usize..=8, garbage in prop::collection::vec(any::<u8>(), 0..BLOCK),
@@ -398,7 +397,7 @@ mod tests {
             let new = old.fence(8, 2, 2, Lsn(0)).unwrap();
             let mut blocks = [[0; BLOCK]; 2];
             blocks[(sequence % 2) as usize] = block(sequence, &old);
-            // What the other one held before.
+            // Earlier content of the other block.
             let other = &mut blocks[((sequence + 1) % 2) as usize];
             *other = block(sequence - 1, &Promise::default());
             other[..garbage.len()].copy_from_slice(&garbage);

@@ -1,9 +1,9 @@
-//! What a relay has promised, and must still know after a crash: the term, the fence, the choice, and whom it was told to follow.
+//! Promises of a relay, kept across crashes: the term, the fence, the choice, and the upstream it was told to follow.
 //!
-//! [`Promise`] is the value and its rules: each order makes a new one of an old one, or is refused. [`PromiseFile`] keeps it on the disk.
+//! [`Promise`] is the value and its rules: each order makes a new one of an old one, or is refused. [`PromiseFile`] stores it on disk.
 //!
-//! A relay is an acceptor of a single-decree Paxos for the end of each timeline (docs/decisions/0013): a *fence* is its promise to one
-//! term, a *choice* is the value that it has accepted, and whoever comes with a higher term is told of it.
+//! A relay is an acceptor of a single-decree Paxos for the end of each timeline (docs/decisions/0013): a *fence* is its promise to one term, a
+//! *choice* is the value that it has accepted, and a coordinator with a higher term is told of it.
 
 mod file;
 
@@ -12,7 +12,7 @@ use watermark::Lsn;
 use crate::memory::Memory;
 pub(crate) use file::{NotPromised, PromiseFile};
 
-/// What a relay has promised.
+/// The promises of a relay.
 ///
 /// A value without I/O: `kingpost failover`'s model drives the same rules through all orders of events.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -24,122 +24,122 @@ pub struct Promise {
     giving_up: bool,
 }
 
-/// What the relay may have acknowledged in an earlier life, and lacks since: it was begun anew.
+/// WAL that the relay may have acknowledged before its log was begun anew, and that it has lacked since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Owed {
     timeline: u32,
-    /// As far as its upstream was then: nobody can have acknowledged more.
+    /// The upstream's position then: nobody can have acknowledged more.
     to: Lsn,
 }
 
-/// Nothing more is taken on a timeline and older ones.
+/// A promise to take nothing more on a timeline and older ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Fence {
     timeline: u32,
     chosen: Option<Choice>,
 }
 
-/// Which node is to go on from the end of a timeline.
+/// The node chosen to go on from the end of a timeline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
-    /// In which it was chosen.
+    /// Term of the choice.
     pub term: u64,
-    /// Its configured name.
+    /// Configured name of the node.
     pub node: String,
 }
 
-/// An upstream that an operator has named in place of the configured one.
+/// An upstream that an operator has set in place of the configured one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Redirect {
-    /// What the configuration said then. As soon as it says something else, that counts.
+    /// The configured upstream at that time. The redirect ends as soon as the configuration names another.
     configured: String,
     address: String,
 }
 
-/// Why a relay does not promise what is asked. It stands by what it promised before.
+/// The reason why a relay refuses a promise. Its earlier promises hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PromiseError {
-    /// Somebody else has a higher term, or this one was promised to already.
+    /// A higher term was promised, or this one was promised already.
     #[error("term {given} is too low: the relay has promised to term {held}; another failover may be under way")]
     Term {
-        /// Promised to.
+        /// The promised term.
         held: u64,
-        /// Of the order.
+        /// Term of the order.
         given: u64,
     },
-    /// The timeline that is to end is not the last one.
+    /// The timeline to end is not the last one.
     #[error("the relay is on timeline {own} already, so that timeline {given} has ended before")]
     Timeline {
-        /// Of the log.
+        /// Timeline of the log.
         own: u32,
-        /// Of the order.
+        /// Timeline of the order.
         given: u32,
     },
-    /// The relay was begun anew, and may have acknowledged more before than it has now: it must not be counted as one that has it.
+    /// The relay was begun anew, and may have acknowledged more before than it has now: it must not count as having that WAL.
     #[error(
         "the relay was begun anew and has WAL up to {flushed} only: before, it may have acknowledged everything up to {to}. Ask again when \
          it has come so far"
     )]
     Incomplete {
-        /// What it has.
+        /// Durable position.
         flushed: Lsn,
-        /// What it may have acknowledged.
+        /// Highest position that it may have acknowledged.
         to: Lsn,
     },
-    /// There is no fence, or only one that a newer timeline has passed.
+    /// No fence stands, or a newer timeline has passed it.
     #[error("the relay is not fenced: a node is chosen only to go on from where a fence was put up")]
     NotFenced,
-    /// A node was chosen: it may be the primary already.
+    /// A node was chosen, and may be the primary already.
     #[error(
         "node {node:?} was chosen in term {term} to go on from here: it may be the primary already, so the fence stays"
     )]
     Chosen {
-        /// In which term.
+        /// Term of the choice.
         term: u64,
-        /// The node.
+        /// The chosen node.
         node: String,
     },
-    /// The choice that is to be withdrawn is another one.
+    /// The choice to withdraw is another one.
     #[error("node {node:?} was chosen in term {term}, not {given:?}: the choice stays")]
     OtherChosen {
-        /// In which term.
+        /// Term of the choice.
         term: u64,
-        /// The node that was chosen.
+        /// The chosen node.
         node: String,
-        /// Of the order.
+        /// Node of the order.
         given: String,
     },
-    /// Names that are longer than what the file has room for.
+    /// Names longer than the room in the file.
     #[error("the names in the order take {bytes} bytes in {}, which has room for {room}", file::NAME)]
     TooLong {
-        /// What they take.
+        /// Bytes needed.
         bytes: usize,
-        /// What there is.
+        /// Bytes available.
         room: usize,
     },
 }
 
 impl Promise {
-    /// The highest term that was promised to; 0: none.
+    /// Returns the highest promised term; 0: none.
     #[must_use]
     pub fn term(&self) -> u64 {
         self.term
     }
 
-    /// The last timeline of which nothing more is taken, whatever timeline the log is on; 0: none.
+    /// Returns the last timeline of which nothing more is taken, whichever timeline the log is on; 0: none.
     #[must_use]
     pub fn fenced_up_to(&self) -> u32 {
         self.fence.as_ref().map_or(0, |fence| fence.timeline)
     }
 
-    /// The fence, if the log, which is on timeline `own`, has not passed it: the last timeline that ends here, and the choice.
+    /// Returns the fence unless the log, which is on timeline `own`, has passed it: the last timeline that ends here, and the choice.
     #[must_use]
     pub fn standing(&self, own: u32) -> Option<(u32, Option<&Choice>)> {
         let fence = self.fence.as_ref().filter(|fence| fence.timeline >= own)?;
         Some((fence.timeline, fence.chosen.as_ref()))
     }
 
-    /// Whom to follow when this is configured.
+    /// Returns the upstream to follow while `configured` is configured.
     pub(crate) fn upstream_for<'a>(&'a self, configured: &'a str) -> &'a str {
         match &self.redirect {
             Some(redirect) if redirect.configured == configured => &redirect.address,
@@ -147,17 +147,17 @@ impl Promise {
         }
     }
 
-    /// To a higher term: nothing more is taken on `timeline` and older ones. What was chosen to go on from the end of the same timeline
-    /// stays. `own` is the timeline that the log is on, durable up to `flushed`.
+    /// Promises to a higher term to take nothing more on `timeline` and older ones. A choice for the end of the same timeline stays. `own` is the
+    /// timeline that the log is on, durable up to `flushed`.
     ///
     /// # Errors
-    /// The term is not higher, the timeline has ended before, or the log lacks what was acknowledged in an earlier life.
+    /// The term is not higher, the timeline has ended before, or the log lacks WAL that an earlier life acknowledged.
     pub fn fence(&self, term: u64, timeline: u32, own: u32, flushed: Lsn) -> Result<Promise, PromiseError> {
         self.must_be_higher(term)?;
         if timeline < own {
             return Err(PromiseError::Timeline { own, given: timeline });
         }
-        // On a newer timeline it has what the one had who was promoted.
+        // On a newer timeline it has the WAL of the node that was promoted.
         if let Some(Owed { to, .. }) = self.owed.filter(|owed| owed.timeline == own && flushed < owed.to) {
             return Err(PromiseError::Incomplete { flushed, to });
         }
@@ -166,10 +166,10 @@ impl Promise {
         Ok(Promise { term, fence: Some(Fence { timeline, chosen }), ..self.clone() })
     }
 
-    /// The term's holder chooses `node` to go on from the end of the fenced timeline.
+    /// Chooses `node`, for the term's holder, to go on from the end of the fenced timeline.
     ///
     /// # Errors
-    /// Another term was promised to, or no fence stands.
+    /// Another term was promised, or no fence stands.
     pub fn choose(&self, term: u64, node: &str, own: u32) -> Result<Promise, PromiseError> {
         self.must_be_the_term(term)?;
         let (timeline, _) = self.standing(own).ok_or(PromiseError::NotFenced)?;
@@ -177,14 +177,14 @@ impl Promise {
         Ok(Promise { fence: Some(Fence { timeline, chosen }), ..self.clone() })
     }
 
-    /// The term's holder gives up the choice of `node`: it goes on from nowhere, and the fence stays. A choice that is gone already is no
-    /// error, so that the order can be given again.
+    /// Withdraws the choice of `node` for the term's holder: no node goes on, and the fence stays. A choice already gone is no error, so that the
+    /// order can be repeated.
     ///
-    /// A relay cannot see whether the node was promoted, or still can be. Who gives the order must know that it cannot: the node answers as
-    /// a standby, and whoever chose it holds no term any more by which it would still promote it.
+    /// A relay cannot see whether the node was promoted, or still can be. The operator must know that it cannot: the node answers as a standby, and
+    /// whoever chose it no longer holds a term in which it could still promote it.
     ///
     /// # Errors
-    /// Another term was promised to, no fence stands, or another node is chosen.
+    /// Another term was promised, no fence stands, or another node is chosen.
     pub fn withdraw(&self, term: u64, node: &str, own: u32) -> Result<Promise, PromiseError> {
         self.must_be_the_term(term)?;
         let (timeline, chosen) = self.standing(own).ok_or(PromiseError::NotFenced)?;
@@ -197,7 +197,7 @@ impl Promise {
         }
     }
 
-    /// A higher term takes the fence away: the failover is called off. Not once a node was chosen.
+    /// Removes the fence by a higher term: the failover is called off. Refused once a node was chosen.
     pub(crate) fn release(&self, term: u64, own: u32) -> Result<Promise, PromiseError> {
         self.must_be_higher(term)?;
         if let Some((_, Some(Choice { term, node }))) = self.standing(own) {
@@ -206,40 +206,40 @@ impl Promise {
         Ok(Promise { term, fence: None, ..self.clone() })
     }
 
-    /// The term's holder has the relay follow `address` as long as the configuration says `configured`.
+    /// Makes the relay follow `address`, for the term's holder, as long as the configuration says `configured`.
     pub(crate) fn follow(&self, term: u64, configured: &str, address: &str) -> Result<Promise, PromiseError> {
         self.must_be_the_term(term)?;
         if configured.is_empty() {
-            // Who follows whatever primary the cluster has will be told by it.
+            // A relay that follows the cluster's primary learns the new one from the cluster.
             return Ok(self.clone());
         }
         let redirect = Some(Redirect { configured: configured.into(), address: address.into() });
         Ok(Promise { redirect, ..self.clone() })
     }
 
-    /// The log begins anew on `timeline`, and the upstream is at `to`.
+    /// Records that the log begins anew on `timeline`, with the upstream at `to`.
     pub(crate) fn begun_anew(&self, timeline: u32, to: Lsn) -> Promise {
         Promise { owed: Some(Owed { timeline, to }), ..self.clone() }
     }
 
-    /// The log is being given up, or has been.
+    /// Records that the log is being given up, or no longer.
     pub(crate) fn giving_up(&self, giving_up: bool) -> Promise {
         Promise { giving_up, ..self.clone() }
     }
 
-    /// Whether the log is being given up: what the directory holds of it may be a part.
+    /// True while the log is being given up: the directory may hold only a part of it.
     pub(crate) fn is_giving_up(&self) -> bool {
         self.giving_up
     }
 
-    /// What others remember. `fenced` 0: nothing was fenced.
+    /// Makes the promise that others remember. `fenced` 0: nothing was fenced.
     #[must_use]
     pub fn learnt(term: u64, fenced: u32, chosen: Option<Choice>) -> Promise {
         let fence = (fenced > 0).then_some(Fence { timeline: fenced, chosen });
         Promise { term, fence, ..Promise::default() }
     }
 
-    /// What another relay takes over that has lost its memory.
+    /// Returns the part that another relay takes over after losing its memory.
     #[must_use]
     pub fn memory(&self) -> Memory {
         let chosen = self.fence.as_ref().and_then(|fence| fence.chosen.clone());
@@ -254,7 +254,7 @@ impl Promise {
         if term == self.term { Ok(()) } else { Err(PromiseError::Term { held: self.term, given: term }) }
     }
 
-    /// Of what an earlier version kept in two files.
+    /// Makes the promise of the two files of an earlier version.
     pub(crate) fn earlier(
         term: u64,
         fence: Option<(u32, Option<Choice>)>,
@@ -315,14 +315,14 @@ mod tests {
         assert_eq!(chosen.standing(2), Some((2, Some(&choice))));
         assert_eq!(chosen.choose(3, "n1", 2).as_ref(), Ok(&chosen), "again");
         assert_eq!(chosen.release(4, 2), Err(PromiseError::Chosen { term: 3, node: "n1".into() }));
-        // A later term is told, and goes on with it, or chooses another one.
+        // A later term is told the choice, and goes on with it, or chooses another node.
         let later = chosen.fence(5, 2, 2, Lsn(0)).unwrap();
         assert_eq!(later.standing(2), Some((2, Some(&choice))));
         assert_eq!(
             later.choose(5, "n2", 2).unwrap().standing(2),
             Some((2, Some(&Choice { term: 5, node: "n2".into() })))
         );
-        // The end of the next timeline is decided anew.
+        // The end of the next timeline is a new decision.
         assert_eq!(chosen.fence(5, 3, 3, Lsn(0)).unwrap().standing(3), Some((3, None)));
         assert_eq!(chosen.release(5, 3).unwrap().term(), 5, "what was chosen for an older timeline is in nobody's way");
     }
@@ -371,7 +371,7 @@ mod tests {
         let led = none.fence(1, 1, 1, Lsn(0)).unwrap().follow(1, "a:1", "b:1").unwrap();
         assert_eq!((led.upstream_for("a:1"), led.upstream_for("c:1"), led.upstream_for("")), ("b:1", "c:1", ""));
         assert_eq!(led.follow(1, "", "c:1").as_ref(), Ok(&led), "nothing is configured, and nothing kept");
-        // Other orders do not change it.
+        // Other orders do not change the upstream.
         let later = led.fence(2, 1, 1, Lsn(0)).unwrap().choose(2, "n1", 1).unwrap();
         assert_eq!(later.upstream_for("a:1"), "b:1");
         assert_eq!(led.release(2, 1).unwrap().upstream_for("a:1"), "b:1");
