@@ -1,4 +1,4 @@
-//! A downstream's socket, in clear or with TLS. What was encrypted and not sent is bounded by one piece.
+//! A downstream's socket, in clear or with TLS. Ciphertext not yet sent is bounded by one piece.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -39,7 +39,7 @@ impl Transport {
         self.secure.is_some()
     }
 
-    /// Begins TLS after the client has asked for it, and says so by `answer`. What it has sent behind the handshake goes to `input`. The
+    /// Begins TLS after the client has asked for it, confirmed by `answer`. Data that the client sent behind the handshake goes to `input`. The
     /// caller bounds the time.
     pub(crate) async fn accept(
         &mut self,
@@ -65,14 +65,14 @@ impl Transport {
             }
             let taken = secure.received(kept + count, input, &mut identity);
             if let Err(error) = taken {
-                // It says to the client why.
+                // The alert gives the client the reason.
                 let _ = secure.write_all(&mut self.stream).await;
                 return Err(error);
             }
         }
     }
 
-    /// Reads what there is, once, behind what `input` has; waits for it. 0: the end.
+    /// Waits for data and reads it once, appending to `input`. 0: the end.
     pub(crate) async fn read(&mut self, input: &mut Vec<u8>) -> io::Result<usize> {
         let Some(secure) = &mut self.secure else { return self.stream.read_buf(input).await };
         let before = input.len();
@@ -92,7 +92,7 @@ impl Transport {
         Ok(input.len() - before)
     }
 
-    /// As [`Transport::read`], without waiting; it may give nothing new and not be the end.
+    /// As [`Transport::read`], without waiting; with TLS a count above 0 may come without new data in `input`.
     pub(crate) fn try_read(&mut self, input: &mut Vec<u8>) -> io::Result<usize> {
         match &mut self.secure {
             None => self.stream.try_read_buf(input),
@@ -110,7 +110,7 @@ impl Transport {
         secure.write_all(&mut self.stream).await
     }
 
-    /// Writes as much as the socket takes, or takes over; what was taken over goes out by [`Transport::flush`].
+    /// Writes as much as the socket takes or can be buffered; [`Transport::flush`] sends the buffered part.
     pub(crate) fn try_write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let Some(secure) = &mut self.secure else { return self.stream.try_write(bytes) };
         secure.flush(&self.stream)?;
@@ -122,7 +122,7 @@ impl Transport {
         }
     }
 
-    /// As [`Transport::try_write`], and the kernel may wait for what follows.
+    /// As [`Transport::try_write`], and the kernel may wait for more data.
     pub(crate) fn try_write_more(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.secure.is_some() {
             return self.try_write(bytes);
@@ -140,14 +140,14 @@ impl Transport {
             let mut part = [0; AT_ONCE];
             let part = &mut part[..length.min(AT_ONCE)];
             let count = file.read_at(part, offset)?;
-            // All of it is taken over, or nothing.
+            // Takes over all of it, or nothing.
             return if count == 0 { Ok(0) } else { self.try_write(&part[..count]) };
         }
         let (stream, mut offset) = (&self.stream, offset);
         stream.try_io(Interest::WRITABLE, || Ok(rustix::fs::sendfile(stream.as_fd(), file, Some(&mut offset), length)?))
     }
 
-    /// Sends what was taken over.
+    /// Sends the buffered data.
     ///
     /// # Errors
     /// `WouldBlock`: the socket takes no more now.
@@ -162,7 +162,7 @@ impl Transport {
         self.stream.ready(interest).await
     }
 
-    /// No more will be written.
+    /// Ends the sending direction.
     pub(crate) async fn shutdown(&mut self) -> io::Result<()> {
         if let Some(secure) = &mut self.secure {
             secure.link.close();

@@ -1,11 +1,11 @@
-//! `WATCH_FLUSHED`: tells a proxy how far the log is durable, now and whenever that moves.
+//! `WATCH_FLUSHED`: tells a proxy the durable position of the log, now and whenever it moves.
 //!
-//! What is told is what the upstream of this moment has been told (`Tail::confirmed`), not just what lies on the disk: what an
-//! earlier upstream has sent need not be in this one's history. 0 says that there is none at the moment.
+//! The position is the one confirmed to the current upstream (`Tail::confirmed`), not the durable one on disk: WAL of an earlier upstream need not be
+//! in the history of this one. 0 means that there is no upstream at the moment.
 //!
-//! The proxy may ask meanwhile what the relay has promised ([`Question`]): a strong read needs to know that its primary was not left behind
-//! (docs/decisions/0048). The promise is looked at after the question was read, and a fence is answered after the promise has changed: who is
-//! told here that there is no fence was asked before anybody was told that there is one.
+//! The proxy may ask meanwhile for the relay's promise ([`Question`]): a strong read needs to know that its primary was not left behind
+//! (docs/decisions/0048). The promise is read after the question, and a fence is answered only after the promise has changed: a proxy that is told of
+//! no fence asked before anybody was told of one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use super::{Connection, Gone};
 use crate::log::Log;
 use crate::shared::Shared;
 
-/// Time between two messages if nothing moves: so that whoever listens knows that the relay is there.
+/// Time between two messages while nothing moves, so that the proxy knows that the relay is alive.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Runs until the client leaves or the relay stops; there is no other end.
@@ -29,9 +29,9 @@ pub(super) async fn run(connection: &mut Connection, shared: &Shared, log: &Arc<
     let mut told = None;
     let mut due = Instant::now();
     loop {
-        // Also those that came together with the command.
+        // Also questions that came together with the command.
         answer_questions(connection, shared, log).await?;
-        // Before the tail is looked at: what changes after that ends the wait below.
+        // Before the tail is read: later changes end the wait below.
         let changes = log.changes().get();
         let tail = log.tail();
         let at = tail.confirmed.get();
@@ -47,7 +47,7 @@ pub(super) async fn run(connection: &mut Connection, shared: &Shared, log: &Arc<
             out.clear();
             told = Some(now);
             due = Instant::now() + HEARTBEAT;
-            // It may have moved while that was sent.
+            // The position may have moved during the send.
             continue;
         }
         tokio::select! {
@@ -64,7 +64,7 @@ pub(super) async fn run(connection: &mut Connection, shared: &Shared, log: &Arc<
     }
 }
 
-/// Answers what the proxy has asked so far: of several questions the last one, whose answer is everybody's.
+/// Answers the proxy's questions so far: of several only the last, whose answer serves all.
 async fn answer_questions(connection: &mut Connection, shared: &Shared, log: &Log) -> Result<(), Gone> {
     let mut last = None;
     while let Some((tag, payload)) = connection.buffered()? {

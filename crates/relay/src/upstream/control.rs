@@ -1,4 +1,4 @@
-//! What the receiving thread is told from outside, and the way to interrupt it.
+//! Orders to the receiving thread, and the way to interrupt it.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use crate::config::UpstreamConfig;
 use crate::error::UpstreamError;
 use crate::promise::Promise;
 
-/// What the receiving thread is told, and the way to interrupt it.
+/// Orders to the receiving thread, and the way to interrupt it.
 #[derive(Debug)]
 pub(crate) struct Control {
     state: Mutex<ControlState>,
@@ -18,19 +18,19 @@ pub(crate) struct Control {
 #[derive(Debug)]
 struct ControlState {
     config: UpstreamConfig,
-    /// Goes up with each change of `config`.
+    /// Number that rises with each change of `config`.
     generation: u64,
     stopping: bool,
-    /// The connection that is in use.
+    /// The connection in use.
     socket: Option<Channel>,
-    /// Something may be received and acknowledged: from [`Control::hold`] until the connection's work has ended.
+    /// True while something may be received and acknowledged: from [`Control::hold`] until the connection's work has ended.
     receiving: bool,
-    /// What the configuration says; `config.address` is where in fact.
+    /// The configured address; `config.address` is the one in use.
     configured: String,
 }
 
 impl Control {
-    /// Follows what is configured, or whoever a failover has put in its place.
+    /// Starts with the configured upstream, or the one that a failover has put in its place.
     pub(crate) fn new(configured: &UpstreamConfig, promise: &Promise) -> Control {
         let (mut config, configured) = (configured.clone(), configured.address.clone());
         config.address = promise.upstream_for(&configured).into();
@@ -42,13 +42,13 @@ impl Control {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What to follow, and the number of that word: it changes with each new one. None: the thread is to end.
+    /// Returns the upstream to follow, and its generation, which each change raises. None: the thread must end.
     pub(crate) fn wanted(&self) -> Option<(UpstreamConfig, u64)> {
         let state = self.lock();
         (!state.stopping).then(|| (state.config.clone(), state.generation))
     }
 
-    /// Follows another upstream, or the same in another way. The connection in use ends if anything is different.
+    /// Changes the upstream, or its settings. The connection in use ends if anything differs.
     pub(crate) fn follow(&self, change: impl FnOnce(&mut UpstreamConfig)) {
         let mut state = self.lock();
         let mut config = state.config.clone();
@@ -63,12 +63,12 @@ impl Control {
         }
     }
 
-    /// What the configuration says; empty: nothing.
+    /// Returns the configured address; empty: none.
     pub(crate) fn configured(&self) -> String {
         self.lock().configured.clone()
     }
 
-    /// The configuration has changed. Where it names no upstream, somebody else does ([`Control::follow`]), and that word stands.
+    /// Applies a changed configuration. If it names no upstream, the address set by [`Control::follow`] stays.
     pub(crate) fn configure(&self, configured: &UpstreamConfig, promise: &Promise) {
         self.lock().configured.clone_from(&configured.address);
         self.follow(|current| {
@@ -80,8 +80,7 @@ impl Control {
         });
     }
 
-    /// Ends what is received now, and returns once nothing of it is under way any more; a new connection is made after. False: it
-    /// has not ended until `end`.
+    /// Ends the current receiving, and returns once none of it is under way; a new connection is made after. False: it has not ended until `end`.
     pub(crate) fn interrupt(&self, end: Instant) -> bool {
         let mut state = self.lock();
         state.generation += 1;
@@ -100,7 +99,7 @@ impl Control {
         !state.receiving
     }
 
-    /// Ends the receiving thread.
+    /// Tells the receiving thread to end.
     pub(crate) fn stop(&self) {
         let mut state = self.lock();
         state.stopping = true;
@@ -114,7 +113,7 @@ impl Control {
         self.lock().config.address.clone()
     }
 
-    /// Makes a connection that logs in known, so that it can be interrupted. Nothing is received on it yet.
+    /// Registers a connection that is logging in, so that it can be interrupted. Nothing is received on it yet.
     pub(crate) fn connecting(&self, generation: u64, socket: Channel) -> Result<(), UpstreamError> {
         let mut state = self.lock();
         if state.stopping || state.generation != generation {
@@ -124,7 +123,7 @@ impl Control {
         Ok(())
     }
 
-    /// The connection's work has ended.
+    /// Records that the connection's work has ended.
     pub(crate) fn received(&self) {
         let mut state = self.lock();
         state.socket = None;
@@ -132,7 +131,7 @@ impl Control {
         self.changed.notify_all();
     }
 
-    /// Makes a connection known, so that it can be interrupted.
+    /// Registers a connection, so that it can be interrupted.
     pub(crate) fn hold(&self, generation: u64, socket: Channel) -> Result<(), UpstreamError> {
         let mut state = self.lock();
         if state.stopping || state.generation != generation {
@@ -148,7 +147,7 @@ impl Control {
         state.stopping || state.generation != generation
     }
 
-    /// Waits; true if there is something new to do sooner.
+    /// Waits; true if there is a new order before the time is over.
     pub(crate) fn pause(&self, generation: u64, length: Duration) -> bool {
         let end = Instant::now() + length;
         let mut state = self.lock();

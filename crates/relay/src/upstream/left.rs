@@ -1,8 +1,8 @@
-//! Slots that this relay has left behind: at a server that it followed, and follows no longer.
+//! Slots that this relay has left behind at servers that it no longer follows.
 //!
-//! A former primary that comes back as a standby still has the relay's slot. Nobody advances the slot, so that the standby keeps WAL without bound. The relay
-//! drops the slot, once the server is a standby on the timeline that the relay is on. A server that is a primary, also one that was fenced, keeps
-//! the slot: if the failover is called off, the relay goes back there and needs the WAL.
+//! A former primary that comes back as a standby still has the relay's slot. Nobody advances the slot, so that the standby keeps WAL without bound.
+//! The relay drops the slot once the server is a standby on the relay's timeline. A primary, even a fenced one, keeps the slot: if the failover is
+//! called off, the relay goes back there and needs the WAL.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::error::{Peer, UpstreamError};
 use crate::session::{Login, Session};
 use crate::shared::Shared;
 
-/// Longest time for one step of it.
+/// Longest time for one step.
 const STEP: Duration = Duration::from_secs(3);
 
-/// Drops what can be dropped now; what cannot is tried again the next time. Nothing while the relay does not stream: it may go back. Blocking, a few
-/// seconds for a server that does not answer.
+/// Drops the slots that can be dropped now; others are tried again the next time. Does nothing while the relay does not stream: it may go back.
+/// Blocking, a few seconds for a server that does not answer.
 pub(crate) fn drop_left_slots(shared: &Shared) {
     let Some((config, _)) = shared.control.wanted() else { return };
     if shared.upstream().state != "streaming" {
@@ -33,7 +33,7 @@ pub(crate) fn drop_left_slots(shared: &Shared) {
                     slot, "dropped the slot that was left behind at a server which is a standby now"
                 );
                 if let Err(error) = shared.slots.gone(&address, &slot) {
-                    // It is looked for once more after the next start.
+                    // After the next start the slot is looked for once more.
                     debug!(%error, "that the slot is gone is not saved");
                 }
             }
@@ -46,7 +46,7 @@ pub(crate) fn drop_left_slots(shared: &Shared) {
     }
 }
 
-/// False: not yet.
+/// Drops a slot; false if it cannot be dropped yet.
 fn drop_slot(shared: &Shared, config: &UpstreamConfig, address: &str, slot: &str) -> Result<bool, UpstreamError> {
     let Some(log) = shared.log() else { return Ok(false) };
     let password = super::password(config)?;

@@ -1,4 +1,4 @@
-//! A relay without a promise file: it learns what it may have promised before anything is received, and so acknowledged.
+//! Start of a relay without a promise file: it learns its possible promises before it receives, and so acknowledges, anything.
 
 use std::sync::PoisonError;
 use std::time::{Instant, SystemTime};
@@ -13,12 +13,12 @@ use crate::memory::{Conclusion, conclude, gather};
 use crate::promise::Promise;
 use crate::session::{Login, Session};
 
-/// What an operator can do about it.
+/// Advice to the operator.
 const ADVICE: &str =
     "or start it once with --new, if it has never run before or those who could answer are gone for good";
 
 impl Attempt<'_> {
-    /// Returns once there is a promise, on the disk.
+    /// Returns once a promise is on disk.
     pub(super) fn remember(
         &self,
         session: &mut Session,
@@ -59,7 +59,7 @@ impl Attempt<'_> {
                     if !shared.is_new {
                         self.must_have_been_seen_long_enough(slot, newest <= remote.timeline)?;
                     }
-                    // Higher than any term before, which went up one by one: nobody who holds an earlier one finds his own again.
+                    // Higher than any earlier term, as those rose one by one: no holder of an earlier term finds it again.
                     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
                     let term = since_1970.map_or(1, |since| since.as_secs());
                     warn!(term, "what this relay had promised is lost, and nobody was promoted by it");
@@ -75,8 +75,8 @@ impl Attempt<'_> {
         *self.shared.seen_unpromoted.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// A relay that has been here before may have been fenced by a failover that is under way. Once every server has been seen unpromoted for as
-    /// long as a promotion may take, none comes of it any more: its last look at this relay finds another term.
+    /// Checks that every server has been seen unpromoted for as long as a promotion may take. This relay may have been fenced by a failover under
+    /// way; after that time it cannot promote any more, since its last look at this relay finds another term.
     fn must_have_been_seen_long_enough(&self, slot: Slot, unpromoted: bool) -> Result<(), UpstreamError> {
         let around = self.shared.surroundings();
         let before = match slot {

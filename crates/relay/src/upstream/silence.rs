@@ -1,24 +1,24 @@
-//! What it means that an upstream says nothing. A decision over moments, without a clock.
+//! Meaning of a silent upstream: a decision over moments, without a clock.
 //!
-//! A server that has nothing to send says nothing for half a minute, so it is asked. What counts as silence is only the time in which the
-//! receiver did wait for the upstream, and nothing was there to be read: a slow disk here, or a busy machine, is no silence there.
+//! A server without data sends nothing for half a minute, so it is asked for a reply. Silence counts only while the receiver waited for the upstream
+//! and nothing could be read: a slow disk here, or a busy machine, is not the upstream's silence.
 
 use std::time::{Duration, Instant};
 
-/// What to do now.
+/// Next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Silence {
-    /// Nothing; look again then.
+    /// Nothing; judge again at this moment.
     Wait(Instant),
-    /// Ask whether it is there.
+    /// Ask for a reply.
     Ask,
-    /// It was asked, and did not answer: it is not heard any more. Look again then.
+    /// The upstream was asked, and did not answer: it counts as silent. Judge again at this moment.
     Unheard(Instant),
 }
 
-/// `since`: the receiver has waited since then, and nothing came; None: it has something to do. `asked`: when the upstream was asked the last
-/// time. It has `patience` to say something, and as long again to answer. `late`: this process comes much later than it meant to, because it
-/// or its machine stood still; the answer may be on its way, so the upstream is asked once more.
+/// Decides the next step. `since`: start of the receiver's wait without data; None while it is busy. `asked`: the last request for a reply. The
+/// upstream has `patience` to send something, and as long again to answer. `late`: this process runs much later than it meant to, because it or its
+/// machine was suspended; the answer may be on its way, so the upstream is asked once more.
 pub(super) fn judge(
     now: Instant,
     since: Option<Instant>,
