@@ -1,4 +1,4 @@
-//! What the log costs, beside the ways of writing that it does not use.
+//! Cost of the log, compared with ways of writing that it does not use.
 //!
 //! ```text
 //! cargo run --release -p relay --example log_bench -- [DIRECTORY [ROUNDS]]
@@ -6,8 +6,8 @@
 //!
 //! 1. Durable appends of 8 and 128 kB into one file, one after the other: a file that grows, one with `fallocate`, one filled
 //!    with zeroes, and the log itself (append, then wait for the flusher). The four take turns within a round.
-//! 2. Throughput of the log: appends of 8 and 128 kB that do not wait for the disk, until all is flushed; and what the process
-//!    spends on a MB. WAL without meaning: the log does not look into it.
+//! 2. Throughput of the log: appends of 8 and 128 kB that do not wait for the disk, until all is flushed; and the CPU time per MB. The WAL has no
+//! meaning: the log does not parse it.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
@@ -74,7 +74,7 @@ fn run(dir: &Path, way: usize, size: usize) -> Vec<Duration> {
     let path = dir.join("file");
     if way == 3 {
         let (mut writer, _log) = open(&dir.join("log"));
-        // The preallocator's part is not the append's.
+        // The preallocator's work is not part of the append.
         let mut at = BEGIN;
         let took = measure(|_| {
             writer.append(at, &bytes).unwrap();

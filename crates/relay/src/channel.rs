@@ -14,7 +14,7 @@ const READ: usize = 64 << 10;
 /// Plaintext encrypted at once, in bytes.
 const AT_ONCE: usize = 16 << 10;
 
-/// A connection. [`Channel::another`] makes a second handle of it.
+/// A connection. [`Channel::another`] makes a second handle to it.
 pub(crate) struct Channel {
     raw: Socket,
     secure: Option<Secure>,
@@ -23,14 +23,14 @@ pub(crate) struct Channel {
 #[derive(Clone)]
 struct Secure(Arc<Mutex<Sealed>>);
 
-/// The link, and what came out of it that nobody has taken yet.
+/// The TLS link, and plaintext that nobody has taken yet.
 struct Sealed {
     link: Link,
     plain: Vec<u8>,
     taken: usize,
     ended: bool,
     spare: Vec<u8>,
-    /// Ciphertext that has been read; empty between two reads of a handle.
+    /// Ciphertext read from the socket; empty between two reads of a handle.
     read: Vec<u8>,
 }
 
@@ -41,19 +41,19 @@ impl std::fmt::Debug for Channel {
 }
 
 impl Channel {
-    /// In clear.
+    /// Makes a connection in clear.
     pub(crate) fn plain(raw: Socket) -> Channel {
         Channel { raw, secure: None }
     }
 
-    /// Asks the server for TLS, and begins it. `target` None: in clear. Gives the hash of the server's certificate, too.
+    /// Asks the server for TLS, and begins it. `target` None: in clear. Also returns the hash of the server's certificate.
     pub(crate) fn begin(mut raw: Socket, target: Option<&tls::Target>) -> Result<(Channel, Option<Vec<u8>>), Cause> {
         let Some(target) = target else { return Ok((Channel::plain(raw), None)) };
         let mut request = Vec::new();
         wire::message::ssl_request(&mut request);
         raw.write_all(&request)?;
         let mut answer = [0];
-        // Exactly one byte: what follows it in clear would otherwise be taken for what was encrypted.
+        // Exactly one byte: clear text after it would otherwise be taken for encrypted data.
         raw.read_exact(&mut answer)?;
         match answer[0] {
             b'S' => {}
@@ -64,7 +64,7 @@ impl Channel {
         Channel::secure(raw, target)
     }
 
-    /// Begins TLS on a connection whose peer has agreed to it. Gives the hash of the peer's certificate, too.
+    /// Begins TLS on a connection whose peer has agreed to it. Also returns the hash of the peer's certificate.
     pub(crate) fn secure(mut raw: Socket, target: &tls::Target) -> Result<(Channel, Option<Vec<u8>>), Cause> {
         let link = Link::connect(target).map_err(Cause::Tls)?;
         let sealed = Sealed {
@@ -86,7 +86,7 @@ impl Channel {
             }
             let mut sealed = secure.lock();
             let taken = sealed.take(&buffer[..count], &mut end_point);
-            // Also after an error: it says to the server why.
+            // Also after an error: the alert gives the server the reason.
             let flushed = sealed.flush(&mut raw);
             taken.map_err(Cause::Tls)?;
             flushed?;
@@ -98,12 +98,12 @@ impl Channel {
         Ok(Channel { raw: self.raw.try_clone()?, secure: self.secure.clone() })
     }
 
-    /// Ends it for all handles.
+    /// Ends the connection for all handles.
     pub(crate) fn shutdown(&self) {
         self.raw.shutdown();
     }
 
-    /// Whether there is more to read already.
+    /// True if data can be read at once.
     pub(crate) fn is_readable(&self) -> bool {
         let has_plain = |sealed: &Sealed| sealed.taken < sealed.plain.len();
         self.secure.as_ref().is_some_and(|secure| has_plain(&secure.lock())) || self.raw.is_readable()
@@ -165,7 +165,7 @@ impl Read for Channel {
                     return Ok(0);
                 }
             }
-            // Not under the lock: whoever writes must not wait for what is read.
+            // Not under the lock: a writer must not wait for a read.
             let count = self.raw.read(&mut ciphertext)?;
             if count == 0 {
                 return Ok(0);
@@ -182,7 +182,7 @@ impl Write for Channel {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let Some(secure) = &self.secure else { return self.raw.write(bytes) };
         let part = &bytes[..bytes.len().min(AT_ONCE)];
-        // Until it is all written: records of two handles must not be mixed. The socket's time-out bounds it.
+        // Until all is written: records of two handles must not mix. The socket's time-out bounds the wait.
         let mut sealed = secure.lock();
         let Sealed { link, spare, .. } = &mut *sealed;
         link.encrypt(part, spare).map_err(io::Error::other)?;

@@ -1,4 +1,4 @@
-//! What a user writes about a relay.
+//! Configuration of a relay.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,33 +10,33 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RelayConfig {
-    /// What the servers are.
+    /// Kind of the servers.
     pub engine: Engine,
-    /// `server_id` of the relay itself, among servers of MariaDB: one that none of them has. 0: none.
+    /// `server_id` of the relay itself, unique among the MariaDB servers. 0: none.
     pub server_id: u32,
-    /// Where standbys connect, `host:port`. None: nobody is served.
+    /// Addresses for standbys, `host:port`. Empty: no standby is served.
     pub listen: Vec<String>,
     /// Directory of the log.
     pub dir: PathBuf,
-    /// How downstreams prove who they are.
+    /// Authentication method for downstreams.
     pub auth: AuthMethod,
     /// `[relay.tls]`: TLS with downstreams.
     pub tls: tls::ListenConfig,
-    /// Up to where downstreams are served.
+    /// Limit of the WAL that downstreams get.
     pub serve: ServeUpTo,
     /// Most downstream connections.
     pub max_downstreams: usize,
     /// Time from accept to a completed login.
     #[serde(with = "humantime_serde")]
     pub login_timeout: Duration,
-    /// A downstream that has said nothing for this long is dropped.
+    /// Time without a message after which a downstream is dropped.
     #[serde(with = "humantime_serde")]
     pub downstream_timeout: Duration,
-    /// Whether what downstreams' queries still need is passed on to the upstream.
+    /// True if the downstreams' hot-standby feedback is passed on to the upstream.
     pub hot_standby_feedback: bool,
     /// Bytes of WAL kept although no downstream needs them.
     pub keep_bytes: u64,
-    /// Most bytes of WAL kept; a downstream that is further behind has to restore from an archive.
+    /// Most bytes of WAL kept; a downstream further behind has to restore from an archive.
     pub max_bytes: u64,
     /// `[relay.upstream]`.
     pub upstream: UpstreamConfig,
@@ -66,43 +66,43 @@ impl Default for RelayConfig {
     }
 }
 
-/// What the servers are that a relay is for.
+/// Kind of the servers that a relay serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// PostgreSQL: the relay keeps its write-ahead log.
+    /// PostgreSQL: the relay stores its write-ahead log.
     Postgresql,
-    /// MariaDB: the relay keeps its binary log.
+    /// MariaDB: the relay stores its binary log.
     Mariadb,
 }
 
-/// `[relay.upstream]`: the server, or the relay, that WAL comes from.
+/// `[relay.upstream]`: the server, or the relay, that the WAL comes from.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct UpstreamConfig {
-    /// `host:port`, or the absolute path of a Unix socket. Empty: no relay is configured.
+    /// `host:port`, or the absolute path of a Unix socket. Empty: no upstream is configured.
     pub address: String,
     /// User with the REPLICATION attribute.
     pub user: String,
-    /// Its password.
+    /// Password of the user.
     #[serde(skip_serializing)]
     pub password: Option<String>,
-    /// File with its password in the first line.
+    /// File whose first line is the password.
     pub password_file: Option<PathBuf>,
     /// `[relay.upstream.tls]`: TLS with the upstream. Files are read for each connection.
     pub tls: tls::ConnectConfig,
-    /// Permanent physical slot there, made when it is missing; empty: none is used.
+    /// Permanent physical slot there, created if missing; empty: none is used.
     pub slot: String,
-    /// What the upstream knows this relay as: the name for `synchronous_standby_names`.
+    /// Name of this relay at the upstream, for `synchronous_standby_names`.
     pub application_name: String,
-    /// Longest time between two reports of how far the log is.
+    /// Longest time between two reports of the log's position.
     #[serde(with = "humantime_serde")]
     pub status_interval: Duration,
-    /// An upstream that has said nothing for this long is asked whether it is there. If it does not answer within the same time
-    /// again, the relay says that it does not hear it, and keeps the connection.
+    /// Time without a message after which the upstream is asked for a reply. After the same time again without a reply the relay reports it as
+    /// silent, and keeps the connection.
     #[serde(with = "humantime_serde")]
     pub heartbeat: Duration,
-    /// The connection to an upstream that has said nothing for this long is given up.
+    /// Time without a message after which the connection to the upstream is closed.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
 }
@@ -136,7 +136,7 @@ impl fmt::Debug for UpstreamConfig {
     }
 }
 
-/// `[[relay.users]]`: who may stream.
+/// `[[relay.users]]`: a user that may stream.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct UserConfig {
@@ -145,13 +145,13 @@ pub struct UserConfig {
     /// Password.
     #[serde(default, skip_serializing)]
     pub password: Option<String>,
-    /// File with the password in its first line.
+    /// File whose first line is the password.
     #[serde(default)]
     pub password_file: Option<PathBuf>,
     /// `SCRAM-SHA-256$…` as in `pg_authid`.
     #[serde(default, skip_serializing)]
     pub verifier: Option<String>,
-    /// Whether it may also fence the relay and name its upstream, as `kingpost failover` does.
+    /// True if the user may also fence the relay and set its upstream, as `kingpost failover` does.
     #[serde(default)]
     pub operator: bool,
 }
@@ -162,23 +162,23 @@ impl fmt::Debug for UserConfig {
     }
 }
 
-/// How downstreams prove who they are.
+/// Authentication method for downstreams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AuthMethod {
-    /// Not at all: only where every address is on the loopback.
+    /// None: only if every address is on the loopback.
     Trust,
-    /// By password.
+    /// Password, by SCRAM-SHA-256.
     #[serde(rename = "scram-sha-256")]
     ScramSha256,
 }
 
-/// Up to where downstreams are served.
+/// Limit of the WAL that downstreams get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ServeUpTo {
-    /// What is durable here: a replica never shows what the relay could lose.
+    /// WAL durable here: a replica never shows data that the relay could lose.
     Flushed,
-    /// What has arrived: one flush sooner, and safe only as long as the upstream lives.
+    /// WAL received: one flush sooner, and safe only as long as the upstream lives.
     Written,
 }

@@ -1,7 +1,7 @@
 //! `kingpost relay fetch --from`: a segment or a history file from a relay's address, for the `restore_command` of a server on another host.
 //!
-//! By physical replication, as a standby gets it, so that the relay needs nothing more: its users, its TLS, and nothing that is not durable there. A server
-//! can be asked as well.
+//! By physical replication, as a standby: the relay needs nothing more than its users and its TLS, and gives only durable WAL. A server can be asked
+//! as well.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,21 +15,21 @@ use crate::log::{FetchError, LogError, NewFile, Segment, SegmentSize, Timeline};
 use crate::session::{STEP, Session, Started};
 use crate::upstream::parse_size;
 
-/// Longest time without WAL of the segment, whatever else the relay says.
+/// Longest time without WAL of the segment, even if the relay sends other messages.
 const PATIENCE: Duration = STEP;
 
-/// Why a file could not be had from a relay.
+/// An error of fetching a file from a relay.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchFromError {
-    /// Not there (yet, or any more): what a server's recovery asks all the time.
+    /// Not there (yet, or any more): a frequent answer to a server's recovery.
     #[error("relay {relay} does not hold {name}")]
     NotHeld {
-        /// As it was named.
+        /// The relay's name, as given.
         relay: String,
         /// The file.
         name: String,
     },
-    /// The connection.
+    /// Failure of the connection.
     #[error(transparent)]
     Session(#[from] SessionError),
     /// Not a name that a server asks for, or the file cannot be written.
@@ -43,8 +43,8 @@ impl From<LogError> for FetchFromError {
     }
 }
 
-/// Fetches the segment or history file `name` to `target`, which is complete or not there. A segment that is not complete yet is given as far as the relay
-/// has it durably, with zeroes behind, as a server has it itself. Blocking; the relay may be silent for 10 s at most.
+/// Fetches the segment or history file `name` to `target`, which is complete or not there. An incomplete segment is given up to the relay's durable
+/// position, with zeroes behind, as in a server's own. Blocking; the relay may be silent for 10 s at most.
 ///
 /// # Errors
 /// [`FetchFromError::NotHeld`] is an ordinary answer: recovery asks for files until there are no more.
@@ -77,7 +77,7 @@ fn fetch(relay: &RelayAccess<'_>, name: &str, target: &Path) -> Result<(), Fetch
     let begin = size.start(segment.number);
     let end = Lsn(begin.0.saturating_add(size.bytes()));
     let end = match segment.timeline.0.cmp(&remote.timeline) {
-        // Where an earlier timeline ended, the relay says.
+        // The relay reports the end of an earlier timeline.
         std::cmp::Ordering::Less => end,
         std::cmp::Ordering::Equal => end.min(Lsn(remote.position)),
         std::cmp::Ordering::Greater => return Err(not_held(relay, name)),
@@ -99,7 +99,7 @@ fn fetch(relay: &RelayAccess<'_>, name: &str, target: &Path) -> Result<(), Fetch
     Ok(())
 }
 
-/// Receives from `begin` up to `end`, or to the end of the timeline. False: there was nothing.
+/// Receives from `begin` up to `end`, or to the end of the timeline. False: no WAL.
 fn receive(session: &mut Session, begin: Lsn, end: Lsn, file: &mut NewFile) -> Result<bool, FetchFromError> {
     let mut wal = Vec::new();
     let mut at = begin;

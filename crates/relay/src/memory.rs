@@ -1,8 +1,8 @@
-//! What a relay that has lost its directory may still find out about its promises, and what it must not do until then.
+//! Recovery of the promises of a relay that has lost its directory, and its restrictions until then.
 //!
-//! A relay without a promise file does not know what it has promised. It may have promised not to take anything more from the very server that it
-//! is pointed at. So it acknowledges nothing until it has learnt enough ([`conclude`]), or an operator says that it is new. The rules with
-//! their reasons are in docs/decisions/0035.
+//! A relay without a promise file does not know its promises. It may have promised to take nothing more from the very server that it is pointed at.
+//! So it acknowledges nothing until it has learnt enough ([`conclude`]), or an operator says that it is new. docs/decisions/0035 has the rules with
+//! their reasons.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,67 +15,67 @@ use crate::promise::{Choice, Promise};
 use crate::session::{Login, Session};
 use crate::surroundings::Surroundings;
 
-/// Longest time for one step of asking somebody.
+/// Longest time for one step of a query.
 const STEP: Duration = Duration::from_secs(3);
 
-/// What a relay remembers, as it tells others: the answer to `KINGPOST PROMISE`.
+/// The promises that a relay remembers, as it tells others: the answer to `KINGPOST PROMISE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recollection {
-    /// Of the process, at random: so that a relay knows itself.
+    /// Random number of the process, by which a relay recognises itself.
     pub instance: u64,
-    /// Of the cluster; None: it has no log.
+    /// System identifier of the cluster; None: the relay has no log.
     pub system: Option<u64>,
     /// The timeline of its log; 0: it has none.
     pub timeline: u32,
-    /// None: it does not know what it promised.
+    /// None: the relay does not know its promises.
     pub memory: Option<Memory>,
 }
 
 /// The part of a promise that others take over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Memory {
-    /// The highest term that was promised to; 0: none.
+    /// The highest promised term; 0: none.
     pub term: u64,
-    /// The last timeline of which nothing more is taken; 0: none.
+    /// The last timeline of which the relay takes nothing more; 0: none.
     pub fenced: u32,
-    /// Who goes on from the end of it.
+    /// The node chosen to go on from the end of that timeline.
     pub chosen: Option<Choice>,
 }
 
-/// What was heard of others.
+/// Answers of the upstream, the servers and the other relays.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Evidence {
     /// The upstream's timeline.
     pub upstream: u32,
-    /// The servers' timelines, or why they do not answer.
+    /// Timelines of the servers, or the reasons why they do not answer.
     pub servers: Vec<(String, Result<u32, String>)>,
-    /// What the other relays remember, or why they do not answer.
+    /// Memories of the other relays, or the reasons why they do not answer.
     pub relays: Vec<(String, Result<Recollection, String>)>,
-    /// How many relays must have a commit before it is acknowledged.
+    /// Number of relays that must have a commit before it is acknowledged.
     pub acknowledgements: Option<usize>,
 }
 
-/// What follows of it.
+/// Conclusion from the evidence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Conclusion {
-    /// This is promised, as far as it counts.
+    /// The promise, as far as it matters.
     Known(Promise),
-    /// All were asked, and no relay remembers anything. The newest timeline that anybody is on.
+    /// All were asked, and no relay remembers anything.
     Nobody {
-        /// It.
+        /// The newest timeline of any server or relay.
         newest: u32,
     },
-    /// Who would have to answer first, each with the reason why he does not.
+    /// Relays and servers that have to answer first, each with the reason why it does not.
     Silent(Vec<String>),
 }
 
-/// What is known of this relay's promises. `is_new`: an operator says that those who answer are all there is.
+/// Concludes this relay's promise. `is_new`: an operator says that nobody else remains to be asked.
 #[must_use]
 pub fn conclude(evidence: &Evidence, is_new: bool) -> Conclusion {
     let told = |(_, answer): &(String, Result<Recollection, String>)| answer.as_ref().ok().cloned();
     let answers: Vec<Recollection> = evidence.relays.iter().filter_map(told).collect();
     let memories: Vec<&Memory> = answers.iter().filter_map(|answer| answer.memory.as_ref()).collect();
-    // A fence takes all relays but `acknowledgements` - 1. If so many others remember, one of them was there, whoever else was.
+    // A fence needs all relays but `acknowledgements` - 1. If that many others remember, at least one of them took part in any fence.
     let enough = evidence.acknowledgements.is_some_and(|needed| needed > 0 && memories.len() >= needed);
     let silent_servers =
         evidence.servers.iter().filter_map(|(name, answer)| Some(("server", name, answer.as_ref().err()?)));
@@ -92,13 +92,13 @@ pub fn conclude(evidence: &Evidence, is_new: bool) -> Conclusion {
     let Some(term) = memories.iter().map(|memory| memory.term).max() else {
         return Conclusion::Nobody { newest };
     };
-    // Whatever is older than the newest timeline has ended.
+    // Every timeline older than the newest one has ended.
     let fenced = memories.iter().map(|memory| memory.fenced).max().unwrap_or(0).max(newest.saturating_sub(1));
     let chosen = memories.iter().filter(|memory| memory.fenced == fenced).filter_map(|memory| memory.chosen.clone());
     Conclusion::Known(Promise::learnt(term, fenced, chosen.max_by_key(|choice| choice.term)))
 }
 
-/// Asks everybody, side by side. `login` is the upstream's, by which servers are reached too; `instance` is this relay's own.
+/// Asks all servers and relays in parallel. `login` is the upstream's, which also serves for the servers; `instance` is this relay's own.
 pub(crate) fn gather(around: &Surroundings, login: &Login<'_>, upstream: u32, system: u64, instance: u64) -> Evidence {
     let server = |name: &str, address: &str| -> Result<u32, String> {
         let login = Login { peer: Peer::Server(name.into()), address, step: STEP, ..login.clone() };
@@ -127,7 +127,7 @@ pub(crate) fn gather(around: &Surroundings, login: &Login<'_>, upstream: u32, sy
             });
             (name.clone(), answer)
         });
-        // The same relay may be listed under two names.
+        // One relay may be listed under two names.
         let mut seen = BTreeSet::from([instance]);
         let relays = relays.filter(|(_, answer)| answer.as_ref().map_or(true, |answer| seen.insert(answer.instance)));
         Evidence {
@@ -142,7 +142,7 @@ pub(crate) fn gather(around: &Surroundings, login: &Login<'_>, upstream: u32, sy
 // === impl Recollection ===
 
 impl Recollection {
-    /// As a row of text.
+    /// Renders the recollection as a row of text.
     pub(crate) fn columns(&self) -> Vec<(&'static str, String)> {
         let number = |number: Option<u64>| number.map(|number| number.to_string()).unwrap_or_default();
         let memory = self.memory.as_ref();
@@ -158,7 +158,7 @@ impl Recollection {
         ]
     }
 
-    /// What [`Recollection::columns`] wrote; None if it is something else.
+    /// Parses the row of [`Recollection::columns`]; None if it is something else.
     pub(crate) fn read(row: &Rows) -> Option<Recollection> {
         let number = |index| match row.text(index) {
             Some("") => Some(None),

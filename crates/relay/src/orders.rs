@@ -1,9 +1,8 @@
-//! What an operator does with a relay at a failover, and what the relay promises by it.
+//! Orders of an operator to a relay at a failover, and the promises that they make.
 //!
-//! The relays together decide who goes on from the end of a timeline, as acceptors of Paxos do: a *fence* is the promise to
-//! one term (nothing older is listened to, and nothing more is taken of the timeline that ends), *choose* is what that term
-//! wants. Whoever comes later, with a higher term, is told what was chosen, and goes on with that, or, of a node that cannot be promoted any
-//! more, *withdraws* it.
+//! The relays together decide which node goes on from the end of a timeline, as acceptors of Paxos do. A *fence* is the promise to one term: the
+//! relay obeys no older term, and takes nothing more of the ending timeline. *Choose* is the value of that term. A later coordinator, with a higher
+//! term, is told the choice, and goes on with it, or *withdraws* it if that node can no longer be promoted.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,82 +16,81 @@ use crate::log::{Log, LogError};
 use crate::promise::{Choice, NotPromised, Promise, PromiseError};
 use crate::shared::Shared;
 
-/// Longest time for an order: until it is its turn, for what is under way to end, and for the disk to have it. A flush that is under
-/// way is waited for beyond that.
+/// Longest time for an order: to get its turn, for work under way to end, and for the disk to have it. A flush under way is waited for beyond that.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
-/// How a relay stands, as an operator needs to know it.
+/// State of a relay, for an operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standing {
-    /// Identifier of the cluster.
+    /// System identifier of the cluster.
     pub system: u64,
-    /// The highest term that was promised to.
+    /// The highest promised term.
     pub term: u64,
     /// The timeline being written.
     pub timeline: u32,
-    /// Durable here.
+    /// Position durable here.
     pub flushed: Lsn,
-    /// End of the last whole record of it: what a standby can have replayed that has received all of it.
+    /// End of the last whole durable record: the replay position of a standby that has received everything.
     pub whole: Lsn,
-    /// The last timeline that nothing more is taken of, while that is the one being written.
+    /// The last timeline of which nothing more is taken, while that is the one being written.
     pub fenced: Option<u32>,
-    /// Which node is to go on from the end of that timeline, and the term in which it was chosen.
+    /// The node chosen to go on from the end of that timeline, and the term of the choice.
     pub chosen: Option<(u64, String)>,
-    /// Where WAL comes from.
+    /// Address of the upstream.
     pub upstream: String,
-    /// `streaming`, or what stands in the way.
+    /// `streaming`, or the reason why it does not stream.
     pub state: String,
-    /// Whether the configuration names the upstream, rather than the cluster whose primary is followed.
+    /// True if the configuration names the upstream, rather than the cluster whose primary is followed.
     pub named: bool,
 }
 
-/// Why an order was not carried out.
+/// The reason why an order was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum OrderError {
     /// There is no log yet.
     #[error("the relay has not reached its upstream yet: it holds nothing")]
     Empty,
-    /// It must not be promised.
+    /// The promise is refused.
     #[error("{0}")]
     Promise(#[from] PromiseError),
-    /// The relay has lost its memory, and has not learnt yet what it promised.
+    /// The relay has lost its memory, and has not yet learnt its promises.
     #[error("the relay cannot promise anything yet: {state}")]
     NoMemory {
-        /// Why: what stands between it and its upstream.
+        /// State of the upstream connection, with the reason.
         state: String,
     },
-    /// Another order takes its time.
+    /// Another order takes too long.
     #[error("another order was not done within {} s: ask again", LIMIT.as_secs())]
     Busy,
-    /// What is under way does not end.
+    /// Work under way does not end in time.
     #[error("the fence is up and stays, but {what} within {} s: ask again", LIMIT.as_secs())]
     Slow {
-        /// What did not happen.
+        /// The missing event.
         what: &'static str,
     },
     /// A file cannot be written.
     #[error("{0}")]
     State(#[from] StartError),
-    /// The log is in the way.
+    /// Failure of the log's files.
     #[error("{0}")]
     Log(#[from] LogError),
-    /// The log has failed.
+    /// The log has stopped.
     #[error("the log failed: {0}")]
     Failed(String),
 }
 
-/// Orders that change something are carried out one after the other.
+/// A lock that serialises orders which change something.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     taken: Mutex<bool>,
     free: Condvar,
 }
 
-/// Given back when dropped.
+/// Turn of one order, released when dropped.
 pub(crate) struct Turn<'a>(&'a Turns);
 
 impl Turns {
-    /// None: it was not free until `end`.
+    /// Waits for the turn; None if it was not free until `end`.
     pub(crate) fn take(&self, end: Instant) -> Option<Turn<'_>> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         while *taken {
@@ -114,14 +112,14 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Carries out one order; those that change something come one after the other. Blocking.
+/// Carries out one order; orders that change something run one at a time. Blocking.
 pub(crate) fn carry_out(shared: &Shared, order: &Order) -> Result<Standing, OrderError> {
     if !shared.promise.exists() {
         return Err(OrderError::NoMemory { state: shared.upstream().state });
     }
     let log = shared.log().ok_or(OrderError::Empty)?;
     if *order == Order::Look {
-        // Not behind an order that waits for the disk.
+        // Not queued behind an order that waits for the disk.
         return look(shared, &log);
     }
     let end = Instant::now() + LIMIT;
@@ -153,7 +151,7 @@ pub(crate) fn carry_out(shared: &Shared, order: &Order) -> Result<Standing, Orde
     look(shared, &log)
 }
 
-/// Ends a timeline here: what `flushed` is afterwards stays the end of it, and nobody was told of more.
+/// Ends a timeline here: the `flushed` position afterwards stays its end, and nobody was told of a higher one.
 fn fence(shared: &Shared, log: &Log, term: u64, timeline: u32, end: Instant) -> Result<(), OrderError> {
     let own = log.tail().timeline.0;
     let flushed = log.tail().flushed.get();
@@ -162,7 +160,7 @@ fn fence(shared: &Shared, log: &Log, term: u64, timeline: u32, end: Instant) -> 
     if !shared.control.interrupt(end) {
         return Err(OrderError::Slow { what: "receiving has not ended" });
     }
-    // What was received last must be durable: it is what the new primary will be held against.
+    // The last received WAL must be durable: the new primary is compared with it.
     let tail = log.tail();
     let mut parker = Parker::new(std::sync::Arc::clone(&tail.flushed));
     match parker.wait(tail.written.get(), Some(end)) {
@@ -210,7 +208,7 @@ impl From<NotPromised> for OrderError {
 // === impl Standing ===
 
 impl Standing {
-    /// As a row of text.
+    /// Renders the standing as a row of text.
     pub(crate) fn columns(&self) -> Vec<(&'static str, String)> {
         let (term, node) = self.chosen.clone().map_or_else(Default::default, |(term, node)| (term.to_string(), node));
         vec![
@@ -228,7 +226,7 @@ impl Standing {
         ]
     }
 
-    /// What [`Standing::columns`] wrote; None if it is something else.
+    /// Parses the row of [`Standing::columns`]; None if it is something else.
     pub(crate) fn read(row: &Rows) -> Option<Standing> {
         let text = |index| row.text(index);
         let optional = |index| match row.text(index) {

@@ -21,11 +21,11 @@ use crate::status::Status;
 use crate::surroundings::Surroundings;
 use crate::upstream::{self, Control, SPARES};
 
-/// Time between two looks at what can be removed.
+/// Time between two runs of retention.
 const RETENTION: Duration = Duration::from_secs(5);
-/// How often other servers are asked for slots that were left there.
+/// Time between two queries to other servers for slots left behind.
 const CLEAN_UP: Duration = Duration::from_secs(10);
-/// Longest time for downstream tasks to say good-bye.
+/// Longest time for downstream tasks to end.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// A running relay.
@@ -37,11 +37,10 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Opens the log, if the directory has one, listens, and begins to follow the upstream. Downstreams are tasks of
-    /// `runtime`.
+    /// Opens the log, if the directory has one, listens, and starts following the upstream. Downstreams are tasks of `runtime`.
     ///
-    /// A relay whose directory is empty acknowledges nothing until it has learnt from its `surroundings` what it may have promised before, or
-    /// that it is new. `is_new`: an operator says that those who answer are all there is to ask.
+    /// A relay with an empty directory acknowledges nothing until it has learnt from its `surroundings` its possible earlier promises, or that it is
+    /// new. `is_new`: an operator says that nobody else remains to be asked.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -55,7 +54,7 @@ impl Relay {
         let listeners = bind(&config.listen)?;
         let addresses = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
         let failed = |source| StartError::Log { dir: config.dir.clone(), source };
-        // Its lock is what keeps two relays out of one directory.
+        // Its lock keeps two relays out of one directory.
         let directory = Directory::open(&config.dir).map_err(failed)?;
         let promise = promised(&directory)?;
         reset::resume(&directory, &promise)?;
@@ -79,30 +78,30 @@ impl Relay {
         Ok(relay)
     }
 
-    /// Where downstreams connect; port 0 resolved.
+    /// Returns the addresses for downstreams, with port 0 resolved.
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// How it stands.
+    /// Returns the status.
     #[must_use]
     pub fn status(&self) -> Status {
         Status::of(&self.shared)
     }
 
-    /// The log's own figures, once it is open.
+    /// Gives `look` the metrics of the log, once it is open.
     pub fn log_metrics<T>(&self, look: impl FnOnce(&LogMetrics) -> T) -> Option<T> {
         self.shared.log().map(|log| look(log.metrics()))
     }
 
-    /// Why the log takes nothing more: the process should end, and be started again by somebody who has looked.
+    /// Returns the failure of the log, if any: the process should end, and an operator should examine it before the next start.
     #[must_use]
     pub fn failure(&self) -> Option<LogFailure> {
         self.shared.log().and_then(|log| log.failure().cloned())
     }
 
-    /// Whether it does its work; if not, why. An upstream that is away is no reason.
+    /// Returns Ok if the relay works; the reason if not. A lost upstream is not a reason.
     ///
     /// # Errors
     /// The log has failed, or the receiving thread has ended.
@@ -113,7 +112,7 @@ impl Relay {
         self.receiving.alive()
     }
 
-    /// Follows another upstream from now on, from where the log is. It must have that position in its history.
+    /// Follows another upstream from now on, from the log's position, which must be in that upstream's history.
     pub fn follow(&self, address: &str) {
         if self.shared.control.address() != address {
             info!(upstream = address, "following another upstream");
@@ -121,11 +120,11 @@ impl Relay {
         self.shared.control.follow(|config| config.address = address.into());
     }
 
-    /// Has exactly these slots, apart from those in use: WAL is kept for each from where the log is now, or from where its
-    /// user was.
+    /// Sets the slots to exactly these, apart from those in use. For each, WAL is kept from the current end of the log, or from the position of its
+    /// user.
     ///
     /// # Errors
-    /// A name is no slot's, or the file beside the log cannot be written.
+    /// A name is not a valid slot name, or the file beside the log cannot be written.
     pub fn set_slots(&self, names: &[String]) -> Result<(), StartError> {
         let failed = |error: SlotError| StartError::Config(error.text);
         let slots = &self.shared.slots;
@@ -141,7 +140,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Takes over everything but `listen` and `dir`, which need a restart.
+    /// Applies everything but `listen` and `dir`, which need a restart.
     ///
     /// # Errors
     /// The new configuration cannot be used; the old one stays.
@@ -149,7 +148,7 @@ impl Relay {
         if config.auth == AuthMethod::Trust
             && let Some(address) = self.addresses.iter().find(|address| !address.ip().is_loopback())
         {
-            // `listen` changes at the next start only, whatever the file says of it now.
+            // `listen` changes only at the next start.
             return Err(StartError::Config(format!(
                 "relay.auth is \"trust\" and the relay listens on {address} until it is started again"
             )));
@@ -161,14 +160,14 @@ impl Relay {
         Ok(())
     }
 
-    /// Ends everything; what was received is durable afterwards. Blocks for some seconds at most.
+    /// Ends all threads and tasks; received WAL is durable afterwards. Blocks for some seconds at most.
     pub fn shutdown(&self) {
         self.shared.control.stop();
         self.shared.stopping.send_replace(true);
         self.receiving.join();
         let end = std::time::Instant::now() + FAREWELL;
         while self.shared.places.taken() > 0 && std::time::Instant::now() < end {
-            // Nothing tells when the last task has gone, and nothing depends on it.
+            // Nothing signals the end of the last task, and nothing depends on it.
             std::thread::sleep(Duration::from_millis(5));
         }
         if let Err(error) = self.shared.slots.save() {
@@ -185,11 +184,11 @@ impl Drop for Relay {
     }
 }
 
-/// What the directory says was promised. Takes over what an earlier version kept in two files.
+/// Reads the promise of the directory. Takes over the two files of an earlier version.
 pub(crate) fn promised(directory: &Directory) -> Result<PromiseFile, StartError> {
     let dir = directory.path();
     let file = PromiseFile::open(dir)?;
-    // In this order: until the earlier term is gone, the earlier files are the truth, also for an earlier version of the program.
+    // In this order: until the earlier term is gone, the earlier files are authoritative, also for an earlier version of the program.
     if let Some(earlier) = slots::earlier_promise(dir)? {
         file.make(earlier)?;
         log::take_over(dir).map_err(|source| StartError::Log { dir: dir.into(), source })?;
@@ -198,7 +197,7 @@ pub(crate) fn promised(directory: &Directory) -> Result<PromiseFile, StartError>
     Ok(file)
 }
 
-/// None: the directory holds nothing yet, and where to begin must come from the upstream.
+/// Opens the log. None: the directory has no WAL yet, and the start position must come from the upstream.
 fn open(directory: &Directory) -> Result<Option<(Writer, Arc<Log>)>, LogError> {
     let Some(identity) = log::identify(directory.path())? else { return Ok(None) };
     match Log::open(LogOptions { directory: directory.clone(), identity, start: None, spares: SPARES }) {
@@ -222,7 +221,7 @@ pub(crate) fn bind(listen: &[String]) -> Result<Vec<std::net::TcpListener>, Star
         .collect()
 }
 
-/// Removes WAL that nobody needs, and saves what slots need.
+/// Removes WAL that nobody needs, and saves the slots' positions.
 async fn maintain(shared: Arc<Shared>) {
     loop {
         tokio::select! {
@@ -258,7 +257,7 @@ async fn maintain(shared: Arc<Shared>) {
     }
 }
 
-/// Drops the slots that the relay has left at other servers. Apart from [`maintain`], for a server may take seconds not to answer.
+/// Drops the slots that the relay has left at other servers. Separate from [`maintain`], as a server may take seconds not to answer.
 async fn clean_up(shared: Arc<Shared>) {
     loop {
         tokio::select! {
@@ -278,7 +277,7 @@ mod tests {
 
     use super::*;
 
-    /// As an earlier version leaves it: the term beside the log, the rest with the slots.
+    /// Writes the files of an earlier version: the term beside the log, the rest with the slots.
     fn earlier(dir: &std::path::Path, term: u64, timeline: u32) {
         let lines = format!("kingpost-log 1\nsystem-id 7\nsegment-size 16777216\nterm {term}\n");
         let state = format!("{lines}crc32c {:08x}\n", crc32c::crc32c(lines.as_bytes()));
@@ -299,11 +298,11 @@ mod tests {
         assert_eq!((promise.term(), promise.fenced_up_to()), (3, 2));
         assert!(matches!(promise.standing(2), Some((2, Some(choice))) if choice.node == "n1"));
         assert_eq!(log::identify(path).unwrap().map(|identity| identity.system_id), Some(7));
-        // And is not taken over again.
+        // They are not taken over again.
         let file = promised(&directory).unwrap();
         file.change(|old| old.fence(4, 2, 2, watermark::Lsn(0))).unwrap();
         assert_eq!(promised(&directory).unwrap().term(), 4);
-        // Killed between the two steps of taking over, and an earlier version went on: it is the one to believe.
+        // Killed between the two steps of taking over, after which an earlier version went on: its files are authoritative.
         earlier(path, 9, 3);
         let promise = promised(&directory).unwrap().now();
         assert_eq!((promise.term(), promise.fenced_up_to()), (9, 3));

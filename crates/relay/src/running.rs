@@ -1,4 +1,4 @@
-//! What a running relay of either family consists of beside its log: the thread that receives, and sockets that others connect to.
+//! Parts of a running relay of either family beside its log: the receiving thread, and the listening sockets.
 
 use std::net::TcpListener as StdListener;
 use std::sync::{Mutex, PoisonError};
@@ -15,13 +15,13 @@ use crate::error::StartError;
 pub(crate) struct Receiving(Mutex<Option<JoinHandle<()>>>);
 
 impl Receiving {
-    /// Starts it under this name.
+    /// Starts the thread under this name.
     pub(crate) fn start(name: &str, run: impl FnOnce() + Send + 'static) -> Result<Receiving, StartError> {
         let thread = std::thread::Builder::new().name(name.into()).spawn(run).map_err(StartError::Thread)?;
         Ok(Receiving(Mutex::new(Some(thread))))
     }
 
-    /// Whether it runs; if not, why.
+    /// Returns Ok if the thread runs; the reason if not.
     pub(crate) fn alive(&self) -> Result<(), String> {
         let thread = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match thread.as_ref() {
@@ -31,7 +31,7 @@ impl Receiving {
         }
     }
 
-    /// Waits for its end. It has been told to stop.
+    /// Waits for the end of the thread, which has been told to stop.
     pub(crate) fn join(&self) {
         let thread = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
@@ -40,13 +40,13 @@ impl Receiving {
     }
 }
 
-/// A socket that listens, for the runtime in whose context this is called.
+/// Makes a listening socket for the runtime in whose context this is called.
 pub(crate) fn listen(listener: StdListener) -> Result<TcpListener, StartError> {
     let address = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
     TcpListener::from_std(listener).map_err(|source| StartError::Listen { address, source })
 }
 
-/// Gives `take` each connection, with the peer's address, until `stopped` is over. `whom`: who connects, for the log.
+/// Gives each connection to `take`, with the peer's address, until `stopped` completes. `whom`: the kind of peer, for the log.
 pub(crate) async fn accept(
     listener: TcpListener,
     whom: &str,
@@ -62,7 +62,7 @@ pub(crate) async fn accept(
         match accepted {
             Ok((stream, peer)) => take(stream, peer.to_string()),
             Err(error) => {
-                // Out of descriptors, or the peer is gone: either way only time helps.
+                // Out of descriptors, or the peer is gone: in both cases only time helps.
                 warn!(%error, "cannot accept a {whom}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }

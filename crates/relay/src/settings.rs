@@ -10,11 +10,11 @@ use crate::error::StartError;
 use crate::log::Serve;
 use crate::upstream;
 
-/// What downstream connections look things up in. Immutable; a reload makes a new one.
+/// Settings that downstream connections use. Immutable; a reload makes a new value.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) auth: AuthMethod,
-    /// None: there is no TLS with downstreams.
+    /// None: no TLS with downstreams.
     pub(crate) acceptor: Option<tls::Acceptor>,
     pub(crate) serve: Serve,
     pub(crate) max_downstreams: usize,
@@ -31,7 +31,7 @@ impl Settings {
     /// Reads password files and computes verifiers.
     pub(crate) fn new(config: &RelayConfig) -> Result<Settings, StartError> {
         upstream::validate(&config.upstream).map_err(StartError::Config)?;
-        // Read again for each connection; what cannot be used is better found now.
+        // Read again for each connection; errors are better found now.
         tls::Connector::new(&config.upstream.tls)
             .map_err(|error| StartError::Config(format!("[relay.upstream.tls] {error}")))?;
         let mut users = HashMap::new();
@@ -59,18 +59,17 @@ impl Settings {
         })
     }
 
-    /// None: there is no such user. Some(None): it has nothing to prove itself with.
+    /// Returns a user's verifier. None: there is no such user. Some(None): the user has no password.
     pub(crate) fn user(&self, name: &str) -> Option<Option<&Verifier>> {
         self.users.get(name).map(Option::as_ref)
     }
 
-    /// Whether a user that has logged in may fence the relay. Without passwords, which is on the loopback only, everybody is
-    /// who he says, unless users are listed.
+    /// True if a logged-in user may fence the relay. With `trust`, which is on the loopback only, every user may, unless users are listed.
     pub(crate) fn is_operator(&self, name: &str) -> bool {
         self.operators.contains(name) || (self.auth == AuthMethod::Trust && self.users.is_empty())
     }
 
-    /// Nobody is listed: with `trust` every name may stream.
+    /// True if no user is listed: with `trust` every name may stream.
     pub(crate) fn any_user(&self) -> bool {
         self.users.is_empty()
     }

@@ -11,14 +11,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-/// A connection. Reading and writing may go on in two threads at once, each with its own clone.
+/// A connection. Two threads may read and write at once, each with its own clone.
 #[derive(Debug)]
 pub(crate) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-/// One place to connect to.
+/// An address to connect to.
 #[derive(Debug)]
 pub(crate) enum Place {
     Tcp(SocketAddr),
@@ -26,7 +26,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// Where `host:port`, or the path of a Unix socket, leads to: each address that a name has.
+    /// Resolves `host:port`, or the path of a Unix socket, to all addresses of the name.
     pub(crate) fn all(address: &str) -> io::Result<Vec<Place>> {
         if address.starts_with('/') {
             return Ok(vec![Place::Unix(address.into())]);
@@ -37,8 +37,8 @@ impl Place {
 }
 
 impl Socket {
-    /// Begins to connect. The socket may be ended by [`Socket::shutdown`] from then on, also while [`Socket::connected`] waits: a host that is gone lets that take
-    /// all of its time.
+    /// Starts to connect. [`Socket::shutdown`] may end the socket from then on, also while [`Socket::connected`] waits, which with a dead host takes
+    /// its full time.
     pub(crate) fn begin(place: &Place) -> io::Result<Socket> {
         let address = match place {
             Place::Unix(path) => return Ok(Socket::Unix(UnixStream::connect(path)?)),
@@ -53,7 +53,7 @@ impl Socket {
         }
     }
 
-    /// Waits until it is connected, for `limit` at most.
+    /// Waits for the connection, for `limit` at most.
     pub(crate) fn connected(&self, limit: Duration) -> io::Result<()> {
         let Socket::Tcp(stream) = self else { return Ok(()) };
         let end = Instant::now() + limit;
@@ -73,15 +73,15 @@ impl Socket {
         if let Some(error) = stream.take_error()? {
             return Err(error);
         }
-        // One that was ended meanwhile has no peer.
+        // A socket that was shut down meanwhile has no peer.
         stream.peer_addr()?;
         stream.set_nonblocking(false)?;
         // Acknowledgements are small, and commits wait for them.
         stream.set_nodelay(true)
     }
 
-    /// Connects to `address` (`host:port`, or the path of a Unix socket): tries each address that the name has, for `limit` each, until one answers. `known`
-    /// gets a clone of each socket before anything is waited for, to end the socket by. `failed` says what an I/O error is to the caller.
+    /// Connects to `address` (`host:port`, or the path of a Unix socket): tries each address of the name, for `limit` each, until one answers. Before
+    /// each wait `known` gets a clone of the socket, which can end it. `failed` converts an I/O error for the caller.
     pub(crate) fn connect<E>(
         address: &str,
         limit: Duration,
@@ -121,7 +121,7 @@ impl Socket {
         })
     }
 
-    /// Longest time that one read or write may take.
+    /// Sets the longest time of one read or write.
     pub(crate) fn set_timeouts(&self, read: Duration, write: Duration) -> io::Result<()> {
         match self {
             Socket::Tcp(stream) => {
@@ -135,7 +135,7 @@ impl Socket {
         }
     }
 
-    /// Whether a read would not have to wait.
+    /// True if a read would not wait.
     pub(crate) fn is_readable(&self) -> bool {
         let fd = match self {
             Socket::Tcp(stream) => stream.as_fd(),
@@ -145,9 +145,9 @@ impl Socket {
         poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&at_once)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Ends it for all clones: whoever reads or writes gets an end or an error at once.
+    /// Shuts all clones down: a pending read or write gets an end or an error at once.
     pub(crate) fn shutdown(&self) {
-        // Nothing to do about an error: it is gone already.
+        // An error means that it is gone already.
         let _ = match self {
             Socket::Tcp(stream) => stream.shutdown(Shutdown::Both),
             Socket::Unix(stream) => stream.shutdown(Shutdown::Both),
@@ -155,14 +155,14 @@ impl Socket {
     }
 }
 
-/// Has the kernel end a TCP connection whose other host is gone without a word: a host that acknowledges nothing that was sent to it for
-/// `limit`, or, while nothing is sent, answers no probe. At least a second, at most a day.
+/// Makes the kernel end a TCP connection whose peer host is dead: one that acknowledges no sent data for `limit`, or, while nothing is sent, answers
+/// no probe. At least a second, at most a day.
 ///
 /// # Errors
 /// The kernel refuses.
 pub(crate) fn notice_a_dead_host(socket: BorrowedFd<'_>, limit: Duration) -> io::Result<()> {
     let limit = limit.clamp(Duration::from_secs(1), Duration::from_secs(86_400));
-    // A quarter of the time without a word, then three probes in the rest.
+    // A quarter of the time idle, then three probes in the rest.
     let part = (limit / 4).max(Duration::from_secs(1));
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, part)?;
@@ -215,7 +215,7 @@ mod tests {
             assert_eq!(sockopt::tcp_keepcnt(fd).unwrap(), 3);
         }
     }
-    /// A host that is gone answers no SYN, nor does a listener whose queue is full.
+    /// A dead host answers no SYN, nor does a listener whose queue is full.
     #[test]
     fn waiting_for_a_connection_can_be_ended() {
         let queue = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();

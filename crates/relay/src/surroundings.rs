@@ -1,4 +1,4 @@
-//! Who else there is in a relay's cluster, as its configuration says.
+//! The other members of a relay's cluster, from its configuration.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,29 +6,29 @@ use std::time::Duration;
 
 use crate::ask::RelayAccess;
 
-/// The servers and relays that a relay can ask when it has lost its memory, and receive from when its upstream no longer has what it lacks.
+/// The servers and relays that a relay asks when it has lost its memory, and receives from when its upstream no longer has the WAL that it lacks.
 #[derive(Debug, Clone, Default)]
 pub struct Surroundings {
-    /// Names and addresses of the servers. They are reached as the upstream is.
+    /// Names and addresses of the servers, reached with the upstream's settings.
     pub servers: Vec<(String, String)>,
-    /// The relays; this one may be among them.
+    /// The relays, possibly including this one.
     pub relays: Vec<OtherRelay>,
-    /// How many relays must have a commit before it is acknowledged; None: it is not known.
+    /// Number of relays that must have a commit before it is acknowledged; None: unknown.
     pub acknowledgements: Option<usize>,
     /// Longest time from a failover's last look at the relays to the end of the promotion that follows.
     pub promotion: Duration,
 }
 
-/// A relay, and how to reach it.
+/// A relay, and the way to reach it.
 #[derive(Clone)]
 pub struct OtherRelay {
     /// Its configured name.
     pub name: String,
     /// `host:port`, or the path of a Unix socket.
     pub address: String,
-    /// One of its users.
+    /// User of the login.
     pub user: String,
-    /// Its password.
+    /// Password of the user.
     pub password: Option<String>,
     /// None: without TLS.
     pub connector: Option<Arc<tls::Connector>>,
