@@ -1,4 +1,4 @@
-//! Which events are one transaction, and which stand by themselves.
+//! Grouping of events into transactions.
 
 use crate::event::{self, BodyError, Kind, MariaDbGtid};
 use crate::gtid::{mariadb, mysql};
@@ -7,29 +7,29 @@ use crate::walker::Event;
 /// The name of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Name {
-    /// MariaDB's.
+    /// A GTID of MariaDB.
     MariaDb(mariadb::Gtid),
-    /// MySQL's.
+    /// A GTID of MySQL.
     MySql(mysql::Gtid),
-    /// It has none: MySQL with `gtid_mode = OFF`.
+    /// No name: MySQL with `gtid_mode = OFF`.
     Anonymous,
 }
 
-/// Where an event stands.
+/// Place of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
-    /// In no transaction: format, lists, announcements, the end of a file.
+    /// Outside of transactions: format, lists, announcements, the end of a file.
     Outside,
     /// The first event of this transaction.
     Begins(Name),
-    /// In a transaction that goes on.
+    /// An event inside of a transaction.
     Inside,
     /// The last event of this transaction.
     Ends(Name),
 }
 
 impl Group {
-    /// Whether a log that ends behind the event holds whole transactions only.
+    /// True if a log that ends behind the event holds whole transactions only.
     #[must_use]
     pub fn is_whole(self) -> bool {
         matches!(self, Group::Outside | Group::Ends(_))
@@ -38,25 +38,25 @@ impl Group {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Until {
-    /// XID, COMMIT, ROLLBACK, XA PREPARE.
+    /// Ends with XID, COMMIT, ROLLBACK or XA PREPARE.
     Commit,
-    /// The statement: the first event that does not only prepare it.
+    /// Ends with the statement: the first event that does more than prepare it.
     Statement,
-    /// MySQL does not say which of both at the beginning: the statement, unless that is BEGIN.
+    /// Unknown at the beginning in MySQL: the end is the statement, unless that is BEGIN.
     Unknown,
 }
 
-/// Follows the events of a log.
+/// Grouping of a log's events.
 #[derive(Debug, Default)]
 pub struct Groups {
     open: Option<(Name, Until)>,
 }
 
 impl Groups {
-    /// Where the next event of the log stands. Artificial events are not of the log: do not show them.
+    /// Returns the place of the log's next event. Artificial events are not part of the log and must not be passed.
     ///
     /// # Errors
-    /// The beginning of a transaction that cannot be read.
+    /// The beginning of a transaction cannot be parsed.
     pub fn next(&mut self, event: &Event<'_>) -> Result<Group, BodyError> {
         let (header, body) = (&event.header, event.body);
         let begins = match header.kind {
@@ -72,7 +72,7 @@ impl Groups {
             }
             _ => None,
         };
-        // One that never ended (its server crashed while it wrote the transaction) has not happened.
+        // A transaction without an end (its server crashed while writing it) did not happen.
         if let Some((name, until)) = begins {
             self.open = Some((name, until));
             return Ok(Group::Begins(name));
@@ -107,19 +107,19 @@ impl Groups {
         Ok(if ends { Group::Ends(name) } else { Group::Inside })
     }
 
-    /// Whether a log that ends here holds whole transactions only.
+    /// True if a log that ends here holds whole transactions only.
     #[must_use]
     pub fn is_between(&self) -> bool {
         self.open.is_none()
     }
 
-    /// What comes next is the start of a file, or of what is sent again: a transaction that is open has no end.
+    /// Resets at the start of a file, or before resent events: an open transaction has no end.
     pub fn reset(&mut self) {
         self.open = None;
     }
 }
 
-/// Whether an event of this kind only prepares the statement behind it.
+/// True if an event of this kind only prepares the statement behind it.
 fn prepares(kind: Kind) -> bool {
     matches!(
         kind,

@@ -6,8 +6,8 @@
 //!  file ─────────────────────────── bytes ─────────────▲
 //! ```
 //!
-//! A binary log file is the four bytes `FE 62 69 6E` and events, one behind the other. An event is a header of 19 bytes, a body, and (unless
-//! `binlog_checksum` is `NONE`) the CRC-32 of both:
+//! A binary log file is the four bytes `FE 62 69 6E`, followed by events. An event is a header of 19 bytes, a body, and (unless `binlog_checksum` is
+//! `NONE`) the CRC-32 of both:
 //!
 //! ```text
 //!  timestamp u32 │ kind u8 │ server_id u32 │ length u32 │ end_log_pos u32 │ flags u16 │ body … │ CRC-32 u32      (little-endian)
@@ -16,9 +16,9 @@
 //! # Invariants
 //!
 //! - No I/O and no clock.
-//! - Whatever comes from outside gives an error or a value, never a panic, and what is kept of it in memory has a bound.
-//! - Offsets are counted, in 64 bits. What an event says of its end (`end_log_pos`, 32 bits) is compared with what was counted.
-//! - No secret is in an error or in `Debug`.
+//! - External input gives an error or a value, never a panic, and the memory kept of it is bounded.
+//! - Offsets are counted, in 64 bits. The end in an event's header (`end_log_pos`, 32 bits) is compared with the counted one.
+//! - Neither errors nor `Debug` output contain secrets.
 
 pub mod event;
 mod groups;

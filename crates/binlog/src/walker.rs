@@ -1,62 +1,62 @@
-//! From bytes to events, whatever the pieces in which the bytes come. Of an event only what somebody has to understand is kept.
+//! Parsing of bytes into events, independent of the pieces in which the bytes arrive. Only the parts of an event that a caller needs are kept.
 
 use crate::MAGIC;
 use crate::event::{BodyError, CHECKSUM, Checksum, Format, HEADER, Header, IN_USE, Kind};
 
-/// Longest event that is followed, in bytes: more than the largest `max_allowed_packet` (1 GiB) makes possible.
+/// Longest accepted event, in bytes: more than the largest `max_allowed_packet` (1 GiB) makes possible.
 pub const MAX_EVENT: u32 = (1 << 30) + (1 << 20);
 
-/// Most bytes kept of the body of a statement or a transaction's beginning: enough to see what it is.
+/// Most bytes kept of the body of a statement or a transaction's beginning: enough to recognise it.
 const BEGINNING: usize = 4 << 10;
-/// Longest format event, announcement of a file, or heartbeat. They are kept whole.
+/// Longest format event, announcement of a file, or heartbeat. These are kept whole.
 const SHORT: usize = 64 << 10;
-/// Longest list of GTIDs. It is kept whole.
+/// Longest list of GTIDs, which is kept whole.
 const LIST: usize = 16 << 20;
 
-/// Why bytes are no binary log.
+/// The reason why bytes are not a binary log.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WalkError {
-    /// Not the first bytes of a binary log.
+    /// Wrong first bytes.
     #[error("the file does not begin with the four bytes of a binary log (FE 62 69 6E)")]
     Magic,
-    /// Shorter than its own header and checksum, or longer than anything that a server makes.
+    /// Shorter than the header and checksum, or longer than any event of a server.
     #[error("the event at {at} says that it has {length} bytes: an event has from {least} to {most}")]
     Length {
-        /// Its offset.
+        /// Offset of the event.
         at: u64,
-        /// What it says.
+        /// Length in its header.
         length: u32,
-        /// Shortest.
+        /// Shortest possible length.
         least: usize,
-        /// Longest.
+        /// Longest accepted length.
         most: usize,
     },
-    /// It is not where it says.
+    /// The end in the header is not the event's.
     #[error(
         "the event at {at} says that it ends at {said} (modulo 2^32), and it ends at {counted}: bytes are missing, or the source lies"
     )]
     Position {
-        /// Its offset.
+        /// Offset of the event.
         at: u64,
         /// `end_log_pos`.
         said: u32,
         /// Offset plus length.
         counted: u64,
     },
-    /// Damaged.
+    /// A wrong checksum.
     #[error(
         "the event at {at} (kind {kind}, {length} bytes) has the checksum {said:08x}, and its bytes make {counted:08x}: it is damaged"
     )]
     Checksum {
-        /// Its offset.
+        /// Offset of the event.
         at: u64,
-        /// Its kind.
+        /// Kind of the event.
         kind: u8,
-        /// Its bytes.
+        /// Length of the event.
         length: u32,
-        /// What it says.
+        /// Checksum of the event.
         said: u32,
-        /// What its bytes make.
+        /// Checksum computed over its bytes.
         counted: u32,
     },
     /// A file does not begin with a format event.
@@ -65,52 +65,52 @@ pub enum WalkError {
         /// The kind found.
         kind: u8,
     },
-    /// A body that is not what its kind says.
+    /// A body that does not fit the event's kind.
     #[error("the event at {at}: {error}")]
     Body {
-        /// Its offset.
+        /// Offset of the event.
         at: u64,
-        /// What is wrong.
+        /// The fault.
         error: BodyError,
     },
 }
 
-/// An event, checked.
+/// A checked event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event<'a> {
     /// Its header.
     pub header: Header,
-    /// Its offset in the file; of an artificial one the offset of what comes next.
+    /// Offset in the file; of an artificial event the offset of the next one.
     pub at: u64,
-    /// Whether it is in no file.
+    /// True if the event is in no file.
     pub artificial: bool,
-    /// Its body without checksum, or its beginning, or nothing: as much as somebody has to understand. A format event with its checksum.
+    /// The body without checksum, or its beginning, or nothing: as much as a caller needs. A format event with its checksum.
     pub body: &'a [u8],
 }
 
 impl Event<'_> {
-    /// Where the next event of the file begins.
+    /// Returns the offset of the file's next event.
     #[must_use]
     pub fn end(&self) -> u64 {
         if self.artificial { self.at } else { self.at.saturating_add(u64::from(self.header.length)) }
     }
 }
 
-/// What came next.
+/// The next item.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Within<'w, 'i> {
-    /// The header of an event, plausible. Its bytes are `header.encode()`.
+    /// A plausible header of an event. Its bytes are `header.encode()`.
     Header {
         /// The header.
         header: Header,
-        /// Its offset in the file.
+        /// Offset of the event in the file.
         at: u64,
-        /// Whether it is in no file.
+        /// True if the event is in no file.
         artificial: bool,
     },
     /// Bytes of the event's body or checksum, not checked yet.
     Bytes(&'i [u8]),
-    /// The event is whole, and its checksum right.
+    /// The event is complete, and its checksum correct.
     Event(Event<'w>),
 }
 
@@ -128,39 +128,39 @@ enum Phase {
         artificial: bool,
         left: u32,
     },
-    /// To be handed out.
+    /// A complete event, to be returned next.
     Whole {
         header: Header,
         artificial: bool,
     },
 }
 
-/// See the module.
+/// The parser; see the module.
 #[derive(Debug)]
 pub struct Walker {
     phase: Phase,
-    /// Where the next event of the file begins, or the one that is under way.
+    /// Offset of the file's next event, or of the one being read.
     at: u64,
     checksum: Checksum,
-    /// Events that are in no file may come between those of the file.
+    /// True if events that are in no file may come between those of the file.
     stream: bool,
     format_seen: bool,
     kept: Vec<u8>,
     /// Bytes of the body and checksum to keep.
     keep: usize,
     crc: crc32fast::Hasher,
-    /// The last four bytes, where events end with a checksum.
+    /// The last four bytes, if events end with a checksum.
     sum: [u8; CHECKSUM],
 }
 
 impl Walker {
-    /// Over a file, from its first byte on.
+    /// Starts at the first byte of a file.
     #[must_use]
     pub fn file() -> Walker {
         Walker::new(Phase::Magic { seen: 0 }, 0, Checksum::None, false)
     }
 
-    /// Over what a source sends of a file from the offset `at` on, whose events end with `checksum`.
+    /// Starts at the offset `at` of a file that a source sends, whose events end with `checksum`.
     #[must_use]
     pub fn stream(at: u64, checksum: Checksum) -> Walker {
         Walker::new(Phase::Header { bytes: [0; HEADER], have: 0 }, at, checksum, true)
@@ -171,25 +171,25 @@ impl Walker {
         Walker { phase, at, checksum, stream, format_seen: false, kept: Vec::new(), keep: 0, crc, sum: [0; CHECKSUM] }
     }
 
-    /// Where the next event of the file begins, or the one that is under way: everything before is whole.
+    /// Returns the offset of the file's next event, or of the one being read: everything before is complete.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.at
     }
 
-    /// Whether nothing of another event has come.
+    /// True if no byte of another event has come.
     #[must_use]
     pub fn is_between(&self) -> bool {
         matches!(self.phase, Phase::Header { have: 0, .. })
     }
 
-    /// How events end.
+    /// Returns the kind of the events' checksum.
     #[must_use]
     pub fn checksum(&self) -> Checksum {
         self.checksum
     }
 
-    /// The source goes on at `offset` of another file. Call it between two events.
+    /// Moves to `offset` of another file, where the source goes on. Must be called between two events.
     pub fn jump(&mut self, offset: u64) {
         self.at = offset;
     }
@@ -197,7 +197,7 @@ impl Walker {
     /// Takes bytes from the front of `input`; None: all were taken, and more are needed.
     ///
     /// # Errors
-    /// [`WalkError`]. Nothing more can be made of these bytes.
+    /// [`WalkError`]. The walker cannot go on.
     pub fn advance<'i>(&mut self, input: &mut &'i [u8]) -> Result<Option<Within<'_, 'i>>, WalkError> {
         loop {
             match &mut self.phase {
@@ -265,7 +265,7 @@ impl Walker {
         }
     }
 
-    /// Looks at a header. Gives whether the event is in no file.
+    /// Checks a header. Returns true if the event is in no file.
     fn begin(&mut self, header: Header) -> Result<bool, WalkError> {
         let artificial = self.stream
             && (header.is_artificial() || (header.kind == Kind::FORMAT && (header.end == 0 || self.at != 4)));
@@ -304,11 +304,11 @@ impl Walker {
         Ok(artificial)
     }
 
-    /// `left`: bytes of body and checksum from `piece` on.
+    /// Takes a piece; `left`: bytes of body and checksum from `piece` on.
     fn take(&mut self, header: Header, piece: &[u8], left: usize) {
         let room = self.keep.saturating_sub(self.kept.len()).min(piece.len());
         self.kept.extend_from_slice(&piece[..room]);
-        // A format event is kept whole, and says itself whether it has a checksum.
+        // A format event is kept whole, and states itself whether it has a checksum.
         if header.kind == Kind::FORMAT || self.checksum == Checksum::None {
             return;
         }
@@ -350,7 +350,7 @@ mod tests {
     use crate::event::{announce, artificial, heartbeat};
     use crate::test_log::Log;
 
-    /// Kinds, offsets and ends of events; and how far the walk came.
+    /// Kinds, offsets and ends of events; and the end of the walk.
     type Walked = (Vec<(Kind, u64, u64)>, Result<u64, WalkError>);
 
     fn walk(bytes: &[u8], pieces: usize) -> Walked {
@@ -388,7 +388,7 @@ mod tests {
             let mut broken = log.bytes.clone();
             broken[at] ^= 0x40;
             let (_, end) = walk(&broken, 100);
-            // A length that reaches beyond the end of the file waits for more: the file is torn there.
+            // A length beyond the end of the file waits for more bytes: the file is torn there.
             assert!(end.is_err() || end.as_ref().is_ok_and(|end| *end < broken.len() as u64), "byte {at}: {end:?}");
         }
         let mut in_use = log.bytes.clone();
@@ -443,7 +443,7 @@ mod tests {
             }
         }
         assert_eq!((events, walker.offset()), (2, 500));
-        // What it is can be told before its end.
+        // Its place is known before its end.
         let xid = artificial(Kind::XID, 1, 527 + 4, 0, &[0; 8], Checksum::Crc32);
         let mut input = &xid[..HEADER];
         assert!(matches!(walker.advance(&mut input), Ok(Some(Within::Header { artificial: false, at: 500, .. }))));

@@ -1,4 +1,4 @@
-//! Global transaction identifiers: the two families name transactions in different ways, and compare what a server has in different ways.
+//! Global transaction identifiers: the two families name transactions, and compare the transactions of servers, in different ways.
 //!
 //! | | MariaDB ([`mariadb`]) | MySQL ([`mysql`]) |
 //! |---|---|---|
@@ -8,13 +8,13 @@
 pub mod mariadb;
 pub mod mysql;
 
-/// Why a text or a byte sequence is no GTID, or no set of them.
+/// An invalid GTID, or set of GTIDs, as text or bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {expected}")]
 pub struct GtidError {
-    /// What was given, cut off after some characters.
+    /// The given text, cut off after some characters.
     pub text: String,
-    /// What would have been right.
+    /// The expected form.
     pub expected: &'static str,
 }
 

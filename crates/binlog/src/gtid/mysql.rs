@@ -51,25 +51,25 @@ impl FromStr for Uuid {
 /// One transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Gtid {
-    /// Where it happened first.
+    /// Server where it was first committed.
     pub uuid: Uuid,
-    /// Its number there, from 1 on.
+    /// Its number on that server, from 1.
     pub number: u64,
 }
 
-/// A set of transactions: each server's intervals, apart from one another and in order; the end is the number after the last one.
+/// A set of transactions: the intervals of each server, disjoint and in order; the end is the number after the last one.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Set(BTreeMap<Uuid, Vec<(u64, u64)>>);
 
 impl Set {
-    /// Adds the transactions from `start` up to, and without, `end` of a server. False: there is no room, or they are none.
+    /// Adds the transactions of a server from `start` up to, but without, `end`. False: there is no room, or the interval is invalid.
     #[must_use]
     pub fn add(&mut self, uuid: Uuid, start: u64, end: u64) -> bool {
         if start == 0 || start >= end || (self.0.len() >= MAX_ENTRIES && !self.0.contains_key(&uuid)) {
             return false;
         }
         let intervals = self.0.entry(uuid).or_default();
-        // Those that touch the new one become one with it.
+        // Intervals that touch the new one are merged with it.
         let first = intervals.partition_point(|(_, their_end)| *their_end < start);
         let last = intervals.partition_point(|(their_start, _)| *their_start <= end);
         if first == last && intervals.len() >= MAX_ENTRIES {
@@ -81,7 +81,7 @@ impl Set {
         true
     }
 
-    /// Whether a transaction is in it.
+    /// True if the transaction is in the set.
     #[must_use]
     pub fn contains(&self, gtid: Gtid) -> bool {
         self.covers(gtid.uuid, gtid.number, gtid.number.saturating_add(1))
@@ -93,16 +93,16 @@ impl Set {
         intervals.get(at).is_some_and(|held| held.0 <= start && end <= held.1)
     }
 
-    /// Whether everything of `other` is in it.
+    /// True if all of `other` is in the set.
     #[must_use]
     pub fn includes(&self, other: &Set) -> bool {
         other.0.iter().all(|(uuid, intervals)| intervals.iter().all(|(start, end)| self.covers(*uuid, *start, *end)))
     }
 
-    /// Reads the form of PREVIOUS_GTIDS and COM_BINLOG_DUMP_GTID: `servers u64, (uuid 16 bytes, intervals u64, (start u64, end u64)…)…`.
+    /// Parses the form of PREVIOUS_GTIDS and COM_BINLOG_DUMP_GTID: `servers u64, (uuid 16 bytes, intervals u64, (start u64, end u64)…)…`.
     ///
     /// # Errors
-    /// Too short or too long for what it says, an interval that is none, or the form with tags.
+    /// Too short or too long for its counts, an invalid interval, or the form with tags.
     pub fn decode(bytes: &[u8]) -> Result<Set, GtidError> {
         let wrong = || refuse(&format!("a sequence of {} bytes", bytes.len()), "a set of GTIDs without tags");
         let mut rest = bytes;
@@ -129,7 +129,7 @@ impl Set {
         if rest.is_empty() { Ok(set) } else { Err(wrong()) }
     }
 
-    /// See [`Set::decode`].
+    /// Encodes the set; see [`Set::decode`].
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = (self.0.len() as u64).to_le_bytes().to_vec();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     proptest! {
-        /// Beside a set of numbers, one by one.
+        /// Compares with a plain set of numbers.
         #[test]
         fn a_set_is_what_was_added(ranges in prop::collection::vec((0_u8..2, 1_u64..60, 1_u64..12), 0..30), other in 1_u64..80) {
             let mut set = Set::default();

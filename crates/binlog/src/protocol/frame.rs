@@ -1,4 +1,4 @@
-//! Packets, and the messages that they carry.
+//! Packets, and the messages in them.
 
 /// Bytes of the longest packet.
 pub const MAX_PACKET: usize = (1 << 24) - 1;
@@ -6,24 +6,24 @@ pub const MAX_PACKET: usize = (1 << 24) - 1;
 /// A part of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece<'a> {
-    /// Its bytes; perhaps none.
+    /// Bytes of the piece; perhaps none.
     pub bytes: &'a [u8],
-    /// Whether a message begins with it.
+    /// True if a message begins with this piece.
     pub begins: bool,
-    /// Whether the message ends with it.
+    /// True if the message ends with this piece.
     pub ends: bool,
-    /// The packet's number.
+    /// Number of the packet.
     pub sequence: u8,
 }
 
-/// From bytes to pieces of messages. Keeps four bytes.
+/// A parser of bytes into pieces of messages. Keeps four bytes.
 #[derive(Debug)]
 pub struct Frames {
     header: [u8; 4],
     have: usize,
-    /// Of the packet.
+    /// Bytes left of the packet.
     left: usize,
-    /// Another packet of the same message follows.
+    /// True if another packet of the same message follows.
     more: bool,
     begins: bool,
 }
@@ -65,15 +65,15 @@ impl Frames {
     }
 }
 
-/// A message is longer than is taken.
+/// A message longer than the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a message of more than {limit} bytes")]
 pub struct TooLong {
-    /// Bytes that are taken.
+    /// The limit in bytes.
     pub limit: usize,
 }
 
-/// From bytes to whole messages, up to a limit.
+/// A parser of bytes into whole messages, up to a limit.
 #[derive(Debug)]
 pub struct Messages {
     frames: Frames,
@@ -82,16 +82,16 @@ pub struct Messages {
 }
 
 impl Messages {
-    /// Takes messages of up to `limit` bytes.
+    /// Makes a parser of messages of up to `limit` bytes.
     #[must_use]
     pub fn new(limit: usize) -> Messages {
         Messages { frames: Frames::default(), message: Vec::new(), limit }
     }
 
-    /// Takes bytes from the front of `input` up to the end of a message; None: more are needed. Gives the number of its last packet, too.
+    /// Takes bytes from the front of `input` up to the end of a message; None: more are needed. Also returns the number of the last packet.
     ///
     /// # Errors
-    /// The message is too long; nothing more can be made of these bytes.
+    /// The message is too long; the parser cannot go on.
     pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<(u8, Vec<u8>)>, TooLong> {
         while let Some(piece) = self.frames.next(input) {
             if self.message.len() + piece.bytes.len() > self.limit {
@@ -106,13 +106,13 @@ impl Messages {
     }
 }
 
-/// The header of a packet of `length` bytes, at most [`MAX_PACKET`].
+/// Encodes the header of a packet of `length` bytes, at most [`MAX_PACKET`].
 #[must_use]
 pub fn packet_header(length: usize, sequence: u8) -> [u8; 4] {
     [length as u8, (length >> 8) as u8, (length >> 16) as u8, sequence]
 }
 
-/// Appends a message, in as many packets as it takes; gives the number of the packet after it.
+/// Appends a message, in as many packets as needed; returns the number of the packet after it.
 pub fn message(out: &mut Vec<u8>, mut sequence: u8, payload: &[u8]) -> u8 {
     let mut rest = payload;
     loop {

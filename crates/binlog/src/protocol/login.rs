@@ -1,4 +1,4 @@
-//! Logging in, from both sides.
+//! Login, on both sides.
 //!
 //! ```text
 //!  server: Greeting ─▶ client: [request for TLS] Response ─▶ server: OK, ERR, or "prove it in another way" ─▶ client: proof …
@@ -11,7 +11,7 @@ use subtle::ConstantTimeEq;
 use super::reply::{self, ServerError};
 use super::{Cursor, ProtocolError, wrong};
 
-/// Bytes of the random number that a password is mixed with.
+/// Bytes of the random number that is hashed with a password.
 pub const NONCE: usize = 20;
 
 const NATIVE: &[u8] = b"mysql_native_password";
@@ -32,31 +32,31 @@ const COLLATION: u8 = 45;
 /// Autocommit.
 const STATUS: u16 = 2;
 
-/// What a server says first.
+/// The first message of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Greeting {
     /// `5.5.5-10.11.6-MariaDB`, for example.
     pub version: String,
-    /// Of the connection.
+    /// Number of the connection.
     pub id: u32,
     /// The random number.
     pub nonce: [u8; NONCE],
-    /// Whether TLS may begin.
+    /// True if TLS may begin.
     pub tls: bool,
     plugin: Vec<u8>,
 }
 
 impl Greeting {
-    /// Of a server that takes `mysql_native_password`.
+    /// Makes the greeting of a server that accepts `mysql_native_password`.
     #[must_use]
     pub fn new(version: String, id: u32, nonce: [u8; NONCE], tls: bool) -> Greeting {
         Greeting { version, id, nonce, tls, plugin: NATIVE.into() }
     }
 
-    /// Reads the first message of a server.
+    /// Parses the first message of a server.
     ///
     /// # Errors
-    /// It refuses the connection (an ERR), or speaks another protocol.
+    /// The server refuses the connection (an ERR), or speaks another protocol.
     pub fn parse(message: &[u8]) -> Result<Greeting, LoginError> {
         if message.first() == Some(&0xff) {
             return Err(LoginError::Refused(ServerError::parse(message)));
@@ -79,7 +79,7 @@ impl Greeting {
                 return None;
             }
             nonce[8..].copy_from_slice(c.bytes(12)?);
-            // The zero behind it.
+            // The terminating zero.
             let _ = c.bytes(1);
             let plugin = if capabilities & PLUGIN_AUTH != 0 { c.text().to_vec() } else { NATIVE.to_vec() };
             Some(Greeting { version, id, nonce, tls: capabilities & SSL != 0, plugin })
@@ -88,7 +88,7 @@ impl Greeting {
         read().ok_or_else(|| LoginError::Protocol(wrong(text)))
     }
 
-    /// As bytes.
+    /// Encodes the greeting.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let tls = if self.tls { SSL } else { 0 };
@@ -120,22 +120,22 @@ impl Greeting {
     }
 }
 
-/// Why a client is not let in, or a server not spoken to.
+/// A failure of a login, or of a server's greeting.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LoginError {
-    /// The server's own words.
+    /// The server's error.
     #[error("{0}")]
     Refused(ServerError),
-    /// Not the protocol.
+    /// A violation of the protocol.
     #[error("{0}")]
     Protocol(#[from] ProtocolError),
-    /// The server wants a proof that is not given.
+    /// The server wants an unsupported authentication plugin.
     #[error("the server wants a login by {plugin:?}; mysql_native_password and caching_sha2_password are understood")]
     Plugin {
-        /// Its name for the way.
+        /// Name of the plugin.
         plugin: String,
     },
-    /// The server wants the password itself, and the connection can be read.
+    /// The server wants the password itself, and others could read the connection.
     #[error(
         "the server wants the password itself, which is sent with TLS only: set [relay.upstream.tls], or have the user log in once \
          from elsewhere so that the server remembers"
@@ -156,20 +156,20 @@ fn response_head(tls: bool) -> Vec<u8> {
     out
 }
 
-/// What a client sends to have TLS begin.
+/// Encodes a client's request for TLS.
 #[must_use]
 pub fn tls_request() -> Vec<u8> {
     response_head(true)
 }
 
-/// Who else could read a connection.
+/// Protection of a connection against readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Privacy {
-    /// The network.
+    /// None: the network.
     None,
-    /// Nobody: TLS has begun.
+    /// Protected by TLS.
     Tls,
-    /// Nobody: it is a Unix socket.
+    /// Protected as a Unix socket.
     Local,
 }
 
@@ -188,36 +188,36 @@ impl std::fmt::Debug for ClientLogin {
     }
 }
 
-/// What comes of a server's message.
+/// Next step after a server's message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Login {
-    /// Send this, with the number after that of the server's packet.
+    /// Send this message, numbered after the server's packet.
     Send(Vec<u8>),
     /// Wait for the next message.
     Wait,
-    /// Done.
+    /// The login is complete.
     In,
 }
 
 impl ClientLogin {
-    /// Answers a greeting.
+    /// Starts the answer to a greeting.
     #[must_use]
     pub fn new(greeting: &Greeting, user: &str, password: &str, privacy: Privacy) -> ClientLogin {
         let (nonce, plugin) = (greeting.nonce, greeting.plugin.clone());
         ClientLogin { user: user.into(), password: password.into(), nonce, plugin, privacy }
     }
 
-    /// The first message of the client.
+    /// Encodes the first message of the client.
     ///
     /// # Errors
-    /// A name with a zero in it.
+    /// The name contains a zero byte.
     pub fn response(&self) -> Result<Vec<u8>, LoginError> {
         if self.user.bytes().any(|byte| byte == 0) {
             return Err(LoginError::Protocol(wrong("a user's name with a zero byte")));
         }
         let (plugin, proof) = match self.proof() {
             Some(proof) => (&self.plugin[..], proof),
-            // The server will name the user's own way.
+            // The server will name the user's own plugin.
             None => (NATIVE, Vec::new()),
         };
         let mut out = response_head(self.privacy == Privacy::Tls);
@@ -230,7 +230,7 @@ impl ClientLogin {
         Ok(out)
     }
 
-    /// None: the way is not understood.
+    /// Computes the proof. None: the plugin is unknown.
     fn proof(&self) -> Option<Vec<u8>> {
         let password = self.password.as_bytes();
         match &self.plugin[..] {
@@ -241,7 +241,7 @@ impl ClientLogin {
         }
     }
 
-    /// What the server said, and what to do about it.
+    /// Takes a message of the server and returns the next step.
     ///
     /// # Errors
     /// See [`LoginError`].
@@ -258,9 +258,9 @@ impl ClientLogin {
                     _ => Err(LoginError::Plugin { plugin: String::from_utf8_lossy(&self.plugin).into_owned() }),
                 }
             }
-            // caching_sha2_password: the server knows the password.
+            // caching_sha2_password: the server has the password cached.
             [0x01, 0x03] => Ok(Login::Wait),
-            // It does not, and wants to see it.
+            // It has not, and requests the password.
             [0x01, 0x04] if self.privacy != Privacy::None => {
                 let mut password = self.password.clone().into_bytes();
                 password.push(0);
@@ -281,21 +281,21 @@ fn xor(a: &[u8], b: &[u8]) -> Vec<u8> {
     a.iter().zip(b).map(|(a, b)| a ^ b).collect()
 }
 
-/// `SHA1(password) xor SHA1(nonce, SHA1(SHA1(password)))`.
+/// Computes `SHA1(password) xor SHA1(nonce, SHA1(SHA1(password)))`.
 fn native_proof(nonce: &[u8; NONCE], password: &[u8]) -> Vec<u8> {
     let once = Sha1::digest(password);
     let mask = Sha1::new().chain_update(nonce).chain_update(Sha1::digest(once)).finalize();
     xor(&once, &mask)
 }
 
-/// `SHA256(password) xor SHA256(SHA256(SHA256(password)), nonce)`.
+/// Computes `SHA256(password) xor SHA256(SHA256(SHA256(password)), nonce)`.
 fn sha2_proof(nonce: &[u8; NONCE], password: &[u8]) -> Vec<u8> {
     let once = Sha256::digest(password);
     let mask = Sha256::new().chain_update(Sha256::digest(once)).chain_update(nonce).finalize();
     xor(&once, &mask)
 }
 
-/// What a server keeps of a password: SHA-1 of its SHA-1, as `mysql.user` has it behind the `*`.
+/// A password as the server stores it: the SHA-1 of its SHA-1, as in `mysql.user` behind the `*`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Stored([u8; 20]);
 
@@ -306,13 +306,13 @@ impl std::fmt::Debug for Stored {
 }
 
 impl Stored {
-    /// Of a password.
+    /// Makes the stored form of a password.
     #[must_use]
     pub fn of(password: &str) -> Stored {
         Stored(Sha1::digest(Sha1::digest(password.as_bytes())).into())
     }
 
-    /// Whether a client that answered `proof` to `nonce` knows the password. Takes the same time whatever is wrong.
+    /// True if `proof` is the right answer to `nonce`. Takes the same time for each wrong proof.
     #[must_use]
     pub fn accepts(&self, nonce: &[u8; NONCE], proof: &[u8]) -> bool {
         if proof.len() != self.0.len() {
@@ -327,20 +327,20 @@ impl Stored {
 /// A client's first message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientHello {
-    /// It wants TLS, and will send its response after that.
+    /// A request for TLS, after which the response follows.
     Tls,
-    /// Who it says it is.
+    /// The client's user and proof.
     Response(Response),
 }
 
-/// Who a client says it is, and how it proves that.
+/// A client's user and proof.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Response {
-    /// Its name.
+    /// Name of the user.
     pub user: String,
     /// The answer to the random number.
     pub proof: Vec<u8>,
-    /// Whether it is one for `mysql_native_password`.
+    /// True if the proof is one for `mysql_native_password`.
     pub native: bool,
 }
 
@@ -351,10 +351,10 @@ impl std::fmt::Debug for Response {
 }
 
 impl ClientHello {
-    /// Reads a client's first message.
+    /// Parses a client's first message.
     ///
     /// # Errors
-    /// Not the protocol, or an earlier one than 4.1.
+    /// The message violates the protocol, or is of one before 4.1.
     pub fn parse(message: &[u8]) -> Result<ClientHello, ProtocolError> {
         let read = || -> Option<ClientHello> {
             let mut c = Cursor(message);
@@ -384,7 +384,7 @@ impl ClientHello {
     }
 }
 
-/// What a server sends to have a client prove itself by `mysql_native_password` with a random number.
+/// Encodes a server's request for a proof by `mysql_native_password` with a random number.
 #[must_use]
 pub fn switch_to_native(nonce: &[u8; NONCE]) -> Vec<u8> {
     let mut out = vec![0xfe];
@@ -395,7 +395,7 @@ pub fn switch_to_native(nonce: &[u8; NONCE]) -> Vec<u8> {
     out
 }
 
-/// What a server says to a client that it does not let in, in MariaDB's words.
+/// Encodes a server's refusal of a client, in MariaDB's words.
 #[must_use]
 pub fn access_denied(user: &str, host: &str, with_password: bool) -> Vec<u8> {
     let using = if with_password { "YES" } else { "NO" };

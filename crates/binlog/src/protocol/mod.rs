@@ -1,7 +1,7 @@
 //! The client/server protocol of MySQL and MariaDB, as far as a replica and its source need it. No I/O.
 //!
-//! A packet is `length u24, sequence u8` and that many bytes. A message of 2^24 - 1 bytes or more is cut into packets of that length and
-//! a shorter one, perhaps an empty one, behind them.
+//! A packet is `length u24, sequence u8` and that many bytes. A message of 2^24 - 1 bytes or more is cut into packets of that length, followed by a
+//! shorter, perhaps empty, one.
 
 pub mod command;
 mod frame;
@@ -11,7 +11,7 @@ pub mod text;
 
 pub use frame::{Frames, MAX_PACKET, Messages, Piece, TooLong, message, packet_header};
 
-/// The bytes of a message do not say what they should.
+/// A malformed message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ProtocolError(pub String);
@@ -20,7 +20,7 @@ fn wrong(what: impl Into<String>) -> ProtocolError {
     ProtocolError(what.into())
 }
 
-/// Reads values from the front of a message.
+/// A parser of values from the front of a message.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cursor<'a>(pub(crate) &'a [u8]);
 
@@ -43,7 +43,7 @@ impl<'a> Cursor<'a> {
         self.number(4).map(|number| number as u32)
     }
 
-    /// Up to a zero, which is taken, or the end.
+    /// Takes bytes up to a zero, which is also taken, or the end.
     pub(crate) fn text(&mut self) -> &'a [u8] {
         let end = self.0.iter().position(|byte| *byte == 0);
         let text = &self.0[..end.unwrap_or(self.0.len())];
@@ -51,7 +51,7 @@ impl<'a> Cursor<'a> {
         text
     }
 
-    /// A number of one to nine bytes, as the protocol packs it; None also for NULL.
+    /// Takes a number of one to nine bytes in the protocol's encoding; None also for NULL.
     pub(crate) fn packed(&mut self) -> Option<u64> {
         match self.u8()? {
             small @ 0..=0xfa => Some(u64::from(small)),
@@ -62,14 +62,14 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Bytes behind their packed length.
+    /// Takes bytes preceded by their encoded length.
     pub(crate) fn packed_bytes(&mut self) -> Option<&'a [u8]> {
         let count = usize::try_from(self.packed()?).ok()?;
         self.bytes(count)
     }
 }
 
-/// Appends bytes behind their packed length.
+/// Appends bytes preceded by their encoded length.
 pub(crate) fn put_packed(out: &mut Vec<u8>, bytes: &[u8]) {
     match bytes.len() {
         small @ 0..=0xfa => out.push(small as u8),

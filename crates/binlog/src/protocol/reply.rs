@@ -1,26 +1,26 @@
-//! What a server answers: OK, ERR, EOF, and rows.
+//! Answers of a server: OK, ERR, EOF, and rows.
 
 use super::{Cursor, ProtocolError, put_packed, wrong};
 
-/// Autocommit.
+/// Status flags: autocommit.
 const STATUS: [u8; 2] = [2, 0];
-/// Most columns of an answer that is read, and most rows.
+/// Most columns, and most rows, read of an answer.
 const MOST: u64 = 4096;
 
 /// A server's ERR.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text} (error {code}, {state})")]
 pub struct ServerError {
-    /// Its number.
+    /// Number of the error.
     pub code: u16,
-    /// Its SQLSTATE; empty: it gave none.
+    /// SQLSTATE; empty if none was given.
     pub state: String,
-    /// Its words.
+    /// Message text.
     pub text: String,
 }
 
 impl ServerError {
-    /// Reads a message that begins with FF.
+    /// Parses a message that begins with FF.
     #[must_use]
     pub fn parse(message: &[u8]) -> ServerError {
         let mut c = Cursor(message.get(1..).unwrap_or_default());
@@ -36,25 +36,25 @@ impl ServerError {
     }
 }
 
-/// An OK.
+/// Encodes an OK.
 #[must_use]
 pub fn ok() -> Vec<u8> {
     vec![0, 0, 0, STATUS[0], STATUS[1], 0, 0]
 }
 
-/// The end of columns, of rows, or of a dump.
+/// Encodes the end of columns, of rows, or of a dump.
 #[must_use]
 pub fn eof() -> Vec<u8> {
     vec![0xfe, 0, 0, STATUS[0], STATUS[1]]
 }
 
-/// Whether a message is an EOF and no row.
+/// True if a message is an EOF, not a row.
 #[must_use]
 pub fn is_eof(message: &[u8]) -> bool {
     message.first() == Some(&0xfe) && message.len() < 9
 }
 
-/// An ERR.
+/// Encodes an ERR.
 #[must_use]
 pub fn error(code: u16, state: &str, text: &str) -> Vec<u8> {
     let mut out = vec![0xff];
@@ -65,7 +65,7 @@ pub fn error(code: u16, state: &str, text: &str) -> Vec<u8> {
     out
 }
 
-/// The messages of an answer with rows: their columns' names, and texts; None is NULL.
+/// Encodes the messages of an answer with rows: column names, and texts; None is NULL.
 #[must_use]
 pub fn rows(columns: &[&str], rows: &[Vec<Option<String>>]) -> Vec<Vec<u8>> {
     let mut messages = vec![vec![columns.len() as u8]];
@@ -96,21 +96,21 @@ pub fn rows(columns: &[&str], rows: &[Vec<Option<String>>]) -> Vec<Vec<u8>> {
 /// A row of an answer.
 pub type Row = Vec<Option<String>>;
 
-/// Reads a server's answer to a statement, message by message.
+/// A parser of a server's answer to a statement, message by message.
 #[derive(Debug, Default)]
 pub struct Answer {
     columns: Option<u64>,
-    /// Ends of lists that have come: of columns, of rows.
+    /// Number of list ends received: of columns, of rows.
     ends: u8,
     described: u64,
     rows: Vec<Row>,
 }
 
 impl Answer {
-    /// The next message. Some: the answer is complete; an OK is one without rows.
+    /// Takes the next message. Some: the answer is complete; an OK gives no rows.
     ///
     /// # Errors
-    /// The server refuses the statement (outer `Ok`, inner `Err`), or the message is none of an answer.
+    /// The server refuses the statement (outer `Ok`, inner `Err`), or the message is not part of an answer.
     #[allow(clippy::type_complexity)]
     pub fn received(&mut self, message: &[u8]) -> Result<Option<Result<Vec<Row>, ServerError>>, ProtocolError> {
         if message.first() == Some(&0xff) {
