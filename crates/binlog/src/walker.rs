@@ -78,7 +78,7 @@ pub enum WalkError {
 /// A checked event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event<'a> {
-    /// Its header.
+    /// Header of the event.
     pub header: Header,
     /// Offset in the file; of an artificial event the offset of the next one.
     pub at: u64,

@@ -60,7 +60,7 @@ pub struct Evidence {
 pub enum Conclusion {
     /// The promise, as far as it matters.
     Known(Promise),
-    /// All were asked, and no relay remembers anything.
+    /// No relay remembers anything, and all were asked.
     Nobody {
         /// The newest timeline of any server or relay.
         newest: u32,

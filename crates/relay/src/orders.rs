@@ -47,7 +47,7 @@ pub struct Standing {
 /// The reason why an order was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum OrderError {
-    /// There is no log yet.
+    /// No log yet.
     #[error("the relay has not reached its upstream yet: it holds nothing")]
     Empty,
     /// The promise is refused.

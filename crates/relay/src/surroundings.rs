@@ -22,7 +22,7 @@ pub struct Surroundings {
 /// A relay, and the way to reach it.
 #[derive(Clone)]
 pub struct OtherRelay {
-    /// Its configured name.
+    /// Configured name.
     pub name: String,
     /// `host:port`, or the path of a Unix socket.
     pub address: String,

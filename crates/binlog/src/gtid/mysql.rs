@@ -53,7 +53,7 @@ impl FromStr for Uuid {
 pub struct Gtid {
     /// Server where it was first committed.
     pub uuid: Uuid,
-    /// Its number on that server, from 1.
+    /// Number on that server, from 1.
     pub number: u64,
 }
 

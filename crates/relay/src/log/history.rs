@@ -18,7 +18,7 @@ pub const MAX_HISTORY_BYTES: usize = 1 << 20;
 pub struct History {
     /// The timeline of the file.
     pub timeline: Timeline,
-    /// Its ancestors, oldest first, each with the position where it was left. Numbers rise, positions do not fall.
+    /// Ancestors, oldest first, each with the position where it was left. Numbers rise, positions do not fall.
     pub ancestors: Vec<(Timeline, Lsn)>,
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// Next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Silence {
-    /// Nothing; judge again at this moment.
+    /// Wait, and judge again at this moment.
     Wait(Instant),
     /// Ask for a reply.
     Ask,

@@ -52,7 +52,7 @@ fn in_a_long_record() -> Left {
     Left { dir, wal, timeline: 1, end }
 }
 
-/// The same, but the record began with its segment: the whole segment is removed.
+/// As [`in_a_long_record`], but the record began with its segment: the whole segment is removed.
 fn in_a_long_record_from_a_segment_on() -> Left {
     let mut wal = wal([100, 200]);
     wal.switch();
