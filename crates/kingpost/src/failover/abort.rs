@@ -1,4 +1,4 @@
-//! Calling a failover off: the old primary goes on.
+//! Abort of a failover: the old primary goes on.
 
 use std::collections::BTreeSet;
 
@@ -13,11 +13,11 @@ use super::steps::Steps;
 use crate::error::Failure;
 
 impl Steps {
-    /// Takes away what a failover or switchover that has not promoted anybody has left: fences, the node that was elected, the lock on
-    /// the old primary, the pause of the proxies.
+    /// Removes the leftovers of a failover or switchover that has promoted no node: fences, the elected node, the lock on the old primary, the pause
+    /// of the proxies.
     ///
     /// # Errors
-    /// A node was promoted, or may have been; or something stays. Nothing that could be taken away is left for that.
+    /// A node was promoted, or may have been; or something could not be removed. Everything else is removed all the same.
     pub(super) async fn abort(&self) -> Result<(), Failure> {
         let survey = self.parts.survey().await;
         let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
@@ -44,7 +44,7 @@ impl Steps {
         match situation {
             Situation::Healthy { primary, .. } | Situation::Fenced { old: primary, .. } => {
                 self.say(format_args!("{primary} goes on as the primary"));
-                // Clients that wait need not wait until the lease of their pause is over.
+                // Waiting clients need not wait until the lease of their pause ends.
                 for (proxy, why) in pause::resume(&self.parts, 1).await {
                     self.say(format_args!("{proxy} may go on waiting until its lease ends: {why}"));
                 }
@@ -58,7 +58,7 @@ impl Steps {
         Ok(())
     }
 
-    /// Takes fences away, and before that every election: once nobody can promote what was elected.
+    /// Removes fences, and before that every election, once nobody can promote the elected node.
     async fn release(&self, survey: &Survey, fenced: &[(&RelaySeen, &Standing)]) -> Result<(), Failure> {
         let mut term = ballot::next_term(survey.highest_term(), self.run);
         let elected: BTreeSet<&str> =
@@ -71,7 +71,7 @@ impl Steps {
             }
             for (relay, standing) in fenced {
                 let Some((_, node)) = &standing.chosen else { continue };
-                // A relay withdraws for the term that it has promised to.
+                // A relay withdraws in the term that it has promised.
                 let timeline = standing.fenced.unwrap_or(standing.timeline);
                 self.must(relay, Order::Fence { term, timeline }).await?;
                 self.must(relay, Order::Withdraw { term, node: node.clone() }).await?;

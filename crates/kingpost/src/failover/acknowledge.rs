@@ -1,23 +1,23 @@
-//! Three numbers that must agree: how many relays have a commit before its client hears of it, as the servers have it
-//! (`synchronous_standby_names`) or the proxies (`commit_durability`), and as a failover counts on it (`acknowledgements`). Pure.
+//! Three numbers that must agree: the relays that have a commit before its client is told, as set on the servers (`synchronous_standby_names`) or the
+//! proxies (`commit_durability`), and as a failover relies on (`acknowledgements`). Pure.
 
 use super::plan::{ProxySeen, ServerState, Survey};
 use super::sync_names::SyncNames;
 
-/// For whom commits of a server wait.
+/// The standbys that commits of a server wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Waits {
-    /// For nobody: what only the primary has is lost with it, unless proxies hold commits back.
+    /// None: WAL that only the primary has is lost with it, unless proxies hold commits back.
     ForNobody,
-    /// For at least so many relays; 0: others than relays may be the ones.
+    /// At least this many relays; 0: others than relays may be the ones.
     ForRelays(usize),
-    /// For standbys none of which is known to be a relay: they may be called otherwise there.
+    /// Standbys none of which is known to be a relay: relays may have other names there.
     ForStrangers,
     /// The setting cannot be read.
     Unknown,
 }
 
-/// What is wrong with the numbers.
+/// A disagreement of the numbers.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Disagreement {
     #[error(
@@ -49,14 +49,14 @@ pub(super) enum Disagreement {
 }
 
 impl Disagreement {
-    /// Whether a failover could lose what was acknowledged, whatever it does.
+    /// True if a failover could lose acknowledged commits in any case.
     pub(super) fn is_in_the_way(&self) -> bool {
         matches!(self, Disagreement::WithoutRelays { .. } | Disagreement::Unknown { .. })
     }
 }
 
 impl Survey {
-    /// For whom commits of a server wait, or would.
+    /// Returns the standbys that commits of a server wait for, or would.
     pub(super) fn waits(&self, state: &ServerState) -> Waits {
         match SyncNames::read(&state.sync_names) {
             Ok(None) => Waits::ForNobody,
@@ -69,12 +69,12 @@ impl Survey {
     }
 
     fn is_relay(&self, name: &str) -> bool {
-        // What a relay is called where nothing else is said: with more than one of them something has been.
+        // The default name of a relay, which several relays cannot share.
         let alone = self.relays.len() == 1 && name.eq_ignore_ascii_case("kingpost_relay");
         alone || self.relays.iter().any(|relay| relay.application.eq_ignore_ascii_case(name))
     }
 
-    /// How many relays have what was acknowledged, at least: what is configured, or fewer if a server waits for fewer.
+    /// Returns the least number of relays that have each acknowledged commit: the configured one, or fewer if a server waits for fewer.
     pub(super) fn acknowledged_by(&self, configured: usize) -> usize {
         let waits = self.answering().filter_map(|(_, state)| match self.waits(state) {
             Waits::ForRelays(relays @ 1..) => Some(relays),
@@ -83,7 +83,7 @@ impl Survey {
         waits.chain([configured]).min().unwrap_or(configured)
     }
 
-    /// What does not agree with `configured` acknowledgements.
+    /// Returns the servers' disagreements with `configured` acknowledgements.
     pub(super) fn disagreements(&self, configured: usize) -> Vec<Disagreement> {
         if self.relays.is_empty() {
             return Vec::new();
@@ -111,7 +111,7 @@ impl Survey {
     }
 }
 
-/// What proxies do that does not agree with `configured` acknowledgements.
+/// Returns the proxies' disagreements with `configured` acknowledgements.
 pub(super) fn gates(proxies: &[ProxySeen], configured: usize) -> Vec<Disagreement> {
     let answering = proxies.iter().filter_map(|proxy| Some((proxy, proxy.state.as_ref().ok()?)));
     let all = answering.flat_map(|(proxy, state)| state.gates.iter().map(move |gate| (proxy, gate)));
@@ -137,7 +137,7 @@ mod tests {
     use super::super::plan::tests::{relay, server};
     use super::*;
 
-    /// Servers with these settings, and three relays.
+    /// Makes servers with these settings, and three relays.
     fn survey(settings: &[&str]) -> Survey {
         let mut servers: Vec<_> = ["a", "b"].iter().map(|name| server(name, Some((true, 1, 9)))).collect();
         for (server, setting) in servers.iter_mut().zip(settings) {

@@ -1,15 +1,15 @@
 //! A clock that runs only while this program runs.
 //!
-//! A program that stood still (its machine was paused, or had no time for it) finds that all its waits are over when it goes on, and takes servers for silent
-//! whose answers lie in its sockets. This clock counts ticks that the program has made: a pause of an hour is one tick. So "no answer within a second" means
-//! a second in which this program could have taken the answer.
+//! A program that was suspended (its machine was paused, or too busy to run it) finds all its waits over when it goes on, and takes servers for
+//! silent whose answers lie in its sockets. This clock counts ticks of the program: a pause of an hour is one tick. So "no answer within a second"
+//! means a second in which this program could have received the answer.
 
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// What one tick stands for. The clock is a little slow, never fast: a tick is a sleep of so long, which takes longer on a busy machine.
+/// Time of one tick. The clock may be slow, never fast: a tick is a sleep of this length, which takes longer on a busy machine.
 const TICK: Duration = Duration::from_millis(50);
 
 /// The clock. Its ticks end when the value is dropped.
@@ -25,7 +25,7 @@ impl Drop for Awake {
 }
 
 impl Awake {
-    /// Begins at zero. Needs a runtime with time.
+    /// Starts at zero. Needs a runtime with time.
     pub(super) fn start() -> Awake {
         let (clock, ticks) = watch::channel(0_u32);
         let ticking = tokio::spawn(async move {
@@ -37,12 +37,12 @@ impl Awake {
         Awake { ticks, ticking }
     }
 
-    /// How long this program has run since the start of the clock.
+    /// Returns the time that this program has run since the start of the clock.
     pub(super) fn now(&self) -> Duration {
         TICK * *self.ticks.borrow()
     }
 
-    /// Waits until this program has run for so long.
+    /// Waits until this program has run for this long.
     pub(super) async fn sleep(&self, time: Duration) {
         let until = self.now() + time;
         let mut ticks = self.ticks.clone();
@@ -61,7 +61,7 @@ mod tests {
 
     use super::*;
 
-    /// However long it takes until the next tick, it is one tick: what is waited for a second takes twenty.
+    /// However long a tick takes, it counts as one: a wait of a second takes twenty.
     #[tokio::test]
     async fn a_second_is_twenty_ticks() {
         let (clock, ticks) = watch::channel(7);

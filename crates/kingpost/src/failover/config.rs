@@ -1,4 +1,4 @@
-//! What a user writes about failovers.
+//! Configuration of failovers.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,22 +9,22 @@ use serde::{Deserialize, Serialize};
 
 use super::etcd::EtcdConfig;
 
-/// `[failover]`: what `kingpost failover`, `switchover` and `watch` need to know beside `[cluster]`.
+/// `[failover]`: settings of `kingpost failover`, `switchover` and `watch` beside `[cluster]`.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct FailoverConfig {
-    /// What the servers are.
+    /// Kind of the servers.
     pub(crate) engine: Engine,
     /// User on the servers that may promote and set `primary_conninfo`: a superuser.
     pub(crate) user: String,
-    /// Its password.
+    /// Password of the user.
     #[serde(skip_serializing)]
     pub(crate) password: Option<String>,
-    /// File with its password in the first line.
+    /// File whose first line is the password.
     pub(crate) password_file: Option<PathBuf>,
     /// `[failover.tls]`: TLS with relays and proxies; servers are reached as `[cluster.tls]` says.
     pub(crate) tls: tls::ConnectConfig,
-    /// How many relays must have a commit before it is acknowledged: the others may be missing at a failover.
+    /// Number of relays that must have a commit before it is acknowledged: the others may be missing at a failover.
     pub(crate) acknowledgements: usize,
     /// Longest time for one step.
     #[serde(with = "humantime_serde")]
@@ -33,11 +33,11 @@ pub(crate) struct FailoverConfig {
     pub(crate) zones: Vec<String>,
     /// A standby that lacks more than this many bytes does not become the primary without being named; None: there is no limit.
     pub(crate) lag_limit: Option<u64>,
-    /// Program that stops a server cleanly, with its arguments; empty: there is none.
+    /// Program that stops a server cleanly, with its arguments; empty: none.
     pub(crate) stop: Vec<String>,
-    /// Program that brings a former primary back as a standby; empty: it is said what to do.
+    /// Program that brings a former primary back as a standby; empty: none, and a message gives advice.
     pub(crate) rejoin: Vec<String>,
-    /// Who brings a former primary back without being told, in words; empty: nobody.
+    /// Name of whatever brings a former primary back by itself, for messages; empty: nothing does.
     pub(crate) rejoined_by: String,
     /// `[failover.etcd]`.
     pub(crate) etcd: EtcdConfig,
@@ -89,24 +89,24 @@ impl fmt::Debug for FailoverConfig {
     }
 }
 
-/// A proxy that is paused; or how a relay is reached.
+/// A proxy that is paused; or the address of a relay.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PartConfig {
     /// Unique among its kind.
     pub(crate) name: String,
-    /// `host:port`: where a relay's downstreams or a proxy's clients connect.
+    /// `host:port`, for a relay's downstreams or a proxy's clients.
     pub(crate) address: String,
     /// An operator there.
     #[serde(default = "operator")]
     pub(crate) user: String,
-    /// Its password.
+    /// Password of the operator.
     #[serde(default, skip_serializing)]
     pub(crate) password: Option<String>,
-    /// File with its password in the first line.
+    /// File whose first line is the password.
     #[serde(default)]
     pub(crate) password_file: Option<PathBuf>,
-    /// What the proxy calls this cluster, where it has several; if not given, it has this one.
+    /// The proxy's name for this cluster, if it has several; without it, the proxy has only this one.
     #[serde(default)]
     pub(crate) cluster: Option<String>,
 }
@@ -115,26 +115,26 @@ pub(crate) struct PartConfig {
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RelayPartConfig {
-    /// See [`PartConfig`], as all but the last.
+    /// See [`PartConfig`] for all keys but the last.
     pub(crate) name: String,
-    /// Where its downstreams connect.
+    /// Address for its downstreams.
     pub(crate) address: String,
     /// An operator there.
     #[serde(default = "operator")]
     pub(crate) user: String,
-    /// Its password.
+    /// Password of the operator.
     #[serde(default, skip_serializing)]
     pub(crate) password: Option<String>,
-    /// File with its password in the first line.
+    /// File whose first line is the password.
     #[serde(default)]
     pub(crate) password_file: Option<PathBuf>,
-    /// What it calls itself on servers, as `synchronous_standby_names` has it; its name if not given.
+    /// Name of the relay on servers, as in `synchronous_standby_names`; by default `name`.
     #[serde(default)]
     pub(crate) application_name: Option<String>,
 }
 
 impl RelayPartConfig {
-    /// How it is reached.
+    /// Returns the address and login of the relay.
     pub(crate) fn part(&self) -> PartConfig {
         PartConfig {
             name: self.name.clone(),

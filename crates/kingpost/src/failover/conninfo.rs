@@ -1,7 +1,7 @@
-//! `primary_conninfo`: where a standby receives from, read and changed. Pure.
+//! `primary_conninfo`: parsing and changing a standby's upstream. Pure.
 
-/// Host and port of a connection string in its keyword form, as they are written; the port is 5432 if there is none. None: it
-/// has no host, more than one, or is not in that form.
+/// Returns host and port of a connection string in keyword form, as written; the default port is 5432. None: it has no host, more than one, or is not
+/// in that form.
 pub(super) fn endpoint(conninfo: &str) -> Option<(String, u16)> {
     let pairs = parse(conninfo)?;
     let value = |name: &str| pairs.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
@@ -13,7 +13,7 @@ pub(super) fn endpoint(conninfo: &str) -> Option<(String, u16)> {
     (!host.is_empty() && !host.contains(',')).then(|| (host.to_owned(), port))
 }
 
-/// The same string with another host and port; everything else stays. None: it is not in the keyword form.
+/// Replaces host and port of a connection string, and nothing else. None: it is not in keyword form.
 pub(super) fn with_endpoint(conninfo: &str, host: &str, port: u16) -> Option<String> {
     let mut pairs = parse(conninfo)?;
     pairs.retain(|(key, _)| !matches!(key.as_str(), "host" | "hostaddr" | "port"));
@@ -31,7 +31,7 @@ fn quoted(value: &str) -> String {
     format!("'{}'", value.replace('\\', "\\\\").replace('\'', "\\'"))
 }
 
-/// `key = value` and `key='it''s'`, as libpq reads them: a backslash takes the next character as it is.
+/// Parses `key = value` and `key='it''s'` as libpq does: a backslash escapes the next character.
 fn parse(text: &str) -> Option<Vec<(String, String)>> {
     if text.trim_start().starts_with("postgres") && text.contains("://") {
         return None;

@@ -1,4 +1,4 @@
-//! Where the lock is that lets one watcher act: in etcd, or in Kingpost's own registry (or a Consul), and a lock in either.
+//! Place of the lock that lets one watcher act: etcd, or Kingpost's own registry (or a Consul), and a lock in either.
 
 use std::time::{Duration, Instant};
 
@@ -8,24 +8,24 @@ use super::session::{self, Sessions};
 use crate::cli::WatchArgs;
 use crate::error::Failure;
 
-/// Whoever gives out the lock.
+/// The service that grants the lock.
 #[derive(Clone)]
 pub(super) enum Elector {
     Etcd(Etcd),
     Registry(Sessions),
 }
 
-/// A lock that is held for a while, unless it is kept.
+/// A lock that expires unless it is renewed.
 pub(super) enum Lock {
     Etcd(etcd::Lock),
     Registry(session::Lock),
 }
 
 impl Elector {
-    /// The one that the command line names; none if it names none.
+    /// Returns the service that the command line names; None if it names none.
     ///
     /// # Errors
-    /// What it names is no address, or a file of the configuration is not good.
+    /// An invalid address, or an unusable file of the configuration.
     pub(super) fn of(args: &WatchArgs, config: &FailoverConfig) -> Result<Option<Elector>, Failure> {
         if let Some(registries) = args.registry.as_deref() {
             return Ok(Some(Elector::Registry(Sessions::new(registries, args)?)));
@@ -34,7 +34,7 @@ impl Elector {
         args.etcd.as_deref().map(etcd).transpose()
     }
 
-    /// What it is called in messages.
+    /// Returns the name of the service in messages.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Elector::Etcd(_) => "etcd",
@@ -42,10 +42,10 @@ impl Elector {
         }
     }
 
-    /// Whether a lock of this life would be given: so what is refused is known before the lock is needed.
+    /// Checks that a lock with this time to live would be granted, so that a refusal is known before the lock is needed.
     ///
     /// # Errors
-    /// What the registry says against it; or it does not answer.
+    /// The registry's refusal; or it does not answer.
     pub(super) async fn would_grant(&self, ttl: Duration) -> Result<(), String> {
         match self {
             Elector::Etcd(_) => Ok(()),
@@ -56,7 +56,7 @@ impl Elector {
     /// Takes the lock if nobody has it.
     ///
     /// # Errors
-    /// No endpoint answers as it should.
+    /// No endpoint gives a valid answer.
     pub(super) async fn lock(&self, key: &str, owner: &str, ttl: Duration) -> Result<Option<Lock>, String> {
         match self {
             Elector::Etcd(etcd) => Ok(etcd.lock(key, owner, ttl).await?.map(Lock::Etcd)),
@@ -64,10 +64,10 @@ impl Elector {
         }
     }
 
-    /// Keeps a lock.
+    /// Renews a lock.
     ///
     /// # Errors
-    /// It is lost, or nobody answers: it holds until [`Lock::until`] all the same.
+    /// It is lost, or no endpoint answers: it holds until [`Lock::until`] all the same.
     pub(super) async fn keep(&self, lock: &mut Lock) -> Result<(), String> {
         match (self, lock) {
             (Elector::Etcd(etcd), Lock::Etcd(lock)) => etcd.keep(lock).await,
@@ -76,7 +76,7 @@ impl Elector {
         }
     }
 
-    /// Gives a lock back.
+    /// Releases a lock.
     pub(super) async fn unlock(&self, lock: &Lock) {
         match (self, lock) {
             (Elector::Etcd(etcd), Lock::Etcd(lock)) => etcd.unlock(lock).await,
@@ -85,10 +85,10 @@ impl Elector {
         }
     }
 
-    /// Keys that begin with `prefix`, which begins with a slash.
+    /// Returns the keys that begin with `prefix`, which begins with a slash.
     ///
     /// # Errors
-    /// No endpoint answers as it should.
+    /// No endpoint gives a valid answer.
     pub(super) async fn keys(&self, prefix: &str) -> Result<Vec<String>, String> {
         match self {
             Elector::Etcd(etcd) => etcd.keys(prefix).await,
@@ -98,7 +98,7 @@ impl Elector {
 }
 
 impl Lock {
-    /// Until when it holds if it is not kept, by this machine's clock.
+    /// Returns the time of expiry without renewal, by this machine's clock.
     pub(super) fn until(&self) -> Instant {
         match self {
             Lock::Etcd(lock) => lock.until,

@@ -1,4 +1,4 @@
-//! A lock that is kept for as long as this value lives: from the moment it was taken, whatever else is waited for.
+//! A lock that is renewed for the lifetime of this value, from the moment it was taken, during all other waits.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use tokio::task::JoinHandle;
 use super::elector::{Elector, Lock};
 use super::steps::Guard;
 
-/// Shortest life of a lock: etcd grants no less, with its usual election timeout.
+/// Shortest time to live of a lock: etcd grants no less, with its usual election timeout.
 pub(super) const SHORTEST: Duration = Duration::from_secs(2);
 
-/// A lock that is held, and kept by a task of its own.
+/// A held lock, renewed by its own task.
 pub(super) struct Held {
     elector: Elector,
     lock: Arc<Mutex<Lock>>,
@@ -28,7 +28,7 @@ impl Held {
     /// Takes the lock if nobody has it.
     ///
     /// # Errors
-    /// No endpoint answers as it should.
+    /// No endpoint gives a valid answer.
     pub(super) async fn take(elector: &Elector, key: &str, owner: &str, ttl: Duration) -> Result<Option<Held>, String> {
         let Some(lock) = elector.lock(key, owner, ttl).await? else { return Ok(None) };
         let lock = Arc::new(Mutex::new(lock));
@@ -36,7 +36,7 @@ impl Held {
         Ok(Some(Held { elector: elector.clone(), lock, keeping }))
     }
 
-    /// Gives it back.
+    /// Releases the lock.
     pub(super) async fn give_back(self) {
         self.keeping.abort();
         let lock = copy(&self.lock);
@@ -52,7 +52,7 @@ impl Held {
     }
 }
 
-/// Who holds the lock is the only one to go on.
+/// Only the holder of the lock may go on.
 impl Guard for Held {
     async fn before_election(&self) -> Result<(), String> {
         self.is_ours()
@@ -70,7 +70,7 @@ fn copy(lock: &Mutex<Lock>) -> Lock {
 async fn keep(elector: Elector, shared: Arc<Mutex<Lock>>, pace: Duration) {
     loop {
         tokio::time::sleep(pace).await;
-        // A copy goes there and back: who looks at the lock must not wait for an answer.
+        // Renewed on a copy: a reader of the lock must not wait for an answer.
         let mut lock = copy(&shared);
         if let Err(why) = elector.keep(&mut lock).await {
             tracing::warn!("the lock in {} is not kept: {why}", elector.name());

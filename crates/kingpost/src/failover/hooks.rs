@@ -1,4 +1,4 @@
-//! Programs of the user's own: what only somebody on the server's machine can do.
+//! Programs of the user for tasks that need access to the server's machine.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -6,29 +6,29 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 
-/// Longest part of a program's output that is shown.
+/// Most characters shown of a program's output.
 const SHOWN: usize = 2000;
 
-/// A program, and what it is told in its environment.
+/// A program, and its environment.
 pub(super) struct Hook<'a> {
-    /// Its path and arguments.
+    /// Path and arguments.
     pub(super) program: &'a [String],
-    /// `KINGPOST_NODE`: the server it is about.
+    /// `KINGPOST_NODE`: the server's name.
     pub(super) node: &'a str,
-    /// `KINGPOST_ADDRESS`: where that listens.
+    /// `KINGPOST_ADDRESS`: the server's address.
     pub(super) address: &'a str,
     /// `KINGPOST_PRIMARY` and `KINGPOST_PRIMARY_ADDRESS`.
     pub(super) primary: Option<(&'a str, &'a str)>,
-    /// `KINGPOST_UPSTREAM`: where it is to receive from.
+    /// `KINGPOST_UPSTREAM`: the address of its new upstream.
     pub(super) upstream: Option<&'a str>,
-    /// `KINGPOST_TIMELINE`: the primary's, as WAL files have it in their names.
+    /// `KINGPOST_TIMELINE`: the primary's timeline, as in names of WAL files.
     pub(super) timeline: Option<u32>,
 }
 
-/// Runs it to its end, within a limit; it is ended by force after that.
+/// Runs the program to its end, within a limit, after which it is killed.
 ///
 /// # Errors
-/// It cannot be started, takes too long, or ends with another code than 0; with the end of what it wrote.
+/// It cannot be started, takes too long, or ends with another code than 0; with the end of its output.
 pub(super) async fn run(hook: &Hook<'_>, limit: Duration) -> Result<(), String> {
     let (program, arguments) = hook.program.split_first().ok_or("no program is configured")?;
     let mut command = Command::new(program);
@@ -44,8 +44,8 @@ pub(super) async fn run(hook: &Hook<'_>, limit: Duration) -> Result<(), String> 
         command.env("KINGPOST_TIMELINE", format!("{timeline:08X}"));
     }
     let mut child = command.spawn().map_err(|error| format!("cannot run {program}: {error}"))?;
-    // Read beside the wait: a program that fills a pipe must not block, and one that leaves it open to a server that it has
-    // started must not be waited for.
+    // Read beside the wait: a program that fills a pipe must not block, and one that leaves the pipe open to a server that it has started must not be
+    // waited for.
     let (mut text, mut more) = (Vec::new(), Vec::new());
     let status = {
         let (out, errors) = (child.stdout.take(), child.stderr.take());
@@ -74,7 +74,7 @@ pub(super) async fn run(hook: &Hook<'_>, limit: Duration) -> Result<(), String> 
     Err(format!("{program} ended with {status}: {text}"))
 }
 
-/// Reads to the end, and keeps no more than the last of it.
+/// Reads to the end, and keeps only the last bytes.
 async fn drain(source: Option<impl tokio::io::AsyncRead + Unpin>, kept: &mut Vec<u8>) {
     let Some(mut source) = source else { return };
     let mut buffer = [0; 1024];

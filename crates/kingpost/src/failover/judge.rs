@@ -1,23 +1,23 @@
-//! What a look at everything comes to, for somebody who watches. Pure: no I/O, no clock of its own.
+//! Judgement of a survey, for a watcher. Pure: no I/O, no clock of its own.
 
 use std::time::Duration;
 
 use super::plan::{Situation, Survey, Undecided};
 
-/// What a look at everything comes to.
+/// Judgement of a survey.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Judgement {
-    /// There is a primary, and nothing to do.
+    /// A working primary, and nothing to do.
     Healthy(String),
-    /// It may be lost: not enough to act on.
+    /// A possibly lost primary: not enough to act on.
     Unsure(String),
-    /// Nobody gets anything acknowledged any more, and no relay hears the primary.
+    /// A lost primary: no commit is acknowledged any more, and no relay hears it.
     Lost,
-    /// A failover was begun, and not ended.
+    /// A failover that was begun, and not ended.
     Unfinished,
 }
 
-/// Judges. A primary that only this program cannot reach is not lost: as long as a relay hears it, it is there.
+/// Judges a survey. A primary that only this program cannot reach is not lost: it lives as long as a relay hears it.
 pub(super) fn judge(survey: &Survey) -> Judgement {
     match survey.situation() {
         Err(undecided) => Judgement::Unsure(undecided.to_string()),
@@ -42,22 +42,22 @@ pub(super) fn judge(survey: &Survey) -> Judgement {
     }
 }
 
-/// What `kingpost failover` has to do.
+/// Next step of `kingpost failover`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Course {
-    /// One was promoted: relays and standbys have to follow it.
+    /// A node was promoted: relays and standbys have to follow it.
     Follow { primary: String, timeline: u32 },
-    /// There is a primary, and it answers.
+    /// Nothing to do: the primary answers.
     Nothing { primary: String, timeline: u32 },
-    /// The primary answers, and relays are fenced by a run that has elected nobody.
+    /// The primary answers, and relays are fenced by a run that has elected no node.
     Interrupted { old: String },
     /// No primary answers here, but this relay receives from it.
     Heard { relay: String, upstream: String },
-    /// This timeline has to end.
+    /// The timeline must be ended.
     Away { timeline: u32 },
 }
 
-/// Decides what a failover has to do. `force`: away from a primary in any case, unless one was promoted already.
+/// Decides the next step of a failover. `force`: away from a primary in any case, unless a node was promoted already.
 ///
 /// # Errors
 /// Nobody answers, or there are two primaries.
@@ -81,27 +81,27 @@ pub(super) fn course(survey: &Survey, force: bool) -> Result<Course, Undecided> 
     })
 }
 
-/// What was seen so far. Times are those of a clock that runs only while the watcher does ([`super::awake`]): a primary is not lost for longer because the
-/// watcher stood still.
+/// Judgements so far. Times are those of a clock that runs only while the watcher does ([`super::awake`]): a suspended watcher does not lengthen the
+/// time of a loss.
 #[derive(Debug, Default)]
 pub(super) struct Watched {
     last: Option<(Judgement, Duration)>,
     advised: bool,
 }
 
-/// What is to be done after a look.
+/// Action due after a survey.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Due {
-    /// Nothing, or not yet.
+    /// None, or not yet.
     Nothing,
-    /// The primary has been lost for long enough, and this has not been said yet.
+    /// The primary has been lost for long enough, which has not been reported yet.
     Advice,
     /// The primary has been lost for long enough.
     Failover,
 }
 
 impl Watched {
-    /// Takes a judgement in; true if it is another than before.
+    /// Records a judgement; true if it differs from the last one.
     pub(super) fn see(&mut self, judgement: &Judgement, now: Duration) -> bool {
         if self.last.as_ref().is_some_and(|(last, _)| last == judgement) {
             return false;
@@ -111,7 +111,7 @@ impl Watched {
         true
     }
 
-    /// What is due of whoever acts, or advises, once the primary was lost for as long as `after`.
+    /// Returns the action due once the primary has been lost for `after`. `acts`: the watcher may fail over by itself.
     pub(super) fn due(&mut self, now: Duration, after: Duration, acts: bool) -> Due {
         let Some((Judgement::Lost | Judgement::Unfinished, since)) = &self.last else { return Due::Nothing };
         if now.saturating_sub(*since) < after {
@@ -141,14 +141,14 @@ mod tests {
             assert!(watched.see(&Judgement::Healthy("a".into()), at(0)));
             assert!(!watched.see(&Judgement::Healthy("a".into()), at(9)));
             assert_eq!(watched.due(at(9), after, acts), Due::Nothing);
-            // Nobody is sure: that counts for nothing.
+            // No certainty, which counts for nothing.
             assert!(watched.see(&Judgement::Unsure("r hears it".into()), at(10)));
             assert_eq!(watched.due(at(20), after, acts), Due::Nothing);
             assert!(watched.see(&Judgement::Lost, at(20)));
             assert_eq!(watched.due(at(21), after, acts), Due::Nothing);
             assert_eq!(watched.due(at(22), after, acts), first);
             assert_eq!(watched.due(at(23), after, acts), again);
-            // It was there in between.
+            // The primary was there in between.
             assert!(watched.see(&Judgement::Healthy("a".into()), at(24)));
             assert!(watched.see(&Judgement::Lost, at(25)));
             assert_eq!(watched.due(at(26), after, acts), Due::Nothing);

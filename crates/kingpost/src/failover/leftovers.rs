@@ -1,11 +1,11 @@
-//! What an interrupted run has left, and the next command sees, whatever it was called for. Pure.
+//! Leftovers of an interrupted run, which any later command finds. Pure.
 
 use std::time::Duration;
 
 use super::lock::LEASE;
 use super::plan::{Locked, ProxySeen, Situation, Survey};
 
-/// Something that should not be there while a cluster is well.
+/// A leftover that a healthy cluster does not have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Leftover {
     #[error("{proxy} is paused for another {left:?}")]
@@ -24,18 +24,18 @@ pub(super) enum Leftover {
 }
 
 impl Leftover {
-    /// Whether it ends by itself, and may be that of a run that is under way.
+    /// True if it ends by itself, and may belong to a run under way.
     pub(super) fn ends_by_itself(&self) -> bool {
         matches!(self, Leftover::Paused { .. } | Leftover::LockedByLease { .. })
     }
 
-    /// Whether it can be taken back.
+    /// True if it can be taken back.
     pub(super) fn can_be_taken_back(&self) -> bool {
         !matches!(self, Leftover::ReadOnly { .. })
     }
 }
 
-/// What is left over while there is a primary that works. While there is none a failover may be under way: nothing is left over then.
+/// Returns the leftovers while a primary works. Without a primary a failover may be under way, so there are none.
 pub(super) fn leftovers(survey: &Survey, proxies: &[ProxySeen], situation: &Situation) -> Vec<Leftover> {
     let Situation::Healthy { primary, .. } = situation else { return Vec::new() };
     let mut found = Vec::new();
@@ -48,7 +48,7 @@ pub(super) fn leftovers(survey: &Survey, proxies: &[ProxySeen], situation: &Situ
     }
     for (server, state) in survey.answering() {
         let node = server.name.clone();
-        // One of an older timeline is what a switchover leaves behind, and stays locked until it is a standby.
+        // A server on an older timeline was left by a switchover, and stays locked until it is a standby.
         let should_open = state.standby || node == *primary;
         match state.locked {
             Locked::ByLease if should_open => found.push(Leftover::LockedByLease { node }),

@@ -1,12 +1,12 @@
-//! Looks at servers and relays all the time, at each in turns of its own, so that one that does not answer holds up no other.
+//! A monitor of servers and relays. Each has its own loop of looks, so that one that does not answer delays no other.
 //!
 //! ```text
 //!  n0      |look|    |look|    |look …… no answer|look …… no answer|
 //!  relay1  |look|    |look|    |look| hears n0    |look| does not hear it ─▶ no primary answers, and no relay hears one
 //! ```
 //!
-//! A survey that waits for all of them would know what the relays say as late as the server that does not answer takes. What it gives is the last that each of them has
-//! said: enough to see that something is wrong. Whoever acts on it looks again ([`Parts::survey_again`]).
+//! A survey that waits for all of them would be as late with the relays' answers as a server that does not answer. This one holds the latest answer
+//! of each: enough to see a fault. Before acting on it a caller surveys again ([`Parts::survey_again`]).
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -20,29 +20,29 @@ use super::plan::{RelaySeen, ServerSeen, Survey};
 
 /// Time from the end of one look at a part to the beginning of the next one.
 const PACE: Duration = Duration::from_millis(500);
-/// The same while no primary answers: what relays say of it decides.
+/// The same time while no primary answers, when the relays' answers decide.
 const HURRY: Duration = Duration::from_millis(200);
 /// Longest time for one look at a part, on a clock that runs only while this program does.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
-/// What one look has seen.
+/// Result of one look.
 enum Seen {
     Server(usize, ServerSeen),
     Relay(usize, RelaySeen),
 }
 
-/// What is known of everything, and the looks that are under way.
+/// The latest answers, and the looks under way.
 pub(super) struct Lookout<'a> {
     parts: &'a Parts,
     awake: &'a Awake,
     looks: FuturesUnordered<Pin<Box<dyn Future<Output = Seen> + 'a>>>,
     survey: Survey,
-    /// Of servers, then of relays: whether the first look at it has ended.
+    /// Entries are true once the first look at a part has ended: servers first, then relays.
     known: Vec<bool>,
 }
 
 impl<'a> Lookout<'a> {
-    /// Begins with a look at everything. `parts`: with limits far above [`LOOK`].
+    /// Starts with a look at all parts. `parts` need limits far above [`LOOK`].
     pub(super) fn new(parts: &'a Parts, awake: &'a Awake) -> Lookout<'a> {
         let survey = parts.unseen();
         let known = vec![false; survey.servers.len() + survey.relays.len()];
@@ -56,7 +56,7 @@ impl<'a> Lookout<'a> {
         lookout
     }
 
-    /// Waits for the end of the next look; gives what is known then. The first time when each part has been looked at.
+    /// Waits for the end of the next look, and returns the latest answers; the first time, for a look at each part.
     pub(super) async fn next(&mut self) -> &Survey {
         loop {
             match self.looks.next().await {
@@ -71,7 +71,7 @@ impl<'a> Lookout<'a> {
                     let is_well = self.survey.answering().any(|(_, state)| !state.standby);
                     self.looks.push(self.relay(index, if is_well { PACE } else { HURRY }));
                 }
-                // There are no parts: the configuration names at least one server.
+                // No parts, which cannot be: the configuration names at least one server.
                 None => std::future::pending().await,
             }
             if self.known.iter().all(|known| *known) {

@@ -1,4 +1,4 @@
-//! What is to be done, decided from what servers and relays say of themselves. Pure: no I/O, no clock.
+//! Decisions of a failover, from the answers of servers and relays. Pure: no I/O, no clock.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use watermark::Lsn;
 use super::acknowledge::Waits;
 use super::note::Note;
 
-/// A server, as it was seen.
+/// A server, as surveyed.
 #[derive(Debug, Clone)]
 pub(super) struct ServerSeen {
     pub(super) name: String,
     pub(super) address: String,
-    /// What the configuration says of it.
+    /// Settings of the configuration.
     pub(super) tags: Tags,
-    /// Err: why it does not answer.
+    /// The answer, or the reason for its absence.
     pub(super) state: Result<ServerState, String>,
 }
 
-/// Whether a server may become the primary, and how gladly it is taken.
+/// Preference of a server as the primary.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Tags {
     /// `failover = "never"`.
@@ -28,104 +28,104 @@ pub(super) struct Tags {
     pub(super) zone: Option<String>,
 }
 
-/// What a server says of itself.
+/// Answer of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ServerState {
     pub(super) system: u64,
-    /// In recovery.
+    /// True if it is in recovery.
     pub(super) standby: bool,
-    /// The timeline it writes or follows.
+    /// Timeline that it writes or follows.
     pub(super) timeline: u32,
-    /// A standby: received and durable, or replayed, whichever is further; a primary: written.
+    /// Of a standby the received and durable, or the replayed position, whichever is higher; of a primary the written one.
     pub(super) has: Lsn,
-    /// A standby: replayed.
+    /// Replayed position of a standby.
     pub(super) replayed: Lsn,
-    /// Whether it receives at the moment.
+    /// True if it receives at the moment.
     pub(super) receiving: bool,
     /// `primary_conninfo`, if it could be read.
     pub(super) conninfo: Option<String>,
-    /// `primary_slot_name`, if there is one.
+    /// `primary_slot_name`, if set.
     pub(super) slot: Option<String>,
-    /// A standby whose replay an operator has paused.
+    /// True for a standby whose replay an operator has paused.
     pub(super) paused: bool,
     /// `recovery_min_apply_delay`.
     pub(super) delay: Duration,
-    /// Whether the user of this program may promote it and change its settings.
+    /// True if the user of this program may promote it and change its settings.
     pub(super) superuser: bool,
-    /// Whether a switchover keeps everybody out of it.
+    /// Lock of a switchover, which keeps all clients out.
     pub(super) locked: Locked,
     /// `default_transaction_read_only`.
     pub(super) read_only: bool,
-    /// What an earlier failover has noted on it.
+    /// Note of an earlier failover.
     pub(super) note: Option<Note>,
     /// `synchronous_standby_names`.
     pub(super) sync_names: String,
 }
 
-/// Whether a switchover keeps everybody out of a server.
+/// Lock of a switchover on a server, which keeps all clients out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Locked {
     No,
     /// In the server's memory, for as long as the lease is renewed.
     ByLease,
-    /// In its files.
+    /// In the server's files.
     ForGood,
 }
 
-/// A relay, as it was seen.
+/// A relay, as surveyed.
 #[derive(Debug, Clone)]
 pub(super) struct RelaySeen {
     pub(super) name: String,
     pub(super) address: String,
-    /// What it calls itself on servers.
+    /// Name of the relay on servers.
     pub(super) application: String,
-    /// Err: why it does not answer.
+    /// The answer, or the reason for its absence.
     pub(super) standing: Result<Standing, String>,
 }
 
-/// A proxy, as it was seen.
+/// A proxy, as surveyed.
 #[derive(Debug, Clone)]
 pub(super) struct ProxySeen {
     pub(super) name: String,
     pub(super) address: String,
-    /// Err: why its console does not answer.
+    /// The console's answer, or the reason for its absence.
     pub(super) state: Result<ProxyState, String>,
 }
 
-/// What a proxy says of itself.
+/// Answer of a proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ProxyState {
-    /// Everything is paused.
+    /// True if all databases are paused.
     pub(super) paused: bool,
-    /// By a lease, of which so much is left.
+    /// Rest of the pause's lease, if it has one.
     pub(super) lease: Option<Duration>,
     /// Databases whose commits are held back, and how: `relay`, `quorum(2)`.
     pub(super) gates: Vec<(String, String)>,
 }
 
-/// Everything together.
+/// Answers of all servers and relays.
 #[derive(Debug, Clone)]
 pub(super) struct Survey {
     pub(super) servers: Vec<ServerSeen>,
     pub(super) relays: Vec<RelaySeen>,
-    /// How many relays have what was acknowledged, at least.
+    /// Least number of relays that have each acknowledged commit.
     pub(super) acknowledgements: usize,
 }
 
-/// How a cluster stands.
+/// Situation of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Situation {
-    /// This one is the primary, and enough relays take from it, or can.
+    /// A primary, from which enough relays receive, or can.
     Healthy { primary: String, timeline: u32 },
-    /// There is none on the newest timeline, which is this one.
+    /// No primary on the newest timeline, which is this one.
     NoPrimary { timeline: u32 },
-    /// One answers, but so many relays were fenced that it may get nothing acknowledged: a failover away from it has begun.
+    /// A primary answers, but so many relays are fenced that its commits may not be acknowledged: a failover away from it has begun.
     Fenced { old: String, timeline: u32 },
-    /// One has been promoted; relays that were fenced have not followed yet.
+    /// A node was promoted; fenced relays have not followed yet.
     Promoted { primary: String, timeline: u32 },
 }
 
-/// Why nothing can be decided.
+/// The reason why nothing can be decided.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Undecided {
     #[error("no server and no relay answers")]
@@ -135,7 +135,7 @@ pub(super) enum Undecided {
 }
 
 impl Survey {
-    /// The system that most of those which answer belong to.
+    /// Returns the system identifier of most that answer.
     pub(super) fn system(&self) -> Option<u64> {
         let servers = self.servers.iter().filter_map(|server| server.state.as_ref().ok().map(|state| state.system));
         let relays =
@@ -144,7 +144,7 @@ impl Survey {
         all.iter().copied().rev().max_by_key(|system| all.iter().filter(|other| *other == system).count())
     }
 
-    /// Servers of the system that answer.
+    /// Returns the servers of the system that answer.
     pub(super) fn answering(&self) -> impl Iterator<Item = (&ServerSeen, &ServerState)> {
         let system = self.system();
         self.servers
@@ -153,7 +153,7 @@ impl Survey {
             .filter(move |(_, state)| Some(state.system) == system)
     }
 
-    /// Relays of the system that answer.
+    /// Returns the relays of the system that answer.
     pub(super) fn standing(&self) -> impl Iterator<Item = (&RelaySeen, &Standing)> {
         let system = self.system();
         self.relays
@@ -162,46 +162,46 @@ impl Survey {
             .filter(move |(_, standing)| Some(standing.system) == system)
     }
 
-    /// A server by its name.
+    /// Returns a server by its name.
     pub(super) fn server(&self, name: &str) -> Option<&ServerSeen> {
         self.servers.iter().find(|server| server.name == name)
     }
 
-    /// A server of the system that answers, by its name.
+    /// Returns the answer of a server of the system, by its name.
     pub(super) fn state(&self, name: &str) -> Option<&ServerState> {
         self.answering().find(|(server, _)| server.name == name).map(|(_, state)| state)
     }
 
-    /// How many relays have to be fenced and agree; see [`needed`]. Without relays none.
+    /// Returns the number of relays that must be fenced and agree; see [`needed`]. 0 without relays.
     pub(super) fn needed(&self) -> usize {
         needed(self.relays.len(), self.acknowledgements).min(self.relays.len())
     }
 
-    /// How many fenced relays keep commits from being acknowledged; see [`stopping`]. Without relays none.
+    /// Returns the number of fenced relays that stops all acknowledgements; see [`stopping`]. 0 without relays.
     fn stopping(&self) -> usize {
         stopping(self.relays.len(), self.acknowledgements).min(self.relays.len())
     }
 
-    /// The highest term that anybody knows of.
+    /// Returns the highest known term.
     pub(super) fn highest_term(&self) -> u64 {
         let relays = self.standing().map(|(_, standing)| standing.term);
         let notes = self.answering().filter_map(|(_, state)| state.note.as_ref()).map(|note| note.term);
         relays.chain(notes).max().unwrap_or(0)
     }
 
-    /// What was elected to go on from the end of the newest timeline: the term, and the node.
+    /// Returns the term and the node of the election for the end of the newest timeline.
     pub(super) fn elected(&self) -> Option<(u64, String)> {
         self.standing().filter_map(|(_, standing)| standing.chosen.clone()).max_by_key(|(term, _)| *term)
     }
 
-    /// The highest timeline that anybody is on.
+    /// Returns the highest timeline of any server or relay.
     fn newest(&self) -> u32 {
         let servers = self.answering().map(|(_, state)| state.timeline);
         let relays = self.standing().map(|(_, standing)| standing.timeline.max(standing.fenced.unwrap_or(0)));
         servers.chain(relays).max().unwrap_or(0)
     }
 
-    /// How the cluster stands.
+    /// Determines the cluster's situation.
     pub(super) fn situation(&self) -> Result<Situation, Undecided> {
         let timeline = self.newest();
         if timeline == 0 {
@@ -219,7 +219,7 @@ impl Survey {
         }
         let fences: Vec<u32> = self.standing().filter_map(|(_, standing)| standing.fenced).collect();
         let here = fences.iter().filter(|fence| **fence == timeline).count();
-        // Of those that do not answer nobody knows.
+        // The state of silent relays is unknown.
         let silent = self.relays.len() - self.standing().count();
         Ok(if here > 0 && here + silent >= self.stopping() {
             Situation::Fenced { old: primary, timeline }
@@ -231,19 +231,18 @@ impl Survey {
     }
 }
 
-/// How many of `relays` have to be fenced so that no commit can be acknowledged any more, and so that one of them has every
-/// commit that was.
+/// Returns the number of `relays` to fence so that no commit can be acknowledged any more, and so that one of them has every acknowledged commit.
 fn stopping(relays: usize, acknowledgements: usize) -> usize {
     (relays + 1).saturating_sub(acknowledgements.max(1)).max(1)
 }
 
-/// How many of `relays` a failover needs: enough to stop all commits ([`stopping`]), and more than half, or two runs could each get enough and
-/// elect two nodes.
+/// Returns the number of `relays` that a failover needs: enough to stop all commits ([`stopping`]), and more than half, or two runs could each get
+/// enough and elect two nodes.
 pub(crate) fn needed(relays: usize, acknowledgements: usize) -> usize {
     stopping(relays, acknowledgements).max(relays / 2 + 1)
 }
 
-/// Where the new primary has to be at least: timeline, received, replayed.
+/// Position that the new primary must have reached: timeline, received, replayed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Target {
     /// Name and address of the relay that has it.
@@ -254,7 +253,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Of relays that are fenced: the one that is furthest.
+    /// Returns the position of the furthest fenced relay.
     pub(super) fn of<'a>(relays: impl Iterator<Item = (&'a RelaySeen, &'a Standing)>) -> Option<Target> {
         let (relay, standing) = relays.max_by_key(|(_, standing)| (standing.timeline, standing.flushed))?;
         Some(Target {
@@ -265,32 +264,32 @@ impl Target {
         })
     }
 
-    /// Whether a standby has come so far.
+    /// True if a standby has reached the position.
     pub(super) fn reached(&self, state: &ServerState) -> bool {
-        // One that was ahead of the relay may never have received from it.
+        // A standby that was ahead of the relay may never have received from it.
         state.timeline >= self.timeline && state.replayed >= self.replayed && state.has >= self.replayed
     }
 }
 
-/// Which standbys are candidates without being named.
+/// Rules for standbys that become candidates without being named.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rules {
-    /// Only those in one of these zones; none: all.
+    /// Allowed zones; empty: all.
     pub(super) zones: Vec<String>,
-    /// Only those that lack no more than this many bytes.
+    /// Most bytes that a candidate may lack.
     pub(super) lag_limit: Option<u64>,
     /// Zone of the old primary: candidates there come first.
     pub(super) home: Option<String>,
 }
 
-/// Who may be the primary.
+/// Candidates for the new primary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Election {
-    /// In the order in which they are preferred, of those that have everything.
+    /// Candidates in order of preference, among those that have everything.
     pub(super) candidates: Vec<Candidate>,
-    /// The node that an earlier run has elected and that is given up now.
+    /// Node that an earlier run has elected and that is now withdrawn.
     pub(super) withdraw: Option<String>,
-    /// The others, and why not.
+    /// The other nodes, with the reasons.
     pub(super) unfit: Vec<(String, Unfit)>,
 }
 
@@ -301,7 +300,7 @@ pub(super) struct Candidate {
     pub(super) priority: u32,
 }
 
-/// Why a node is not to be the primary.
+/// The reason why a node may not be the primary.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Unfit {
     #[error("no standby answers")]
@@ -349,11 +348,11 @@ fn reasons(unfit: &[(String, Unfit)]) -> String {
     unfit.iter().map(|(_, why)| format!("  {why}")).collect::<Vec<_>>().join("\n")
 }
 
-/// Who may be the primary: the one that an earlier run has elected, or `to`, or all that are fit. `force` gives up one that was elected
-/// and can't be asked.
+/// Returns the candidates: the node that an earlier run has elected, or `to`, or all that are fit. `force` gives up an elected node that cannot be
+/// reached.
 ///
 /// # Errors
-/// Nobody.
+/// There is no candidate.
 pub(super) fn candidates(survey: &Survey, to: Option<&str>, force: bool, rules: &Rules) -> Result<Election, Unfit> {
     let mut withdraw = None;
     if let Some((term, name)) = survey.elected() {
@@ -362,7 +361,7 @@ pub(super) fn candidates(survey: &Survey, to: Option<&str>, force: bool, rules: 
                 let candidates = vec![candidate(survey, &name)];
                 return Ok(Election { candidates, withdraw: None, unfit: Vec::new() });
             }
-            // It answers, and is a standby: whoever elected it can be kept from promoting it.
+            // It answers, and is a standby: the run that elected it can be kept from promoting it.
             _ if survey.state(&name).is_some_and(|state| state.standby) => withdraw = Some(name),
             _ if force => withdraw = Some(name),
             _ => return Err(Unfit::Elected(name, term)),
@@ -383,7 +382,7 @@ pub(super) fn candidates(survey: &Survey, to: Option<&str>, force: bool, rules: 
                 let state = survey.state(&server.name);
                 let has = state.map_or((0, Lsn(0)), |state| (state.timeline, state.has));
                 let home = rules.home.is_some() && server.tags.zone == rules.home;
-                // The first of equals, in the order of the configuration.
+                // Among equals the first in the order of the configuration.
                 found.push((
                     (server.tags.priority, home, has, std::cmp::Reverse(order)),
                     candidate(survey, &server.name),
@@ -406,7 +405,7 @@ fn candidate(survey: &Survey, name: &str) -> Candidate {
     Candidate { name: name.into(), priority }
 }
 
-/// `named`: somebody asks for this one.
+/// Checks a node. `named`: the operator names it.
 fn fit(survey: &Survey, name: &str, named: bool, rules: &Rules) -> Result<(), Unfit> {
     let Some(server) = survey.server(name) else {
         let names: Vec<&str> = survey.servers.iter().map(|server| server.name.as_str()).collect();
@@ -419,7 +418,7 @@ fn fit(survey: &Survey, name: &str, named: bool, rules: &Rules) -> Result<(), Un
     if !state.standby {
         return Err(Unfit::Writable(name.into()));
     }
-    // A relay brings it along to its timeline; another standby does not.
+    // A relay carries it along to its timeline; another standby does not.
     let further = survey.answering().find(|(_, other)| other.standby && other.timeline > state.timeline);
     if let Some((other, of)) = further
         && !survey.standing().any(|(_, standing)| standing.timeline >= of.timeline)

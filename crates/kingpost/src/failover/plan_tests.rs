@@ -47,7 +47,7 @@ pub(in super::super) fn relay(name: &str, standing: Option<(u32, u64, Option<u32
     }
 }
 
-/// With one acknowledgement.
+/// Makes a survey with one acknowledgement.
 fn survey(servers: Vec<ServerSeen>, relays: Vec<RelaySeen>) -> Survey {
     Survey { servers, relays, acknowledgements: 1 }
 }
@@ -107,7 +107,7 @@ fn situations() {
     }
 }
 
-/// Of three relays, two of which have to be fenced so that the primary gets nothing acknowledged.
+/// Of three relays, two have to be fenced so that none of the primary's commits is acknowledged.
 #[test]
 fn a_fence_that_stops_nothing_is_no_failover() {
     let free = |name: &str| relay(name, Some((1, 9, None, None)));
@@ -259,7 +259,7 @@ fn who_may_be_the_primary() {
     }
 }
 
-/// Three standbys with the same log, one of which is changed.
+/// Three standbys with the same log, one of which is modified.
 #[test]
 fn who_is_fit() {
     let base = || ["a", "b", "c"].map(|name| server(name, Some((STANDBY, 1, 9)))).to_vec();
@@ -317,15 +317,15 @@ fn who_is_fit() {
         let names: Vec<&str> = found.candidates.iter().map(|candidate| candidate.name.as_str()).collect();
         assert_eq!(names, expected, "{what}");
         assert_eq!(found.unfit.len(), 3 - expected.len(), "{what}");
-        // Named it is taken all the same, but for what makes it useless.
+        // If named it is accepted all the same, unless it is unusable.
         let found = candidates(&survey, Some("b"), false, rules);
         assert_eq!(found.err(), named, "{what}");
     }
-    // By force also one that is never to be.
+    // With force even a node that is never to be the primary.
     let mut servers = base();
     servers[1].tags.never = true;
     assert!(candidates(&survey(servers, vec![]), Some("b"), true, &none).is_ok());
-    // Nobody, and why.
+    // No candidate, with the reason.
     let mut servers = base();
     servers.iter_mut().for_each(|server| server.state.as_mut().unwrap().paused = true);
     let why = candidates(&survey(servers, vec![]), None, false, &none).unwrap_err().to_string();

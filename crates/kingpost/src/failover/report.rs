@@ -1,4 +1,4 @@
-//! What `kingpost watch` says of itself over HTTP: `/metrics`, `/healthz`, `/readyz`. Somebody has to notice when it is dead.
+//! Status of `kingpost watch` over HTTP: `/metrics`, `/healthz`, `/readyz`, so that its death is noticed.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
@@ -10,10 +10,10 @@ use crate::config::MetricsConfig;
 use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
 
-/// A look ends within a second or two: after so long without one it stands still.
+/// Time without a finished look after which the watcher counts as stuck; a look takes a second or two.
 const STANDS_STILL: Duration = Duration::from_secs(30);
 
-/// What was done and seen so far.
+/// Actions and looks so far.
 #[derive(Debug)]
 pub(super) struct Report(Mutex<Seen>);
 
@@ -23,14 +23,14 @@ struct Seen {
     looks: u64,
     last: Instant,
     judgement: Option<Judgement>,
-    /// A failover of its own is under way: no look ends meanwhile, and each of its steps has a limit.
+    /// True while its own failover is under way: no look ends meanwhile, and each of its steps has a limit.
     working: bool,
     failovers: u64,
     failures: u64,
 }
 
 impl Report {
-    /// `acts`: it replaces a lost primary by itself.
+    /// Makes a report. `acts`: the watcher replaces a lost primary by itself.
     pub(super) fn new(acts: bool) -> Report {
         let (looks, failovers, failures) = (0, 0, 0);
         Report(Mutex::new(Seen {
@@ -55,7 +55,7 @@ impl Report {
         self.with(|seen| seen.working = true);
     }
 
-    /// A failover has ended. `done`: by itself, and not because somebody else has the lock; None: it has failed.
+    /// Records the end of a failover. `done`: true if it did the work, false if somebody else has the lock; None: it has failed.
     pub(super) fn ends(&self, done: Option<bool>) {
         self.with(|seen| {
             (seen.working, seen.last) = (false, Instant::now());
@@ -120,10 +120,10 @@ fn word(judgement: &Judgement) -> &'static str {
     }
 }
 
-/// Whether this may be listened on: there is no login.
+/// Checks that the address may be used: there is no login.
 ///
 /// # Errors
-/// Other machines could reach it, and the configuration does not allow that; or it is no address.
+/// Other machines could reach it, and the configuration does not allow that; or the address is invalid.
 pub(super) fn check_address(address: &str, config: &MetricsConfig) -> Result<(), Failure> {
     let read: Result<SocketAddr, _> = address.parse();
     match read {

@@ -1,5 +1,4 @@
-//! A lock in Kingpost's registry, over Consul's API: a key that a session holds, which lives for as long as it is renewed. A Consul serves
-//! as well.
+//! A lock in Kingpost's registry, over Consul's API: a key that a session holds, which lives for as long as it is renewed. A Consul works as well.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,33 +12,33 @@ use crate::cli::WatchArgs;
 use crate::error::Failure;
 use crate::registry::http::{Remote, segment};
 
-/// Longest answer that is read.
+/// Longest answer read.
 const LARGEST: usize = 1 << 20;
-/// Longest time for one node of the registry, so that one that is gone costs no lock.
+/// Longest time for one node of the registry, so that a dead one costs no lock.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// Some nodes of one registry.
+/// Nodes of one registry.
 #[derive(Clone)]
 pub(super) struct Sessions {
     nodes: Vec<Remote>,
-    /// The one that answered last is asked first.
+    /// Index of the node that answered last, which is asked first.
     answered: Arc<AtomicUsize>,
 }
 
-/// A lock that is held until `until`, unless it is kept.
+/// A lock that is held until `until`, unless it is renewed.
 #[derive(Clone, Debug)]
 pub(super) struct Lock {
     session: String,
     ttl: Duration,
-    /// By this machine's clock, and a little before the session's own time; the registry waits for twice that.
+    /// Time of expiry by this machine's clock, a little before that of the session; the registry waits for twice that.
     pub(super) until: Instant,
 }
 
 impl Sessions {
-    /// `http://host:port` or `https://host:port`, with commas in between.
+    /// Parses addresses, `http://host:port` or `https://host:port`, separated by commas.
     ///
     /// # Errors
-    /// It is none of these, or a file of TLS or of the token is not good.
+    /// An address is invalid, or a file of TLS or of the token is unusable.
     pub(super) fn new(text: &str, args: &WatchArgs) -> Result<Sessions, Failure> {
         let token = match &args.registry_token_file {
             None => args.registry_token.clone(),
@@ -63,17 +62,17 @@ impl Sessions {
         Ok(Sessions { nodes, answered: Arc::default() })
     }
 
-    /// Whether a session of this life is granted: makes one, and ends it.
+    /// Checks that a session with this time to live is granted: creates one, and ends it.
     ///
     /// # Errors
-    /// What the registry says against it; or no node answers.
+    /// The registry's refusal; or no node answers.
     pub(super) async fn would_grant(&self, ttl: Duration) -> Result<(), String> {
         let tried = self.begin("kingpost watch: a trial", ttl).await?;
         self.unlock(&tried).await;
         Ok(())
     }
 
-    /// Makes a session, which holds nothing yet.
+    /// Creates a session, which holds nothing yet.
     async fn begin(&self, owner: &str, ttl: Duration) -> Result<Lock, String> {
         let asked = Instant::now();
         let session = json!({
@@ -87,20 +86,20 @@ impl Sessions {
     /// Takes the lock if nobody has it.
     ///
     /// # Errors
-    /// No node answers as it should.
+    /// No node gives a valid answer.
     pub(super) async fn lock(&self, key: &str, owner: &str, ttl: Duration) -> Result<Option<Lock>, String> {
         let lock = self.begin(owner, ttl).await?;
         let path = format!("/v1/kv/{}?acquire={}", path(key), lock.session);
         let taken = self.ask(Method::PUT, &path, Some(&json!(owner))).await;
         if !taken.as_ref().is_ok_and(|(_, answer)| *answer == true) {
-            // The session ends by itself; sooner is tidier.
+            // The session ends by itself; ending it is tidier.
             self.unlock(&lock).await;
             return taken.map(|_| None);
         }
         Ok(Some(lock))
     }
 
-    /// Keeps a lock.
+    /// Renews a lock.
     ///
     /// # Errors
     /// It is lost, or no node answers: it holds until `until` all the same.
@@ -115,23 +114,23 @@ impl Sessions {
         Ok(())
     }
 
-    /// Gives a lock back.
+    /// Releases a lock.
     pub(super) async fn unlock(&self, lock: &Lock) {
-        // If it cannot be given back, it ends by itself.
+        // On failure it ends by itself.
         let _ = self.ask(Method::PUT, &format!("/v1/session/destroy/{}", lock.session), None).await;
     }
 
-    /// Keys that begin with `prefix`. Here, and in Consul, keys begin without a slash; `prefix` and what is returned have one.
+    /// Returns the keys that begin with `prefix`. Here, and in Consul, keys begin without a slash; `prefix` and the returned keys have one.
     ///
     /// # Errors
-    /// No node answers as it should.
+    /// No node gives a valid answer.
     pub(super) async fn keys(&self, prefix: &str) -> Result<Vec<String>, String> {
         let (_, answer) = self.ask(Method::GET, &format!("/v1/kv/{}?keys&consistent", path(prefix)), None).await?;
         let keys = answer.as_array().into_iter().flatten().filter_map(Value::as_str);
         Ok(keys.map(|key| format!("/{key}")).collect())
     }
 
-    /// Asks one node after the other: status 200 or 404, and the body as JSON.
+    /// Asks one node after the other; returns status 200 or 404, and the body as JSON.
     async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<(StatusCode, Value), String> {
         let mut failures = Vec::new();
         let first = self.answered.load(Ordering::Relaxed);
@@ -149,12 +148,12 @@ impl Sessions {
     }
 }
 
-/// A tenth less than what was agreed, from before it was asked for: clocks run differently.
+/// Computes the expiry: nine tenths of the agreed time from the moment of the request, as clocks run differently.
 fn end(asked: Instant, ttl: Duration) -> Instant {
     asked + ttl * 9 / 10
 }
 
-/// A key as a path: without the slash at its beginning.
+/// Converts a key to a path, without the slash at its beginning.
 fn path(key: &str) -> String {
     key.trim_start_matches('/').split('/').map(segment).collect::<Vec<_>>().join("/")
 }

@@ -1,21 +1,21 @@
-//! `synchronous_standby_names`: how many relays have a commit before its client hears of it. Pure.
+//! `synchronous_standby_names`: the number of relays that have a commit before its client is told. Pure.
 //!
 //! The grammar: PostgreSQL's documentation, "Replication", and `syncrep_gram.y`. `a, b` is `FIRST 1 (a, b)`, `2 (a, b, c)` is
 //! `FIRST 2 (…)`; names are compared without case; `*` is every standby.
 
-/// A setting that was read.
+/// A parsed setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SyncNames {
-    /// How many of the standbys named must have a commit.
+    /// Number of the named standbys that must have a commit.
     count: usize,
     names: Vec<String>,
 }
 
 impl SyncNames {
-    /// Reads a setting; none: it is empty, and commits wait for nobody.
+    /// Parses a setting; None if it is empty, and commits wait for nobody.
     ///
     /// # Errors
-    /// It is in no form that PostgreSQL takes.
+    /// The setting has no form that PostgreSQL accepts.
     pub(super) fn read(text: &str) -> Result<Option<SyncNames>, ()> {
         let tokens = tokens(text).ok_or(())?;
         let (count, list) = match tokens.as_slice() {
@@ -39,13 +39,12 @@ impl SyncNames {
         if names.is_empty() || count == 0 { Err(()) } else { Ok(Some(SyncNames { count, names })) }
     }
 
-    /// Whether any of the names is that of a relay, or of everybody.
+    /// True if any of the names is that of a relay, or `*`.
     pub(super) fn names_a_relay(&self, is_relay: impl Fn(&str) -> bool) -> bool {
         self.names.iter().any(|name| name == "*" || is_relay(name))
     }
 
-    /// How many relays have a commit at least, if `is_relay` says which names are relays': the standbys named beside them may be the
-    /// ones that it waits for.
+    /// Returns the least number of relays that have a commit, if `is_relay` recognises relays' names: the wait may be for the other named standbys.
     pub(super) fn relays_at_least(&self, is_relay: impl Fn(&str) -> bool) -> usize {
         if self.names.iter().any(|name| name == "*") {
             return 0;
@@ -57,14 +56,14 @@ impl SyncNames {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Token {
-    /// And whether it stood in quotes.
+    /// A name, and true if it was quoted.
     Name(String, bool),
     Open,
     Close,
     Comma,
 }
 
-/// The words of a setting; none if a quote has no end, or a character belongs to none.
+/// Splits a setting into tokens; None if a quote is not closed, or a character is not part of any.
 fn tokens(text: &str) -> Option<Vec<Token>> {
     let mut tokens = Vec::new();
     let mut chars = text.chars().peekable();
@@ -107,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    /// `r…` are relays.
+    /// Names `r…` are relays.
     #[test]
     fn how_many_relays_have_a_commit() {
         for (setting, expected) in [
@@ -127,7 +126,7 @@ mod tests {
             ("ANY 3 (r1, r2, s1, s2)", Some(1)),
             ("ANY 2 (r1, s1, s2)", Some(0)),
             ("\"r1\", \"r \"\"2\"\"\"", Some(1)),
-            // Not the keyword.
+            // A quoted name, not the keyword.
             ("\"any\", r1", Some(0)),
             ("any", Some(0)),
             ("1", Some(0)),

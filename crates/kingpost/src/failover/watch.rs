@@ -1,4 +1,4 @@
-//! `kingpost watch`: sees that the primary is lost, and says so; or, where a lock in etcd or in the registry guards it, fails over.
+//! `kingpost watch`: notices the loss of the primary, and reports it; or, guarded by a lock in etcd or in the registry, fails over.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,14 +20,14 @@ use crate::config::Config;
 use crate::error::Failure;
 use crate::otlp::metrics::Pushing;
 
-/// How long etcd or the registry may take to answer for the first time.
+/// Longest time until the first answer of etcd or the registry.
 const STARTING: Duration = Duration::from_secs(10);
-/// Time after an attempt to take a lock that somebody else has: whoever has it may die.
+/// Time until the next attempt to take a lock that somebody else has: its holder may die.
 const TAKEN: Duration = Duration::from_millis(250);
-/// Time after an attempt that failed; it doubles while they fail.
+/// Time until the next attempt after a failure; it doubles while they fail.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
 
-/// Until a signal.
+/// Runs until a signal.
 pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> Result<(), Failure> {
     steps.parts.look_within_at_most(LOOK);
     let elector = Elector::of(args, &steps.config.failover)?;
@@ -91,7 +91,7 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
                 let result = guarded(&steps, elector, &lock, survey).await;
                 report.ends(result.as_ref().ok().copied());
                 match result {
-                    // What was seen before is long ago.
+                    // Earlier looks are outdated.
                     Ok(true) => lookout = Lookout::new(&patient, &awake),
                     Ok(false) => {
                         not_before = awake.now() + TAKEN;
@@ -111,7 +111,7 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
     }
 }
 
-/// The name of the lock, in etcd or in the registry.
+/// Returns the name of the lock, in etcd or in the registry.
 pub(super) fn lock_key(config: &Config) -> String {
     format!("/kingpost/failover/{}", config.cluster.name)
 }
@@ -121,7 +121,7 @@ fn ended(steps: &Steps, signal: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether this program may replace a primary by itself.
+/// Checks that this program may replace a primary by itself.
 async fn may_act(steps: &Steps, elector: &Elector, ttl: Duration) -> Result<(), Failure> {
     if steps.parts.relay_count() == 0 {
         return Err(Failure::config(
@@ -133,7 +133,7 @@ async fn may_act(steps: &Steps, elector: &Elector, ttl: Duration) -> Result<(), 
             "--ttl is {ttl:?}: expected at least {SHORTEST:?}, or etcd grants a longer one"
         )));
     }
-    // It may be starting, too, as after a power cut.
+    // The service may be starting, too, as after a power cut.
     let began = Instant::now();
     let keys = loop {
         match elector.keys(PATRONI).await {
@@ -167,25 +167,24 @@ fn advise(steps: &Steps, survey: &Survey) {
     }
 }
 
-/// The lock: where, whose, and how long it lives without being kept.
+/// Settings of the lock: its key, its owner, and its time to live without renewal.
 struct Locking {
     key: String,
     owner: String,
     ttl: Duration,
 }
 
-/// A failover under the lock; false: somebody else has it. `seen`: what was known before.
+/// Fails over under the lock; false: somebody else has it. `seen`: the earlier survey.
 async fn guarded(steps: &Steps, elector: &Elector, lock: &Locking, seen: &Survey) -> Result<bool, Failure> {
     let held = Held::take(elector, &lock.key, &lock.owner, lock.ttl).await;
     let Some(held) = held.map_err(|why| Failure::runtime(format!("cannot take the lock: {why}")))? else {
         return Ok(false);
     };
     steps.step("locked");
-    // Who had the lock before may have done it. Who has not answered for so long is not waited for once more.
+    // The earlier holder may have failed over. Parts that have been silent for long are not waited for again.
     let survey = steps.parts.survey_again(seen).await;
     let result = match (judge(&survey), survey.situation()) {
-        // An earlier run was interrupted before it had elected anything, and the primary lives: that it goes on takes no more than to
-        // take the fences away.
+        // An earlier run was interrupted before it had elected a node, and the primary lives: removing the fences is enough for it to go on.
         (_, Ok(Situation::Fenced { .. })) if survey.elected().is_none() => steps.abort().await,
         (Judgement::Lost | Judgement::Unfinished, _) => away(steps, &survey, None, false, &held).await,
         (Judgement::Healthy(_) | Judgement::Unsure(_), _) => Ok(()),

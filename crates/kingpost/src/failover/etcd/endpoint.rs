@@ -1,4 +1,4 @@
-//! One endpoint of etcd: where it is, whether it is reached over TLS, and one request to it.
+//! One endpoint of etcd: its address, its TLS, and one request to it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
 
-/// Longest answer that is read.
+/// Longest answer read.
 const LARGEST: usize = 1 << 20;
-/// Most characters of an answer that is no JSON in an error.
+/// Most characters of a non-JSON answer in an error.
 const LONGEST: usize = 200;
 
 /// A member of an etcd cluster.
@@ -21,16 +21,16 @@ const LONGEST: usize = 200;
 pub(crate) struct Endpoint {
     /// `host:port`.
     pub(super) address: String,
-    /// Whether it is `https://`.
+    /// True for `https://`.
     pub(super) is_secure: bool,
     tls: Option<tls::Target>,
 }
 
-/// Why there is no answer.
+/// The reason for a missing answer.
 pub(super) struct Refused {
-    /// In words; no secret is in them.
+    /// Text of the reason, without secrets.
     pub(super) text: String,
-    /// The token is not known (any more): it has expired, or the member has been started again.
+    /// True if the token is unknown (any more): it has expired, or the member was restarted.
     pub(super) is_for_the_token: bool,
 }
 
@@ -41,10 +41,10 @@ impl fmt::Display for Endpoint {
 }
 
 impl Endpoint {
-    /// Reads `host:port`, `http://host:port` or `https://host:port`. The last one is not ready before [`Endpoint::secure`].
+    /// Parses `host:port`, `http://host:port` or `https://host:port`. The last one is not ready before [`Endpoint::secure`].
     ///
     /// # Errors
-    /// The text is none of them.
+    /// The text has none of these forms.
     pub(super) fn read(text: &str) -> Result<Endpoint, String> {
         let (is_secure, address) = match text.strip_prefix("https://") {
             Some(address) => (true, address),
@@ -58,10 +58,10 @@ impl Endpoint {
         Ok(Endpoint { address: address.to_owned(), is_secure, tls: None })
     }
 
-    /// With what TLS is spoken to it.
+    /// Sets up TLS for the endpoint.
     ///
     /// # Errors
-    /// Its host is nothing that a certificate can be for.
+    /// No certificate can be issued for its host.
     pub(super) fn secure(&mut self, connector: Option<&Arc<tls::Connector>>) -> Result<(), String> {
         let host = self.address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
         self.tls = connector.and_then(|connector| tls::Target::new(Arc::clone(connector), host));
@@ -71,7 +71,7 @@ impl Endpoint {
         }
     }
 
-    /// Sends one request on a connection of its own, and reads the answer.
+    /// Sends one request on its own connection, and reads the answer.
     pub(super) async fn ask(&self, path: &str, body: &Value, token: Option<&str>) -> Result<Value, Refused> {
         if self.is_secure && self.tls.is_none() {
             return Err(Refused::because("TLS is not set up".into()));
@@ -80,7 +80,7 @@ impl Endpoint {
         let stream = tls::secured(stream, self.tls.as_ref(), &[b"http/1.1"]).await.map_err(explained)?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(async move {
-            // An error shows at the request.
+            // The request reports an error.
             let _ = connection.await;
         });
         let mut request = Request::builder()
@@ -105,10 +105,10 @@ impl Endpoint {
     }
 }
 
-/// What an answer that is an error comes to. etcd says `{"error": "etcdserver: invalid auth token", "code": 16}`, later versions with `message` beside it.
+/// Converts an error answer. etcd sends `{"error": "etcdserver: invalid auth token", "code": 16}`, later versions add `message`.
 fn refused(status: u16, answer: &Value) -> Refused {
     let text = answer["message"].as_str().or(answer["error"].as_str()).unwrap_or("no reason given");
-    // UNAUTHENTICATED of gRPC; and the users have changed since the token was given.
+    // UNAUTHENTICATED of gRPC; or the users have changed since the token was issued.
     let is_for_the_token =
         answer["code"] == 16 || text.contains("invalid auth token") || text.contains("revision of auth store is old");
     let advice = match text {
@@ -123,7 +123,7 @@ fn refused(status: u16, answer: &Value) -> Refused {
     Refused { text: format!("{text} (status {status}){advice}"), is_for_the_token }
 }
 
-/// An answer that is no JSON: of something that is no etcd, or of etcd's gateway itself.
+/// Converts an answer that is not JSON, from another program or from etcd's gateway itself.
 fn not_json(status: u16, bytes: &[u8]) -> Refused {
     let text: String = String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_control()).take(LONGEST).collect();
     let advice = match text.contains("CommonName") {
@@ -133,7 +133,7 @@ fn not_json(status: u16, bytes: &[u8]) -> Refused {
     Refused::because(format!("{text:?} (status {status}){advice}"))
 }
 
-/// In the words that the other connections use.
+/// Describes an error as the other connections do.
 fn explained(error: std::io::Error) -> Refused {
     Refused::because(format!("TLS: {}", tls::explain(error)))
 }
@@ -144,7 +144,7 @@ impl Refused {
     }
 }
 
-/// Of the connection, of HTTP, of an answer that is too long.
+/// Errors of the connection, of HTTP, or of a too long answer.
 impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Refused {
     fn from(error: E) -> Refused {
         let error = error.into();

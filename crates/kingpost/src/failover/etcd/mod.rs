@@ -1,7 +1,7 @@
-//! A lock in etcd, over the JSON of its gateway: a key that lives as long as a lease is kept alive.
+//! A lock in etcd, over the JSON of its gateway: a key that lives as long as a lease is renewed.
 //!
-//! With a user, etcd gives a token for the password, which goes with each request. Tokens expire (after five minutes without use, by default) and are
-//! forgotten when a member starts again: whoever is refused for that logs in once more.
+//! With a user, etcd issues a token for the password, which is sent with each request. Tokens expire (after five minutes without use, by default) and
+//! are lost when a member restarts: on such a refusal the client logs in once more.
 
 mod endpoint;
 
@@ -20,12 +20,12 @@ use crate::config::{is_loopback, secret};
 use crate::error::Failure;
 use endpoint::{Endpoint, Refused};
 
-/// Longest time for one endpoint: less than the shortest life of a lock, so that an endpoint that is gone costs none.
+/// Longest time for one endpoint: less than the shortest life of a lock, so that a dead endpoint costs no lock.
 const LIMIT: Duration = Duration::from_secs(1);
-/// Where Patroni has its keys, which are looked for.
+/// Prefix of Patroni's keys, whose presence is checked.
 pub(super) const PATRONI: &str = "/service/";
 
-/// `[failover.etcd]`: where `kingpost watch --etcd` has its lock.
+/// `[failover.etcd]`: the etcd with the lock of `kingpost watch --etcd`.
 #[derive(Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct EtcdConfig {
@@ -36,11 +36,11 @@ pub(crate) struct EtcdConfig {
     /// The user's password.
     #[serde(skip_serializing)]
     pub(crate) password: Option<String>,
-    /// File with the password in the first line.
+    /// File whose first line is the password.
     pub(crate) password_file: Option<PathBuf>,
     /// PEM: CAs that etcd's certificate is verified with; None: those of the system.
     pub(crate) ca_file: Option<PathBuf>,
-    /// PEM: the certificate that is shown to etcd.
+    /// PEM: the client certificate for etcd.
     pub(crate) cert_file: Option<PathBuf>,
     /// PEM: that certificate's private key, without a passphrase.
     pub(crate) key_file: Option<PathBuf>,
@@ -57,22 +57,22 @@ impl fmt::Debug for EtcdConfig {
     }
 }
 
-/// What is wrong with `[failover.etcd]`: the key, and why.
+/// An error of `[failover.etcd]`: the key, and the reason.
 pub(crate) type Wrong = (&'static str, String);
 
 impl EtcdConfig {
-    /// Whether it can be used, files for TLS included.
+    /// Checks the settings, including the files for TLS.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first error.
     pub(crate) fn check(&self) -> Result<(), Wrong> {
         self.endpoints().map(drop)
     }
 
-    /// The endpoints, ready to be asked. Reads the files for TLS, and no password.
+    /// Returns the endpoints, ready for requests. Reads the files for TLS, but no password.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first error.
     fn endpoints(&self) -> Result<Vec<Endpoint>, Wrong> {
         let read = |text: &String| Endpoint::read(text).map_err(|why| ("endpoints", why));
         let mut endpoints: Vec<Endpoint> = self.endpoints.iter().map(read).collect::<Result<_, _>>()?;
@@ -117,28 +117,28 @@ impl EtcdConfig {
     }
 }
 
-/// Some endpoints of one etcd.
+/// Endpoints of one etcd.
 #[derive(Clone)]
 pub(super) struct Etcd {
     endpoints: Arc<[Endpoint]>,
     login: Option<Arc<Login>>,
-    /// The one that answered last is asked first.
+    /// Index of the endpoint that answered last, which is asked first.
     answered: Arc<AtomicUsize>,
 }
 
-/// A user, and the token that etcd has given for the password.
+/// A user, and the token that etcd has issued for the password.
 struct Login {
     user: String,
     password: String,
     token: Mutex<Option<String>>,
 }
 
-/// A lock that is held until `until`, unless it is kept.
+/// A lock that is held until `until`, unless it is renewed.
 #[derive(Debug)]
 pub(super) struct Lock {
     lease: String,
     ttl: Duration,
-    /// By this machine's clock, and a little before etcd's own end.
+    /// Time of expiry by this machine's clock, a little before that of etcd.
     pub(super) until: Instant,
 }
 
@@ -149,10 +149,11 @@ impl Lock {
 }
 
 impl Etcd {
-    /// Of the configuration, whose files are read. `endpoints`: those of the command line, with commas in between; empty: those of the configuration.
+    /// Makes a client from the configuration, reading its files. `endpoints`: those of the command line, separated by commas; empty: those of the
+    /// configuration.
     ///
     /// # Errors
-    /// One is none, a file is not good, or there are no endpoints.
+    /// An endpoint is invalid, a file is unusable, or there are no endpoints.
     pub(super) fn new(config: &EtcdConfig, endpoints: &str) -> Result<Etcd, Failure> {
         let given = endpoints.split(',').map(str::trim).filter(|endpoint| !endpoint.is_empty());
         let mut config = config.clone();
@@ -173,7 +174,7 @@ impl Etcd {
     /// Takes the lock if nobody has it.
     ///
     /// # Errors
-    /// No endpoint answers as it should.
+    /// No endpoint gives a valid answer.
     pub(super) async fn lock(&self, key: &str, owner: &str, ttl: Duration) -> Result<Option<Lock>, String> {
         let asked = Instant::now();
         let granted = self.ask("/v3/lease/grant", &json!({ "TTL": ttl.as_secs().max(2).to_string() })).await?;
@@ -184,14 +185,14 @@ impl Etcd {
         });
         let taken = self.ask("/v3/kv/txn", &body).await;
         if !taken.as_ref().is_ok_and(|answer| answer["succeeded"] == true) {
-            // The lease ends by itself; sooner is tidier.
+            // The lease ends by itself; revoking it is tidier.
             let _ = self.ask("/v3/lease/revoke", &json!({ "ID": lease })).await;
             return taken.map(|_| None);
         }
         Ok(Some(Lock { lease, ttl, until: end(asked, ttl) }))
     }
 
-    /// Keeps a lock.
+    /// Renews a lock.
     ///
     /// # Errors
     /// It is lost, or etcd does not answer: it holds until `until` all the same.
@@ -207,16 +208,16 @@ impl Etcd {
         Ok(())
     }
 
-    /// Gives a lock back.
+    /// Releases a lock.
     pub(super) async fn unlock(&self, lock: &Lock) {
-        // If it cannot be given back, it ends by itself.
+        // On failure it ends by itself.
         let _ = self.ask("/v3/lease/revoke", &json!({ "ID": lock.lease })).await;
     }
 
-    /// Keys that begin with `prefix`.
+    /// Returns the keys that begin with `prefix`.
     ///
     /// # Errors
-    /// No endpoint answers as it should.
+    /// No endpoint gives a valid answer.
     pub(super) async fn keys(&self, prefix: &str) -> Result<Vec<String>, String> {
         let mut end = prefix.as_bytes().to_vec();
         if let Some(last) = end.last_mut() {
@@ -230,11 +231,11 @@ impl Etcd {
         Ok(keys.filter_map(key).collect())
     }
 
-    /// Whether each endpoint by itself lets this program in, and lets it see the keys that it needs; one that is never asked because
-    /// another one answers is wrong for long without anybody noticing.
+    /// Checks that each endpoint accepts this program, and lets it see the keys that it needs. Otherwise the fault of an endpoint that is never
+    /// asked, because another one answers, could stay unnoticed.
     ///
     /// # Errors
-    /// What each one of those that do not says.
+    /// The error of each endpoint that fails.
     pub(super) async fn check(&self, key: &str) -> Result<(), String> {
         let mut failures = Vec::new();
         for index in 0..self.endpoints.len() {
@@ -250,7 +251,7 @@ impl Etcd {
         if failures.is_empty() { Ok(()) } else { Err(failures.join("\n  ")) }
     }
 
-    /// Asks one endpoint after the other, logged in where there is a user.
+    /// Asks one endpoint after the other, logged in if there is a user.
     async fn ask(&self, path: &str, body: &Value) -> Result<Value, String> {
         let Some(login) = &self.login else { return self.ask_with(path, body, None).await.map_err(|why| why.text) };
         let known = login.token();
@@ -259,7 +260,7 @@ impl Etcd {
             None => self.log_in(login).await?,
         };
         match self.ask_with(path, body, Some(&token)).await {
-            // Of a token that had been given before. A new one that is refused stays refused.
+            // Only for an earlier token: the refusal of a new one is final.
             Err(why) if why.is_for_the_token && known.is_some() => {
                 let token = self.log_in(login).await?;
                 self.ask_with(path, body, Some(&token)).await
@@ -269,7 +270,7 @@ impl Etcd {
         .map_err(|why| why.text)
     }
 
-    /// Has etcd give a token.
+    /// Obtains a token from etcd.
     async fn log_in(&self, login: &Login) -> Result<String, String> {
         let body = json!({ "name": login.user, "password": login.password });
         let answer = self.ask_with("/v3/auth/authenticate", &body, None).await;
@@ -289,7 +290,7 @@ impl Etcd {
                     self.answered.store(index, Ordering::Relaxed);
                     return Ok(answer);
                 }
-                // Another member would say the same.
+                // Another member would give the same answer.
                 Ok(Err(why)) if why.is_for_the_token => return Err(why),
                 Ok(Err(why)) => failures.push(format!("etcd at {endpoint}: {}", why.text)),
                 Err(_) => failures.push(format!("etcd at {endpoint}: no answer within {LIMIT:?}")),
@@ -305,7 +306,7 @@ impl Login {
     }
 }
 
-/// A tenth less than what was agreed, from before it was asked for: clocks run differently.
+/// Computes the expiry: nine tenths of the agreed time from the moment of the request, as clocks run differently.
 fn end(asked: Instant, ttl: Duration) -> Instant {
     asked + ttl * 9 / 10
 }

@@ -8,12 +8,12 @@
 //!                           └────────────── run A, run B ─────────────────┘
 //! ```
 //!
-//! What a run decides is decided by the code that decides it in earnest: [`course`](super::judge::course), [`super::plan`],
-//! [`super::ballot`]. What a relay promises, and what one that came back empty concludes, is decided by the relay's own [`Promise`](::relay::Promise) and
-//! [`conclude`](::relay::conclude). The rule of servers (the note, which is in SQL) is written down in [`world`] once more, and the adversary is [`Action`].
+//! The decisions of a run are made by the real code: [`course`](super::judge::course), [`super::plan`], [`super::ballot`]. The promises of a relay,
+//! and the conclusions of one that came back empty, come from the relay's own [`Promise`](::relay::Promise) and [`conclude`](::relay::conclude). The
+//! rule of servers (the note, which is in SQL) is modelled in [`world`], and the adversary is [`Action`].
 //!
-//! *What must hold*: what was acknowledged is on every later timeline; two primaries that both get commits acknowledged there are never.
-//! With one mend taken out ([`Mends`]) the checker has to find how that is broken.
+//! *Invariants*: every later timeline has all acknowledged commits; two primaries never both get commits acknowledged. With one safeguard removed
+//! ([`Mends`]) the checker must find a violation.
 
 mod run;
 mod world;
@@ -24,49 +24,49 @@ use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use world::{Mends, World};
 
-/// How large the world is.
+/// Size of the model.
 #[derive(Debug, Clone)]
 struct Fleet {
     relays: usize,
-    /// How many relays a commit waits for.
+    /// Number of relays that a commit waits for.
     acknowledgements: usize,
-    /// How many runs there are at once.
+    /// Number of concurrent runs.
     runs: usize,
-    /// How often a relay loses its directory.
+    /// Number of times that a relay loses its directory.
     losses: u8,
     mends: Mends,
 }
 
-/// What may happen next.
+/// A possible next event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
     /// The primary of a timeline writes a commit.
     Write { branch: usize },
-    /// A relay receives all that the primary of a timeline has, makes it durable, and says so.
+    /// A relay receives everything that the primary of a timeline has, makes it durable, and confirms it.
     Receive { relay: usize, branch: usize },
-    /// A standby replays all that a relay has.
+    /// A standby replays everything that a relay has.
     Replay { server: usize, relay: usize },
-    /// A relay's directory is gone.
+    /// A relay loses its directory.
     Lose { relay: usize },
-    /// A relay that is empty learns from others what it may have promised, and begins anew at the primary of a timeline.
+    /// An empty relay learns from others its possible promises, and begins anew at the primary of a timeline.
     Learn { relay: usize, branch: usize },
-    /// A run looks at everything. `silent`: one relay and one standby do not answer it, where they are in range.
+    /// A run surveys the cluster. `silent`: one relay and one standby do not answer it, if in range.
     Survey { run: usize, silent: (usize, usize) },
     /// A relay carries out a run's fence; `heard`: its answer does not get lost.
     Fence { run: usize, relay: usize, heard: bool },
-    /// A run has heard of enough relays, and looks at everything again. `to`: its operator wants this node.
+    /// A run has heard of enough relays, and surveys again. `to`: its operator names this node.
     Count { run: usize, silent: (usize, usize), to: Option<usize> },
     /// A run's term is noted on a standby.
     Note { run: usize, server: usize },
-    /// A run waits for no more standbys.
+    /// A run stops waiting for further standbys.
     Noted { run: usize },
     /// A relay gives up the node of an earlier election.
     Withdraw { run: usize, relay: usize },
     /// A run sees that a candidate has everything.
     CaughtUp { run: usize, server: usize },
-    /// A relay stands by a run's node.
+    /// A relay accepts a run's node.
     Choose { run: usize, relay: usize },
-    /// A run looks whether the relays still stand by its term.
+    /// A run checks that the relays still hold to its term.
     Look { run: usize },
     /// A run promotes its node.
     Promote { run: usize },
@@ -95,7 +95,7 @@ impl Model for Fleet {
         vec![
             Property::always(LOST, |fleet: &Fleet, world: &World| world.nothing_is_lost(fleet)),
             Property::always(TWO, |fleet: &Fleet, world: &World| world.acknowledging(fleet) <= 1),
-            // The model itself: what it is to show can happen in it.
+            // Checks of the model itself: the interesting states are reachable.
             Property::sometimes("promoted", |_, world: &World| world.branches() == 2),
             Property::sometimes("acknowledged after it", |fleet: &Fleet, world: &World| world.goes_on(fleet)),
         ]
@@ -111,10 +111,10 @@ fn fleet(relays: usize, acknowledgements: usize) -> Fleet {
     Fleet { relays, acknowledgements, runs: 2, losses: 1, mends: WHOLE }
 }
 
-/// Longest time for one fleet. The checker says how far it came.
+/// Longest time for one fleet. The checker reports how far it came.
 const LIMIT: Duration = Duration::from_secs(1200);
 
-/// Looks at every state, or at all that are at most so many actions away from the start.
+/// Checks every state, or all that are at most this many actions away from the start.
 fn holds(fleet: &Fleet, depth: Option<usize>) {
     let began = Instant::now();
     let checker = fleet.clone().checker().threads(2).timeout(LIMIT);
@@ -147,7 +147,7 @@ fn nothing_is_lost_and_there_is_one_primary() {
     holds(&Fleet { losses: 0, ..fleet(3, 2) }, Some(14));
 }
 
-/// The same with more relays that fail, further than there is time for each day: some minutes.
+/// Checks fleets with more failing relays, which takes some minutes, too long for each day.
 #[test]
 #[ignore = "takes minutes"]
 fn nothing_is_lost_in_larger_fleets() {
@@ -157,7 +157,7 @@ fn nothing_is_lost_in_larger_fleets() {
     holds(&fleet(3, 2), Some(18));
 }
 
-/// The path by which something that must hold is broken, without one of the mends.
+/// Returns the path to a violation of an invariant, with one of the safeguards removed.
 fn broken(fleet: &Fleet, property: &'static str) -> Vec<Action> {
     let began = Instant::now();
     let checker = fleet.clone().checker().threads(2).timeout(LIMIT);
@@ -172,7 +172,7 @@ fn broken(fleet: &Fleet, property: &'static str) -> Vec<Action> {
     path.into_actions()
 }
 
-/// A relay that comes back empty and takes itself for one that has promised nothing: it acknowledges what the old primary writes.
+/// A relay that comes back empty and believes that it has promised nothing: it acknowledges commits of the old primary.
 #[test]
 fn an_empty_relay_that_forgets_is_found() {
     for fleet in [fleet(1, 1), fleet(3, 2)] {
@@ -184,7 +184,7 @@ fn an_empty_relay_that_forgets_is_found() {
     }
 }
 
-/// A run that was overtaken promotes its node all the same.
+/// An overtaken run promotes its node all the same.
 #[test]
 fn a_term_that_is_not_noted_on_servers_is_found() {
     broken(&Fleet { losses: 0, mends: Mends { notes: false, ..WHOLE }, ..fleet(1, 1) }, TWO);
@@ -202,7 +202,7 @@ fn two_runs_of_one_term_are_found() {
     broken(&Fleet { mends: Mends { own_terms: false, ..WHOLE }, ..fleet(2, 1) }, LOST);
 }
 
-/// As few relays as stop all commits, where that is no majority: two runs have one each.
+/// Only as many relays as stop all commits, where that is no majority: two runs have one each.
 #[test]
 fn two_runs_without_a_common_relay_are_found() {
     broken(&Fleet { losses: 0, mends: Mends { majority: false, ..WHOLE }, ..fleet(2, 2) }, TWO);

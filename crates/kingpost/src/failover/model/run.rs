@@ -1,4 +1,4 @@
-//! One run of `kingpost failover`: the steps of [`super::super::elect`], one action each, with its own code where it decides.
+//! One run of `kingpost failover`: the steps of [`super::super::elect`], one action each, with the real code for its decisions.
 
 use super::super::ballot::{Ballot, next_term, to_be_noted};
 use super::super::judge::{Course, course};
@@ -6,7 +6,7 @@ use super::super::plan::{Candidate, Election, RelaySeen, Rules, Situation, Surve
 use super::world::{NAMES, SERVERS, World, index};
 use super::{Action, Fleet};
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Phase {
     #[default]
@@ -18,17 +18,17 @@ pub(super) enum Phase {
     Choosing,
     Looking,
     Promoting,
-    /// It has promoted its node, found that another run has, or failed.
+    /// Ended: it has promoted its node, found that another run has, or failed.
     Over,
 }
 
-/// What a run remembers. A run that is killed is one that takes no further step: the orders it has sent may still be carried out.
+/// State of a run. A killed run takes no further step: orders that it has sent may still be carried out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Run {
     pub(super) phase: Phase,
     pub(super) term: u16,
     pub(super) timeline: u8,
-    /// Bits of servers.
+    /// Bit set of servers.
     candidates: u8,
     to_note: u8,
     noted: u8,
@@ -36,12 +36,12 @@ pub(super) struct Run {
     pub(super) node: u8,
 }
 
-/// What a run has heard from a relay.
+/// Answers of a relay to a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Answer {
-    /// The fence was carried out or refused, whether the run has heard of it or not.
+    /// True if the fence was carried out or refused, even if the run has not heard of it.
     pub(super) asked: bool,
-    /// How the relay stood then, if the run has heard that it was carried out.
+    /// State of the relay then, if the run has heard that the fence was carried out.
     pub(super) fenced: Option<Snapshot>,
     pub(super) withdrawn: bool,
     pub(super) chose: bool,
@@ -68,7 +68,7 @@ fn bits<'a>(names: impl Iterator<Item = &'a str>) -> u8 {
 }
 
 impl Run {
-    /// The same with two servers in each other's places.
+    /// Exchanges two servers.
     pub(super) fn swapped(self, swap: impl Fn(u8) -> u8) -> Run {
         let moved = |of: u8| (0..SERVERS as u8).fold(0, |bits, server| bits | ((of >> server) & 1) << swap(server));
         Run {
@@ -81,9 +81,9 @@ impl Run {
         }
     }
 
-    /// What it may do next, whether that is possible or not.
+    /// Adds the run's next actions, possible or not.
     pub(super) fn actions(&self, run: usize, fleet: &Fleet, answers: &[Answer], actions: &mut Vec<Action>) {
-        // Somebody, or nobody, who does not answer.
+        // One relay and one server that do not answer, or none.
         let silent = (0..=fleet.relays).flat_map(|relay| (0..SERVERS).map(move |server| (relay, server)));
         let relays = || answers.iter().enumerate();
         match self.phase {
@@ -123,7 +123,7 @@ impl Run {
 }
 
 impl World {
-    /// One step of a run; None: it cannot be taken now.
+    /// Takes one step of a run; None if it is impossible now.
     pub(super) fn step(&mut self, fleet: &Fleet, action: Action) -> Option<()> {
         match action {
             Action::Survey { run, silent } => self.begin(fleet, run, silent),
@@ -155,7 +155,7 @@ impl World {
             }
             Action::CaughtUp { run, server } => {
                 let target = self.ballot(fleet, run)?.target()?;
-                // The state of a server that answers.
+                // State of a server that answers.
                 let survey = self.seen(fleet, (fleet.relays, 0));
                 target.reached(survey.state(NAMES[server])?).then(|| {
                     self.runs[run].phase = Phase::Choosing;
@@ -174,7 +174,7 @@ impl World {
                 }
                 Some(())
             }
-            // Of all relays in one moment: whether one stands by a term, of which there is one only, can only end.
+            // All relays at one moment: a relay holds to a term, of which only one exists, until it ends for good.
             Action::Look { run } => {
                 let ballot = self.ballot(fleet, run)?;
                 let seen = self.seen(fleet, (fleet.relays, 0));
@@ -196,7 +196,7 @@ impl World {
     }
 
     fn begin(&mut self, fleet: &Fleet, run: usize, silent: (usize, usize)) -> Option<()> {
-        // Runs are alike: the first one begins first.
+        // Runs are alike: by symmetry the first one begins first.
         if run > 0 && self.runs[run - 1].phase == Phase::Idle {
             return None;
         }
@@ -214,7 +214,7 @@ impl World {
         Some(())
     }
 
-    /// The relays that have carried out a run's fence.
+    /// Makes the ballot of the relays that have carried out a run's fence.
     fn ballot(&self, fleet: &Fleet, run: usize) -> Option<Ballot> {
         let survey = self.seen(fleet, (fleet.relays, 0));
         let fenced = survey.relays.iter().zip(self.answers(run)).filter_map(|(relay, answer)| {
@@ -266,7 +266,7 @@ impl World {
         Some(())
     }
 
-    /// Goes on when every relay that stood by the node has given it up.
+    /// Goes on once every relay that had accepted the node has withdrawn it.
     fn withdrawn(&mut self, fleet: &Fleet, run: usize) {
         let Some(ballot) = self.ballot(fleet, run) else { return };
         let left = self.runs[run].withdraw.map_or(0, |node| {
@@ -278,7 +278,7 @@ impl World {
         }
     }
 
-    /// The run has ended. What it knew counts for nothing any more.
+    /// Ends the run, and clears its state.
     fn over(&mut self, run: usize) -> Option<()> {
         self.runs[run] = Run { phase: Phase::Over, ..Run::default() };
         self.forget(run);

@@ -1,7 +1,7 @@
-//! The state of the model: logs, relays with what they have promised, servers; and what happens to them.
+//! State of the model: logs, relays with their promises, servers; and its transitions.
 //!
-//! A log is a timeline's *branch* and a position on it. A branch begins where its primary was promoted, so that two servers that are promoted to the
-//! same timeline are two branches.
+//! A log is a timeline's *branch* and a position on it. A branch begins at the promotion of its primary, so that two servers promoted to the same
+//! timeline are two branches.
 
 use ::relay::{Choice, Conclusion, Evidence, Memory, Promise, Recollection, Standing, conclude};
 
@@ -13,18 +13,18 @@ use super::super::plan::{RelaySeen, ServerSeen, Survey};
 use super::run::{Answer, Run, Snapshot};
 use super::{Action, Fleet};
 
-/// What keeps failovers safe, each of which may be taken out.
+/// The safeguards of failovers, each of which can be removed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mends {
-    /// A relay that comes back empty acknowledges nothing before it has learnt from others what it may have promised.
+    /// True if a relay that comes back empty acknowledges nothing before it has learnt from others its possible promises.
     pub(super) remembers: bool,
-    /// A server is promoted only by the run whose term is noted on it.
+    /// True if a server is promoted only by the run whose term is noted on it.
     pub(super) notes: bool,
-    /// What relays said when they were fenced counts, if they do not answer later.
+    /// True if a relay's answer to the fence counts when the relay does not answer later.
     pub(super) keeps_answers: bool,
-    /// No two runs have the same term.
+    /// True if no two runs have the same term.
     pub(super) own_terms: bool,
-    /// A run needs more than half of the relays, also where fewer stop all commits.
+    /// True if a run needs more than half of the relays, even if fewer stop all commits.
     pub(super) majority: bool,
 }
 
@@ -42,16 +42,16 @@ struct Log {
     end: u8,
 }
 
-/// What the primary of a timeline has written.
+/// WAL written by the primary of a timeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Branch {
     timeline: u8,
-    /// Where it begins; the first begins nowhere.
+    /// Start of the branch; None for the first one.
     from: Option<Log>,
     end: u8,
 }
 
-/// What a relay has promised, in few bytes. What it promises next is decided by the relay's own [`Promise`].
+/// Compact form of a relay's promise. The relay's own [`Promise`] decides the next one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Promised {
     term: u16,
@@ -74,7 +74,7 @@ impl Promised {
         Promised { term: term as u16, fenced: fenced as u8, chosen }
     }
 
-    /// What stands on a log of this timeline: the fence and the choice.
+    /// Returns the fence and the choice that stand for a log of this timeline.
     fn standing(self, own: u8) -> Option<(u8, Option<(u16, u8)>)> {
         let promise = self.real();
         let (timeline, chosen) = promise.standing(own.into())?;
@@ -86,15 +86,14 @@ pub(super) fn index(name: &str) -> u8 {
     NAMES.iter().position(|known| *known == name).map_or(0, |index| index as u8)
 }
 
-/// A relay, and what others know of it: together, so that relays can be put in an order in which states that differ in the relays' names only
-/// are one.
+/// A relay, with the others' knowledge of it: in one value, so that sorting the relays merges states that differ only in the relays' names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Relay {
     /// None: its directory is empty.
     holds: Option<(Log, Promised)>,
-    /// What the primary of each branch has heard from it.
+    /// Confirmed position, as the primary of each branch knows it.
     confirmed: Vec<u8>,
-    /// What each run has heard from it.
+    /// Answers that each run has heard.
     answers: Vec<Answer>,
 }
 
@@ -102,7 +101,7 @@ struct Relay {
 struct Server {
     log: Log,
     standby: bool,
-    /// The term that is noted on it; 0: none.
+    /// Term noted on it; 0: none.
     noted: u16,
 }
 
@@ -133,12 +132,12 @@ impl World {
         }
     }
 
-    /// Puts what differs in its name only in an order: states that are alike are looked at once.
+    /// Sorts what differs only in its name, so that equivalent states are checked once.
     pub(super) fn order(&mut self) {
         let [_, one, other] = self.servers;
         if one > other {
             self.servers.swap(1, 2);
-            // The first server is the old primary.
+            // Server 0 is the old primary.
             let swap = |server: u8| if server == 0 { 0 } else { 3 - server };
             let swapped = |chosen: Option<(u16, u8)>| chosen.map(|(term, server)| (term, swap(server)));
             for run in &mut self.runs {
@@ -164,12 +163,12 @@ impl World {
         self.branches[usize::from(log.branch)].timeline
     }
 
-    /// What the primary of a branch has.
+    /// Returns the log of a branch's primary.
     fn written(&self, branch: usize) -> Log {
         Log { branch: branch as u8, end: self.branches[branch].end }
     }
 
-    /// Whether `longer` has everything that `log` has.
+    /// True if `longer` contains all of `log`.
     fn is_part(&self, log: Log, mut longer: Log) -> bool {
         loop {
             if log.branch == longer.branch {
@@ -182,7 +181,7 @@ impl World {
         }
     }
 
-    /// How far the commits of a branch are acknowledged: whatever w relays have confirmed, ever.
+    /// Returns the acknowledged position of a branch: confirmed by any w relays, at any time.
     fn acknowledged(&self, branch: usize, fleet: &Fleet) -> Option<Log> {
         let mut confirmed: Vec<u8> = self.relays.iter().map(|relay| relay.confirmed[branch]).collect();
         confirmed.sort_unstable_by(|one, other| other.cmp(one));
@@ -198,14 +197,14 @@ impl World {
                     *index != usize::from(log.branch) && branch.timeline >= self.timeline(log)
                 });
             later.into_iter().all(|(index, branch)| {
-                // A second one of the same timeline may still go away, if nothing was acknowledged on it.
+                // A second branch of the same timeline may still vanish, if nothing was acknowledged on it.
                 let counts = branch.timeline > self.timeline(log) || self.acknowledged(index, fleet).is_some();
                 !counts || self.is_part(log, self.written(index))
             })
         })
     }
 
-    /// How many primaries could get a commit acknowledged now.
+    /// Counts the primaries that could get a commit acknowledged now.
     pub(super) fn acknowledging(&self, fleet: &Fleet) -> usize {
         let takes = |branch: usize| {
             let takes = self.relays.iter().filter(|relay| self.takes(relay, branch));
@@ -218,14 +217,14 @@ impl World {
         (1..self.branches.len()).any(|branch| self.acknowledged(branch, fleet).is_some())
     }
 
-    /// Whether a relay takes what the primary of a branch writes.
+    /// True if a relay takes WAL from the primary of a branch.
     fn takes(&self, relay: &Relay, branch: usize) -> bool {
         let Some((log, promise)) = relay.holds else { return false };
         let timeline = self.branches[branch].timeline;
         promise.fenced < timeline && self.timeline(log) <= timeline && self.is_part(log, self.written(branch))
     }
 
-    /// How a run sees everything. `silent` do not answer, and neither does the old primary.
+    /// Makes a run's survey. `silent` do not answer, and neither does the old primary.
     pub(super) fn seen(&self, fleet: &Fleet, silent: (usize, usize)) -> Survey {
         let relays = (0..self.relays.len()).map(|relay| self.relay_seen(relay, relay != silent.0)).collect();
         let servers = (0..SERVERS).map(|server| {
@@ -242,7 +241,7 @@ impl World {
         Survey { servers: servers.collect(), relays, acknowledgements: fleet.acknowledgements }
     }
 
-    /// How a run sees a relay.
+    /// Makes a run's view of a relay.
     pub(super) fn relay_seen(&self, relay: usize, answers: bool) -> RelaySeen {
         let mut seen = relay_seen(RELAYS[relay], None);
         if let Some((log, promise)) = self.relays[relay].holds.filter(|_| answers) {
@@ -252,7 +251,7 @@ impl World {
         seen
     }
 
-    /// A relay's answer to a run's fence.
+    /// Makes a relay's answer to a run's fence.
     pub(super) fn standing(of: Snapshot, run: &Run) -> Standing {
         standing(run.term, of.timeline, of.end, run.timeline, of.chosen)
     }
@@ -278,7 +277,7 @@ impl World {
         }
     }
 
-    /// Does it; None: it cannot happen now.
+    /// Performs an action; None if it is impossible now.
     pub(super) fn take(&mut self, fleet: &Fleet, action: Action) -> Option<()> {
         match action {
             Action::Write { branch } => {
@@ -314,7 +313,7 @@ impl World {
         relay.confirmed[branch] = relay.confirmed[branch].max(log.end);
     }
 
-    /// By the relay's own conclusion from what the others remember. A server does not answer, so that enough of them have to.
+    /// Applies the relay's own conclusion from the others' memories. A server does not answer, so that enough relays have to.
     fn learn(&mut self, fleet: &Fleet, relay: usize, branch: usize) -> Option<()> {
         let mut promise = Promised::default();
         if fleet.mends.remembers {
@@ -334,7 +333,7 @@ impl World {
                 Conclusion::Nobody { .. } | Conclusion::Silent(_) => return None,
             }
         }
-        // It begins where the primary is, and counts from then on; before, it refuses to be fenced.
+        // It begins at the primary's position, and counts from then on; before, it refuses to be fenced.
         self.relays[relay].holds = Some((self.written(branch), promise));
         if !self.takes(&self.relays[relay], branch) {
             return None;
@@ -357,7 +356,7 @@ impl World {
         }
     }
 
-    /// A relay carries out a fence; None: it refuses, or is empty.
+    /// Carries out a fence on a relay; None: it refuses, or is empty.
     pub(super) fn fence(&mut self, relay: usize, term: u16, timeline: u8) -> Option<Snapshot> {
         let (log, promise) = self.relays[relay].holds?;
         let own = self.timeline(log);
@@ -368,7 +367,7 @@ impl World {
         Some(Snapshot { timeline: own, end: log.end, chosen })
     }
 
-    /// A relay carries out an order, or refuses; false: it refuses.
+    /// Carries out an order on a relay; false: it refuses.
     fn order_relay(&mut self, relay: usize, order: impl Fn(&Promise, u32) -> Option<Promise>) -> bool {
         let Some((log, promise)) = self.relays[relay].holds else { return false };
         let Some(next) = order(&promise.real(), self.timeline(log).into()) else { return false };
@@ -384,7 +383,7 @@ impl World {
         self.order_relay(relay, |promise, own| promise.withdraw(term.into(), NAMES[usize::from(node)], own).ok())
     }
 
-    /// A run's term is noted on a server, unless that is promoted or has a later one.
+    /// Notes a run's term on a server, unless that is promoted or has a later one.
     pub(super) fn note(&mut self, server: usize, term: u16) -> bool {
         let server = &mut self.servers[server];
         let takes = server.standby && server.noted <= term;
@@ -394,7 +393,7 @@ impl World {
         takes
     }
 
-    /// A server is promoted if it is a standby, and this term is noted on it. None: whatever is noted.
+    /// Promotes a server if it is a standby, and this term is noted on it. None: whatever is noted.
     pub(super) fn promote(&mut self, server: usize, term: Option<u16>) {
         let Server { log, standby, noted } = self.servers[server];
         if !standby || term.is_some_and(|term| term != noted) {
@@ -426,7 +425,7 @@ fn standing(term: u16, timeline: u8, end: u8, fenced: u8, chosen: Option<(u16, u
     }
 }
 
-/// A position of the model as one of a log.
+/// Converts a position of the model to one of a log.
 fn lsn(end: u8) -> u64 {
     100 * (u64::from(end) + 1)
 }
