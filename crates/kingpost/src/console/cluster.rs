@@ -1,4 +1,4 @@
-//! What the topology sees.
+//! The cluster pages of the web console, from the topology's view.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

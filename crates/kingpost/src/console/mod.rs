@@ -1,4 +1,4 @@
-//! The web console, wired to the parts that run in this process.
+//! The web console, wired to the running parts of this process.
 
 mod cluster;
 mod proxy;
@@ -22,22 +22,22 @@ pub(crate) use proxy::Observed;
 pub(crate) use registry::Known;
 pub(crate) use relay::{Shown, ShownBinlog};
 
-/// A console that runs, and what it needs beside it; both end with this value.
+/// A running console, and the task that it needs; both end with this value.
 pub(crate) struct Serving {
     pub(crate) console: Console,
     follower: Option<JoinHandle<()>>,
 }
 
-/// What there is to be shown.
+/// The parts that the console shows.
 #[derive(Default)]
 pub(crate) struct Scene {
     pub(crate) parts: Parts,
-    /// The registry's part again: it follows what becomes of instances.
+    /// The registry's part again: it follows the states of instances.
     pub(crate) known: Option<std::sync::Arc<Known>>,
 }
 
 impl Scene {
-    /// With a registry.
+    /// Adds a registry.
     pub(crate) fn with_registry(mut self, known: Known) -> Scene {
         let known = std::sync::Arc::new(known);
         self.parts.registry = Some(known.clone());
@@ -45,10 +45,10 @@ impl Scene {
         self
     }
 
-    /// Serves it as configured, with the socket that another process had there if it handed that over; nothing where no address is.
+    /// Serves the console as configured, on the socket that another process handed over for it, if any; None without an address.
     ///
     /// # Errors
-    /// The address cannot be listened on.
+    /// The address cannot be bound.
     pub(crate) async fn start(
         self,
         config: &ConsoleConfig,
@@ -66,10 +66,10 @@ impl Scene {
         Ok(Some(self.follow(console, topology)))
     }
 
-    /// As [`Scene::start`], on a socket that listens already.
+    /// As [`Scene::start`], on a bound socket.
     ///
     /// # Errors
-    /// The configuration is no good.
+    /// The configuration is invalid.
     pub(crate) fn serve(
         self,
         listener: TcpListener,

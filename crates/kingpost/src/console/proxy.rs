@@ -1,4 +1,4 @@
-//! What the proxy does, and what an operator does to it.
+//! The proxy in the web console: its state, and operators' commands.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use ::console::{Action, ProxyPart, Refusal, client_rank};
 use proxy::console::{Observer, Operation};
 use proxy::metrics::BUCKETS;
 
-/// A proxy that runs.
+/// A running proxy.
 pub(crate) struct Observed {
     pub(crate) observer: Observer,
     pub(crate) addresses: Vec<String>,
@@ -61,7 +61,7 @@ impl ProxyPart for Observed {
     fn clients(&self, limit: usize) -> Clients {
         let mut all = self.observer.clients();
         let (total, now) = (all.len(), Instant::now());
-        // Those that wait, then those whose statements run longest.
+        // Waiting clients first, then those with the longest running statements.
         all.sort_by_key(|(id, client)| (client_rank(client.state), client.since.unwrap_or(client.connected), *id));
         let shown = all.into_iter().take(limit).map(|(id, client)| Client {
             id: id.to_string(),

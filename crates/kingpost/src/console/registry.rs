@@ -1,4 +1,4 @@
-//! What the registry knows, what becomes of instances, and what an operator does to them.
+//! The registry in the web console: its content, the history of instances, and operators' commands.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,16 +13,16 @@ use registry::{
 };
 use tokio::time::Instant;
 
-/// Least time between two looks at what changed: a storm of registrations is looked at in heaps.
+/// Least time between two reads of the changes: a storm of registrations is read in batches.
 const PACE: Duration = Duration::from_millis(250);
-/// Longest wait for a change; then one looks anyway.
+/// Longest wait for a change; then they are read anyway.
 const WAIT: Duration = Duration::from_secs(60);
-/// Transitions of an instance that are shown.
+/// Most transitions shown of an instance.
 const HISTORY: usize = 50;
-/// Namespaces that a search by metadata looks into when none is given.
+/// Most namespaces of a search by metadata without a namespace.
 const NAMESPACES: usize = 64;
 
-/// A registry that runs.
+/// A running registry.
 pub(crate) struct Known {
     registry: Registry,
     addresses: Vec<String>,
@@ -38,7 +38,7 @@ impl Known {
         self.transitions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes what becomes of instances, until the task is dropped.
+    /// Records the transitions of instances, until the task is dropped.
     pub(crate) async fn follow(self: Arc<Known>) {
         let mut at = self.registry.revision();
         for service in self.registry.services(None) {
@@ -46,9 +46,9 @@ impl Known {
             service.instances.iter().for_each(|instance| transitions.know(instance.id.as_str(), state_of(instance)));
         }
         loop {
-            // The revision is read before the changes: what comes in between is seen twice, and no news the second time.
+            // The revision is read before the changes: a change in between is read twice, and recorded once.
             let Ok(revision) = self.registry.watch_all(at, Instant::now() + WAIT).await else {
-                // Too many watch, or it stops.
+                // Too many watchers, or the registry stops.
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 continue;
             };
@@ -70,7 +70,7 @@ impl Known {
             match change {
                 Change::Put { instance, .. } => self.note(instance),
                 Change::Removed { last, mtime, .. } => {
-                    // One that moved to another service is still there.
+                    // An instance that moved to another service still exists.
                     if self.registry.instance(&last.id).is_none() {
                         self.transitions().remove(last.id.as_str(), *mtime);
                     }
@@ -94,7 +94,7 @@ fn instance_id(id: &str) -> Result<InstanceId, Refusal> {
     InstanceId::parse(id).map_err(|_| Refusal::NotFound(format!("{id:?} is no instance's id")))
 }
 
-/// The answer to the only row of a call.
+/// Returns the answer to the only row of a call.
 fn one(mut answers: Vec<Result<Written, WriteError>>) -> Result<Written, Refusal> {
     match answers.pop() {
         Some(Ok(written)) => Ok(written),
@@ -155,7 +155,7 @@ fn instance(instance: &Instance) -> picture::Instance {
     }
 }
 
-/// The first `limit` of them. What is shown is made of those alone: a service may have very many.
+/// Returns the `limit` worst instances. Only these are rendered: a service may have very many.
 fn worst_first<'a>(instances: impl Iterator<Item = &'a Arc<Instance>>, limit: usize) -> Vec<picture::Instance> {
     let rank = |found: &Instance| standing_rank(health(found.overall()), found.isolate, found.weight);
     let mut ranked: Vec<(u8, &Arc<Instance>)> = instances.map(|found| (rank(found), found)).collect();
@@ -174,7 +174,7 @@ impl RegistryPart for Known {
                 seconds: since.as_secs(),
             })
             .collect();
-        // Several causes may hold the same one.
+        // Several causes may protect the same service.
         protected.dedup_by(|a, b| a.service == b.service);
         picture::Registry {
             addresses: self.addresses.clone(),
@@ -229,7 +229,7 @@ impl RegistryPart for Known {
         let fit = services.iter().filter(|service| search.fits(service.key.name()));
         let mut fit: Vec<Service> = fit.map(|snapshot| service(snapshot)).collect();
         found.total = fit.len();
-        // All of them are looked at, for the one that is broken may be the last.
+        // All of them are sorted, as the last may be the broken one.
         fit.sort_by_key(service_rank);
         fit.truncate(limit);
         found.services = fit;

@@ -1,4 +1,4 @@
-//! What the relay holds and whom it feeds.
+//! The relay in the web console: its log and its downstreams.
 
 use std::sync::Arc;
 
@@ -7,9 +7,9 @@ use ::console::picture::{Downstream, Engine, Relay, RelayLog, Slot};
 use ::relay::{BinlogRelay, Status};
 use watermark::Lsn;
 
-/// A relay that runs.
+/// A running relay.
 pub(crate) struct Shown {
-    /// Asks it.
+    /// Returns the relay's status.
     pub(crate) status: Arc<dyn Fn() -> Status + Send + Sync>,
     pub(crate) addresses: Vec<String>,
 }
@@ -64,10 +64,10 @@ impl RelayPart for Shown {
     }
 }
 
-/// A relay of MariaDB that runs.
+/// A running relay of MariaDB.
 pub(crate) struct ShownBinlog {
     pub(crate) relay: Arc<BinlogRelay>,
-    /// What the server with this `server_id` is called.
+    /// Returns the name of the server with this `server_id`.
     pub(crate) name: Box<dyn Fn(u32) -> String + Send + Sync>,
 }
 
@@ -75,7 +75,7 @@ impl RelayPart for ShownBinlog {
     fn look(&self) -> Relay {
         let status = self.relay.status();
         let durable = status.durable.as_ref().map(|(file, offset)| format!("{file}:{offset}")).unwrap_or_default();
-        // What is not durable yet is in no file's end that anybody could rely on: it is only counted.
+        // Bytes that are not durable yet belong to no file's reliable end: they are only counted.
         let unflushed = status.written.saturating_sub(status.whole);
         Relay {
             engine: Engine::Mariadb,
