@@ -1,8 +1,8 @@
-//! For tests: a translation is looked at as it is before it is written.
+//! Check of a translation before it is written, for tests.
 
 use crate::config;
 
-/// What a translation says. It must be a configuration without errors, but for certificates that are not there.
+/// Parses a translation. It must be a configuration without errors, except for missing certificates.
 pub(super) fn checked(translation: &str) -> toml::Table {
     let checked = config::parse("text", translation, [], &|_| config::Stat::Readable { mode: 0o600, empty: false });
     let wrong = |problem: &&config::Problem| {
@@ -13,7 +13,7 @@ pub(super) fn checked(translation: &str) -> toml::Table {
     translation.parse().unwrap_or_else(|error| panic!("{error}\n{translation}"))
 }
 
-/// A key's text.
+/// Returns a key's text.
 pub(super) fn text<'t>(of: &'t toml::Value, key: &str) -> Option<&'t str> {
     of.get(key).and_then(toml::Value::as_str)
 }

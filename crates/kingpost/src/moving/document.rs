@@ -8,10 +8,10 @@ use super::report::{Found, Report, boolean};
 use crate::config::{Origin, Tree, Value, parse_tree};
 use crate::error::Failure;
 
-/// Most problems with a file's form that are reported.
+/// Most syntax errors reported of a file.
 const MOST: usize = 20;
 
-/// Reads a file. What is wrong with its form is said with line and column, without the line, which may hold a password.
+/// Parses a file. Syntax errors are reported with line and column, without the line, which may hold a password.
 pub(super) fn read(file: &Path, read: Read<'_>) -> Result<BTreeMap<String, Tree>, Failure> {
     let mut problems = Vec::new();
     let tree = parse_tree(&file.display().to_string(), &read(file)?, &mut problems);
@@ -25,21 +25,21 @@ pub(super) fn read(file: &Path, read: Read<'_>) -> Result<BTreeMap<String, Tree>
     }
     match tree.value {
         Value::Table(table) => Ok(table),
-        // A document is a table.
+        // Not possible: a document is a table.
         _ => Ok(BTreeMap::new()),
     }
 }
 
-/// The settings of one table that are to be carried over.
+/// The settings of one table that are carried over.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
-    /// By which errors have them: `pools.shop`.
+    /// The name in errors, such as `pools.shop`.
     pub(super) name: String,
     values: BTreeMap<String, Value>,
 }
 
 impl Settings {
-    /// Judges every key of a table. `further`: keys that are tables of their own, which are looked at elsewhere.
+    /// Judges every key of a table. `further`: keys that are tables of their own, which are judged elsewhere.
     pub(super) fn judged(
         report: &mut Report<'_>,
         section: &str,
@@ -58,13 +58,13 @@ impl Settings {
         Settings { name: name.to_owned(), values }
     }
 
-    /// All of a table, without a judgement.
+    /// Takes all of a table, unjudged.
     pub(super) fn whole(name: &str, table: &BTreeMap<String, Tree>) -> Settings {
         let values = table.iter().map(|(key, tree)| (key.clone(), tree.value.clone())).collect();
         Settings { name: name.to_owned(), values }
     }
 
-    /// The full name of a key.
+    /// Returns the full name of a key.
     pub(super) fn of(&self, key: &str) -> String {
         format!("{}.{key}", self.name)
     }
@@ -73,17 +73,17 @@ impl Settings {
         self.values.get(key)
     }
 
-    /// A text, a number or a truth value, as text.
+    /// Returns a string, number or boolean as text.
     pub(super) fn get(&self, key: &str) -> Option<String> {
         self.values.get(key).map(text_of)
     }
 
-    /// As [`Settings::get`]; an empty text is none.
+    /// As [`Settings::get`], but None for an empty text.
     pub(super) fn filled(&self, key: &str) -> Option<String> {
         self.get(key).filter(|value| !value.is_empty())
     }
 
-    /// A truth value; `default` if it is not there.
+    /// Returns a boolean; `default` if the key is missing.
     pub(super) fn flag(&self, report: &mut Report<'_>, key: &str, default: bool) -> bool {
         let Some(value) = self.get(key) else { return default };
         boolean(&value).unwrap_or_else(|| {
@@ -92,7 +92,7 @@ impl Settings {
         })
     }
 
-    /// A list of texts.
+    /// Returns a list of strings.
     pub(super) fn texts(&self, report: &mut Report<'_>, key: &str) -> Vec<String> {
         match self.values.get(key) {
             None => Vec::new(),
@@ -107,7 +107,7 @@ impl Settings {
     }
 }
 
-/// The tables of a table of tables, with the names of each; what else is there is a problem.
+/// Returns the tables in a table of tables, by their names; any other value in it is a problem.
 pub(super) fn tables<'t>(
     report: &mut Report<'_>,
     name: &str,
@@ -134,7 +134,7 @@ pub(super) fn tables<'t>(
     tables
 }
 
-/// A single table; what else is there is a problem.
+/// Returns a single table; any other value is a problem.
 pub(super) fn table<'t>(
     report: &mut Report<'_>,
     name: &str,
@@ -150,7 +150,7 @@ pub(super) fn table<'t>(
     }
 }
 
-/// The settings of a single table of the document; none, if it is not there.
+/// Returns the settings of a single table of the document; empty if it is missing.
 pub(super) fn one(report: &mut Report<'_>, document: &BTreeMap<String, Tree>, name: &str) -> Settings {
     match table(report, name, document.get(name)) {
         Some(table) => Settings::judged(report, name, name, table, &[]),
@@ -158,7 +158,7 @@ pub(super) fn one(report: &mut Report<'_>, document: &BTreeMap<String, Tree>, na
     }
 }
 
-/// What a value is, for a message and for comparisons. Of lists and tables it says no more than that they are there.
+/// Renders a value, for a message and for comparisons. Lists and tables are only named as such.
 pub(super) fn text_of(value: &Value) -> String {
     match value {
         Value::Text(text) => text.clone(),
@@ -173,7 +173,7 @@ pub(super) fn text_of(value: &Value) -> String {
     }
 }
 
-/// Tables of a document that nobody looks at.
+/// Reports tables of a document that are not known.
 pub(super) fn unknown(report: &mut Report<'_>, program: &str, document: &BTreeMap<String, Tree>, known: &[&str]) {
     for (key, tree) in document.iter().filter(|(key, _)| !known.contains(&key.as_str())) {
         report.stands(key, line_of(tree));

@@ -1,25 +1,25 @@
-//! What becomes of the keys of another program's configuration: one table for each program, with every key that its documentation has. The tables of the guide
-//! are made from these.
+//! Translation of the keys of another program's configuration: one table for each program, with every key in its documentation. The guide's tables
+//! are generated from these.
 
-/// What becomes of a key.
+/// Translation of a key.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Fate {
-    /// It becomes this key of Kingpost's.
+    /// Carried over to this key of Kingpost.
     Carried(&'static str),
-    /// It is left out, and a comment says why: nothing that a client, a login or an operator relies on is lost.
+    /// Left out with a comment that gives the reason: nothing that a client, a login or an operator relies on is lost.
     Needless,
-    /// An error, unless it has one of these values: with them the program does what Kingpost does anyway.
+    /// An error, unless it has one of these values: with them the program does what Kingpost always does.
     Refused(&'static [&'static str]),
 }
 
-/// A key of another program's.
+/// A key of another program.
 #[derive(Debug)]
 pub(super) struct Key {
-    /// Where it stands in the file.
+    /// Section of the file.
     pub(super) section: &'static str,
     pub(super) name: &'static str,
     pub(super) fate: Fate,
-    /// What is special about the translation, or why there is none.
+    /// Note on the translation, or the reason why there is none.
     pub(super) note: &'static str,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// The key of this name; None: the program documents no such key.
+    /// Returns the key of this name; None: the program documents no such key.
     pub(super) fn find(&self, section: &str, name: &str) -> Option<&'static Key> {
         self.keys.iter().find(|key| key.section == section && key.name == name)
     }
@@ -58,21 +58,21 @@ pub(super) const fn refused(
     Key { section, name, fate: Fate::Refused(harmless), note }
 }
 
-// Reasons that several programs share.
+// Reasons shared by several programs.
 pub(super) const STANDARD_ERROR: &str = "Kingpost logs to standard error, which the service manager keeps";
 pub(super) const PROBED: &str = "Kingpost probes every node";
 pub(super) const RESOLVED: &str = "host names are resolved by the system, anew for each connection";
 pub(super) const CIPHERS: &str = "Kingpost offers the safe cipher suites of TLS 1.2 and 1.3, and has no list of them";
 pub(super) const KEEP_ALIVE: &str = "connections have keep-alives, with the system's times";
 
-/// Where the CAs of the system are, on Debian and its relatives: for programs that have such a list built in.
+/// File with the system's CAs, on Debian and its derivatives: for programs that have such a list built in.
 pub(super) const SYSTEM_CAS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
 
-    /// The rows of the guide's table for a section.
+    /// Returns the rows of the guide's table for a section.
     fn rows(table: &Table, section: &str) -> Vec<String> {
         let mut rows = Vec::new();
         for key in table.keys.iter().filter(|key| key.section == section) {
@@ -94,7 +94,7 @@ pub(super) mod tests {
         rows
     }
 
-    /// The guide's page has this table, section by section, and no more; and no key is there twice.
+    /// Checks that the guide's page has exactly this table, section by section, and each key only once.
     pub(in super::super) fn the_guide_has(table: &Table, page: &str) {
         let path = format!("{}/../../docs/guide/{page}", env!("CARGO_MANIFEST_DIR"));
         let guide = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
@@ -115,7 +115,7 @@ pub(super) mod tests {
                 table.keys[index + 1..].iter().any(|other| (other.section, other.name) == (key.section, key.name));
             assert!(!twice, "[{}] {}", key.section, key.name);
             assert!(!key.note.is_empty() || matches!(key.fate, Fate::Carried(_)), "{}: no reason", key.name);
-            // What a key becomes is a key.
+            // The target of a key is a key of Kingpost.
             if let Fate::Carried(to) = key.fate {
                 for to in to.split(", ") {
                     assert!(crate::config::is_key(to), "{}: Kingpost has no key {to}", key.name);
@@ -124,7 +124,7 @@ pub(super) mod tests {
         }
     }
 
-    /// The code looks at every key that is carried over, and at none that the table does not have. `sources`: all of the code but the table.
+    /// Checks that the code reads every key that is carried over, and none that the table does not have. `sources`: all of the code but the table.
     pub(in super::super) fn the_code_reads(table: &Table, sources: &[&str]) {
         let code = sources.concat();
         for key in table.keys.iter().filter(|key| matches!(key.fate, Fate::Carried(_))) {

@@ -1,4 +1,5 @@
-//! What is said of the settings that are translated: which are left out and why, and which can't be carried over. With one of the latter there is no translation.
+//! Report on the translated settings: those left out, with the reason, and those that can't be carried over. With any of the latter there is no
+//! translation.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -14,23 +15,23 @@ use crate::error::Failure;
 pub(super) struct Report<'a> {
     options: &'a Options,
     table: &'static Table,
-    /// Lines of settings, by their full names.
+    /// Lines of settings, by full name.
     lines: BTreeMap<String, usize>,
-    /// What can't be carried over, and why.
+    /// Settings that can't be carried over, with the reason.
     problems: Vec<(String, String)>,
-    /// What was left out, and why.
+    /// Settings that were left out, with the reason.
     left_out: Vec<(String, String)>,
 }
 
-/// A setting as it was found.
+/// A setting of the file.
 pub(super) struct Found<'f> {
     /// The section in the program's documentation.
     pub(super) section: &'f str,
     pub(super) key: &'f str,
-    /// The name by which errors and `--ignore` have it: `databases.shop.connect_query`.
+    /// The name in errors and in `--ignore`, such as `databases.shop.connect_query`.
     pub(super) name: &'f str,
     pub(super) value: &'f str,
-    /// The line in its file.
+    /// The line in the setting's file.
     pub(super) line: Option<usize>,
 }
 
@@ -46,14 +47,14 @@ impl<'a> Report<'a> {
         self.options.ignored.iter().any(|ignored| ignored == name || ignored == last || above(ignored))
     }
 
-    /// Where a setting stands, for errors.
+    /// Records the line of a setting, for errors.
     pub(super) fn stands(&mut self, name: &str, line: Option<usize>) {
         if let Some(line) = line {
             self.lines.insert(name.to_owned(), line);
         }
     }
 
-    /// A setting can't be carried over.
+    /// Records that a setting can't be carried over.
     pub(super) fn problem(&mut self, name: &str, why: impl Into<String>) {
         let why = why.into();
         if self.ignores(name) {
@@ -63,7 +64,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// As [`Report::problem`], for what `--ignore` can't leave out.
+    /// As [`Report::problem`], for a setting that `--ignore` can't leave out.
     pub(super) fn insist(&mut self, name: &str, why: impl Into<String>) {
         let why = why.into();
         let key = name.split(" = ").next().unwrap_or(name);
@@ -74,17 +75,17 @@ impl<'a> Report<'a> {
         self.problems.push((name.to_owned(), why));
     }
 
-    /// A setting, or something else, is left out.
+    /// Records that a setting, or something else, is left out.
     pub(super) fn leave(&mut self, name: &str, why: impl Into<String>) {
         self.left_out.push((name.to_owned(), why.into()));
     }
 
-    /// True if a setting is one to carry over; otherwise what is said about it is noted.
+    /// Returns true if a setting is to be carried over; otherwise records the reason.
     pub(super) fn judge(&mut self, found: &Found<'_>) -> bool {
         let Found { section, key, name, value, line } = *found;
         self.stands(name, line);
         let known = self.table.find(section, key);
-        // Of a key that nobody knows nobody knows whether it is a secret.
+        // Whether an unknown key holds a secret is unknown, too.
         let shown =
             if is_secret(key) || (known.is_none() && value.contains(char::is_whitespace)) { "…" } else { value };
         let what = format!("{name} = {shown}");
@@ -117,12 +118,12 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// True if `--database` names some.
+    /// True if `--database` names any.
     pub(super) fn chooses(&self) -> bool {
         !self.options.databases.is_empty()
     }
 
-    /// Keeps what `--database` names, which has to be there.
+    /// Keeps the databases that `--database` names, all of which must exist.
     pub(super) fn chosen<T>(&mut self, databases: &mut Vec<T>, section: &str, name_of: impl Fn(&T) -> &String) {
         let wanted = &self.options.databases;
         if wanted.is_empty() {
@@ -136,7 +137,7 @@ impl<'a> Report<'a> {
         databases.retain(|database| wanted.contains(name_of(database)));
     }
 
-    /// A whole number in these bounds, as TOML.
+    /// Returns a whole number in these bounds, as TOML.
     pub(super) fn number(&mut self, name: &str, value: &str, bounds: RangeInclusive<i64>) -> Option<String> {
         match value.parse::<i64>() {
             Ok(number) if bounds.contains(&number) => Some(number.to_string()),
@@ -148,12 +149,12 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// As [`Report::number`]; 0, which means no limit, becomes nothing.
+    /// As [`Report::number`]; for 0, which means no limit, None.
     pub(super) fn limit(&mut self, name: &str, value: &str, most: i64) -> Option<String> {
         if value == "0" { None } else { self.number(name, value, 1..=most) }
     }
 
-    /// Seconds, perhaps with a fraction, as TOML. `never`: 0, which means never, is possible.
+    /// Returns seconds, perhaps with a fraction, as TOML. `never`: 0, which means never, is allowed.
     pub(super) fn seconds(&mut self, name: &str, value: &str, never: bool) -> Option<String> {
         let seconds = value.parse::<f64>().ok().filter(|seconds| seconds.is_finite() && (0.0..1e9).contains(seconds));
         match seconds {
@@ -165,7 +166,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Milliseconds, as TOML. `never`: as with [`Report::seconds`].
+    /// Returns milliseconds, as TOML. `never`: as with [`Report::seconds`].
     pub(super) fn milliseconds(&mut self, name: &str, value: &str, never: bool) -> Option<String> {
         match value.parse::<u64>().ok().filter(|time| *time < 1_000_000_000_000) {
             None => {
@@ -176,7 +177,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// A time, as TOML. `never`: as with [`Report::seconds`].
+    /// Returns a time, as TOML. `never`: as with [`Report::seconds`].
     pub(super) fn time(&mut self, name: &str, time: Duration, never: bool) -> Option<String> {
         if time.is_zero() && !never {
             self.problem(name, "found 0, which means for ever: Kingpost needs a limit here");
@@ -185,7 +186,7 @@ impl<'a> Report<'a> {
         Some(quoted(&humantime::format_duration(time).to_string()))
     }
 
-    /// One of `session`, `transaction` and `statement`, as TOML.
+    /// Returns one of `session`, `transaction` and `statement`, as TOML.
     pub(super) fn mode(&mut self, name: &str, value: &str) -> Option<String> {
         if ["transaction", "statement", "session"].contains(&value) {
             return Some(quoted(value));
@@ -194,7 +195,7 @@ impl<'a> Report<'a> {
         None
     }
 
-    /// What was left out; or that something can't be carried over. `page`: where the guide has every key.
+    /// Returns the settings left out; or fails with those that can't be carried over. `page`: the guide's page with every key.
     pub(super) fn finish(self, source: &Path, page: &str) -> Result<Vec<(String, String)>, Failure> {
         let problems = self.problems;
         if problems.is_empty() || self.options.ignore_all {
@@ -210,7 +211,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Whether a key's value is nothing to show.
+/// True if a key's value must not be shown.
 fn is_secret(key: &str) -> bool {
     ["password", "passwd", "secret", "hash", "authkey", "api_key", "headers", "token", "vault"]
         .iter()
@@ -218,12 +219,12 @@ fn is_secret(key: &str) -> bool {
         && !key.contains("tokens")
 }
 
-/// `off` and `false`, for example.
+/// True for two words of one value, such as `off` and `false`.
 fn means_the_same(one: &str, other: &str) -> bool {
     one == other || boolean(one).is_some_and(|one| boolean(other) == Some(one))
 }
 
-/// A truth value, in the words of PostgreSQL's configuration and of TOML.
+/// Parses a boolean, in the words of PostgreSQL's configuration and of TOML.
 pub(super) fn boolean(value: &str) -> Option<bool> {
     match value.to_ascii_lowercase().as_str() {
         "on" | "true" | "yes" | "tru" | "tr" | "t" | "ye" | "y" => Some(true),

@@ -1,9 +1,9 @@
-//! Servers: their addresses as Kingpost writes them, and which of them belong together.
+//! Servers: their addresses in Kingpost's form, and their groups.
 
-/// Databases with the addresses of the servers that they lead to.
+/// Databases with the addresses of their servers.
 pub(super) type Servers = Vec<(String, Vec<String>)>;
 
-/// The address of a server, as Kingpost writes it. `socket_dir`: of whoever names no host.
+/// Returns the address of a server in Kingpost's form. `socket_dir`: used without a host.
 pub(super) fn address(host: &str, port: &str, socket_dir: &str) -> Result<String, String> {
     if !port.parse::<u16>().is_ok_and(|port| port > 0) {
         return Err(format!("found port {port:?}, expected a port from 1 to 65535"));
@@ -17,7 +17,7 @@ pub(super) fn address(host: &str, port: &str, socket_dir: &str) -> Result<String
     }
 }
 
-/// Databases that share a server, directly or through others, and all of their servers.
+/// Groups databases that share a server, directly or through others, with all of their servers.
 pub(super) fn groups(led: &[(String, Vec<String>)]) -> Vec<(Vec<String>, Vec<String>)> {
     let mut groups: Vec<(Vec<String>, Vec<String>)> = Vec::new();
     for (name, nodes) in led {

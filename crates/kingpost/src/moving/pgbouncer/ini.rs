@@ -1,5 +1,5 @@
-//! The form of PgBouncer's files: sections, keys, connection strings, the list of users. Follows its documentation, and its parser
-//! where that is silent.
+//! The syntax of PgBouncer's files: sections, keys, connection strings, the list of users. Follows its documentation, and its parser where that is
+//! silent.
 
 use std::path::Path;
 
@@ -16,13 +16,13 @@ pub(super) struct Entry {
     pub(super) section: String,
     pub(super) key: String,
     pub(super) value: String,
-    /// Where it stands.
+    /// File of the setting.
     pub(super) file: String,
     pub(super) line: usize,
 }
 
 impl Entry {
-    /// Where it stands, for a message.
+    /// Returns the place of the setting, for a message.
     pub(super) fn at(&self) -> String {
         at(&self.file, self.line)
     }
@@ -32,7 +32,7 @@ fn at(file: &str, line: usize) -> String {
     format!("{file}, line {line}")
 }
 
-/// The settings of a file and of those that it includes, in their order.
+/// Reads the settings of a file and of those that it includes, in order.
 pub(super) fn read(file: &Path, read: Read<'_>) -> Result<Vec<Entry>, Failure> {
     let mut entries = Vec::new();
     read_file(file, read, DEEPEST, &mut String::new(), &mut entries)?;
@@ -72,7 +72,7 @@ fn read_file(
     Ok(())
 }
 
-/// `key = value`; the key may stand in double quotes, a quote inside it doubled.
+/// Parses `key = value`; the key may be in double quotes, a quote inside it doubled.
 fn key_and_value(line: &str) -> Option<(String, String)> {
     let (key, rest) = match in_quotes(line) {
         Some((key, rest)) => (key, rest.trim_start().strip_prefix('=')?),
@@ -81,8 +81,8 @@ fn key_and_value(line: &str) -> Option<(String, String)> {
     Some((key, rest.trim().to_owned()))
 }
 
-/// The lines `"name" "secret"` of an auth_file, each with "" for a quote; the rest of a line does not count. Of two lines of one
-/// name the last counts.
+/// Parses the lines `"name" "secret"` of an auth_file, each with "" for a quote; the rest of a line is ignored. Of two lines of one name the last
+/// counts.
 pub(super) fn users(text: &str) -> Vec<(String, String)> {
     let mut users: Vec<(String, String)> = Vec::new();
     for line in text.lines() {
@@ -94,7 +94,7 @@ pub(super) fn users(text: &str) -> Vec<(String, String)> {
     users
 }
 
-/// What stands between double quotes at the beginning, and what follows; a quote inside is doubled.
+/// Returns the text between double quotes at the beginning, and the rest; a quote inside is doubled.
 pub(super) fn in_quotes(text: &str) -> Option<(String, &str)> {
     let mut rest = text.strip_prefix('"')?;
     let mut found = String::new();
@@ -112,7 +112,7 @@ pub(super) fn in_quotes(text: &str) -> Option<(String, &str)> {
     }
 }
 
-/// `key=value` pairs of a connection string; a value may be in single quotes, a quote inside it doubled.
+/// Parses the `key=value` pairs of a connection string; a value may be in single quotes, a quote inside it doubled.
 pub(super) fn pairs(text: &str) -> Vec<(String, String)> {
     let mut pairs = Vec::new();
     let mut rest = text.trim_start();

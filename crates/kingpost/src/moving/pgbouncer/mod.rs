@@ -13,7 +13,7 @@ use super::plan::Plan;
 use super::{Options, Read};
 use crate::error::Failure;
 
-/// The key that a key of PgBouncer's `[pgbouncer]` becomes.
+/// Returns the key that a key of PgBouncer's `[pgbouncer]` is carried over to.
 pub(crate) fn carried_to(key: &str) -> Option<&'static str> {
     match keys::TABLE.find(keys::P, key)?.fate {
         Fate::Carried(to) => Some(to),
@@ -21,13 +21,13 @@ pub(crate) fn carried_to(key: &str) -> Option<&'static str> {
     }
 }
 
-/// Why a key of PgBouncer's `[pgbouncer]` is not needed; `None`: it is, or there is no such key.
+/// Returns the reason why a key of PgBouncer's `[pgbouncer]` is not needed; `None`: it is, or there is no such key.
 pub(crate) fn needless(key: &str) -> Option<&'static str> {
     let key = keys::TABLE.find(keys::P, key)?;
     matches!(key.fate, Fate::Needless).then_some(key.note)
 }
 
-/// Reads `file` and what it refers to, and gives what to write.
+/// Reads `file` and the files that it refers to, and plans the translation.
 pub(super) fn plan(file: &Path, read: Read<'_>, options: &Options) -> Result<Plan, Failure> {
     let entries = ini::read(file, read)?;
     translate::translate(file, &entries, read, options)

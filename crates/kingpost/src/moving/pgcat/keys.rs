@@ -6,7 +6,7 @@ pub(super) const G: &str = "general";
 pub(super) const P: &str = "pools.NAME";
 pub(super) const U: &str = "pools.NAME.users.N";
 pub(super) const S: &str = "pools.NAME.shards.N";
-/// Of all pools, or of one.
+/// Section of the plugins, of all pools or of one.
 pub(super) const L: &str = "plugins";
 
 const SHARDS: &str = "Kingpost does not shard";

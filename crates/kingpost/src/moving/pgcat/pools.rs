@@ -1,4 +1,4 @@
-//! A pool of PgCat's: a database with its users and servers.
+//! A pool of PgCat: a database with its users and servers.
 
 use std::collections::BTreeMap;
 
@@ -11,35 +11,35 @@ use crate::moving::plan::{Line, quoted};
 use crate::moving::report::{Found, Report};
 use crate::moving::server::address;
 
-/// A pool, as far as it can be carried over.
+/// A pool, as far as it is carried over.
 #[derive(Debug)]
 pub(super) struct Pool {
     pub(super) name: String,
-    /// The database on the servers.
+    /// Name of the database on the servers.
     pub(super) dbname: String,
-    /// Addresses.
+    /// Addresses of the nodes.
     pub(super) nodes: Vec<String>,
     pub(super) members: Vec<Member>,
     /// Settings of the database.
     pub(super) lines: Vec<Line>,
     pub(super) reads: Reads,
     pub(super) lookup: Option<Lookup>,
-    /// Some user has no password.
+    /// True if some user has no password.
     pub(super) looks_up: bool,
 }
 
-/// Where a pool's reads go.
+/// Destination of a pool's reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reads {
     Primary,
     Replicas,
-    /// To replicas, and perhaps to the primary, too.
+    /// Replicas, and perhaps the primary, too.
     Everywhere {
         primary: bool,
     },
 }
 
-/// How users without a password are looked up.
+/// Lookup of users without a password.
 #[derive(PartialEq, Eq)]
 pub(super) struct Lookup {
     pub(super) query: String,
@@ -53,7 +53,7 @@ impl std::fmt::Debug for Lookup {
     }
 }
 
-/// Addresses of a pool's only shard, and whether a primary and replicas are among them.
+/// Addresses of a pool's only shard, with its kinds of servers.
 #[derive(Default)]
 struct Shard {
     dbname: String,
@@ -62,7 +62,7 @@ struct Shard {
     replicas: bool,
 }
 
-/// A setting of a user, of its pool, or of all pools: the nearest counts.
+/// A setting of a user, of its pool, or of all pools: the nearest one counts.
 struct Nearest<'s> {
     user: &'s Settings,
     pool: &'s Settings,
@@ -70,12 +70,12 @@ struct Nearest<'s> {
 }
 
 impl Nearest<'_> {
-    /// The value and its full name.
+    /// Returns the value and its full name.
     fn get(&self, key: &str) -> Option<(String, String)> {
         [self.user, self.pool, self.general].into_iter().find_map(|of| Some((of.get(key)?, of.of(key))))
     }
 
-    /// A time in milliseconds, as TOML; `default` if nobody has it.
+    /// Returns a time in milliseconds, as TOML; `default` if it is not set.
     fn time(&self, report: &mut Report<'_>, key: &str, default: &str) -> Option<String> {
         let (value, name) = self.get(key).unwrap_or_else(|| (default.into(), self.user.of(key)));
         report.milliseconds(&name, &value, false)
@@ -83,7 +83,7 @@ impl Nearest<'_> {
 }
 
 impl Pool {
-    /// Reads a pool; what can't be carried over goes to the report.
+    /// Reads a pool; settings that cannot be carried over go to the report.
     pub(super) fn read(
         report: &mut Report<'_>,
         general: &Settings,
@@ -107,7 +107,7 @@ impl Pool {
             lines.push(("dbname", quoted(&shard.dbname)));
         }
         let (plugins, of) = match tree.get("plugins") {
-            // Those of the pool are in place of all others.
+            // The pool's plugins replace all others.
             Some(own) => (Some(own), format!("{full}.plugins")),
             None => (plugins, "plugins".to_owned()),
         };
@@ -153,7 +153,7 @@ fn in_session_mode(member: &Member) -> bool {
     member.settings.get("pool_mode").is_some_and(|mode| *mode == quoted("session"))
 }
 
-/// As PgCat decides it.
+/// Decides the destination as PgCat does.
 fn reads(report: &mut Report<'_>, settings: &Settings, shard: &Shard) -> Reads {
     let parses = settings.flag(report, "query_parser_enabled", false);
     let splits = settings.flag(report, "query_parser_read_write_splitting", false);
@@ -177,7 +177,7 @@ fn reads(report: &mut Report<'_>, settings: &Settings, shard: &Shard) -> Reads {
     }
 }
 
-/// The lookup of a pool: each of its settings is the pool's, or else that of all pools.
+/// Returns the lookup of a pool: each of its settings is the pool's, or else that of all pools.
 fn lookup(general: &Settings, pool: &Settings) -> Option<Lookup> {
     let nearest = |key: &str| pool.filled(key).or_else(|| general.filled(key));
     let (query, user) = (nearest("auth_query")?, nearest("auth_query_user")?);
@@ -237,7 +237,7 @@ fn member(report: &mut Report<'_>, pool: &str, nearest: &Nearest<'_>, looks_up: 
 }
 
 impl Shard {
-    /// The only shard of a pool.
+    /// Reads the only shard of a pool.
     fn read(report: &mut Report<'_>, pool: &str, tree: Option<&Tree>) -> Shard {
         let name = format!("{pool}.shards");
         let shards = tables(report, &name, tree);
@@ -288,7 +288,7 @@ impl Shard {
     }
 }
 
-/// What the plugins come to: the queries of the prewarmer. All else that is on is an error.
+/// Translates the plugins: the queries of the prewarmer. Any other plugin in use is an error.
 fn connect_query(report: &mut Report<'_>, plugins: Option<&Tree>, of: &str) -> Option<Line> {
     let plugins = table(report, of, plugins)?;
     let mut queries = Vec::new();

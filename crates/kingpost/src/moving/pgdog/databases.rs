@@ -9,7 +9,7 @@ use crate::moving::plan::{Line, quoted, quoted_list};
 use crate::moving::report::Report;
 use crate::moving::server::address;
 
-/// What entries of one name have to have in common.
+/// Keys with equal values in all entries of one name.
 const COMMON: [&str; 14] = [
     "database_name",
     "user",
@@ -27,24 +27,24 @@ const COMMON: [&str; 14] = [
     "name",
 ];
 
-/// A database, as far as it can be carried over.
+/// A database, as far as it is carried over.
 #[derive(Debug)]
 pub(super) struct Database {
     pub(super) name: String,
     pub(super) nodes: Vec<Node>,
-    /// What its entries have in common.
+    /// Settings common to its entries.
     pub(super) settings: Settings,
     pub(super) lines: Vec<Line>,
-    /// The primary's weight among the nodes that answer reads; None: reads do not go to replicas and primary.
+    /// The primary's weight among the nodes that answer reads; None: reads are not shared by replicas and primary.
     pub(super) primary_weight: Option<u32>,
-    /// Reads go to replicas.
+    /// True if reads go to replicas.
     pub(super) reads_replicas: bool,
 }
 
 /// A server of a database.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// By which errors have it: `databases.0`.
+    /// The name in errors, such as `databases.0`.
     pub(super) name: String,
     pub(super) address: String,
     role: Role,
@@ -58,17 +58,17 @@ enum Role {
     Auto,
 }
 
-/// How reads are told from writes, for all databases.
+/// Distinction of reads from writes, for all databases.
 struct Split {
-    /// PgDog looks at statements.
+    /// True if PgDog parses statements.
     parses: bool,
-    /// `read_write_split`
+    /// Value of `read_write_split`.
     mode: String,
-    /// Weights count.
+    /// True if weights count.
     weighted: bool,
 }
 
-/// All databases, in the order of their first entries.
+/// Reads all databases, in the order of their first entries.
 pub(super) fn read(report: &mut Report<'_>, general: &Settings, tree: Option<&Tree>) -> Vec<Database> {
     let mut entries: Vec<(String, Vec<Settings>)> = Vec::new();
     for (at, table) in tables(report, D, tree) {
@@ -123,7 +123,7 @@ impl Split {
 impl Database {
     fn of(report: &mut Report<'_>, split: &Split, name: String, mut entries: Vec<Settings>) -> Option<Database> {
         let is_replica = |entry: &Settings| entry.get("role").as_deref() == Some("replica");
-        // What is said of a primary counts for all.
+        // The settings of a primary count for all.
         entries.sort_by_key(is_replica);
         let first = entries.first()?;
         if ["kingpost", "pgbouncer", "*"].contains(&name.as_str()) {
@@ -131,7 +131,7 @@ impl Database {
             return None;
         }
         for other in &entries[1..] {
-            // A replica is read-only, whether it says so or not.
+            // A replica is read-only, even without the setting.
             let own = |key: &str| key == "read_only" && is_replica(other);
             for key in COMMON.iter().filter(|key| first.get(key) != other.get(key) && !own(key)) {
                 let why = format!("{} has it otherwise: what entries of one name say has to be the same", first.name);
@@ -149,7 +149,7 @@ impl Database {
     }
 }
 
-/// Where statements go, and the primary's weight.
+/// Returns the destination of statements, and the primary's weight.
 fn reads(report: &mut Report<'_>, split: &Split, settings: &Settings, nodes: &[Node]) -> (&'static str, Option<u32>) {
     let has = |role: Role| nodes.iter().any(|node| node.role == role || node.role == Role::Auto);
     match (has(Role::Primary), has(Role::Replica)) {
@@ -162,7 +162,7 @@ fn reads(report: &mut Report<'_>, split: &Split, settings: &Settings, nodes: &[N
     if split.mode != "include_primary" {
         return ("auto", Some(0));
     }
-    // Which server is the primary may change: its weight is known if the file names it, or if all have the same.
+    // The primary may move to another server: its weight is known if the file names the primary, or if all have the same.
     let named = nodes.iter().find(|node| node.role == Role::Primary).or(nodes.first());
     let weight = named.map_or(1, |node| node.weight);
     if nodes.iter().any(|node| node.role == Role::Auto && node.weight != weight) {
@@ -174,7 +174,7 @@ fn reads(report: &mut Report<'_>, split: &Split, settings: &Settings, nodes: &[N
     ("auto", Some(weight))
 }
 
-/// What server connections start with.
+/// Returns the start-up parameters of server connections.
 fn parameters(report: &mut Report<'_>, settings: &Settings) -> Option<Line> {
     let mut parameters = Vec::new();
     for key in ["statement_timeout", "lock_timeout"] {
@@ -217,12 +217,12 @@ impl Node {
     }
 }
 
-/// A setting of a user, of its database, or of all of them: the nearest counts. A key may have a second name.
+/// Returns a setting of a user, of its database, or of all: the nearest one counts. A key may have a second name.
 pub(super) fn nearest(of: [&Settings; 3], keys: &[&str]) -> Option<(String, String)> {
     of.into_iter().find_map(|of| keys.iter().find_map(|key| Some((of.get(key)?, of.of(key)))))
 }
 
-/// Settings of a member that come from the nearest place, as TOML.
+/// Returns a member's settings from the nearest place, as TOML.
 pub(super) fn settings(report: &mut Report<'_>, of: [&Settings; 3]) -> BTreeMap<&'static str, String> {
     let [user, _, _] = of;
     let mut settings = BTreeMap::new();

@@ -16,7 +16,7 @@ const VAULT: &str = "Kingpost gets passwords from files and programs (proxy.user
 const GRPC: &str = "metrics are sent by OTLP over gRPC: see metrics.otlp";
 const TWO_PHASE: &str = "of two_phase_commit, which is an error";
 
-/// All tables, in the order of the documentation: those that are looked at, and behind them [`OTHERS`].
+/// All tables, in the order of the documentation: first those that are read, then [`OTHERS`].
 const SECTIONS: [&str; 19] = [
     G,
     A,
@@ -39,7 +39,7 @@ const SECTIONS: [&str; 19] = [
     "vault",
 ];
 
-/// Tables of which nothing is carried over.
+/// Tables that are not carried over.
 pub(super) const OTHERS: &[&str] = SECTIONS.split_at(5).1;
 
 pub(super) const TABLE: Table = Table { program: "PgDog 0.1.54", sections: &SECTIONS, keys: KEYS };

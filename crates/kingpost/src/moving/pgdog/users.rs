@@ -11,7 +11,7 @@ use crate::moving::members::Member;
 use crate::moving::plan::{Line, quoted, quoted_list};
 use crate::moving::report::Report;
 
-/// How clients prove who they are.
+/// Authentication method of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Auth {
     Scram,
@@ -32,7 +32,7 @@ impl Auth {
         }
     }
 
-    /// As Kingpost calls it.
+    /// Returns Kingpost's name of the method.
     pub(super) fn method(self) -> &'static str {
         match self {
             Auth::Scram => "scram-sha-256",
@@ -42,7 +42,7 @@ impl Auth {
     }
 }
 
-/// The users of all databases.
+/// Returns the users of all databases.
 pub(super) fn members(
     report: &mut Report<'_>,
     general: &Settings,
@@ -68,7 +68,7 @@ pub(super) fn members(
     members
 }
 
-/// The databases that a user belongs to, as PgDog reads them.
+/// Returns the databases that a user belongs to, as PgDog reads them.
 fn databases_of<'d>(report: &mut Report<'_>, user: &Settings, databases: &'d [Database]) -> Vec<&'d Database> {
     if user.flag(report, "all_databases", false) {
         return databases.iter().collect();
@@ -91,7 +91,7 @@ fn databases_of<'d>(report: &mut Report<'_>, user: &Settings, databases: &'d [Da
     found
 }
 
-/// What `proxy.users` has of a user's secrets.
+/// Returns the keys of `proxy.users` for a user's secrets.
 fn secret(report: &mut Report<'_>, user: &Settings) -> Vec<Line> {
     let mut plain: Vec<String> = user.filled("password").into_iter().collect();
     plain.extend(user.texts(report, "passwords"));

@@ -1,4 +1,5 @@
-//! The form of pgpool.conf, which is that of PostgreSQL's configuration: `key = value` on a line, comments, texts in quotation marks, times with units.
+//! The syntax of pgpool.conf, which is that of PostgreSQL's configuration: `key = value` on a line, comments, strings in quotation marks, times with
+//! units.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,7 +20,7 @@ pub(super) struct Entry {
     pub(super) line: usize,
 }
 
-/// The settings of a file and of those that it includes, in their order.
+/// Reads the settings of a file and of those that it includes, in order.
 pub(super) fn read(file: &Path, read: Read<'_>) -> Result<Vec<Entry>, Failure> {
     let mut entries = Vec::new();
     read_file(file, read, DEEPEST, &mut entries)?;
@@ -34,7 +35,7 @@ fn read_file(file: &Path, read: Read<'_>, deepest: usize, entries: &mut Vec<Entr
         let Some((key, value)) = setting(line).map_err(wrong)? else { continue };
         if key == "include" {
             let deepest = deepest.checked_sub(1).ok_or_else(|| wrong("too many include in one another"))?;
-            // A relative path starts where the file is.
+            // A relative path starts at the file's directory.
             let path = file.parent().unwrap_or(Path::new("")).join(&value);
             read_file(&path, read, deepest, entries)?;
         } else if entries.len() >= MOST {
@@ -46,7 +47,7 @@ fn read_file(file: &Path, read: Read<'_>, deepest: usize, entries: &mut Vec<Entr
     Ok(())
 }
 
-/// The setting of a line, if there is one.
+/// Parses the setting of a line, if there is one.
 fn setting(line: &str) -> Result<Option<(String, String)>, &'static str> {
     let line = line.trim();
     if line.is_empty() || line.starts_with('#') {
@@ -77,7 +78,7 @@ fn setting(line: &str) -> Result<Option<(String, String)>, &'static str> {
     Ok(Some((key.to_owned(), value)))
 }
 
-/// What stands before the closing quotation mark, and what follows. A backslash takes the next character along, and stays: so does pgpool.
+/// Returns the text before the closing quotation mark, and the rest. A backslash escapes the next character, and stays, as in pgpool.
 fn in_quotes(text: &str) -> Option<(String, &str)> {
     let mut characters = text.char_indices();
     while let Some((at, c)) = characters.next() {
@@ -92,12 +93,12 @@ fn in_quotes(text: &str) -> Option<(String, &str)> {
     None
 }
 
-/// The values of a list, which commas separate.
+/// Splits a list at commas.
 pub(super) fn list(value: &str) -> Vec<&str> {
     value.split(',').map(str::trim).filter(|item| !item.is_empty()).collect()
 }
 
-/// A time: a number, and perhaps a unit; `unit` is that of a number alone.
+/// Parses a time: a number, and perhaps a unit; `unit` is that of a number alone.
 pub(super) fn time(value: &str, unit: &str) -> Option<Duration> {
     let value = value.trim();
     let end = value.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(value.len());

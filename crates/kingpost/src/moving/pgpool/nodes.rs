@@ -11,14 +11,14 @@ const MOST: usize = 128;
 const HEAVIEST: u32 = 1_000;
 
 struct Backend {
-    /// Its number in the file.
+    /// Number of the backend in the file.
     number: String,
     address: String,
     weight: Option<f64>,
     primary: bool,
 }
 
-/// The nodes and their weights. True if reads can go to others than the primary.
+/// Reads the nodes and their weights. Returns true if reads can go to others than the primary.
 pub(super) fn read(report: &mut Report<'_>, plan: &mut Plan, settings: &Settings) -> bool {
     let mut numbers: Vec<String> = settings.numbers("backend_hostname");
     numbers.sort_by_key(|number| number.parse::<u64>().unwrap_or(u64::MAX));
@@ -66,7 +66,7 @@ impl Backend {
     }
 }
 
-/// Weights as whole numbers, and the primary's.
+/// Writes the weights as whole numbers, and the primary's.
 fn weights(report: &mut Report<'_>, plan: &mut Plan, backends: &[Backend]) {
     if let Some(backend) = backends.iter().find(|backend| backend.weight.is_none()) {
         let name = format!("backend_weight{}", backend.number);
@@ -90,7 +90,7 @@ fn weights(report: &mut Report<'_>, plan: &mut Plan, backends: &[Backend]) {
     }
 }
 
-/// The smallest whole numbers in the same proportion; None: they would be greater than what Kingpost takes.
+/// Returns the smallest whole numbers in the same proportion; None: they exceed Kingpost's limit.
 fn whole(shares: &[f64]) -> Option<Vec<u32>> {
     let exact = |factor: u32| -> Option<Vec<u32>> {
         let scaled: Vec<f64> = shares.iter().map(|share| share * f64::from(factor)).collect();

@@ -3,17 +3,17 @@
 use wire::md5;
 use wire::scram::Verifier;
 
-/// What pool_passwd has for a user.
+/// Secret of a user in pool_passwd.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Secret {
     Plain(String),
     /// An MD5 hash or a SCRAM verifier.
     Verifier(String),
-    /// Nobody can log in with it here, and why.
+    /// A secret that allows no login here, with the reason.
     Useless(&'static str),
 }
 
-/// The users of a file, the first line of a name counting, as with pgpool-II.
+/// Reads the users of a file; the first line of a name counts, as in pgpool-II.
 pub(super) fn read(text: &str) -> Vec<(String, Secret)> {
     let mut users: Vec<(String, Secret)> = Vec::new();
     for line in text.lines() {
@@ -34,7 +34,7 @@ pub(super) fn read(text: &str) -> Vec<(String, Secret)> {
     users
 }
 
-/// What a secret is by its form.
+/// Recognises a secret by its form.
 pub(super) fn secret_of(secret: &str) -> Secret {
     if let Some(password) = secret.strip_prefix("TEXT") {
         return Secret::Plain(password.to_owned());
@@ -56,7 +56,7 @@ pub(super) fn secret_of(secret: &str) -> Secret {
     Secret::Plain(secret.to_owned())
 }
 
-/// The fields of a line; a backslash takes the next character as it is.
+/// Splits a line into fields; a backslash escapes the next character.
 fn fields(line: &str) -> Vec<String> {
     let mut fields = vec![String::new()];
     let mut characters = line.chars();
