@@ -1,4 +1,4 @@
-//! Asks an issuer for its keys: its discovery document says where they are. What it says is bounded, and redirects are not followed.
+//! Requests for an issuer's keys: its discovery document has their address. Answers are bounded, and redirects are not followed.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::registry::http::exchange;
 /// Longest document, in bytes.
 const LARGEST: usize = 256 << 10;
 
-/// The keys that an issuer signs with now.
+/// Reads the current signing keys of an issuer.
 pub(super) async fn read_keys(
     issuer: &Url,
     connector: impl Fn() -> Result<Arc<Connector>, tls::Error>,
@@ -32,7 +32,7 @@ pub(super) async fn read_keys(
     }
     let uri = document.get("jwks_uri").and_then(Value::as_str).unwrap_or_default();
     let uri = Url::parse(uri).map_err(|why| failed(&at, format!("jwks_uri: {why}")))?;
-    // A remote issuer does not have this machine ask its own services.
+    // A remote issuer must not make this machine send requests to its own services.
     if issuer.is_secure() && !uri.is_secure() {
         return Err(failed(&at, "jwks_uri is no https, and the issuer is".into()));
     }

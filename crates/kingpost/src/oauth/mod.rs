@@ -1,4 +1,4 @@
-//! Judges the tokens that clients log in with (method `oauth` in rules): signed by the rule's issuer, whose keys are asked for by HTTP.
+//! Verification of the tokens that clients log in with (method `oauth` in rules): signed by the rule's issuer, whose keys are read by HTTP.
 //!
 //! ```text
 //!  a token ─▶ its key is known, and was read lately ──────────────────▶ verdict
@@ -6,11 +6,11 @@
 //!                        once in a few seconds ──────────────────────▶ verdict
 //! ```
 //!
-//! What must hold:
-//! - A login whose key is known never waits for an issuer that does not answer, while the keys are not too old.
-//! - One issuer takes nothing from another: each has keys, a turn and a number of waiting logins of its own.
-//! - Whoever makes up names of keys has the issuer asked no more often than once in [`AGAIN`].
-//! - The token is in no error and in no log.
+//! Invariants:
+//! - A login whose key is known never waits for a silent issuer, while the keys are not too old.
+//! - Issuers are independent: each has its own keys, turn and number of waiting logins.
+//! - Invented key names make the issuer be asked no more often than once in [`AGAIN`].
+//! - No error and no log contains the token.
 
 mod issuer;
 mod token;
@@ -28,23 +28,23 @@ use tokio::sync::Semaphore;
 
 use token::{Bad, Demands, Head, Keys};
 
-/// Keys that are younger are used without a question.
+/// Age up to which keys are used without a request.
 const FRESH: Duration = Duration::from_secs(600);
-/// Keys that are older are used no more, even if their issuer cannot be asked.
+/// Age from which keys are no longer used, even if their issuer cannot be reached.
 const STALE: Duration = Duration::from_secs(3600);
-/// Least time between two questions to an issuer.
+/// Least time between two requests to an issuer.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// `[proxy.oauth]` since the start or the last reload, and what was learned of issuers since then.
+/// `[proxy.oauth]` since the start or the last reload, and the issuers' keys read since then.
 pub(crate) struct Issuers {
     config: OAuthConfig,
-    /// Of the CAs; read when a rule needs TLS first, since the system's are many.
+    /// Connector with the CAs; made when a rule first needs TLS, because the system's CAs are many.
     connector: OnceLock<Arc<Connector>>,
-    /// By rules' issuers: there are no more than there are rules.
+    /// Issuers of the rules, so no more than there are rules.
     known: Mutex<HashMap<String, Arc<Issuer>>>,
 }
 
-/// Why a token could not be judged. Contains no part of it.
+/// The reason why a token could not be verified. Contains no part of it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unable {
     #[error("{url}: {why}")]
@@ -59,12 +59,12 @@ pub(crate) enum Unable {
     Late(Duration),
 }
 
-/// What is known of an issuer.
+/// State of an issuer.
 struct Issuer {
     learned: Mutex<Learned>,
-    /// Who asks.
+    /// Held by the login that asks the issuer.
     turn: tokio::sync::Mutex<()>,
-    /// Logins that wait for an answer.
+    /// Limit of logins that wait for an answer.
     waiting: Semaphore,
 }
 
@@ -79,7 +79,7 @@ impl Issuer {
         self.learned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The keys, with their age, unless they are too old.
+    /// Returns the keys, with their age, unless they are too old.
     fn keys(&self, now: Instant) -> Option<(Arc<Keys>, Duration)> {
         let learned = self.learned();
         let (keys, read) = learned.keys.as_ref()?;
@@ -87,7 +87,7 @@ impl Issuer {
         (age < STALE).then(|| (keys.clone(), age))
     }
 
-    /// Whether the issuer may be asked now; the question counts from here on.
+    /// Returns true if the issuer may be asked now, and counts the request.
     fn may_ask(&self, now: Instant) -> bool {
         let mut learned = self.learned();
         let may = learned.tried.is_none_or(|tried| now.saturating_duration_since(tried) >= AGAIN);
@@ -99,17 +99,17 @@ impl Issuer {
 }
 
 impl Issuers {
-    /// As configured.
+    /// Makes the issuers as configured.
     pub(crate) fn of(config: &OAuthConfig) -> Issuers {
         Issuers { config: config.clone(), connector: OnceLock::new(), known: Mutex::default() }
     }
 
-    /// Longest time for a question.
+    /// Longest time for a request.
     pub(crate) fn timeout(&self) -> Duration {
         self.config.timeout
     }
 
-    /// Judges a token.
+    /// Verifies a token.
     pub(crate) async fn ask(&self, question: &Question, by: &Options) -> Result<Verdict, Unable> {
         let decided = match Head::read(question.password.expose()) {
             Ok(head) => {
@@ -129,7 +129,7 @@ impl Issuers {
         let audience = &self.config.audience;
         let claims = head.verify(keys, &Demands { issuer: by.issuer.text(), audience, scope: &by.scope, now })?;
         if by.delegates {
-            // Without such a claim nobody is let in.
+            // Without such a claim no login is accepted.
             let claim = self.config.users_claim.as_deref().ok_or(Bad::User)?;
             return claims.lets_be(claim, &question.user).map(|()| Verdict::Right);
         }
@@ -149,7 +149,7 @@ impl Issuers {
         known.entry(name.to_owned()).or_insert_with(new).clone()
     }
 
-    /// The issuer's keys: those for the token, if there are any.
+    /// Returns the issuer's keys, with that of the token if the issuer has it.
     async fn keys_for(&self, head: &Head<'_>, by: &Options) -> Result<Arc<Keys>, Unable> {
         let name = by.issuer.text();
         let issuer = self.issuer(name);
@@ -158,7 +158,7 @@ impl Issuers {
             if age < FRESH {
                 return Ok(keys);
             }
-            // One login asks anew and waits; the others go on with what is known, as it does itself if the issuer cannot be asked.
+            // One login asks anew and waits; the others use the known keys, as it does itself if the issuer cannot be reached.
             let Ok(_turn) = issuer.turn.try_lock() else { return Ok(keys) };
             if !issuer.may_ask(Instant::now()) {
                 return Ok(keys);
@@ -174,7 +174,7 @@ impl Issuers {
         }
         let Ok(_place) = issuer.waiting.try_acquire() else { return Err(Unable::Many(name.to_owned())) };
         let _turn = issuer.turn.lock().await;
-        // Whoever had the turn before may have read the key.
+        // The earlier holder of the turn may have read the key.
         let now = Instant::now();
         let known = issuer.keys(now);
         match known {

@@ -1,11 +1,11 @@
-//! Whether a JSON Web Token (RFC 7519) is good: its signature, by an issuer's keys, and what it says. Nothing here asks anybody.
+//! Verification of a JSON Web Token (RFC 7519): its signature, by an issuer's keys, and its claims. No I/O.
 //!
-//! What must hold (RFC 8725):
-//! - The key decides which algorithms it can be used with, never the token alone. Only asymmetric ones are known: `none` and those with a shared
-//!   secret (HS256 …) are no algorithms here, so a public key is never a secret.
-//! - A token names its key by `kid`; keys that it brings along, or addresses of keys (`jwk`, `jku`, `x5c`, `x5u`), are not looked at.
-//! - What the token says is believed after its signature was verified.
-//! - No error has a part of a token.
+//! Invariants (RFC 8725):
+//! - The key decides which algorithms it can be used with, never the token alone. Only asymmetric algorithms are supported: `none` and those with a
+//! shared secret (HS256 …) are not, so a public key is never used as a secret.
+//! - A token names its key by `kid`; keys in the token, or addresses of keys (`jwk`, `jku`, `x5c`, `x5u`), are ignored.
+//! - The claims of a token are used only after its signature was verified.
+//! - No error contains a part of a token.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -14,12 +14,12 @@ use serde_json::Value;
 
 /// Most keys of an issuer.
 pub(super) const MOST_KEYS: usize = 100;
-/// How far the clocks of the issuer and of this machine may be apart, in seconds.
+/// Allowed difference of the issuer's and this machine's clocks, in seconds.
 const LEEWAY: u64 = 30;
-/// What an access token or an ID token says that it is (`typ`), in small letters.
+/// Type (`typ`) of an access token or an ID token, in small letters.
 const TYPES: [&str; 3] = ["jwt", "at+jwt", "application/at+jwt"];
 
-/// Why a token is not good.
+/// The reason why a token is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Bad {
     #[error("it is no JSON Web Token in three parts")]
@@ -52,7 +52,7 @@ pub(super) enum Bad {
     User,
 }
 
-/// What a good token has to say.
+/// Requirements on a token's claims.
 pub(super) struct Demands<'a> {
     pub(super) issuer: &'a str,
     pub(super) audience: &'a [String],
@@ -61,7 +61,7 @@ pub(super) struct Demands<'a> {
     pub(super) now: u64,
 }
 
-/// An algorithm that both a key and a token can be of.
+/// A supported algorithm.
 #[derive(Clone, Copy)]
 enum Algorithm {
     Rsa(&'static RsaParameters),
@@ -95,7 +95,7 @@ impl Algorithm {
 /// A public key of an issuer.
 struct Key {
     id: Option<String>,
-    /// The only algorithm that it is for, if it says so.
+    /// The only allowed algorithm, if the key names one.
     algorithm: Option<String>,
     material: Material,
 }
@@ -106,7 +106,7 @@ enum Material {
 }
 
 impl Key {
-    /// Reads a JSON Web Key (RFC 7517); `None` for one that verifies no signature here.
+    /// Parses a JSON Web Key (RFC 7517); `None` for one that verifies no signature here.
     fn read(key: &Value) -> Option<Key> {
         let text = |name: &str| key.get(name).and_then(Value::as_str);
         let bytes = |name: &str| text(name).and_then(|text| URL_SAFE_NO_PAD.decode(text).ok());
@@ -156,10 +156,10 @@ impl Key {
 pub(super) struct Keys(Vec<Key>);
 
 impl Keys {
-    /// Reads a set of keys (JWKS). Keys that are of no use here are passed over.
+    /// Parses a set of keys (JWKS). Keys of no use here are skipped.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The fault of the set.
     pub(super) fn read(text: &[u8]) -> Result<Keys, &'static str> {
         let set: Value = serde_json::from_slice(text).map_err(|_| "it is no JSON")?;
         let keys = set.get("keys").and_then(Value::as_array).ok_or("it has no list of keys")?;
@@ -170,7 +170,7 @@ impl Keys {
         if keys.is_empty() { Err("it has no key that verifies signatures here") } else { Ok(Keys(keys)) }
     }
 
-    /// The key for a token: that of its name; for a token without a name the only one of its algorithm.
+    /// Returns the key for a token: that of its name; for a token without a name the only one of its algorithm.
     fn find(&self, head: &Head<'_>) -> Option<&Key> {
         let mut fitting = self.0.iter().filter(|key| key.is_for(&head.name, head.algorithm));
         match &head.key {
@@ -179,13 +179,13 @@ impl Keys {
         }
     }
 
-    /// Whether there is a key for the token.
+    /// True if the set has a key for the token.
     pub(super) fn has(&self, head: &Head<'_>) -> bool {
         self.find(head).is_some()
     }
 }
 
-/// A token before its signature was looked at. There is no `Debug`: it is a secret.
+/// A token before its verification. There is no `Debug`: it is a secret.
 pub(super) struct Head<'a> {
     name: String,
     algorithm: Algorithm,
@@ -219,7 +219,7 @@ impl<'a> Head<'a> {
         Ok(Head { name: name.to_owned(), algorithm, key, signed, claims, signature })
     }
 
-    /// What the token says, if it is good.
+    /// Verifies the token and returns its claims.
     pub(super) fn verify(&self, keys: &Keys, demands: &Demands<'_>) -> Result<Claims, Bad> {
         let key = keys.find(self).ok_or(Bad::NoKey)?;
         if !key.has_signed(self.algorithm, self.signed.as_bytes(), &self.signature) {
@@ -242,7 +242,7 @@ impl<'a> Head<'a> {
         if claims.get("nbf").is_some_and(|start| !start.as_f64().is_some_and(|start| start <= now + leeway)) {
             return Err(Bad::Early);
         }
-        // `scope` is RFC 9068's; some issuers have `scp`, as a text or as a list.
+        // `scope` is RFC 9068's; some issuers use `scp`, a string or a list.
         let given: Vec<&str> =
             names(claims.get("scope").or(claims.get("scp"))).flat_map(str::split_ascii_whitespace).collect();
         if !demands.scope.split_ascii_whitespace().all(|wanted| given.contains(&wanted)) {
@@ -252,28 +252,28 @@ impl<'a> Head<'a> {
     }
 }
 
-/// A text, or a list of texts.
+/// Returns the words of a string, or of a list of strings.
 fn names(value: Option<&Value>) -> impl Iterator<Item = &str> {
     let list = value.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     value.and_then(Value::as_str).into_iter().chain(list.iter().filter_map(Value::as_str))
 }
 
-/// What a good token says.
+/// Claims of a verified token.
 #[derive(Debug)]
 pub(super) struct Claims(Value);
 
 impl Claims {
-    /// Who the bearer is.
+    /// Returns the bearer's name.
     pub(super) fn name(&self, claim: &str) -> Result<&str, Bad> {
         let name = self.0.get(claim).and_then(Value::as_str).filter(|name| !name.is_empty()).ok_or(Bad::Nobody)?;
-        // Many issuers let their users write whatever they like there.
+        // Many issuers let their users set any address.
         if claim == "email" && self.0.get("email_verified") != Some(&Value::Bool(true)) {
             return Err(Bad::Mail);
         }
         Ok(name)
     }
 
-    /// Whether the issuer says that the bearer may be this user.
+    /// Checks that the issuer permits the bearer to be this user.
     pub(super) fn lets_be(&self, claim: &str, user: &str) -> Result<(), Bad> {
         names(self.0.get(claim)).any(|name| name == user).then_some(()).ok_or(Bad::User)
     }
@@ -375,7 +375,7 @@ mod tests {
         listed.as_object_mut().unwrap().remove("scope");
         listed["scp"] = json!(["db", "read"]);
         assert_eq!(decide(&listed), Ok(()));
-        // Without an audience nothing is good.
+        // Without an audience no token is accepted.
         let token = signer.sign(&head, &claims());
         assert_eq!(Head::read(&token).unwrap().verify(&keys, &demands(&[])).err(), Some(Bad::Audience));
     }
@@ -404,7 +404,7 @@ mod tests {
         ] {
             assert_eq!(decide(&signer, head.clone()), expected, "{head}");
         }
-        // Nobody else's signature, and no key that a token brings along.
+        // Neither another issuer's signature, nor a key in the token.
         let brought = stranger.keys()["keys"][1].clone();
         for head in [json!({"alg": "ES256", "kid": "ec"}), json!({"alg": "ES256", "kid": "ec", "jwk": brought})] {
             assert_eq!(decide(&stranger, head), Err(Bad::Signature));
