@@ -1,4 +1,4 @@
-//! Looks up users that are not configured (`proxy.auth_query`), over one session with a server.
+//! Lookup of users that are not configured (`proxy.auth_query`), over one session with a server.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -16,20 +16,20 @@ use proxy::settings::User;
 
 use crate::passwords::Passwords;
 
-/// Looks users up, as long as the process runs.
+/// The lookup, for the life of the process.
 pub(crate) struct Lookup {
     topology: Arc<Topology>,
     desk: LookupDesk,
-    /// With its password, wherever that was given.
+    /// The configuration, with its password from wherever it was given.
     config: Mutex<Arc<AuthQueryConfig>>,
-    /// Who reads passwords again.
+    /// Reader of changed passwords.
     passwords: OnceLock<Arc<Passwords>>,
-    /// The session, and the configuration that it was opened by.
+    /// The session, and the configuration that it was opened with.
     session: tokio::sync::Mutex<Option<(Arc<AuthQueryConfig>, Arc<Client>)>>,
 }
 
 impl Lookup {
-    /// Serves the proxy's questions from here on.
+    /// Starts to answer the proxy's lookups.
     pub(crate) fn start(
         topology: Arc<Topology>,
         desk: LookupDesk,
@@ -40,7 +40,7 @@ impl Lookup {
         let (passwords, session) = (OnceLock::new(), tokio::sync::Mutex::new(None));
         let lookup = Arc::new(Lookup { topology, desk, config, passwords, session });
         let (serving, runtime) = (Arc::downgrade(&lookup), runtime.clone());
-        // How many are asked at a time is bounded by who asks.
+        // The asking side bounds the number of concurrent lookups.
         lookup.desk.serve(Box::new(move |user| {
             let Some(lookup) = serving.upgrade() else { return false };
             drop(runtime.spawn(async move { lookup.look_up(&user).await }));
@@ -49,16 +49,16 @@ impl Lookup {
         lookup
     }
 
-    /// Has passwords read again by these where a server refuses the one of the lookups.
+    /// Sets the passwords that are read again when a server refuses the one of the lookups.
     pub(crate) fn renew_by(&self, passwords: Arc<Passwords>) {
-        // There is one.
+        // They are set already.
         let _ = self.passwords.set(passwords);
     }
 
-    /// Takes a new configuration.
+    /// Takes over a new configuration.
     pub(crate) fn reload(&self, config: &AuthQueryConfig) {
         let mut known = self.config.lock().unwrap_or_else(PoisonError::into_inner);
-        // The session stays where nothing has changed.
+        // The session stays if nothing has changed.
         if **known != *config {
             *known = Arc::new(config.clone());
         }
@@ -68,7 +68,7 @@ impl Lookup {
         self.config.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Asks; and once more, if a server has refused the password and there is another one now.
+    /// Asks; and once more, if a server has refused the password and a new one was read.
     async fn ask_renewed(&self, config: Arc<AuthQueryConfig>, user: &str) -> Result<Option<Option<String>>, String> {
         let refusals = self.topology.refusals();
         let found = self.ask(&config, user).await;
@@ -110,7 +110,7 @@ impl Lookup {
         self.desk.answer(user, &answer, keep);
     }
 
-    /// A user's secret, if it has one; None: there is no such user, or it may not log in.
+    /// Returns a user's secret, if it has one; None: there is no such user, or it may not log in.
     async fn ask(&self, config: &Arc<AuthQueryConfig>, user: &str) -> Result<Option<Option<String>>, String> {
         let client = self.client(config).await?;
         let rows = client.query(&config.query, &[&user]).await.map_err(|error| match error.as_db_error() {
@@ -119,7 +119,7 @@ impl Lookup {
         })?;
         match rows.as_slice() {
             [] => Ok(None),
-            // A function that finds nobody may give a row of nothing.
+            // A function that finds no user may return a row of NULLs.
             [row] if row.len() >= 2 && matches!(row.try_get::<_, Option<String>>(0), Ok(None)) => Ok(None),
             [row] if row.len() >= 2 => row
                 .try_get::<_, Option<String>>(1)
@@ -130,7 +130,7 @@ impl Lookup {
         }
     }
 
-    /// The session; opened if there is none that is good.
+    /// Returns the session, opened if there is no usable one.
     async fn client(&self, config: &Arc<AuthQueryConfig>) -> Result<Arc<Client>, String> {
         let mut session = self.session.lock().await;
         if let Some((of, client)) = &*session
@@ -160,7 +160,7 @@ impl Lookup {
         Err(failed)
     }
 
-    /// Whom to ask: the primary, else whoever has its data.
+    /// Returns the nodes to ask: the primary, else those with its data.
     fn nodes(&self) -> Vec<NodeId> {
         let view = self.topology.view();
         let others = view.nodes.iter().filter(|node| node.usable && node.role == Role::Replica);

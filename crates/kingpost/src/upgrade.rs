@@ -69,7 +69,7 @@ struct List {
     orders: u32,
 }
 
-/// All listening sockets of a process.
+/// Listening sockets of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Sockets {
     /// Sockets for clients.

@@ -1,4 +1,4 @@
-//! The running parts: each cluster's topology and proxy, wired together. The only module that knows how they are driven.
+//! The running parts: each cluster's topology and proxy, wired together. Only this module knows how to drive them.
 
 mod part;
 mod shown;
@@ -28,12 +28,12 @@ pub(crate) use shown::describe_view;
 
 type Clusters = Arc<RwLock<Vec<Arc<Part>>>>;
 
-/// The clusters, as the web console sees them.
+/// The clusters, for the web console.
 struct ShownClusters(Clusters);
 
 /// The parts of one process.
 pub(crate) struct Running {
-    /// The clusters, of which the first one has the listening sockets. Never empty.
+    /// The clusters; the first one has the listening sockets. Never empty.
     parts: Clusters,
     fleet: Arc<Fleet>,
     runtime: tokio::runtime::Handle,
@@ -41,20 +41,21 @@ pub(crate) struct Running {
     profiler_token: Option<String>,
     traces: Option<Traces>,
     sink: Option<Sink>,
-    /// The relay of this process, where there is one.
+    /// The relay of this process, if any.
     relay: OnceLock<Arc<::relay::Relay>>,
 }
 
-/// What was asked to be read again when a reading began, by cluster: the last ticket of its proxy, and how often its servers have refused a password.
+/// Requests to read passwords again at the start of a reading, by cluster: the last ticket of its proxy, and the number of passwords that its servers
+/// have refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct AskedAgain(Vec<(String, u64, u64)>);
 
-/// Totals for people.
+/// Totals for display.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Traffic {
     /// Clients connected.
     pub(crate) clients: u64,
-    /// Statements so far.
+    /// Number of statements so far.
     pub(crate) queries: u64,
 }
 
@@ -67,8 +68,8 @@ impl Running {
         Running::start_on(config, watch(config, runtime)?, Vec::new(), BTreeMap::new(), runtime)
     }
 
-    /// Starts listening, where the clusters are being watched already (in their order in the configuration), with the sockets that another process has
-    /// handed over, and with what operators have ordered of that one's clusters.
+    /// Starts listening, with topologies that run already (in the order of the configuration), with the sockets that another process has handed over,
+    /// and with the operators' orders for that process's clusters.
     ///
     /// # Errors
     /// A part cannot start.
@@ -115,7 +116,7 @@ impl Running {
         Ok(running)
     }
 
-    /// Gives a part what the process has for all of them.
+    /// Gives a part the things that all parts of the process share.
     fn equip(&self, part: &Part) {
         if let Some(sink) = &self.sink {
             part.ask(|proxy| proxy.trace_to(sink.clone()));
@@ -125,23 +126,23 @@ impl Running {
         }
     }
 
-    /// The clusters' parts, the first one first.
+    /// Returns the clusters' parts, the first one first.
     pub(crate) fn parts(&self) -> Vec<Arc<Part>> {
         self.parts.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The first cluster's, which has the listening sockets.
+    /// Returns the first cluster's part, which has the listening sockets.
     fn first(&self) -> Arc<Part> {
         Arc::clone(&self.parts.read().unwrap_or_else(PoisonError::into_inner)[0])
     }
 
-    /// Shows a relay's metrics beside the proxy's.
+    /// Adds a relay's metrics to the proxy's.
     pub(crate) fn show_relay(&self, relay: Arc<::relay::Relay>) {
-        // There is one at most.
+        // At most one relay is ever set.
         let _ = self.relay.set(relay);
     }
 
-    /// What the web console shows of it.
+    /// Returns the parts that the web console shows.
     pub(crate) fn scene(&self) -> Scene {
         let mut scene = Scene::default();
         scene.parts.clusters = Some(Arc::new(ShownClusters(Arc::clone(&self.parts))));
@@ -153,17 +154,17 @@ impl Running {
         scene
     }
 
-    /// Who watches the nodes of the first cluster.
+    /// Returns the topology of the first cluster.
     pub(crate) fn topology(&self) -> Arc<Topology> {
         Arc::clone(self.first().topology())
     }
 
-    /// Where the first cluster's primary is, while there is one.
+    /// Returns the address of the first cluster's primary, if there is one.
     pub(crate) fn primary(&self) -> Option<String> {
         primary_of(self.first().topology())
     }
 
-    /// Where clients connect; port 0 resolved.
+    /// Returns the addresses for clients, with port 0 resolved.
     pub(crate) fn addresses(&self) -> Vec<String> {
         self.first().ask(Proxy::addresses)
     }
@@ -171,7 +172,7 @@ impl Running {
     /// Waits until the first cluster's primary is known.
     ///
     /// # Errors
-    /// It took longer; what each node is and said is in the failure.
+    /// It took longer; the failure has the state and the error of each node.
     pub(crate) async fn wait_ready(&self, limit: Duration) -> Result<(), Failure> {
         let topology = self.topology();
         topology
@@ -180,11 +181,11 @@ impl Running {
             .map_err(|error| Failure::runtime(format!("the proxy found no primary: {error}")))
     }
 
-    /// Takes over a new configuration: of the clusters that run, new ones, and without those that it does not have any more, whose clients may end their
-    /// transactions until `grace` is over. What may be refused is asked first, so that a refusal leaves everything as it was.
+    /// Takes over a new configuration: changed clusters, new ones, and removed ones, whose clients may end their transactions until `grace` is over.
+    /// Steps that may be refused come first, so that a refusal leaves everything unchanged.
     ///
     /// # Errors
-    /// A part refused.
+    /// A part refused the configuration.
     pub(crate) fn reload(&self, config: &Config, grace: Duration) -> Result<(), Failure> {
         let each = config.of_each_cluster();
         let running = self.parts();
@@ -236,20 +237,20 @@ impl Running {
         Ok(())
     }
 
-    /// Has passwords read again by these where a server refuses one, of every cluster.
+    /// Sets the passwords that are read again when a server of any cluster refuses one.
     pub(crate) fn renew_by(&self, passwords: Arc<Passwords>) {
         self.parts().iter().for_each(|part| part.renew_by(&passwords));
-        // There is one.
+        // They are set already.
         let _ = self.passwords.set(passwords);
     }
 
-    /// What has been asked to be read again so far.
+    /// Returns the requests so far to read passwords again.
     pub(crate) fn asked_again(&self) -> AskedAgain {
         let asked = |part: &Arc<Part>| (part.name().to_owned(), part.renewals().asked(), part.topology().refusals());
         AskedAgain(self.parts().iter().map(asked).collect())
     }
 
-    /// Passwords were read for whoever had asked by then, and the parts have them.
+    /// Answers these requests: passwords were read, and the parts have them.
     pub(crate) fn read_again(&self, asked: &AskedAgain) {
         for part in self.parts() {
             if let Some((_, ticket, _)) = asked.0.iter().find(|(name, ..)| name == part.name()) {
@@ -258,17 +259,17 @@ impl Running {
         }
     }
 
-    /// Lets operators reload and stop from the console, which is the first cluster's.
+    /// Lets operators reload and stop the process from the console, which is the first cluster's.
     pub(crate) fn serve_operators(&self, process: Box<dyn Process>) {
         self.first().change(|proxy| proxy.serve_operators(process));
     }
 
-    /// What the first cluster's topology sees now.
+    /// Returns the current view of the first cluster's topology.
     pub(crate) fn view(&self) -> Arc<View> {
         self.first().topology().view()
     }
 
-    /// Totals, over all clusters.
+    /// Returns the totals over all clusters.
     pub(crate) fn traffic(&self) -> Traffic {
         let sum = |list: &[(&'static str, &'static str, u64)], names: &[&str]| {
             list.iter().filter(|(name, _, _)| names.contains(name)).map(|(_, _, value)| value).sum::<u64>()
@@ -283,26 +284,26 @@ impl Running {
         traffic
     }
 
-    /// The sockets that clients connect to, for a process that takes over.
+    /// Returns the sockets for clients, for a process that takes over.
     pub(crate) fn sockets(&self) -> std::io::Result<Vec<Socket>> {
         let sockets = self.first().ask(|proxy| Some(proxy.sockets()));
         sockets.unwrap_or_else(|| Err(std::io::Error::other("the proxy has been stopped")))
     }
 
-    /// What operators have ordered, by cluster; they order nothing more until the other part of the result is dropped. Blocks.
+    /// Returns operators' orders, by cluster; operators can give no further order until the other part of the result is dropped. Blocks.
     ///
     /// # Errors
-    /// Another process has the orders, or a console does not answer.
+    /// The orders are already held for another process, or a console does not answer.
     pub(crate) fn orders(&self) -> Result<(BTreeMap<String, Orders>, Held), NoOrders> {
         self.fleet.orders()
     }
 
-    /// Another process accepts from now on. Blocks for a moment.
+    /// Stops accepting, because another process does from now on. Blocks for a moment.
     pub(crate) fn stop_accepting(&self) {
         self.first().change(Proxy::stop_accepting);
     }
 
-    /// Clients that are connected, to all clusters.
+    /// Counts the connected clients of all clusters.
     pub(crate) fn clients(&self) -> usize {
         self.parts().iter().map(|part| part.ask(Proxy::clients)).sum()
     }
@@ -368,7 +369,7 @@ impl Source for Running {
         self.profiler_token.as_deref()
     }
 
-    /// Clients of any cluster can be served: that one is down is no reason to keep the clients of the others away.
+    /// Returns Ok if clients of any cluster can be served: a failed cluster must not keep the clients of the others away.
     fn ready(&self) -> Result<(), String> {
         if self.addresses().is_empty() {
             return Err("the proxy does not listen".into());
@@ -382,10 +383,10 @@ impl Source for Running {
     }
 }
 
-/// Begins to watch every cluster, in their order in the configuration.
+/// Starts the topology of every cluster, in the order of the configuration.
 ///
 /// # Errors
-/// The configuration of one cannot be used; none is watched.
+/// The configuration of a cluster is unusable; no topology is started.
 pub(crate) fn watch(config: &Config, runtime: &tokio::runtime::Handle) -> Result<Vec<Arc<Topology>>, Failure> {
     let mut topologies: Vec<Arc<Topology>> = Vec::new();
     for of in config.of_each_cluster() {
@@ -406,12 +407,12 @@ fn watch_one(config: &Config, runtime: &tokio::runtime::Handle) -> Result<Arc<To
         .map_err(|error| Failure::environment(format!("cannot start watching the cluster {name:?}: {error}")))
 }
 
-/// Where a topology's primary is, while there is one.
+/// Returns the address of a topology's primary, if there is one.
 pub(crate) fn primary_of(topology: &Topology) -> Option<String> {
     Some(address_of(&topology.view().primary_node()?.address))
 }
 
-/// `host:port`, or a path.
+/// Renders `host:port`, or a path.
 pub(crate) fn address_of(address: &Address) -> String {
     match address {
         Address::Tcp(address) => address.to_string(),
@@ -419,7 +420,7 @@ pub(crate) fn address_of(address: &Address) -> String {
     }
 }
 
-/// What the user can do about a proxy that does not start.
+/// Adds advice to the failure of a proxy that does not start.
 fn failure_of(error: &StartError) -> Failure {
     let what = format!("cannot start the proxy: {error}");
     match error {
@@ -431,7 +432,7 @@ fn failure_of(error: &StartError) -> Failure {
     }
 }
 
-/// A client is a descriptor, and the usual soft limit is 1024. Returns how many descriptors the process may have now.
+/// Raises the soft limit of descriptors, usually 1024, as each client needs one. Returns the resulting limit.
 pub(crate) fn raise_descriptor_limit() -> u64 {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
