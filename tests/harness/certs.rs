@@ -29,7 +29,7 @@ pub struct Pair {
 }
 
 impl Authority {
-    /// A new one, with a directory of its own.
+    /// Makes an authority, with a directory of its own.
     ///
     /// # Panics
     /// When that cannot be made.
@@ -44,12 +44,12 @@ impl Authority {
         Authority { issuer: Issuer::new(params, key), dir }
     }
 
-    /// Its own certificate.
+    /// Returns the file of the authority's certificate.
     pub fn ca_file(&self) -> PathBuf {
         self.dir.join("ca.crt")
     }
 
-    /// A certificate with this common name, for these hosts (names or addresses).
+    /// Issues a certificate with this common name, for these hosts (names or addresses).
     ///
     /// # Panics
     /// When it cannot be made.
@@ -68,7 +68,7 @@ impl Authority {
         pair
     }
 
-    /// The same for a database server, which may run as another user: it owns the key.
+    /// Issues a certificate for a database server, which may run as another user: that user owns the key.
     pub fn issue_server(&self, name: &str, hosts: &[&str]) -> Pair {
         let pair = self.issue(name, hosts);
         if let Some(user) = server_user() {
@@ -77,7 +77,7 @@ impl Authority {
         pair
     }
 
-    /// A driver's TLS that trusts this authority alone, checks the host, and shows a certificate if it is given one.
+    /// Makes a driver's TLS that trusts this authority alone, verifies the host, and shows a certificate if one is given.
     ///
     /// # Panics
     /// When a file cannot be used.
@@ -99,7 +99,7 @@ impl Default for Authority {
     }
 }
 
-/// Puts files in the place of others, as somebody does who renews certificates.
+/// Replaces files by others, as in a renewal of certificates.
 ///
 /// # Panics
 /// When that fails.
@@ -109,7 +109,7 @@ pub fn replace(pair: &Pair, by: &Pair) {
     }
 }
 
-/// A driver's TLS, as the configuration says.
+/// Makes a driver's TLS from the configuration.
 ///
 /// # Panics
 /// When it cannot be used.

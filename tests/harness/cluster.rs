@@ -8,7 +8,7 @@ use crate::node::Node;
 use crate::run::{Files, new_dir};
 use crate::wait::{SOON, wait_until};
 
-/// One primary and replicas that stream from it; all ended when dropped.
+/// One primary, with replicas that stream from it; all stopped on drop.
 #[derive(Debug)]
 pub struct Cluster {
     dir: PathBuf,
@@ -17,7 +17,7 @@ pub struct Cluster {
     _files: Files,
 }
 
-/// What a [`Cluster`] should be.
+/// Settings of a [`Cluster`].
 #[derive(Debug, Default)]
 pub struct ClusterBuilder {
     replicas: usize,
@@ -27,42 +27,41 @@ pub struct ClusterBuilder {
 }
 
 impl ClusterBuilder {
-    /// Number of replicas; none if not said.
+    /// Sets the number of replicas; the default is none.
     #[must_use]
     pub fn replicas(mut self, replicas: usize) -> Self {
         self.replicas = replicas;
         self
     }
 
-    /// A setting of every node.
+    /// Adds a setting of every node.
     #[must_use]
     pub fn setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.into(), value.into()));
         self
     }
 
-    /// Every node's `pg_hba.conf`, instead of the harness's own: the harness connects as `postgres` without TLS, and so does
-    /// replication.
+    /// Replaces the harness's `pg_hba.conf` on every node: the harness and replication connect as `postgres` without TLS.
     #[must_use]
     pub fn hba(mut self, text: &str) -> Self {
         self.hba = Some(text.into());
         self
     }
 
-    /// Every node offers TLS with this certificate.
+    /// Makes every node offer TLS with this certificate.
     #[must_use]
     pub fn tls(self, pair: &Pair) -> Self {
         let path = |path: &Path| path.to_str().expect("a path of UTF-8").to_owned();
         self.setting("ssl", "on").setting("ssl_cert_file", &path(&pair.cert)).setting("ssl_key_file", &path(&pair.key))
     }
 
-    /// Every node writes each statement to its log before it runs it; see [`Node::saw`].
+    /// Makes every node log each statement before it runs; see [`Node::saw`].
     #[must_use]
     pub fn log_statements(self) -> Self {
         self.setting("log_statement", "all")
     }
 
-    /// Commits reach the disk; only for tests in which the machine's memory may be lost, which a killed process is not.
+    /// Makes commits reach the disk; only for tests that may lose the machine's memory, which a killed process does not.
     #[must_use]
     pub fn durable(mut self) -> Self {
         self.durable = true;
@@ -95,46 +94,46 @@ impl ClusterBuilder {
 }
 
 impl Cluster {
-    /// A cluster to be described further.
+    /// Starts the description of a cluster.
     pub fn builder() -> ClusterBuilder {
         ClusterBuilder::default()
     }
 
-    /// Directory of data and logs.
+    /// Returns the directory of data and logs.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// One more server, with data as old as this cluster and not started, that will stream from `port`.
+    /// Makes one more server, with data as old as this cluster's and not started, that will stream from `port`.
     pub fn standby(&self, name: &str, port: u16) -> Node {
         let standby = Node::create(name, &self.dir, &self.settings, None);
         standby.set_follow(port);
         standby
     }
 
-    /// As [`Cluster::standby`], following nobody, with one more setting.
+    /// As [`Cluster::standby`], without an upstream, and with one more setting.
     pub fn copy(&self, name: &str, setting: (&str, &str)) -> Node {
         let mut settings = self.settings.clone();
         settings.push((setting.0.into(), setting.1.into()));
         Node::create(name, &self.dir, &settings, None)
     }
 
-    /// All nodes; the first was the primary at the start.
+    /// Returns all nodes; the first was the primary at the start.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// The node that was the primary at the start.
+    /// Returns the node that was the primary at the start.
     pub fn primary(&self) -> &Node {
         &self.nodes[0]
     }
 
-    /// The replica `n`, from 0, as numbered at the start.
+    /// Returns replica `n`, from 0, as numbered at the start.
     pub fn replica(&self, n: usize) -> &Node {
         &self.nodes[1 + n]
     }
 
-    /// All that were replicas at the start.
+    /// Returns the nodes that were replicas at the start.
     pub fn replicas(&self) -> &[Node] {
         &self.nodes[1..]
     }
@@ -152,7 +151,7 @@ impl Cluster {
         }
     }
 
-    /// Connections that pools hold on all running nodes.
+    /// Counts the connections that pools hold on all running nodes.
     pub async fn pool_connections(&self) -> usize {
         let mut sum = 0;
         for node in self.nodes.iter().filter(|node| node.is_running()) {
@@ -161,7 +160,7 @@ impl Cluster {
         sum
     }
 
-    /// Waits for something, and shows this cluster's logs if it does not come.
+    /// Waits for a condition, and shows this cluster's logs if it is not met.
     ///
     /// # Panics
     /// When it does not come within [`SOON`].
@@ -169,7 +168,7 @@ impl Cluster {
         self.wait_for(what, SOON, condition).await
     }
 
-    /// [`Cluster::wait`] with another bound.
+    /// Waits as [`Cluster::wait`] does, with another limit.
     ///
     /// # Panics
     /// When it does not come in time.

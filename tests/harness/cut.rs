@@ -10,12 +10,12 @@ use tokio::sync::watch;
 
 use crate::process::children;
 
-/// What happens to bytes.
+/// State of a network link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {
-    /// They pass.
+    /// Bytes pass.
     Up,
-    /// They pass, each chunk this much later.
+    /// Bytes pass, each chunk this much later.
     Slow(Duration),
     /// Nothing passes; connections stay open and new ones are accepted: a network that drops packets.
     BlackHole,
@@ -23,12 +23,12 @@ pub enum Link {
     Cut,
 }
 
-/// What happens to the bytes of each process that connects to a forwarder.
+/// Links of a forwarder, by the process that connects.
 #[derive(Debug)]
 struct Links {
-    /// Of a process that `of` does not name.
+    /// Link of a process that `of` does not name.
     default: Link,
-    /// By process id.
+    /// Links by process id.
     of: BTreeMap<u32, Link>,
 }
 
@@ -38,7 +38,7 @@ impl Links {
     }
 }
 
-/// A forwarder to one port. It ends when dropped.
+/// A forwarder to one port, until it is dropped.
 #[derive(Debug)]
 pub struct Cut {
     port: u16,
@@ -46,8 +46,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Forwards to 127.0.0.1:`target` from a port of its own. Lives in a thread of its own, so that fixtures that several
-    /// tests share can hold it.
+    /// Forwards to 127.0.0.1:`target` from a port of its own. Runs in its own thread, so that fixtures shared by several tests can hold it.
     ///
     /// # Panics
     /// When there is no port or thread left.
@@ -55,7 +54,7 @@ impl Cut {
         Cut::start(target, false)
     }
 
-    /// As [`Cut::to`], and finds out which child of this process makes each connection: for [`Cut::set_from`].
+    /// As [`Cut::to`], and identifies the child of this process that makes each connection, for [`Cut::set_from`].
     ///
     /// # Panics
     /// When there is no port or thread left.
@@ -78,18 +77,18 @@ impl Cut {
         Cut { port, links }
     }
 
-    /// Where to connect instead of the target.
+    /// Returns the port to connect to instead of the target.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Changes what happens to bytes, on open connections too; also of the processes that [`Cut::set_from`] was called for.
+    /// Sets the link, of open connections too, and also of processes with a link of their own by [`Cut::set_from`].
     pub fn set(&self, link: Link) {
         self.links.send_replace(Links { default: link, of: BTreeMap::new() });
     }
 
-    /// Changes what happens to the bytes of the connections that process `pid` makes, on open ones too: the path of one of several processes to the
-    /// same port. Only of a forwarder that [`Cut::to_from_each`] has made.
+    /// Sets the link of the connections that process `pid` makes, of open ones too: the path of one of several processes to the same port. Only for a
+    /// forwarder made by [`Cut::to_from_each`].
     pub fn set_from(&self, pid: u32, link: Link) {
         self.links.send_modify(|links| {
             links.of.insert(pid, link);
@@ -97,7 +96,7 @@ impl Cut {
     }
 }
 
-/// Which child of this process has the socket at the other end of a connection: from `client` to `port`, both on 127.0.0.1.
+/// Returns the child of this process that has the socket at the other end of a connection: from `client` to `port`, both on 127.0.0.1.
 fn owner(client: u16, port: u16) -> Option<u32> {
     let (local, remote) = (format!("0100007F:{client:04X}"), format!("0100007F:{port:04X}"));
     let table = std::fs::read_to_string("/proc/self/net/tcp").expect("read the table of TCP sockets");

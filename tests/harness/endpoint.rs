@@ -9,14 +9,14 @@ use tokio_postgres::{AsyncMessage, Client, Config, Error, NoTls};
 
 use crate::wait::{SOON, tails};
 
-/// User of the tests' clients; nobody else (probes, replication, the harness) connects as it, so its connections on a
-/// server are those of the pool. It owns the database [`DATABASE`]. Servers trust it.
+/// User of the tests' clients. Probes, replication and the harness connect as others, so its connections on a server are those of the pool. It owns
+/// the database [`DATABASE`]. Servers trust it.
 pub const USER: &str = "alice";
 /// Database of the tests' clients.
 pub const DATABASE: &str = "app";
 /// A user whom the servers ask for a password by SCRAM-SHA-256.
 pub const SCRAM_USER: &str = "sam";
-/// [`SCRAM_USER`]'s password.
+/// Password of [`SCRAM_USER`].
 pub const SCRAM_PASSWORD: &str = "correct horse";
 
 /// A server or a proxy on the loopback.
@@ -24,29 +24,29 @@ pub const SCRAM_PASSWORD: &str = "correct horse";
 pub struct Endpoint {
     /// Port on 127.0.0.1.
     pub port: u16,
-    /// Directory of the logs that explain a failure.
+    /// Directory of the logs shown at a failure.
     pub logs: PathBuf,
 }
 
 impl Endpoint {
-    /// For `port`, with logs in `logs`.
+    /// Makes an endpoint for `port`, with logs in `logs`.
     pub fn new(port: u16, logs: &Path) -> Endpoint {
         Endpoint { port, logs: logs.into() }
     }
 
-    /// How the tests' clients connect unless they want something else.
+    /// Returns the default configuration of the tests' clients.
     pub fn config(&self) -> Config {
         let mut config = Config::new();
         config.host("127.0.0.1").port(self.port).user(USER).dbname(DATABASE).connect_timeout(Duration::from_secs(20));
         config
     }
 
-    /// Address as libpq and its relatives take it.
+    /// Returns the address as a URL for libpq and its relatives.
     pub fn url(&self) -> String {
         format!("postgresql://{USER}@127.0.0.1:{}/{DATABASE}", self.port)
     }
 
-    /// A connection as [`Endpoint::config`] says.
+    /// Connects with [`Endpoint::config`].
     ///
     /// # Panics
     /// When it cannot be made.
@@ -54,7 +54,7 @@ impl Endpoint {
         self.connect_as(&self.config()).await
     }
 
-    /// A connection as `config` says.
+    /// Connects with `config`.
     ///
     /// # Panics
     /// When it cannot be made.
@@ -63,10 +63,10 @@ impl Endpoint {
         connected.unwrap_or_else(|e| panic!("connect to port {}: {e:?}\n{}", self.port, tails(&self.logs)))
     }
 
-    /// A connection as `config` says, or why not.
+    /// Connects with `config`, or returns the error.
     ///
     /// # Errors
-    /// What the server or the system answered.
+    /// The error of the server or the system.
     ///
     /// # Panics
     /// When there is no answer in time.
@@ -80,7 +80,7 @@ impl Endpoint {
         Ok(client)
     }
 
-    /// A connection, and everything it gets outside of answers: notices, notifications.
+    /// Connects; also returns all messages outside of answers: notices, notifications.
     ///
     /// # Panics
     /// When it cannot be made.
@@ -96,7 +96,7 @@ impl Endpoint {
     }
 }
 
-/// SQLSTATE of an error, or the empty string if it did not come from a server.
+/// Returns the SQLSTATE of an error, or the empty string if it did not come from a server.
 pub fn sqlstate(error: &Error) -> &str {
     error.code().map_or("", |code| code.code())
 }

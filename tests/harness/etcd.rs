@@ -16,10 +16,10 @@ use crate::wait::{SOON, wait_until};
 
 /// The user of an etcd with access control.
 pub const ETCD_USER: &str = "watcher";
-/// Its password.
+/// Password of [`ETCD_USER`].
 pub const ETCD_PASSWORD: &str = "the-watchers-own";
 
-/// A running etcd. Ended when dropped.
+/// A running etcd, stopped on drop.
 #[derive(Debug)]
 pub struct Etcd {
     program: String,
@@ -32,7 +32,7 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Starts `KINGPOST_ETCD`, or the `etcd` that is installed; none, and says so, if there is none.
+    /// Starts `KINGPOST_ETCD`, or the installed `etcd`; None, with a message, if there is none.
     ///
     /// # Panics
     /// When it does not listen in time.
@@ -48,7 +48,7 @@ impl Etcd {
         Some(etcd)
     }
 
-    /// The same with TLS, certificates of clients asked for, and access control: [`ETCD_USER`] may do what a watcher must.
+    /// Starts etcd with TLS, client certificates required, and access control: [`ETCD_USER`] has a watcher's permissions.
     ///
     /// # Panics
     /// When it does not start, or refuses what is set.
@@ -75,13 +75,13 @@ impl Etcd {
             let answer = etcd.post(&format!("/v3/auth/{path}"), &body).await;
             assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
         }
-        // Without a name in it: etcd would take that for the user of whatever comes over HTTP.
+        // Without a name in the certificate: etcd would take it for the user of every HTTP request.
         etcd.tls = Some((authority.ca_file(), authority.issue("", &["127.0.0.1"])));
         etcd.start_again().await;
         Some(etcd)
     }
 
-    /// Kills it and starts it again with the same data. It forgets the tokens that it has given.
+    /// Kills it and starts it again with the same data. It loses the tokens that it has issued.
     ///
     /// # Panics
     /// When it does not listen in time.
@@ -104,13 +104,13 @@ impl Etcd {
         .await;
     }
 
-    /// Where its clients connect.
+    /// Returns the address for clients.
     pub fn url(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         format!("{scheme}://127.0.0.1:{}", self.client.number())
     }
 
-    /// The answer to a request, as it came.
+    /// Sends a request and returns the raw answer.
     async fn post(&self, path: &str, body: &str) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.client.number())).await.expect("etcd listens");
         let request = format!(

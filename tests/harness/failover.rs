@@ -11,24 +11,24 @@ use crate::process::{Process, RunAs, command};
 use crate::relay::Relay;
 use crate::run::unique;
 
-/// A configuration of what an operator would use.
+/// A configuration as an operator would use it.
 #[derive(Debug, Clone)]
 pub struct Failover {
     path: PathBuf,
     config: Table,
 }
 
-/// A command that has ended.
+/// A finished command.
 #[derive(Debug)]
 pub struct Ran {
     /// Exit code; none if a signal ended it.
     pub code: Option<i32>,
-    /// What it wrote, to both.
+    /// Its output, standard output and standard error together.
     pub text: String,
 }
 
 impl Failover {
-    /// Knows the cluster's nodes, these relays, and gives up a step after ten seconds.
+    /// Makes a configuration with the cluster's nodes and these relays, and a limit of ten seconds for a step.
     pub fn of(cluster: &Cluster, relays: &[&Relay]) -> Failover {
         let mut config = Table::new();
         let part = |name: &str, port: u16| {
@@ -69,7 +69,7 @@ impl Failover {
         self
     }
 
-    /// Pauses and resumes this proxy.
+    /// Adds a proxy to pause and resume.
     #[must_use]
     pub fn proxy(self, proxy: &Kingpost) -> Failover {
         let mut table = Table::new();
@@ -78,7 +78,7 @@ impl Failover {
         self.set("failover.proxies", vec![Value::Table(table)])
     }
 
-    /// The server named in `$KINGPOST_NODE` is stopped as an operator on its machine would.
+    /// Stops the server named in `$KINGPOST_NODE` as an operator on its machine would.
     #[must_use]
     pub fn stopping(self, cluster: &Cluster) -> Failover {
         let script = format!(
@@ -89,7 +89,7 @@ impl Failover {
         self.set("failover.stop", vec!["/bin/sh".to_owned(), "-c".into(), script])
     }
 
-    /// The same in a file of its own: for two that run at once.
+    /// Copies the configuration to a file of its own, for two runs at once.
     #[must_use]
     pub fn copy(self, cluster: &Cluster) -> Failover {
         Failover { path: cluster.dir().join(format!("failover-{}.toml", unique())), ..self }
@@ -115,7 +115,7 @@ impl Failover {
         Ran { code: output.status.code(), text: String::from_utf8_lossy(&text).into_owned() }
     }
 
-    /// [`Failover::run`], which must succeed; what it wrote.
+    /// Runs a command as [`Failover::run`] does; it must succeed. Returns its output.
     ///
     /// # Panics
     /// When it fails.
@@ -125,7 +125,7 @@ impl Failover {
         ran.text
     }
 
-    /// [`Failover::run`], which must fail; what it wrote.
+    /// Runs a command as [`Failover::run`] does; it must fail. Returns its output.
     ///
     /// # Panics
     /// When it succeeds.
@@ -135,7 +135,7 @@ impl Failover {
         ran.text
     }
 
-    /// Starts it; its output goes to a file beside its configuration. It is ended when dropped.
+    /// Starts a command, with its output in a file beside its configuration. It is killed on drop.
     pub fn start(&self, arguments: &[&str]) -> (Process, PathBuf) {
         let log = self.path.with_file_name(format!("failover-{}.log", unique()));
         (Process::start("failover", self.command(arguments), &log), log)

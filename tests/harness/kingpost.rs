@@ -15,7 +15,7 @@ use crate::process::{Process, RunAs, command};
 use crate::run::unique;
 use crate::wait::{SOON, wait_until};
 
-/// What stands behind the address that tests connect to.
+/// Program behind the address that tests connect to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
     /// Kingpost.
@@ -26,7 +26,7 @@ pub enum Subject {
     PgBouncer,
 }
 
-/// What the tests of this process run against.
+/// Returns the program that the tests of this process run against.
 pub fn subject() -> Subject {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty() && value != "0");
     match (set("KINGPOST_TESTS_DIRECT"), set("KINGPOST_TESTS_PGBOUNCER")) {
@@ -36,7 +36,7 @@ pub fn subject() -> Subject {
     }
 }
 
-/// The binary under test: `KINGPOST_BIN`, or the release build, or the debug build.
+/// Returns the binary under test: `KINGPOST_BIN`, or the release build, or the debug build.
 ///
 /// # Panics
 /// When there is none.
@@ -51,14 +51,14 @@ pub fn kingpost_bin() -> PathBuf {
     found.expect("no kingpost binary: run `cargo build --release -p kingpost`, or set KINGPOST_BIN")
 }
 
-/// Configuration of a proxy in the making.
+/// A configuration of a proxy, before its start.
 #[derive(Debug)]
 pub struct KingpostBuilder<'a> {
     cluster: &'a Cluster,
     config: Table,
 }
 
-/// A running proxy. Ended when dropped.
+/// A running proxy, stopped on drop.
 #[derive(Debug)]
 pub struct Kingpost {
     subject: Subject,
@@ -87,7 +87,7 @@ impl<'a> KingpostBuilder<'a> {
         self
     }
 
-    /// Has the proxy reach the cluster's node `index` through a forwarder.
+    /// Makes the proxy reach the cluster's node `index` through a forwarder.
     #[must_use]
     pub fn through(mut self, index: usize, cut: &Cut) -> Self {
         let nodes = section_of(&mut self.config, "cluster").get_mut("nodes").and_then(Value::as_array_mut);
@@ -96,7 +96,7 @@ impl<'a> KingpostBuilder<'a> {
         self
     }
 
-    /// Starts the proxy and waits until it says that it is ready.
+    /// Starts the proxy and waits until it reports that it is ready.
     ///
     /// # Panics
     /// When it ends, or is not ready in time.
@@ -120,7 +120,7 @@ fn section_of<'t>(config: &'t mut Table, section: &str) -> &'t mut Table {
     })
 }
 
-/// The section, empty for a key at the top, and the key.
+/// Splits a path into section, empty for a key at the top, and key.
 fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('.').unwrap_or(("", path))
 }
@@ -131,7 +131,7 @@ pub(crate) fn set(config: &mut Table, path: &str, value: Value) {
 }
 
 impl Kingpost {
-    /// A proxy in front of `cluster`: trust, pools of 8, probes ten times a second.
+    /// Makes a proxy in front of `cluster`: trust, pools of 8, probes ten times a second.
     pub fn of(cluster: &Cluster) -> KingpostBuilder<'_> {
         let node = |node: &crate::Node| {
             let mut table = Table::new();
@@ -166,7 +166,7 @@ impl Kingpost {
         };
         let metrics_port = Port::reserve();
         let mut config = builder.config;
-        // Further addresses of the test's stand behind.
+        // Further addresses of the test follow.
         let mut listen = vec![Value::from(format!("127.0.0.1:{number}"))];
         if let Some(Value::Array(further)) = section_of(&mut config, "proxy").remove("listen") {
             listen.extend(further);
@@ -192,7 +192,7 @@ impl Kingpost {
         std::fs::write(&self.config_path, text).expect("write the proxy's configuration");
     }
 
-    /// Starts the binary (again, on the same port) and waits until it says that it is ready.
+    /// Starts the binary (again, on the same port) and waits until it reports that it is ready.
     ///
     /// # Panics
     /// When it ends, or is not ready in time.
@@ -213,7 +213,7 @@ impl Kingpost {
         .await;
     }
 
-    /// Starts another process that takes over from this one, waits until it has, and gives the old one.
+    /// Starts another process that takes over from this one, waits until it has, and returns the old one.
     ///
     /// # Panics
     /// When it does not in time.
@@ -258,17 +258,17 @@ impl Kingpost {
         kingpost
     }
 
-    /// What it really is.
+    /// Returns the program behind the address.
     pub fn subject(&self) -> Subject {
         self.subject
     }
 
-    /// Where clients connect.
+    /// Returns the endpoint for clients.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Where clients connect: the port on 127.0.0.1.
+    /// Returns the port for clients on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.endpoint.port
     }
@@ -293,12 +293,12 @@ impl Kingpost {
         size.and_then(Value::as_integer).map_or(20, |size| size as usize)
     }
 
-    /// Where the configuration lies.
+    /// Returns the path of the configuration.
     pub fn config_path(&self) -> &Path {
         &self.config_path
     }
 
-    /// Ends the proxy at once.
+    /// Kills the proxy.
     ///
     /// # Panics
     /// When it is not started.
@@ -323,7 +323,7 @@ impl Kingpost {
         Command::new(&bin).args(arguments).output().unwrap_or_else(|e| panic!("run {}: {e}", bin.display()))
     }
 
-    /// Status and body of a GET on the metrics address; none if it does not answer.
+    /// Returns status and body of a GET on the metrics address; None if it does not answer.
     pub async fn http(&self, path: &str) -> Option<(u16, String)> {
         crate::metrics::get(self.metrics_port.number(), path).await
     }
@@ -339,12 +339,12 @@ impl Kingpost {
         .await;
     }
 
-    /// The port of the metrics address.
+    /// Returns the port of the metrics address.
     pub fn metrics_port(&self) -> u16 {
         self.metrics_port.number()
     }
 
-    /// The metrics now.
+    /// Returns the current metrics.
     ///
     /// # Panics
     /// When they cannot be had, or are not valid.
@@ -353,7 +353,7 @@ impl Kingpost {
     }
 }
 
-/// An entry of `[[proxy.users]]`.
+/// Makes an entry of `[[proxy.users]]`.
 pub fn user(name: &str, password: &str) -> Table {
     let mut table = Table::new();
     table.insert("name".into(), name.into());
@@ -361,7 +361,7 @@ pub fn user(name: &str, password: &str) -> Table {
     table
 }
 
-/// An entry of `[[proxy.databases]]`: an alias of the tests' database with one more setting.
+/// Makes an entry of `[[proxy.databases]]`: an alias of the tests' database with one more setting.
 pub fn database(name: &str, key: &str, value: impl Into<Value>) -> Table {
     let mut table = Table::new();
     table.insert("name".into(), name.into());

@@ -1,4 +1,4 @@
-//! The admin HTTP address: a GET, and Prometheus' text format held to its rules.
+//! The admin HTTP address: GET requests, and a strict parser of Prometheus' text format.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 const LIMIT: Duration = Duration::from_secs(5);
 const BODY_LIMIT: u64 = 16 << 20;
 
-/// Status and body of a GET; none if there is no complete answer.
+/// Returns status and body of a GET; None without a complete answer.
 pub async fn get(port: u16, path: &str) -> Option<(u16, String)> {
     let request = async {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
@@ -41,10 +41,10 @@ fn unchunk(mut body: &str) -> Option<String> {
 /// Labels of a sample, sorted by name.
 pub type Labels = BTreeMap<String, String>;
 
-/// One line with a value.
+/// A sample: one line with a value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
-    /// Name, with `_bucket`, `_sum`, `_count` where the family is a histogram.
+    /// Name, with `_bucket`, `_sum`, `_count` for a histogram.
     pub name: String,
     /// Labels.
     pub labels: Labels,
@@ -55,14 +55,14 @@ pub struct Sample {
 /// A scrape.
 #[derive(Debug)]
 pub struct Metrics {
-    /// All samples, in order.
+    /// Samples, in order.
     pub samples: Vec<Sample>,
     /// Type of each family.
     pub types: HashMap<String, String>,
 }
 
 impl Metrics {
-    /// What `/metrics` says at this port.
+    /// Returns the metrics at this port.
     ///
     /// # Panics
     /// When it cannot be had, or is not valid.
@@ -72,11 +72,11 @@ impl Metrics {
         Metrics::parse(&body).unwrap_or_else(|e| panic!("/metrics: {e}"))
     }
 
-    /// Reads the text format, version 0.0.4.
+    /// Parses the text format, version 0.0.4.
     ///
     /// # Errors
-    /// The first rule that is broken: syntax, a family in two places, a sample twice, a sample without a type, a counter
-    /// not named `_total`, buckets that shrink or lack `+Inf`.
+    /// The first violation of a rule: bad syntax, a family in two places, a sample twice, a sample without a type, a counter not named `_total`,
+    /// buckets that shrink or lack `+Inf`.
     pub fn parse(text: &str) -> Result<Metrics, String> {
         let mut metrics = Metrics { samples: Vec::new(), types: HashMap::new() };
         let mut finished: HashSet<String> = HashSet::new();
@@ -160,7 +160,7 @@ impl Metrics {
         Ok(())
     }
 
-    /// Sum of the samples of this name that have at least these labels.
+    /// Sums the samples of this name that have at least these labels.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let matches = |sample: &&Sample| {
             sample.name == name && labels.iter().all(|(key, value)| sample.labels.get(*key).is_some_and(|v| v == value))
@@ -174,7 +174,7 @@ fn parse_value(text: &str) -> Option<f64> {
         "+Inf" => Some(f64::INFINITY),
         "-Inf" => Some(f64::NEG_INFINITY),
         "NaN" => Some(f64::NAN),
-        // Rust reads more ("inf", "infinity") than the format has.
+        // Rust accepts more ("inf", "infinity") than the format.
         _ if text.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '+' || c == '.') => text.parse().ok(),
         _ => None,
     }
@@ -212,7 +212,7 @@ fn parse_sample(line: &str) -> Option<Sample> {
     })
 }
 
-/// A label's value up to its closing quote, and what follows the quote.
+/// Returns a label's value up to its closing quote, and the text after the quote.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut characters = text.char_indices();

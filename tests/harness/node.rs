@@ -14,7 +14,7 @@ use crate::process::{Process, RunAs, children, command, signal};
 use crate::template::{pg_bin, run, template};
 use crate::wait::{SOON, wait_until};
 
-/// Lag of a follower's receiver reconnecting, and similar, is not what tests wait for.
+/// Delays such as that of a reconnecting receiver are short here, as tests do not wait for them.
 const SETTINGS: &str = "\
 listen_addresses = '127.0.0.1'
 unix_socket_directories = ''
@@ -39,23 +39,23 @@ log_line_prefix = '%m [%p] %q%u@%d '
 log_parameter_max_length = 200
 ";
 
-/// Marks a server's segment of System V memory for removal: it goes with the last process that has it. A server that is
-/// killed leaves it for the next one in the same directory, and the system has 4096 of them for everybody.
+/// Marks a server's segment of System V memory for removal: it goes with the last process that has it. A killed server leaves it for the next one in
+/// the same directory, and the system has 4096 of them for all.
 ///
-/// Nothing happens when there is none, or when the server has ended in order. To a running server this is no loss: the
-/// segment only tells a second one of the same directory that there is a first.
+/// Does nothing if there is none, or if the server was shut down properly. A running server does not need it: the segment only tells a second one of
+/// the same directory that there is a first.
 pub(crate) fn remove_segment(dir: &Path) {
     if let Some(id) = segment(dir) {
-        // SAFETY: IPC_RMID uses no buffer; the id is that of a segment of a server of ours, or of none.
+        // SAFETY: IPC_RMID uses no buffer; the id belongs to a segment of a server of ours, or to none.
         unsafe { libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()) };
     }
 }
 
-/// Whether a process of the server still has that memory: then no other one can be started in its directory.
+/// True if a process of the server still has that memory: then no other one can be started in its directory.
 fn has_segment(dir: &Path) -> bool {
     let Some(id) = segment(dir) else { return false };
     let mut found = std::mem::MaybeUninit::<libc::shmid_ds>::zeroed();
-    // SAFETY: IPC_STAT fills the one structure that is given, of the type that it wants; all zeroes is one, too.
+    // SAFETY: IPC_STAT fills the given structure, of the type that it needs; all zeroes is a valid value of it.
     let (failed, found) = unsafe { (libc::shmctl(id, libc::IPC_STAT, found.as_mut_ptr()) < 0, found.assume_init()) };
     !failed && found.shm_nattch > 0
 }
@@ -66,7 +66,7 @@ fn segment(dir: &Path) -> Option<i32> {
     file.lines().nth(6)?.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// A server: a primary, or a replica by streaming replication. Ended when dropped.
+/// A server: a primary, or a replica by streaming replication. Stopped on drop.
 #[derive(Debug)]
 pub struct Node {
     name: String,
@@ -77,18 +77,18 @@ pub struct Node {
     dynamic: Mutex<Dynamic>,
 }
 
-/// Settings that a running server can be told to change.
+/// Settings that a running server can reload.
 #[derive(Debug, Default)]
 struct Dynamic {
     /// Port of the server to follow.
     follows: Option<u16>,
-    /// By this slot there.
+    /// Slot on the followed server.
     slot: Option<String>,
     apply_delay_ms: u64,
 }
 
 impl Node {
-    /// Makes the data directory `logs/name` with `settings` after the harness's own, and `hba` instead of it; does not start it.
+    /// Makes the data directory `logs/name` with `settings` after the harness's own, and `hba` instead of it; does not start the server.
     pub(crate) fn create(name: &str, logs: &Path, settings: &[(String, String)], hba: Option<&str>) -> Node {
         let dir = logs.join(name);
         run(Command::new("cp").args(["-a", "--reflink=auto"]).arg(template()).arg(&dir));
@@ -112,27 +112,27 @@ impl Node {
         }
     }
 
-    /// Name, in the configuration of the proxy too.
+    /// Returns the name, also used in the configuration of the proxy.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Port on 127.0.0.1; the same for the node's whole life.
+    /// Returns the port on 127.0.0.1, the same for the node's whole life.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// Its data directory.
+    /// Returns the data directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Where the tests' clients reach it directly.
+    /// Returns the endpoint for direct connections of the tests' clients.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint::new(self.port(), &self.logs)
     }
 
-    /// Its log so far.
+    /// Returns the log so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.log_path()).unwrap_or_default()).into_owned()
     }
@@ -141,20 +141,20 @@ impl Node {
         self.logs.join(format!("{}.log", self.name))
     }
 
-    /// Whether its log names `marker`; with `log_statement = all` that is: whether it was sent a statement that holds the
-    /// marker. The line is written before the statement runs.
+    /// True if the log contains `marker`; with `log_statement = all`: if the server was sent a statement with the marker. The line is written before
+    /// the statement runs.
     pub fn saw(&self, marker: &str) -> bool {
         self.log().contains(marker)
     }
 
-    /// How the harness connects: a superuser in the tests' database.
+    /// Returns the harness's configuration: a superuser in the tests' database.
     pub fn admin_config(&self) -> Config {
         let mut config = self.endpoint().config();
         config.user("postgres").application_name("harness");
         config
     }
 
-    /// A superuser's connection.
+    /// Connects as a superuser.
     pub async fn admin(&self) -> Client {
         self.endpoint().connect_as(&self.admin_config()).await
     }
@@ -178,7 +178,7 @@ impl Node {
         admin.batch_execute(sql).await.unwrap_or_else(|e| panic!("{}, {database}: {sql}: {e:?}", self.name));
     }
 
-    /// The single value, as text, of a query that a superuser runs.
+    /// Returns the single value, as text, of a query run by a superuser.
     ///
     /// # Panics
     /// When it fails, gives no row, or gives NULL.
@@ -200,7 +200,7 @@ impl Node {
         self.query_as(&config, sql).await.unwrap_or_else(|| panic!("{}: {sql} gave nothing", self.name))
     }
 
-    /// The single value, as text, of a query that a superuser runs who is not kept out by the lock of a switchover.
+    /// Returns the single value, as text, of a query run by a superuser whom the lock of a switchover does not keep out.
     ///
     /// # Panics
     /// When it fails, gives no row, or gives NULL.
@@ -219,7 +219,7 @@ impl Node {
         })
     }
 
-    /// Connections of the tests' clients' user: those that a pool holds here.
+    /// Counts the connections of the tests' user: those that a pool holds here.
     pub async fn pool_connections(&self) -> usize {
         let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE usename = '{USER}'");
         self.query(&sql).await.parse().expect("a count")
@@ -229,7 +229,7 @@ impl Node {
         work(self.process.lock().unwrap_or_else(PoisonError::into_inner).as_ref())
     }
 
-    /// Whether its process runs (it may be stopped by [`Node::sigstop`]).
+    /// True if its process runs (it may be stopped by [`Node::sigstop`]).
     pub fn is_running(&self) -> bool {
         self.with_process(|process| process.is_some_and(|process| process.exit_status().is_none()))
     }
@@ -245,10 +245,10 @@ impl Node {
 
     /// Starts the server without waiting for it.
     pub(crate) fn launch(&self) {
-        // A killed server leaves its pid file; the pid may by now be that of another process of the same user.
+        // A killed server leaves its pid file; the pid may by now belong to another process of the same user.
         remove_segment(&self.dir);
         let _ = std::fs::remove_file(self.dir.join("postmaster.pid"));
-        // Not by pg_ctl: the server must be our child to get the parent-death signal. QUIT: it takes its children with it.
+        // Not by pg_ctl: the server must be our child to get the parent-death signal. QUIT: it ends its children, too.
         let mut postgres = command(&pg_bin().join("postgres"), RunAs::Server, "QUIT");
         postgres.arg("-D").arg(&self.dir);
         let process = Process::start(&self.name, postgres, &self.log_path());
@@ -264,16 +264,16 @@ impl Node {
         remove_segment(&self.dir);
     }
 
-    /// The server and all its processes end at once, as at a crash of the machine (but what was written stays written).
+    /// Kills the server and all its processes at once, as at a crash of the machine (except that written data stay written).
     pub async fn kill9(&self) {
         self.signal_all(libc::SIGKILL);
         self.wait_ended().await;
-        // Its children end when they get to it, and one that it had just forked when it sees that it is alone.
+        // Its children end when they notice, and one that it had just forked when it sees that it is alone.
         let what = format!("the last process of {} to end", self.name);
         wait_until(&what, SOON, &self.logs, async || (!has_segment(&self.dir)).then_some(())).await;
     }
 
-    /// Fast shutdown: clients are thrown out, replicas get everything.
+    /// Shuts down fast: clients are disconnected, replicas get everything.
     pub async fn stop(&self) {
         self.with_process(|process| process.iter().for_each(|process| process.signal(libc::SIGINT)));
         self.wait_ended().await;
@@ -289,12 +289,12 @@ impl Node {
         self.signal_all(libc::SIGSTOP);
     }
 
-    /// Thaws it.
+    /// Resumes it.
     pub fn sigcont(&self) {
         self.signal_all(libc::SIGCONT);
     }
 
-    /// Parent first: a postmaster that is stopped or dead cannot replace a child that ends.
+    /// Signals the parent first: a postmaster that is stopped or dead cannot replace a child that ends.
     fn signal_all(&self, number: i32) {
         self.with_process(|process| {
             let Some(process) = process.filter(|process| process.exit_status().is_none()) else { return };
@@ -319,13 +319,13 @@ impl Node {
         assert_eq!(done, "t", "{} was not promoted:\n{}", self.name, self.log());
     }
 
-    /// The replica goes on receiving, and applies nothing any more.
+    /// Pauses replay on the replica, which goes on receiving.
     pub async fn pause_replay(&self) {
         self.execute("SELECT pg_wal_replay_pause()").await;
         self.wait_value("SELECT pg_get_wal_replay_pause_state()", "paused").await;
     }
 
-    /// A stopped server becomes a standby that streams from whatever listens on `port`, with the data it has.
+    /// Makes a stopped server a standby that streams from any server on `port`, with the data it has.
     ///
     /// # Panics
     /// When it runs.
@@ -339,7 +339,7 @@ impl Node {
         self.execute("SELECT pg_wal_replay_resume()").await;
     }
 
-    /// Every commit is applied this much later than it happened on the primary; zero for at once.
+    /// Delays the application of each commit by this time after its commit on the primary; zero for none.
     pub async fn recovery_delay(&self, delay: Duration) {
         self.dynamic.lock().unwrap_or_else(PoisonError::into_inner).apply_delay_ms = delay.as_millis() as u64;
         self.reload_dynamic();
@@ -347,7 +347,7 @@ impl Node {
         self.wait_value(sql, &delay.as_millis().to_string()).await;
     }
 
-    /// Streams from `primary`, from now on or, when it is not running, from the next start on as a replica.
+    /// Streams from `primary`: from now on, or, if it is not running, from the next start on as a replica.
     pub async fn follow(&self, primary: &Node) {
         self.set_follow(primary.port());
         if self.is_running() {
@@ -356,12 +356,12 @@ impl Node {
         }
     }
 
-    /// Streams from whatever listens on `port`, from the next start on.
+    /// Streams from any server on `port`, from the next start on.
     pub fn follow_port(&self, port: u16) {
         self.set_follow(port);
     }
 
-    /// The same by a slot, which has to be there; a running server does so at once.
+    /// Streams from `port` by an existing slot; a running server does so at once.
     pub fn follow_by_slot(&self, port: u16, slot: &str) {
         self.dynamic.lock().unwrap_or_else(PoisonError::into_inner).slot = Some(slot.into());
         self.set_follow(port);
@@ -373,7 +373,7 @@ impl Node {
         self.reload_dynamic();
     }
 
-    /// Writes the settings and has a running server read them.
+    /// Writes the settings and makes a running server reload them.
     fn reload_dynamic(&self) {
         let dynamic = self.dynamic.lock().unwrap_or_else(PoisonError::into_inner);
         let mut text = format!("recovery_min_apply_delay = {}ms\n", dynamic.apply_delay_ms);
@@ -389,7 +389,7 @@ impl Node {
         self.with_process(|process| process.iter().for_each(|process| process.signal(libc::SIGHUP)));
     }
 
-    /// Waits until a query that a superuser runs gives `value`.
+    /// Waits until a query run by a superuser returns `value`.
     ///
     /// # Panics
     /// When it does not in time.
@@ -405,23 +405,22 @@ impl Node {
         self.wait_value(&sql, "t").await;
     }
 
-    /// Makes a stopped server, a former primary or a standby, follow `primary`, dropping what it alone has.
+    /// Makes a stopped server, a former primary or a standby, follow `primary`, dropping data that only it has.
     ///
     /// # Panics
     /// When it runs, or cannot be rewound.
     pub async fn rejoin(&self, primary: &Node) {
         assert!(!self.is_running(), "{} must be stopped to be rewound", self.name);
-        // Until its first checkpoint a promoted server's control file still names the old timeline, and pg_rewind would
-        // find nothing to do.
+        // Until its first checkpoint a promoted server's control file still names the old timeline, and pg_rewind would do nothing.
         primary.execute("CHECKPOINT").await;
         let config = std::fs::read(self.dir.join("postgresql.conf")).expect("read postgresql.conf");
-        // As the guide says: pg_rewind may have to start the server for itself, which a switchover's lock would keep out.
+        // As the guide says: pg_rewind may have to start the server for itself, which a switchover's lock would prevent.
         let own = std::fs::read_to_string(self.dir.join("postgresql.auto.conf")).expect("read postgresql.auto.conf");
         let unlocked = own.lines().filter(|line| !line.contains("kingpost_switchover")).collect::<Vec<_>>().join("\n");
         std::fs::write(self.dir.join("postgresql.auto.conf"), unlocked + "\n").expect("write postgresql.auto.conf");
-        // Ours, and in the way of a server's user.
+        // The file is ours, and in the way of a server's user.
         let _ = std::fs::remove_file(self.dir.join("dynamic.conf"));
-        // Of a standby that was killed: pg_rewind recovers it in single-user mode, which refuses to be a standby.
+        // The file of a killed standby: pg_rewind recovers the server in single-user mode, which refuses to be a standby.
         let _ = std::fs::remove_file(self.dir.join("standby.signal"));
         let source = format!("host=127.0.0.1 port={} user=postgres dbname=postgres", primary.port());
         let mut rewind = command(&pg_bin().join("pg_rewind"), RunAs::Server, "KILL");
@@ -437,7 +436,7 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.signal_all(libc::SIGKILL);
-        // The one it had before it was ready, or made after a crash of one of its processes.
+        // The segment from before it was ready, or one made after a crash of one of its processes.
         remove_segment(&self.dir);
     }
 }

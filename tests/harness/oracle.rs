@@ -1,21 +1,21 @@
-//! PostgreSQL as the oracle: the same talk of a few clients with a server directly and through the proxy must give the same answers.
+//! PostgreSQL as the oracle: the same dialogue of a few clients with a server directly and through the proxy must give the same answers.
 //!
-//! A test writes the talk once, as a function of a [`Talk`]. The talk keeps what was answered, in a form in which two runs can be
-//! compared ([`Said`]), and [`Talk::first_difference`] says where two runs part.
+//! A test writes the dialogue once, as a function of a [`Talk`]. The talk keeps the answers, in a form in which two runs can be compared ([`Said`]),
+//! and [`Talk::first_difference`] finds the first difference of two runs.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::raw::{Message, Raw};
 
-/// Longest wait for one message; a server that says nothing for that long is [`Said::Nothing`]. Below the limit of [`Raw`], which panics.
+/// Longest wait for one message; a server silent for that long gives [`Said::Nothing`]. Below the limit of [`Raw`], which panics.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// What a column is: the fields of a RowDescription that PostgreSQL compares itself before it says "cached plan must not change
-/// result type", and the format. Not the table and the column number in it.
+/// A column: the fields of a RowDescription that PostgreSQL compares itself before it reports "cached plan must not change result type", and the
+/// format. Without the table and its column number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Column {
-    /// Its name.
+    /// Name of the column.
     pub name: String,
     /// OID of its type.
     pub type_oid: u32,
@@ -25,8 +25,8 @@ pub struct Column {
     pub format: i16,
 }
 
-/// A message of a server, without what may differ between two runs (process ids, texts of errors). ParameterStatus and NoticeResponse,
-/// which may come at any time, are left out.
+/// A message of a server, without values that may differ between two runs (process ids, texts of errors). ParameterStatus and NoticeResponse, which
+/// may come at any time, are omitted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Said {
     /// RowDescription.
@@ -43,22 +43,22 @@ pub enum Said {
     Ready(char),
     /// NotificationResponse.
     Notified {
-        /// Whether the process id is the one that this session was told is its own.
+        /// True if the process id is this session's own.
         own: bool,
         /// The channel.
         channel: String,
         /// The payload.
         payload: String,
     },
-    /// Any other message: its type.
+    /// Any other message, by its type.
     Other(char),
     /// The connection was closed.
     Closed,
-    /// Nothing came for as long as the talk waits.
+    /// No message within the talk's limit.
     Nothing,
 }
 
-/// Values of the first column of the rows; NULL is `NULL`.
+/// Returns the values of the first column of the rows; NULL is `NULL`.
 pub fn values(said: &[Said]) -> Vec<String> {
     let rows = said.iter().filter_map(|said| match said {
         Said::Row(row) => Some(row.first().cloned().flatten().unwrap_or_else(|| "NULL".into())),
@@ -67,7 +67,7 @@ pub fn values(said: &[Said]) -> Vec<String> {
     rows.collect()
 }
 
-/// The SQLSTATE of the first error.
+/// Returns the SQLSTATE of the first error.
 pub fn error(said: &[Said]) -> Option<&str> {
     said.iter().find_map(|said| match said {
         Said::Error(code) => Some(code.as_str()),
@@ -75,7 +75,7 @@ pub fn error(said: &[Said]) -> Option<&str> {
     })
 }
 
-/// Reads fields of a message's body, one behind the other.
+/// A parser of the fields of a message's body.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -106,7 +106,7 @@ impl Fields<'_> {
 }
 
 impl Said {
-    /// Reads a message that came to a session of which the process id is `own`; none for what is left out.
+    /// Parses a message to a session with the process id `own`; None for an omitted message.
     ///
     /// # Panics
     /// When the message is malformed.
@@ -150,14 +150,14 @@ struct Session {
     pid: u32,
 }
 
-/// A turn of a talk: what was sent, for whoever reads a failure, and what came.
+/// A turn of a talk: the messages sent, described for the reader of a failure, and the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Turn {
     sent: String,
     said: Vec<Said>,
 }
 
-/// A talk of a few sessions with one address. Only one of the sessions talks at a time, so that two runs of one talk are comparable.
+/// A dialogue of a few sessions with one address. Only one session sends at a time, so that two runs of one talk are comparable.
 #[derive(Debug)]
 pub struct Talk {
     port: u16,
@@ -166,17 +166,17 @@ pub struct Talk {
 }
 
 impl Talk {
-    /// A talk with whatever listens on `port` of 127.0.0.1.
+    /// Starts a talk with any server on `port` of 127.0.0.1.
     pub fn new(port: u16) -> Talk {
         Talk { port, sessions: Vec::new(), turns: Vec::new() }
     }
 
-    /// The port of whoever is talked with.
+    /// Returns the port of the server.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Logs in one more session and gives its number.
+    /// Logs in one more session and returns its number.
     ///
     /// # Panics
     /// When the login is refused.
@@ -184,7 +184,7 @@ impl Talk {
         self.login_with(user, database, &[]).await
     }
 
-    /// The same with start-up parameters.
+    /// Logs in as [`Talk::login`] does, with start-up parameters.
     ///
     /// # Panics
     /// When the login is refused.
@@ -196,12 +196,12 @@ impl Talk {
         self.sessions.len() - 1
     }
 
-    /// Ends a session politely. Its number is not given again.
+    /// Ends a session properly. Its number is not used again.
     pub async fn logout(&mut self, who: usize) {
         self.sessions[who].raw.send(&crate::raw::message(b'X', &[])).await;
     }
 
-    /// Has a session send messages in one packet, and waits for as many ReadyForQuery as there are Query and Sync among them.
+    /// Sends messages of a session in one packet, and waits for as many ReadyForQuery as there are Query and Sync among them.
     ///
     /// # Panics
     /// When the answer does not come.
@@ -209,7 +209,7 @@ impl Talk {
         self.say_for(who, messages, ends_of(messages)).await
     }
 
-    /// The same with a simple query.
+    /// Sends a simple query as [`Talk::say`] does.
     ///
     /// # Panics
     /// When the answer does not come.
@@ -217,7 +217,7 @@ impl Talk {
         self.say(who, &[crate::raw::query(text)]).await
     }
 
-    /// The same for a number of ReadyForQuery that is not the number of Query and Sync, as with a Sync inside of COPY data.
+    /// Waits for a number of ReadyForQuery that differs from that of Query and Sync, as with a Sync inside of COPY data.
     ///
     /// # Panics
     /// When the answer does not come.
@@ -229,7 +229,7 @@ impl Talk {
         said
     }
 
-    /// As [`Talk::say`], for what is another answer in each run, such as a time: the talk does not keep it.
+    /// As [`Talk::say`], for an answer that differs in each run, such as a time: the talk does not keep it.
     pub async fn say_aside(&mut self, who: usize, messages: &[Vec<u8>]) -> Vec<Said> {
         self.answers(who, messages, ends_of(messages)).await
     }
@@ -254,20 +254,20 @@ impl Talk {
         said
     }
 
-    /// Keeps something else that has to be the same in both runs: what a table holds, say.
+    /// Keeps another value that must be equal in both runs, such as the content of a table.
     pub fn note(&mut self, what: &str, value: &str) {
         self.turns.push(Turn { sent: what.into(), said: vec![Said::Row(vec![Some(value.into())])] });
     }
 
-    /// SQLSTATEs of all errors so far.
+    /// Returns the SQLSTATEs of all errors so far.
     pub fn errors(&self) -> Vec<&str> {
         self.turns.iter().filter_map(|turn| error(&turn.said)).collect()
     }
 
-    /// Where this run and `other` part, with the turns before it; none if they are the same.
+    /// Describes the first difference of this run and `other`, with the turns before it; None if they are the same.
     pub fn first_difference(&self, other: &Talk) -> Option<String> {
         let turns = self.turns.len().max(other.turns.len());
-        // (The sessions of the two may have logged in by other names.)
+        // The sessions of the two may have logged in by other names.
         let said = |talk: &Talk, at: usize| talk.turns.get(at).map(|turn| turn.said.clone());
         let at = (0..turns).find(|&at| said(self, at) != said(other, at))?;
         let mut text = String::new();
@@ -282,20 +282,20 @@ impl Talk {
     }
 }
 
-/// How many ReadyForQuery messages have.
+/// Counts the ReadyForQuery messages that the messages cause.
 fn ends_of(messages: &[Vec<u8>]) -> usize {
     messages.iter().filter(|message| matches!(message.first(), Some(b'Q' | b'S'))).count()
 }
 
 const MOST_SHOWN: usize = 600;
 
-/// Messages as one line, cut off where it gets long.
+/// Renders messages as one line, cut off at a limit.
 fn in_short(said: &[Said]) -> String {
     let text = format!("{said:?}");
     text.chars().take(MOST_SHOWN).collect()
 }
 
-/// A message that is sent, for whoever reads a failure: its type and the texts in it.
+/// Describes a sent message for the reader of a failure: its type and the texts in it.
 fn shown(message: &[u8]) -> String {
     let body = message.get(5..).unwrap_or_default();
     let printable = |&&b: &&u8| b == b' ' || b.is_ascii_graphic();

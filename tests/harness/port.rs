@@ -1,10 +1,9 @@
-//! Ports that the system chooses and that stay ours.
+//! Ports that the system chooses and that stay reserved.
 
 use tokio::net::TcpSocket;
 
-/// A port on 127.0.0.1 kept for one server for as long as this lives, also while that server is down: the socket is bound
-/// and does not listen, so the system gives the port to no one who asks for any, and a server that sets `SO_REUSEADDR`
-/// (all do) can still listen there.
+/// A port on 127.0.0.1 kept for one server for as long as this value lives, also while that server is down: the socket is bound but does not listen,
+/// so the system gives the port to nobody who asks for any, and a server that sets `SO_REUSEADDR` (all do) can still listen on it.
 #[derive(Debug)]
 pub struct Port {
     number: u16,
@@ -12,7 +11,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Has the system choose one.
+    /// Reserves a port that the system chooses.
     ///
     /// # Panics
     /// When there is none.
@@ -24,7 +23,7 @@ impl Port {
         Port { number, _bound: socket }
     }
 
-    /// Two ports of which the second one is `apart` above the first.
+    /// Reserves two ports, the second one `apart` above the first.
     ///
     /// # Panics
     /// When none of many are free together.
@@ -33,7 +32,7 @@ impl Port {
             let first = Port::reserve();
             let Some(number) = first.number.checked_add(apart) else { continue };
             let address = ([127, 0, 0, 1], number).into();
-            // Without SO_REUSEADDR: so it is nobody else's, whether that one listens or not.
+            // Without SO_REUSEADDR: the bind fails if anybody else has the port, listening or not.
             let alone = TcpSocket::new_v4().expect("make a socket");
             alone.set_reuseaddr(false).expect("clear SO_REUSEADDR");
             if alone.bind(address).is_err() {
@@ -49,7 +48,7 @@ impl Port {
         panic!("no two free ports {apart} apart");
     }
 
-    /// The port.
+    /// Returns the port.
     pub fn number(&self) -> u16 {
         self.number
     }

@@ -12,8 +12,8 @@ use crate::wait::wait_until;
 
 type Order = (Command, Sender<io::Result<Child>>);
 
-/// The kernel sends the parent-death signal when the *thread* that forked ends, and tests run in threads that end with
-/// the test: so one thread that lives as long as the process forks for all.
+/// Forks in one thread that lives as long as the process: the kernel sends the parent-death signal when the *thread* that forked ends, and tests run
+/// in threads that end with the test.
 fn spawn(command: Command) -> io::Result<Child> {
     static SPAWNER: OnceLock<Sender<Order>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
@@ -33,7 +33,7 @@ fn spawn(command: Command) -> io::Result<Child> {
     outcome.recv().expect("the spawner thread answers every order")
 }
 
-/// The user a database server runs as: PostgreSQL refuses root.
+/// Returns the user of database servers: PostgreSQL refuses root.
 pub(crate) fn server_user() -> Option<&'static str> {
     static USER: OnceLock<Option<&'static str>> = OnceLock::new();
     *USER.get_or_init(|| {
@@ -45,16 +45,16 @@ pub(crate) fn server_user() -> Option<&'static str> {
     })
 }
 
-/// What a process runs as.
+/// User of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunAs {
-    /// As the tests themselves.
+    /// The user of the tests.
     Tests,
-    /// As the servers do: as an unprivileged user when this is root.
+    /// The user of the servers: an unprivileged one if the tests run as root.
     Server,
 }
 
-/// A command that runs `program` as `run_as` and that gets `death_signal` (`KILL`, `QUIT`) when the test process ends.
+/// Makes a command that runs `program` as `run_as`, and gets `death_signal` (`KILL`, `QUIT`) when the test process ends.
 pub fn command(program: &Path, run_as: RunAs, death_signal: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", death_signal]);
@@ -70,8 +70,8 @@ fn group_of(user: &str) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// Sends a signal; `false` if there is no such process. Behind `SIGSTOP` the process stands: until all its threads have seen the signal, it may still
-/// answer somebody.
+/// Sends a signal; `false` if there is no such process. After `SIGSTOP` it waits until all threads have stopped, as the process may answer until
+/// then.
 pub fn signal(pid: u32, signal: i32) -> bool {
     let Ok(pid) = i32::try_from(pid) else { return false };
     assert!(pid > 1, "a signal to pid {pid} would hit more than one child");
@@ -85,18 +85,18 @@ pub fn signal(pid: u32, signal: i32) -> bool {
     sent
 }
 
-/// Whether a thread of the process is neither stopped nor ended.
+/// True if a thread of the process is neither stopped nor ended.
 fn runs(pid: i32) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     threads.flatten().any(|thread| {
         let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        // The state is behind the name, which is in brackets. No file: the thread has ended.
+        // The state follows the name, which is in brackets. No file: the thread has ended.
         let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
         !matches!(state, None | Some('T' | 't' | 'Z' | 'X'))
     })
 }
 
-/// Direct children of a process.
+/// Returns the direct children of a process.
 pub(crate) fn children(parent: u32) -> Vec<u32> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let is_child = |pid: u32| {
@@ -111,7 +111,7 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
         .collect()
 }
 
-/// A running child with its output in a log file. Dropping it ends it.
+/// A running child with its output in a log file. Dropping it kills it.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -134,25 +134,25 @@ impl Process {
         Process { name: name.into(), pid: child.id(), log: log.into(), child: Mutex::new(child) }
     }
 
-    /// Process id; setpriv replaces itself by the program, so it is the program's.
+    /// Returns the process id; setpriv replaces itself by the program, so it is the program's.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Where its output goes.
+    /// Returns the path of its output.
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// How it ended, if it has.
+    /// Returns its exit status, if it has ended.
     pub fn exit_status(&self) -> Option<ExitStatus> {
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         child.try_wait().unwrap_or_else(|e| panic!("wait for {}: {e}", self.name))
     }
 
-    /// Sends a signal to this process alone; nothing happens if it has ended.
+    /// Sends a signal to this process alone; does nothing if it has ended.
     pub fn signal(&self, number: i32) {
-        // A pid that has been waited for may belong to someone else.
+        // A pid that has been waited for may belong to another process.
         if self.exit_status().is_none() {
             signal(self.pid, number);
         }
@@ -167,12 +167,12 @@ impl Process {
         wait_until(&format!("{} to end", self.name), limit, logs, async || self.exit_status()).await
     }
 
-    /// Open file descriptors.
+    /// Counts its open file descriptors.
     pub fn fd_count(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
     }
 
-    /// Bounds its open descriptors from now on; those that it has stay open.
+    /// Limits its open descriptors from now on; open ones stay open.
     ///
     /// # Panics
     /// When the system does not let us.
@@ -181,7 +181,7 @@ impl Process {
         crate::template::run(Command::new("prlimit").args(["--pid", &pid, &limit]));
     }
 
-    /// Resident memory in KiB.
+    /// Returns its resident memory in KiB.
     pub fn rss_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0");

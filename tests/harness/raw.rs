@@ -1,4 +1,4 @@
-//! The wire protocol by hand, for what a well-behaved driver never sends.
+//! The wire protocol by hand, for messages that a well-behaved driver never sends.
 
 use std::io;
 use std::time::Duration;
@@ -13,14 +13,14 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A message from the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// Its type.
+    /// Type of the message.
     pub kind: u8,
-    /// What follows the length.
+    /// Bytes after the length.
     pub body: Vec<u8>,
 }
 
 impl Message {
-    /// A field of an ErrorResponse or NoticeResponse: `C` for the SQLSTATE, `M` for the text.
+    /// Returns a field of an ErrorResponse or NoticeResponse: `C` for the SQLSTATE, `M` for the text.
     pub fn field(&self, code: u8) -> Option<String> {
         let mut fields = self.body.split(|&b| b == 0);
         let found = fields.find(|field| field.first() == Some(&code));
@@ -28,14 +28,14 @@ impl Message {
     }
 }
 
-/// A bare connection. Every read is bounded by 20 s, which fails the test.
+/// A bare connection. Every read has a limit of 20 s, after which the test fails.
 #[derive(Debug)]
 pub struct Raw {
     /// The socket.
     pub stream: TcpStream,
 }
 
-/// A message with its type and length.
+/// Encodes a message with its type and length.
 pub fn message(kind: u8, body: &[u8]) -> Vec<u8> {
     let mut out = vec![kind];
     out.extend_from_slice(&(body.len() as u32 + 4).to_be_bytes());
@@ -43,17 +43,17 @@ pub fn message(kind: u8, body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A `Query`.
+/// Encodes a `Query`.
 pub fn query(text: &str) -> Vec<u8> {
     message(b'Q', format!("{text}\0").as_bytes())
 }
 
-/// A `Parse` without parameter types.
+/// Encodes a `Parse` without parameter types.
 pub fn parse(name: &str, text: &str) -> Vec<u8> {
     message(b'P', format!("{name}\0{text}\0\0\0").as_bytes())
 }
 
-/// A `Bind` of the unnamed portal or a named one, with text parameters and text results.
+/// Encodes a `Bind` of the unnamed portal or a named one, with text parameters and text results.
 pub fn bind(portal: &str, statement: &str, parameters: &[&str]) -> Vec<u8> {
     let mut body = format!("{portal}\0{statement}\0").into_bytes();
     body.extend_from_slice(&0u16.to_be_bytes());
@@ -66,32 +66,32 @@ pub fn bind(portal: &str, statement: &str, parameters: &[&str]) -> Vec<u8> {
     message(b'B', &body)
 }
 
-/// A `Describe` of a statement (`S`) or portal (`P`).
+/// Encodes a `Describe` of a statement (`S`) or portal (`P`).
 pub fn describe(what: u8, name: &str) -> Vec<u8> {
     message(b'D', &[&[what], name.as_bytes(), &[0]].concat())
 }
 
-/// A `Close` of a statement (`S`) or portal (`P`).
+/// Encodes a `Close` of a statement (`S`) or portal (`P`).
 pub fn close(what: u8, name: &str) -> Vec<u8> {
     message(b'C', &[&[what], name.as_bytes(), &[0]].concat())
 }
 
-/// An `Execute` of at most `rows` rows; 0 for all.
+/// Encodes an `Execute` of at most `rows` rows; 0 for all.
 pub fn execute(portal: &str, rows: u32) -> Vec<u8> {
     message(b'E', &[portal.as_bytes(), &[0], &rows.to_be_bytes()].concat())
 }
 
-/// A `Sync`.
+/// Encodes a `Sync`.
 pub fn sync() -> Vec<u8> {
     message(b'S', &[])
 }
 
-/// A `Flush`.
+/// Encodes a `Flush`.
 pub fn flush() -> Vec<u8> {
     message(b'H', &[])
 }
 
-/// A start-up packet: version (`3 << 16 | minor`) and parameters.
+/// Encodes a start-up packet: version (`3 << 16 | minor`) and parameters.
 pub fn startup(version: u32, parameters: &[(&str, &str)]) -> Vec<u8> {
     let mut body = version.to_be_bytes().to_vec();
     for (name, value) in parameters {
@@ -104,7 +104,7 @@ pub fn startup(version: u32, parameters: &[(&str, &str)]) -> Vec<u8> {
 }
 
 impl Raw {
-    /// Connects, sends nothing.
+    /// Connects without sending anything.
     ///
     /// # Panics
     /// When the port does not accept.
@@ -122,7 +122,7 @@ impl Raw {
         Raw::login_with(port, &[]).await
     }
 
-    /// The same with start-up parameters.
+    /// Logs in as [`Raw::login`] does, with start-up parameters.
     ///
     /// # Panics
     /// When that is refused.
@@ -130,7 +130,7 @@ impl Raw {
         Raw::greeted(port, USER, DATABASE, parameters).await.0
     }
 
-    /// The same as another user, or in another database.
+    /// Logs in as another user, or to another database.
     ///
     /// # Panics
     /// When that is refused.
@@ -138,7 +138,7 @@ impl Raw {
         Raw::greeted(port, user, database, &[]).await.0
     }
 
-    /// The same with start-up parameters, and with the messages of the greeting (BackendKeyData, ParameterStatus) up to ReadyForQuery.
+    /// Logs in with all of these, and also returns the messages of the greeting (BackendKeyData, ParameterStatus) up to ReadyForQuery.
     ///
     /// # Panics
     /// When that is refused.
@@ -150,12 +150,12 @@ impl Raw {
         (raw, messages)
     }
 
-    /// Sends bytes; that the peer has closed is left to the next read to find out.
+    /// Sends bytes; the next read notices a closed connection.
     pub async fn send(&mut self, bytes: &[u8]) {
         let _ = tokio::time::timeout(LIMIT, self.stream.write_all(bytes)).await.expect("the peer takes what is sent");
     }
 
-    /// The next `n` bytes.
+    /// Reads the next `n` bytes.
     ///
     /// # Errors
     /// When the peer closes.
@@ -169,7 +169,7 @@ impl Raw {
         Ok(bytes)
     }
 
-    /// The next message; none when the peer closes.
+    /// Reads the next message; None when the peer closes.
     ///
     /// # Panics
     /// When nothing comes.
@@ -180,7 +180,7 @@ impl Raw {
         Some(Message { kind: head[0], body })
     }
 
-    /// The messages up to and with the first of `kind`.
+    /// Reads the messages up to and including the first of `kind`.
     ///
     /// # Panics
     /// When the peer closes before.
@@ -197,8 +197,8 @@ impl Raw {
         }
     }
 
-    /// The types of the messages up to and with the first of `kind`, leaving out what may come at any time
-    /// (ParameterStatus, NoticeResponse).
+    /// Reads up to and including the first message of `kind`, and returns the types of all but those that may come at any time (ParameterStatus,
+    /// NoticeResponse).
     ///
     /// # Panics
     /// When the peer closes before.
@@ -207,7 +207,7 @@ impl Raw {
         messages.iter().filter(|message| !b"SN".contains(&message.kind)).map(|message| message.kind as char).collect()
     }
 
-    /// All messages until the peer closes.
+    /// Reads all messages until the peer closes.
     ///
     /// # Panics
     /// When it does not.

@@ -13,16 +13,16 @@ use crate::process::{Process, RunAs, command};
 use crate::run::new_dir;
 use crate::wait::{SOON, wait_until};
 
-/// Longest answer that is read.
+/// Longest answer read.
 const LONGEST: u64 = 64 << 20;
 
-/// A registry. Ended when dropped.
+/// A registry, stopped on drop.
 #[derive(Debug)]
 pub struct RegistryNode {
     dir: PathBuf,
     port: Port,
     metrics: Port,
-    /// The program, with its arguments, that becomes the registry; none: the registry itself.
+    /// Program, with its arguments, that executes the registry; empty: the registry is started directly.
     within: Vec<String>,
     process: Option<Process>,
 }
@@ -30,22 +30,22 @@ pub struct RegistryNode {
 /// An answer.
 #[derive(Debug, Clone)]
 pub struct Answer {
-    /// Its status.
+    /// Status code.
     pub status: u16,
-    /// Its head, as it came.
+    /// Head, unparsed.
     pub head: String,
-    /// Its body.
+    /// Body.
     pub body: String,
 }
 
 impl Answer {
-    /// A header's value.
+    /// Returns a header's value.
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut lines = self.head.lines().filter_map(|line| line.split_once(':'));
         lines.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
     }
 
-    /// The body as JSON.
+    /// Returns the body as JSON.
     ///
     /// # Panics
     /// When it is none.
@@ -55,7 +55,7 @@ impl Answer {
 }
 
 impl RegistryNode {
-    /// Starts one with an empty store and without login, and `more` in its `[registry]`.
+    /// Starts a registry with an empty store and without login, and `more` in its `[registry]`.
     ///
     /// # Panics
     /// When it does not become ready.
@@ -71,7 +71,7 @@ impl RegistryNode {
         RegistryNode::start_within(&[], store, more).await
     }
 
-    /// As [`RegistryNode::start_on`], run by a program, `within` and its arguments, that becomes the registry: `prlimit --nofile=1024`.
+    /// As [`RegistryNode::start_on`], started by a program, `within` with its arguments, that executes the registry: `prlimit --nofile=1024`.
     ///
     /// # Panics
     /// When it does not become ready.
@@ -92,7 +92,7 @@ impl RegistryNode {
         node
     }
 
-    /// Starts the same one again.
+    /// Starts the same registry again.
     ///
     /// # Panics
     /// When it does not become ready.
@@ -114,7 +114,7 @@ impl RegistryNode {
             assert!(ended.is_none(), "the registry ended with {ended:?}:\n{}", log());
             let ready =
                 crate::metrics::get(self.metrics.number(), "/readyz").await.filter(|(status, _)| *status == 200);
-            // It says where it listens a moment after that.
+            // The line with its addresses comes a moment after that.
             ready.filter(|_| log().contains("registry started"))
         })
         .await;
@@ -124,12 +124,12 @@ impl RegistryNode {
         self.dir.join("kingpost.toml")
     }
 
-    /// Its directory: configuration, store, log.
+    /// Returns its directory: configuration, store, log.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The process.
+    /// Returns the process.
     ///
     /// # Panics
     /// When it is not started.
@@ -137,7 +137,7 @@ impl RegistryNode {
         self.process.as_ref().expect("the registry is started")
     }
 
-    /// Ends it, by a signal.
+    /// Ends it by a signal.
     ///
     /// # Panics
     /// When it does not end.
@@ -146,22 +146,22 @@ impl RegistryNode {
         self.process().wait_exit(SOON).await;
     }
 
-    /// The port of all its APIs.
+    /// Returns the port of all its APIs.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// `http://127.0.0.1:…`.
+    /// Returns `http://127.0.0.1:…`.
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port())
     }
 
-    /// Whether it says that it is ready; false too where it says nothing.
+    /// True if it reports that it is ready; false also without an answer.
     pub async fn is_ready(&self) -> bool {
         crate::metrics::get(self.metrics.number(), "/readyz").await.is_some_and(|(status, _)| status == 200)
     }
 
-    /// The port of its DNS server, which the system chose.
+    /// Returns the port of its DNS server, which the system chose.
     ///
     /// # Panics
     /// When it has none.
@@ -172,7 +172,7 @@ impl RegistryNode {
             .expect("a DNS server")
     }
 
-    /// What it said when it was ready.
+    /// Returns its message on start.
     fn started(&self) -> Value {
         let log = std::fs::read_to_string(self.process().log()).expect("read the registry's log");
         let lines = log.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -180,7 +180,7 @@ impl RegistryNode {
         said.next().expect("it has said that it started")
     }
 
-    /// Its metrics.
+    /// Returns its metrics.
     ///
     /// # Panics
     /// When there are none.
@@ -197,12 +197,12 @@ impl RegistryNode {
         answer.unwrap_or_else(|| panic!("{method} {path}: no answer"))
     }
 
-    /// As [`RegistryNode::ask`], of a registry that may not be there: then, and where the answer is cut off, none.
+    /// As [`RegistryNode::ask`], for a registry that may be down: None then, and also for a cut-off answer.
     pub async fn try_ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Option<Answer> {
         RegistryNode::try_ask_at(self.port(), method, path, headers, body).await
     }
 
-    /// As [`RegistryNode::try_ask`], at a port in front of the registry's own.
+    /// As [`RegistryNode::try_ask`], to a port in front of the registry's own.
     pub async fn try_ask_at(
         port: u16,
         method: &str,
@@ -233,7 +233,7 @@ impl RegistryNode {
         self.ask(method, path, &[("Content-Type", "application/json")], &body.to_string()).await
     }
 
-    /// Sends bytes and reads until the registry closes; none if what came is no answer.
+    /// Sends bytes and reads until the registry closes; None if the received bytes are no answer.
     ///
     /// # Panics
     /// When it cannot be connected to.
@@ -244,7 +244,7 @@ impl RegistryNode {
 }
 
 async fn exchange(mut stream: TcpStream, bytes: &[u8]) -> Option<Answer> {
-    // It may answer, and close, before everything was sent.
+    // The registry may answer, and close, before everything was sent.
     let _ = stream.write_all(bytes).await;
     let mut answer = Vec::new();
     let _ = stream.take(LONGEST).read_to_end(&mut answer).await;

@@ -15,7 +15,7 @@ use crate::run::{Files, new_dir, unique};
 use crate::template::run;
 use crate::wait::{SOON, wait_until};
 
-/// A relay that follows a server or another relay. Ended when dropped.
+/// A relay that follows a server or another relay, stopped on drop.
 #[derive(Debug)]
 pub struct Relay {
     name: String,
@@ -32,14 +32,14 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// A relay that follows whatever listens on `upstream`; not started. Trust, and reports once a second.
+    /// Makes a relay that follows any server on `upstream`, without starting it. Trust, and reports once a second.
     ///
     /// # Panics
     /// When its directory cannot be made.
     pub fn of(cluster: &Cluster, upstream: u16) -> Relay {
         let name = format!("relay{}", unique());
         let parent = new_dir(&name);
-        // It runs as the servers do, so that their restore_command can read its files.
+        // The relay runs as the servers' user, so that their restore_command can read its files.
         if let Some(user) = server_user() {
             run(Command::new("chown").arg(user).arg(&parent));
         }
@@ -78,8 +78,7 @@ impl Relay {
         }
     }
 
-    /// A relay that follows whichever of the cluster's nodes is the primary, and reaches node `index` of them at
-    /// `addresses[index]` on 127.0.0.1.
+    /// Makes a relay that follows the cluster's current primary, and reaches node `index` at `addresses[index]` on 127.0.0.1.
     ///
     /// # Panics
     /// When its directory cannot be made.
@@ -116,7 +115,7 @@ impl Relay {
         self
     }
 
-    /// Lists these relays in its configuration, for it to ask; takes effect at the next start.
+    /// Lists these relays in its configuration, to be asked; takes effect at the next start.
     pub fn knows(&mut self, others: &[(&str, u16)]) {
         let relays = others.iter().map(|(name, port)| {
             let mut table = Table::new();
@@ -128,12 +127,12 @@ impl Relay {
         set(&mut self.config, "cluster.relays", relays.collect::<Vec<_>>().into());
     }
 
-    /// Has it started with `--new` from now on, or no longer.
+    /// Starts it with `--new` from now on, or no longer.
     pub fn is_new(&mut self, is_new: bool) {
         self.is_new = is_new;
     }
 
-    /// Its directory is lost.
+    /// Removes its directory.
     ///
     /// # Panics
     /// When it runs, or the directory cannot be removed.
@@ -142,27 +141,27 @@ impl Relay {
         std::fs::remove_dir_all(&self.dir).expect("remove the relay's directory");
     }
 
-    /// Name, as `synchronous_standby_names` has it.
+    /// Returns the name, as in `synchronous_standby_names`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Directory of its log.
+    /// Returns the directory of its log.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Where downstreams connect, on 127.0.0.1.
+    /// Returns the port for downstreams, on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// Where downstreams connect.
+    /// Returns the endpoint for downstreams.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint::new(self.port(), &self.logs)
     }
 
-    /// The process.
+    /// Returns the process.
     ///
     /// # Panics
     /// When it is not started.
@@ -170,12 +169,12 @@ impl Relay {
         self.process.as_ref().expect("the relay is started")
     }
 
-    /// Its log so far.
+    /// Returns its log output so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.config_path.with_extension("log")).unwrap_or_default()).into_owned()
     }
 
-    /// Starts the binary without waiting for anything.
+    /// Starts the binary without waiting.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -211,7 +210,7 @@ impl Relay {
         .await;
     }
 
-    /// Ends it at once.
+    /// Kills it.
     ///
     /// # Panics
     /// When it is not started.
@@ -237,12 +236,12 @@ impl Relay {
         self.process().signal(libc::SIGHUP);
     }
 
-    /// Status and body of a GET on the metrics address; none if it does not answer.
+    /// Returns status and body of a GET on the metrics address; None if it does not answer.
     pub async fn http(&self, path: &str) -> Option<(u16, String)> {
         crate::metrics::get(self.metrics_port.number(), path).await
     }
 
-    /// The metrics now.
+    /// Returns the current metrics.
     ///
     /// # Panics
     /// When they cannot be had, or are not valid.
@@ -250,7 +249,7 @@ impl Relay {
         Metrics::now(self.metrics_port.number()).await
     }
 
-    /// One of the log's positions: `written`, `flushed`, `acknowledged`, `oldest`.
+    /// Returns one of the log's positions: `written`, `flushed`, `acknowledged`, `oldest`.
     pub async fn position(&self, which: &str) -> u64 {
         self.metrics().await.sum("kingpost_relay_position_bytes", &[("position", which)]) as u64
     }

@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Reads its standard input until the test process is gone in whatever way, then ends the servers whose data lies in the
-/// directory and removes it. Statics are never dropped and a killed process drops nothing: this covers both.
+/// A script that reads its standard input until the test process is gone for any reason, then ends the servers with data in the directory and removes
+/// it. Statics are never dropped, and a killed process drops nothing: this covers both.
 const WATCHDOG: &str = r#"
 trap '' INT TERM HUP
 cat >/dev/null
@@ -38,14 +38,14 @@ rm -rf "$1"
 
 struct Run {
     dir: PathBuf,
-    /// Never waited for: it outlives this process. The closing of its standard input tells it that this process has ended.
+    /// Never waited for: it outlives this process. It notices the end of this process by the closing of its standard input.
     _watchdog: Child,
 }
 
 static RUN: OnceLock<Run> = OnceLock::new();
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// The directory of this run; everything the harness writes is below it.
+/// Returns the directory of this run; everything that the harness writes is below it.
 ///
 /// # Panics
 /// When it cannot be made.
@@ -70,13 +70,13 @@ pub fn run_dir() -> &'static Path {
     .dir
 }
 
-/// Where a run's directory is made: `TMPDIR`; otherwise in memory, if there is plenty; otherwise where temporary files are.
+/// Returns the parent of a run's directory: `TMPDIR`; otherwise in memory, if there is plenty; otherwise the directory of temporary files.
 ///
-/// A test makes and removes thousands of files. ext4 gives no inode that was freed within the last seconds to a new file, and searches for others: that took a
+/// A test makes and removes thousands of files. ext4 does not reuse an inode within seconds of its release, and searches for others: that took a
 /// third of the processor's time of all tests.
 fn parent() -> PathBuf {
     const MEMORY: &str = "/dev/shm";
-    /// Kibibytes. All tests together need 2 GiB at a time.
+    /// In KiB. All tests together need 2 GiB at a time.
     const PLENTY: u64 = 8 << 20;
     if std::env::var_os("TMPDIR").is_some() {
         return std::env::temp_dir();
@@ -93,7 +93,7 @@ fn parent() -> PathBuf {
     std::env::temp_dir()
 }
 
-/// A new, empty directory below [`run_dir`], named after `what`.
+/// Makes a new, empty directory below [`run_dir`], named after `what`.
 ///
 /// # Panics
 /// When it cannot be made.
@@ -104,22 +104,22 @@ pub fn new_dir(what: &str) -> PathBuf {
     dir
 }
 
-/// A directory that goes with its owner, unless a test is failing: a run of all tests would take 16 GB otherwise.
+/// A directory removed on drop, unless a test is failing: a run of all tests would take 16 GB otherwise.
 ///
-/// In a struct it is the last field: what writes there ends first.
+/// In a struct it must be the last field: its writers end first.
 #[derive(Debug)]
 pub(crate) struct Files(pub PathBuf);
 
 impl Drop for Files {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            // What cannot be removed now the watchdog removes.
+            // The watchdog removes leftovers.
             let _ = std::fs::remove_dir_all(&self.0);
         }
     }
 }
 
-/// A number that no other call in this process returns; for names of tables, markers and the like.
+/// Returns a number unique in this process, for names of tables, markers and the like.
 pub fn unique() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }

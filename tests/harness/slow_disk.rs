@@ -1,5 +1,4 @@
-//! A disk whose flushes take as long as a test says: a library that is loaded before the C library and makes `fsync` and `fdatasync`
-//! wait.
+//! A disk with a settable flush time: a library, loaded before the C library, that delays `fsync` and `fdatasync`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,7 +6,7 @@ use std::time::Duration;
 
 use crate::run::new_dir;
 
-/// The time is read from a file at each flush, so that it can change while the process runs.
+/// Reads the time from a file at each flush, so that it can change while the process runs.
 const SOURCE: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -41,7 +40,7 @@ SLOW(fsync)
 SLOW(fdatasync)
 "#;
 
-/// Makes the flushes of processes slow that are started with its environment.
+/// Slow flushes for processes that are started with its environment.
 #[derive(Debug)]
 pub struct SlowDisk {
     library: PathBuf,
@@ -49,7 +48,7 @@ pub struct SlowDisk {
 }
 
 impl SlowDisk {
-    /// Quick at first. None: there is no C compiler here.
+    /// Makes a disk without delay. None: there is no C compiler here.
     ///
     /// # Panics
     /// When its files cannot be written, or the compiler refuses.
@@ -65,17 +64,17 @@ impl SlowDisk {
         Some(SlowDisk { library, time })
     }
 
-    /// From now on each flush takes this long, and as long as it takes in truth.
+    /// Makes each flush take this much longer from now on.
     ///
     /// # Panics
-    /// When that cannot be written down.
+    /// When the time cannot be written.
     pub fn set(&self, time: Duration) {
         let new = self.time.with_extension("new");
         std::fs::write(&new, time.as_millis().to_string()).expect("write the time of a flush");
         std::fs::rename(&new, &self.time).expect("write the time of a flush");
     }
 
-    /// The environment of a process whose flushes are to be slow.
+    /// Returns the environment of a process with slow flushes.
     pub fn environment(&self) -> [(String, String); 2] {
         let text = |path: &PathBuf| path.display().to_string();
         [("LD_PRELOAD".into(), text(&self.library)), ("KINGPOST_TESTS_FLUSH_MS".into(), text(&self.time))]

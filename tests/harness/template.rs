@@ -9,7 +9,7 @@ use crate::endpoint::{DATABASE, SCRAM_PASSWORD, SCRAM_USER, USER};
 use crate::process::{RunAs, command, server_user};
 use crate::run::new_dir;
 
-/// Directory of PostgreSQL's programs: `PG_BIN`, or the newest that Debian's packages installed, or that of `PATH`.
+/// Returns the directory of PostgreSQL's programs: `PG_BIN`, or the newest that Debian's packages installed, or that of `PATH`.
 ///
 /// # Panics
 /// When there is none.
@@ -26,11 +26,11 @@ pub fn pg_bin() -> &'static Path {
     })
 }
 
-/// The stopped template. A copy of it is a primary; a copy with `standby.signal` can follow any such primary, because both
-/// start from the same checkpoint of the same system identifier: no base backup is needed.
+/// Returns the stopped template. A copy of it is a primary; a copy with `standby.signal` can follow any such primary, because both start from the
+/// same checkpoint of the same system identifier: no base backup is needed.
 ///
-/// `KINGPOST_TEST_WAL_SEGMENT_MB` gives the size of WAL segments, in MiB, a power of two; without it PostgreSQL's own, 16 MiB. Every
-/// timeline has a copy of the segment in which it begins, on every server and relay: hundreds of failovers fill a disk with them.
+/// `KINGPOST_TEST_WAL_SEGMENT_MB` is the size of WAL segments in MiB, a power of two; the default is PostgreSQL's own, 16 MiB. Every timeline has a
+/// copy of the segment in which it begins, on every server and relay: hundreds of failovers fill a disk with them.
 pub(crate) fn template() -> &'static Path {
     static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
     TEMPLATE.get_or_init(|| {

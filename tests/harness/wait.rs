@@ -1,10 +1,10 @@
-//! Waiting for a condition, with a bound, and with the logs of everyone involved when it is not met.
+//! Waiting for a condition, with a limit, and with the logs of all processes if it is not met.
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Bound for anything that should take well under a second, on a machine that is busy with other things.
+/// Limit for anything that should take well under a second, on a busy machine.
 pub const SOON: Duration = Duration::from_secs(30);
 
 const POLL: Duration = Duration::from_millis(20);
@@ -12,7 +12,7 @@ const TAIL_LINES: usize = 30;
 const TAIL_BYTES: usize = 256 << 10;
 const LINE_CHARS: usize = 400;
 
-/// Asks `condition` until it gives a value.
+/// Calls `condition` until it returns a value.
 ///
 /// # Panics
 /// After `limit`, with the tails of all logs in the directory `logs`.
@@ -24,7 +24,7 @@ pub async fn wait_until<T>(
 ) -> T {
     let start = Instant::now();
     loop {
-        // The condition itself may hang: a connection to a stopped server does.
+        // The condition itself may hang, as with a connection to a stopped server.
         let left = limit.saturating_sub(start.elapsed()).max(POLL);
         if let Ok(Some(value)) = tokio::time::timeout(left, condition()).await {
             return value;
@@ -47,7 +47,7 @@ pub async fn within<T>(what: &str, limit: Duration, logs: &Path, work: impl Futu
     }
 }
 
-/// The last lines of each `*.log` in a directory.
+/// Returns the last lines of each `*.log` in a directory.
 pub fn tails(dir: &Path) -> String {
     let mut out = String::new();
     let Ok(entries) = std::fs::read_dir(dir) else { return out };
@@ -66,8 +66,7 @@ pub fn tails(dir: &Path) -> String {
     out
 }
 
-/// Prints the logs when the test that holds it panics. A fixture that tests share is never dropped, so each test takes one
-/// of these.
+/// A guard that prints the logs when its test panics. A fixture shared by tests is never dropped, so each test takes one of these.
 #[derive(Debug)]
 pub struct ShowLogs<'a>(pub &'a Path);
 
