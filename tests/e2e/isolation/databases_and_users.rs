@@ -1,4 +1,4 @@
-//! One text means one thing in one database for one user: prepared statements of others are not it.
+//! One text has one meaning in one database for one user: prepared statements of others are not reused for it.
 
 use kingpost_tests::oracle::{Said, Talk};
 use kingpost_tests::raw::{bind, close, describe, execute, parse, query, sync};
@@ -7,7 +7,7 @@ use kingpost_tests::{DATABASE, Kingpost, SOON, USER, database, wait_until};
 use crate::common::{name, only_kingpost};
 use crate::isolation::{ONE, OTHER_DATABASE, OTHER_USER, REPLICA, TWO, UNNAMED, world};
 
-/// Prepares `text` as `name` and has it described; executes it, executes it once more with a description of the portal.
+/// Prepares `text` as `name` and describes it; executes it, executes it once more with a description of the portal.
 async fn prepared(talk: &mut Talk, who: usize, name: &str, text: &str, values: &[&str]) {
     talk.say(who, &[parse(name, text), describe(b'S', name), sync()]).await;
     for _ in 0..2 {
@@ -16,14 +16,13 @@ async fn prepared(talk: &mut Talk, who: usize, name: &str, text: &str, values: &
     talk.say(who, &[bind("", name, values), describe(b'P', ""), execute("", 0), sync()]).await;
 }
 
-/// Without a name, in one packet, as libpq's `PQexecParams` does.
+/// Runs a text without a name, in one packet, as libpq's `PQexecParams` does.
 async fn unnamed(talk: &mut Talk, who: usize, text: &str, values: &[&str]) {
     let all = [parse("", text), bind("", "", values), describe(b'P', ""), execute("", 0), sync()];
     talk.say(who, &all).await;
 }
 
-/// What each of a few sessions does that are logged in as these users to these databases: all prepare one text under one name, one
-/// after the other, and use it in turn.
+/// Logs sessions in as these users to these databases: all prepare one text under one name, one after the other, and use it in turn.
 async fn in_turn(talk: &mut Talk, pairs: &[(&str, &str)], text: &str, values: &[&str]) {
     let mut sessions = Vec::new();
     for (user, database) in pairs {
@@ -86,8 +85,8 @@ async fn a_table_of_one_name_in_two_users_schemas() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// One user comes to one database by two names, and is another user on the servers by each of them (`server_user`): texts mean what they mean to
-/// that one.
+/// One user comes to one database by two names, and is a different user on the servers by each (`server_user`): texts mean what they mean to that
+/// server user.
 #[tokio::test]
 async fn a_table_of_one_name_in_the_schemas_of_two_server_users() {
     let (world, _logs) = world().await;
@@ -120,7 +119,7 @@ async fn a_table_of_one_name_in_the_schemas_of_two_server_users() {
     assert_eq!(direct.first_difference(&proxied), None);
 }
 
-/// The same where the two schemas come from `ALTER ROLE … SET search_path`: no client has said anything.
+/// The same with two schemas that come from `ALTER ROLE … SET search_path`: no client has set anything.
 #[tokio::test]
 async fn a_table_of_one_name_in_the_schemas_that_roles_were_altered_to() {
     let (world, _logs) = world().await;
@@ -144,7 +143,7 @@ async fn a_table_of_one_name_in_the_schemas_that_roles_were_altered_to() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// The statements of the drivers below, over a table with an enumerated type: its OID is another one in each database.
+/// The statements of the drivers below, over a table with an enumerated type, whose OID differs in each database.
 const READS: [(&str, &[&str]); 3] = [
     ("SELECT id, name, feeling FROM ITEMS WHERE id = $1", &["1"]),
     ("SELECT * FROM ITEMS WHERE feeling = $1 ORDER BY id", &["fine"]),
@@ -154,7 +153,7 @@ const READS: [(&str, &[&str]); 3] = [
     ),
 ];
 
-/// Runs what a driver does, in two sessions in each of two databases with the very same DDL, in turn.
+/// Runs a driver's pattern, in two sessions in each of two databases with the very same DDL, in turn.
 async fn same_ddl(stem: &str, driver: impl AsyncFn(&mut Talk, usize, usize, usize, &str, &[&str])) {
     let (world, _logs) = world().await;
     let table = name(stem);
@@ -234,8 +233,8 @@ async fn two_databases_of_the_same_ddl_as_pgjdbc() {
     .await;
 }
 
-/// A table was swapped for one of the same columns by two RENAMEs, past the proxy: clients on connections that had not described the
-/// statement got 0A000, which aborted their transactions. PostgreSQL goes on.
+/// A table was swapped for one of the same columns by two RENAMEs, past the proxy: clients on connections that had not described the statement got
+/// 0A000, which aborted their transactions. PostgreSQL accepts it.
 #[tokio::test]
 async fn a_table_that_is_swapped_past_the_proxy() {
     let (world, _logs) = world().await;
@@ -274,7 +273,7 @@ async fn a_table_that_is_swapped_past_the_proxy() {
         })
         .await;
     assert_eq!(direct.errors(), [""; 0]);
-    // One that has never seen it: another client holds the one that has.
+    // A connection that has never seen it: another client holds the one that has.
     let direct = world
         .as_postgres(&[TWO], async |talk| {
             primary.execute(&make).await;
@@ -294,8 +293,8 @@ async fn a_table_that_is_swapped_past_the_proxy() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// A column got another type where the proxy does not see it: past the proxy, or in `DO`. Clients that prepared the text later still got
-/// the parameters of those before, and `'007'` was stored as `7`. PostgreSQL keeps them for the session that has them, and for no other.
+/// A column got another type unseen by the proxy: past the proxy, or in `DO`. Clients that prepared the text later still got the earlier parameters,
+/// and `'007'` was stored as `7`. PostgreSQL keeps them for the session that has them, and for no other.
 #[tokio::test]
 async fn a_column_that_gets_another_type_unseen() {
     let (world, _logs) = world().await;
@@ -315,7 +314,7 @@ async fn a_column_that_gets_another_type_unseen() {
                 for database in [DATABASE, OTHER_DATABASE] {
                     primary.execute_in(database, &make).await;
                 }
-                // Two that have the statement, and one of the other database, where nothing happens.
+                // Two clients that have the statement, and one of the other database, where nothing happens.
                 let old = [talk.login(USER, DATABASE).await, talk.login(USER, DATABASE).await];
                 let stranger = talk.login(USER, OTHER_DATABASE).await;
                 for who in [old[0], old[1], stranger] {
@@ -332,12 +331,12 @@ async fn a_column_that_gets_another_type_unseen() {
                 } else {
                     primary.execute(&alter).await;
                 }
-                // The proxy looks now and then whether a text still means the same.
+                // The proxy checks now and then that a text still means the same.
                 let new = talk.login(USER, DATABASE).await;
                 for text in [&insert, &find] {
                     let mut looks = 0;
                     wait_until("parameters of the new type", SOON, world.cluster.dir(), async || {
-                        // (A name that is used again would be taken where a look has failed.)
+                        // A name that is used again would be taken after a failed check.
                         looks += 1;
                         let name = format!("look{looks}");
                         let look = [parse(&name, text), describe(b'S', &name), close(b'S', &name), sync()];
@@ -355,7 +354,7 @@ async fn a_column_that_gets_another_type_unseen() {
                     talk.say(who, &[parse("s", &other), describe(b'S', "s"), close(b'S', "s"), sync()]).await;
                     talk.query(who, "COMMIT").await;
                 }
-                // Who has prepared it before has a parameter of the former type.
+                // Clients that prepared it before have a parameter of the former type.
                 for who in old {
                     talk.say(who, &[describe(b'S', "insert"), sync()]).await;
                     talk.say(who, &[bind("", "insert", &["009"]), execute("", 0), sync()]).await;
@@ -372,8 +371,8 @@ async fn a_column_that_gets_another_type_unseen() {
     }
 }
 
-/// A database was dropped, and another one has its name by now: new clients were described the former one's columns, and `'007'` was stored
-/// as `7`, for as long as 10 s.
+/// A database was dropped, and another one has its name by now: for up to 10 s new clients were told the former one's columns, and `'007'` was stored
+/// as `7`.
 #[tokio::test]
 async fn a_database_that_has_the_name_of_one_that_was_dropped() {
     let (world, _logs) = world().await;
@@ -417,8 +416,8 @@ async fn a_database_that_has_the_name_of_one_that_was_dropped() {
     }
 }
 
-/// Sessions of a role begin with another search path, and the connections that began with the former one have ended: new clients were still
-/// described the columns and parameters by the former one.
+/// Sessions of a role begin with another search path, and the connections with the former one have ended: new clients were still told the columns and
+/// parameters of the former one.
 #[tokio::test]
 async fn a_search_path_that_new_connections_begin_with() {
     let (world, _logs) = world().await;

@@ -1,6 +1,6 @@
-//! What a function leaves in a session (a parameter, a lock, a temporary table) is its client's: nobody else has it, by default settings.
+//! Session state left by a function (a parameter, a lock, a temporary table) belongs to its client: no other client has it, by default settings.
 //!
-//! Each talk leaves it to the proxy how: a client that has called such a function may keep its connection, so there is a second one for the
+//! Each talk leaves the method to the proxy: a client that has called such a function may keep its connection, so there is a second one for the
 //! others; or it leaves before they come.
 
 use kingpost_tests::oracle::{Talk, error, values};
@@ -29,8 +29,8 @@ async fn run(talk: &mut Talk, who: usize, way: usize, text: &str) {
     }
 }
 
-/// Runs each text in each way in one client, and then `check` in another one: while the first one is there, with a connection for each;
-/// and after it has left, with one connection.
+/// Runs each text in each way in one client, and then `check` in another one: while the first one is connected, with a connection for each; and after
+/// it has left, with one connection.
 async fn leaves_nothing(texts: &[&str], check: impl AsyncFn(&mut Talk, usize)) -> Talk {
     let (world, _logs) = world().await;
     let talk = async |talk: &mut Talk, leaves: bool| {
@@ -55,7 +55,8 @@ async fn leaves_nothing(texts: &[&str], check: impl AsyncFn(&mut Talk, usize)) -
     world.as_postgres(&[ONE], async |to: &mut Talk| talk(to, true).await).await
 }
 
-/// A client that had set nothing read the rows of the tenant that another client had set by a function: row-level security showed one
+/// A client that had set nothing read the rows of the tenant that another client had set by a function: row-level security showed one tenant's rows
+/// to another.
 /// tenant's rows to another one.
 #[tokio::test]
 async fn a_tenant_that_a_function_has_set() {
@@ -105,7 +106,7 @@ async fn a_temporary_table_that_a_function_has_made() {
         assert_eq!(error(&seen), Some("42P01"), "another client's temporary table: {seen:?}");
     })
     .await;
-    // Its own it can make.
+    // It can make its own.
     let make = &*texts[0];
     let direct = world
         .as_postgres(&[TWO], async |talk| {
@@ -118,8 +119,8 @@ async fn a_temporary_table_that_a_function_has_made() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// A function that takes an advisory lock: two clients on one connection both got it. A client that is to keep it stays with its connection
-/// (`unknown_functions = "pin"`); by default the lock ends with the unit, as everything that such a function leaves.
+/// A function takes an advisory lock: two clients on one connection both got it. A client that must keep the lock stays with its connection
+/// (`unknown_functions = "pin"`); by default the lock ends with the unit, like all state that such a function leaves.
 #[tokio::test]
 async fn an_advisory_lock_that_a_function_has_taken_is_one_clients() {
     let (world, _logs) = world().await;
@@ -127,7 +128,7 @@ async fn an_advisory_lock_that_a_function_has_taken_is_one_clients() {
     world.cluster.primary().execute(&lock_function(&take)).await;
     let direct = world
         .as_postgres(&[PINNED], async |talk| {
-            // Another one for each run: the one of the run before may not be free yet.
+            // A different key in each run: that of the run before may still be locked.
             let key = kingpost_tests::unique();
             let (one, two) = (talk.login(USER, DATABASE).await, talk.login(USER, DATABASE).await);
             let taken = talk.say_aside(one, &[kingpost_tests::raw::query(&format!("SELECT {take}({key})"))]).await;
@@ -141,8 +142,7 @@ async fn an_advisory_lock_that_a_function_has_taken_is_one_clients() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// An advisory lock that a function had taken was held for as long as the proxy kept the connection: after its client had left, nobody
-/// could get it.
+/// An advisory lock that a function had taken was held for as long as the proxy kept the connection: after its client had left, nobody could get it.
 #[tokio::test]
 async fn an_advisory_lock_that_a_function_has_taken_goes_with_its_client() {
     let (world, _logs) = world().await;
@@ -171,7 +171,7 @@ fn lock_function(take: &str) -> String {
     )
 }
 
-/// What no statement clears: a library that was loaded, and the connections that dblink keeps by name, with another user's rights.
+/// State that no statement clears: a loaded library, and the connections that dblink keeps by name, with another user's rights.
 #[tokio::test]
 async fn what_an_extension_keeps_in_a_session_is_its_clients() {
     let (world, _logs) = world().await;
@@ -208,11 +208,11 @@ async fn what_an_extension_keeps_in_a_session_is_its_clients() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// PL/pgSQL keeps the literals of a function as they were when a session first ran it. A client got the time zone and the order of day and
-/// month of whoever had called the function before on its server connection.
+/// PL/pgSQL keeps the literals of a function as they were when a session first ran it. A client got the time zone and the order of day and month of
+/// an earlier caller on its server connection.
 #[tokio::test]
 async fn literals_in_a_function_are_its_callers() {
-    // A world of its own: after a CREATE SCHEMA in another test PostgreSQL reads the literals of all prepared statements anew.
+    // A cluster of its own: after a CREATE SCHEMA in another test PostgreSQL reads the literals of all prepared statements anew.
     let cluster = Cluster::builder().replicas(1).start().await;
     people(&cluster).await;
     let world = World { cluster };
@@ -239,7 +239,7 @@ async fn literals_in_a_function_are_its_callers() {
             talk.query(second, "SET datestyle = 'ISO, DMY'").await;
             let third = talk.login_with(USER, database, &[("TimeZone", "America/New_York")]).await;
             let local = talk.login(USER, database).await;
-            // Of a statement that was prepared under other parameters, the literals stay what they were.
+            // The literals of a statement that was prepared under other parameters stay unchanged.
             let kept = "SELECT extract(epoch FROM '2020-01-01 00:00'::timestamptz)";
             talk.say(second, &[parse("kept", kept), bind("", "kept", &[]), execute("", 0), sync()]).await;
             talk.query(second, "SET timezone = 'Asia/Seoul'; SET timezone = 'Asia/Kolkata'").await;
@@ -248,7 +248,7 @@ async fn literals_in_a_function_are_its_callers() {
                     calls(talk, who).await;
                 }
                 talk.say(second, &[bind("", "kept", &[]), execute("", 0), sync()]).await;
-                // What such a call leaves is not what the next client finds.
+                // The next client does not find the state that such a call leaves.
                 if round == 1 {
                     for text in [
                         "BEGIN; SET LOCAL timezone = 'Asia/Tokyo'",

@@ -1,4 +1,4 @@
-//! What one client uses up is not taken from the others: places for databases and users, memory, prepared statements.
+//! Resources used up by one client are not taken from others: places for databases and users, memory, prepared statements.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use kingpost_tests::{DATABASE, Kingpost, Subject, USER, subject, within};
 use crate::common::{name, only_kingpost};
 use crate::isolation::{ONE, OTHER_DATABASE, OTHER_USER, World, world};
 
-/// More than the proxy has places for pairs of a database and a user.
+/// More than the proxy's places for pairs of a database and a user.
 const STRANGERS: usize = 1050;
-/// Logins at a time.
+/// Concurrent logins.
 const AT_A_TIME: usize = 15;
 
-/// Tries to log in, and gives the SQLSTATE of the refusal; none if it worked.
+/// Tries to log in, and returns the SQLSTATE of the refusal; None if it succeeded.
 async fn refusal(port: u16, user: &str, database: &str) -> Option<String> {
     let mut raw = Raw::connect(port).await;
     raw.send(&startup(3 << 16, &[("user", user), ("database", database)])).await;
@@ -29,7 +29,7 @@ async fn refusal(port: u16, user: &str, database: &str) -> Option<String> {
     Some("closed without a word".into())
 }
 
-/// Has many strangers try to log in, who are all refused with `code`; then those that exist come, who were not there before.
+/// Lets many unknown clients try to log in, all refused with `code`; then logs existing users in for the first time.
 async fn strangers(world: &World, code: &str, stranger: impl Fn(usize) -> (String, String)) {
     let kingpost = ONE.start(&world.cluster).await;
     let port = kingpost.port();
@@ -60,15 +60,14 @@ async fn strangers(world: &World, code: &str, stranger: impl Fn(usize) -> (Strin
     }
 }
 
-/// A thousand logins to databases that do not exist, and everybody who came to a database for the first time was refused with 53300 until
-/// the proxy was started again.
+/// After a thousand logins to databases that do not exist, every first login to a database was refused with 53300 until the proxy was restarted.
 #[tokio::test]
 async fn logins_to_databases_that_do_not_exist_take_nobodys_place() {
     let (world, _logs) = world().await;
     strangers(world, "3D000", |n| (USER.into(), format!("nosuch_{n}"))).await;
 }
 
-/// The same by users that do not exist, where the proxy itself asks for no proof.
+/// The same by users that do not exist, with a proxy that itself asks for no proof.
 #[tokio::test]
 async fn logins_of_users_that_do_not_exist_take_nobodys_place() {
     let (world, _logs) = world().await;
@@ -79,8 +78,8 @@ async fn logins_of_users_that_do_not_exist_take_nobodys_place() {
 const WORKERS: i64 = 48;
 const ROUNDS: usize = 20;
 
-/// A pool with fewer connections than there are workers: nearly every transaction took its connection from another worker, for which it had asked
-/// all of them. Nobody's answer was wrong; it is the wake-ups that the others pay for.
+/// A pool with fewer connections than workers: nearly every transaction took its connection from another worker, after it had asked all of them. All
+/// answers were right; the cost is the wake-ups of the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_connections_of_a_small_pool_stay_with_few_workers() {
     let (world, _logs) = world().await;
@@ -111,10 +110,10 @@ async fn the_connections_of_a_small_pool_stay_with_few_workers() {
     assert!(moved < transactions / 5.0, "{moved} connections went to another worker in {transactions} transactions");
 }
 
-/// Texts that come and go, in all, and the length of each in bytes: below `proxy.max_statement_bytes`.
+/// Number of texts, and the length of each in bytes: below `proxy.max_statement_bytes`.
 const TEXTS: usize = 150;
 const LONG: usize = 1_000_000;
-/// Resident memory may grow by so much for them, in KiB: what workers keep of texts that may come again, and not the half of all.
+/// Allowed growth of resident memory for them, in KiB: the texts that workers keep because they may come again, less than half of all.
 const MOST_GROWTH: u64 = 64 << 10;
 
 /// Waits until the proxy's memory is no more than [`MOST_GROWTH`] above `before`.
@@ -124,7 +123,7 @@ async fn wait_for_memory(world: &World, kingpost: &Kingpost, before: u64) {
     world.cluster.wait(&what, async || (grown() <= MOST_GROWTH).then_some(())).await;
 }
 
-/// A role of which the server does not log each of the long texts, and a proxy with one server connection.
+/// Makes a role whose long texts the server does not log, and a proxy with one server connection.
 async fn one_server(world: &World) -> (String, Kingpost) {
     let role = name("quiet");
     let sql = format!("CREATE ROLE {role} LOGIN; ALTER ROLE {role} SET log_min_error_statement = panic");
@@ -138,7 +137,7 @@ fn kinds(messages: &[Message]) -> String {
     messages.iter().filter(|message| !b"SN".contains(&message.kind)).map(|message| char::from(message.kind)).collect()
 }
 
-/// One client sent many texts of 1 MB that are not even SQL: the proxy kept all of them, and kept them after the client had left.
+/// One client sent many texts of 1 MB that are not even SQL: the proxy kept all of them, even after the client had left.
 #[tokio::test]
 async fn texts_that_no_server_took_are_not_kept() {
     let (world, _logs) = world().await;
@@ -180,15 +179,15 @@ async fn texts_of_named_statements_go_with_their_client() {
             let text = format!("SELECT {client} * 100 + {n} /* {padding} */");
             raw.send(&[parse(&name, &text), bind("", &name, &[]), execute("", 0), sync()].concat()).await;
             let said = raw.until(b'Z').await;
-            // A client may be refused more than so many bytes, and told so.
+            // Beyond a number of bytes a client may be refused, with an error.
             assert!(kinds(&said) == "12DCZ" || said[0].field(b'C').as_deref() == Some("54000"), "{}", kinds(&said));
         }
     }
     wait_for_memory(world, &kingpost, before).await;
 }
 
-/// A hundred clients, each with its tenant set: every execution was parsed anew by the server, because no two clients shared a
-/// statement. A setting of that kind changes nothing about how a text is read.
+/// A hundred clients, each with its tenant set: the server parsed every execution anew, because no two clients shared a statement. A setting of that
+/// kind does not affect the parsing of a text.
 #[tokio::test]
 async fn tenants_share_prepared_statements() {
     const CLIENTS: usize = 100;

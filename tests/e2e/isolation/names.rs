@@ -1,5 +1,5 @@
-//! Names of statements and portals belong to one client, and change when PostgreSQL says so: not when a message is sent, and not when it
-//! is skipped.
+//! Names of statements and portals belong to one client, and change when PostgreSQL executes a message: not when it is sent, and not when it is
+//! skipped.
 
 use kingpost_tests::oracle::{Said, Talk, error, values};
 use kingpost_tests::raw::{bind, close, describe, execute, parse, query, sync};
@@ -8,12 +8,12 @@ use kingpost_tests::{DATABASE, USER};
 use crate::common::name;
 use crate::isolation::{ONE, REPLICA, TWO, UNNAMED, world};
 
-/// Binds a statement to the unnamed portal and executes that.
+/// Binds a statement to the unnamed portal and executes it.
 fn use_of(name: &str) -> [Vec<u8>; 3] {
     [bind("", name, &[]), execute("", 0), sync()]
 }
 
-/// A text that is prepared without a name and run.
+/// Prepares a text without a name and runs it.
 fn run(text: &str) -> [Vec<u8>; 4] {
     [parse("", text), bind("", "", &[]), execute("", 0), sync()]
 }
@@ -76,7 +76,7 @@ async fn a_parse_that_is_skipped_is_not_the_unnamed_statement() {
     assert!(direct.errors().len() >= 8, "{:?}", direct.errors());
 }
 
-/// The same for names: a Parse that is skipped makes none, and a Close that is skipped takes none away.
+/// The same for names: a skipped Parse creates none, and a skipped Close removes none.
 #[tokio::test]
 async fn a_parse_or_close_that_is_skipped_changes_no_name() {
     let (world, _logs) = world().await;
@@ -101,8 +101,8 @@ async fn a_parse_or_close_that_is_skipped_changes_no_name() {
         .await;
 }
 
-/// A client's `DEALLOCATE a1` right behind its BEGIN, as drivers send it that keep a bounded number of statements: 26000, and the
-/// transaction was aborted.
+/// A client's `DEALLOCATE a1` right behind its BEGIN, as sent by drivers that keep a bounded number of statements: it got 26000, and the transaction
+/// was aborted.
 #[tokio::test]
 async fn deallocate_right_behind_begin() {
     let (world, _logs) = world().await;
@@ -135,7 +135,7 @@ async fn deallocate_right_behind_begin() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// `DEALLOCATE a1` in the extended protocol said that there is no such statement.
+/// `DEALLOCATE a1` in the extended protocol failed: no such statement.
 #[tokio::test]
 async fn deallocate_in_the_extended_protocol() {
     let (world, _logs) = world().await;
@@ -150,7 +150,7 @@ async fn deallocate_in_the_extended_protocol() {
                 talk.say(who, &use_of("a1")).await;
                 let said = talk.say(who, &run("DEALLOCATE a1")).await;
                 assert_eq!(error(&said), None, "{said:?}");
-                // By a prepared DEALLOCATE; and in one packet with what makes the name anew.
+                // By a prepared DEALLOCATE; and in one packet with a new Parse of the name.
                 talk.say(who, &[parse("a1", "SELECT 2"), parse("drop", "DEALLOCATE a1"), sync()]).await;
                 talk.say(who, &use_of("drop")).await;
                 talk.say(who, &[parse("a1", "SELECT 3"), sync()]).await;
@@ -162,7 +162,7 @@ async fn deallocate_in_the_extended_protocol() {
                     talk.query(who, "COMMIT").await;
                 }
                 talk.say(who, &use_of("a1")).await;
-                // A name that nobody has.
+                // A name that does not exist.
                 talk.say(who, &run("DEALLOCATE nobodys")).await;
                 talk.query(who, "DEALLOCATE nobodys").await;
             }
@@ -170,7 +170,7 @@ async fn deallocate_in_the_extended_protocol() {
         .await;
 }
 
-/// `DEALLOCATE ALL` in a failed transaction said that it was done, and the client's statements were gone; PostgreSQL refuses it.
+/// `DEALLOCATE ALL` in a failed transaction succeeded, and the client's statements were gone; PostgreSQL refuses it.
 #[tokio::test]
 async fn deallocate_in_a_failed_transaction() {
     let (world, _logs) = world().await;
@@ -197,8 +197,8 @@ async fn deallocate_in_a_failed_transaction() {
         .await;
 }
 
-/// `DEALLOCATE ALL` or `DISCARD ALL` and, in the same packet, a Parse of the same name: it was refused as a name that is there already,
-/// or the new statement was lost.
+/// `DEALLOCATE ALL` or `DISCARD ALL` and, in the same packet, a Parse of an existing name: it was refused as a duplicate, or the new statement was
+/// lost.
 #[tokio::test]
 async fn a_parse_behind_deallocate_all_or_discard_all() {
     let (world, _logs) = world().await;
@@ -226,7 +226,7 @@ async fn a_parse_behind_deallocate_all_or_discard_all() {
                             .await;
                         talk.say(who, &use_of("a1")).await;
                     }
-                    // What was there before is not any more.
+                    // Earlier statements are gone.
                     let said = talk.say(who, &use_of("a2")).await;
                     assert_eq!(error(&said), Some("26000"), "{text}: {said:?}");
                     talk.logout(who).await;
@@ -237,8 +237,8 @@ async fn a_parse_behind_deallocate_all_or_discard_all() {
     assert_eq!(direct.errors(), ["26000"; 4]);
 }
 
-/// A unit that failed and ended in a Close of the unnamed statement broke the session for good: each later `PQexecParams` said that
-/// the prepared statement "kp…" does not exist.
+/// A unit that failed and ended in a Close of the unnamed statement broke the session for good: each later `PQexecParams` failed because the prepared
+/// statement "kp…" did not exist.
 #[tokio::test]
 async fn a_failed_unit_that_closes_the_unnamed_statement() {
     let (world, _logs) = world().await;
@@ -257,7 +257,7 @@ async fn a_failed_unit_that_closes_the_unnamed_statement() {
                         let said = talk.say(who, &ask).await;
                         assert_eq!(values(&said), [(turn + n).to_string()], "{said:?}");
                     }
-                    // Where it does not fail.
+                    // A unit that does not fail.
                     talk.say(who, &[run("SELECT 5")[..3].to_vec(), vec![close(b'S', ""), sync()]].concat()).await;
                     talk.say(who, &use_of("named")).await;
                 }
@@ -268,8 +268,8 @@ async fn a_failed_unit_that_closes_the_unnamed_statement() {
     assert!(direct.errors().iter().all(|code| ["22012", "42P01", "26000"].contains(code)), "{:?}", direct.errors());
 }
 
-/// The Parse that the proxy sends ahead of `D S s1`, on a connection that has not got `s1`, took a snapshot: the transaction that the
-/// same packet begins could not be serializable any more.
+/// The Parse that the proxy sends ahead of `D S s1`, on a connection without `s1`, took a snapshot: the transaction that the same packet begins could
+/// not be serializable any more.
 #[tokio::test]
 async fn a_describe_ahead_of_a_serializable_transaction() {
     let (world, _logs) = world().await;
@@ -284,7 +284,7 @@ async fn a_describe_ahead_of_a_serializable_transaction() {
             {
                 let first = format!("s{n}");
                 talk.say(who, &[parse(&first, &format!("SELECT n, {n} AS other FROM {table}")), sync()]).await;
-                // The connection that has it is another client's.
+                // Another client holds the connection that has it.
                 lend(talk, other).await;
                 let again = format!("b{n}");
                 let unit = [describe(b'S', &first), parse(&again, begin)];
@@ -299,14 +299,13 @@ async fn a_describe_ahead_of_a_serializable_transaction() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// Has another client take the connection that was used last, and keep it.
+/// Makes another client take the connection that was used last, and keep it.
 async fn lend(talk: &mut Talk, other: usize) {
     talk.query(other, "BEGIN").await;
     talk.query(other, "SELECT 1").await;
 }
 
-/// `P '' "begin"; B '' nosuch; E; S` began a transaction in the client's eyes ("BEGIN", and then not in one): it is an error, and nothing
-/// begins.
+/// `P '' "begin"; B '' nosuch; E; S` seemed to begin a transaction ("BEGIN", and then not in one): it is an error, and nothing begins.
 #[tokio::test]
 async fn a_begin_that_is_parsed_and_another_name_that_is_bound() {
     let (world, _logs) = world().await;
@@ -316,7 +315,7 @@ async fn a_begin_that_is_parsed_and_another_name_that_is_bound() {
             let said = talk.say(who, &[parse("", "begin"), bind("", "nosuch", &[]), execute("", 0), sync()]).await;
             assert_eq!((error(&said), said.last()), (Some("26000"), Some(&Said::Ready('I'))), "{said:?}");
             talk.query(who, "SELECT 1").await;
-            // Another statement is bound than the one that is parsed.
+            // The bound statement differs from the parsed one.
             talk.say(who, &[parse("one", "SELECT 'one'"), parse("b", "BEGIN"), sync()]).await;
             for name in ["one", "b", ""] {
                 talk.say(who, &[vec![parse("", "BEGIN")], use_of(name).to_vec()].concat()).await;
@@ -328,7 +327,7 @@ async fn a_begin_that_is_parsed_and_another_name_that_is_bound() {
             // A portal of another name is executed.
             talk.say(who, &[parse("", "BEGIN"), bind("p", "", &[]), execute("", 0), sync()]).await;
             talk.query(who, "SELECT 3").await;
-            // A named BEGIN is described where the transaction has failed, on a connection that may not know it.
+            // A named BEGIN is described in a failed transaction, on a connection that may not have it.
             talk.query(who, "BEGIN").await;
             talk.query(who, "SELECT 1/0").await;
             talk.say(who, &[describe(b'S', "b"), sync()]).await;
@@ -337,8 +336,7 @@ async fn a_begin_that_is_parsed_and_another_name_that_is_bound() {
         .await;
 }
 
-/// `'now'` is read when a text is prepared. A session that prepared the text later than another one was given that one's time, for up
-/// to an hour.
+/// `'now'` is read when a text is prepared. A session that prepared the text later than another one got that one's time, for up to an hour.
 #[tokio::test]
 async fn now_in_a_literal_is_the_time_of_the_sessions_own_parse() {
     let (world, _logs) = world().await;
@@ -357,7 +355,7 @@ async fn now_in_a_literal_is_the_time_of_the_sessions_own_parse() {
                         let who = talk.login(USER, DATABASE).await;
                         let name = if unnamed { "" } else { "s" };
                         let ask = [parse(name, text), bind("", name, values_of), execute("", 0), sync()];
-                        // What it says is the time of the run: only which is the later one is compared.
+                        // The answer is the time of the run: only the order is compared.
                         let said = talk.say_aside(who, &ask).await;
                         let row = said.iter().find_map(|said| match said {
                             Said::Row(row) => row

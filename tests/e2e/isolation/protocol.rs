@@ -1,4 +1,4 @@
-//! What comes in which order: COPY data that nobody has asked for yet, answers that come in pieces, notifications of one's own.
+//! Order of messages: COPY data ahead of the request for it, answers in pieces, a client's own notifications.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use kingpost_tests::{DATABASE, Kingpost, USER, within};
 use crate::common::{name, only_kingpost};
 use crate::isolation::{ONE, TWO, UNNAMED, WIDE, World, world};
 
-/// COPY data in one packet with the COPY, as a client sends it that does not wait for CopyInResponse: the rows were stored, but the client
-/// never got an answer, nor one to its next statement.
+/// COPY data in one packet with the COPY, from a client that does not wait for CopyInResponse: the rows were stored, but the client never got an
+/// answer, nor one to its next statement.
 #[tokio::test]
 async fn copy_data_in_one_packet_with_the_copy() {
     let (world, _logs) = world().await;
@@ -24,7 +24,7 @@ async fn copy_data_in_one_packet_with_the_copy() {
     let done = || message(b'c', &[]);
     let failed = || message(b'f', b"changed my mind\0");
     let select = || vec![parse("", "SELECT 7"), bind("", "", &[]), execute("", 0), sync()];
-    // What is sent, and how many ReadyForQuery that has: a Sync while data is read is none.
+    // The packets, and their number of ReadyForQuery: a Sync while data is read gives none.
     let packets = [
         ([start(), vec![sync(), data("1\n"), done(), sync()]].concat(), 1),
         ([start(), vec![data("1\n"), done(), sync()]].concat(), 1),
@@ -60,7 +60,7 @@ async fn copy_data_in_one_packet_with_the_copy() {
         .await;
 }
 
-/// The description of 1590 columns comes in several reads: what had arrived of it was compared with what had arrived the last time, and
+/// The description of 1590 columns comes in several reads: the part that had arrived was compared with the part that had arrived the last time, and
 /// the statement failed with "cached plan must not change result type" though nothing had changed.
 #[tokio::test]
 async fn a_description_that_comes_in_pieces() {
@@ -92,7 +92,7 @@ async fn a_description_that_comes_in_pieces() {
             let mut executions = 0;
             for turn in 0..10 {
                 let (name, text) = (format!("s{n}_{turn}"), format!("SELECT * FROM {table}"));
-                // A row of another length each time: so much less of the description is in the first of the reads.
+                // A row of a different length each time, so that the first read has less of the description.
                 let row = format!("SELECT repeat('x', {})", 4000 * turn + 600 * n);
                 let row = [parse("", &row), bind("", "", &[]), execute("", 0)].concat();
                 let (error, described) = run(&[row, parse(&name, &text), describe(b'S', &name), sync()]).await;
@@ -116,7 +116,7 @@ async fn a_description_that_comes_in_pieces() {
     }
 }
 
-/// Texts that listen and notify in one transaction, or in one query.
+/// Returns texts that listen and notify in one transaction, or in one query.
 fn own_words(channel: &str) -> Vec<Vec<String>> {
     let words: [&[&str]; 10] = [
         &["BEGIN", "LISTEN c", "NOTIFY c, 'one'", "COMMIT"],
@@ -134,14 +134,14 @@ fn own_words(channel: &str) -> Vec<Vec<String>> {
     words.iter().map(|words| words.iter().map(replace).collect()).collect()
 }
 
-/// What a session says, and the notifications that it hears up to a last word, which somebody else says then.
+/// Runs the words of a session, and returns the notifications up to a last one, which another session sends then.
 async fn hears(world: &World, talk: &mut Talk, who: usize, words: &[String], end: &str) -> Vec<Said> {
     let mut heard = Vec::new();
     for word in words {
         heard.extend(talk.say_aside(who, &[query(word)]).await);
     }
     heard.extend(talk.say_aside(who, &[query(&format!("LISTEN {end}"))]).await);
-    // It comes behind all others: a server gives them in the order of their commits.
+    // The last notification: a server delivers them in the order of their commits.
     world.cluster.primary().execute(&format!("NOTIFY {end}")).await;
     let is_last = |said: &Said| matches!(said, Said::Notified { channel, .. } if channel == end);
     let comes = async || {
@@ -153,7 +153,8 @@ async fn hears(world: &World, talk: &mut Talk, who: usize, words: &[String], end
     heard
 }
 
-/// A client that listens and notifies in one transaction, or in one query, did not hear itself. What it hears is once each, as its own.
+/// A client that listens and notifies in one transaction, or in one query, did not get its own notification. It gets each once, with its own process
+/// id.
 #[tokio::test]
 async fn who_listens_and_notifies_hears_itself() {
     let (world, _logs) = world().await;
@@ -184,8 +185,8 @@ async fn who_listens_and_notifies_hears_itself() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The same to the message, where the session begins to listen in the transaction that notifies: PostgreSQL tells a session of its own
-/// notification before it says that it is ready. Who listens already hears it shortly after, from the connection that listens for all.
+/// The same, message by message, for a session that begins to listen in the transaction that notifies: PostgreSQL sends a session its own
+/// notification before ReadyForQuery. A session that listens already gets it shortly after, from the shared listening connection.
 #[tokio::test]
 async fn who_listens_and_notifies_hears_itself_before_it_is_ready() {
     let (world, _logs) = world().await;
@@ -206,8 +207,8 @@ async fn who_listens_and_notifies_hears_itself_before_it_is_ready() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// A process id that the proxy makes up could be that of a real backend: a client that compares it with those in pg_stat_activity, in
-/// pg_locks or in notifications, or cancels by it, took somebody else's for its own. PostgreSQL's are at most 2^22, Linux's limit.
+/// A made-up process id of the proxy could be that of a real backend: a client that compares it with those in pg_stat_activity, pg_locks or
+/// notifications, or cancels by it, took another process for its own. PostgreSQL's are at most 2^22, Linux's limit.
 #[tokio::test]
 async fn a_clients_process_id_is_no_backends() {
     let (world, _logs) = world().await;

@@ -1,4 +1,4 @@
-//! A configuration that is read again: clients of before and clients of after are in the sessions that it gives them now.
+//! A reloaded configuration: clients from before and after are in the sessions that it gives them now.
 
 use kingpost_tests::{Cluster, DATABASE, Kingpost, SOON, ShowLogs, USER, database, wait_until};
 use tokio_postgres::{AsyncMessage, Client};
@@ -7,7 +7,7 @@ use toml::{Table, Value};
 use crate::common::{only_kingpost, value};
 use crate::isolation::{OTHER_DATABASE, people};
 
-/// The name under which the proxy offers a database.
+/// The proxy's name for a database.
 const FRONT: &str = "front";
 
 async fn world() -> Cluster {

@@ -1,4 +1,4 @@
-//! Replicas: what they do not have yet, what means nothing there, and what a client has written without saying so.
+//! Replicas: missing objects, statements without meaning there, and unannounced writes of clients.
 
 use kingpost_tests::oracle::{Said, Talk, error, values};
 use kingpost_tests::raw::{bind, close, describe, execute, parse, query, sync};
@@ -8,14 +8,14 @@ use tokio::sync::OnceCell;
 use crate::common::{name, value};
 use crate::isolation::{OTHER_DATABASE, OTHER_USER, REPLICA, people, world};
 
-/// A table that everybody may read and write, a view of which a function writes into it, on a replica that has both and will never get
-/// another row.
+/// A table that every user may read and write, and a view with a function that writes into it, on a replica that has both and will never get another
+/// row.
 struct Lagging {
     cluster: Cluster,
     kingpost: Kingpost,
 }
 
-/// The shared cluster whose replica's replay is paused, and a guard that shows its logs if the test panics.
+/// Returns the shared cluster, with replay paused on the replica, and a guard that shows its logs if the test panics.
 async fn lagging() -> (&'static Lagging, ShowLogs<'static>) {
     static LAGGING: OnceCell<Lagging> = OnceCell::const_new();
     let lagging = LAGGING
@@ -37,12 +37,12 @@ async fn lagging() -> (&'static Lagging, ShowLogs<'static>) {
     (lagging, ShowLogs(lagging.cluster.dir()))
 }
 
-/// Rows of `visits` by this client, as it reads them.
+/// Returns a query for this client's rows of `visits`.
 fn visits_of(who: &str) -> String {
     format!("SELECT count(*) FROM visits WHERE who = '{who}'")
 }
 
-/// That the replica lags, and is asked: without that the tests here prove nothing. A client that has written nothing reads old rows there.
+/// Checks that the replica lags, and is used: otherwise the tests here prove nothing. A client that has written nothing reads old rows there.
 async fn check_lag(lagging: &Lagging) {
     if subject() != Subject::Kingpost {
         return;
@@ -52,8 +52,8 @@ async fn check_lag(lagging: &Lagging) {
     assert_eq!(seen, "0", "the replica does not lag, or is not asked");
 }
 
-/// A database that a replica has not got yet, after CREATE DATABASE through the proxy: every first read of every session failed with
-/// 3D000 for as long as the replica lagged.
+/// A database that a replica does not have yet, after CREATE DATABASE through the proxy: every first read of every session failed with 3D000 for as
+/// long as the replica lagged.
 #[tokio::test]
 async fn a_database_that_a_replica_does_not_have_yet() {
     let (lagging, _logs) = lagging().await;
@@ -79,7 +79,7 @@ async fn a_database_that_a_replica_does_not_have_yet() {
     }
 }
 
-/// The same for a role that has just been made.
+/// The same for a role that has just been created.
 #[tokio::test]
 async fn a_role_that_a_replica_does_not_have_yet() {
     let (lagging, _logs) = lagging().await;
@@ -123,7 +123,7 @@ async fn a_password_that_a_replica_does_not_know_yet() {
     }
 }
 
-/// A replica that could not be used for a new database is used when it has it.
+/// A replica that could not be used for a new database is used once it has it.
 #[tokio::test]
 async fn a_replica_that_gets_the_database_answers_again() {
     let cluster = Cluster::builder().replicas(1).start().await;
@@ -148,8 +148,8 @@ async fn a_replica_that_gets_the_database_answers_again() {
     }
 }
 
-/// A read of a view whose function writes, sent to the primary by a hint: the client's next read, on a lagging replica, did not show what
-/// it had written.
+/// A read of a view with a writing function, sent to the primary by a hint: the client's next read, on a lagging replica, did not show the written
+/// row.
 #[tokio::test]
 async fn what_a_view_has_written_is_seen_by_the_next_read() {
     let (lagging, _logs) = lagging().await;
@@ -180,7 +180,7 @@ async fn what_a_view_has_written_is_seen_by_the_next_read() {
     assert!(wrong.is_empty(), "own writes that are not seen:\n{}", wrong.join("\n"));
 }
 
-/// `BEGIN; SET kingpost.consistency = 'strong'` said SET and changed nothing: reads went on to be old ones.
+/// `BEGIN; SET kingpost.consistency = 'strong'` answered SET and changed nothing: later reads still returned old rows.
 #[tokio::test]
 async fn a_setting_of_the_proxy_right_behind_begin_counts() {
     let (lagging, _logs) = lagging().await;
@@ -247,7 +247,7 @@ async fn an_advisory_lock_first_in_a_read_only_transaction() {
     drop(holder);
 }
 
-/// The same behind a plain read, when the transaction is on a replica already: an error will do, the lock will not.
+/// The same behind a plain read, with the transaction already on a replica: an error is acceptable, the lock is not.
 #[tokio::test]
 async fn an_advisory_lock_later_in_a_read_only_transaction() {
     let (world, _logs) = world().await;
@@ -283,8 +283,7 @@ async fn an_advisory_lock_later_in_a_read_only_transaction() {
     drop(holder);
 }
 
-/// Statements that are fine first in a `BEGIN READ ONLY` on a primary failed, or were lost at COMMIT, because the transaction was on a
-/// replica.
+/// Statements that are valid first in a `BEGIN READ ONLY` on a primary failed, or were lost at COMMIT, because the transaction was on a replica.
 #[tokio::test]
 async fn what_is_first_in_a_read_only_transaction_is_as_on_the_primary() {
     let (world, _logs) = world().await;
@@ -345,11 +344,11 @@ async fn what_is_first_in_a_read_only_transaction_is_as_on_the_primary() {
             }
         })
         .await;
-    // Only the last one is an error, by the client's own word.
+    // Only the last one is an error, as the client asked for it.
     assert_eq!(direct.errors(), ["25006"; 4]);
 }
 
-/// A snapshot is the primary's or the replica's: who exports one and who takes it must be on one server, also where both only read.
+/// A snapshot belongs to one server: the exporting and the importing session must be on the same one, even if both only read.
 #[tokio::test]
 async fn a_snapshot_goes_from_one_reader_to_others() {
     let (lagging, _logs) = lagging().await;

@@ -1,4 +1,4 @@
-//! Parameters and roles: a text is read under those that are in force when it is prepared, and whoever comes next has its own.
+//! Parameters and roles: a text is parsed under those in force when it is prepared, and the next client has its own.
 
 use kingpost_tests::oracle::{Said, Talk, values};
 use kingpost_tests::raw::{Raw, bind, close, describe, execute, parse, query, sync};
@@ -9,7 +9,7 @@ use crate::isolation::{
     LOW_ROLE, ONE, OTHER_DATABASE, OTHER_USER, PINNED, REPLICA, TWO, UNNAMED, WIDE, World, people, world,
 };
 
-/// Prepares a text and executes it, in one packet; the name is free again.
+/// Prepares a text and executes it, in one packet; the name is freed again.
 async fn once(talk: &mut Talk, who: usize, text: &str) -> Vec<Said> {
     let all = [
         parse("once", text),
@@ -22,12 +22,12 @@ async fn once(talk: &mut Talk, who: usize, text: &str) -> Vec<Said> {
     talk.say(who, &all).await
 }
 
-/// The same without a name.
+/// Runs a text without a name.
 async fn unnamed(talk: &mut Talk, who: usize, text: &str) -> Vec<Said> {
     talk.say(who, &[parse("", text), bind("", "", &[]), describe(b'P', ""), execute("", 0), sync()]).await
 }
 
-/// A statement without rows, in the extended protocol.
+/// Makes a statement without rows, in the extended protocol.
 fn in_extended(text: &str) -> [Vec<u8>; 4] {
     [parse("", text), bind("", "", &[]), execute("", 0), sync()]
 }
@@ -39,7 +39,7 @@ const LOCALLY: [&str; 3] = [
     "SET LOCAL datestyle TO 'ISO, DMY'; SELECT set_config('timezone', 'Asia/Tokyo', true)",
 ];
 
-/// Begins a transaction with parameters of its own: statement by statement, in one message, or in the extended protocol.
+/// Begins a transaction with its own parameters: statement by statement, in one message, or in the extended protocol.
 async fn begin_with(talk: &mut Talk, who: usize, way: usize, sets: &str) {
     match way {
         0 => {
@@ -56,13 +56,12 @@ async fn begin_with(talk: &mut Talk, who: usize, way: usize, sets: &str) {
     }
 }
 
-/// A date and a time that mean something else under the parameters above. `n` makes it another text for each case.
+/// Returns a query of a date and a time with another meaning under the parameters above. `n` makes it a different text for each case.
 fn reading(n: usize) -> String {
     format!("SELECT '2020-01-01 00:00'::timestamptz AT TIME ZONE 'utc', '03/04/2020'::date AS d, {n}")
 }
 
-/// A client under the default time zone read a literal as another client's transaction had, and the other way round: a wrong date,
-/// and no error.
+/// A client under the default time zone read a literal as another client's transaction had, and vice versa: a wrong date, and no error.
 #[tokio::test]
 async fn literals_of_a_text_that_others_prepare_under_set_local() {
     let (world, _logs) = world().await;
@@ -95,7 +94,7 @@ async fn literals_of_a_text_that_others_prepare_under_set_local() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// A row was stored with the wrong date, because somebody else had prepared the INSERT in a transaction with another DateStyle.
+/// A row was stored with the wrong date, because another client had prepared the INSERT in a transaction with another DateStyle.
 #[tokio::test]
 async fn literals_that_are_stored_by_a_text_that_others_prepare_under_set_local() {
     let (world, _logs) = world().await;
@@ -130,7 +129,7 @@ async fn literals_that_are_stored_by_a_text_that_others_prepare_under_set_local(
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// One client alone: what it prepared in a transaction with SET LOCAL was what it got for the same text after the COMMIT.
+/// One client alone: after the COMMIT it got the values of a text that it had prepared in a transaction with SET LOCAL.
 #[tokio::test]
 async fn literals_of_a_text_that_one_client_prepares_with_and_without_set_local() {
     let (world, _logs) = world().await;
@@ -148,7 +147,7 @@ async fn literals_of_a_text_that_one_client_prepares_with_and_without_set_local(
                 talk.say(who, &[parse("plain", &text), describe(b'S', "plain"), sync()]).await;
                 talk.say(who, &ask("plain")).await;
                 unnamed(talk, who, &text).await;
-                // The first one has read its literals; so has the second, whatever is set now.
+                // Both have read their literals, which no later SET changes.
                 talk.say(who, &ask("local")).await;
                 begin_with(talk, who, n, sets).await;
                 talk.say(who, &ask("plain")).await;
@@ -162,7 +161,7 @@ async fn literals_of_a_text_that_one_client_prepares_with_and_without_set_local(
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// Makes two schemas with a table `table` each, of these columns, and gives their names.
+/// Makes two schemas with a table `table` each, of these columns, and returns their names.
 async fn two_schemas(table: &str, left: &str, right: &str) -> [String; 2] {
     let (world, _) = world().await;
     let admin = world.cluster.primary().admin().await;
@@ -210,7 +209,7 @@ async fn a_search_path_set_locally_by_tenants_of_one_layout() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// One client that serves one tenant after the other: it was told one tenant's columns, or read one tenant's rows, for the other.
+/// One client that serves one tenant after the other: it got one tenant's columns, or rows, for the other.
 #[tokio::test]
 async fn a_search_path_set_locally_by_one_client_for_tenants_in_turn() {
     let (world, _logs) = world().await;
@@ -230,7 +229,7 @@ async fn a_search_path_set_locally_by_one_client_for_tenants_in_turn() {
                 let rows = talk.say(who, &[bind("", "kept", &["1"]), execute("", 0), sync()]).await;
                 assert_eq!(rows[1], Said::Row(vec![Some("1".into()), Some(["left", "right"][turn % 2].into())]));
                 talk.query(who, "COMMIT").await;
-                // Where the layouts differ, each transaction prepares its own.
+                // With different layouts, each transaction prepares its own text.
                 begin_with(talk, who, turn % 3, &format!("SET LOCAL search_path = {}", other[turn % 2])).await;
                 once(talk, who, &format!("SELECT * FROM {other_table}")).await;
                 unnamed(talk, who, &format!("SELECT * FROM {other_table}")).await;
@@ -241,7 +240,7 @@ async fn a_search_path_set_locally_by_one_client_for_tenants_in_turn() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// Another search_path within one transaction, by SET and not by SET LOCAL: the second text was the first one's statement.
+/// A different search_path within one transaction, by SET and not by SET LOCAL: the second text used the first one's statement.
 #[tokio::test]
 async fn a_search_path_set_twice_within_one_transaction() {
     let (world, _logs) = world().await;
@@ -274,7 +273,7 @@ async fn a_search_path_set_twice_within_one_transaction() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// Tenants that are roles, with a schema of the role's name: `"$user"` in the search_path means another schema after SET LOCAL ROLE.
+/// Tenants that are roles, with a schema of the role's name: `"$user"` in the search_path refers to another schema after SET LOCAL ROLE.
 #[tokio::test]
 async fn a_role_set_locally_with_a_schema_of_its_name() {
     let (world, _logs) = world().await;
@@ -301,7 +300,7 @@ async fn a_role_set_locally_with_a_schema_of_its_name() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// A parameter of a type that each tenant's schema has of its own: the second tenant was told the first one's type.
+/// A parameter of a type that each tenant's schema defines: the second tenant was told the first one's type.
 #[tokio::test]
 async fn a_parameter_of_a_type_of_the_tenants_schema() {
     let (world, _logs) = world().await;
@@ -332,12 +331,12 @@ async fn a_parameter_of_a_type_of_the_tenants_schema() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// Who resets something by a named portal left its connection believed to be what it was: another client, which had taken a role
-/// with few rights, ran as the login user after that, and without the tenant that it had set.
+/// After a RESET by a named portal the proxy's record of the connection was wrong: another client, which had taken a role with few rights, then ran
+/// as the login user, and without the tenant that it had set.
 #[tokio::test]
 async fn a_reset_by_a_named_portal_is_not_the_next_clients() {
     let (world, _logs) = world().await;
-    // What was once set in a session is empty there, and unknown in one that has never seen it: which of them a client meets is not said here.
+    // A parameter once set in a session is empty there, and unknown in a session that has never had it: both are accepted here.
     let app = "coalesce(current_setting('app.t', true), '')";
     let who_am_i = format!("SELECT concat_ws(' ', current_user, {app}, current_setting('work_mem'))");
     let who_am_i = &who_am_i;
@@ -391,8 +390,8 @@ async fn a_reset_by_a_named_portal_is_not_the_next_clients() {
     assert!(direct.errors().iter().all(|code| *code == "25001"), "{:?}", direct.errors());
 }
 
-/// With `standard_conforming_strings = off` by ALTER ROLE or ALTER DATABASE a backslash escapes the quote: what looked like a literal to
-/// the proxy was a SET to the server, and the next client had that tenant.
+/// With `standard_conforming_strings = off` by ALTER ROLE or ALTER DATABASE a backslash escapes the quote: a literal in the proxy's view was a SET to
+/// the server, and the next client had that tenant.
 #[tokio::test]
 async fn a_set_behind_a_backslash_is_not_the_next_clients() {
     let (world, _logs) = world().await;
@@ -410,7 +409,7 @@ async fn a_set_behind_a_backslash_is_not_the_next_clients() {
                     let (one, two) = (talk.login(user, database).await, talk.login(user, database).await);
                     let text = r"select 'a\', 'b; set app.tenant = t1 --'";
                     if extended {
-                        // One statement, but another one than it looks like.
+                        // One statement, but a different one than it seems.
                         let text = r"select set_config('app.tenant', 't2', false), 'a\', ' || current_setting('work_mem') || '--'";
                         talk.say(one, &[parse("", text), bind("", "", &[]), execute("", 0), sync()]).await;
                     } else {
@@ -429,15 +428,15 @@ async fn a_set_behind_a_backslash_is_not_the_next_clients() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// The same when the role is altered while clients and server connections are there: connections that are opened later begin with another
-/// `standard_conforming_strings` than clients were told, and the proxy believed what the first had said.
+/// The same with a role that is altered while clients and server connections are there: later connections begin with another
+/// `standard_conforming_strings` than clients were told, and the proxy believed the first one.
 #[tokio::test]
 async fn a_set_behind_a_backslash_of_a_role_that_is_altered_later() {
     let (world, _logs) = world().await;
     let primary = world.cluster.primary();
     let role = name("altered");
     primary.execute(&format!("CREATE ROLE {role} LOGIN")).await;
-    // Who sends such a text keeps its connection.
+    // A client that sends such a text keeps its connection.
     for front in [WIDE] {
         primary.execute(&format!("ALTER ROLE {role} RESET ALL")).await;
         let kingpost = front.start(&world.cluster).await;
@@ -448,11 +447,11 @@ async fn a_set_behind_a_backslash_of_a_role_that_is_altered_later() {
         let sessions = format!("SELECT pid FROM pg_stat_activity WHERE usename = '{role}'");
         primary.execute(&format!("SELECT pg_terminate_backend(pid) FROM ({sessions}) AS of_it")).await;
         primary.wait_value(&format!("SELECT count(*) FROM ({sessions}) AS of_it"), "0").await;
-        // Who was there before, and who comes after it.
+        // An earlier client, and one that comes after it.
         for new in [false, true] {
             let who = if new { talk.login(&role, DATABASE).await } else { old };
             for _ in 0..2 {
-                // The first may hear that its connection was lost.
+                // The first one may get an error for its lost connection.
                 talk.query(who, r"select 'a\', 'b; set app.tenant = t1 --'").await;
             }
             for _ in 0..3 {
@@ -467,8 +466,8 @@ async fn a_set_behind_a_backslash_of_a_role_that_is_altered_later() {
     }
 }
 
-/// A client was told the columns that a text has for a client of another role, which reads a backslash in a literal by another rule: the
-/// role's default, the client's start-up parameter, or its SET.
+/// A client got the columns of a text from a client of another role, which reads a backslash in a literal by another rule: the role's default, the
+/// client's start-up parameter, or its SET.
 #[tokio::test]
 async fn a_backslash_in_a_text_that_others_prepare() {
     let (world, _logs) = world().await;
@@ -499,14 +498,14 @@ async fn a_backslash_in_a_text_that_others_prepare() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// In a transaction with `SET LOCAL standard_conforming_strings = off` a client read a backslash as somebody else had prepared it, and the
-/// other way round. After it, what the client prepares under a DateStyle of its own must not be given to others either.
+/// In a transaction with `SET LOCAL standard_conforming_strings = off` a client read a backslash as another client had prepared it, and vice versa.
+/// Nor must others get a text that the client prepares afterwards under its own DateStyle.
 #[tokio::test]
 async fn a_transaction_with_other_strings_and_what_comes_after_it() {
     let (world, _logs) = world().await;
     let off = "SET LOCAL standard_conforming_strings = off";
     let direct = world
-        // Two connections: a client of whose texts the proxy is not sure may keep one.
+        // Two connections: a client with texts that the proxy cannot judge may keep one.
         .as_postgres(&[TWO], async |talk| {
             for way in 0..4 {
                 let (one, two) = (talk.login(USER, DATABASE).await, talk.login(USER, DATABASE).await);
@@ -521,14 +520,14 @@ async fn a_transaction_with_other_strings_and_what_comes_after_it() {
                         assert_eq!(values(&rows), [r"a\b"], "{way}, {one_first}");
                         unnamed(talk, one, &text).await;
                         talk.query(one, "COMMIT").await;
-                        // Whoever has kept a connection for this may give it back now.
+                        // A client that kept a connection for this may release it now.
                         talk.query(one, "RESET ALL").await;
                         once(talk, two, &text).await;
                         unnamed(talk, two, &text).await;
                     }
                     talk.query(one, "SET datestyle = 'ISO, DMY'").await;
                 } else {
-                    // All of it before anything is answered.
+                    // All of it before any answer.
                     let all = ["BEGIN", off, "COMMIT", "SET datestyle = 'ISO, DMY'"].map(query);
                     talk.say(one, &all).await;
                 }
@@ -549,15 +548,15 @@ async fn a_transaction_with_other_strings_and_what_comes_after_it() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// `SET SESSION AUTHORIZATION DEFAULT` takes the role back as well, which `RESET ALL` does not. A client that said both went on under
-/// the role that it had before: the next user of a connection of Npgsql's pool read the rows of the one before.
+/// `SET SESSION AUTHORIZATION DEFAULT` resets the role as well, which `RESET ALL` does not. A client that sent both kept its earlier role: the next
+/// user of a connection of Npgsql's pool read the rows of the one before.
 #[tokio::test]
 async fn a_session_authorization_ends_the_role() {
     let (world, _logs) = world().await;
     let clears = [
         "SET SESSION AUTHORIZATION DEFAULT; RESET ALL",
         "RESET SESSION AUTHORIZATION; RESET ALL",
-        // What Npgsql clears a connection of its pool with.
+        // The statement with which Npgsql clears a connection of its pool.
         "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; CLOSE ALL; UNLISTEN *; SELECT pg_advisory_unlock_all(); DISCARD SEQUENCES; DISCARD TEMP",
     ];
     for clear in clears {
@@ -591,8 +590,8 @@ async fn a_session_authorization_ends_the_role() {
     }
 }
 
-/// The server's configuration was loaded again with another `TimeZone` and `DateStyle`, or a database was altered to begin with others: texts that clients shared kept
-/// the values of their literals for ever, and new clients were told the former parameters.
+/// The server's configuration was reloaded with another `TimeZone` and `DateStyle`, or a database was altered to begin with others: texts shared by
+/// clients kept the values of their literals for ever, and new clients were told the former parameters.
 #[tokio::test]
 async fn a_time_zone_that_servers_begin_with_later() {
     let cluster = Cluster::builder().replicas(1).start().await;
@@ -633,7 +632,7 @@ async fn a_time_zone_that_servers_begin_with_later() {
                 }
                 set("Asia/Tokyo", "ISO, DMY").await;
                 reloaded(talk, &[old[0], old[2]], "Asia/Tokyo").await;
-                // Whoever prepares the text from now on, new here or not.
+                // Every client that prepares the text from now on, new or not.
                 for (user, database) in [(USER, DATABASE), (OTHER_USER, OTHER_DATABASE)] {
                     let port = talk.port();
                     let told = async || {
