@@ -1,4 +1,5 @@
-//! A service manager: it listens, and starts the proxy when somebody comes (socket activation); it is told who serves, and who ends (`Type=notify`).
+//! A service manager: it listens, and starts the proxy at the first connection (socket activation); it is told which process serves, and which one
+//! ends (`Type=notify`).
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram as StdDatagram};
@@ -13,7 +14,7 @@ use tokio_postgres::{Config, NoTls};
 
 use crate::common::{only_kingpost, shared, value};
 
-/// systemd's own program that listens as a socket unit does and starts a command with the sockets.
+/// systemd's own program, which listens as a socket unit does and starts a command with the sockets.
 const ACTIVATE: &str = "/usr/bin/systemd-socket-activate";
 
 #[tokio::test]
@@ -61,17 +62,17 @@ async fn clients_wait_in_the_managers_socket_until_the_proxy_serves() {
         tokio::spawn(connection);
         client
     };
-    // The first waits in the socket while the proxy starts.
+    // The first client waits in the socket while the proxy starts.
     for host in ["127.0.0.1", dir.to_str().unwrap()] {
         assert_eq!(value(&connect(host).await, "SELECT 7").await, "7", "{host}");
     }
-    // The file is the manager's: it stays when the proxy ends.
+    // The socket's file is the manager's: it stays when the proxy ends.
     process.signal(libc::SIGTERM);
     process.wait_exit(SOON).await;
     assert!(socket.exists());
     drop(process);
 
-    // A socket that the configuration does not know is an error, not one that nobody serves.
+    // A socket that the configuration does not have is an error; it is not left without a server.
     let other = Port::reserve();
     std::fs::remove_file(&socket).unwrap();
     let process = start("other.log", &[format!("127.0.0.1:{}", other.number())]);
@@ -83,7 +84,7 @@ async fn clients_wait_in_the_managers_socket_until_the_proxy_serves() {
     assert!(log().contains("which is no address of proxy.listen"), "{}", log());
 }
 
-/// What a service manager does with `Type=notify`: it hears what a process says of itself, at a socket of its own.
+/// The service manager's side of `Type=notify`: a socket for the messages of one process.
 struct Manager {
     name: String,
     socket: UnixDatagram,
@@ -92,7 +93,7 @@ struct Manager {
 impl Manager {
     fn listen(unit: &str) -> Manager {
         let name = format!("kingpost-tests-{}-{unit}", std::process::id());
-        // Without a file, so that whoever the process runs as may write to it.
+        // An abstract address, without a file, so that a process of any user may write to it.
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let socket = StdDatagram::bind_addr(&address).unwrap();
         socket.set_nonblocking(true).unwrap();
@@ -109,7 +110,7 @@ impl Manager {
         String::from_utf8_lossy(&said[..length]).into_owned()
     }
 
-    /// The process serves, and is the one that it says; asked to end, it says so before it does.
+    /// Checks that the process reports that it serves, under its pid, and later that it ends, before it does.
     async fn sees_it_live_and_end(&self, process: &Process, logs: &Path) {
         let ready = self.hear("READY", logs).await;
         assert_eq!(ready, format!("MAINPID={}\nREADY=1", process.pid()), "{}", self.name);
@@ -121,7 +122,7 @@ impl Manager {
     }
 }
 
-/// Each has a manager of its own, who must hear nothing of the others. `systemctl start` returns when they serve, and says when they do not.
+/// Each process has its own manager, which gets no messages of the others. `systemctl start` returns when they serve, and reports if they do not.
 #[tokio::test]
 async fn relays_and_registry_tell_the_manager_when_they_serve_and_when_they_end() {
     if only_kingpost() {
@@ -131,7 +132,7 @@ async fn relays_and_registry_tell_the_manager_when_they_serve_and_when_they_end(
     let logs = shared.cluster.dir();
     let managers = ["relay", "relay-mariadb", "registry"].map(Manager::listen);
     let [relay, of_mariadb, registry] = &managers;
-    // Nobody is there for them to follow: they serve what they have all the same.
+    // Nothing is there for them to follow: they serve all the same.
     let nobody = Port::reserve();
     let of = |manager: &Manager| Relay::of(&shared.cluster, nobody.number()).environment([manager.variable()]);
     let mut replicas = toml::Table::new();

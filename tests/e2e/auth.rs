@@ -1,4 +1,4 @@
-//! Who gets in.
+//! Logins.
 
 use kingpost_tests::raw::{Raw, message, startup};
 use kingpost_tests::{
@@ -56,7 +56,7 @@ async fn scram_lets_the_right_password_in() {
     let endpoint = guarded.kingpost.endpoint();
     for (name, password) in [(SCRAM_USER, SCRAM_PASSWORD), (USER, "alice's own")] {
         let client = endpoint.connect_as(&guarded.config(name, Some(password))).await;
-        // Both on the primary and on the replica the servers saw who it is.
+        // Both the primary and the replica saw the client's user.
         for route in ["primary", "replica"] {
             assert_eq!(value(&client, &format!("/* kingpost.route={route} */ SELECT current_user")).await, name);
         }
@@ -78,7 +78,7 @@ async fn a_wrong_password_or_user_is_refused() {
     }
     for (name, password) in [("nobody_known", "x"), ("postgres", SCRAM_PASSWORD), (USER, SCRAM_PASSWORD)] {
         let error = guarded.refusal(name, Some(password)).await;
-        // The same for a user that does not exist: who is there must not be found out.
+        // The same for an unknown user: clients must not find out which users exist.
         assert_eq!(sqlstate(&error), "28P01", "{name}: {error:?}");
     }
 }
@@ -101,7 +101,7 @@ async fn an_unknown_user_is_asked_like_a_known_one() {
         answers.push((asked, challenge.kind, fields, text.len()));
     }
     assert_eq!(answers[0], answers[1]);
-    // And an unknown user's salt is the same each time, as a known one's is.
+    // An unknown user's salt is the same each time, like a known one's.
     let mut salts = Vec::new();
     for _ in 0..2 {
         let mut raw = Raw::connect(guarded.kingpost.port()).await;
@@ -137,7 +137,7 @@ async fn broken_scram_is_refused() {
         assert!(!rest.iter().any(|message| message.kind == b'Z'), "{answer:?} got in");
         assert!(rest.iter().all(|message| message.kind == b'E' || message.kind == b'R'), "{rest:?}");
     }
-    // A password in the clear where SCRAM was asked, and a query instead of an answer.
+    // A password in clear in place of SCRAM, and a query in place of an answer.
     for bytes in [message(b'p', b"correct horse\0"), message(b'Q', b"SELECT 1\0")] {
         let mut raw = Raw::connect(guarded.kingpost.port()).await;
         raw.send(&startup(3 << 16, &[("user", SCRAM_USER), ("database", DATABASE)])).await;
@@ -155,7 +155,7 @@ async fn trust_asks_nothing() {
     if only_kingpost() {
         return;
     }
-    // Whom the servers do not know: their own words reach the client.
+    // A user that the servers do not know: their own message reaches the client.
     let mut config = kingpost.endpoint().config();
     config.user("stranger");
     let error = match kingpost.endpoint().try_connect(&config).await {

@@ -1,4 +1,4 @@
-//! Cancel: the right statement, never a stranger's.
+//! Cancel requests: they end the right statement, never another client's.
 
 use futures_util::future::join_all;
 use kingpost_tests::raw::{Raw, query, startup};
@@ -7,7 +7,7 @@ use tokio_postgres::NoTls;
 
 use crate::common::{Shared, only_kingpost, shared, value};
 
-/// Waits until `count` statements that hold `marker` run on the primary and wait for a lock.
+/// Waits until `count` statements with `marker` run on the primary and wait for a lock.
 async fn wait_blocked(shared: &Shared, marker: &str, count: usize) {
     let sql = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{marker}%' AND pid <> pg_backend_pid()"
@@ -84,7 +84,7 @@ async fn a_cancel_that_comes_late_hits_nobody() {
         wait_blocked(shared, &sql, 1).await;
         for _ in 0..5 {
             late.cancel_query(NoTls).await.unwrap();
-            // A key that was never given out.
+            // A key that was never issued.
             let mut stranger = Raw::connect(kingpost.port()).await;
             stranger.send(&[0, 0, 0, 16, 0x04, 0xd2, 0x16, 0x2e, 0, 0, 0, 1, 9, 9, 9, 9]).await;
             assert!(stranger.rest().await.is_empty(), "a cancel request has no answer");
@@ -112,7 +112,7 @@ async fn a_statement_that_waits_for_a_server_is_cancelled() {
     holder.batch_execute("BEGIN").await.unwrap();
     value(&holder, "SELECT pg_backend_pid()").await;
     let token = waiting.cancel_token();
-    // When it is sent, the statement may not have reached the proxy; so again until there is an outcome.
+    // The statement may not have reached the proxy when the request is sent; so it is repeated until there is an outcome.
     let cancel = async {
         loop {
             token.cancel_query(NoTls).await.unwrap();
@@ -128,7 +128,7 @@ async fn a_statement_that_waits_for_a_server_is_cancelled() {
     assert_eq!(value(&waiting, "/* kingpost.route=primary */ SELECT 7").await, "7");
 }
 
-/// A balancer gives a cancel request to any of several proxies: it finds the one that has the client.
+/// A load balancer gives a cancel request to any of several proxies: the request reaches the one with the client.
 #[tokio::test]
 async fn a_cancel_finds_its_way_between_proxies() {
     let (shared, _logs) = shared().await;
@@ -153,7 +153,7 @@ async fn a_cancel_finds_its_way_between_proxies() {
     let sql = format!("SELECT pg_advisory_xact_lock({key})");
     client.send(&query(&sql)).await;
     wait_blocked(shared, &sql, 1).await;
-    // With a wrong key, or one of a proxy that nobody knows, nothing happens; each is answered by the end of the connection.
+    // With a wrong key, or one of an unknown proxy, nothing is cancelled; the answer is the end of the connection.
     for bytes in [&wrong[..], &elsewhere] {
         for port in [one.port(), two.port()] {
             let mut raw = Raw::connect(port).await;

@@ -1,5 +1,5 @@
-//! Who becomes the primary, who does not, and what there is to do when whoever was to become it cannot: nothing is fenced before all
-//! that can be known is known, and there is always a command that goes on.
+//! Choice of the new primary, and the way on if the chosen one cannot be promoted: nothing is fenced before everything that can be known is known,
+//! and there is always a command that goes on.
 
 use std::process::Command;
 
@@ -8,12 +8,12 @@ use kingpost_tests::{Cut, Failover, Link, Node, Relay, SOON, ShowLogs, pg_bin, w
 use crate::common::only_kingpost;
 use crate::fleet::Fleet;
 
-/// A primary with two standbys, whose commits wait for the relay.
+/// Makes a primary with two standbys, whose commits wait for the relay.
 async fn synchronous() -> Fleet {
     Fleet::builder().acknowledgements(1).start().await
 }
 
-/// Commits end on this server.
+/// Checks that commits on this server complete.
 async fn commits(fleet: &Fleet, primary: &Node, n: i64) {
     let sql = format!("INSERT INTO acked VALUES ({n})");
     within("a commit", SOON, fleet.cluster.dir(), primary.execute(&sql)).await;
@@ -23,7 +23,7 @@ async fn fenced(fleet: &Fleet) -> bool {
     fleet.relays[0].metrics().await.sum("kingpost_relay_fenced", &[]) == 1.0
 }
 
-/// The primary ends, and the relays know it.
+/// Kills the primary, and waits until the relays know it.
 async fn lose(fleet: &Fleet, primary: &Node) {
     primary.kill9().await;
     for relay in &fleet.relays {
@@ -41,12 +41,12 @@ async fn nothing_is_fenced_before_everything_was_looked_at() {
     let _logs = ShowLogs(cluster.dir());
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes") };
     let failover = fleet.failover();
-    // A slip of the pen, on a cluster that is well.
+    // A typing error, on a healthy cluster.
     let text = failover.fail(&["failover", "--force", "--to", "n9"]).await;
     assert!(text.contains("there is no node \"n9\": expected one of n0, n1, n2"), "{text}");
     assert!(!fenced(&fleet).await, "{text}");
     commits(&fleet, n0, 1).await;
-    // No relay, in a configuration of somebody else's.
+    // No relay, in another operator's configuration.
     let away = Relay::of(cluster, n0.port());
     let text = Failover::of(cluster, &[&fleet.relays[0], &away]).fail(&["failover", "--force"]).await;
     assert!(text.contains("1 of 2 relays answer, and 2 have to be fenced"), "{text}");
@@ -74,7 +74,7 @@ async fn a_standby_that_lags_on_purpose_is_no_candidate() {
     let _logs = ShowLogs(cluster.dir());
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes") };
     let failover = fleet.failover();
-    // The first of equals, in the order of the configuration.
+    // Among equals the first in the order of the configuration.
     n1.recovery_delay(std::time::Duration::from_secs(3600)).await;
     commits(&fleet, n0, 1).await;
     lose(&fleet, n0).await;
@@ -111,7 +111,7 @@ async fn tags_say_who_comes_first_and_who_never() {
     assert_eq!(n0.query_past_lock("SELECT count(*) FROM acked").await, "0");
 }
 
-/// As the guide has it made.
+/// Creates a slot as the guide says.
 fn make_slot(relay: &Relay, slot: &str) {
     let to = format!("host=127.0.0.1 port={} user=postgres replication=true dbname=x", relay.port());
     let make = format!("CREATE_REPLICATION_SLOT {slot} PHYSICAL RESERVE_WAL");
@@ -119,7 +119,7 @@ fn make_slot(relay: &Relay, slot: &str) {
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
 }
 
-/// A standby streams by a slot from a relay that lacks something. It is led to another one, which has no such slot.
+/// A standby streams by a slot from a relay that lacks WAL. It is moved to another relay, which has no such slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_goes_along_to_another_relay() {
     if only_kingpost() {
@@ -145,13 +145,13 @@ async fn a_slot_goes_along_to_another_relay() {
     n0.kill9().await;
     fleet.relays.push(behind);
     let _logs = ShowLogs(fleet.cluster.dir());
-    // The one behind the cut does not know yet that the primary is lost.
+    // The relay behind the cut does not know yet that the primary is lost.
     let text = fleet.failover().succeed(&["failover", "--force"]).await;
     assert!(text.contains("promoted n1"), "{text}");
     assert_eq!(n1.query("SELECT count(*) FROM acked").await, "1");
 }
 
-/// A run ends between the election and the promotion, and what it has elected is gone for good.
+/// A run ends between the election and the promotion, and the elected node is gone for good.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_elected_node_that_is_gone_can_be_given_up() {
     if only_kingpost() {
@@ -167,7 +167,7 @@ async fn an_elected_node_that_is_gone_can_be_given_up() {
     failover.fail(&["failover", "--die-at", "elected"]).await;
     n1.kill9().await;
     n0.start().await;
-    // It may have been promoted: only somebody who knows can say that it was not. The way on is named.
+    // The node may have been promoted: only an operator can know that it was not. The message names the way on.
     for command in [&["failover"][..], &["failover", "--abort"], &["switchover"]] {
         let text = failover.fail(command).await;
         assert!(text.contains("kingpost failover --abort --force"), "{command:?}: {text}");
@@ -184,8 +184,8 @@ async fn an_elected_node_that_is_gone_can_be_given_up() {
     commits(&fleet, n1, 3).await;
 }
 
-/// A run ends between the election and the promotion, and what it has elected answers as a standby: it can be given up without force, in
-/// favour of another one or of the old primary; also when another is gone for good.
+/// A run ends between the election and the promotion, and the elected node answers as a standby: it can be given up without force, for another node
+/// or the old primary; also when another node is gone for good.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_elected_node_that_answers_can_be_given_up_without_force() {
     if only_kingpost() {
@@ -211,7 +211,7 @@ async fn an_elected_node_that_answers_can_be_given_up_without_force() {
     let text = failover.fail(&["failover"]).await;
     assert!(text.contains("n1 was elected in term") && text.contains("kingpost failover --force"), "{text}");
     n1.start().await;
-    // Without a word the same one goes on; another one if it is named.
+    // By default the same node goes on; another one only if it is named.
     let text = failover.succeed(&["failover", "--dry-run"]).await;
     assert!(text.contains("have n1 catch up"), "{text}");
     let text = failover.succeed(&["failover", "--to", "n2"]).await;
@@ -223,8 +223,8 @@ async fn an_elected_node_that_answers_can_be_given_up_without_force() {
     n1.wait_value("SELECT count(*) FROM acked", "3").await;
 }
 
-/// Two runs: the first stands still right before it promotes what it has elected, and the second gives that up. When the first goes
-/// on, it must not promote it any more: two servers promoted from one point would be on the same new timeline.
+/// Two runs: the first is suspended right before it promotes the elected node, and the second gives that node up. When the first goes on, it must not
+/// promote it any more: two servers promoted from one point would be on the same new timeline.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_was_overtaken_promotes_nothing() {
     if only_kingpost() {

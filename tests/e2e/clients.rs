@@ -1,5 +1,5 @@
-//! Clients in other languages at their usual work, in transaction mode, with a small pool and two replicas: over SCRAM, without
-//! TLS, and a check of each that can over TLS.
+//! Clients in other languages at their usual work, in transaction mode, with a small pool and two replicas: over SCRAM, without TLS, and with one
+//! check over TLS by each client that supports it.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -18,7 +18,7 @@ pub(crate) fn here() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/clients"))
 }
 
-/// Installs what the scripts need below `target`, once, and says where.
+/// Installs the scripts' requirements, once, and returns the directory.
 pub(crate) async fn installed() -> &'static Path {
     static SETUP: OnceCell<PathBuf> = OnceCell::const_new();
     SETUP
@@ -34,7 +34,7 @@ pub(crate) async fn installed() -> &'static Path {
         .await
 }
 
-/// A script at its work, with so many server connections a node.
+/// Runs a script, with this number of server connections a node.
 async fn run(program: &Path, script: &str, pool: i64) {
     if subject() == Subject::PgBouncer {
         return;
@@ -58,7 +58,7 @@ async fn run(program: &Path, script: &str, pool: i64) {
     run_at(program, script, &plain, offered, &shared.cluster).await;
 }
 
-/// Runs a script against an address, and one where TLS is offered.
+/// Runs a script against an address, and one that offers TLS.
 pub(crate) async fn run_at(program: &Path, script: &str, url: &str, offered: Option<&str>, cluster: &Cluster) {
     let mut command = Command::new(program);
     if program.ends_with("java") {
@@ -71,7 +71,7 @@ pub(crate) async fn run_at(program: &Path, script: &str, url: &str, offered: Opt
     let output = within(script, LIMIT, cluster.dir(), command.output()).await.unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{script}: {}\n{out}\n{err}", output.status);
-    // A script that stops early has not said how many tests there were.
+    // A script that stops early has not reported the number of its tests.
     let done = out.lines().filter(|line| line.starts_with("ok ")).count();
     assert!(done > 0 && out.lines().last() == Some(&*format!("1..{done}")), "{script}:\n{out}\n{err}");
 }
@@ -102,7 +102,7 @@ async fn sqlalchemy() {
 
 #[tokio::test]
 async fn django() {
-    // Each of its connections sets its time zone: that must not keep a server connection.
+    // Each of its connections sets its time zone, which must not pin a server connection.
     python("python/django_usual.py", 5).await;
 }
 
@@ -123,7 +123,7 @@ async fn sequelize() {
 
 // === Part of `make clients` only: they are compiled, which takes longer than all the rest ===
 
-/// True if the tool is there; `clients/setup --all` has said so if not.
+/// True if the tool is there; otherwise `clients/setup --all` has reported it.
 pub(crate) fn there(tool: &str) -> bool {
     let found =
         std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(tool).exists()));
@@ -133,7 +133,7 @@ pub(crate) fn there(tool: &str) -> bool {
     found
 }
 
-/// Compiles something; it may fetch what it needs.
+/// Runs a compiler, which may download packages.
 pub(crate) async fn build(command: &mut Command) {
     command.stdin(Stdio::null()).kill_on_drop(true);
     let output =
@@ -141,7 +141,7 @@ pub(crate) async fn build(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Fetches the libraries of `clients/java/pom.xml`, once, and gives the class path of all of them.
+/// Downloads the libraries of `clients/java/pom.xml`, once, and returns their class path.
 pub(crate) async fn jars() -> &'static Path {
     static JARS: OnceCell<PathBuf> = OnceCell::const_new();
     JARS.get_or_init(async || {

@@ -1,7 +1,7 @@
-//! Registry nodes on TiKV: a real PD of three members, and unistore in TiKV's place (`tests/tikv`). Skipped where they are not built.
+//! Registry nodes on TiKV: a real PD of three members, and unistore in place of TiKV (`tests/tikv`). Skipped if they are not built.
 //!
-//! Clients write instances again and again, and send heartbeats for them, while PD, the store and the nodes are killed, frozen and started
-//! again. What was acknowledged is there in the end, on every node; nobody who sent heartbeats was critical or gone in between.
+//! Clients write instances again and again, and send heartbeats for them, while PD, the store and the nodes are killed, frozen and restarted. In the
+//! end every acknowledged write is on every node; no instance with heartbeats was critical or gone in between.
 
 #[path = "../tikv/rig.rs"]
 mod rig;
@@ -19,17 +19,17 @@ use tokio::task::JoinSet;
 const SERVICE: &str = "/v1/namespaces/default/services/web/instances";
 const NODES: usize = 3;
 const CLIENTS: usize = 6;
-/// Instances that a client writes by turns.
+/// Instances that a client writes in turn.
 const OWN: usize = 5;
 /// Instances that are registered once, and then only send heartbeats.
 const QUIET: usize = 10;
-/// An instance's time to live. Longer than a busy machine keeps a client from running; shorter than PD is frozen.
+/// Time to live of an instance. Longer than a busy machine keeps a client from running; shorter than PD is frozen.
 const TTL: Duration = Duration::from_secs(20);
-/// Whoever has no answer then has none at all: a write ends by the store's deadline of 15 s, once more for finding out, and a try more.
+/// Longest wait for an answer: a write ends by the store's deadline of 15 s, needs as long again to find out its outcome, and then one more attempt.
 const ANSWER: Duration = Duration::from_secs(120);
 const KILL: i32 = 9;
 
-/// Three nodes, and what clients know.
+/// Three nodes, and the clients' records.
 struct World {
     rig: rig::Rig,
     clients: Arc<Clients>,
@@ -40,11 +40,11 @@ struct World {
 struct Clients {
     nodes: Vec<RwLock<RegistryNode>>,
     stop: AtomicBool,
-    /// Of each instance that was registered, the round that was acknowledged last.
+    /// The last acknowledged round of each registered instance.
     acknowledged: Mutex<BTreeMap<String, u64>>,
-    /// When a heartbeat of all was last answered, and the longest time between two of them.
+    /// Time of the last answered heartbeat of all, and the longest interval between two of them.
     beat: Mutex<(Option<Instant>, Duration)>,
-    /// What must not be: who was missing, or critical, and when.
+    /// Violations: the instances that were missing or critical, and the time.
     wronged: Mutex<BTreeSet<String>>,
 }
 
@@ -61,8 +61,8 @@ impl Clients {
         tokio::time::timeout(ANSWER, asked).await.unwrap_or_else(|_| panic!("{method} {path}: no answer in {ANSWER:?}"))
     }
 
-    /// Writes instances, each again and again with the round that it is in, at every node by turns. An answer is waited for: so a round
-    /// that was not acknowledged cannot be written later than the next one.
+    /// Writes instances, each again and again with the current round, at every node in turn. It waits for each answer, so that an unacknowledged
+    /// round cannot be written later than the next one.
     async fn write(self: Arc<Clients>, client: usize) {
         for round in 1.. {
             for n in 0..OWN {
@@ -72,18 +72,18 @@ impl Clients {
                 let id = format!("i{client}-{n}");
                 let body = json!({ "instances": [instance(&id, round)] });
                 let answer = self.ask((round as usize + client) % NODES, "POST", SERVICE, &body).await;
-                // Of many, some may fail: the status is that of the call.
+                // Of many rows some may fail: the status is that of the whole call.
                 if answer.is_some_and(|answer| answer.status == 200 && answer.json()["failed"] == 0) {
                     self.acknowledged.lock().unwrap().insert(id, round);
                 } else {
-                    // A node that is gone refuses at once.
+                    // A dead node refuses at once.
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             }
         }
     }
 
-    /// Heartbeats of all instances that were acknowledged, to every node by turns.
+    /// Sends heartbeats of all acknowledged instances, to every node in turn.
     async fn beat(self: Arc<Clients>) {
         for turn in 0.. {
             let ids: Vec<String> = self.acknowledged.lock().unwrap().keys().cloned().collect();
@@ -100,10 +100,10 @@ impl Clients {
         }
     }
 
-    /// Looks at every node by turns: whether everybody is there, and well.
+    /// Checks at every node in turn that all instances are there and passing.
     async fn look(self: Arc<Clients>) {
         for turn in 0.. {
-            // Acknowledged before the question. The node may have been told of it a moment later, if another one had it written.
+            // Acknowledged before the question. A node may learn of it a moment later if another node wrote it.
             let before: BTreeSet<String> = self.acknowledged.lock().unwrap().keys().cloned().collect();
             tokio::time::sleep(Duration::from_millis(100)).await;
             let Some(answer) = self.ask(turn % NODES, "GET", SERVICE, &Value::Null).await else { continue };
@@ -127,7 +127,7 @@ impl Clients {
         self.wronged.lock().unwrap().insert(what);
     }
 
-    /// The round of each instance that is well, as a node has them.
+    /// Returns the round of each passing instance, as a node has them.
     async fn rounds(&self, node: usize) -> BTreeMap<String, u64> {
         let Some(answer) = self.ask(node, "GET", SERVICE, &Value::Null).await else { return BTreeMap::new() };
         let list = answer.json()["instances"].as_array().cloned().unwrap_or_default();
@@ -140,7 +140,7 @@ impl Clients {
         self.nodes[node].read().await.metrics().await.sum(name, &[])
     }
 
-    /// Waits until each of `nodes` has committed something.
+    /// Waits until each of `nodes` has committed a write.
     async fn go_on(&self, after: &str, nodes: &[usize]) {
         for node in nodes {
             let before = self.metric(*node, "kingpost_registry_commits_total").await;
@@ -183,7 +183,7 @@ impl World {
         Some(world)
     }
 
-    /// Stops the writers, and compares what every node has with what was acknowledged.
+    /// Stops the writers, and compares the content of every node with the acknowledged writes.
     async fn check(mut self) {
         let clients = &self.clients;
         clients.stop.store(true, Ordering::SeqCst);
@@ -197,7 +197,7 @@ impl World {
             let mut said = String::new();
             wait_until("a node to have what was acknowledged", 2 * SOON, &logs, async || {
                 let found = clients.rounds(node).await;
-                // What was not acknowledged may have been written all the same: a later round.
+                // An unacknowledged write may have been done all the same: a later round.
                 let lacks = |(id, round): &(&String, &u64)| found.get(*id).is_none_or(|found| found < *round);
                 let lacking: Vec<_> =
                     acknowledged.iter().filter(lacks).map(|(id, round)| (id, round, found.get(id))).collect();
@@ -226,8 +226,8 @@ impl World {
 
 const ALL: [usize; 3] = [0, 1, 2];
 
-/// PD's members, the leader among them, are killed and started again one after the other; a node is killed and comes back; the store is
-/// frozen, stopped in order, and killed.
+/// PD's members, the leader among them, are killed and restarted one after the other; a node is killed and comes back; the store is frozen, stopped
+/// cleanly, and killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nothing_acknowledged_is_lost_while_pd_the_store_and_a_node_are_restarted() {
     let Some(mut world) = World::start().await else { return };
@@ -249,7 +249,7 @@ async fn nothing_acknowledged_is_lost_while_pd_the_store_and_a_node_are_restarte
     clients.nodes[1].write().await.start_again().await;
     clients.go_on("it was started again", &ALL).await;
     world.rig.freeze_store();
-    // For so long it stands still.
+    // Time for which the store is frozen.
     tokio::time::sleep(Duration::from_secs(3)).await;
     world.rig.thaw_store();
     clients.go_on("the store stood still", &ALL).await;
@@ -260,21 +260,21 @@ async fn nothing_acknowledged_is_lost_while_pd_the_store_and_a_node_are_restarte
     world.check().await;
 }
 
-/// PD's leader stands still for 3 s, then all of PD does, for 3 s and for 30 s: writes end with an error in time, heartbeats and discovery
-/// go on from memory, and nobody is gone or critical afterwards.
+/// PD's leader is frozen for 3 s, then all of PD, for 3 s and for 30 s: writes end with an error in time, heartbeats and discovery continue from
+/// memory, and no instance is gone or critical afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nothing_acknowledged_is_lost_while_pd_stands_still() {
     let Some(world) = World::start().await else { return };
     let clients = Arc::clone(&world.clients);
     let leader = world.rig.leader();
     world.rig.freeze_pd(leader);
-    // The others lead after the lease of the one that stands still.
+    // Another member leads after the lease of the frozen one.
     clients.go_on("PD's leader stood still", &ALL).await;
     world.rig.thaw_pd(leader);
     for seconds in [3, 30] {
         let before: Vec<String> = clients.acknowledged.lock().unwrap().keys().cloned().collect();
         (0..3).for_each(|member| world.rig.freeze_pd(member));
-        // For so long all of PD stands still.
+        // Time for which all of PD is frozen.
         tokio::time::sleep(Duration::from_secs(seconds)).await;
         if seconds > TTL.as_secs() {
             for node in ALL {

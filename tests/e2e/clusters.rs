@@ -1,5 +1,5 @@
-//! Several clusters behind one address: two worlds with databases, users and tables of the same names. Whatever is asked is compared with the
-//! same question to the cluster's own primary.
+//! Several clusters behind one address: two worlds with databases, users and tables of the same names. Every answer is compared with that of the
+//! cluster's own primary.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,12 +27,12 @@ fn text(pairs: &[(&str, &str)]) -> Table {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), Value::from(*value))).collect()
 }
 
-/// A cluster whose servers say this name.
+/// Makes a cluster whose servers report this name.
 pub(crate) fn named(name: &str) -> ClusterBuilder {
     Cluster::builder().setting("cluster_name", name)
 }
 
-/// What the proxy's configuration says of a further cluster.
+/// Returns the proxy's configuration of a further cluster.
 pub(crate) fn further(name: &str, cluster: &Cluster, host: Option<&str>) -> Table {
     let node = |node: &kingpost_tests::Node| {
         let address = format!("127.0.0.1:{}", node.port());
@@ -47,7 +47,7 @@ pub(crate) fn further(name: &str, cluster: &Cluster, host: Option<&str>) -> Tabl
 }
 
 impl World {
-    /// Two clusters of a primary and a replica each; users `ann` and `ben` with other passwords on each.
+    /// Starts two clusters of a primary and a replica each; users `ann` and `ben` have different passwords on each.
     async fn start() -> World {
         let authority = Authority::new();
         let (shop, billing) =
@@ -104,7 +104,7 @@ impl World {
         world
     }
 
-    /// The proxy serves before it knows all primaries; a first statement would wait for one, with a limit.
+    /// Waits for a cluster's primary: the proxy serves before it knows all primaries, and a first statement would wait for one, with a limit.
     async fn wait_primary(&self, cluster: &str) {
         self.shop
             .wait(&format!("a primary of {cluster}"), async || {
@@ -124,7 +124,7 @@ impl World {
         self.kingpost.endpoint().connect_as(&self.config(user, &format!("{user}-{cluster}"), database)).await
     }
 
-    /// By TLS, with the host's name in the handshake.
+    /// Connects over TLS, with the host's name in the handshake.
     async fn by_host(
         &self,
         host: &str,
@@ -147,7 +147,7 @@ impl World {
     }
 }
 
-/// Which cluster a client's statements reach, as PostgreSQL itself says.
+/// Query for the cluster that a client's statements reach, as PostgreSQL itself reports it.
 const SYSTEM: &str = "SELECT current_setting('cluster_name')";
 
 async fn system(cluster: &Cluster) -> String {
@@ -163,7 +163,7 @@ async fn each_database_leads_to_its_cluster_and_nothing_of_another_shows() {
     let (_shop_logs, _billing_logs) = (ShowLogs(world.shop.dir()), ShowLogs(world.billing.dir()));
     let (shop, billing) = (system(&world.shop).await, system(&world.billing).await);
     assert_ne!(shop, billing);
-    // Statements of one text, prepared and run by many clients of both at the same time: columns and rows are each cluster's own.
+    // Statements with equal texts, prepared and run by many clients of both clusters at once: columns and rows are each cluster's own.
     let clients = (0..24).map(|n| {
         let (world, shop, billing) = (&world, &shop, &billing);
         async move {
@@ -195,13 +195,13 @@ async fn each_database_leads_to_its_cluster_and_nothing_of_another_shows() {
         }
     });
     join_all(clients).await;
-    // A write stays where it is made.
+    // A write stays in its cluster.
     let ann = world.connect("ann", "billing", "bills").await;
     ann.batch_execute("INSERT INTO t VALUES ('r2', 7, false)").await.unwrap();
     assert_eq!(value(&ann, "SELECT count(*) FROM t").await, "2");
     assert_eq!(world.shop.primary().query_in(SAME, "SELECT count(*) FROM t").await, "2");
     assert_eq!(world.billing.primary().query_in(SAME, "SELECT count(*) FROM t").await, "2");
-    // A channel of one name is two.
+    // Channels of one name in two clusters are two channels.
     let (shop_ear, mut shop_inbox) =
         world.kingpost.endpoint().connect_with_messages(&world.config("ann", "ann-shop", "shop")).await;
     let (billing_ear, mut billing_inbox) =
@@ -232,12 +232,12 @@ async fn a_password_holds_for_its_cluster_and_a_host_name_chooses_one() {
     let world = World::start().await;
     let _logs = ShowLogs(world.shop.dir());
     let (shop, billing) = (system(&world.shop).await, system(&world.billing).await);
-    // The other cluster's password is as wrong as any.
+    // The other cluster's password is as wrong as any other.
     for (password, database) in [("ann-billing", "shop"), ("ann-shop", "bills"), ("ben-shop", "shop")] {
         let refused = world.kingpost.endpoint().try_connect(&world.config("ann", password, database)).await;
         assert_eq!(sqlstate(&refused.unwrap_err()), "28P01", "{password} {database}");
     }
-    // Both clusters have a database of this name: the first one is meant where nothing is said.
+    // Both clusters have a database of this name: the first one is the default.
     let client = world.connect("ann", "shop", SAME).await;
     assert_eq!(value(&client, SYSTEM).await, shop);
     for (host, cluster, expected) in [(SHOP_HOST, "shop", &shop), (BILLING_HOST, "billing", &billing)] {
@@ -246,7 +246,7 @@ async fn a_password_holds_for_its_cluster_and_a_host_name_chooses_one() {
     }
     let refused = world.by_host(BILLING_HOST, "ben", "ben-shop", SAME).await.unwrap_err();
     assert_eq!(sqlstate(&refused), "28P01");
-    // A database of the other cluster is none of the cluster that the host name chooses.
+    // The cluster chosen by the host name does not have the other cluster's database.
     let refused = world.by_host(BILLING_HOST, "ann", "ann-billing", "shop").await.unwrap_err();
     assert_eq!(sqlstate(&refused), "3D000");
     let refused = world.kingpost.endpoint().try_connect(&world.config("ann", "ann-shop", "nowhere")).await;
@@ -264,7 +264,7 @@ async fn a_replication_connection_reaches_the_cluster_that_it_names_and_never_an
     for cluster in [&shop, &billing] {
         cluster.primary().execute("CREATE ROLE rep LOGIN REPLICATION").await;
     }
-    // Whatever is not listed leads to the second cluster, as PgBouncer's `*` does.
+    // Unlisted databases lead to the second cluster, as with PgBouncer's `*`.
     let any = text(&[("name", "*"), ("cluster", "billing")]);
     let mut user = text(&[("name", "rep"), ("password", "rep")]);
     user.insert("replication".into(), true.into());
@@ -285,7 +285,7 @@ async fn a_replication_connection_reaches_the_cluster_that_it_names_and_never_an
     let port = kingpost.port();
     let whole = format!("host=127.0.0.1 port={port} user=rep");
     let primaries = [("shop", shop.primary().port()), ("billing", billing.primary().port())];
-    // The clusters come of one template, so the server's port tells them apart, not its system identifier.
+    // The clusters come from one template, so the server's port distinguishes them, not the system identifier.
     for (more, expected) in [
         ("dbname=replication replication=true options='-c kingpost.cluster=shop'", Some("shop")),
         ("dbname=replication replication=true options='-c kingpost.cluster=billing'", Some("billing")),
@@ -304,7 +304,7 @@ async fn a_replication_connection_reaches_the_cluster_that_it_names_and_never_an
         assert_eq!(reached, expected, "{more}: {said} {errors}");
         assert_eq!(errors.contains("kingpost.cluster"), expected.is_none(), "{more}: {errors}");
     }
-    // A backup of whatever cluster there is would look like the right one.
+    // A backup of either cluster would look the same.
     let target = kingpost_tests::new_dir("backup");
     let backup = |more: &str, name: &str| {
         let to = target.join(name).to_str().unwrap().to_owned();
@@ -347,7 +347,7 @@ async fn cancel_requests_find_the_cluster_and_a_cluster_that_is_down_harms_no_ot
         assert_eq!(sqlstate(&outcome.unwrap_err()), "57014", "{cluster}");
         assert_eq!(value(&client, "SELECT 7").await, "7");
     }
-    // Nobody answers for billing any more.
+    // No server of billing answers any more.
     let (shop, bills) = (world.connect("ann", "shop", "shop").await, world.connect("ann", "billing", "bills").await);
     assert_eq!(value(&bills, "SELECT 7").await, "7");
     for node in world.billing.nodes() {
@@ -378,7 +378,7 @@ async fn cancel_requests_find_the_cluster_and_a_cluster_that_is_down_harms_no_ot
     assert!(refused.is_err(), "a statement of a cluster that is down");
     assert_eq!(world.shop.primary().query_in(SAME, "SELECT count(*) FROM t").await, "52");
     assert_eq!(world.kingpost.http("/readyz").await.unwrap().0, 200);
-    // And it is served again once it is back.
+    // It is served again once it is back.
     for node in world.billing.nodes() {
         node.start().await;
     }
@@ -387,7 +387,7 @@ async fn cancel_requests_find_the_cluster_and_a_cluster_that_is_down_harms_no_ot
     bills.batch_execute("INSERT INTO t VALUES ('y', 1, true)").await.unwrap();
 }
 
-/// The rows of a `SHOW` as maps from column to value.
+/// Returns the rows of a `SHOW` as maps from column to value.
 async fn show(console: &Client, what: &str) -> Vec<std::collections::BTreeMap<String, String>> {
     let messages = console.simple_query(&format!("SHOW {what}")).await.unwrap();
     let row = |message: &tokio_postgres::SimpleQueryMessage| match message {
@@ -424,7 +424,7 @@ async fn the_console_shows_all_clusters_or_one_and_acts_on_them() {
     let nodes = show(&whole, "NODES").await;
     assert_eq!(nodes.len(), 4, "{nodes:?}");
     assert_eq!(nodes.iter().filter(|row| row["cluster"] == "billing").count(), 2);
-    // Clients have numbers of their own over all clusters, and one is closed by its number.
+    // Client numbers are unique over all clusters, and a client is closed by its number.
     let (shop_client, bills_client) =
         (world.connect("ann", "shop", "shop").await, world.connect("ben", "billing", "bills").await);
     assert_eq!(value(&bills_client, "SELECT 7").await, "7");
@@ -435,7 +435,7 @@ async fn the_console_shows_all_clusters_or_one_and_acts_on_them() {
     whole.batch_execute(&format!("KILL_CLIENT {}", victim["id"])).await.unwrap();
     assert!(bills_client.simple_query("SELECT 7").await.is_err());
     assert_eq!(value(&shop_client, "SELECT 7").await, "7");
-    // A pause of one cluster lets the other one's clients go on: what a failover of one cluster asks for.
+    // A pause of one cluster lets the other one's clients go on, as a failover of one cluster needs.
     let bills_client = world.connect("ben", "billing", "bills").await;
     assert_eq!(value(&bills_client, "SELECT 7").await, "7");
     billing.batch_execute("PAUSE FOR 60s").await.unwrap();
@@ -454,7 +454,7 @@ async fn the_console_shows_all_clusters_or_one_and_acts_on_them() {
     let (waited, ()) =
         within("a statement after a pause", SOON, world.shop.dir(), futures_util::future::join(waits, goes_on)).await;
     waited.unwrap();
-    // By the name of a database, wherever that is; and of all clusters.
+    // By the name of a database of any cluster; and all clusters.
     whole.batch_execute("PAUSE bills").await.unwrap();
     assert_eq!(value(&shop_client, "SELECT 7").await, "7");
     whole.batch_execute("RESUME bills").await.unwrap();
@@ -466,12 +466,12 @@ async fn the_console_shows_all_clusters_or_one_and_acts_on_them() {
     whole.batch_execute("RESUME").await.unwrap();
     assert_eq!(value(&shop_client, "SELECT 7").await, "7");
     assert_eq!(value(&bills_client, "SELECT 7").await, "7");
-    // An application's user gets into no console, whichever it names.
+    // An application's user cannot log in to any console, whichever name it uses.
     for database in ["kingpost", "kingpost.billing", "kingpost.shop"] {
         let refused = world.kingpost.endpoint().try_connect(&world.config("ann", "ann-billing", database)).await;
         assert_eq!(sqlstate(&refused.unwrap_err()), "28P01", "{database}");
     }
-    // Metrics are by cluster.
+    // Metrics are labelled by cluster.
     let metrics = world.kingpost.metrics().await;
     assert!(metrics.sum("kingpost_clients_handed_over_total", &[("cluster", "shop")]) >= 3.0);
     assert!(metrics.sum("kingpost_statements_primary_total", &[("cluster", "billing")]) >= 0.0);
@@ -504,14 +504,14 @@ async fn a_reload_adds_a_cluster_and_takes_one_away() {
     assert_eq!(value(&stays, SYSTEM).await, of_shop);
     assert_eq!(sqlstate(&kingpost.endpoint().try_connect(&config("b")).await.unwrap_err()), "3D000");
     kingpost.reload("proxy.databases", vec![database("s", None), database("b", Some("billing"))]);
-    // It names a cluster that is not there: refused as a whole.
+    // The list names a cluster that does not exist: refused as a whole.
     kingpost.reload("clusters", vec![Value::Table(further("billing", &billing, None))]);
     let of_b = shop
         .wait("the new cluster to be served", async || kingpost.endpoint().try_connect(&config("b")).await.ok())
         .await;
     assert_eq!(value(&of_b, SYSTEM).await, of_billing);
     assert_eq!(value(&stays, SYSTEM).await, of_shop);
-    // Taken away: its clients end, the other one's do not notice.
+    // A removed cluster: its clients end, and the other one's do not notice.
     kingpost.reload("clusters", Vec::<Value>::new());
     kingpost.reload("proxy.databases", vec![database("s", None)]);
     shop.wait("the cluster's clients to end", async || of_b.is_closed().then_some(())).await;

@@ -1,4 +1,4 @@
-//! A collector of OpenTelemetry as the processes of a test see one: OTLP over gRPC, with TLS or without. Whatever it is sent, it keeps.
+//! A collector of OpenTelemetry for tests: OTLP over gRPC, with TLS or without. It keeps everything it receives.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,14 +20,14 @@ use prost::Message;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-/// What a collector has been sent.
+/// Data that a collector has received.
 #[derive(Default)]
 pub(crate) struct Sent {
     pub(crate) spans: Vec<Span>,
     pub(crate) metrics: Vec<ResourceMetrics>,
-    /// Of each resource, the name of the service.
+    /// Service name of each resource.
     pub(crate) services: Vec<String>,
-    /// Of each request.
+    /// Headers of each request.
     pub(crate) headers: Vec<HeaderMap>,
 }
 
@@ -42,7 +42,7 @@ impl Collector {
         Collector::start_on(0, None).await
     }
 
-    /// With TLS only: this certificate, and clients show one of that authority.
+    /// Starts a collector that requires TLS: with this certificate, and client certificates of that authority.
     pub(crate) async fn start_secure(pair: &Pair, clients: &Authority) -> Collector {
         let config = tls::ListenConfig {
             mode: tls::ListenMode::Require,
@@ -56,7 +56,7 @@ impl Collector {
         Collector::start_on(0, Some(TlsAcceptor::from(acceptor.speaking(&[b"h2"])))).await
     }
 
-    /// At this port, or at one from the system if it is 0.
+    /// Starts at this port, or at one from the system if it is 0.
     pub(crate) async fn start_on(port: u16, acceptor: Option<TlsAcceptor>) -> Collector {
         let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -82,7 +82,7 @@ impl Collector {
         Collector { port, sent, task }
     }
 
-    /// Nobody listens at its port any more.
+    /// Ends the collector, and frees its port.
     pub(crate) async fn end(&self) {
         self.task.abort();
         while tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.is_ok() {
@@ -90,7 +90,7 @@ impl Collector {
         }
     }
 
-    /// What it has been sent so far.
+    /// Returns the data received so far.
     pub(crate) fn sent(&self) -> MutexGuard<'_, Sent> {
         self.sent.lock().unwrap()
     }
@@ -102,7 +102,7 @@ impl Drop for Collector {
     }
 }
 
-/// A message, behind its five bytes of length; the answer is an empty one.
+/// Reads a message, behind its five bytes of length; the answer is empty.
 async fn take(
     request: Request<Incoming>,
     sent: Arc<Mutex<Sent>>,
@@ -136,7 +136,7 @@ async fn take(
     Ok(answer.body(StreamBody::new(futures_util::stream::iter(frames))).unwrap())
 }
 
-/// The value as text; `None` as it is shown for debugging if there is none.
+/// Returns the value as text, or its debug form if it is not text.
 pub(crate) fn attribute(attributes: &[KeyValue], key: &str) -> String {
     let value = attributes.iter().find(|attribute| attribute.key == key).and_then(|found| found.value.clone());
     match value.and_then(|value| value.value) {

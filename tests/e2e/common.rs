@@ -1,17 +1,16 @@
-//! What several modules share.
+//! Parts shared by several modules.
 
 use kingpost_tests::{Cluster, Kingpost, ShowLogs, Subject, skipped, subject, unique};
 use tokio::sync::OnceCell;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-/// A cluster of one primary and two replicas with a proxy in front, shared by tests that change nothing for others: each
-/// uses tables of its own.
+/// A cluster of one primary and two replicas with a proxy in front, shared by tests that do not affect others: each uses its own tables.
 pub(crate) struct Shared {
     pub(crate) cluster: Cluster,
     pub(crate) kingpost: Kingpost,
 }
 
-/// The shared fixture, and a guard that shows its logs if the test panics.
+/// Returns the shared fixture, and a guard that shows its logs if the test panics.
 pub(crate) async fn shared() -> (&'static Shared, ShowLogs<'static>) {
     static SHARED: OnceCell<Shared> = OnceCell::const_new();
     let shared = SHARED
@@ -26,7 +25,7 @@ pub(crate) async fn shared() -> (&'static Shared, ShowLogs<'static>) {
     (shared, ShowLogs(shared.cluster.dir()))
 }
 
-/// True, and says so, when a stand-in is under test, which cannot do what the test is about.
+/// True, with a message, when a stand-in is under test that lacks the tested feature.
 pub(crate) fn only_kingpost() -> bool {
     let skip = subject() != Subject::Kingpost;
     if skip {
@@ -35,12 +34,12 @@ pub(crate) fn only_kingpost() -> bool {
     skip
 }
 
-/// A name that no other test uses.
+/// Returns a name that no other test uses.
 pub(crate) fn name(stem: &str) -> String {
     format!("{stem}_{}", unique())
 }
 
-/// The rows of a simple query, columns as text, NULL as `NULL`.
+/// Returns the rows of a simple query, columns as text, NULL as `NULL`.
 pub(crate) async fn simple(client: &Client, sql: &str) -> Vec<Vec<String>> {
     let messages = client.simple_query(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
     let rows = messages.iter().filter_map(|message| match message {
@@ -52,7 +51,7 @@ pub(crate) async fn simple(client: &Client, sql: &str) -> Vec<Vec<String>> {
     rows.collect()
 }
 
-/// The only value of a simple query.
+/// Returns the only value of a simple query.
 pub(crate) async fn value(client: &Client, sql: &str) -> String {
     let mut rows = simple(client, sql).await;
     assert_eq!(rows.len(), 1, "{sql}: {rows:?}");

@@ -1,5 +1,5 @@
-//! A client always reads its own writes, whatever the replicas do, and with `strong` everybody's; and with less it does not, which
-//! proves that the tests can tell.
+//! A client always reads its own writes, with any lag of the replicas, and with `strong` all clients' writes; with less it does not, which proves
+//! that the tests can tell the difference.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,12 +11,12 @@ use tokio_postgres::Client;
 use crate::common::{only_kingpost, value};
 
 const LATER_READS: usize = 3;
-/// What an application does between two statements: part of the load, nothing waits for it.
+/// Pause of an application between two statements: part of the load, nothing waits for it.
 const THINK: Duration = Duration::from_millis(8);
 const CLIENTS: usize = 8;
-/// Writes, by all clients together, in each state of the replicas.
+/// Writes of all clients together in each state of the replicas.
 const WRITES_A_PHASE: usize = 120;
-/// In each read: to count on which nodes they ran.
+/// Marker in each read, for counting the reads of each node.
 const READ: &str = "own_read";
 
 #[derive(Default)]
@@ -26,7 +26,7 @@ struct Tally {
     stop: AtomicBool,
 }
 
-/// Writes a row in one of the ways there are.
+/// Writes a row in one of several ways.
 async fn write(client: &Client, id: i64, way: usize) {
     let insert = format!("INSERT INTO own VALUES ({id})");
     match way {
@@ -49,7 +49,7 @@ async fn write(client: &Client, id: i64, way: usize) {
     }
 }
 
-/// Whether a read by key finds the row.
+/// True if a read by key finds the row.
 async fn find(client: &Client, id: i64, way: usize) -> bool {
     let select = format!("SELECT count(*) AS {READ} FROM own WHERE id = {id}");
     match way {
@@ -68,7 +68,7 @@ async fn find(client: &Client, id: i64, way: usize) -> bool {
     }
 }
 
-/// Each client writes, and reads it back; or, where there is another proxy, has a client of that one read it.
+/// Makes each client write, and read it back; or, with a second proxy, makes a client of that one read it.
 async fn load(kingpost: &Kingpost, elsewhere: Option<&Kingpost>, tally: &Tally) {
     let client = |n: usize| async move {
         let here = kingpost.connect().await;
@@ -102,7 +102,7 @@ async fn load(kingpost: &Kingpost, elsewhere: Option<&Kingpost>, tally: &Tally) 
     join_all((0..CLIENTS).map(client)).await;
 }
 
-/// Takes the replicas through every kind of lag, each for so many writes.
+/// Takes the replicas through every kind of lag, each for a number of writes.
 async fn disturb(cluster: &Cluster, tally: &Tally) {
     let phase = async |what: &str| {
         let until = tally.writes.load(Ordering::Relaxed) + WRITES_A_PHASE;
@@ -131,7 +131,7 @@ async fn disturb(cluster: &Cluster, tally: &Tally) {
     tally.stop.store(true, Ordering::Relaxed);
 }
 
-/// Misses, writes, and reads that replicas answered.
+/// Returns misses, writes, and reads answered by replicas.
 async fn run(consistency: &str, two_proxies: bool) -> (usize, usize, usize) {
     let cluster = Cluster::builder().replicas(2).log_statements().start().await;
     let _logs = ShowLogs(cluster.dir());
@@ -158,8 +158,8 @@ async fn own_writes_are_always_read_back() {
     let (misses, writes, on_replicas) = run("session", false).await;
     assert_eq!(misses, 0, "of {writes} own writes");
     if !only_kingpost() {
-        // A proxy that reads everything at the primary would have it easy. Right after a write few replicas are known to
-        // have it, so the share is small; the reads of old rows below raise it.
+        // A proxy that sends every read to the primary would pass trivially. Right after a write few replicas are known to have it, so the share is
+        // small; the reads of old rows below raise it.
         assert!(on_replicas >= CLIENTS, "only {on_replicas} of {writes} reads on replicas");
     }
 }
@@ -195,7 +195,7 @@ async fn session_reads_miss_what_was_committed_through_another_proxy() {
     );
 }
 
-/// What one session has written another one sees, through another proxy, if it is given the first one's token.
+/// Another session sees one session's writes, through another proxy, if it gets the first one's token.
 #[tokio::test]
 async fn a_token_carries_own_writes_to_another_proxy() {
     let cluster = Cluster::builder().replicas(1).start().await;
@@ -216,7 +216,7 @@ async fn a_token_carries_own_writes_to_another_proxy() {
     assert_eq!(value(&reader, count).await, "0", "the replica does not lag: this proves nothing");
     reader.batch_execute(&format!("SET kingpost.token = '{token}'")).await.unwrap();
     assert_eq!(value(&reader, count).await, "1");
-    // An older one takes nothing back; and in a transaction it is asked for as well.
+    // An older token takes nothing back; and it is honoured in a transaction as well.
     reader.batch_execute("SET kingpost.token = '1:0/1'").await.unwrap();
     assert_eq!(value(&reader, count).await, "1");
     writer.batch_execute("BEGIN").await.unwrap();

@@ -1,4 +1,4 @@
-//! The console database: what operators see and do, through real clients.
+//! The console database: operators' views and commands, through real clients.
 
 use std::collections::HashMap;
 
@@ -7,14 +7,14 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::common::{name, only_kingpost, shared, value};
 
-/// The console of a proxy under `trust`, where everybody is an operator.
+/// Connects to the console of a proxy under `trust`, where every user is an operator.
 pub(crate) async fn console(kingpost: &Kingpost) -> Client {
     let mut config = kingpost.endpoint().config();
     config.user("anybody").dbname("kingpost");
     kingpost.endpoint().connect_as(&config).await
 }
 
-/// Rows by column name.
+/// Returns rows by column name.
 pub(crate) async fn rows(console: &Client, command: &str) -> Vec<HashMap<String, String>> {
     let messages = console.simple_query(command).await.unwrap_or_else(|e| panic!("{command}: {e:?}"));
     let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
@@ -27,7 +27,7 @@ pub(crate) async fn rows(console: &Client, command: &str) -> Vec<HashMap<String,
     messages.iter().filter_map(row).collect()
 }
 
-/// The value of a key in a table of keys and values.
+/// Returns the value of a key in a table of keys and values.
 async fn state(console: &Client, key: &str) -> String {
     let rows = rows(console, "SHOW STATE").await;
     rows.iter().find(|row| row["key"] == key).expect(key)["value"].clone()
@@ -37,7 +37,7 @@ async fn cluster() -> Cluster {
     Cluster::builder().replicas(1).start().await
 }
 
-/// What the workers wait with is said, and is what was asked for or, where the system forbids it, epoll.
+/// The workers' wait mechanism is shown: the requested one or, where the system forbids it, epoll.
 #[tokio::test]
 async fn says_what_workers_wait_with() {
     if only_kingpost() {
@@ -85,21 +85,21 @@ async fn shows_what_there_is() {
     assert!(stats[0]["total_query_count"].parse::<u64>().unwrap() >= 1, "{stats:?}");
     let nodes = rows(&console, "SHOW NODES").await;
     assert_eq!(nodes.iter().map(|row| row["role"].as_str()).collect::<Vec<_>>(), ["primary", "replica"]);
-    // Everything that is offered can be shown.
+    // Everything that SHOW HELP offers can be shown.
     for row in rows(&console, "SHOW HELP").await {
         if row["command"].starts_with("SHOW ") {
             rows(&console, &row["command"]).await;
         }
     }
 
-    // A client that is pinned says why. To listen is none.
+    // A pinned client shows the reason. LISTEN does not pin.
     client.batch_execute("LISTEN news").await.unwrap();
     client.batch_execute("CREATE TEMP TABLE mine (a int)").await.unwrap();
     let pins = rows(&console, "SHOW PINS").await;
     assert!(pins.iter().any(|row| row["reason"] == "temp_table" && row["clients"] == "1"), "{pins:?}");
     assert!(pins.iter().any(|row| row["reason"] == "listen" && row["clients"] == "0"), "{pins:?}");
 
-    // It is no database: nothing else is understood, and parameters are not.
+    // The console is no database: nothing else is understood, parameters included.
     let error = console.simple_query("SELECT 1").await.unwrap_err();
     assert_eq!(sqlstate(&error), "42601");
     let error = console.query("SHOW POOLS", &[]).await.unwrap_err();
@@ -129,14 +129,14 @@ async fn operators_are_accounts_of_their_own() {
         config.user(user).password(password).dbname(database);
         config
     };
-    // Who manages does not read data, and who reads data does not manage.
+    // Operators cannot read data, and application users cannot manage.
     for (user, password, database) in
         [("boss", "master key", DATABASE), (USER, "user's own", "kingpost"), ("boss", "wrong", "kingpost")]
     {
         let error = kingpost.endpoint().try_connect(&login(user, password, database)).await.unwrap_err();
         assert_eq!(sqlstate(&error), "28P01", "{user} at {database}");
     }
-    // Applications have used up every connection: an operator still gets in.
+    // Applications have used up every connection: an operator can still log in.
     let _first = kingpost.endpoint().connect_as(&login(USER, "user's own", DATABASE)).await;
     let _second = kingpost.endpoint().connect_as(&login(USER, "user's own", DATABASE)).await;
     let error = kingpost.endpoint().try_connect(&login(USER, "user's own", DATABASE)).await.unwrap_err();
@@ -149,7 +149,7 @@ async fn operators_are_accounts_of_their_own() {
         let error = watcher.simple_query(command).await.unwrap_err();
         assert_eq!(sqlstate(&error), "42501", "{command}");
     }
-    // A configuration that is wrong is refused, and says so to the one who asked.
+    // A wrong configuration is refused, with a message to the client that sent RELOAD.
     rows(&boss, "RELOAD").await;
     std::fs::write(kingpost.config_path(), "[proxy]\nlisten = 5\n").unwrap();
     let error = boss.simple_query("RELOAD").await.unwrap_err();
@@ -181,7 +181,7 @@ async fn pause_lets_transactions_end_and_holds_clients() {
     within("PAUSE", SOON, logs, pause).await.unwrap().unwrap();
     assert_eq!(rows(&other, "SHOW SERVERS").await.len(), 0);
 
-    // Who comes now waits, without an error, and is served after RESUME.
+    // A new client waits, without an error, and is served after RESUME.
     let waits = tokio::spawn(async move { value(&outside, "SELECT count(*) FROM paused").await });
     wait_until("the client to wait", SOON, logs, async || {
         rows(&other, "SHOW POOLS").await.iter().any(|row| row["cl_waiting"] == "1").then_some(())
@@ -233,8 +233,8 @@ async fn reconnect_replaces_and_wait_close_waits() {
     assert_ne!(value(&client, pid).await, before);
 }
 
-/// A column gets another type past the proxy, in each of two databases; then RECONNECT of one of them. There a text that is prepared anew has the new type at once; who
-/// has it prepared keeps the former, as directly.
+/// A column gets another type past the proxy, in each of two databases; then RECONNECT of one of them. There a newly prepared text has the new type
+/// at once; a session that has it prepared keeps the former one, as directly.
 #[tokio::test]
 async fn reconnect_ends_what_texts_meant() {
     if only_kingpost() {
@@ -307,13 +307,12 @@ async fn shutdown_stops_the_process() {
     let _logs = ShowLogs(cluster.dir());
     let kingpost = Kingpost::of(&cluster).start().await;
     let console = console(&kingpost).await;
-    // The answer may be overtaken by the end.
+    // The answer may be overtaken by the end of the connection.
     let _ = within("SHUTDOWN", SOON, cluster.dir(), console.simple_query("SHUTDOWN")).await;
     assert!(kingpost.process().wait_exit(SOON).await.success());
 }
 
-/// A pause for a program that moves the primary: it ends by itself when that program is gone, and undoes nothing that an operator has
-/// said.
+/// A pause for a program that moves the primary: it ends by itself when that program is gone, and undoes no operator's command.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leased_pause_ends_by_itself() {
     if only_kingpost() {
@@ -325,7 +324,7 @@ async fn a_leased_pause_ends_by_itself() {
     let client = kingpost.connect().await;
     client.batch_execute("CREATE TABLE t (n int)").await.unwrap();
     let console = console(&kingpost).await;
-    // What is under way is waited for.
+    // PAUSE waits for open transactions.
     client.batch_execute("BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
     let (quiet, ()) = tokio::join!(console.batch_execute("PAUSE FOR 60s"), async {
         client.batch_execute("COMMIT").await.unwrap();
@@ -337,12 +336,12 @@ async fn a_leased_pause_ends_by_itself() {
         client.batch_execute("INSERT INTO t VALUES (2)").await.unwrap();
         client
     });
-    // Said again, the time counts from now; nobody says it a third time.
+    // Repeated, the lease starts again; there is no third command.
     console.batch_execute("PAUSE FOR 1s").await.unwrap();
     let client = within("the lease to end", SOON, cluster.dir(), waiting).await.unwrap();
     assert_eq!(state(&console, "pause_lease").await, "");
 
-    // An operator's PAUSE is not ended by a lease, and a lease not begun by it.
+    // A lease does not end an operator's PAUSE, nor does it begin during one.
     console.batch_execute("PAUSE").await.unwrap();
     console.batch_execute("PAUSE FOR 60s").await.unwrap();
     console.batch_execute("RESUME WHEN TIMELINE >= 1").await.unwrap();
@@ -352,7 +351,7 @@ async fn a_leased_pause_ends_by_itself() {
     console.batch_execute("RESUME").await.unwrap();
     assert_eq!((state(&console, "active").await.as_str(), state(&console, "pause_lease").await.as_str()), ("yes", ""));
 
-    // Whoever waits goes on when the proxy has seen the new primary, for which it looks at once and not in ten seconds.
+    // Waiting clients go on once the proxy has seen the new primary, for which it probes at once, not after ten seconds.
     console.batch_execute("PAUSE FOR 60s").await.unwrap();
     let [old, new] = cluster.nodes() else { panic!("two nodes") };
     new.wait_caught_up(old).await;

@@ -1,4 +1,4 @@
-//! What the console has for those who know PgBouncer's: SUSPEND, DISABLE, SET, and the tables about its inside.
+//! Console commands for users of PgBouncer: SUSPEND, DISABLE, SET, and the tables about internals.
 
 use kingpost_tests::{Cluster, DATABASE, Kingpost, ShowLogs, USER, database, sqlstate, within};
 
@@ -51,9 +51,9 @@ async fn suspend_delivers_what_is_under_way_and_holds_the_rest_until_resume() {
     };
     let (answer, ()) = futures_util::future::join(running, suspend).await;
     answer.expect("the statement that was under way");
-    // Nothing is carried out now: neither of who had no server connection, nor inside a transaction, nor of who comes.
+    // Nothing runs now: neither statements of clients without a server connection, nor inside a transaction, nor of new clients.
     let late = kingpost.connect().await;
-    // Not the questions of this test: the backend of the last one may still be there.
+    // Not this test's own queries: the backend of the last one may still be there.
     let count = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%while suspended%' AND query NOT LIKE '%pg_stat_activity%'";
     let held = futures_util::future::join3(
         quiet.simple_query("SELECT 'while suspended'"),
@@ -61,7 +61,7 @@ async fn suspend_delivers_what_is_under_way_and_holds_the_rest_until_resume() {
         late.simple_query("SELECT 'while suspended'"),
     );
     let resume = async {
-        // As long as a statement of the console takes, again and again.
+        // For as long as a statement of the console takes, repeatedly.
         for _ in 0..20 {
             assert_eq!(cluster.primary().query(count).await, "0");
             let state = rows(&console, "SHOW STATE").await;
@@ -76,7 +76,7 @@ async fn suspend_delivers_what_is_under_way_and_holds_the_rest_until_resume() {
     first.expect("a client without a server connection");
     second.expect("a transaction goes on");
     third.expect("a client that came meanwhile");
-    // Server connections were kept, and with them what sessions have there.
+    // Server connections were kept, with their session state.
     assert_eq!(value(&open, "SELECT count(*) FROM mine").await, "2");
     open.batch_execute("COMMIT").await.unwrap();
     let after = cluster
@@ -108,13 +108,13 @@ async fn a_disabled_database_lets_nobody_in_until_it_is_enabled() {
     let refused = kingpost.endpoint().try_connect(&config(&kingpost, USER, "", "one")).await;
     let error = refused.err().unwrap_or_else(|| panic!("a refusal"));
     assert_eq!(sqlstate(&error), "57P03", "{error:?}");
-    // Who is in it stays, and the other database is not touched.
+    // Connected clients stay, and the other database is not affected.
     assert_eq!(value(&inside, "SELECT 1").await, "1");
     assert_eq!(value(&connect(&kingpost, USER, "", "two").await, "SELECT 2").await, "2");
     let databases = rows(&console, "SHOW DATABASES").await;
     let disabled = |name: &str| databases.iter().find(|row| row["name"] == name).expect(name)["disabled"].clone();
     assert_eq!((disabled("one"), disabled("two")), ("1".into(), "0".into()));
-    // RESUME is about something else.
+    // RESUME does not undo DISABLE.
     console.simple_query("RESUME").await.expect("RESUME");
     assert!(kingpost.endpoint().try_connect(&config(&kingpost, USER, "", "one")).await.is_err());
     console.simple_query("ENABLE one").await.expect("ENABLE");
@@ -143,7 +143,7 @@ async fn set_changes_a_setting_until_the_file_is_read_again() {
     // It is in force.
     let error = kingpost.connect().await.simple_query("SELECT pg_sleep(600)").await.unwrap_err();
     assert_eq!(sqlstate(&error), "57014", "{error:?}");
-    // What is refused says why, and changes nothing.
+    // A refusal gives the reason, and changes nothing.
     for (command, expected) in [
         ("SET nonsense = 1", "no setting is called"),
         ("SET proxy.listen = '127.0.0.1:1'", "can't be changed while"),

@@ -102,7 +102,7 @@ async fn copy_that_fails_leaves_nothing_and_the_connection_usable() {
     }
     assert_eq!(value(&client, &format!("SELECT count(*) FROM {table}")).await, "0");
     {
-        // The server finds a fault while more data is on its way.
+        // The server finds an error while more data is on its way.
         let sink = client.copy_in(&copy).await.unwrap();
         pin_mut!(sink);
         for _ in 0..200 {

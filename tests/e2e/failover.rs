@@ -1,4 +1,4 @@
-//! The primary dies and a replica is promoted, under load: what each client was told is held against what is there.
+//! The primary dies and a replica is promoted, under load: the answers to each client are compared with the rows that are there.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -13,16 +13,16 @@ use crate::common::{only_kingpost, simple, value};
 use crate::ways::{Front, Ground, Way};
 
 const WRITERS: usize = 12;
-/// The codes that say that it may have been done: transaction_resolution_unknown for a COMMIT,
-/// statement_completion_unknown for a statement that is a transaction of its own. Every other code says that it was not.
+/// Codes of an unknown outcome: transaction_resolution_unknown for a COMMIT, statement_completion_unknown for a statement that is a transaction of
+/// its own. With every other code nothing was done.
 const UNKNOWN: [&str; 2] = ["08007", "40003"];
 
-/// What a writer was told about one id.
+/// Outcome of one id, as its writer was told.
 #[derive(Debug, Clone, PartialEq)]
 enum Outcome {
-    /// Done, on this node; `lsn` is a position of its log shortly before the commit.
+    /// Done on this node; `lsn` is a position of its log shortly before the commit.
     Acknowledged { node: String, lsn: u64 },
-    /// Perhaps done.
+    /// Possibly done.
     Unknown,
     /// Certainly not done.
     NotDone(String),
@@ -30,7 +30,7 @@ enum Outcome {
 
 #[derive(Default)]
 struct History {
-    /// By id; an id is a writer's number and its turn, so that a writer's ids are in the order of its attempts.
+    /// Outcomes by id; an id is a writer's number and its turn, so that a writer's ids are in the order of its attempts.
     outcomes: Mutex<HashMap<i64, Outcome>>,
     stop: AtomicBool,
 }
@@ -59,7 +59,7 @@ fn acknowledged(messages: &[SimpleQueryMessage]) -> Outcome {
     Outcome::Acknowledged { node: row.get(1).unwrap().into(), lsn: lsn(row.get(0).unwrap()) }
 }
 
-/// What an error of a statement that commits says.
+/// Returns the outcome that an error of a committing statement means.
 fn refused(error: &Error) -> Outcome {
     match sqlstate(error) {
         code if UNKNOWN.contains(&code) => Outcome::Unknown,
@@ -86,7 +86,7 @@ async fn write(client: &Client, id: i64, way: usize) -> Outcome {
             let outcome = match work.await {
                 Ok(messages) => acknowledged(&messages),
                 Err(error) => {
-                    // Before COMMIT was sent nothing can have been done, whatever the code.
+                    // Before COMMIT was sent nothing can have been done, with any code.
                     assert_ne!(sqlstate(&error), "", "a lost connection: {error:?}");
                     client.batch_execute("ROLLBACK").await.expect("ROLLBACK after an error");
                     return Outcome::NotDone(sqlstate(&error).into());
@@ -94,7 +94,7 @@ async fn write(client: &Client, id: i64, way: usize) -> Outcome {
             };
             match client.simple_query("COMMIT").await {
                 Ok(messages) => {
-                    // COMMIT of a failed transaction says ROLLBACK, which the driver does not tell; the rows will.
+                    // COMMIT of a failed transaction answers ROLLBACK, which the driver does not report; the rows will show it.
                     assert!(!messages.is_empty());
                     outcome
                 }
@@ -107,7 +107,7 @@ async fn write(client: &Client, id: i64, way: usize) -> Outcome {
 impl History {
     async fn run(&self, front: &Front) {
         let writer = |n: usize| async move {
-            // Once, for all that happens.
+            // One client for the whole run.
             let client = front.connect().await;
             for turn in 0.. {
                 if self.stop.load(Ordering::Relaxed) {
@@ -116,7 +116,7 @@ impl History {
                 let id = id(n, turn);
                 let outcome = write(&client, id, (n + turn) % 3).await;
                 assert!(!client.is_closed(), "writer {n} was thrown out");
-                // The new primary's writes must be read back by their writer; the old one's may be gone with it.
+                // Writes on the new primary must be read back by their writer; those on the old one may be gone with it.
                 if matches!(&outcome, Outcome::Acknowledged { node, .. } if node != "n0") {
                     let found = value(&client, &format!("SELECT count(*) FROM ledger WHERE id = {id}")).await;
                     assert_eq!(found, "1", "writer {n} misses its own write {id}");
@@ -142,7 +142,7 @@ impl History {
         cluster.wait_for(&what, Duration::from_secs(60), reached).await;
     }
 
-    /// Holds what was told against the rows of the new primary, whose timeline began at `switched`.
+    /// Compares the outcomes with the rows of the new primary, whose timeline began at `switched`.
     fn check(&self, rows: &HashMap<i64, usize>, switched: u64) -> String {
         let outcomes = self.outcomes.lock().unwrap();
         let (mut lost, mut unknown, mut unknown_done, mut refused) = (0, 0, 0, HashMap::<&str, usize>::new());
@@ -165,8 +165,8 @@ impl History {
                 Outcome::Acknowledged { node, .. } => {
                     assert_eq!(node, "n0", "{id} was acknowledged by the new primary and is not there");
                     lost += 1;
-                    // Its commit lies before the position that its writer's next write saw: had the replica received
-                    // that much, the row would have to be there.
+                    // Its commit lies before the position that its writer's next write saw: if the replica had received that much, it would have the
+                    // row.
                     if let Some(Outcome::Acknowledged { node, lsn }) = outcomes.get(&(id + 1)) {
                         assert!(
                             node != "n0" || *lsn > switched,
@@ -191,7 +191,7 @@ async fn ledger(client: &Client) -> HashMap<i64, usize> {
 
 async fn ground_with_ledger(way: Way) -> Ground {
     let ground = Ground::start(way, &[("log_connections", "on")]).await;
-    // No key: what is done twice must show.
+    // No key, so that duplicates show.
     let sql = "CREATE TABLE ledger (id bigint); CREATE INDEX ON ledger (id); GRANT ALL ON ledger TO alice";
     ground.cluster.primary().execute(sql).await;
     ground.cluster.wait_caught_up().await;
@@ -229,8 +229,8 @@ async fn failover(way: Way) {
         other.follow(new).await;
         history.acknowledged_by(cluster, "n1", 20).await;
 
-        // The old one comes back and takes itself for the primary. The proxy must have seen it before this means anything:
-        // its probes use the database postgres, which nobody else does.
+        // The old primary comes back and still believes that it is the primary. The proxy must have seen it before the test means anything: its
+        // probes use the database postgres, which nobody else does.
         let seen = |log: &str| log.matches("database=postgres").count();
         let before = seen(&old.log());
         old.start().await;
@@ -239,7 +239,7 @@ async fn failover(way: Way) {
         history.acknowledged_by(cluster, "n1", 60).await;
         assert_eq!(old.query("SELECT count(*) FROM ledger").await, rows_of_old, "the stale primary got a write");
 
-        // Rewound, it serves again, as a replica.
+        // After a rewind it serves again, as a replica.
         old.stop().await;
         old.rejoin(new).await;
         history.acknowledged_by(cluster, "n1", 80).await;
@@ -247,7 +247,7 @@ async fn failover(way: Way) {
     };
     within("writers and a failover", Duration::from_secs(240), cluster.dir(), join(history.run(&front), steps)).await;
     let admin = new.admin().await;
-    // The history file of the new timeline says where it left the old one.
+    // The history file of the new timeline has the switch point.
     let switched =
         value(&admin, "SELECT (regexp_match(pg_read_file('pg_wal/00000002.history'), '1\\s+(\\S+)'))[1]").await;
     let rows = ledger(&admin).await;
@@ -263,7 +263,7 @@ async fn writes_wait_while_there_is_no_primary() {
     let _logs = ShowLogs(cluster.dir());
     let kingpost = Kingpost::of(&cluster).start().await;
     let (writer, reader) = (kingpost.connect().await, kingpost.connect().await);
-    // This one's server connection is idle when the primary dies; the other has none yet.
+    // This client's server connection is idle when the primary dies; the other has none yet.
     writer.batch_execute("INSERT INTO ledger VALUES (1)").await.unwrap();
     let fresh = kingpost.connect().await;
     cluster.wait_caught_up().await;
@@ -279,7 +279,7 @@ async fn writes_wait_while_there_is_no_primary() {
         fresh.execute("INSERT INTO ledger VALUES (3)", &[]),
     );
     let both = within("writes without a primary", Duration::from_secs(60), cluster.dir(), join(writes, steps)).await;
-    // What was given to a connection that nobody knew to be dead may be of unknown outcome, but is not lost in silence.
+    // A statement given to a dead connection, not yet known as dead, may have an unknown outcome, but is not lost silently.
     let ((one, two), ()) = both;
     for outcome in [one.map(|()| 1), two] {
         if let Err(error) = outcome {
@@ -350,6 +350,6 @@ async fn restarts(way: Way) {
     };
     within("writers and restarts", Duration::from_secs(120), cluster.dir(), join(history.run(&front), steps)).await;
     let rows = ledger(&cluster.primary().admin().await).await;
-    // Nothing may be lost: the position of the switch is the end of all.
+    // Nothing may be lost: the switch point is the end of the log.
     eprintln!("{}", history.check(&rows, u64::MAX));
 }

@@ -1,4 +1,4 @@
-//! Two runs of `kingpost failover` that meet. Each of the three was found by the model of failovers; here are the real ones.
+//! Two concurrent runs of `kingpost failover`. The model of failovers found each of these three cases; here the real programs run.
 
 use std::time::Duration;
 
@@ -7,18 +7,18 @@ use kingpost_tests::{Cut, Link, SOON, ShowLogs, wait_until};
 use crate::common::only_kingpost;
 use crate::fleet::Fleet;
 
-/// What a run that was started has said so far.
+/// Returns the output so far of a started run.
 fn said(log: &std::path::Path) -> String {
     std::fs::read_to_string(log).unwrap_or_default()
 }
 
-/// The term in which relays were fenced.
+/// Returns the term in which relays were fenced.
 fn term(text: &str) -> u64 {
     let after = text.split("in term ").nth(1).unwrap_or_else(|| panic!("no term in {text}"));
     after.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
 }
 
-/// With 2 acknowledgements of 2 relays one fence stops all commits. Two runs, each with a relay of its own, would each have enough.
+/// With 2 acknowledgements of 2 relays one fence stops all commits. Two runs, each with one relay, would each have enough.
 #[tokio::test(flavor = "multi_thread")]
 async fn half_of_the_relays_are_not_enough_for_a_failover() {
     if only_kingpost() {
@@ -28,7 +28,7 @@ async fn half_of_the_relays_are_not_enough_for_a_failover() {
     let cluster = &fleet.cluster;
     let _logs = ShowLogs(cluster.dir());
     let (n0, n1) = (cluster.primary(), cluster.replica(0));
-    // The standby receives from the first one, which stays.
+    // The standby receives from the first relay, which stays.
     fleet.relays[1].kill9().await;
     n0.kill9().await;
     let text = fleet.failover().set("failover.acknowledgements", 2).fail(&["failover"]).await;
@@ -37,8 +37,8 @@ async fn half_of_the_relays_are_not_enough_for_a_failover() {
     assert_eq!(n1.query("SELECT pg_is_in_recovery()").await, "t");
 }
 
-/// A run has elected n1 and is about to promote it. Another one fences the relay that knows; then neither the relay nor n1 answers it any more. It must not
-/// forget what the relay said when it was fenced.
+/// A run has elected n1 and is about to promote it. Another one fences the relay that knows of it; then neither the relay nor n1 answers any more.
+/// The second run must not forget the relay's answer to the fence.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_election_that_a_fenced_relay_told_of_is_not_overlooked() {
     if only_kingpost() {
@@ -62,7 +62,7 @@ async fn an_election_that_a_fenced_relay_told_of_is_not_overlooked() {
     relay.process().signal(libc::SIGSTOP);
     n1.sigstop();
     second.signal(libc::SIGCONT);
-    // It ends, or elects another one as soon as the relay answers again.
+    // It ends, or elects another node as soon as the relay answers again.
     let refused = async || said(&second_log).contains("was elected in term").then_some(());
     let found = tokio::time::timeout(Duration::from_secs(15), wait_until("it to say so", SOON, cluster.dir(), refused));
     let found = found.await;
@@ -71,7 +71,7 @@ async fn an_election_that_a_fenced_relay_told_of_is_not_overlooked() {
     assert!(found.is_ok(), "{}", said(&second_log));
     assert!(!second.wait_exit(SOON).await.success());
     assert_eq!(n2.query("SELECT pg_is_in_recovery()").await, "t", "{}", said(&second_log));
-    // The first one finds that it was overtaken, and the next one goes on with what was elected.
+    // The first run finds that it was overtaken, and the next one goes on with the elected node.
     first.signal(libc::SIGCONT);
     first.wait_exit(SOON).await;
     let text = fleet.failover().succeed(&["failover"]).await;
@@ -79,8 +79,8 @@ async fn an_election_that_a_fenced_relay_told_of_is_not_overlooked() {
     assert_eq!(n2.query("SELECT pg_is_in_recovery()").await, "t");
 }
 
-/// A relay that is fenced by one run loses its directory, learns from another relay, which has promised nothing yet, and is fenced by another run. If both terms
-/// were the same number, the relay would seem to stand by both.
+/// A relay that is fenced by one run loses its directory, learns from another relay, which has promised nothing yet, and is fenced by another run.
+/// With equal terms the relay would seem to support both.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_runs_never_have_one_term() {
     if only_kingpost() {
@@ -96,7 +96,7 @@ async fn two_runs_never_have_one_term() {
         relay.knows(&all);
         relay.start().await;
     }
-    // A way to the second relay on which an answer takes so long that it can be cut before its fence gets there.
+    // A slow path to the second relay, which can be cut before its fence arrives.
     let link = Cut::to(fleet.relays[1].port());
     link.set(Link::Slow(Duration::from_millis(80)));
     let mut relays = Vec::new();

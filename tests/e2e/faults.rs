@@ -12,7 +12,7 @@ use crate::ways::{Front, Ground, Way};
 
 const CLIENTS: usize = 12;
 
-/// Clients that read until told to stop; what went wrong is kept.
+/// Clients that read until told to stop; errors are kept.
 #[derive(Default)]
 struct Readers {
     reads: AtomicUsize,
@@ -21,7 +21,7 @@ struct Readers {
 }
 
 impl Readers {
-    /// Each client stays on its first connection, and each read must be answered within `patience`.
+    /// Runs the clients: each stays on its first connection, and each read must be answered within `patience`.
     async fn run(&self, front: &Front, patience: Duration) {
         let reader = |n: usize| async move {
             let client = front.connect().await;
@@ -126,7 +126,7 @@ async fn killed_replicas(way: Way) {
             readers.more(cluster, "after the restart", 300).await;
             wait_reads(cluster, &front, 1 + round % 2).await;
         }
-        // Both at once: the primary is left.
+        // Both at once: only the primary is left.
         cluster.replica(0).kill9().await;
         cluster.replica(1).kill9().await;
         readers.more(cluster, "without replicas", 300).await;
@@ -203,7 +203,7 @@ async fn frozen_replicas(way: Way) {
     let steps = async {
         readers.more(cluster, "before the freeze", 300).await;
         cluster.replica(0).sigstop();
-        // Enough that every client has gone on; whoever waits on the frozen server for good makes its reader panic.
+        // Enough for every client to have gone on; a client that waits for the frozen server for good makes its reader panic.
         readers.more(cluster, "with a frozen replica", 2000).await;
         cluster.replica(0).sigcont();
         readers.more(cluster, "after the thaw", 300).await;
@@ -255,7 +255,7 @@ async fn all_servers_gone(way: Way) {
     };
     let all = join(readers.run(&front, Duration::from_secs(60)), steps);
     within("readers and kills", Duration::from_secs(180), cluster.dir(), all).await;
-    // What was in flight waits for a server and is sent again; what had given a part of its answer is told.
+    // Statements in flight wait for a server and are sent again; one with a part of its answer delivered fails.
     let errors = readers.errors();
     assert!(errors.len() <= 2 * CLIENTS, "{} errors: {errors:#?}", errors.len());
     front.check_way().await;
@@ -275,7 +275,7 @@ async fn a_replica_that_lags_beyond_the_limit_gets_no_reads() {
     wait_reads(cluster, &front, 1).await;
     cluster.replica(0).pause_replay().await;
     let client = front.connect().await;
-    // The lag shows only while something is written.
+    // The lag shows only while there are writes.
     cluster
         .wait("the lagging replica to get no reads", async || {
             cluster.primary().execute("CREATE TABLE IF NOT EXISTS t (n int); INSERT INTO t VALUES (1)").await;

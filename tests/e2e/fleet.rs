@@ -1,5 +1,4 @@
-//! A cluster with relays, as an operator has it, and clients whose history is checked: what each insert was told, and what is
-//! there in the end.
+//! A cluster with relays, as an operator runs it, and clients with a checked history: the answer to each insert, and the rows in the end.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,23 +10,22 @@ use kingpost_tests::{Cluster, Endpoint, Failover, Kingpost, Node, Relay, SOON, w
 use tokio::sync::Mutex;
 use tokio_postgres::Client;
 
-/// A primary with standbys that stream from relays. Every server has the table `acked (n bigint)`, without a key: what is done
-/// twice must show.
+/// A primary with standbys that stream from relays. Every server has the table `acked (n bigint)`, without a key, so that duplicates show.
 pub(crate) struct Fleet {
     pub(crate) cluster: Cluster,
     pub(crate) relays: Vec<Relay>,
 }
 
-/// A fleet in the making.
+/// A description of a fleet.
 pub(crate) struct FleetBuilder {
     replicas: usize,
     relays: usize,
-    /// How many relays a commit waits for; 0: for none.
+    /// Number of relays that a commit waits for; 0 for none.
     acknowledgements: usize,
-    /// The relays' configurations say whom to follow; else they follow whichever node is the primary.
+    /// True if the relays' configurations name the upstream; else they follow the current primary.
     named: bool,
     settings: Vec<(&'static str, &'static str)>,
-    /// How long a relay takes silence of its upstream for a pause.
+    /// Silence of its upstream that a relay tolerates.
     patience: &'static str,
 }
 
@@ -52,7 +50,7 @@ impl FleetBuilder {
         self
     }
 
-    /// A setting of every server.
+    /// Adds a setting of every server.
     pub(crate) fn setting(mut self, name: &'static str, value: &'static str) -> FleetBuilder {
         self.settings.push((name, value));
         self
@@ -81,7 +79,7 @@ impl FleetBuilder {
             relay.start().await;
             relays.push(relay);
         }
-        // Standbys take turns over the relays.
+        // Standbys are spread over the relays in turn.
         for (replica, relay) in cluster.replicas().iter().zip(relays.iter().cycle()) {
             replica.follow_port(relay.port());
         }
@@ -105,7 +103,7 @@ impl FleetBuilder {
 }
 
 impl Fleet {
-    /// A primary, two standbys and one relay that follows the primary; commits wait for nobody.
+    /// Starts the description of a primary, two standbys and one relay that follows the primary; commits wait for nobody.
     pub(crate) fn builder() -> FleetBuilder {
         FleetBuilder {
             replicas: 2,
@@ -121,7 +119,7 @@ impl Fleet {
         Failover::of(&self.cluster, &self.relays.iter().collect::<Vec<_>>())
     }
 
-    /// A proxy that looks at its servers as often as one with the default configuration does.
+    /// Starts a proxy that probes its servers at the default interval.
     pub(crate) async fn proxy(&self) -> Kingpost {
         let builder =
             Kingpost::of(&self.cluster).set("cluster.probe_interval", "1s").set("cluster.probe_timeout", "2s");
@@ -129,14 +127,14 @@ impl Fleet {
     }
 }
 
-/// How a client of the history behaves.
+/// Behaviour of a client of the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Each insert is a transaction of its own.
     Autocommit,
-    /// As drivers do for a session that is to write: it has said READ WRITE once.
+    /// As drivers do for a session that writes: READ WRITE was set once.
     ReadWrite,
-    /// Says READ WRITE, waits for no standby, and connects again at once to the same address whatever happens to it.
+    /// Sets READ WRITE, waits for no standby, and reconnects at once to the same address after any error.
     Stubborn,
 }
 
@@ -152,7 +150,7 @@ impl Kind {
 
 /// Clients that insert numbers, each number once.
 pub(crate) struct History {
-    /// Directory of the logs that explain a failure.
+    /// Directory of the logs shown at a failure.
     logs: PathBuf,
     next: Arc<AtomicU64>,
     acked: Arc<Mutex<BTreeSet<i64>>>,
@@ -167,7 +165,7 @@ impl History {
         History { logs: logs.into(), next, acked, errors, stop, tasks: Vec::new() }
     }
 
-    /// Adds clients that connect there.
+    /// Adds clients that connect to `endpoint`.
     pub(crate) async fn add(&mut self, endpoint: &Endpoint, kind: Kind, count: usize) {
         for _ in 0..count {
             let mut client = Some(open(endpoint, kind).await.expect("a first connection"));
@@ -179,7 +177,7 @@ impl History {
                     let Some(connected) = &client else {
                         client = open(&endpoint, kind).await;
                         if client.is_none() {
-                            // A server that refuses is asked again soon, and not all the time.
+                            // A server that refuses is tried again soon, but not in a busy loop.
                             tokio::time::sleep(Duration::from_millis(5)).await;
                         }
                         continue;
@@ -200,15 +198,15 @@ impl History {
         }
     }
 
-    /// Waits until so many more inserts were acknowledged.
+    /// Waits until this many more inserts were acknowledged.
     pub(crate) async fn more(&self, count: usize) {
         let target = self.acked.lock().await.len() + count;
         let reached = async || (self.acked.lock().await.len() >= target).then_some(());
         wait_until("more acknowledged commits", SOON, &self.logs, reached).await;
     }
 
-    /// Ends the clients. What was acknowledged is there, as `client` sees it, and nothing is there twice. Gives the errors of all
-    /// clients but the stubborn ones.
+    /// Ends the clients. Checks that all acknowledged rows are there, as `client` sees them, and none twice. Returns the errors of all clients but
+    /// the stubborn ones.
     pub(crate) async fn check(self, client: &Client) -> Vec<String> {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {

@@ -1,5 +1,4 @@
-//! The commit gate: an answer to a commit comes when a relay has it, in whatever way it was committed; and what was answered
-//! outlives the primary.
+//! The commit gate: a commit of any kind is answered once a relay has it; and answered commits survive the primary.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -46,7 +45,7 @@ impl Gated {
         Gated { cluster, relay, cut }
     }
 
-    /// A proxy that waits for the relay.
+    /// Makes a proxy that waits for the relay.
     fn proxy(&self) -> KingpostBuilder<'_> {
         let relay = [("name", "r1".to_owned()), ("address", format!("127.0.0.1:{}", self.relay.port()))];
         let relay: Table = relay.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect();
@@ -54,17 +53,17 @@ impl Gated {
         proxy.set("proxy.gate.commit_durability", "relay").set("proxy.gate.degraded_after", "1h")
     }
 
-    /// From now on nothing reaches the relay.
+    /// Cuts the relay off.
     fn separate(&self) {
         self.cut.set(Link::BlackHole);
     }
 
-    /// Waits until the relay, whose link was cut, has flushed all that it received, and `kingpost` knows that nothing more comes: a slow
-    /// flush lets a commit be acknowledged long after the cut.
+    /// Waits until the relay, whose link was cut, has flushed everything received, and `kingpost` knows that nothing more comes: with a slow flush a
+    /// commit may be acknowledged long after the cut.
     async fn relay_has_ended(&self, kingpost: &Kingpost) {
         let console = console(kingpost).await;
         let ended = async || {
-            // The relay says so behind all that it has confirmed, and says what it confirms by the same connection.
+            // The relay reports this behind all its confirmations, on the same connection.
             let confirms = rows(&console, "SHOW RELAYS").await[0]["confirms"] == "yes";
             let (flushed, written) = (self.relay.position("flushed").await, self.relay.position("written").await);
             (!confirms && flushed == written).then_some(())
@@ -82,7 +81,7 @@ const WAYS: i64 = 12;
 /// The row of a commit that a relay surely does not have.
 const LATE: i64 = -1;
 
-/// Inserts a row in one of the ways there are.
+/// Inserts a row in one of several ways.
 async fn insert(client: &Client, n: i64) -> Result<(), tokio_postgres::Error> {
     let insert = format!("INSERT INTO t VALUES ({n})");
     match n % WAYS {
@@ -96,8 +95,8 @@ async fn insert(client: &Client, n: i64) -> Result<(), tokio_postgres::Error> {
         }
         4 => client.query("SELECT put($1)", &[&n]).await.map(drop),
         5 => {
-            // Kept until the answer: the driver would send the statement's Close right behind the COPY, the proxy would hold back the answer to the Close
-            // like that to a commit, and the driver would lose an error that comes in its place.
+            // Kept until the answer: the driver would send the statement's Close right behind the COPY, the proxy would hold back the answer to the
+            // Close like that to a commit, and the driver would lose an error that comes in its place.
             let copy = client.prepare("COPY t FROM STDIN").await?;
             let sink = client.copy_in(&copy).await?;
             futures_util::pin_mut!(sink);
@@ -108,7 +107,7 @@ async fn insert(client: &Client, n: i64) -> Result<(), tokio_postgres::Error> {
         7 => client.batch_execute(&format!("CALL call_put({n})")).await,
         8 => client.batch_execute(&format!("DO $$ BEGIN PERFORM put({n}); END $$")).await,
         9 => {
-            // As far as the server is concerned it may be lost; for the gate it is a commit like any other.
+            // The server may lose it; for the gate it is a commit like any other.
             client.batch_execute("SET synchronous_commit = off").await?;
             client.batch_execute(&insert).await
         }
@@ -120,8 +119,8 @@ async fn insert(client: &Client, n: i64) -> Result<(), tokio_postgres::Error> {
     }
 }
 
-/// What a transaction that is still open has written lies in the last page of the log, which PostgreSQL's WAL writer leaves there until somebody commits.
-/// Whoever waits for all that is there, because its session may not wait for its own flush, must not wait for that.
+/// WAL of an open transaction lies in the last page of the log, which PostgreSQL's WAL writer leaves there until somebody commits. A session that
+/// waits for all written WAL, because it may not wait for its own flush, must not wait for that page.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_waits_for_everything_does_not_wait_for_an_open_transaction() {
     if only_kingpost() {
@@ -131,7 +130,7 @@ async fn who_waits_for_everything_does_not_wait_for_an_open_transaction() {
     let dir = gated.cluster.dir();
     let _logs = ShowLogs(dir);
     let kingpost = gated.proxy().start().await;
-    // Every 15 s the background writer has everything flushed: not while this runs.
+    // Every 15 s the background writer flushes everything: not while this runs.
     let admin = gated.cluster.primary().admin().await;
     let writer = value(&admin, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'").await;
     let writer = writer.parse().unwrap();
@@ -155,7 +154,7 @@ async fn an_answer_waits_for_the_relay_however_it_was_committed() {
     }
     let gated = Gated::start().await;
     let _logs = ShowLogs(gated.cluster.dir());
-    // One server connection: who waits does not hold it.
+    // One server connection: a waiting client does not hold it.
     let kingpost = gated.proxy().set("proxy.pool.size", 1).start().await;
     let clients: Vec<Client> = join_all((0..WAYS).map(|_| kingpost.connect())).await;
     for (n, client) in clients.iter().enumerate() {
@@ -169,12 +168,12 @@ async fn an_answer_waits_for_the_relay_however_it_was_committed() {
     let cancel: Vec<_> = clients.iter().map(Client::cancel_token).collect();
     let waiting: Vec<_> =
         (WAYS..).zip(clients).map(|(n, client)| tokio::spawn(async move { insert(&client, n).await })).collect();
-    // All but the one that waits for its PREPARE TRANSACTION, and has not come to COMMIT PREPARED.
+    // All but the one that waits for its PREPARE TRANSACTION, and has not reached COMMIT PREPARED.
     let expected = (2 * WAYS - 1).to_string();
     gated.cluster.wait("the commits on the primary", async || (gated.rows().await == expected).then_some(())).await;
     let prepared = "SELECT count(*) FROM pg_prepared_xacts";
     gated.cluster.primary().wait_value(prepared, "1").await;
-    // A cancel releases nothing; nor do others' reads and failures, which go through the same worker and connection.
+    // A cancel releases nothing; nor do other clients' reads and failures on the same worker and connection.
     for token in cancel {
         token.cancel_query(NoTls).await.unwrap();
     }
@@ -193,7 +192,7 @@ async fn an_answer_waits_for_the_relay_however_it_was_committed() {
         (held >= WAYS as f64).then_some(held)
     });
     assert_eq!(held.await, WAYS as f64);
-    // An operator sees the same, and what they wait for.
+    // An operator sees the same clients, and the reason of their wait.
     let console = console(&kingpost).await;
     let gates = rows(&console, "SHOW GATE").await;
     assert_eq!(gates.len(), 1, "{gates:?}");
@@ -221,7 +220,7 @@ async fn without_relays_nothing_is_acknowledged_unless_that_was_chosen() {
     let mut gated = Gated::start().await;
     gated.relay.stop().await;
     let _logs = ShowLogs(gated.cluster.dir());
-    // Too long: the outcome is unknown.
+    // Past the time limit: the outcome is unknown.
     let kingpost = gated.proxy().set("proxy.gate.timeout", "500ms").start().await;
     let client = kingpost.connect().await;
     let error = within("the time-out", SOON, gated.cluster.dir(), insert(&client, 0)).await.unwrap_err();
@@ -243,12 +242,12 @@ async fn without_relays_nothing_is_acknowledged_unless_that_was_chosen() {
     let degraded = async || (kingpost.metrics().await.sum("kingpost_gate_degraded", &[]) > 0.0).then_some(());
     gated.cluster.wait("the metric to say so", degraded).await;
 
-    // Or they are acknowledged.
+    // With `local` they are acknowledged.
     kingpost.reload("proxy.gate.on_degraded", "local");
     gated.cluster.wait("a degraded commit", async || insert(&client, 2).await.ok()).await;
     assert!(kingpost.metrics().await.sum("kingpost_gate_degraded_commits_total", &[]) >= 1.0);
 
-    // And with a relay again as before.
+    // With a relay again, as before.
     gated.relay.start().await;
     gated
         .cluster
@@ -292,7 +291,7 @@ async fn what_was_answered_outlives_the_primary() {
     outlives("commit").await;
 }
 
-/// The servers' own commits wait for nothing; nor would anybody else flush them in time.
+/// The servers' own commits wait for nothing, and nobody else flushes them in time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_question_flushed_for_all_outlives_the_primary() {
     outlives("batch").await;
@@ -302,7 +301,7 @@ async fn outlives(flush: &str) {
     if only_kingpost() {
         return;
     }
-    // What nobody asks to be flushed is not.
+    // Without the proxy's request nothing is flushed.
     let gated = Gated::of(Cluster::builder().replicas(1).setting("wal_writer_delay", "10s")).await;
     let _logs = ShowLogs(gated.cluster.dir());
     let (primary, heir) = (gated.cluster.primary(), gated.cluster.replica(0));
@@ -343,11 +342,11 @@ async fn outlives(flush: &str) {
     }
     let acked = async || told.lock().await.iter().filter(|(_, result)| result.is_ok()).count();
     gated.cluster.wait("acknowledged commits", async || (acked().await >= 500).then_some(())).await;
-    // Not silent but cut: what a silent link holds back may still arrive.
+    // Cut, not silent: data held back by a silent link may still arrive.
     gated.cut.set(Link::Cut);
     gated.relay_has_ended(&kingpost).await;
-    // The relay's last flush may have been slow, and all 64 may have waited for it: they hear now that their commits are durable, and end. One more
-    // commit is surely not on the relay.
+    // The relay's last flush may have been slow, and all 64 may have waited for it: they are told now that their commits are durable, and end. One
+    // more commit is surely not on the relay.
     over.store(true, Ordering::Relaxed);
     let (late, told_late) = (kingpost.connect().await, Arc::clone(&told));
     running.spawn(async move {
@@ -367,7 +366,7 @@ async fn outlives(flush: &str) {
         (now.is_some() && std::mem::replace(&mut before, now) == now).then_some(())
     };
     gated.cluster.wait("each writer to have ended or to be held", rest_is_held).await;
-    // What nobody but the primary has was not acknowledged.
+    // A commit that only the primary has was not acknowledged.
     assert_eq!(primary.query(&format!("SELECT count(*) FROM t WHERE n = {LATE}")).await, "1");
     primary.kill9().await;
     Failover::of(&gated.cluster, &[&gated.relay]).succeed(&["failover"]).await;
@@ -381,7 +380,7 @@ async fn outlives(flush: &str) {
     let lost: Vec<_> = acked.difference(&held).collect();
     assert!(lost.is_empty(), "{} of {} acknowledged commits are lost: {lost:?}", lost.len(), acked.len());
     assert!(!held.contains(&LATE), "nothing was lost with the primary: this test cannot fail");
-    // Who was held when the primary went is told that nobody knows.
+    // Clients held when the primary died are told that the outcome is unknown.
     let errors = || told.iter().filter_map(|(n, result)| Some((n, result.as_ref().err()?)));
     let codes: BTreeSet<&str> = errors().map(|(_, error)| sqlstate(error)).collect();
     assert_eq!(codes, BTreeSet::from(["08007"]), "who did not end was held");
@@ -392,7 +391,7 @@ async fn outlives(flush: &str) {
     assert_eq!(heir.query("SELECT count(*) FROM t WHERE n = 1000000").await, "1");
 }
 
-/// A client by hand that listens on `news` and is told of it.
+/// Makes a raw client that listens on `news`, and waits for the confirmation.
 async fn listener(kingpost: &Kingpost, database: &str) -> Raw {
     let mut raw = Raw::connect(kingpost.port()).await;
     let parameters = [("user", kingpost_tests::USER), ("database", database)];
@@ -403,7 +402,7 @@ async fn listener(kingpost: &Kingpost, database: &str) -> Raw {
     raw
 }
 
-/// A notification tells of a commit: nobody hears it before the relay has the commit, by whichever connection it comes.
+/// A notification reveals a commit: nobody gets it before the relay has the commit, by any connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_notification_waits_for_the_relay_as_the_commit_does() {
     if only_kingpost() {
@@ -417,7 +416,7 @@ async fn a_notification_waits_for_the_relay_as_the_commit_does() {
     let builder = builder.add("proxy.databases", database("held", "pool_mode", "session"));
     let builder = builder.add("proxy.databases", database("local", "commit_durability", "local"));
     let kingpost = builder.start().await;
-    // By the pool's shared connection, by a connection of its own, and where nothing is held back.
+    // By the pool's shared connection, by a connection of its own, and by a pool without a gate.
     let mut shared = listener(&kingpost, kingpost_tests::DATABASE).await;
     let mut own = listener(&kingpost, "held").await;
     let mut local = listener(&kingpost, "local").await;
@@ -432,12 +431,12 @@ async fn a_notification_waits_for_the_relay_as_the_commit_does() {
     let waiting = tokio::spawn(async move {
         writer.batch_execute("BEGIN; INSERT INTO t VALUES (1); SELECT pg_notify('news', 'two'); COMMIT").await
     });
-    // The pool that holds nothing back is told: so PostgreSQL has sent it to the others, too.
+    // The pool without a gate gets it: so PostgreSQL has sent it to the others, too.
     let heard = within("a notification where nothing is held", SOON, gated.cluster.dir(), local.next()).await.unwrap();
     assert_eq!(heard.kind, b'A', "{heard:?}");
     let told = async || (kingpost.metrics().await.sum("kingpost_notifications_told_total", &[]) >= 4.0).then_some(());
     gated.cluster.wait("the proxy to have it for all who share a connection", told).await;
-    // A whole statement of somebody else's goes through each worker in between.
+    // In between, each worker passes a whole statement of another client.
     for _ in 0..20 {
         assert_eq!(value(&kingpost.connect().await, "SELECT 7").await, "7");
     }

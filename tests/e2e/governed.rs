@@ -1,4 +1,4 @@
-//! Pools that are governed by database and by user: least size, time limits, pool mode.
+//! Pool settings by database and by user: least size, time limits, pool mode.
 
 use kingpost_tests::{
     Cluster, DATABASE, Kingpost, SCRAM_PASSWORD, SCRAM_USER, ShowLogs, USER, database, sqlstate, user,
@@ -17,7 +17,7 @@ pub(crate) async fn connect(kingpost: &Kingpost, user: &str, password: &str, dat
     kingpost.endpoint().connect_as(&config(kingpost, user, password, database)).await
 }
 
-/// The table, with these settings added.
+/// Returns the table with these settings added.
 fn with(mut table: toml::Table, settings: &[(&str, &str)]) -> toml::Table {
     for (key, value) in settings {
         table.insert((*key).into(), (*value).into());
@@ -34,7 +34,7 @@ async fn a_pool_with_clients_has_its_least_number_of_connections_and_one_without
     let _logs = ShowLogs(cluster.dir());
     let kingpost = Kingpost::of(&cluster)
         .set("proxy.pool.min_size", 2)
-        // Idle ones go at once, but for those that are to be there.
+        // Idle connections go at once, except for the least number.
         .set("proxy.pool.server_idle_timeout", "10ms")
         .add("proxy.databases", database("warm", "dbname", DATABASE))
         .add("proxy.databases", {
@@ -56,13 +56,13 @@ async fn a_pool_with_clients_has_its_least_number_of_connections_and_one_without
     cluster.wait("seven connections", async || (open(USER).await == "7").then_some(())).await;
     let pids = "SELECT string_agg(pid::text, ' ' ORDER BY pid) FROM pg_stat_activity WHERE usename = 'alice' AND application_name = 'kingpost'";
     let before = cluster.primary().query(pids).await;
-    // They are still the same ones when the idle timeout has passed many times: forty probes of the cluster.
+    // They are still the same when the idle timeout has passed many times: forty probes of the cluster.
     for _ in 0..40 {
         assert_eq!(value(&warm, "/* kingpost.route=primary */ SELECT 7").await, "7");
         cluster.primary().query("SELECT pg_sleep(0.02)").await;
     }
     assert_eq!(cluster.primary().query(pids).await, before);
-    // Nobody is left to keep them for.
+    // No client is left to keep them for.
     drop((warm, warmer));
     cluster.wait("no connection", async || (open(USER).await == "0").then_some(())).await;
 }
@@ -86,12 +86,12 @@ async fn time_limits_and_modes_are_those_of_the_user_before_those_of_the_databas
         .add("proxy.databases", database(DATABASE, "pool_size", 4))
         .start()
         .await;
-    // The database's limit holds for who has no other.
+    // The database's limit holds for a user without one.
     let limited = connect(&kingpost, USER, "alice's own", "brief").await;
     let error = limited.simple_query("SELECT pg_sleep(600)").await.unwrap_err();
     assert_eq!(sqlstate(&error), "57014", "{error:?}");
-    // Not for the user that is to have none, nor in another database. Both statements go on long after a limit would have been noticed: until
-    // somebody of the first database has run into it twice.
+    // It does not hold for the user without any limit, nor in another database. Both statements run long after a limit would have been noticed: until
+    // clients of the first database have run into it twice.
     let free = connect(&kingpost, SCRAM_USER, SCRAM_PASSWORD, "brief").await;
     let other = connect(&kingpost, USER, "alice's own", DATABASE).await;
     cluster.primary().execute("SELECT pg_advisory_lock(7), pg_advisory_unlock(7)").await;
@@ -144,8 +144,8 @@ async fn a_transaction_that_takes_too_long_is_ended_and_many_short_ones_are_not(
         // The other user has no limit.
         other.batch_execute("BEGIN; CREATE TEMP TABLE kept (n int)").await.unwrap();
         long.batch_execute("BEGIN").await.unwrap();
-        // The transaction is over its limit in its last statement, which began long before: a driver tells the error of a connection only to whoever
-        // waits for an answer. The short ones have no pause between them.
+        // The transaction is over its limit in its last statement, which began long before: a driver reports the error of a connection only while an
+        // answer is awaited. There is no pause between the short statements.
         let ends = async {
             for seconds in ["0.1", "0.1", "20"] {
                 if let Err(error) = long.simple_query(&format!("SELECT pg_sleep({seconds})")).await {

@@ -1,4 +1,4 @@
-//! Limits that several pools share, the reserve, what server connections begin with, and who is told that it waits.
+//! Limits shared by several pools, the reserve, the start of server connections, and notices to waiting clients.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::governed::{config, connect};
 
 const ALICE: &str = "alice's own";
 
-/// The table, with these settings added.
+/// Returns the table with these settings added.
 fn with<const N: usize>(mut table: Table, settings: [(&str, Value); N]) -> Table {
     for (key, value) in settings {
         table.insert(key.into(), value);
@@ -22,7 +22,7 @@ fn with<const N: usize>(mut table: Table, settings: [(&str, Value); N]) -> Table
     table
 }
 
-/// How many server connections of this user there are in this database (`%`: any).
+/// Counts the server connections of this user in this database (`%`: any).
 async fn open(cluster: &Cluster, user: &str, database: &str) -> usize {
     let sql = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE usename LIKE '{user}' AND datname LIKE '{database}' AND application_name = 'kingpost'"
@@ -30,8 +30,7 @@ async fn open(cluster: &Cluster, user: &str, database: &str) -> usize {
     cluster.primary().query(&sql).await.parse().expect("a number")
 }
 
-/// How many of them are in a transaction at this moment. A connection that the proxy has closed may still be listed for a
-/// while, but is in none.
+/// Counts those in a transaction at this moment. A connection that the proxy has closed may still be listed for a while, but is in none.
 async fn working(cluster: &Cluster, user: &str, database: &str) -> usize {
     let sql = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE usename LIKE '{user}' AND datname LIKE '{database}' AND application_name = 'kingpost' AND xact_start IS NOT NULL"
@@ -39,7 +38,7 @@ async fn working(cluster: &Cluster, user: &str, database: &str) -> usize {
     cluster.primary().query(&sql).await.parse().expect("a number")
 }
 
-/// Transactions of one client, so many, each with a statement of its own.
+/// Runs this number of transactions of one client, each with its own statement.
 async fn transactions(client: &Client, count: usize) -> usize {
     for n in 0..count {
         client.batch_execute("BEGIN").await.unwrap();
@@ -49,7 +48,7 @@ async fn transactions(client: &Client, count: usize) -> usize {
     count
 }
 
-/// A second database on the servers of the cluster.
+/// Creates a second database on the servers of the cluster.
 async fn second_database(cluster: &Cluster) -> &'static str {
     cluster.primary().execute("CREATE DATABASE second").await;
     "second"
@@ -67,7 +66,7 @@ async fn pools_share_the_limit_of_their_user_and_the_limit_of_their_database() {
         .set("proxy.auth", "scram-sha-256")
         .set("proxy.workers", 2)
         .set("proxy.pool.size", 3)
-        // The user has one connection, in whichever database. The database has two, for whichever user.
+        // The user has one connection, in any database. The database has two, for all users.
         .add("proxy.users", with(user(USER, ALICE), [("max_connections", 1.into())]))
         .add("proxy.users", user(SCRAM_USER, SCRAM_PASSWORD))
         .add("proxy.databases", with(database(DATABASE, "lanes", "off"), [("max_connections", 2.into())]))
@@ -98,7 +97,7 @@ async fn pools_share_the_limit_of_their_user_and_the_limit_of_their_database() {
     };
     let (answer, ()) = futures_util::future::join(waiting, busy).await;
     assert_eq!(answer, "4");
-    // Everybody at once, from both sides of both limits: nobody starves, and no limit is ever exceeded.
+    // All clients at once, on both sides of both limits: none starves, and no limit is ever exceeded.
     let mut clients = Vec::new();
     for _ in 0..3 {
         for (name, password) in [(USER, ALICE), (SCRAM_USER, SCRAM_PASSWORD)] {
@@ -165,7 +164,7 @@ async fn the_reserve_is_for_clients_that_have_waited_and_whoever_waits_is_told()
         holder.batch_execute("BEGIN; SELECT 1").await.unwrap();
         holders.push(holder);
     }
-    // The user with a reserve gets a second connection, and was told that it waits.
+    // The user with a reserve gets a second connection, and a notice that it waits.
     let of_alice = config(&kingpost, USER, ALICE, DATABASE);
     let (late, mut messages) = kingpost.endpoint().connect_with_messages(&of_alice).await;
     assert_eq!(value(&late, "SELECT 2").await, "2");
@@ -183,7 +182,7 @@ async fn the_reserve_is_for_clients_that_have_waited_and_whoever_waits_is_told()
         let error = connect(&kingpost, name, password, DATABASE).await.simple_query("SELECT 4").await.unwrap_err();
         assert_eq!(sqlstate(&error), "53300", "{error:?}");
     }
-    // Once nobody needs it, the pool is as large as it should be.
+    // Once the reserve is not needed, the pool shrinks to its size.
     drop((late, holders));
     cluster.wait("one connection", async || (open(&cluster, USER, "%").await == 1).then_some(())).await;
 }
@@ -225,18 +224,18 @@ async fn server_connections_begin_with_what_their_database_says() {
         assert_eq!(value(&greeted, "SHOW statement_timeout").await, "77s");
         assert_ne!(value(&plain, &setting("app.greeted")).await, "yes");
         assert_eq!(value(&plain, "SHOW statement_timeout").await, "0");
-        // The same text, prepared in both, means the table of each.
+        // The same text, prepared in both, refers to the table of each.
         for (client, whose) in [(&greeted, "one"), (&plain, "public")] {
             let row = client.query_one("SELECT whose FROM t", &[]).await.unwrap();
             assert_eq!(row.get::<_, String>(0), whose);
         }
-        // RESET goes back to what the session began with; and what DISCARD ALL took is there again for the next transaction.
+        // RESET restores the session's initial value; and a parameter that DISCARD ALL cleared is set again for the next transaction.
         greeted.batch_execute("SET statement_timeout = '5s'").await.unwrap();
         greeted.batch_execute("RESET statement_timeout").await.unwrap();
         assert_eq!(value(&greeted, "SHOW statement_timeout").await, "77s");
         greeted.batch_execute("DISCARD ALL").await.unwrap();
     }
-    // A statement that fails, or leaves a transaction open, lets nobody in, and the error says so.
+    // A connect_query that fails, or leaves a transaction open, makes the login fail, and the error names it.
     for (name, expected) in [("broken", "connect_query failed: division by zero"), ("half", "left a transaction open")]
     {
         let refused = kingpost.endpoint().try_connect(&config(&kingpost, USER, "", name)).await;

@@ -1,4 +1,4 @@
-//! Method `gss`: tickets of two realms of Kerberos; PostgreSQL itself and the proxy have the same keys and rules, and decide the same.
+//! Method `gss`: tickets of two Kerberos realms; PostgreSQL itself and the proxy have the same keys and rules, and decide the same.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -15,9 +15,9 @@ use crate::common::only_kingpost;
 use crate::ldap::{readable, table};
 
 const REALMS: [&str; 2] = ["A.TEST", "B.TEST"];
-/// Who of which realm may be which user of the database `two`.
+/// Maps from principals of each realm to users of the database `two`.
 const MAPS: &str = "m /^(.*)@B\\.TEST$ \\1\nm ann@A.TEST ben\n";
-/// The rules: a database each.
+/// The rules, one for each database.
 const RULES: [(&str, &str); 4] = [
     ("one", "gss include_realm=0 krb_realm=A.TEST"),
     ("two", "gss map=m"),
@@ -37,7 +37,7 @@ struct Realm {
 fn run(command: &mut Command, input: &str) -> Output {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).env("LC_ALL", "C.UTF-8");
     let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    // One that ends before it reads says why by its status.
+    // A program that ends before it reads reports the reason by its status.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }
@@ -48,7 +48,7 @@ fn succeed(command: &mut Command, input: &str) {
 }
 
 impl Realm {
-    /// With the principals `ann` and `ben`, and the keys of `postgres/localhost`, which are added to `keytab`.
+    /// Starts a realm with the principals `ann` and `ben`, and the keys of `postgres/localhost`, which are added to `keytab`.
     async fn start(name: &'static str, parent: &Path, keytab: &Path) -> Realm {
         let dir = parent.join(name);
         std::fs::create_dir(&dir).unwrap();
@@ -105,7 +105,7 @@ impl Realm {
         run(&mut kinit, &format!("{password}\n")).status.success()
     }
 
-    /// psql with this principal's tickets.
+    /// Makes a psql with this principal's tickets.
     fn psql(&self, principal: &str, port: u16, database: &str, user: &str, more: &str) -> Command {
         let conninfo = format!(
             "host=localhost hostaddr=127.0.0.1 port={port} dbname={database} user='{user}' krbsrvname=postgres sslmode=disable {more}"
@@ -118,7 +118,7 @@ impl Realm {
     }
 }
 
-/// The user that a login has become, or the error's last line.
+/// Returns the user of the login, or the last line of the error.
 fn who(output: &Output) -> Result<String, String> {
     let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if output.status.success() {
@@ -128,7 +128,7 @@ fn who(output: &Output) -> Result<String, String> {
     Err(fatal.unwrap_or_else(|| panic!("neither in nor refused: {error}")).1.to_owned())
 }
 
-/// The token that psql sends to a server which asks for one: the test is that server.
+/// Returns the token that psql sends to a server which asks for one: the test is that server.
 async fn token_of(realm: &Realm, principal: &str, user: &str) -> Vec<u8> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -149,7 +149,7 @@ async fn token_of(realm: &Realm, principal: &str, user: &str) -> Vec<u8> {
     token
 }
 
-/// Shows a token to the proxy: what kinds of messages come, and the error's code if there is one.
+/// Sends a token to the proxy; returns the kinds of the answered messages, and the error's code if there is one.
 async fn show(port: u16, user: &str, token: &[u8]) -> (String, Option<String>) {
     let mut raw = Raw::connect(port).await;
     raw.send(&startup(3 << 16, &[("user", user), ("database", "four")])).await;
@@ -176,7 +176,7 @@ async fn kerberos_lets_in_whom_postgresql_lets_in_by_it() {
     }
     let helper = kingpost_bin().with_file_name("kingpost-gss");
     assert!(helper.exists(), "no {}: build it (cargo build -p kingpost-gss)", helper.display());
-    // The binary itself runs where there is no Kerberos.
+    // The binary itself runs on machines without Kerberos.
     let libraries = Command::new(kingpost_bin()).env("LD_TRACE_LOADED_OBJECTS", "1").output().unwrap();
     let libraries = String::from_utf8_lossy(&libraries.stdout).into_owned();
     assert!(libraries.contains("libc.so") && !libraries.contains("gssapi"), "{libraries}");
@@ -194,7 +194,7 @@ async fn kerberos_lets_in_whom_postgresql_lets_in_by_it() {
     readable(&maps, MAPS);
     let maps = maps.display().to_string();
 
-    // One cluster judges by itself; the proxy stands before another one, which trusts it.
+    // One cluster authenticates by itself; the proxy stands before another one, which trusts it.
     let mut lines = "host all,replication postgres 127.0.0.1/32 trust\n".to_owned();
     for (database, rule) in RULES {
         lines += &format!("host {database} all 127.0.0.1/32 {rule}\n");
@@ -256,11 +256,11 @@ async fn kerberos_lets_in_whom_postgresql_lets_in_by_it() {
         }
     }
     assert_eq!(let_in, 11, "as many as the rules and the maps allow");
-    // As libpq begins where it has tickets: it asks for encryption by GSSAPI first, and hears no.
+    // libpq with tickets first asks for encryption by GSSAPI, which is denied.
     let login = realms[0].psql("ann", kingpost.port(), "one", "ann", "gssencmode=prefer");
     assert_eq!(who(&run(&mut { login }, "")), Ok("ann in one".into()));
 
-    // A token lets in once, whoever has seen it on its way; no other bytes do.
+    // A token is accepted once, even if it was seen on its way; no other bytes are.
     let token = token_of(&realms[0], "ann", "ann").await;
     let (kinds, code) = within("a login by a token", SOON, &dir, show(kingpost.port(), "ann", &token)).await;
     assert!(kinds.starts_with("RR") && kinds.ends_with('Z') && code.is_none(), "{kinds} {code:?}");
@@ -275,7 +275,7 @@ async fn kerberos_lets_in_whom_postgresql_lets_in_by_it() {
     let (kinds, code) = show(kingpost.port(), "ann", &bens).await;
     assert_eq!((kinds.as_str(), code.as_deref()), ("RE", Some("28000")), "ben's token");
 
-    // Who cannot be asked lets nobody in: no program, no keys.
+    // Without a working helper nobody can log in: no program, no keys.
     let none = dir.join("no-such-program");
     let broken = proxy(&none).start().await;
     let unknown = Err("GSSAPI could not be asked about the token: try again".to_owned());

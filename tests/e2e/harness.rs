@@ -1,4 +1,4 @@
-//! The harness itself: what the other tests rely on when they blame the proxy.
+//! The harness itself: the properties that other tests rely on when they blame the proxy.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -84,7 +84,7 @@ async fn a_link_is_cut_black_holed_and_mended() {
     {
         let asked = client.simple_query("SELECT 7");
         futures_util::pin_mut!(asked);
-        // Nothing can come: a probe of another link answers meanwhile.
+        // Nothing can arrive: a probe of another link is answered meanwhile.
         cluster.primary().query("SELECT 1").await;
         assert!(futures_util::FutureExt::now_or_never(&mut asked).is_none());
         cut.set(Link::Up);
@@ -113,7 +113,7 @@ async fn a_frozen_node_answers_after_the_thaw() {
 async fn a_reserved_port_is_given_to_nobody_else() {
     let port = Port::reserve();
     for _ in 0..2 {
-        // A server may listen there, stop, and listen again.
+        // A server can listen there, stop, and listen again.
         let listener = tokio::net::TcpListener::bind(("127.0.0.1", port.number())).await.unwrap();
         drop(listener);
     }
@@ -123,7 +123,7 @@ async fn a_reserved_port_is_given_to_nobody_else() {
     }
 }
 
-/// Not a test: what [`a_killed_test_process_leaves_nothing`] runs in a process of its own.
+/// Not a test: the child process of [`a_killed_test_process_leaves_nothing`].
 #[tokio::test]
 async fn inner_process_that_is_killed() {
     if std::env::var_os("KINGPOST_TESTS_INNER").is_none() {

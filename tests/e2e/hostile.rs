@@ -1,4 +1,4 @@
-//! Garbage, truncated, oversized and slow input: the sender is shown out, everybody else is served.
+//! Garbage, truncated, oversized and slow input: its sender is disconnected, all others are served.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::common::{only_kingpost, value};
 
-/// A generator that needs no seed from outside, so that a failure comes back.
+/// A generator with a fixed seed, so that a failure can be repeated.
 struct Noise(u64);
 
 impl Noise {
@@ -34,7 +34,7 @@ async fn serves(cluster: &Cluster, kingpost: &Kingpost) {
     assert_eq!(within("an honest client", Duration::from_secs(20), cluster.dir(), serves).await, "7");
 }
 
-/// Sends bytes on a new connection, gives up sending, and reads until the end or for a moment: whatever comes is right.
+/// Sends bytes on a new connection, ends the sending direction, and reads until the end or for a moment: any answer is right.
 async fn throw(port: u16, bytes: &[u8]) {
     let mut raw = Raw::connect(port).await;
     raw.send(bytes).await;
@@ -58,7 +58,7 @@ async fn garbage_leaves_the_proxy_serving_and_leaks_nothing() {
         let garbage = noise.bytes(1 + round * 7);
         throw(kingpost.port(), &garbage).await;
         throw(kingpost.port(), &[login.clone(), garbage.clone()].concat()).await;
-        // A valid header, then garbage of the said length.
+        // A valid header, then garbage of the announced length.
         let kind = b"QPBDESHCdcfFpX"[round % 14];
         throw(kingpost.port(), &[login.clone(), message(kind, &garbage), sync()].concat()).await;
     }
@@ -70,7 +70,7 @@ async fn garbage_leaves_the_proxy_serving_and_leaks_nothing() {
     }
     serves(&cluster, &kingpost).await;
     assert!(kingpost.process().exit_status().is_none());
-    // One pool connection to each node at most beyond those of the first client, which may have used only one node.
+    // At most one pool connection to each node beyond those of the first client, which may have used only one node.
     let limit = base + 8;
     cluster.wait("descriptors to come back", async || (kingpost.process().fd_count() <= limit).then_some(())).await;
     for node in cluster.nodes() {
@@ -101,7 +101,7 @@ async fn lengths_that_lie_are_refused() {
             assert_eq!(rest.last().map(|message| message.kind), Some(b'E'), "{length:x}: {rest:?}");
         }
     }
-    // 2 GB announced, little sent: nobody sets 2 GB aside.
+    // 2 GB announced, little sent: no 2 GB may be allocated.
     let mut open = Vec::new();
     for kind in b"QPBdp" {
         for length in [0x7fff_ffffu32, 0xffff_ffff] {
@@ -131,7 +131,7 @@ async fn unknown_and_misplaced_messages_are_protocol_errors() {
         let error = rest.last().expect("a word before the end");
         assert_eq!((error.kind, error.field(b'C').as_deref()), (b'E', Some("08P01")), "{bytes:?}: {rest:?}");
     }
-    // CopyData where no COPY is on is ignored by PostgreSQL.
+    // PostgreSQL ignores CopyData outside of COPY.
     let mut raw = Raw::login(kingpost.port()).await;
     raw.send(&[message(b'd', b"x"), message(b'c', b""), query("SELECT 1")].concat()).await;
     assert_eq!(raw.kinds_until(b'Z').await, "TDCZ");
@@ -171,7 +171,7 @@ async fn a_client_that_dies_in_the_middle_of_an_answer() {
         drop(raw);
     }
     serves(&cluster, &kingpost).await;
-    // The servers do not go on for nobody.
+    // The servers do not work on for clients that are gone.
     let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE usename = '{USER}' AND state = 'active'");
     for node in cluster.nodes() {
         node.wait_value(&sql, "0").await;
@@ -201,7 +201,7 @@ async fn without_descriptors_those_inside_are_served_and_the_rest_later() {
         crowd.push(raw);
     }
     cluster.wait("all descriptors to be in use", async || (process.fd_count() >= limit - 1).then_some(())).await;
-    // Whoever has a connection keeps it, for reads, for writes and in a transaction.
+    // Connected clients keep their connections, for reads, for writes and in a transaction.
     for n in 0..50 {
         let work = format!("BEGIN; INSERT INTO inside VALUES ({n}); COMMIT");
         within("a write", Duration::from_secs(20), cluster.dir(), inside.batch_execute(&work)).await.unwrap();
@@ -210,7 +210,7 @@ async fn without_descriptors_those_inside_are_served_and_the_rest_later() {
         assert_eq!(count.await, (n + 1).to_string());
     }
     assert!(process.exit_status().is_none());
-    // It has said so, and not once for each.
+    // It was logged, and not once for each.
     let said = std::fs::read_to_string(process.log()).unwrap().matches("cannot accept").count();
     assert!((1..5).contains(&said), "said {said} times");
     drop(crowd);

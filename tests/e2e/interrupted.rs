@@ -1,5 +1,4 @@
-//! A switchover is interrupted, wherever it is: what it holds ends by itself, the next command sees what it has left, and nothing that
-//! was acknowledged is lost.
+//! A switchover is interrupted at any step: its locks end by themselves, the next command finds its leftovers, and no acknowledged commit is lost.
 
 use std::time::Duration;
 
@@ -29,14 +28,14 @@ async fn what_a_killed_switchover_holds_ends_by_itself() {
     history.add(&n0.endpoint(), Kind::Stubborn, 2).await;
     history.more(50).await;
     failover.fail(&["switchover", "--to", "n1", "--die-at", "silenced"]).await;
-    // Whoever looks is told what there is, and that it ends: it could be a switchover that is under way.
+    // A command reports the leftovers, and that they end by themselves: a switchover could be under way.
     let text = failover.fail(&["failover"]).await;
     for said in ["was interrupted a moment ago", "proxy is paused for another", "n0 is locked, by a lease", "--abort"] {
         assert!(text.contains(said), "{said}: {text}");
     }
     let ran = status().await;
     assert!(ran.code == Some(1) && ran.text.contains("left by an interrupted run: n0 is locked"), "{}", ran.text);
-    // Nobody does anything.
+    // No operator acts.
     let opened = async || n0.endpoint().try_connect(&n0.admin_config()).await.ok();
     wait_until("the primary to let clients in again", LEASE, cluster.dir(), opened).await;
     history.more(200).await;
@@ -74,7 +73,7 @@ async fn what_a_killed_switchover_holds_can_be_taken_back_at_once() {
     assert!(errors.is_empty(), "clients of the proxy saw {} errors: {:?}", errors.len(), errors.first());
 }
 
-/// The terminal is gone, or somebody has thought better of it.
+/// The terminal is gone, or the operator has changed his mind.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_switchover_that_is_told_to_end_leaves_nothing_behind() {
     if only_kingpost() {
@@ -87,7 +86,7 @@ async fn a_switchover_that_is_told_to_end_leaves_nothing_behind() {
     let failover = fleet.failover().proxy(&kingpost);
     let (client, other) = (kingpost.connect().await, kingpost.connect().await);
     for signal in [1, 15, 2] {
-        // The proxies pause for as long as this transaction is open.
+        // The proxies are pausing for as long as this transaction is open.
         client.batch_execute("BEGIN; INSERT INTO acked VALUES (1)").await.unwrap();
         let (switchover, _) = failover.start(&["switchover", "--to", "n1"]);
         let console = crate::console::console(&kingpost).await;
@@ -112,7 +111,7 @@ async fn a_switchover_that_is_told_to_end_leaves_nothing_behind() {
     assert_eq!(cluster.primary().query("SELECT count(*) FROM acked").await, "6");
 }
 
-/// Killed wherever it is, and run again: another primary, nothing lost, and clients of the proxy have only waited.
+/// Killed at each step, and run again: another primary, nothing lost, and clients of the proxy have only waited.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_switchover_is_killed_at_each_step_and_run_again() {
     if only_kingpost() {

@@ -1,4 +1,4 @@
-//! Shared lanes: statements of many clients on one server connection harm nobody.
+//! Shared lanes: the statements of many clients on one server connection do not affect each other.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::common::{only_kingpost, value};
 
 const CROWD: usize = 16;
 
-/// Clients that read until told to stop, each checking that it hears its own answers; any error is a failure.
+/// Clients that read until told to stop, each checking that it gets its own answers; any error is a failure.
 #[derive(Default)]
 struct Crowd {
     reads: AtomicUsize,
@@ -36,7 +36,7 @@ impl Crowd {
                 };
                 assert_eq!(answer, key * 2, "client {n} hears another's answer");
                 if turn % 16 == 15 {
-                    // One of a shape that usually succeeds: the error is this client's alone.
+                    // A query of a shape that usually succeeds: the error is this client's alone.
                     let bad = key % 3;
                     let sql = format!("SELECT {key} / {bad}");
                     match client.simple_query(&sql).await {
@@ -69,7 +69,7 @@ async fn cluster(replicas: usize) -> Cluster {
     cluster
 }
 
-/// One worker, so that all clients meet.
+/// Starts a proxy with one worker, so that all clients meet.
 async fn lanes(cluster: &Cluster) -> Kingpost {
     let tweaks = Kingpost::of(cluster).set("proxy.workers", 1).set("proxy.pool.lane_width", 1);
     tweaks.set("proxy.pool.lane_stall", "200ms").set("proxy.pool.size", 24).start().await
@@ -99,7 +99,7 @@ async fn statements_share_connections_and_can_be_kept_from_it() {
             (counted(&kingpost, "lane_statements").await, counted(&kingpost, "lane_batches").await);
         assert!(batches < statements, "{statements} statements in {batches} batches");
         kingpost.reload("proxy.pool.lanes", "off");
-        // What was under way when the settings came is counted still.
+        // Statements under way at the change of settings still count.
         let mut before = -1.0;
         let unchanged = async || {
             crowd.more(&cluster, "without lanes", 200).await;
@@ -144,7 +144,7 @@ async fn nobody_hears_another_s_answer_while_servers_are_killed() {
     within("the crowd", Duration::from_secs(180), cluster.dir(), join(crowd.run(&kingpost), steps)).await;
 }
 
-/// Runs a statement that waits for a lock, in a lane, among a crowd; then `end` ends it one way or another.
+/// Runs a statement that waits for a lock, in a lane, among a crowd; then `end` ends the wait.
 async fn among_a_crowd_that_waits(
     cluster: &Cluster,
     kingpost: &Kingpost,
@@ -184,13 +184,13 @@ async fn a_statement_that_waits_holds_nobody_up() {
     let cluster = cluster(0).await;
     let _logs = ShowLogs(cluster.dir());
     let kingpost = lanes(&cluster).await;
-    // The lock is given up: the client goes on.
+    // The lock is released: the client goes on.
     among_a_crowd_that_waits(&cluster, &kingpost, async |holder, client| {
         holder.batch_execute("COMMIT").await.unwrap();
         assert_eq!(value(&client, "SELECT 7").await, "7");
     })
     .await;
-    // A cancel, which is for this statement alone.
+    // A cancel for this statement alone.
     let kingpost = lanes(&cluster).await;
     among_a_crowd_that_waits(&cluster, &kingpost, async |holder, client| {
         client.cancel_token().cancel_query(NoTls).await.unwrap();
@@ -225,7 +225,7 @@ async fn a_client_that_goes_away_is_not_waited_for() {
         // The end of the stream alone would not do: the client could still read.
         client.stream.set_zero_linger().unwrap();
         drop(client);
-        // Nobody is left who waits for it: it is cancelled.
+        // No client waits for it any more: it is cancelled.
         cluster.primary().wait_value(blocked, "0").await;
         crowd.more(&cluster, "afterwards", 1000).await;
         holder.batch_execute("COMMIT").await.unwrap();
@@ -247,7 +247,7 @@ async fn a_client_that_does_not_read_holds_nobody_up() {
     let steps = async {
         crowd.more(&cluster, "at first", 1000).await;
         let mut slow = Raw::login(kingpost.port()).await;
-        // Small answers at first, so that it gets into a lane; then one that no buffer takes.
+        // Small answers at first, so that it gets into a lane; then one larger than any buffer.
         for _ in 0..10 {
             slow.send(&raw::query("SELECT repeat('x', 7)")).await;
             slow.until(b'Z').await;
@@ -262,7 +262,7 @@ async fn a_client_that_does_not_read_holds_nobody_up() {
         assert_eq!(answer.iter().map(|message| message.kind as char).collect::<String>(), "TDCZ");
         assert_eq!(answer[1].body.len(), length + 6);
         assert!(grown < 20 << 10, "{grown} KiB are kept for a client that does not read");
-        // It is known for that from now on.
+        // From now on it is known as large.
         slow.send(&raw::query("SELECT repeat('x', 7)")).await;
         slow.until(b'Z').await;
         assert!(kept_out().await > before);

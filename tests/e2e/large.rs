@@ -1,4 +1,4 @@
-//! More than fits in any buffer.
+//! Messages and results larger than any buffer.
 
 use futures_util::{StreamExt, TryStreamExt, pin_mut};
 use kingpost_tests::raw::{Raw, query};
@@ -7,11 +7,10 @@ use tokio::io::AsyncReadExt;
 
 use crate::common::{shared, value};
 
-/// Growth of the proxy's memory that the largest results may cause: buffers are bounded per connection, so that this is
-/// far below what passes.
+/// Most growth of the proxy's memory by the largest results: buffers are bounded for each connection, so this is far below the transferred volume.
 const GROWTH_KIB: u64 = 40 << 10;
 
-/// Resident memory of the proxy, which a stand-in without a process has not.
+/// Returns the resident memory of the proxy; 0 for a stand-in without a process.
 fn rss(kingpost: &Kingpost) -> u64 {
     if kingpost.subject() == Subject::Direct { 0 } else { kingpost.process().rss_kib() }
 }
@@ -19,7 +18,7 @@ fn rss(kingpost: &Kingpost) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_megabytes_are_streamed() {
     let (shared, _logs) = shared().await;
-    // A proxy of its own: other tests would show in its memory.
+    // A proxy of its own, as other tests would show in its memory.
     let kingpost = Kingpost::of(&shared.cluster).start().await;
     let client = kingpost.connect().await;
     assert_eq!(value(&client, "SELECT 1").await, "1");
@@ -51,7 +50,7 @@ async fn a_client_that_does_not_read_is_not_buffered_for() {
     let marker = format!("slow_{}", kingpost_tests::unique());
     let rows = 20_000;
     slow.send(&query(&format!("SELECT repeat('x', 10000) AS {marker} FROM generate_series(1, {rows})"))).await;
-    // Nothing is read until the server is blocked on its output.
+    // Nothing is read until the server blocks on its output.
     let blocked = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'ClientWrite' AND query LIKE '%{marker}%' AND pid <> pg_backend_pid()"
     );

@@ -15,7 +15,7 @@ const BASE: &str = "dc=example,dc=net";
 const ROOT_PASSWORD: &str = "of-the-directory";
 const FINDER_PASSWORD: &str = "of-the-finder";
 
-/// Users of the directory: name, where, password. `twin` is there twice.
+/// Users of the directory: name, place, password. `twin` exists twice.
 const USERS: [(&str, &str, &str); 5] = [
     ("alice", "people", "alices-own"),
     ("bob", "people", "bobs-own"),
@@ -33,7 +33,7 @@ struct Slapd {
 }
 
 impl Slapd {
-    /// Starts the slapd that is installed; none, and says so, if there is none.
+    /// Starts the installed slapd; None, with a message, if there is none.
     async fn start(cluster: &Path, authority: &Authority) -> Option<Slapd> {
         if !Path::new("/usr/sbin/slapd").exists() {
             skipped("no slapd (scripts/setup test installs it)");
@@ -96,7 +96,7 @@ impl Slapd {
         self.process.as_ref().unwrap().signal(number);
     }
 
-    /// Changes an entry, as the directory's administrator.
+    /// Changes an entry as the directory's administrator.
     fn modify(&self, change: &str) {
         let file = self.dir.join("change.ldif");
         std::fs::write(&file, change).unwrap();
@@ -111,7 +111,7 @@ impl Slapd {
     }
 }
 
-/// Who logs in over a Unix socket: the user's name, or the error's code.
+/// Logs in over a Unix socket: returns the user's name, or the error's code.
 pub(crate) async fn who(
     directory: &Path,
     port: u16,
@@ -124,7 +124,7 @@ pub(crate) async fn who(
     who_is(&config).await
 }
 
-/// Who logs in: the user's name, or the error's code and text.
+/// Logs in: returns the user's name, or the error's code and text.
 pub(crate) async fn who_is(config: &Config) -> Result<String, String> {
     match config.connect(NoTls).await {
         Ok((client, connection)) => {
@@ -161,7 +161,7 @@ async fn a_directory_lets_in_whom_postgresql_lets_in_by_it() {
     let (plain, tls) = (slapd.plain.number(), slapd.tls.number());
     let server = format!("ldapserver=127.0.0.1 ldapport={plain}");
     let finder = format!("ldapbinddn=\"cn=finder,{BASE}\" ldapbindpasswd={FINDER_PASSWORD}");
-    // A database for each way. Nobody listens at 127.0.0.2.
+    // A database for each way. No server listens at 127.0.0.2.
     let ways = [
         ("simple", format!("{server} ldapprefix=\"uid=\" ldapsuffix=\",ou=people,{BASE}\"")),
         (
@@ -199,7 +199,7 @@ async fn a_directory_lets_in_whom_postgresql_lets_in_by_it() {
     for (database, _) in &ways {
         cluster.primary().execute(&format!("CREATE DATABASE {database}")).await;
     }
-    // With TLS only the proxy is asked: which CAs PostgreSQL's library believes is a setting of the system.
+    // With TLS only the proxy is asked: the CAs of PostgreSQL's library are a setting of the system.
     let more = format!(
         "local all bob ldap ldapserver=127.0.0.1 ldapport={plain} ldaptls=1 ldapprefix=\"uid=\" ldapsuffix=\",ou=people,{BASE}\"\n\
          local all alice ldap ldapserver=127.0.0.1 ldapport={tls} ldapscheme=ldaps ldapprefix=\"uid=\" ldapsuffix=\",ou=people,{BASE}\"\n\
@@ -243,7 +243,7 @@ async fn a_directory_lets_in_whom_postgresql_lets_in_by_it() {
                 }
             }
         }
-        // A directory would take this for an anonymous bind, and say that it succeeded.
+        // A directory would take this for an anonymous bind, and report success.
         let said = decide(database, "alice", "").await.unwrap_err();
         assert!(said.starts_with("28P01"), "{said}");
     }
@@ -279,7 +279,7 @@ async fn a_directory_lets_in_whom_postgresql_lets_in_by_it() {
     ];
     assert_eq!(let_in, expected);
 
-    // The directory disables one user, and nobody else.
+    // The directory disables one user only.
     slapd.modify(&format!(
         "dn: uid=gone,ou=people,{BASE}\nchangetype: modify\nadd: employeeType\nemployeeType: disabled\n"
     ));
@@ -288,7 +288,7 @@ async fn a_directory_lets_in_whom_postgresql_lets_in_by_it() {
         assert_eq!(decide(database, "bob", "bobs-own").await.as_deref(), Ok("bob"));
     }
 
-    // TLS, as soon as the connection is made or by StartTLS, to a server with a certificate of the CA only.
+    // TLS, from the start or by StartTLS, only to a server with a certificate of the CA.
     for (user, password) in [("bob", "bobs-own"), ("alice", "alices-own")] {
         assert_eq!(who(&dir, proxied, "postgres", user, password).await.as_deref(), Ok(user));
         assert!(who(&dir, proxied, "postgres", user, "wrong").await.is_err());
@@ -300,7 +300,7 @@ async fn a_directory_lets_in_whom_postgresql_lets_in_by_it() {
         cluster.wait("the other CA to count", refused).await;
     }
 
-    // One that has stopped, and one that is killed: an error for those who need it, nothing for others; and it comes back.
+    // A stopped server, and a killed one: an error for its users, no effect on others; and it comes back.
     let mut open = Config::new();
     open.host_path(&dir).port(proxied).dbname("simple").user("alice").password("alices-own");
     let (client, connection) = open.connect(NoTls).await.unwrap();
@@ -328,7 +328,7 @@ async fn a_directory_lets_in_whom_postgresql_lets_in_by_it() {
         assert!(who(&dir, proxied, "search", "alice", "wrong").await.is_err());
     }
 
-    // No log has a password, and what is wrong in a rule is said without its own.
+    // No log has a password, and an error in a rule is reported without the rule's password.
     readable(
         &file,
         &format!("{lines}local x all ldap {server} ldapbasedn=x ldapprefix=y ldapbindpasswd={FINDER_PASSWORD}\n"),
@@ -357,7 +357,7 @@ async fn one_user_logs_in_by_a_directory_without_rules() {
     let Some(slapd) = Slapd::start(&dir, &authority).await else { return };
     let cluster = Cluster::builder().hba("host all,replication all 127.0.0.1/32 trust\n").start().await;
     let _logs = ShowLogs(cluster.dir());
-    // `alice` is there already.
+    // `alice` exists already.
     for role in ["bob", "gone", "twin"] {
         cluster.primary().execute(&format!("CREATE ROLE {role} LOGIN")).await;
     }
@@ -398,7 +398,7 @@ async fn one_user_logs_in_by_a_directory_without_rules() {
             ("bob", "bobs-scram", None),
             ("bob", "bobs-own", Some("28P01")),
             ("bob", "alices-own", Some("28P01")),
-            // Whom nobody has listed the directory is not asked about.
+            // The directory is not asked about unlisted users.
             ("twin", "twins-own", Some("28P01")),
         ] {
             let came = who(database, user, password).await;
@@ -409,7 +409,7 @@ async fn one_user_logs_in_by_a_directory_without_rules() {
             }
         }
     }
-    // An operator likewise, and nobody else by its name.
+    // The same for an operator, and only under its own name.
     let operate = async |password: &str| {
         let mut config = Config::new();
         config.host_path(&dir).port(proxied).dbname("kingpost").user("gone").password(password);
@@ -424,14 +424,14 @@ async fn one_user_logs_in_by_a_directory_without_rules() {
         assert_eq!(operate(password).await, Err(Some("28000".to_owned())));
     }
 
-    // Without the directory alice has to come again, and bob notices nothing.
+    // Without the directory alice has to log in again, and bob is not affected.
     slapd.signal(libc::SIGSTOP);
     let (alice, bob) = tokio::join!(who("one", "alice", "alices-own"), who("two", "bob", "bobs-scram"));
     slapd.signal(libc::SIGCONT);
     assert_eq!(alice.unwrap_err(), "08006 the LDAP server could not be asked about the password: try again");
     assert_eq!(bob.as_deref(), Ok("bob"));
 
-    // Options that make no sense are refused as a whole, and nobody hears the password among them.
+    // Invalid options are refused as a whole, and no message has the password among them.
     kingpost.reload("proxy.ldap.options", options(" ldapprefix=x"));
     let log = || std::fs::read_to_string(kingpost.process().log()).unwrap_or_default();
     let says = "proxy.ldap.options: found ldapprefix";
@@ -441,7 +441,7 @@ async fn one_user_logs_in_by_a_directory_without_rules() {
     let said = String::from_utf8_lossy(&check.stderr).into_owned();
     assert!(check.status.code() == Some(3) && said.contains(says), "{said}");
 
-    // Everybody by the directory, whoever has no method of its own.
+    // All users without a method of their own log in by the directory.
     kingpost.reload("proxy.ldap.options", options(""));
     kingpost.reload("proxy.auth", "ldap");
     cluster.wait("bob to be asked about", async || who("two", "bob", "bobs-own").await.ok()).await;

@@ -1,4 +1,4 @@
-//! LISTEN in transaction mode: one server connection listens for all clients, and none of them keeps its own.
+//! LISTEN in transaction mode: one server connection listens for all clients, and none of them is pinned.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use kingpost_tests::{Cluster, Kingpost, ShowLogs, within};
 
 use crate::common::{name, only_kingpost, shared, value};
 
-/// A client by hand: its process id, as it was told, and its connection.
+/// A raw client: its process id, as it was told, and its connection.
 struct Listener {
     raw: Raw,
     pid: u32,
@@ -32,14 +32,14 @@ impl Listener {
         Listener { raw, pid: u32::from_be_bytes(key.body[..4].try_into().unwrap()) }
     }
 
-    /// Carries statements out; the kinds of what was said, notifications left out, up to the end.
+    /// Runs statements; returns the kinds of messages up to the end, without notifications.
     async fn run(&mut self, sql: &str) -> String {
         self.raw.send(&query(sql)).await;
         let messages = self.raw.until(b'Z').await;
         messages.iter().filter(|message| !b"ASN".contains(&message.kind)).map(|message| message.kind as char).collect()
     }
 
-    /// The next notification; nothing else may come.
+    /// Returns the next notification; no other message may come.
     async fn hears(&mut self) -> Heard {
         let message = self.raw.next().await.expect("a notification");
         assert_eq!(message.kind, b'A', "{message:?}");
@@ -50,7 +50,7 @@ impl Listener {
         self.hears().await.2
     }
 
-    /// What the connection ends with.
+    /// Returns the error with which the connection ends.
     async fn ends(&mut self) -> (String, String) {
         let messages = self.raw.rest().await;
         let error = messages.iter().find(|message| message.kind == b'E').unwrap_or_else(|| panic!("{messages:?}"));
@@ -58,7 +58,7 @@ impl Listener {
     }
 }
 
-/// Clients that listen by a shared connection, and clients that are pinned.
+/// Counts the clients that listen by a shared connection, and those that are pinned.
 async fn counts(kingpost: &Kingpost) -> (f64, f64) {
     let metrics = kingpost.metrics().await;
     (metrics.sum("kingpost_clients_listening", &[]), metrics.sum("kingpost_clients_pinned", &[]))
@@ -92,7 +92,7 @@ async fn clients_on_one_server_hear_each_other() {
                 assert_eq!(client.run("COMMIT").await, "CZ");
             }
             _ => {
-                // It is pipelined with what comes behind it.
+                // LISTEN is pipelined with the statements behind it.
                 client
                     .raw
                     .send(&[query(&format!("LISTEN {news}")), query("SELECT 1"), query("SELECT 2")].concat())
@@ -103,7 +103,7 @@ async fn clients_on_one_server_hear_each_other() {
         }
     }
     assert_eq!(counts(&kingpost).await, (4.0, 0.0));
-    // One of them tells all, and itself: nobody else has written through that connection lately, so it knows that it was itself.
+    // One client notifies all, and itself: nobody else has written through that connection lately, so it recognises itself.
     clients[0].raw.send(&query(&format!("NOTIFY {news}, 'one'"))).await;
     let messages = clients[0].raw.until(b'Z').await;
     let sender = clients[0].pid;
@@ -115,7 +115,7 @@ async fn clients_on_one_server_hear_each_other() {
         };
         assert_eq!(one, (sender, news.clone(), "one".into()), "client {n}");
     }
-    // Somebody who does not listen, in a transaction, which counts when it is committed.
+    // A client that does not listen, in a transaction, which takes effect when committed.
     let other = kingpost.connect().await;
     other.batch_execute(&format!("BEGIN; NOTIFY {news}, 'never'; ROLLBACK")).await.unwrap();
     other.batch_execute(&format!("BEGIN; NOTIFY {news}, 'two'; NOTIFY {news}, 'three'; COMMIT")).await.unwrap();
@@ -124,9 +124,9 @@ async fn clients_on_one_server_hear_each_other() {
         assert_eq!([client.hears_text().await, client.hears_text().await], ["two", "three"]);
     }
     assert_eq!(clients[2].hears().await.1, own);
-    // Who is in a transaction hears at its end.
+    // A client in a transaction gets it at its end.
     clients[1].run("BEGIN; SELECT 1").await;
-    // (The only server connection is that transaction's.)
+    // The only server connection is used by that transaction.
     let admin = shared.cluster.primary().admin().await;
     admin.batch_execute(&format!("NOTIFY {news}, 'four'")).await.unwrap();
     assert_eq!(clients[0].hears_text().await, "four");
@@ -134,7 +134,7 @@ async fn clients_on_one_server_hear_each_other() {
     clients[1].raw.send(&query("COMMIT")).await;
     assert_eq!(clients[1].raw.kinds_until(b'Z').await, "CZ");
     assert_eq!(clients[1].hears_text().await, "four");
-    // What is undone does not count, in whole or in part.
+    // Rolled back changes have no effect, in whole or in part.
     clients[0].run(&format!("BEGIN; UNLISTEN {news}; ROLLBACK")).await;
     clients[1].run("BEGIN; SAVEPOINT a; UNLISTEN *; ROLLBACK TO a; COMMIT").await;
     for client in &mut clients[2..] {
@@ -142,7 +142,7 @@ async fn clients_on_one_server_hear_each_other() {
     }
     admin.batch_execute(&format!("NOTIFY {news}, 'five'; NOTIFY \"{}\"", own.replace('"', "\"\""))).await.unwrap();
     for client in &mut clients[..2] {
-        // Not behind 'four' in those that have not heard it.
+        // Clients that have not got it yet need not get it behind 'four'.
         let mut text = client.hears_text().await;
         while text == "four" {
             text = client.hears_text().await;
@@ -153,7 +153,7 @@ async fn clients_on_one_server_hear_each_other() {
     clients[0].run("DISCARD ALL").await;
     drop(clients);
     shared.cluster.wait("nobody to listen", async || (counts(&kingpost).await == (0.0, 0.0)).then_some(())).await;
-    // No session of the pool listens, whoever has it.
+    // No session of the pool listens, for any client.
     assert_eq!(value(&kingpost.connect().await, "SELECT count(*) FROM pg_listening_channels()").await, "0");
 }
 
@@ -169,7 +169,7 @@ async fn who_can_not_share_is_pinned() {
     };
     let channel = name("pinned");
     let admin = shared.cluster.primary().admin().await;
-    // By the configuration; by the limits on channels; because there is no connection that could listen.
+    // By the configuration; by the limits on channels; because no connection can listen.
     for (key, setting, listens) in [
         ("proxy.notify.listen", "pinned".into(), 1),
         ("proxy.notify.channels_per_client", 1.into(), 2),
@@ -192,7 +192,7 @@ async fn who_can_not_share_is_pinned() {
     }
 }
 
-/// Notifications come in the order of commits, also for a client that was pinned between two LISTENs: it hears all of them by one way. Two
+/// Notifications come in the order of commits, also for a client that was pinned between two LISTENs: it gets all of them by one connection. Two
 /// clients, each with channels that the other does not have.
 #[tokio::test]
 async fn who_is_pinned_between_two_listens_hears_in_the_order_of_commits() {
@@ -207,7 +207,7 @@ async fn who_is_pinned_between_two_listens_hears_in_the_order_of_commits() {
     for _ in 0..2 {
         let (mut listener, channels) = (Listener::new(&kingpost).await, [name("first"), name("second")]);
         assert_eq!(listener.run(&format!("LISTEN {}", channels[0])).await, "CZ");
-        // The lock keeps the server connection for the client.
+        // The lock pins the server connection.
         assert_eq!(listener.run(&format!("SELECT pg_advisory_lock({})", kingpost_tests::unique())).await, "TDCZ");
         assert_eq!(listener.run(&format!("LISTEN {}", channels[1])).await, "CZ");
         listeners.push((listener, channels));
@@ -227,7 +227,7 @@ async fn who_is_pinned_between_two_listens_hears_in_the_order_of_commits() {
                 assert_eq!((&channel, text), (expected, round.to_string()));
             }
         }
-        // Once only, and no more after UNLISTEN.
+        // Only once, and no more after UNLISTEN.
         listener.run(&format!("UNLISTEN {}", channels[1])).await;
         admin.batch_execute(&format!("NOTIFY {}, 'no'", channels[1])).await.unwrap();
         admin.batch_execute(&format!("NOTIFY {}, 'last'", channels[0])).await.unwrap();
@@ -253,7 +253,7 @@ async fn who_may_have_missed_something_is_told() {
     one.run("LISTEN news").await;
     two.run("LISTEN news").await;
     two.run("BEGIN; SELECT 1").await;
-    // The connection that listens is killed.
+    // The listening connection is killed.
     let killed =
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'kingpost listener'";
     assert_eq!(cluster.primary().query(killed).await, "1");
@@ -264,7 +264,7 @@ async fn who_may_have_missed_something_is_told() {
     assert_eq!(two.run("SELECT 2").await, "TDCZ");
     assert_eq!(two.run("COMMIT").await, "CZ");
     assert_eq!(two.ends().await.0, "57P01");
-    // Who comes back listens again. That first may be by its own connection, for a moment.
+    // A reconnected client listens again; at first, for a moment, possibly by its own connection.
     let mut client = Listener::new(&kingpost).await;
     client.run("LISTEN news").await;
     cluster.primary().execute("NOTIFY news, 'again'").await;
@@ -275,7 +275,7 @@ async fn who_may_have_missed_something_is_told() {
         (counts(&kingpost).await.0 > 0.0).then_some(other)
     };
     let mut other = cluster.wait("a shared connection", shares).await;
-    // Another primary is another place to listen.
+    // After a failover the new primary is listened to.
     cluster.primary().kill9().await;
     cluster.replica(0).promote().await;
     assert_eq!(other.ends().await.0, "57P01");
@@ -308,7 +308,7 @@ async fn who_does_not_read_is_closed() {
     let admin = shared.cluster.primary().admin().await;
     let flood = format!("SELECT count(pg_notify('{channel}', n || repeat('x', 7000))) FROM generate_series(1, 40) n");
     admin.batch_execute(&flood).await.unwrap();
-    // One reads all; the other's transaction goes on, and then it is closed.
+    // One reads everything; the other is in a long transaction, and then it is closed.
     for n in 1..=40 {
         assert!(idle.hears_text().await.starts_with(&format!("{n}x")), "{n}");
     }

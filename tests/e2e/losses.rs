@@ -1,11 +1,11 @@
-//! More is lost than a failover can do without: it says so instead of losing something acknowledged, and goes on when it is told to.
+//! Losses beyond the guarantees of a failover: it refuses, instead of losing acknowledged commits, and goes on when told to.
 
 use kingpost_tests::{SOON, ShowLogs, within};
 
 use crate::common::only_kingpost;
 use crate::fleet::Fleet;
 
-/// The primary and its only relay are gone. All that is left is what the standbys have.
+/// The primary and its only relay are gone. Only the standbys' WAL is left.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_loss_that_is_accepted_is_as_small_as_it_can_be() {
     if only_kingpost() {
@@ -15,7 +15,7 @@ async fn a_loss_that_is_accepted_is_as_small_as_it_can_be() {
     let cluster = &fleet.cluster;
     let _logs = ShowLogs(cluster.dir());
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes") };
-    // The second standby has more than the first, which receives from the primary itself.
+    // The second standby has more than the first, as it receives from the primary itself.
     n1.stop().await;
     n1.follow_port(n0.port());
     n0.execute("INSERT INTO acked VALUES (1)").await;
@@ -28,14 +28,14 @@ async fn a_loss_that_is_accepted_is_as_small_as_it_can_be() {
     assert!(text.contains("0 of 1 relays answer") && text.contains("--accept-loss"), "{text}");
     let text = failover.fail(&["failover", "--accept-loss"]).await;
     assert!(text.contains("promoted n2"), "{text}");
-    // The relay is still away: that is said, and everything else was done all the same.
+    // The relay is still away: that is reported, and everything else was done all the same.
     assert!(text.contains("only 0 relays follow it") && text.contains("pg_rewind"), "{text}");
     assert_eq!(n2.query("SELECT count(*) FROM acked").await, "1");
     n1.wait_value("SELECT status FROM pg_stat_wal_receiver", "streaming").await;
     n1.wait_value("SELECT count(*) FROM acked", "1").await;
 }
 
-/// Servers acknowledge what one relay of three has, and the configuration counts on two: the one that has it must be there.
+/// Servers acknowledge WAL that one relay of three has, and the configuration relies on two: the one that has it must be there.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_servers_wait_for_is_what_counts() {
     if only_kingpost() {
@@ -62,7 +62,7 @@ async fn what_the_servers_wait_for_is_what_counts() {
     }
     let cluster = &fleet.cluster;
     let _logs = ShowLogs(cluster.dir());
-    // Those that come back have not got it, whoever they feed.
+    // Relays that come back do not have it, even those with downstreams.
     for standby in cluster.replicas() {
         standby.follow_port(fleet.relays[1].port());
         standby.start().await;
@@ -91,7 +91,7 @@ async fn what_the_servers_wait_for_is_what_counts() {
     assert!(ran.code == Some(3) && ran.text.contains(said), "{}", ran.text);
 }
 
-/// One standby would acknowledge as the primary what no relay has.
+/// One standby would, as the primary, acknowledge commits that no relay has.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_whose_commits_would_wait_for_nobody_is_no_candidate() {
     if only_kingpost() {
@@ -109,7 +109,7 @@ async fn a_standby_whose_commits_would_wait_for_nobody_is_no_candidate() {
     assert!(ran.code == Some(3) && ran.text.contains("n1 has no synchronous_standby_names"), "{}", ran.text);
     let text = failover.succeed(&["switchover"]).await;
     assert!(text.contains("promoted n2") && text.contains("n1 has no synchronous_standby_names"), "{text}");
-    // A standby that counts as a relay does: then a failover, which asks relays only, would not know of a commit.
+    // If a standby counts as a relay, a failover, which asks relays only, would not know of a commit.
     n2.execute(&format!("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 ({}, n1)'", fleet.relays[0].name())).await;
     n2.execute("SELECT pg_reload_conf()").await;
     n2.wait_value(

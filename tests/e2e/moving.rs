@@ -1,4 +1,4 @@
-//! Moving from PgBouncer: what `kingpost config from-pgbouncer` writes is checked and run.
+//! Moving from PgBouncer: the output of `kingpost config from-pgbouncer` is checked and run.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -13,7 +13,7 @@ use tokio_postgres::{Client, Config};
 
 use crate::common::{only_kingpost, value};
 
-/// A directory with a pgbouncer.ini and what it names.
+/// A directory with a pgbouncer.ini and the files that it names.
 struct Old {
     dir: PathBuf,
     ini: PathBuf,
@@ -28,7 +28,7 @@ impl Old {
         Old { ini: file, dir }
     }
 
-    /// Translates it to this file, which is not there before.
+    /// Translates it to this file, which must not exist before.
     fn translate(&self, to: &Path, further: &[&str]) -> Output {
         let mut arguments = vec!["config", "from-pgbouncer", self.ini.to_str().unwrap(), "--out", to.to_str().unwrap()];
         arguments.extend(further);
@@ -49,7 +49,7 @@ async fn what_is_translated_runs_with_tls_on_both_sides_and_lets_in_the_same_use
     let servers = authority.issue_server("server", &["localhost", "127.0.0.1"]);
     let cluster = Cluster::builder().replicas(1).tls(&servers).start().await;
     let _logs = ShowLogs(cluster.dir());
-    // Another database and another user, which the first ones must see nothing of.
+    // Another database and another user, whose data the first ones must not see.
     let verifier =
         cluster.primary().query(&format!("SELECT rolpassword FROM pg_authid WHERE rolname = '{SCRAM_USER}'")).await;
     cluster.primary().execute("CREATE ROLE bob LOGIN").await;
@@ -115,7 +115,7 @@ async fn what_is_translated_runs_with_tls_on_both_sides_and_lets_in_the_same_use
     assert_eq!(value(&sam, "SELECT current_user").await, SCRAM_USER);
     let ssl = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
     assert_eq!(value(&sam, ssl).await, "t", "the server connection is in clear");
-    // The last of two entries counts: one client of this database.
+    // Of two entries the last counts: one client of this database.
     let full = connect(config("bob", "bob's own", "shop")).await.expect_err("a second client of shop");
     assert_eq!(sqlstate(&full), "53300");
     // The fallback: another database, another user, and that user's own limit.
@@ -123,18 +123,18 @@ async fn what_is_translated_runs_with_tls_on_both_sides_and_lets_in_the_same_use
     assert_eq!(value(&bob, "SELECT current_database()").await, "other");
     let full = connect(config("bob", "bob's own", DATABASE)).await.expect_err("a second client of bob");
     assert_eq!(sqlstate(&full), "53300");
-    // Who could not log in to PgBouncer can't here either, and wrong is wrong.
+    // A user that could not log in to PgBouncer cannot log in here either, and a wrong password stays wrong.
     for (user, password) in
         [(USER, "anything"), ("empty", ""), ("empty", "x"), (SCRAM_USER, "wrong"), ("stranger", "x")]
     {
         let error = connect(config(user, password, "postgres")).await.expect_err(user);
         assert!(error.as_db_error().is_none_or(|_| sqlstate(&error) == "28P01"), "{user}: {error:?}");
     }
-    // In clear nobody gets in: the reason why TLS was configured.
+    // Without TLS nobody can log in: the reason why TLS was configured.
     let clear =
         config(SCRAM_USER, SCRAM_PASSWORD, "postgres").ssl_mode(SslMode::Disable).connect(tokio_postgres::NoTls).await;
     assert_eq!(sqlstate(&clear.err().expect("a client without TLS")), "28000");
-    // The operator has the console.
+    // The operator can use the console.
     let boss = connect(config("boss", "the boss", "pgbouncer")).await.unwrap();
     assert!(boss.simple_query("SHOW POOLS").await.is_ok());
 }
@@ -161,7 +161,7 @@ async fn what_cannot_be_carried_over_writes_nothing() {
     assert!(text.contains("127.0.0.1:5433") && !text.contains("127.0.0.1:5432"), "{text}");
     use std::os::unix::fs::PermissionsExt;
     assert_eq!(std::fs::metadata(&toml).unwrap().permissions().mode() & 0o777, 0o600);
-    // It is not overwritten; and what the check finds wrong is not written either.
+    // It is not overwritten; and a file with errors in the check is not written either.
     assert!(!old.translate(&toml, &ignoring).status.success());
     let trusting = Old::new(
         "[databases]\na = host=db\n[pgbouncer]\nlisten_addr = *\nauth_type = trust\nauth_file = DIR/userlist.txt\nadmin_users = a\n",

@@ -10,7 +10,7 @@ use toml::Table;
 
 use crate::common::only_kingpost;
 
-/// Lines whose meaning is the same in all versions of PostgreSQL.
+/// Lines with the same meaning in all versions of PostgreSQL.
 const MAPS: &str = "\
 # map   system                    user
 corp    alice@example.com         alice
@@ -26,7 +26,7 @@ corp    no-group                  alice
 other   alice@example.com         bob
 ";
 
-/// The users of the table, and those that others may be by it.
+/// The users of the table, and those that they may become.
 const ROLES: [&str; 4] = ["alice", "bob", "pre_z_post", "root"];
 
 fn readable(path: &Path, text: &str) {
@@ -38,7 +38,7 @@ fn rule(fields: &[(&str, &str)]) -> Table {
     fields.iter().map(|(name, value)| ((*name).to_owned(), toml::Value::from(*value))).collect()
 }
 
-/// What psql says of a login, as this system user.
+/// Runs a psql login as this system user.
 fn psql(uid: Option<u32>, conninfo: &str) -> Output {
     use std::os::unix::process::CommandExt;
     let mut psql = Command::new(pg_bin().join("psql"));
@@ -50,7 +50,7 @@ fn psql(uid: Option<u32>, conninfo: &str) -> Output {
     psql.output().unwrap()
 }
 
-/// The user that a login has become, or `None` if it was refused by the server's own words.
+/// Returns the user of a login, or `None` if it was refused in the server's own words.
 fn who(what: &str, output: &Output) -> Option<String> {
     let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if output.status.success() {
@@ -87,7 +87,7 @@ async fn certificates_are_whom_postgresql_lets_them_be() {
     let path = |path: &Path| path.display().to_string();
     std::fs::set_permissions(authority.ca_file(), std::fs::Permissions::from_mode(0o644)).unwrap();
     std::fs::set_permissions(authority.ca_file().parent().unwrap(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    // The proxy comes without TLS, and is trusted; whoever comes with TLS is mapped.
+    // The proxy connects without TLS, and is trusted; clients with TLS are mapped.
     let hba = "host all,replication postgres 127.0.0.1/32 trust\nhostnossl all all 127.0.0.1/32 trust\n\
                hostssl all all 127.0.0.1/32 cert map=corp\n";
     let (cert, key, ca) = (path(&server.cert), path(&server.key), path(&authority.ca_file()));
@@ -192,7 +192,7 @@ async fn system_users_are_whom_postgresql_lets_them_be() {
         kingpost = kingpost.add("proxy.users", user(role, "not asked for"));
     }
     let kingpost = kingpost.start().await;
-    // Other users than our own only root can be.
+    // Only root can become other users.
     let id = |flag: &str| String::from_utf8(Command::new("id").arg(flag).output().unwrap().stdout).unwrap();
     let uids: Vec<Option<u32>> = if id("-u").trim() == "0" { vec![None, Some(65534)] } else { vec![None] };
     let mut let_in = Vec::new();
@@ -213,7 +213,7 @@ async fn system_users_are_whom_postgresql_lets_them_be() {
     if uids.len() == 2 {
         assert_eq!(let_in, ["None alice app", "None root other", "Some(65534) bob app"]);
     }
-    // A reload reads the file again: now this system user may be bob, too, and no longer whom it might be before.
+    // A reload reads the file again: now this system user may be bob, too, and no longer the earlier user.
     let direct = |role: &str| format!("host={directory} port={} dbname={DATABASE} user={role}", port.number());
     let me = if uids.len() == 2 { "root".to_owned() } else { id("-un").trim().to_owned() };
     readable(Path::new(&maps), &format!("corp {me} bob\n"));

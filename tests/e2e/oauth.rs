@@ -1,4 +1,4 @@
-//! Method `oauth`: tokens of two issuers, for two databases and two users. None lets anybody in elsewhere, or as somebody else.
+//! Method `oauth`: tokens of two issuers, for two databases and two users. None is accepted elsewhere, or for another user.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,7 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::common::only_kingpost;
 use crate::ldap::{readable, table};
 
-/// Stands in the signature of no token, and in each token's claims: no log may have it.
+/// Part of each token's claims, but of no signature: no log may have it.
 pub(crate) const MARK: &str = "mark-of-tokens";
 
 pub(crate) enum Signer {
@@ -34,13 +34,13 @@ fn encode(bytes: &[u8]) -> String {
 }
 
 impl Signer {
-    /// ring makes no RSA keys; openssl does.
+    /// Makes an RSA key with openssl, as ring cannot.
     pub(crate) fn rsa() -> Signer {
         let made = Command::new("openssl")
             .args(["genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-outform", "DER"])
             .output();
         let made = made.expect("openssl runs");
-        // OpenSSL 3.0 writes the key bare, later ones write PKCS #8.
+        // OpenSSL 3.0 writes the bare key, later ones write PKCS #8.
         let key = RsaKeyPair::from_pkcs8(&made.stdout).or_else(|_| RsaKeyPair::from_der(&made.stdout));
         let key = key.expect("a key of openssl's");
         let public = key.public_key().as_ref().to_vec();
@@ -80,7 +80,7 @@ impl Signer {
         let random = SystemRandom::new();
         let signature = match (head["alg"].as_str(), self) {
             (Some("none"), _) => Vec::new(),
-            // What the RFC warns of: the public key, taken for a shared secret.
+            // The attack of which the RFC warns: the public key used as a shared secret.
             (Some("HS256"), Signer::Rsa(_, public)) => {
                 hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, public), signed.as_bytes()).as_ref().to_vec()
             }
@@ -95,19 +95,19 @@ impl Signer {
     }
 }
 
-/// How an issuer answers.
+/// Behaviour of an issuer.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Mood {
     Well,
-    /// Takes requests, and never answers.
+    /// Accepts requests, and never answers.
     Hangs,
-    /// Its documents do not end.
+    /// Sends documents without end.
     Huge,
-    /// It sends whoever asks elsewhere.
+    /// Redirects requests.
     Redirects,
-    /// An error.
+    /// Answers with an error.
     Fails,
-    /// Its keys are elsewhere, without TLS.
+    /// Names an address of its keys without TLS.
     Downgrades,
 }
 
@@ -151,7 +151,7 @@ impl Issuer {
         Issuer::start_with(signer, id, None).await
     }
 
-    /// Over TLS, with this certificate.
+    /// Starts an issuer over TLS, with this certificate.
     pub(crate) async fn start_secure(signer: Signer, id: &str, pair: &Pair) -> Issuer {
         let config = tls::ListenConfig {
             mode: tls::ListenMode::Require,
@@ -191,7 +191,7 @@ impl Issuer {
         self.state.lock().unwrap().0 = mood;
     }
 
-    /// A token with other claims than a good one of this user.
+    /// Makes a token with other claims than a valid one of this user.
     fn token_with(&self, id: &str, user: &str, change: &Value) -> String {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let mut claims = json!({
@@ -233,7 +233,7 @@ async fn asked(port: u16, database: &str, user: &str) -> Raw {
     raw
 }
 
-/// Logs in with a token: the user's name, or the error's code and text. With a challenge in between if there was one.
+/// Logs in with a token: returns the user's name, or the error's code and text. With the challenge before it, if there was one.
 pub(crate) async fn login(
     port: u16,
     database: &str,
@@ -300,7 +300,7 @@ async fn a_token_lets_in_its_user_where_its_issuer_counts_and_nobody_else() {
     let decide = async |database: &str, user: &str, token: &str| login(port, database, user, token).await.1;
     let refused = |user: &str| Err(format!("28000 OAuth bearer authentication failed for user {user:?}"));
 
-    // Each user by its own token, of the database's issuer; under the name that the map knows.
+    // Each user by its own token, of the database's issuer; under the name of the map.
     for user in ["alice", "bob"] {
         assert_eq!(decide("one", user, &one.token("a", user)).await.as_deref(), Ok(user));
         assert_eq!(decide("two", user, &two.token("b", &format!("{user}@corp"))).await.as_deref(), Ok(user));
@@ -315,7 +315,7 @@ async fn a_token_lets_in_its_user_where_its_issuer_counts_and_nobody_else() {
         ("one", "alice", two.token("b", "alice")),
         ("one", "alice", two.token_with("b", "alice", &json!({"iss": one.url}))),
         ("one", "alice", two.token_with("a", "alice", &json!({"iss": one.url}))),
-        // Who is unknown to the proxy, with a good token.
+        // A user unknown to the proxy, with a valid token.
         ("one", "carol", one.token("a", "carol")),
     ] {
         assert_eq!(decide(database, user, &token).await, refused(user), "{user} in {database}");
@@ -326,7 +326,7 @@ async fn a_token_lets_in_its_user_where_its_issuer_counts_and_nobody_else() {
     assert_eq!(decide("three", "bob", &named(json!(["alice", "carol"]))).await, refused("bob"));
     assert_eq!(decide("three", "alice", &third.token("c", "alice")).await, refused("alice"));
 
-    // What is wrong with a token.
+    // Invalid tokens.
     for change in [
         json!({"late": 1}),
         json!({"early": 1}),
@@ -353,7 +353,7 @@ async fn a_token_lets_in_its_user_where_its_issuer_counts_and_nobody_else() {
     raw.send(&initial(b"n,a=bob,\x01auth=Bearer x\x01\x01")).await;
     assert_eq!(raw.next().await.unwrap().field(b'C').as_deref(), Some("0A000"));
 
-    // Who gives tokens, and which.
+    // The challenge names the issuer and the scope.
     for (database, issuer) in [("one", &one), ("two", &two)] {
         let (challenge, said) = login(port, database, "alice", "").await;
         let expected = json!({
@@ -362,14 +362,14 @@ async fn a_token_lets_in_its_user_where_its_issuer_counts_and_nobody_else() {
         });
         assert_eq!((challenge, said), (Some(expected), refused("alice")));
     }
-    // A client may keep its token until it is asked again.
+    // A client may hold its token back until it is asked again.
     let mut raw = asked(port, "one", "alice").await;
     raw.send(&message(b'p', b"OAUTHBEARER\0\xff\xff\xff\xff")).await;
     assert_eq!(raw.next().await.unwrap().body, [0, 0, 0, 11]);
     raw.send(&message(b'p', format!("n,,\x01auth=Bearer {token}\x01\x01").as_bytes())).await;
     assert_eq!(raw.next().await.unwrap().body, [0; 4]);
 
-    // Another key: it is asked for, and the old one counts no more.
+    // Another key: it is requested, and the old one is no longer valid.
     let old = two.token("b", "alice@corp");
     two.signer = Signer::ec();
     two.state.lock().unwrap().1 = json!({"keys": [two.signer.key("new")]});
@@ -377,7 +377,7 @@ async fn a_token_lets_in_its_user_where_its_issuer_counts_and_nobody_else() {
     cluster.wait("the new key to count", async || decide("two", "alice", &new).await.ok()).await;
     assert_eq!(decide("two", "alice", &old).await, refused("alice"));
 
-    // An issuer that cannot be asked: known keys serve, nobody else is harmed; without keys nobody gets in.
+    // An unreachable issuer: known keys stay in use, other issuers are not affected; without keys no login succeeds.
     for mood in [Mood::Hangs, Mood::Fails, Mood::Huge, Mood::Redirects] {
         two.set(mood);
         let unknown = two.token("unknown", "alice@corp");
@@ -388,7 +388,7 @@ async fn a_token_lets_in_its_user_where_its_issuer_counts_and_nobody_else() {
         );
         assert!(stranger.is_err());
         assert_eq!((known.as_deref(), other.as_deref()), (Ok("alice"), Ok("alice")));
-        // A reload forgets the keys.
+        // A reload drops the keys.
         kingpost.reload("proxy.oauth.max_questions", if mood == Mood::Fails { 7 } else { 8 + mood as i64 });
         let unable = async || decide("two", "alice", &new).await.err().filter(|said| said == UNABLE);
         cluster.wait("the keys to be forgotten", unable).await;
@@ -397,7 +397,7 @@ async fn a_token_lets_in_its_user_where_its_issuer_counts_and_nobody_else() {
         cluster.wait("the issuer to be asked again", async || decide("two", "alice", &new).await.ok()).await;
     }
 
-    // No log has a token, and a refusal is in it.
+    // No log has a token, and the log has the refusal.
     let log = std::fs::read_to_string(kingpost.process().log()).unwrap();
     assert!(log.contains("OAuth bearer authentication failed"), "no refusal in the log");
     for secret in [MARK, &token, signed, signed.split_once('.').unwrap().1] {

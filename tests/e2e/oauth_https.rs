@@ -1,4 +1,4 @@
-//! Method `oauth` with issuers over TLS, each of a database of its own: whom the configured authorities vouch for is asked for its keys, nobody else.
+//! Method `oauth` with issuers over TLS, one for each database: only an issuer that the configured authorities certify is asked for its keys.
 
 use std::fmt::Write as _;
 
@@ -52,7 +52,7 @@ async fn an_issuer_is_asked_only_where_its_certificate_is_good() {
     let decide = async |database: &str, user: &str, token: &str| login(kingpost.port(), database, user, token).await.1;
     let log = || std::fs::read_to_string(kingpost.process().log()).unwrap();
     let refused = |user: &str| Err(format!("28000 OAuth bearer authentication failed for user {user:?}"));
-    // The line about an issuer that could not be asked says which, for whom, and why.
+    // The log line about a failed request names the issuer, the user, and the reason.
     let explained = |issuer: &Issuer, why: &str| {
         let log = log();
         let mut lines = log.lines().filter(|line| line.contains("a user's token could not be judged"));
@@ -66,21 +66,21 @@ async fn an_issuer_is_asked_only_where_its_certificate_is_good() {
     assert_eq!(decide("one", "alice", &one.token("a", "bob")).await, refused("alice"));
     assert_eq!(decide("two", "alice", &one.token("a", "alice")).await, refused("alice"));
 
-    // An authority that nobody has named, and a certificate for another host.
+    // An unconfigured authority, and a certificate for another host.
     assert_eq!(decide("three", "alice", &unknown.token("c", "alice")).await, Err(UNABLE.to_owned()));
     assert!(explained(&unknown, "certificate"), "{}", log());
     assert_eq!(decide("four", "alice", &elsewhere.token("d", "alice")).await, Err(UNABLE.to_owned()));
     assert!(explained(&elsewhere, "certificate"), "{}", log());
     assert_eq!(decide("one", "bob", &one.token("a", "bob")).await.as_deref(), Ok("bob"));
 
-    // With the authority in the file the same issuer counts, and the other one still does not.
+    // With the authority in the file the same issuer is accepted, and the other one still is not.
     kingpost.reload("proxy.oauth.ca_file", file("three.crt"));
     let token = unknown.token("c", "alice");
     cluster.wait("the third authority to count", async || decide("three", "alice", &token).await.ok()).await;
     assert_eq!(decide("three", "bob", &token).await, refused("bob"));
     assert_eq!(decide("four", "alice", &elsewhere.token("d", "alice")).await, Err(UNABLE.to_owned()));
 
-    // Whoever is asked over TLS does not send us to keys without. Of the system's authorities none knows these issuers.
+    // An issuer over TLS must not refer to keys without TLS. The system's authorities know none of these issuers.
     two.set(Mood::Downgrades);
     let token = two.token("b", "alice");
     kingpost.reload("proxy.oauth.max_questions", 31);
@@ -104,7 +104,7 @@ async fn an_issuer_is_asked_only_where_its_certificate_is_good() {
     }
 }
 
-/// Without TLS anybody between could give keys of its own.
+/// Without TLS anyone in between could supply keys.
 #[tokio::test]
 async fn an_issuer_without_tls_is_of_this_machine() {
     let dir = new_dir("oauth");

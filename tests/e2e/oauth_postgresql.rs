@@ -1,5 +1,5 @@
-//! Method `oauth`: PostgreSQL 18 itself and the proxy, by the same rules and with the tokens of the same providers, say the same, byte by byte. What a good token
-//! is, PostgreSQL is told by a library; the test tells that library.
+//! Method `oauth`: PostgreSQL 18 itself and the proxy, with the same rules and tokens of the same providers, answer the same, byte by byte. A library
+//! tells PostgreSQL which tokens are valid; the test tells the library.
 
 use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ use crate::common::only_kingpost;
 use crate::ldap::{readable, table};
 use crate::oauth_provider::{Application, Provider};
 
-/// False, and says so, where the servers know no method `oauth`.
+/// True if the servers know the method `oauth`; otherwise prints a message.
 fn is_there() -> bool {
     let said = Command::new(pg_bin().join("postgres")).arg("--version").output().unwrap();
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
@@ -38,7 +38,7 @@ fn validator(dir: &Path) -> String {
     library.display().to_string()
 }
 
-/// The first message with a token, and how long its response is said to be.
+/// Makes the first message with a token, with this announced length of the response.
 fn chosen(mechanism: &str, length: i32, response: &[u8]) -> Vec<u8> {
     message(b'p', &[mechanism.as_bytes(), &[0], &length.to_be_bytes(), response].concat())
 }
@@ -51,7 +51,7 @@ fn bearer(token: &str) -> Vec<u8> {
     format!("n,,\x01auth=Bearer {token}\x01\x01").into_bytes()
 }
 
-/// What a server says to a client that says this, up to the end of the login: each message, and for an error what it tells programs.
+/// Returns the server's messages to these client messages, up to the end of the login; of an error its machine-readable part.
 async fn talk(port: u16, database: &str, user: &str, says: &[Vec<u8>]) -> Vec<String> {
     let mut raw = Raw::connect(port).await;
     raw.send(&startup(3 << 16, &[("user", user), ("database", database)])).await;
@@ -77,7 +77,7 @@ async fn talk(port: u16, database: &str, user: &str, says: &[Vec<u8>]) -> Vec<St
     said
 }
 
-/// A message of the server's: all of it, but of an error what programs are told. That there is a detail is compared, and not how it is worded.
+/// Renders a server's message: all of it, but of an error only the machine-readable part. The presence of a detail is compared, not its wording.
 fn shown(message: &Message) -> String {
     let kind = char::from(message.kind);
     if message.kind == b'E' {
@@ -88,7 +88,7 @@ fn shown(message: &Message) -> String {
     format!("{kind} {}", message.body.escape_ascii())
 }
 
-/// Both worlds, with two providers.
+/// Both servers, with two providers.
 struct Scene {
     providers: [Provider; 2],
     application: Application,
@@ -110,7 +110,7 @@ impl Scene {
         };
         let rules = rule("one", &one, "db\"") + &rule("two", &two, "mail db\" map=corp");
         readable(&dir.join("rules"), &rules);
-        // Who is bob at the provider is alice there.
+        // bob at the provider is alice here.
         readable(&dir.join("maps"), "corp bob alice\n");
         let maps = dir.join("maps").display().to_string();
         let oracle = Cluster::builder()
@@ -135,7 +135,7 @@ impl Scene {
         Scene { providers: [one, two], application, oracle, cluster, kingpost, differences: Default::default() }
     }
 
-    /// What PostgreSQL says, and the proxy too.
+    /// Compares the answers of PostgreSQL and the proxy, and returns them.
     async fn both(&self, database: &str, user: &str, says: &[Vec<u8>], what: &str) -> Vec<String> {
         let directly = talk(self.oracle.primary().port(), database, user, says).await;
         let through = talk(self.kingpost.port(), database, user, says).await;
@@ -146,7 +146,7 @@ impl Scene {
         through
     }
 
-    /// Programs with tokens of both providers: let in, or told who gives tokens and refused.
+    /// Programs with tokens of both providers: accepted, or told the issuer and refused.
     async fn tokens(&mut self) {
         let mut known = String::new();
         let mut tokens = Vec::new();
@@ -185,7 +185,7 @@ impl Scene {
         assert_eq!(let_in, [("one", "alice", "alice"), ("one", "bob", "bob"), ("two", "alice", "bob")]);
     }
 
-    /// What programs do not say, and what they say when they want to know who gives tokens.
+    /// Messages that programs do not send, and the request for the issuer.
     async fn messages(&mut self) {
         let token = self.application.program(&self.providers[0], "alice", "db", "urn:db").await;
         readable(&self.oracle.primary().dir().join("tokens"), &format!("1 alice {token}\n"));
@@ -193,7 +193,7 @@ impl Scene {
         let farewell = message(b'p', b"\x01");
         let none = || chosen("OAUTHBEARER", -1, b"");
         let discovery = b"n,,\x01auth=\x01\x01";
-        // In their order: nothing is a token, so all after the first are answers to a challenge.
+        // In order: no message is a token, so all after the first are answers to a challenge.
         let talks = [
             ("a good token", vec![first(&good)]),
             ("a good token, later", vec![none(), message(b'p', &good)]),
@@ -216,7 +216,7 @@ impl Scene {
         for (what, says) in talks {
             self.both("one", "alice", &says, what).await;
         }
-        // What is wrong with a message's frame, PostgreSQL says in the words of its parser: the code counts.
+        // Errors of a message's frame are worded by PostgreSQL's parser: only the code is compared.
         let frames = [
             ("no mechanism", vec![message(b'p', b"")]),
             ("a mechanism without an end", vec![message(b'p', b"OAUTHBEARER")]),
@@ -233,7 +233,7 @@ impl Scene {
                 assert!(said.len() == 2 && said[1].starts_with(expected), "{what}: {said:?}");
             }
         }
-        // No token looks like this.
+        // Strings that are no token.
         for auth in [
             "Basic dTpw",
             "Bearer",
@@ -287,7 +287,7 @@ impl Scene {
         }
     }
 
-    /// libpq with both: the same, but for the port.
+    /// libpq with both: the same, except for the port.
     async fn libpq(&mut self) {
         for (n, database, user, who) in [
             (0, "one", "alice", "alice"),
@@ -296,7 +296,7 @@ impl Scene {
             (1, "two", "bob", "bob"),
         ] {
             let mut said = Vec::new();
-            // PostgreSQL's library has to know a token before it comes: it is got here.
+            // PostgreSQL's library has to know a token before it is used: it is obtained here.
             let (token, _) = self.application.person("device", &self.providers[n], who, "openid mail db").await;
             readable(&self.oracle.primary().dir().join("tokens"), &format!("1 {who} {token}\n"));
             for port in [self.oracle.primary().port(), self.kingpost.port()] {

@@ -1,5 +1,5 @@
-//! Method `oauth` with issuers that are no part of the tests: oidc-provider, an OpenID provider of npm's. An application gets tokens as applications do, and
-//! logs in with libpq of PostgreSQL 18.
+//! Method `oauth` with an issuer that is not part of the tests: oidc-provider, an OpenID provider from npm. An application gets its tokens in the
+//! usual way, and logs in with libpq of PostgreSQL 18.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -18,10 +18,10 @@ use crate::oauth::login;
 
 const HANG_UP: i32 = 1;
 const LIMIT: Duration = Duration::from_secs(60);
-/// Programs that log in as themselves, with what the providers know them by.
+/// Programs that log in as themselves, with their secrets at the providers.
 pub(crate) const PROGRAMS: [(&str, &str); 2] = [("alice", "s3cret-of-alice"), ("bob", "s3cret-of-bob")];
 
-/// A provider, with keys of its own.
+/// A provider, with its own keys.
 pub(crate) struct Provider {
     pub(crate) url: String,
     process: Process,
@@ -29,7 +29,7 @@ pub(crate) struct Provider {
 }
 
 impl Provider {
-    /// With these options beside its clients; see `clients/node/oidc_provider.mjs`.
+    /// Starts a provider with these options beside its clients; see `clients/node/oidc_provider.mjs`.
     pub(crate) async fn start(mut options: Value) -> Provider {
         let dir = new_dir("provider");
         options["clients"] = PROGRAMS.into_iter().map(|(name, secret)| (name.to_owned(), json!(secret))).collect();
@@ -46,7 +46,7 @@ impl Provider {
         Provider::start(json!({"alg": algorithm, "lives": 600, "cert": pair.cert, "key": pair.key})).await
     }
 
-    /// From now on it signs with a new key. The one before it is still published, older ones are not.
+    /// Makes it sign with a new key. The previous one is still published, older ones are not.
     async fn sign_anew(&self) {
         let before = self.keys();
         self.process.signal(HANG_UP);
@@ -60,7 +60,7 @@ impl Provider {
     }
 }
 
-/// What a line of its output says behind this word.
+/// Waits for a line of its output that begins with this word, and returns the rest.
 async fn said(process: &Process, dir: &Path, word: &str) -> String {
     kingpost_tests::wait_until(word, LIMIT, dir, async || {
         let log = std::fs::read_to_string(process.log()).unwrap();
@@ -71,13 +71,13 @@ async fn said(process: &Process, dir: &Path, word: &str) -> String {
     .await
 }
 
-/// A program that gets tokens and logs in with them: `clients/python/oauth_agent.py`.
+/// A program that obtains tokens and logs in with them: `clients/python/oauth_agent.py`.
 pub(crate) struct Application {
     _child: Child,
     to: ChildStdin,
     from: Lines<BufReader<ChildStdout>>,
     dir: PathBuf,
-    /// All tokens that providers have given: no log may have one.
+    /// All issued tokens: no log may have one.
     pub(crate) tokens: Vec<String>,
 }
 
@@ -106,7 +106,7 @@ impl Application {
         answer
     }
 
-    /// An access token of a program, which shows its secret.
+    /// Obtains an access token of a program, which authenticates by its secret.
     pub(crate) async fn program(&mut self, provider: &Provider, name: &str, scope: &str, resource: &str) -> String {
         let (_, secret) = PROGRAMS.into_iter().find(|(program, _)| *program == name).unwrap();
         let call = json!({
@@ -115,19 +115,19 @@ impl Application {
         token(&self.call(&call).await, "access_token")
     }
 
-    /// An access token and an ID token of a person, who logs in at a browser. `how`: `device` or `code`.
+    /// Obtains an access token and an ID token of a person, who logs in at a browser. `how`: `device` or `code`.
     pub(crate) async fn person(&mut self, how: &str, provider: &Provider, name: &str, scope: &str) -> (String, String) {
         let answer = self.call(&json!({"do": how, "issuer": provider.url, "user": name, "scope": scope})).await;
         (token(&answer, "access_token"), token(&answer, "id_token"))
     }
 
-    /// What libpq says, or who is logged in and where. It asks the server who gives tokens, and `who` logs in there.
+    /// Logs in with libpq, and returns its result. libpq asks the server for the issuer, and `who` logs in there.
     async fn connect(&mut self, port: u16, database: &str, user: &str, provider: &Provider, who: &str) -> Value {
         let conninfo = conninfo(port, database, user, provider);
         self.call(&json!({"do": "connect", "conninfo": conninfo, "as": who})).await
     }
 
-    /// The same with this token.
+    /// Logs in with this token.
     pub(crate) async fn connect_by(
         &mut self,
         port: u16,
@@ -156,7 +156,7 @@ fn refused(user: &str) -> Result<String, String> {
     Err(format!("28000 OAuth bearer authentication failed for user {user:?}"))
 }
 
-/// Two providers over TLS, each of a database of its own, and one whose clock is slow; two users. Databases `more` and `person` want a scope more.
+/// Two providers over TLS, one for each database, and one with a slow clock; two users. Databases `more` and `person` require one more scope.
 struct Scene {
     one: Provider,
     two: Provider,
@@ -171,7 +171,7 @@ impl Scene {
     async fn start() -> Scene {
         let authority = Authority::new();
         let (one, two) = tokio::join!(Provider::secure("RS256", &authority), Provider::secure("ES256", &authority));
-        // Clocks may be 30 s apart: its tokens are good for a moment.
+        // Clocks may be 30 s apart: its tokens are valid for a moment.
         let late = Provider::start(json!({"alg": "EdDSA", "lives": 4, "behind": 29})).await;
         let application = Application::start(&authority).await;
         let cluster = Cluster::builder().start().await;
@@ -210,7 +210,7 @@ impl Scene {
         login(self.kingpost.port(), database, user, token).await.1
     }
 
-    /// The token is refused, and the log says why.
+    /// Checks that the token is refused, and that the log has the reason.
     async fn refuses(&self, database: &str, user: &str, token: &str, why: &str) {
         let before = self.log().len();
         assert_eq!(self.decide(database, user, token).await, refused(user), "{user} in {database}: {why}");
@@ -246,7 +246,7 @@ impl Scene {
         }
     }
 
-    /// What else the providers give out, and what is no token any more.
+    /// Other tokens of the providers, and expired ones.
     async fn others_are_refused(&mut self) {
         for (provider, database) in [(&self.one, "one"), (&self.two, "two")] {
             for (scope, resource, why) in [
@@ -257,7 +257,7 @@ impl Scene {
                 let token = self.application.program(provider, "alice", scope, resource).await;
                 self.refuses(database, "alice", &token, why).await;
             }
-            // It is made for the application, whose name is one of those in proxy.oauth.audience, and allows nothing.
+            // It is issued for the application, one of the names in proxy.oauth.audience, but permits nothing.
             for how in ["device", "code"] {
                 let (_, id) = self.application.person(how, provider, "alice", "openid db").await;
                 self.refuses(database, "alice", &id, "it lacks a scope").await;
@@ -265,16 +265,16 @@ impl Scene {
         }
         let token = self.application.program(&self.one, "alice", "db", "urn:db").await;
         self.refuses("more", "alice", &token, "it lacks a scope").await;
-        // The provider leaves out of access tokens what is about the person.
+        // The provider omits personal claims from access tokens.
         let (token, _) = self.application.person("code", &self.one, "alice", "openid db").await;
         self.refuses("person", "alice", &token, "it lacks a scope").await;
     }
 
-    /// A token that is good for a moment, and was.
+    /// A token that is valid for a moment, and expires.
     async fn one_is_short_lived(&mut self) -> String {
         for _ in 0..5 {
             let token = self.application.program(&self.late, "bob", "db", "urn:db").await;
-            // Where the machine is busy, the moment may be over.
+            // On a busy machine the moment may be over.
             if self.decide("late", "bob", &token).await.as_deref() == Ok("bob") {
                 return token;
             }
@@ -289,7 +289,7 @@ impl Scene {
         assert_eq!(self.decide("one", "alice", &token).await.as_deref(), Ok("alice"));
     }
 
-    /// libpq asks the server for the issuer, has the person log in there, and comes again.
+    /// libpq asks the server for the issuer, lets the person log in there, and connects again.
     async fn libpq_comes(&mut self) {
         let port = self.kingpost.port();
         for (database, provider, other) in [("one", &self.one, &self.two), ("two", &self.two, &self.one)] {
@@ -303,7 +303,7 @@ impl Scene {
                 assert!(error.contains(&says), "{error}");
                 assert_eq!(answer["told"], told);
             }
-            // It goes to no issuer that its user has not named.
+            // It uses no issuer that its user has not named.
             let answer = self.application.connect(port, database, "alice", other, "alice").await;
             let error = answer["error"].as_str().unwrap();
             assert!(error.contains("is incompatible with oauth_issuer") && answer["told"].is_null(), "{answer}");
@@ -313,7 +313,7 @@ impl Scene {
         assert_eq!((&answer["in"][0], &answer["told"]["scope"]), (&json!("alice"), &json!("db mail")));
     }
 
-    /// Keys come and go: a token counts as long as its key is published.
+    /// Keys come and go: a token is valid as long as its key is published.
     async fn keys_change(&mut self) {
         let kept = self.application.program(&self.one, "alice", "db", "urn:db").await;
         let mut before = self.application.program(&self.two, "alice", "db", "urn:db").await;
@@ -332,7 +332,7 @@ impl Scene {
         }
     }
 
-    /// Neither a token nor a part of one, nor a secret.
+    /// No log has a token, a part of one, or a secret.
     async fn nothing_is_told(&self) {
         let (status, metrics) = http_get(self.kingpost.metrics_port(), "/metrics").await.unwrap();
         assert_eq!(status, 200);
@@ -363,7 +363,7 @@ async fn tokens_of_a_provider_let_in_its_users_and_nobody_else() {
     scene.nothing_is_told().await;
 }
 
-/// psql that has asked for a device to be let in, or has ended.
+/// A psql that has asked for a device login, or has ended.
 struct Psql {
     process: Process,
     dir: PathBuf,
@@ -374,7 +374,7 @@ impl Psql {
         let dir = new_dir("psql");
         let mut run = command(Path::new("psql"), RunAs::Tests, "KILL");
         run.args(["-XAt", "-c", "SELECT current_user, current_database()", conninfo]);
-        // libpq 18 takes an authority of the user's own from those only who know what they do.
+        // libpq 18 accepts a user's own authority only with the UNSAFE setting.
         run.env("PGOAUTHCAFILE", authority.ca_file()).env("PGOAUTHDEBUG", "UNSAFE");
         let process = Process::start("psql", run, &dir.join("psql.log"));
         Psql { process, dir }
@@ -384,7 +384,7 @@ impl Psql {
         String::from_utf8_lossy(&std::fs::read(self.process.log()).unwrap()).into_owned()
     }
 
-    /// The address that a browser has to visit, with the code; none if psql has ended without it.
+    /// Returns the address for the browser, with the code; None if psql has ended without it.
     async fn asks(&self) -> Option<String> {
         kingpost_tests::wait_until("psql to ask for a visit", LIMIT, &self.dir, async || {
             let ended = self.process.exit_status().is_some();
@@ -397,7 +397,7 @@ impl Psql {
     }
 }
 
-/// Nothing of this client is the tests': psql of PostgreSQL 18 and libpq's own flow for devices (in Debian the package libpq-oauth), where they are installed.
+/// This client is entirely foreign: psql of PostgreSQL 18 with libpq's own device flow (in Debian the package libpq-oauth), if installed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn psql_logs_in_by_a_device() {
     if only_kingpost() {
