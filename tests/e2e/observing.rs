@@ -1,4 +1,4 @@
-//! What operators copy: alert rules and a dashboard, held against what a real proxy says of itself, by Prometheus' own tools.
+//! Examples for operators: alert rules and a dashboard, checked against the metrics of a real proxy, with Prometheus' own tools.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ fn packaging() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging")
 }
 
-/// Every metric of Kingpost's that a text names.
+/// Returns all metrics of Kingpost that a text names.
 fn named(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (at, _) in text.match_indices("kingpost_") {
@@ -23,14 +23,14 @@ fn named(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// The expressions of a dashboard's panels.
+/// Returns the expressions of a dashboard's panels.
 fn expressions(dashboard: &Value) -> Vec<String> {
     let panels = dashboard["panels"].as_array().expect("panels");
     let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
     targets.map(|target| target["expr"].as_str().expect("expr").to_owned()).collect()
 }
 
-/// Runs promtool; None: it is not installed.
+/// Runs promtool; None if it is not installed.
 fn promtool(arguments: &[&str], dir: &Path, input: Option<&Path>) -> Option<(bool, String)> {
     let mut command = Command::new("promtool");
     command.args(arguments).current_dir(dir).stdin(Stdio::null());
@@ -71,7 +71,7 @@ async fn alert_rules_and_dashboard_name_metrics_that_are_there() {
         assert!(missing.is_empty(), "{what} names metrics that no scrape has: {missing:?}");
     }
 
-    // Prometheus' own judgement: of the scrape, of the rules, of what they fire for, and of the dashboard's expressions.
+    // Prometheus' own check: of the scrape, of the rules, of their alerts, and of the dashboard's expressions.
     let dir = new_dir("promtool");
     std::fs::write(dir.join("scrape.txt"), &scrape).unwrap();
     let rules: Vec<Value> = expressions

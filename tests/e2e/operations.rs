@@ -1,4 +1,4 @@
-//! What an operator does: metrics, health, reload, check.
+//! Work of an operator: metrics, health, reload, check.
 
 use futures_util::future::join_all;
 use kingpost_tests::{Cluster, Kingpost, ShowLogs, new_dir};
@@ -22,7 +22,7 @@ async fn metrics_are_valid_and_move() {
     for n in 0..100 {
         value(&client, &format!("SELECT {n} FROM pg_class LIMIT 1")).await;
     }
-    // Which counter it is that counts them is the proxy's affair; that some does is ours.
+    // It does not matter which counter counts them, as long as one does.
     shared
         .cluster
         .wait("a counter to count 100 queries", async || {
@@ -81,7 +81,7 @@ async fn reload_changes_the_pool_size() {
     cluster
         .wait("surplus server connections to be closed", async || (cluster.pool_connections().await <= 1).then_some(()))
         .await;
-    // A file that does not hold changes nothing, and the proxy lives.
+    // An invalid file changes nothing, and the proxy lives.
     kingpost.reload("proxy.pool.sise", 9);
     kingpost.reload("proxy.pool.size", 9);
     let log = || std::fs::read_to_string(kingpost.process().log()).unwrap_or_default();
@@ -150,10 +150,10 @@ fn check_says_what_is_wrong() {
     }
     let missing = Kingpost::run(&["check", "--config", dir.join("missing.toml").to_str().unwrap()]);
     assert!(!missing.status.success() && String::from_utf8_lossy(&missing.stderr).contains("missing.toml"));
-    // The proxy refuses the same, before it listens.
+    // The proxy refuses the same file, before it listens.
     let refused = Kingpost::run(&["proxy", "--config", dir.join("kingpost.toml").to_str().unwrap()]);
     assert!(!refused.status.success());
-    // A relay's file needs no [proxy], also where it lists the nodes; a proxy does.
+    // A relay's file needs no [proxy], even if it lists the nodes; a proxy does.
     let (code, said) =
         check("[relay]\nauth = \"trust\"\n\n[[cluster.nodes]]\nname = \"a\"\naddress = \"127.0.0.1:5432\"\n");
     assert!(code == Some(0) && said.contains("good, a relay"), "{said}");
@@ -162,7 +162,7 @@ fn check_says_what_is_wrong() {
     assert!(!refused.status.success() && said.contains("says nothing of a proxy"), "{said}");
 }
 
-/// Status line and body of a GET with a header.
+/// Returns status line and body of a GET with a header.
 async fn get_with(port: u16, path: &str, header: &str) -> (String, Vec<u8>) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
@@ -194,7 +194,7 @@ async fn profiles_show_what_the_process_does_to_who_has_the_token() {
     }
     let without = Kingpost::of(&shared.cluster).start().await;
     assert!(get_with(without.metrics_port(), "/debug/pprof/profile", right).await.0.contains("404"));
-    // Something for it to see.
+    // Some work for the profile.
     let client = kingpost.connect().await;
     let load = tokio::spawn(async move { while value(&client, "SELECT 7").await == "7" {} });
     let (line, folded) = get_with(port, "/debug/pprof/profile?seconds=2&hz=499&format=folded", right).await;

@@ -1,4 +1,4 @@
-//! Metrics, as a collector gets them: the same that `/metrics` shows, from every kind of process.
+//! Metrics sent to a collector: the same as at `/metrics`, from every kind of process.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,10 +14,10 @@ use opentelemetry_proto::tonic::metrics::v1::{Metric, ResourceMetrics};
 use crate::collector::{Collector, attribute};
 use crate::common::{only_kingpost, shared, simple};
 
-/// Between two requests of a process.
+/// Interval between two requests of a process.
 const INTERVAL: &str = "100ms";
 
-/// All that the processes of a service have sent, in order.
+/// Returns everything that the processes of a service have sent, in order.
 fn of_service(collector: &Collector, service: &str) -> Vec<ResourceMetrics> {
     let is_of = |of: &&ResourceMetrics| resource(of, "service.name") == service;
     collector.sent().metrics.iter().filter(is_of).cloned().collect()
@@ -31,7 +31,7 @@ fn metrics(of: &ResourceMetrics) -> impl Iterator<Item = &Metric> {
     of.scope_metrics.iter().flat_map(|scope| &scope.metrics)
 }
 
-/// The value of a counter or gauge of one sample.
+/// Returns the value of a counter or gauge of one sample.
 fn value(of: &ResourceMetrics, name: &str) -> f64 {
     let metric = metrics(of).find(|metric| metric.name == name).unwrap_or_else(|| panic!("no {name}"));
     let points = match metric.data.as_ref().expect("data") {
@@ -45,7 +45,7 @@ fn value(of: &ResourceMetrics, name: &str) -> f64 {
     }
 }
 
-/// Waits until a service has sent something for which this holds.
+/// Waits until a service has sent data that satisfy the condition.
 async fn sent(
     collector: &Collector,
     service: &str,
@@ -56,7 +56,7 @@ async fn sent(
     wait_until(&what, SOON, logs, async || of_service(collector, service).into_iter().find(&holds)).await
 }
 
-/// What a collector was sent and what `/metrics` shows are the same metrics, of the same kinds.
+/// Checks that the data of a collector and of `/metrics` are the same metrics, of the same kinds.
 fn are_the_same(of: &ResourceMetrics, shown: &Metrics) {
     let kind = |metric: &Metric| match metric.data.as_ref().expect("data") {
         Data::Sum(sum) if sum.is_monotonic => "counter",
@@ -76,7 +76,7 @@ fn proxy<'a>(cluster: &'a Cluster, collector: &Collector, service: &str) -> King
         .set("metrics.otlp.service_name", service)
 }
 
-/// Two proxies with a collector each: neither collector hears of the other's. What was counted last is sent before a process is gone.
+/// Two proxies with a collector each: neither collector gets the other's metrics. The last counts are sent before a process ends.
 #[tokio::test]
 async fn proxies_send_what_they_show_to_their_own_collector() {
     let (shared, _logs) = shared().await;
@@ -126,7 +126,7 @@ async fn relays_registries_and_watchers_send_theirs() {
         table.insert("service_name".into(), service.into());
         table
     };
-    // Its primary is nobody.
+    // Its primary does not exist.
     let nobody = Port::reserve();
     let mut relay = Relay::of(&shared.cluster, nobody.number()).set("metrics.otlp", otlp("relay"));
     relay.is_new(true);
@@ -151,7 +151,7 @@ async fn relays_registries_and_watchers_send_theirs() {
     sent(&collector, "watch", logs, |of| value(of, "kingpost_watch_looks_total") > 0.0).await;
 }
 
-/// Over TLS, with a token. A collector that is not there, or is somebody else, is sent nothing, harms nothing, and is one line in the log.
+/// Over TLS, with a token. Nothing is sent to a collector that is down, or has a wrong certificate; it does no harm, and causes one line in the log.
 #[tokio::test]
 async fn metrics_go_to_the_right_collector_only() {
     let (shared, _logs) = shared().await;
@@ -178,7 +178,7 @@ async fn metrics_go_to_the_right_collector_only() {
     }
     for nobody in [&other, &collector] {
         if std::ptr::eq(nobody, &collector) {
-            // The third has nobody at its port for a while.
+            // No server listens at the third's port for a while.
             collector.end().await;
         }
         let kingpost = secure(nobody).start().await;
@@ -197,7 +197,7 @@ async fn metrics_go_to_the_right_collector_only() {
     assert!(other.sent().headers.is_empty(), "a request was sent to a stranger");
 }
 
-/// One that comes later is sent everything that was counted before.
+/// A collector that starts later gets the counts from before.
 #[tokio::test]
 async fn a_collector_may_come_later() {
     let (shared, _logs) = shared().await;

@@ -11,18 +11,18 @@ use tokio_postgres::{Config, NoTls};
 use crate::common::only_kingpost;
 use crate::ldap::{readable, table, who, who_is};
 
-/// Users and passwords of the two services that have some. Nobody has the same password in both.
+/// Users and passwords of the two services that have some. No user has the same password in both.
 const FIRST: &[(&str, &str)] =
     &[("ann", "anns-first"), ("ben", "bens-first"), ("gone", "gones-first"), ("stray", "strays-first")];
 const SECOND: &[(&str, &str)] = &[("ann", "anns-second"), ("ben", "bens-second")];
-/// Said to a client when PAM could not be asked.
+/// Error of a client whose password PAM could not verify.
 const UNKNOWN: &str = "08006 PAM could not be asked about the password: try again";
 
 /// Files in `/etc/pam.d`, removed at the end.
 struct Services(Vec<PathBuf>);
 
 impl Services {
-    /// What a service is called that is this test's own.
+    /// Returns the name of a service that only this test uses.
     fn name(of: &str) -> String {
         format!("kingpost-test-{}-{of}", std::process::id())
     }
@@ -47,7 +47,7 @@ fn executable(path: &Path, text: &str) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Whether services of the tests' own can be made here, with the modules that they need.
+/// True if tests can create services here, with the modules that they need.
 fn can_have_services() -> bool {
     let module = |name: &str| {
         let places = ["/usr/lib/x86_64-linux-gnu/security", "/usr/lib/aarch64-linux-gnu/security", "/lib64/security"];
@@ -62,7 +62,7 @@ fn can_have_services() -> bool {
     can
 }
 
-/// A directory in which modules find users' passwords: a file `NAME` for each table, and `in-table`, which looks into one.
+/// Makes a directory in which modules find users' passwords: a file `NAME` for each table, and `in-table`, which searches one.
 fn tables(name: &str, of: &[(&str, &[(&str, &str)])]) -> PathBuf {
     let dir = new_dir(name);
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -77,7 +77,7 @@ fn tables(name: &str, of: &[(&str, &[(&str, &str)])]) -> PathBuf {
     dir
 }
 
-/// Processes below `parent`.
+/// Returns the processes below `parent`.
 fn descendants(parent: u32) -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
     let mut next = vec![parent];
@@ -95,7 +95,7 @@ fn descendants(parent: u32) -> BTreeSet<u32> {
     found
 }
 
-/// Whether a process has ended. Nobody may wait for one that has lost its parent.
+/// True if a process has ended; a process without its parent cannot be waited for.
 fn has_ended(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
 }
@@ -118,7 +118,7 @@ async fn pam_lets_in_whom_postgresql_lets_in_by_it() {
     let helper = kingpost_bin().with_file_name("kingpost-pam");
     assert!(helper.exists(), "no {}: build it (cargo build -p kingpost-pam)", helper.display());
 
-    // The binary itself runs where there is no libpam.
+    // The binary itself runs on machines without libpam.
     let libraries = Command::new(kingpost_bin()).env("LD_TRACE_LOADED_OBJECTS", "1").output().unwrap();
     let libraries = String::from_utf8_lossy(&libraries.stdout).into_owned();
     assert!(libraries.contains("libc.so") && !libraries.contains("libpam"), "{libraries}");
@@ -127,7 +127,7 @@ async fn pam_lets_in_whom_postgresql_lets_in_by_it() {
     let at = dir.display().to_string();
     readable(&dir.join("expired"), "gone\n");
     executable(&dir.join("from-host"), "#!/bin/sh\n[ \"$PAM_RHOST\" = \"$1\" ]\n");
-    // Says which process it is in, and never ends.
+    // Reports its process id, and never ends.
     executable(&dir.join("hang"), "#!/bin/sh\n/usr/bin/tr -d '\\000' >/dev/null\nexec /bin/sleep 1000\n");
     let mut services = Services(Vec::new());
     for name in ["first", "second"] {
@@ -206,7 +206,7 @@ async fn pam_lets_in_whom_postgresql_lets_in_by_it() {
     for database in local {
         for role in roles {
             for password in ["anns-first", "bens-first", "gones-first", "anns-second", "bens-second", ""] {
-                // Without a file of its own a service is `other`, whose modules take seconds to refuse.
+                // A service without its own file is `other`, whose modules take seconds to refuse.
                 if database == "missing" && (role, password) != ("ann", "anns-first") {
                     continue;
                 }
@@ -235,7 +235,7 @@ async fn pam_lets_in_whom_postgresql_lets_in_by_it() {
             }
         }
     }
-    // One whose account has expired gets in by no service that knows of it.
+    // A user with an expired account cannot log in by a service that checks it.
     let mut expected: Vec<String> =
         ["first ann anns-first", "first ben bens-first", "second ann anns-second", "second ben bens-second"]
             .map(str::to_owned)
@@ -246,11 +246,11 @@ async fn pam_lets_in_whom_postgresql_lets_in_by_it() {
         }
     }
     assert_eq!(let_in, expected);
-    // PAM knows this one; the proxy does not.
+    // PAM knows this user; the proxy does not.
     let said = who(&dir, proxied, "first", "stray", "strays-first").await.unwrap_err();
     assert_eq!(said, "28000 PAM authentication failed for user \"stray\"");
 
-    // Where the client is: by address, and by name.
+    // The client's host: by address, and by name.
     let proxied_tcp = kingpost.port();
     for (database, good) in [("address", true), ("byname", true), ("unnamed", false)] {
         let directly = over_tcp(direct, database, "ann", "any").await;
@@ -259,7 +259,7 @@ async fn pam_lets_in_whom_postgresql_lets_in_by_it() {
         assert_eq!(through.is_ok(), good, "{database}: {through:?}");
     }
 
-    // Modules that hang: more logins than may ask at a time. Nobody else waits, no process has a password where others can see it, and in the end all
+    // Modules that hang, and more logins than may ask at a time: no other login waits, no process shows a password to others, and in the end all
     // processes are gone.
     let pid = kingpost.process().pid();
     assert_eq!(descendants(pid), BTreeSet::new());
@@ -294,7 +294,7 @@ async fn pam_lets_in_whom_postgresql_lets_in_by_it() {
     }
     assert_eq!(who(&dir, proxied, "first", "ann", "anns-first").await.as_deref(), Ok("ann"));
 
-    // A helper that gives no answer lets nobody in, however it ends.
+    // Without an answer of the helper the login fails, however the helper ends.
     let log = || std::fs::read_to_string(kingpost.process().log()).unwrap_or_default();
     for (broken, says) in [
         ("/bin/true", "/bin/true gave no answer"),
@@ -303,7 +303,7 @@ async fn pam_lets_in_whom_postgresql_lets_in_by_it() {
         ("/bin/false", "/bin/false gave no answer"),
     ] {
         kingpost.reload("proxy.pam.helper", broken);
-        // Until the reload has come through, the helper before is asked, which is as broken: whoever gets in by the first is too early.
+        // Until the reload takes effect the earlier helper is asked, which is also broken: a login that succeeds is too early.
         let refused = async || {
             let said = who(&dir, proxied, "first", "ann", "anns-first").await;
             said.err().filter(|said| said == UNKNOWN && log().contains(says))
@@ -319,7 +319,7 @@ async fn pam_lets_in_whom_postgresql_lets_in_by_it() {
         assert!(!log.contains(password), "the log has {password}");
     }
 
-    // Who asked is killed: the modules end as well.
+    // The asking process is killed: the modules end as well.
     kingpost.reload("proxy.pam.helper", helper.display().to_string());
     let works = async || who(&dir, proxied, "first", "ben", "bens-first").await.ok();
     cluster.wait("the right helper to count again", works).await;

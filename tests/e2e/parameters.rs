@@ -22,7 +22,7 @@ async fn check(client: &Client, n: usize) {
     ] {
         assert_eq!(value(client, sql).await, expected, "client {n}: {sql}");
     }
-    // What a replica does with them counts too.
+    // Replicas must apply them, too.
     let instant = value(client, "SELECT to_char(timestamptz '2024-01-01 00:00:00+00', 'HH24')").await;
     assert_eq!(instant, ["00", "09", "19"][n % 3], "client {n} in {zone}");
 }
@@ -90,20 +90,20 @@ async fn set_parameters_move_with_their_client() {
     assert_eq!(value(&clients[0], "SHOW statement_timeout").await, "0");
     clients[1].batch_execute("DISCARD ALL").await.unwrap();
     assert_eq!(value(&clients[1], "SHOW statement_timeout").await, "0");
-    // All leave; whoever comes next finds defaults.
+    // All leave; the next clients find defaults.
     drop(clients);
     for _ in 0..CLIENTS {
         assert_eq!(value(&kingpost.connect().await, "SHOW statement_timeout").await, "0");
     }
 }
 
-/// Clients that stay with their server connection.
+/// Counts the pinned clients.
 async fn pinned(kingpost: &Kingpost) -> f64 {
     if subject() == Subject::Kingpost { kingpost.metrics().await.sum("kingpost_clients_pinned", &[]) } else { 0.0 }
 }
 
-/// With one server connection for two clients, each finds what it has set itself: after each of these, and what has been rolled back
-/// or was for one transaction only has never been.
+/// With one server connection for two clients, each finds the values that it has set itself: after each of these statements, and with rolled back and
+/// transaction-local values undone.
 #[tokio::test]
 async fn a_set_lasts_as_long_as_its_transaction_says() {
     let (shared, _logs) = shared().await;
@@ -130,7 +130,7 @@ async fn a_set_lasts_as_long_as_its_transaction_says() {
         ("BEGIN; SET work_mem = '8MB'; COMMIT AND CHAIN; SET work_mem = '9MB'; ROLLBACK", "4s", "8MB"),
         ("DISCARD ALL", "1s", "4MB"),
     ] {
-        // Each statement of a list by itself, then all in one message: what came before is undone in between.
+        // Each statement of a list by itself, then all in one message: between the two all values are reset.
         for whole in [false, true] {
             if whole {
                 client.batch_execute(text).await.unwrap();
@@ -145,7 +145,7 @@ async fn a_set_lasts_as_long_as_its_transaction_says() {
             assert_eq!(value(&client, "SHOW work_mem").await, work_mem, "{text}");
         }
     }
-    // What fails sets nothing: alone, with others in one message, and in a transaction.
+    // A failed statement sets nothing: alone, with others in one message, and in a transaction.
     for text in [
         "SET work_mem = 'much'",
         "SET work_mem = '5MB'; SELECT 1/0",
@@ -164,7 +164,7 @@ async fn a_set_lasts_as_long_as_its_transaction_says() {
     assert_eq!(value(&client, "SHOW work_mem").await, "11MB");
     assert_eq!(value(&client, "SHOW lock_timeout").await, "7s");
     assert_eq!(pinned(&kingpost).await, 0.0);
-    // With a savepoint in between, and what is undone to it.
+    // With a savepoint in between, and a rollback to it.
     client
         .batch_execute("BEGIN; SAVEPOINT a; SET work_mem = '12MB'; ROLLBACK TO a; SET lock_timeout = '8s'; COMMIT")
         .await
@@ -289,14 +289,14 @@ async fn parameter_status_tells_the_client() {
     assert!(changed.contains(&("TimeZone".into(), "Asia/Tokyo".into())), "{changed:?}");
 }
 
-/// What a client takes its time zone to be after these messages.
+/// Returns the time zone that a client knows after these messages.
 fn believed(messages: &[Message], before: &str) -> String {
     let told = messages.iter().rev().filter(|message| message.kind == b'S');
     let zone = told.filter_map(|message| message.body.strip_prefix(b"TimeZone\0")?.strip_suffix(b"\0")).next();
     zone.map_or(before.into(), |zone| String::from_utf8_lossy(zone).into_owned())
 }
 
-/// Before it hears that the reset is done, and before whatever it has sent behind it.
+/// Reported before the end of the reset, and before any later message of the client.
 #[tokio::test]
 async fn a_reset_goes_back_to_what_the_client_began_with() {
     let (shared, _logs) = shared().await;
@@ -329,7 +329,7 @@ async fn a_reset_goes_back_to_what_the_client_began_with() {
                 }
             }
         }
-        // In a transaction: when that ends, at the latest.
+        // In a transaction: at its end, at the latest.
         let texts = ["SET TimeZone = 'Europe/Rome'", "BEGIN", "RESET TimeZone", "COMMIT"];
         raw.send(&texts.map(query).concat()).await;
         let mut zone = String::new();
@@ -349,7 +349,7 @@ async fn a_wrong_startup_parameter_is_refused_clearly() {
     for options in ["-c no_such_parameter=1", "-c statement_timeout=soon"] {
         let mut config = shared.kingpost.endpoint().config();
         config.options(options);
-        // A proxy may only find out when it has a server for the client.
+        // A proxy may only notice once it has a server for the client.
         let error = match shared.kingpost.endpoint().try_connect(&config).await {
             Ok(client) => client.simple_query("SELECT 1").await.map(|_| ()).unwrap_err(),
             Err(error) => error,

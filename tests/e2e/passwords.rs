@@ -1,4 +1,4 @@
-//! Passwords that change: several of one user at a time, files and commands that are read again.
+//! Changing passwords: several of one user at a time, files and commands that are read again.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -11,14 +11,14 @@ use tokio_postgres::{Client, Error};
 use crate::common::{only_kingpost, value};
 use crate::governed::config;
 
-/// Everybody but the harness is asked for a password: `md5` means SCRAM where the role has a SCRAM verifier.
+/// Asks all users but the harness for a password: `md5` means SCRAM if the role has a SCRAM verifier.
 const HBA: &str = "host all,replication postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 md5\n";
 
 async fn log_in(kingpost: &Kingpost, user: &str, password: &str, database: &str) -> Result<Client, Error> {
     kingpost.endpoint().try_connect(&config(kingpost, user, password, database)).await
 }
 
-/// An entry of `[[proxy.users]]` with further secrets.
+/// Makes an entry of `[[proxy.users]]` with further secrets.
 fn with_secrets(name: &str, password: &str, secrets: &[&str]) -> toml::Table {
     let mut table = user(name, password);
     table.insert("secrets".into(), secrets.iter().map(|secret| toml::Value::from(*secret)).collect::<Vec<_>>().into());
@@ -56,7 +56,7 @@ async fn each_of_a_users_passwords_lets_in_and_the_servers_get_the_one_they_know
         let error = log_in(&kingpost, user, password, DATABASE).await.map(|_| ()).expect_err("got in");
         assert_eq!(sqlstate(&error), "28P01", "{user} {password:?}: {error:?}");
     };
-    // Whichever password a client has, the servers hear the one that they know: the proxy finds out which, on each node.
+    // With any password of the client, the servers get the one that they know: the proxy finds it out, on each node.
     let all_work = async || {
         for (name, passwords) in [(USER, &["new", "older still", "old"][..]), ("mia", &["mine next", "mine"])] {
             for password in passwords {
@@ -86,7 +86,7 @@ async fn each_of_a_users_passwords_lets_in_and_the_servers_get_the_one_they_know
         end_sessions(&cluster, name).await;
     }
     all_work().await;
-    // The servers get one that the proxy does not have: that is an error, and not an endless wait.
+    // The servers get one that the proxy does not have: an error, not an endless wait.
     primary.execute(&format!("ALTER ROLE {USER} PASSWORD 'never told'")).await;
     cluster.wait_caught_up().await;
     end_sessions(&cluster, USER).await;
@@ -96,17 +96,17 @@ async fn each_of_a_users_passwords_lets_in_and_the_servers_get_the_one_they_know
         Ok(client) => client.simple_query("SELECT 1").await.map(|_| ()).expect_err("no password fits"),
     };
     assert_eq!(sqlstate(&error), "28P01", "{error:?}");
-    // The other user is none the worse for it.
+    // The other user is not affected.
     let mia = log_in(&kingpost, "mia", "mine", DATABASE).await.unwrap();
     assert_eq!(value(&mia, "SELECT current_user").await, "mia");
-    // Nothing of it is in the log.
+    // No password is in the log.
     let log = std::fs::read_to_string(kingpost.process().log()).unwrap();
     for secret in ["older still", "mine next", "never told"] {
         assert!(!log.contains(secret), "the log has a password");
     }
 }
 
-/// Puts a new password into a file as a Vault agent does: another file takes its place.
+/// Writes a new password to a file as a Vault agent does: by replacing the file.
 fn write(path: &Path, text: &str) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).unwrap();
@@ -115,7 +115,7 @@ fn write(path: &Path, text: &str) {
     std::fs::rename(&new, path).unwrap();
 }
 
-/// An entry of a list of tables whose password is in a file or comes from a command.
+/// Makes an entry of a list of tables whose password is in a file or comes from a command.
 fn with(key: &str, mut table: toml::Table, value: impl Into<toml::Value>) -> toml::Table {
     table.remove("password");
     table.insert(key.into(), value.into());
@@ -126,7 +126,7 @@ fn command(script: &str) -> toml::Value {
     ["/bin/sh", "-c", script].map(toml::Value::from).to_vec().into()
 }
 
-/// Terminates whoever is connected but the harness, and waits until they are gone.
+/// Terminates all connections but the harness's, and waits until they are gone.
 async fn end_pool(cluster: &Cluster) {
     for node in cluster.nodes() {
         node.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'kingpost'")
@@ -160,7 +160,7 @@ async fn a_password_that_a_server_refuses_is_read_again_before_the_login_fails()
         |path: &Path| format!("echo x >> {}; echo s3cret-words >&2; exec cat {}", counted.display(), path.display());
     let kingpost = Kingpost::of(&cluster)
         .set("proxy.auth", "scram-sha-256")
-        // Nothing is read again because of the time.
+        // Nothing is read again on a timer.
         .set("passwords.interval", "0s")
         .add("proxy.users", with("password_file", user(USER, ""), alice.display().to_string()))
         .add("proxy.users", with("password_command", user("mia", ""), command(&script(&mia))))
@@ -195,7 +195,7 @@ async fn a_password_that_a_server_refuses_is_read_again_before_the_login_fails()
     // Clients that are connected, and hold no server connection.
     let mia_client = log_in(&kingpost, "mia", "mia one", DATABASE).await.unwrap();
     let shop_client = log_in(&kingpost, USER, "alice one", "shop").await.unwrap();
-    // The passwords change, first at the servers, then in what the commands print. Nobody tells the proxy.
+    // The passwords change, first on the servers, then in the commands' output. The proxy is not told.
     for (role, file) in [("mia", &mia), ("shop", &shop)] {
         primary.execute(&format!("ALTER ROLE {role} PASSWORD '{role} two'")).await;
         write(file, &format!("{role} two\n"));
@@ -209,7 +209,7 @@ async fn a_password_that_a_server_refuses_is_read_again_before_the_login_fails()
         assert_eq!(value(&shop_client, &sql).await, "shop", "{route}");
     }
     assert!(runs() > 2);
-    // What clients show is compared with the same password.
+    // The clients' passwords are compared with the same value.
     assert!(log_in(&kingpost, "mia", "mia two", DATABASE).await.is_ok());
     assert_eq!(
         sqlstate(&log_in(&kingpost, "mia", "mia one", DATABASE).await.map(|_| ()).expect_err("the old one")),
@@ -219,7 +219,7 @@ async fn a_password_that_a_server_refuses_is_read_again_before_the_login_fails()
     primary.execute(&format!("ALTER ROLE {USER} PASSWORD 'alice two'")).await;
     write(&alice, "alice two\n");
     cluster.wait("the file to be read again", async || log_in(&kingpost, USER, "alice two", DATABASE).await.ok()).await;
-    // A password that is wrong for good is refused, once it was read again; and one that cannot be read stays.
+    // A password that stays wrong is refused after it was read again; one that cannot be read is kept.
     primary.execute("ALTER ROLE mia PASSWORD 'never written'").await;
     cluster.wait_caught_up().await;
     end_pool(&cluster).await;
@@ -292,7 +292,7 @@ async fn probes_and_lookups_go_on_with_a_password_that_has_changed() {
                 .await;
         }
     }
-    // A lookup whose session has just been ended may fail; one that logs in anew does not.
+    // A lookup whose session was just ended may fail; one with a new login does not.
     let sam = cluster
         .wait("a lookup with the new password", async || {
             log_in(&kingpost, SCRAM_USER, SCRAM_PASSWORD, DATABASE).await.ok()

@@ -59,7 +59,7 @@ async fn newer_versions_and_options_are_negotiated() {
     if subject() == Subject::PgBouncer {
         return;
     }
-    // PostgreSQL 15 itself knows 3.0 only, so what stands in answers 3.2 with 3.0.
+    // PostgreSQL 15 itself knows only 3.0, so the stand-in answers 3.2 with 3.0.
     let highest = if subject() == Subject::Kingpost { 3 << 16 | 2 } else { 3 << 16 };
     for (version, option, answer) in [
         (3 << 16, None, None),
@@ -80,7 +80,7 @@ async fn newer_versions_and_options_are_negotiated() {
             assert_eq!(options.len(), number(4) as usize, "{message:?}");
             (number(0), options)
         });
-        // A server may name the version in full or its minor part alone.
+        // A server may answer the full version or only its minor part.
         let negotiated = negotiated.map(|(version, options)| (version & 0xffff, options));
         let answer =
             answer.map(|(version, options)| (version & 0xffff, options.iter().map(|o| (*o).to_owned()).collect()));
@@ -179,7 +179,7 @@ async fn terminate_at_any_moment() {
             }
         }
     }
-    // All sessions end, and with them what they held.
+    // All sessions end, with their state.
     let mut raw = Raw::login(shared.kingpost.port()).await;
     raw.send(&query("SELECT 7")).await;
     assert_eq!(raw.kinds_until(b'Z').await, "TDCZ");

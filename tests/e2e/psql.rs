@@ -23,7 +23,7 @@ async fn finish(endpoint: &Endpoint, child: Child) -> (Output, String, String) {
     (output, out, err)
 }
 
-/// Standard output of a psql that succeeds, with `script` as its input.
+/// Returns the standard output of a successful psql, with `script` as its input.
 async fn run(endpoint: &Endpoint, arguments: &[&str], script: &str) -> String {
     let mut child = psql(endpoint, arguments).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
@@ -40,7 +40,7 @@ async fn describe_and_list() {
     let endpoint = shared.kingpost.endpoint();
     let table = name("described");
     run(endpoint, &[], &format!("CREATE TABLE {table} (id int PRIMARY KEY, label text NOT NULL DEFAULT 'x'); COMMENT ON TABLE {table} IS 'seen';")).await;
-    // psql's own reads may be answered by a replica: another session's table is there once it has been replayed.
+    // A replica may answer psql's own reads: it shows another session's table once it has been replayed.
     shared.cluster.wait_caught_up().await;
     let described = run(endpoint, &["-c", &format!("\\d {table}")], "").await;
     for part in ["id", "integer", "not null", "'x'::text", "PRIMARY KEY, btree (id)"] {
@@ -134,6 +134,6 @@ async fn control_c_cancels() {
         finish(endpoint, child).await
     };
     assert!(err.contains("canceling statement due to user request"), "{out}\n{err}");
-    // Not on a terminal, psql gives up its input after Ctrl-C; the connection is what counts, and another takes it.
+    // Without a terminal, psql ends its input after Ctrl-C; only the connection matters here, and another psql takes it.
     assert_eq!(run(endpoint, &["-Atq"], "SELECT 7;").await, "7\n");
 }

@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 const WEB: &str = "/v1/namespaces/default/services/web/instances";
 
-/// The ids of an answer's instances.
+/// Returns the ids of an answer's instances.
 fn ids(answer: &Value) -> Vec<&str> {
     let list = answer["instances"].as_array().unwrap_or_else(|| panic!("no instances: {answer}"));
     list.iter().map(|instance| instance["id"].as_str().unwrap()).collect()
@@ -30,7 +30,7 @@ async fn a_cycle_in_its_own_api() {
     let registered = node.send("POST", WEB, &batch).await;
     assert_eq!((registered.status, &registered.json()["failed"]), (200, &json!(0)), "{}", registered.body);
 
-    // Everything at once, and nothing a second time.
+    // Everything at once, and no duplicates.
     let all = node.get(WEB).await;
     assert_eq!(ids(&all.json()).len(), 3, "{}", all.body);
     let tag = all.header("etag").unwrap();
@@ -47,15 +47,15 @@ async fn a_cycle_in_its_own_api() {
     }
     assert_eq!(ids(&node.get("/v1/namespaces/default/instances?meta=v=1").await.json()), ["a"]);
 
-    // A registration that says nothing new is not written.
+    // An unchanged registration is not written.
     let same = json!({ "host": "10.0.0.1", "port": 80, "location": { "zone": "z1" }, "metadata": { "v": "1" } });
     assert_eq!(node.send("PUT", &format!("{WEB}/a"), &same).await.json()["outcome"], "unchanged");
 
-    // A heartbeat right after registering works; one of a stranger says so.
+    // A heartbeat right after registering works; one of an unknown instance is reported.
     let beats = node.send("POST", "/v1/namespaces/default/heartbeats", &json!({ "ids": ["a", "b", "x"] })).await;
     assert_eq!(beats.json(), json!({ "unknown": ["x"] }));
 
-    // A request that waits is answered by a change.
+    // A change answers a waiting request.
     let revision = all.json()["revision"].as_u64().unwrap();
     let path = format!("{WEB}?after={revision}&wait=30s");
     let (woken, patched) = tokio::join!(node.get(&path), async {
@@ -70,7 +70,7 @@ async fn a_cycle_in_its_own_api() {
     assert!(woken.json()["revision"].as_u64().unwrap() > revision, "{}", woken.body);
     assert_eq!(ids(&node.get(&format!("{WEB}?usable")).await.json()), ["b"]);
 
-    // Several services at once: only what is new.
+    // Several services at once: only changes.
     let now = node.get(WEB).await.json()["revision"].clone();
     let asked = json!({ "services": [{ "service": "web", "revision": now }, { "service": "none" }] });
     let answered = node.send("POST", "/v1/namespaces/default/queries", &asked).await.json();
@@ -79,7 +79,7 @@ async fn a_cycle_in_its_own_api() {
         (&json!(true), &json!(true))
     );
 
-    // Prometheus sees the usable ones.
+    // Prometheus sees the usable instances.
     let targets = node.get("/prometheus/targets?namespace=default").await.json();
     assert_eq!(targets[0]["targets"], json!(["10.0.0.2:80"]), "{targets}");
     assert_eq!(targets[0]["labels"]["__meta_kingpost_service"], "web");
@@ -152,7 +152,7 @@ async fn a_stream_tells_what_changes() {
     assert_eq!(change["removed"], json!(["a"]), "{change}");
 }
 
-/// JSON lines of a process.
+/// Reader of a process's JSON lines.
 struct Lines {
     from: tokio::process::ChildStdout,
     pending: Vec<u8>,
@@ -180,7 +180,7 @@ async fn whatever_comes_it_goes_on() {
     )
     .await;
     let _logs = ShowLogs(node.dir());
-    // Garbage, of which some is nearly a request.
+    // Garbage, some of it nearly a request.
     for bytes in [
         &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..],
         b"GET\r\n\r\n",
@@ -193,11 +193,11 @@ async fn whatever_comes_it_goes_on() {
             assert!((400..500).contains(&answer.status), "{} {}", answer.status, answer.body);
         }
     }
-    // More headers than there may be.
+    // More headers than allowed.
     let many: String = (0..5000).map(|n| format!("X-{n}: {n}\r\n")).collect();
     let answer = node.raw(format!("GET / HTTP/1.1\r\n{many}\r\n").as_bytes()).await;
     assert!(answer.is_none_or(|answer| answer.status == 431), "too many headers");
-    // Bodies: too large by what they announce, by what they are, and never coming.
+    // Bodies: too large by their announcement, too large in fact, and never sent.
     let announced =
         b"POST /v1/namespaces/default/instances HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000000\r\n\r\n";
     let answer = node.raw(announced).await.expect("an answer at once");
@@ -234,7 +234,7 @@ async fn whatever_comes_it_goes_on() {
     let mut waiting = TcpStream::connect(("127.0.0.1", node.port())).await.unwrap();
     let path = "/v1/namespaces/default/services/none/watch";
     waiting.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).await.unwrap();
-    // It has its place before anybody else asks for one.
+    // Its place is taken before any other request.
     let mut begun = [0; 256];
     let read = waiting.read(&mut begun).await.unwrap();
     assert!(begun[..read].starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&begun[..read]));

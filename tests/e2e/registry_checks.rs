@@ -8,7 +8,7 @@ async fn put(node: &RegistryNode, path: &str, body: &Value) -> u16 {
     node.send("PUT", path, body).await.status
 }
 
-/// The checks of a service: id and status.
+/// Returns the checks of a service: id and status.
 async fn checks(node: &RegistryNode, service: &str, namespace: &str) -> Vec<(String, String)> {
     let answer = node.get(&format!("/v1/health/checks/{service}?ns={namespace}")).await.json();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -22,7 +22,7 @@ fn are(found: &[(String, String)], expected: &[(&str, &str)]) -> bool {
     found.iter().map(|(id, status)| (id.as_str(), status.as_str())).eq(expected.iter().copied())
 }
 
-/// How many instances are passing, by Consul's API, and how many usable, by the registry's own.
+/// Counts the passing instances, by Consul's API, and the usable ones, by the registry's own.
 async fn usable(node: &RegistryNode, service: &str, namespace: &str) -> (usize, usize) {
     let consul = node.get(&format!("/v1/health/service/{service}?passing&ns={namespace}")).await.json();
     let own = node.get(&format!("/v1/namespaces/{namespace}/services/{service}/instances?usable=true")).await;
@@ -53,7 +53,7 @@ async fn a_service_is_as_well_as_the_worst_of_its_checks() {
     assert_eq!(usable(&node, "web", "default").await, (1, 1));
     assert_eq!(usable(&node, "web", "other").await, (0, 0), "another namespace's check");
 
-    // By each way of saying it, and the worst counts.
+    // Each way of setting a status; the worst status counts.
     for (path, body, disk, found) in [
         ("warn/disk", json!({}), "warning", (0, 1)),
         ("fail/disk", json!({}), "critical", (0, 0)),
@@ -75,12 +75,12 @@ async fn a_service_is_as_well_as_the_worst_of_its_checks() {
     let shown = node.get("/v1/health/node/10.0.0.1").await.json();
     assert_eq!(shown.as_array().unwrap().len(), 2, "{shown}");
     assert_eq!(shown.as_array().unwrap().iter().filter(|check| check["Name"] == "Disk").count(), 1);
-    // Whom nobody knows is not there: nor the id of a single check.
+    // Unknown ids do not exist: nor does the id of a single check.
     for id in ["nothing", "service:web1", "service:web1:2"] {
         assert_eq!(put(&node, &format!("/v1/agent/check/pass/{id}"), &json!({})).await, 404, "{id}");
     }
 
-    // One more, while the registry lives and after a restart; the others keep their status.
+    // One more check, before and after a restart; the others keep their status.
     assert_eq!(put(&node, "/v1/agent/check/warn/disk", &json!({})).await, 200);
     let more = json!({ "ID": "extra", "Name": "Extra", "ServiceID": "web1", "TTL": "60s", "Status": "passing" });
     assert_eq!(put(&node, "/v1/agent/check/register", &more).await, 200);
@@ -92,7 +92,7 @@ async fn a_service_is_as_well_as_the_worst_of_its_checks() {
     let state = node.get("/v1/health/state/warning").await.json();
     assert_eq!((state.as_array().unwrap().len(), &state[0]["CheckID"]), (1, &json!("disk")));
 
-    // Registered again with one of them: the others stay, as at Consul, unless they are to be replaced.
+    // Registered again with one of them: the others stay, as in Consul, unless replacement is requested.
     let again = json!({
         "ID": "web1", "Name": "web", "Address": "10.0.0.1", "Port": 81, "Check": { "CheckID": "extra", "TTL": "50s" },
     });
@@ -109,7 +109,7 @@ async fn a_service_is_as_well_as_the_worst_of_its_checks() {
     assert!(are(&found, &[("disk", "passing"), ("service:web1:1", "critical")]), "{found:?}");
 }
 
-/// Two nodes on one store: each check has a lease of its own, heartbeats go to the one node, and the other one may be the judge.
+/// Two nodes on one store: each check has its own lease, heartbeats go to one node, and the other may be the judging one.
 #[tokio::test]
 async fn each_of_several_checks_expires_by_itself() {
     let cluster = kingpost_tests::Cluster::builder().replicas(0).start().await;
@@ -147,7 +147,7 @@ async fn each_of_several_checks_expires_by_itself() {
     assert!(beaten > 1);
     let found = checks(&first, "web", "default").await;
     assert!(found.iter().filter(|(id, _)| id.starts_with("long")).all(|(_, status)| status == "passing"), "{found:?}");
-    // Who says so again is back.
+    // The next heartbeat makes it passing again.
     wait_until("the silent ones to be back", SOON, first.dir(), async || {
         beat().await;
         for n in 0..6 {
@@ -157,7 +157,7 @@ async fn each_of_several_checks_expires_by_itself() {
         found.iter().filter(|(id, _)| id.starts_with("silent")).all(|(_, status)| status == "passing").then_some(())
     })
     .await;
-    // One check's time as a critical one ends its service, and no other one.
+    // Only the check with a limit on its critical time deregisters its service.
     for (n, after) in [(0, "1s"), (1, "1h")] {
         let check = json!({
             "ID": format!("last{n}"), "Name": "last", "ServiceID": format!("w{n}"), "TTL": "1h",
@@ -219,7 +219,7 @@ async fn probes_speak_tls_and_look_at_certificates() {
         ("grpc-not-verified", grpc(&bad, json!({ "GRPCUseTLS": true, "TLSSkipVerify": true })), "passing"),
         ("grpc-plain", grpc(&good, json!({})), "critical"),
     ];
-    // Each begins with the status that it must not keep.
+    // Each begins with the status that the probe must change.
     for (name, check, status) in &cases {
         let mut check = check.clone();
         check["Status"] = if *status == "passing" { "critical".into() } else { "passing".into() };

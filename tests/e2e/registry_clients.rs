@@ -1,4 +1,4 @@
-//! The registry spoken to by the clients that people have, unmodified.
+//! The registry used by common clients, unmodified.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::clients::{build, here, installed, there};
 use crate::registry_clients_nacos::token;
 
 const LIMIT: Duration = Duration::from_secs(90);
-/// The registry is asked by its own probes, too, and so are programs of the test.
+/// The registry is a target of its own probes, and so are programs of the test.
 const PROBES: &str = "[registry.health]\nprobe_allow = [\"127.0.0.1\"]";
 
 async fn run(program: &Path, script: &str, variables: &[(&str, &Path)]) {
@@ -25,7 +25,7 @@ async fn run(program: &Path, script: &str, variables: &[(&str, &Path)]) {
     run_at(&node, program, script, &[variables.as_slice(), &[("DNS_PORT", OsStr::new(&dns))]].concat()).await;
 }
 
-/// Runs a program that does checks, with a registry: as [`run`], which starts one.
+/// Runs a program with checks against a registry: as [`run`], which starts one.
 async fn run_at(node: &RegistryNode, program: &Path, script: &str, variables: &[(&str, &OsStr)]) {
     let _logs = ShowLogs(node.dir());
     let mut command = Command::new(program);
@@ -39,7 +39,7 @@ async fn run_at(node: &RegistryNode, program: &Path, script: &str, variables: &[
     let output = within(script, LIMIT, node.dir(), command.output()).await.unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{script}: {}\n{out}\n{err}", output.status);
-    // A script that stops early has not said how many tests there were.
+    // A script that stops early has not reported the number of its tests.
     let done = out.lines().filter(|line| line.starts_with("ok ")).count();
     assert!(done > 0 && out.lines().last() == Some(&*format!("1..{done}")), "{script}:\n{out}\n{err}");
 }
@@ -75,7 +75,7 @@ async fn registry_grpcio() {
     run(&installed().await.join("venv/bin/python"), "python/registry_grpc.py", &[]).await;
 }
 
-/// Its own API, asked whatever its OpenAPI document allows, and more.
+/// The registry's own API, tested with everything that its OpenAPI document allows, and more.
 #[tokio::test]
 async fn registry_schemathesis() {
     run(&installed().await.join("venv/bin/python"), "python/registry_openapi.py", &[]).await;
@@ -91,7 +91,7 @@ async fn registry_eureka_js_client() {
     run(Path::new("node"), "node/registry_eureka.mjs", &[]).await;
 }
 
-/// Part of `make clients` only: fetching Maven's packages takes longer than all the rest.
+/// Part of `make clients` only: downloading Maven's packages takes longer than all the rest.
 #[tokio::test]
 #[ignore = "needs Java, Maven and the network: make clients"]
 async fn registry_polaris_java() {
@@ -117,14 +117,14 @@ async fn registry_spring_cloud_consul() {
     run_at(&node, &program, "java/consul", &tokens).await;
 }
 
-/// Builds what is in a directory, and runs it.
+/// Builds a directory's project, and runs it.
 async fn java(from: &str, class: &str) {
     if let Some(program) = java_program(from, class).await {
         run(&program, from, &[]).await;
     }
 }
 
-/// Builds what is in a directory: a program that runs `class`; none without Maven.
+/// Builds a directory's project: a program that runs `class`; None without Maven.
 pub(crate) async fn java_program(from: &str, class: &str) -> Option<std::path::PathBuf> {
     java_program_with(from, class, &[]).await
 }
@@ -149,7 +149,7 @@ pub(crate) async fn java_program_with(from: &str, class: &str, options: &[&str])
     Some(program)
 }
 
-/// Part of `make clients` only: fetching Go's packages takes longer than all the rest.
+/// Part of `make clients` only: downloading Go's packages takes longer than all the rest.
 #[tokio::test]
 #[ignore = "needs Go and the network: make clients"]
 async fn registry_go_consul() {
@@ -181,8 +181,8 @@ async fn registry_go_locks() {
     }
 }
 
-/// Three Go programs of which one leads, by `api.Lock`: when the leader is killed another one leads, and never two. So over a restart of
-/// the registry.
+/// Three Go programs that elect a leader by `api.Lock`: when the leader is killed another one leads, and never two at once. The same over a restart
+/// of the registry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs Go and the network: make clients"]
 async fn registry_go_election() {
@@ -196,7 +196,7 @@ async fn registry_go_election() {
         Process::start(name, go, &dir.join(format!("{name}.log")))
     };
     let mut candidates: Vec<(&str, Process)> = ["one", "two", "three"].map(|name| (name, candidate(name))).into();
-    // Who leads, as they say themselves: the last thing that each has said.
+    // The leader, by the last message of each program.
     let leads = |name: &str| {
         let said = std::fs::read_to_string(dir.join(format!("{name}.log"))).unwrap_or_default();
         said.lines().next_back().is_some_and(|line| line == format!("leads {name}"))
@@ -215,7 +215,7 @@ async fn registry_go_election() {
         assert!(held > index, "a new holder, and the lock index is {held} after {index}");
         index = held;
         if round == 1 {
-            // The registry is gone for a moment: the leader stays one.
+            // The registry is gone for a moment: there is still only one leader.
             node.end(9).await;
             node.start_again().await;
             assert!(leads(leader));
@@ -231,7 +231,7 @@ async fn registry_go_election() {
     }
 }
 
-/// What Prometheus scrapes: address and a label of each target.
+/// Returns Prometheus' targets: the address and a label of each.
 async fn scraped(port: u16) -> Option<Vec<[String; 2]>> {
     let (_, body) = http_get(port, "/api/v1/targets?state=active").await?;
     let answer: Value = serde_json::from_str(&body).ok()?;
@@ -286,17 +286,17 @@ async fn registry_prometheus() {
     until("the first is gone", &[red]).await;
 }
 
-/// The last line that Prometheus' consul_sd has printed: its targets.
+/// Returns the last line that Prometheus' consul_sd has printed: its targets.
 fn followed(path: &Path) -> Vec<String> {
     let said = std::fs::read_to_string(path).unwrap_or_default();
-    // A line that is not ended is not all there.
+    // A line without its end is incomplete.
     let whole = said.rsplit_once('\n').map_or("", |(whole, _)| whole);
     // It prints its log there, too.
     whole.lines().rev().find_map(|line| serde_json::from_str(line).ok()).unwrap_or_default()
 }
 
-/// Prometheus' own `consul_sd`, as a library, for Debian's build of Prometheus has not got it. Two of them, each with the token of one namespace,
-/// and one with a token for another namespace than the one that it asks for. Targets appear, change and vanish.
+/// Prometheus' own `consul_sd`, as a library, as Debian's build of Prometheus lacks it. Two of them, each with the token of one namespace, and one
+/// with a token for a different namespace than it asks for. Targets appear, change and vanish.
 #[tokio::test]
 #[ignore = "needs Go and the network: make clients"]
 async fn registry_prometheus_consul_sd() {
@@ -357,7 +357,7 @@ async fn registry_prometheus_consul_sd() {
     are("a second one", [&["10.0.0.1:80 web 10.0.0.1 passing ,t,  blue", b], &red]).await;
     register("one", "a", "10.0.0.1", "green").await;
     are("a change", [&["10.0.0.1:80 web 10.0.0.1 passing ,t,  green", b], &red]).await;
-    // What is told of a node, and of its health: by its service's maintenance, by a check of the node.
+    // Data of a node, and its health: by its service's maintenance, by a check of the node.
     put("one", "/v1/agent/service/maintenance/a?enable=true", &json!({})).await;
     are("maintenance", [&["10.0.0.1:80 web 10.0.0.1 maintenance ,t,  green", b], &red]).await;
     put("one", "/v1/agent/service/maintenance/a?enable=false", &json!({})).await;
@@ -372,8 +372,8 @@ async fn registry_prometheus_consul_sd() {
     are("nothing is left", [&[], &red]).await;
 }
 
-/// Traefik's own provider of Consul's catalog, as a library. Two of them, each with the token of one namespace, and one with a token for another
-/// namespace than the one that it asks for. Routers appear, lose a server that is in maintenance, and vanish.
+/// Traefik's own provider of Consul's catalog, as a library. Two of them, each with the token of one namespace, and one with a token for a different
+/// namespace than it asks for. Routers appear, lose a server in maintenance, and vanish.
 #[tokio::test]
 #[ignore = "needs Go and the network: make clients"]
 async fn registry_traefik() {
@@ -495,7 +495,7 @@ async fn registry_consul_template() {
     are("one more in each", ["10.0.0.1:80 10.0.0.3:80 none", "10.0.0.2:80 none"]).await;
     assert_eq!(node.ask("PUT", "/v1/kv/color?ns=two", &[], "red").await.status, 200);
     are("a key", ["10.0.0.1:80 10.0.0.3:80 none", "10.0.0.2:80 red"]).await;
-    // Out for maintenance, and gone.
+    // In maintenance, and gone.
     put("/v1/agent/service/maintenance/a?ns=one&enable=true", &json!({})).await;
     are("one is out", ["10.0.0.3:80 none", "10.0.0.2:80 red"]).await;
     put("/v1/agent/service/deregister/b?ns=one", &json!({})).await;

@@ -1,4 +1,4 @@
-//! Envoy as it is: it asks the registry for all clusters and their endpoints (ADS), and sends requests to the instances.
+//! Envoy, unmodified: it gets all clusters and their endpoints from the registry (ADS), and sends requests to the instances.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,10 +15,10 @@ use crate::clients::{here, installed};
 use crate::registry_clients_nacos::token;
 
 const LIMIT: Duration = Duration::from_secs(300);
-/// Requests of which each instance that Envoy knows of gets one.
+/// Requests after which each instance known to Envoy has got one.
 const REQUESTS: usize = 12;
 
-/// A server that answers with its name; gives its port.
+/// Starts a server that answers with its name; returns its port.
 async fn serve(name: &'static str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -41,7 +41,7 @@ fn socket(port: u16) -> Value {
     json!({ "socket_address": { "address": "127.0.0.1", "port_value": port } })
 }
 
-/// What Envoy is told: where the registry is and with which token, and two paths with the clusters that they lead to.
+/// Makes Envoy's configuration: the registry's address and token, and two paths with their clusters.
 fn bootstrap(registry: u16, admin: u16, listen: u16, token: &str) -> Value {
     let route =
         |service: &str| json!({ "match": { "prefix": format!("/{service}") }, "route": { "cluster": service } });
@@ -91,7 +91,7 @@ fn bootstrap(registry: u16, admin: u16, listen: u16, token: &str) -> Value {
     })
 }
 
-/// Who answers requests for a service, or the status of those that fail.
+/// Requests a service, and returns the names of the answering servers, or the status of failed requests.
 async fn ask(port: u16, service: &str) -> BTreeSet<String> {
     let mut said = BTreeSet::new();
     for _ in 0..REQUESTS {
@@ -149,7 +149,7 @@ async fn registry_xds_envoy() {
     assert!(clusters.contains("tenant-a/shop") && !clusters.contains("tenant-b"), "{clusters}");
     assert_eq!(ask(listen.number(), "tenant-b/shop").await, BTreeSet::from(["503".to_owned()]), "no such cluster");
 
-    // Isolated; then back, and the other one critical; then the registry dies and comes back, and what changes after that is heard.
+    // Isolated; then back, with the other one critical; then the registry dies and comes back, and later changes arrive.
     let (a, b) = ("/v1/namespaces/tenant-a/instances/a", "/v1/namespaces/tenant-a/instances/b");
     send(&node, "PATCH", b, json!({ "isolate": true })).await;
     finds(listen.number(), &dir, "tenant-a/shop", &["a"]).await;

@@ -1,4 +1,5 @@
-//! Nacos' naming over gRPC, spoken by nacos-sdk-python 3 and Nacos' Java client as they are: on one node at its usual work, and on two nodes of which each may die.
+//! Nacos' naming over gRPC, used by nacos-sdk-python 3 and Nacos' Java client, unmodified: on one node at their usual work, and on two nodes of which
+//! each may die.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -14,14 +15,14 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use crate::clients::{here, installed};
 use crate::registry_clients::java_program_with;
 
-/// The usual work of one client, a log-in included.
+/// Longest time of one client's usual work, including the login.
 const LIMIT: Duration = Duration::from_secs(90);
-/// Whoever dies together with its node is critical once its lease of 40 s is over.
+/// A client that dies together with its node is critical once its lease of 40 s is over.
 pub(crate) const LEASES: Duration = Duration::from_secs(120);
 const KILL: i32 = 9;
 const TERMINATE: i32 = 15;
 
-/// Where Nacos' clients reach a node: the port of HTTP, and the one of gRPC.
+/// Ports of a node for Nacos' clients: of HTTP, and of gRPC.
 pub(crate) struct Doors(Port, Port);
 
 impl Doors {
@@ -30,24 +31,24 @@ impl Doors {
         Doors(http, grpc)
     }
 
-    /// What the node's configuration has of them.
+    /// Returns their key in the node's configuration.
     pub(crate) fn key(&self) -> String {
         assert_eq!(self.1.number(), self.0.number() + 1000);
         format!("nacos_listen = \"{}\"\n", self.address())
     }
 
-    /// What clients are given.
+    /// Returns the address for clients.
     pub(crate) fn address(&self) -> String {
         format!("127.0.0.1:{}", self.0.number())
     }
 
-    /// The ports of HTTP and of gRPC.
+    /// Returns the ports of HTTP and of gRPC.
     pub(crate) fn ports(&self) -> [u16; 2] {
         [self.0.number(), self.1.number()]
     }
 }
 
-/// A token, and its table.
+/// Makes a token, and its table.
 pub(crate) fn token(name: &str, role: &str, namespaces: &Value) -> (String, String) {
     let output = Kingpost::run(&["registry", "token", name]);
     let said = String::from_utf8(output.stderr).unwrap();
@@ -58,7 +59,7 @@ pub(crate) fn token(name: &str, role: &str, namespaces: &Value) -> (String, Stri
     (String::from_utf8(output.stdout).unwrap().trim().to_owned(), table)
 }
 
-/// A client's usual work, on a node that wants tokens.
+/// Runs a client's usual work, on a node that requires tokens.
 async fn run(mut client: Command) {
     let doors = Doors::new();
     let (writer, first) = token("writer", "write", &json!(["tenant-a", "tenant-b"]));
@@ -72,7 +73,7 @@ async fn run(mut client: Command) {
     let output = within("the client", LIMIT, node.dir(), client.output()).await.unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let done = out.lines().filter(|line| line.starts_with("ok ")).count();
-    // A program that stops early has not said how many checks there were.
+    // A program that stops early has not reported the number of its checks.
     let whole = done > 0 && out.lines().any(|line| line == format!("1..{done}"));
     assert!(output.status.success() && whole, "{out}\n{err}");
 }
@@ -84,7 +85,7 @@ async fn registry_nacos_sdk_python_grpc() {
     run(client).await;
 }
 
-/// Part of `make clients` only: fetching Maven's packages takes longer than all the rest.
+/// Part of `make clients` only: downloading Maven's packages takes longer than all the rest.
 #[tokio::test]
 #[ignore = "needs Java, Maven and the network: make clients"]
 async fn registry_nacos_java_grpc() {
@@ -109,17 +110,17 @@ pub(crate) struct Agent {
     child: Child,
     to: ChildStdin,
     from: Lines<BufReader<ChildStdout>>,
-    /// What subscriptions brought while an answer was waited for.
+    /// Messages of subscriptions received while waiting for an answer.
     pub(crate) heard: Vec<Value>,
-    /// Everything that the client has said.
+    /// Everything that the client has printed.
     pub(crate) said: String,
     pub(crate) dir: PathBuf,
 }
 
-/// An instance as a subscriber is told of it: its address, whether it is healthy, and `zone` in its metadata.
+/// An instance in a subscriber's list: its address, its health, and `zone` in its metadata.
 pub(crate) type Seen<'a> = (&'a str, bool, &'a str);
 
-/// As clients tell it: a list of address, health and metadata.
+/// Parses a client's list of address, health and metadata.
 fn seen(hosts: &Value) -> Vec<Seen<'_>> {
     let hosts = hosts.as_array().unwrap_or_else(|| panic!("{hosts}")).iter();
     hosts.map(|host| (host[0].as_str().unwrap(), host[1] == true, host[2]["zone"].as_str().unwrap_or(""))).collect()
@@ -131,19 +132,19 @@ impl Agent {
         Agent::start_with(&addresses.join(","), namespace, &[]).await
     }
 
-    /// Of the servers at `addresses` (separated by commas), with `variables` in its environment.
+    /// Starts a client of the servers at `addresses` (separated by commas), with `variables` in its environment.
     pub(crate) async fn start_with(addresses: &str, namespace: &str, variables: &[(&str, &OsStr)]) -> Agent {
         Agent::of(Agent::python().await, addresses, namespace, variables).await
     }
 
-    /// nacos-sdk-python 3.
+    /// Returns the command of nacos-sdk-python 3.
     pub(crate) async fn python() -> Command {
         let mut command = Command::new(installed().await.join("nacos/bin/python"));
         command.arg(here().join("python/registry_nacos_agent.py")).env("PYTHONDONTWRITEBYTECODE", "1");
         command
     }
 
-    /// The client that `command` starts: as [`Agent::start_with`].
+    /// Starts a client by `command`, as [`Agent::start_with`].
     pub(crate) async fn of(
         mut command: Command,
         addresses: &str,
@@ -152,7 +153,7 @@ impl Agent {
     ) -> Agent {
         let dir = new_dir("agent");
         command.arg(addresses).arg(namespace).envs(variables.iter().copied()).current_dir(&dir).env("HOME", &dir);
-        // Java asks the system where a user's files go, not the environment.
+        // Java takes the user's directory from the system, not from the environment.
         command.env("JAVA_TOOL_OPTIONS", format!("-Duser.home={}", dir.display()));
         let log = std::fs::File::create(dir.join("client.log")).unwrap();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).kill_on_drop(true);
@@ -179,7 +180,7 @@ impl Agent {
         }
     }
 
-    /// The next answer that is not about a subscription.
+    /// Returns the next answer that is not about a subscription.
     async fn answer(&mut self) -> Value {
         loop {
             let line = self.line().await;
@@ -196,7 +197,7 @@ impl Agent {
         line[key].take()
     }
 
-    /// Waits for an answer that has `key`: gives what is there.
+    /// Waits for an answer with `key`, and returns its value.
     pub(crate) async fn ask(&mut self, asked: Value, key: &str) -> Value {
         self.to.write_all(format!("{asked}\n").as_bytes()).await.unwrap();
         self.next(key).await
@@ -207,18 +208,18 @@ impl Agent {
         assert_eq!(done, json!(true), "{service} {ip}");
     }
 
-    /// The addresses of a service's instances.
+    /// Returns the addresses of a service's instances.
     pub(crate) async fn list(&mut self, service: &str) -> Value {
         let listed = self.ask(json!({ "do": "list", "service": service }), "listed").await;
         seen(&listed).into_iter().map(|(ip, ..)| ip).collect()
     }
 
-    /// Waits until the subscription has brought just these addresses.
+    /// Waits until the subscription has delivered exactly these addresses.
     pub(crate) async fn hears(&mut self, service: &str, ips: &[&str]) {
         self.until_heard(service, |hosts| hosts.iter().map(|(ip, ..)| *ip).eq(ips.iter().copied())).await;
     }
 
-    /// Waits until the subscription has brought just these.
+    /// Waits until the subscription has delivered exactly these instances.
     pub(crate) async fn sees(&mut self, service: &str, wanted: &[Seen<'_>]) {
         self.until_heard(service, |hosts| hosts == wanted).await;
     }
@@ -236,12 +237,12 @@ impl Agent {
     }
 }
 
-/// The addresses of a service's passing instances, as a node's own API says.
+/// Returns the addresses of a service's passing instances, by a node's own API.
 async fn passing(node: &RegistryNode, namespace: &str, service: &str) -> Vec<String> {
     passing_by("", node, namespace, service).await
 }
 
-/// As [`passing`], of a node that wants a token.
+/// As [`passing`], of a node that requires a token.
 pub(crate) async fn passing_by(token: &str, node: &RegistryNode, namespace: &str, service: &str) -> Vec<String> {
     let path = format!("/v1/namespaces/{namespace}/services/{service}/instances?usable=true");
     let bearer = format!("Bearer {token}");
@@ -266,7 +267,7 @@ async fn until_passing(node: &RegistryNode, namespace: &str, service: &str, ips:
     until_passing_by("", node, namespace, service, ips, limit).await;
 }
 
-/// Waits until just these are passing, on a node that wants a token.
+/// Waits until exactly these are passing, on a node that requires a token.
 pub(crate) async fn until_passing_by(
     token: &str,
     node: &RegistryNode,
@@ -280,7 +281,7 @@ pub(crate) async fn until_passing_by(
     wait_until(&what, limit, node.dir(), is).await;
 }
 
-/// How often a node has taken an instance in by a connection of its own.
+/// Counts the registrations of an instance by a connection to this node.
 pub(crate) fn registrations(node: &RegistryNode, ip: &str) -> usize {
     let log = std::fs::read_to_string(node.process().log()).unwrap_or_default();
     log.lines().filter(|line| line.contains("\"action\":\"register\"") && line.contains(&format!("\"{ip}#80#"))).count()
@@ -298,12 +299,12 @@ impl World {
         World::start_with("", "").await
     }
 
-    /// With more in the nodes' configuration: keys of the registry, and tables.
+    /// Starts the nodes with more configuration: keys of the registry, and tables.
     pub(crate) async fn start_with(keys: &str, tables: &str) -> World {
         let cluster = Cluster::builder().replicas(0).start().await;
         let store = cluster.primary().endpoint().url();
         let doors = [Doors::new(), Doors::new()];
-        // Where much is lost at once the brake keeps it for so long.
+        // After a large simultaneous loss the brake keeps the instances for at most this time.
         let brake = "[registry.health.brake]\nlongest = \"2s\"\n";
         let of = |doors: &Doors| format!("{keys}{}{brake}{tables}", doors.key());
         let one = RegistryNode::start_on(Some(&store), &of(&doors[0])).await;
@@ -318,7 +319,7 @@ impl World {
     }
 }
 
-/// What a client of Nacos registers, the clients of all other fronts find, at either node, in their namespace; and the other way round.
+/// Instances registered by a client of Nacos are found by the clients of all other fronts, at either node, in their namespace; and vice versa.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn registry_nacos_grpc_and_the_other_fronts() {
     let World { _cluster, nodes, doors } = &World::start().await;
@@ -346,7 +347,7 @@ async fn registry_nacos_grpc_and_the_other_fronts() {
         assert_eq!((instances.len(), &instances[0]["ipAddr"]), (1, &json!("10.0.0.3")), "{eureka}");
     }
 
-    // What the others register a subscriber hears of, one after the other; each at the other node.
+    // A subscriber gets the other clients' registrations, one after the other; each made at the other node.
     for agent in [&mut a, &mut b, &mut d] {
         agent.ask(json!({ "do": "subscribe", "service": "shop" }), "subscribed").await;
     }
@@ -369,13 +370,13 @@ async fn registry_nacos_grpc_and_the_other_fronts() {
     d.hears("shop", &["10.0.0.3", "10.0.1.4"]).await;
     assert_eq!(a.list("shop").await, json!(["10.0.0.1", "10.0.1.1", "10.0.1.2"]));
     assert_eq!(b.list("shop").await, json!(["10.0.0.2", "10.0.1.3"]));
-    // Nobody has heard anything of another namespace.
+    // No client gets anything of another namespace.
     for (agent, others) in [(&a, ["10.0.0.2", "10.0.1.3", "10.0.1.4"]), (&b, ["10.0.0.1", "10.0.1.1", "10.0.1.2"])] {
         let heard = format!("{:?}", agent.heard);
         assert!(others.iter().all(|ip| !heard.contains(ip)), "{heard}");
     }
 
-    // A client that is killed takes along what it has registered: nobody waits for a lease.
+    // The registrations of a killed client go with it: no lease has to run out.
     a.kill().await;
     for node in nodes {
         until_passing(node, "tenant-a", "shop", &["10.0.1.1", "10.0.1.2"], SOON).await;
@@ -383,7 +384,7 @@ async fn registry_nacos_grpc_and_the_other_fronts() {
     }
 }
 
-/// Whoever is connected to a node that dies, or stops, is never missed; a connection that ends late takes nothing from a later one.
+/// A client connected to a node that dies, or stops, never loses its instances; a connection that ends late removes nothing of a later one.
 ///
 /// Part of `make clients` only: the client repeats its registrations every 30 s, and a lease takes 40 s to end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -393,7 +394,7 @@ async fn registry_nacos_grpc_nodes_die() {
     let dirs = [world.nodes[0].dir().to_owned(), world.nodes[1].dir().to_owned()];
     let _logs = (ShowLogs(&dirs[0]), ShowLogs(&dirs[1]));
     {
-        // Two connections at two nodes publish one instance; the first one ends after that. What it ends with comes last in order.
+        // Two connections at two nodes publish one instance; the first one ends afterwards. Its end comes last in order.
         let World { nodes, doors, .. } = &world;
         let mut first = Agent::start(&[&doors[0]], "tenant-a").await;
         let mut second = Agent::start(&[&doors[1]], "tenant-a").await;
@@ -407,13 +408,13 @@ async fn registry_nacos_grpc_nodes_die() {
         until_passing(&nodes[0], "tenant-a", "shared", &[], SOON).await;
     }
 
-    // Both know both nodes, and go to the second one where the first one is away.
+    // Both know both nodes, and use the second one while the first is away.
     let both = [&world.doors[0], &world.doors[1]];
     let mut stays = Agent::start(&both, "tenant-a").await;
     stays.register("shop", "10.0.0.1").await;
     let at = usize::from(registrations(&world.nodes[1], "10.0.0.1") > 0);
     let (here, there) = (at, 1 - at);
-    // Before the one that goes: if nobody renewed its lease, the lease would be over first.
+    // Before the other one: without a renewal its lease would run out first.
     let mut rests = Agent::start(&[&world.doors[there]], "tenant-b").await;
     rests.register("rests", "10.0.0.5").await;
     let mut goes = Agent::start(&[&world.doors[here]], "tenant-b").await;
@@ -421,7 +422,7 @@ async fn registry_nacos_grpc_nodes_die() {
     until_passing(&world.nodes[there], "tenant-b", "shop", &["10.0.0.2"], SOON).await;
     until_passing(&world.nodes[there], "tenant-a", "shop", &["10.0.0.1"], SOON).await;
 
-    // The node dies, and one of its clients with it. The other client is at the living node before anybody could miss it.
+    // The node dies, and one of its clients with it. The other client reaches the living node before it could be missed.
     let survivor = &world.nodes[there];
     let (watching, missed) = (AtomicBool::new(true), AtomicUsize::new(0));
     let watch = async {
@@ -444,9 +445,9 @@ async fn registry_nacos_grpc_nodes_die() {
             (registrations(survivor, "10.0.0.1") > 0).then_some(())
         })
         .await;
-        // The one without a client goes when its lease is over: by then that of the other one would be, too.
+        // The instance without a client goes when its lease is over: by then the other's would be, too, if it were not renewed.
         until_passing(survivor, "tenant-b", "shop", &[], LEASES).await;
-        // All leases began anew when the node was lost. By the time that the row goes every one is over that nobody renewed.
+        // All leases began anew when the node was lost. By the time the row is removed every unrenewed one has run out.
         wait_until("the row to go", LEASES, survivor.dir(), async || {
             let path = "/v1/namespaces/tenant-b/services/shop/instances";
             let answer = survivor.try_ask("GET", path, &[], "").await?;
@@ -458,7 +459,7 @@ async fn registry_nacos_grpc_nodes_die() {
     let (looks, ()) = tokio::join!(watch, die);
     assert_eq!(missed.into_inner(), 0, "of {looks} looks at clients that were there all the time");
 
-    // A node that stops in good order tells its clients: they are at the other one before it is gone.
+    // A node that shuts down tells its clients: they are at the other one before it is gone.
     world.nodes[here].start_again().await;
     let before = registrations(&world.nodes[here], "10.0.0.1");
     let (stopping, other) = (&world.nodes[there], &world.nodes[here]);
@@ -469,7 +470,7 @@ async fn registry_nacos_grpc_nodes_die() {
         (registrations(other, "10.0.0.1") > before).then_some(())
     })
     .await;
-    // By its new connection, which is all it lives by.
+    // By its new connection, which alone keeps it.
     stays.kill().await;
     until_passing(other, "tenant-a", "shop", &[], SOON).await;
 }

@@ -1,7 +1,7 @@
-//! Every client of Nacos at the same work, on two nodes that want tokens: two tenants, each with a token for its own namespace. What a client
-//! registers the other fronts see, and the other way round; a client is killed, and so is a node.
+//! Every client of Nacos at the same work, on two nodes that require tokens: two tenants, each with a token for its own namespace. The other fronts
+//! see a client's registrations, and vice versa; a client is killed, and so is a node.
 //!
-//! Part of `make clients` only: a lease takes 40 s to end, and clients of HTTP ask every 10 s.
+//! Part of `make clients` only: a lease takes 40 s to end, and HTTP clients poll every 10 s.
 
 use std::ffi::OsStr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ use crate::registry_clients_nacos::{Agent, LEASES, World, passing_by, registrati
 
 const KILL: i32 = 9;
 
-/// What an instance lives by.
+/// Lease of an instance.
 #[derive(Clone, Copy, PartialEq)]
 enum Lives {
     Connection,
@@ -86,16 +86,16 @@ async fn java(version: &str, lives: Lives) {
     }
 }
 
-/// The nodes, and what is needed to ask them.
+/// The nodes, and the tokens to query them.
 struct Scene<F> {
     world: World,
     command: F,
     lives: Lives,
-    /// Of all namespaces, of tenant-a, and of tenant-b.
+    /// Tokens for all namespaces, for tenant-a, and for tenant-b.
     tokens: [String; 3],
 }
 
-/// What a client has to do, and to see.
+/// Runs the usual work of a client, and checks its views.
 async fn usual<F: Fn() -> Command>(lives: Lives, command: F) {
     let (admin, admin_table) = token("admin", "admin", &json!(["*"]));
     let (first, first_table) = token("first", "write", &json!(["tenant-a"]));
@@ -117,7 +117,7 @@ async fn usual<F: Fn() -> Command>(lives: Lives, command: F) {
     scene.strangers_are_refused().await;
     scene.a_node_dies(&mut a, &mut b).await;
 
-    // Over all that time.
+    // Over the whole time.
     for (agent, others) in [(&a, [".0.2\"", "10.0.2.", "only-b"]), (&b, [".0.1\"", "10.0.1.", "only-a"])] {
         assert!(others.iter().all(|of_the_other| !agent.said.contains(of_the_other)), "{}", agent.said);
     }
@@ -141,7 +141,7 @@ impl<F: Fn() -> Command> Scene<F> {
         until_passing_by(&self.tokens[0], &self.world.nodes[node], namespace, service, ips, LEASES).await;
     }
 
-    /// Asks a node, as the holder of a token; gives what came back.
+    /// Queries a node with a token; returns the answer.
     async fn ask(&self, node: usize, token: usize, method: &str, path: &str, body: &Value) -> Value {
         let bearer = format!("Bearer {}", self.tokens[token]);
         let json = "application/json";
@@ -163,7 +163,7 @@ impl<F: Fn() -> Command> Scene<F> {
         }
         a.sees("shop", &[("10.0.0.1", true, "one")]).await;
         b.sees("shop", &[("10.0.0.2", true, "")]).await;
-        // Lists of services: each has its own.
+        // Lists of services: each namespace has its own.
         for (namespace, service) in [("tenant-a", "only-a"), ("tenant-b", "only-b")] {
             let path = format!("/v1/namespaces/{namespace}/services/{service}/instances/{service}");
             self.ask(0, 0, "PUT", &path, &json!({ "host": "10.9.9.9", "port": 80 })).await;
@@ -178,14 +178,14 @@ impl<F: Fn() -> Command> Scene<F> {
         }
     }
 
-    /// What others see of the clients, and the clients of others: what comes, becomes unhealthy, and goes.
+    /// Checks that other fronts see the clients' instances, and vice versa: added, unhealthy, removed.
     async fn other_fronts(&self, a: &mut Agent, b: &mut Agent) {
         for (namespace, token, ip) in [("tenant-a", 1, "10.0.0.1"), ("tenant-b", 2, "10.0.0.2")] {
             let path = format!("/v1/health/service/shop?passing&ns={namespace}");
             let consul = self.ask(1, token, "GET", &path, &Value::Null).await;
             let address = &consul[0]["Service"]["Address"];
             assert_eq!((consul.as_array().unwrap().len(), address), (1, &json!(ip)), "{consul}");
-            // Eureka's clients cannot name a namespace: it is that of the token.
+            // Eureka's clients cannot name a namespace: the token's is used.
             let eureka = self.ask(0, token, "GET", "/eureka/apps/SHOP", &Value::Null).await;
             let instances = eureka["application"]["instance"].as_array().unwrap();
             assert_eq!((instances.len(), &instances[0]["ipAddr"]), (1, &json!(ip)), "{eureka}");
@@ -210,7 +210,7 @@ impl<F: Fn() -> Command> Scene<F> {
         b.sees("shop", &[("10.0.0.2", true, "")]).await;
     }
 
-    /// A second client of the tenant: it changes, deregisters, registers again, and is killed.
+    /// Runs a second client of the tenant: it changes, deregisters, registers again, and is killed.
     async fn change_go_and_die(&self, a: &mut Agent) {
         let stays = ("10.0.0.1", true, "one");
         let mut c = self.client(&self.both(), "tenant-a", 1).await;
@@ -231,7 +231,7 @@ impl<F: Fn() -> Command> Scene<F> {
         self.until(0, "tenant-b", "shop", &["10.0.0.2"]).await;
     }
 
-    /// One of tenant-a at the namespace of tenant-b.
+    /// Checks that a client of tenant-a is refused in the namespace of tenant-b.
     async fn strangers_are_refused(&self) {
         let mut stranger = self.client(&self.both(), "tenant-b", 1).await;
         for asked in ["list", "register", "list"] {
@@ -244,7 +244,8 @@ impl<F: Fn() -> Command> Scene<F> {
         }
     }
 
-    /// Dead is the node that `a` is connected to. Those who know both nodes are never missed; who knew the dead one only, and died with it, goes.
+    /// Kills the node that `a` is connected to. Clients that know both nodes never lose their instances; one that knew only the dead one, and died
+    /// with it, does.
     async fn a_node_dies(&mut self, a: &mut Agent, b: &mut Agent) {
         let dead = usize::from(registrations(&self.world.nodes[1], "10.0.0.1") > 0);
         let stays = 1 - dead;
@@ -279,7 +280,7 @@ impl<F: Fn() -> Command> Scene<F> {
         let (looks, ()) = tokio::join!(watch, die);
         assert_eq!(missed.into_inner(), 0, "of {looks} looks at clients that were there all the time");
 
-        // They go on at the node that is left: with what they ask, and what they are told.
+        // They go on at the remaining node, with requests and pushes.
         for (agent, namespace, ip) in [(&mut *a, "tenant-a", "10.0.0.1"), (&mut *b, "tenant-b", "10.0.0.2")] {
             register(agent, "later", ip, None).await;
             self.until(stays, namespace, "later", &[ip]).await;

@@ -1,4 +1,4 @@
-//! Nacos over gRPC, where the connection is the lease: what becomes of it when a token is taken away, behind TLS, and when the client's machine is gone.
+//! Nacos over gRPC, where the connection is the lease: its end by a revoked token, behind TLS, and by the loss of the client's machine.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 
 use crate::registry_clients_nacos::{Agent, Doors, passing_by, registrations, token, until_passing_by};
 
-/// A client repeats what it has registered every 30 s, and is asked after a silence of 20 s.
+/// A client repeats its registrations every 30 s, and is probed after a silence of 20 s.
 const LIMIT: Duration = Duration::from_secs(120);
 const HANG_UP: i32 = 1;
 
-/// What the audit log in the node's log has of an action by a token in a namespace.
+/// Counts the audit log's entries, in the node's log, of an action by a token in a namespace.
 fn audited(node: &RegistryNode, action: &str, token: &str, namespace: &str) -> usize {
     let log = std::fs::read_to_string(node.process().log()).unwrap_or_default();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -21,7 +21,7 @@ fn audited(node: &RegistryNode, action: &str, token: &str, namespace: &str) -> u
     lines.filter(is).count()
 }
 
-/// Has a node read its configuration again, with `from` replaced.
+/// Makes a node reload its configuration, with `from` replaced.
 fn reconfigure(node: &RegistryNode, from: &str, to: &str) {
     let path = node.dir().join("kingpost.toml");
     let text = std::fs::read_to_string(&path).unwrap();
@@ -30,8 +30,8 @@ fn reconfigure(node: &RegistryNode, from: &str, to: &str) {
     node.process().signal(HANG_UP);
 }
 
-/// A token that is taken away, or that may do less than before, takes along what was registered with it, and the pushes. The client of another token
-/// in another namespace notices nothing.
+/// A revoked token, or one with fewer permissions than before, takes its registrations and pushes with it. The client of another token in another
+/// namespace is not affected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn registry_nacos_grpc_tokens_come_and_go() {
     let doors = Doors::new();
@@ -66,7 +66,7 @@ async fn registry_nacos_grpc_tokens_come_and_go() {
     assert_eq!(audited(&node, "connection lost", "first", "tenant-a"), 1);
     assert_eq!(audited(&node, "connection lost", "third", "tenant-b"), 1);
 
-    // Whoever has lost the token hears nothing any more. The other one hears all.
+    // The client without a token gets nothing any more. The other one gets everything.
     let bearer = format!("Bearer {admin}");
     let headers = [("Authorization", bearer.as_str()), ("Content-Type", "application/json")];
     for (namespace, ip) in [("tenant-a", "10.0.9.1"), ("tenant-b", "10.0.9.2")] {
@@ -81,7 +81,7 @@ async fn registry_nacos_grpc_tokens_come_and_go() {
     }
     let heard = format!("{:?}", a.heard);
     assert!(!heard.contains("10.0.9.") && !heard.contains("10.0.0.2"), "{heard}");
-    // Who may read still reads.
+    // A client that may read still reads.
     let refused = c.ask(json!({ "do": "register", "service": "shop", "ip": "10.0.0.3" }), "refused").await;
     assert!(refused.as_str().unwrap().contains("may not write"), "{refused}");
     assert_eq!(c.list("shop").await, json!(["10.0.0.2", "10.0.9.2"]));
@@ -107,7 +107,7 @@ async fn registry_nacos_grpc_tokens_come_and_go() {
     assert!([&admin, &first, &second, &third].iter().all(|token| !log.contains(*token)), "a token is in the log");
 }
 
-/// Both of Nacos' addresses are behind TLS: the one for log-ins and the one for gRPC. Two clients, each with its own namespace and token.
+/// Both of Nacos' addresses are behind TLS: the one for logins and the one for gRPC. Two clients, each with its own namespace and token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn registry_nacos_grpc_with_tls() {
     let (servers, clients, others) = (Authority::new(), Authority::new(), Authority::new());
@@ -147,7 +147,7 @@ async fn registry_nacos_grpc_with_tls() {
     a.hears("shop", &["10.0.0.1"]).await;
     assert_eq!(b.list("shop").await, json!(["10.0.0.2"]));
 
-    // A certificate of another authority, a server that the client does not know, and no TLS: nobody gets in, at neither address.
+    // A certificate of another authority, a server that the client does not trust, and no TLS: refused at both addresses.
     let insecure = async || node.metrics().await.sum("kingpost_registry_insecure_total", &[]);
     let stranger = others.issue("one", &[]);
     for (authority, shown) in [(&servers, &stranger), (&others, &one)] {
@@ -165,8 +165,8 @@ async fn registry_nacos_grpc_with_tls() {
     assert_eq!(a.list("shop").await, json!(["10.0.0.1"]));
 }
 
-/// A client whose machine is gone without a word (nothing comes from it, and nothing is closed) loses what it has registered; a client beside it does
-/// not. Part of `make clients` only: a client is asked after 20 s of silence, and repeats its registrations every 30 s.
+/// A client whose machine is lost (nothing comes from it, and nothing is closed) loses its registrations; a client beside it does not. Part of `make
+/// clients` only: a client is probed after 20 s of silence, and repeats its registrations every 30 s.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes a minute: make clients"]
 async fn registry_nacos_grpc_half_open() {
@@ -185,11 +185,11 @@ async fn registry_nacos_grpc_half_open() {
     is("tenant-a", &["10.0.0.1", "10.0.0.2"]).await;
     path.set(Link::BlackHole);
     is("tenant-a", &["10.0.0.2"]).await;
-    // By the end of the connection: the lease would have left a critical instance, and no such line.
+    // By the end of the connection: the end of a lease would have left a critical instance, and no such line.
     assert_eq!(audited(&node, "connection lost", "-", "tenant-a"), 1);
     assert_eq!(audited(&node, "connection lost", "-", "tenant-b"), 0);
     is("tenant-b", &["10.0.0.3"]).await;
-    // When the network is back, so is the client.
+    // Once the network is back, so is the client.
     path.set(Link::Up);
     is("tenant-a", &["10.0.0.1", "10.0.0.2"]).await;
     assert_eq!((registrations(&node, "10.0.0.2"), registrations(&node, "10.0.0.3")), (1, 1));

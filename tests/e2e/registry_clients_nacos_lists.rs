@@ -1,14 +1,14 @@
-//! Long lists of Nacos over gRPC, which are put together of pieces that were encoded before: the same as over HTTP, whatever changed.
+//! Long lists of Nacos over gRPC, composed of cached encoded pieces: the same as over HTTP, after any change.
 
 use kingpost_tests::{RegistryNode, ShowLogs};
 use serde_json::{Value, json};
 
 use crate::registry_clients_nacos::{Agent, Doors};
 
-/// Instances of each namespace: several pieces, and so many to encode at first that it is done on another thread.
+/// Instances of each namespace: several pieces, and enough that the first encoding runs on another thread.
 const MANY: usize = 300;
 
-/// The addresses of instances `from` to `to`, in the order of texts.
+/// Returns the addresses of instances `from` to `to`, sorted as text.
 fn ips(net: &str, numbers: impl Iterator<Item = usize>) -> Vec<String> {
     let mut ips: Vec<String> = numbers.map(|n| format!("{net}.{}.{}", n / 200, n % 200)).collect();
     ips.sort();
@@ -28,7 +28,7 @@ async fn put(node: &RegistryNode, namespace: &str, net: &str, numbers: std::ops:
     }
 }
 
-/// What a client over gRPC, and one over HTTP, are told of the hosts.
+/// Returns the hosts in the answers to a client over gRPC, and to one over HTTP.
 async fn both(node: &RegistryNode, agent: &mut Agent, namespace: &str, clusters: &str, healthy: bool) -> [Value; 2] {
     let asked = json!({ "do": "hosts", "service": "shop", "clusters": clusters, "healthy": healthy });
     let grpc = agent.ask(asked, "hosts").await;
@@ -37,14 +37,14 @@ async fn both(node: &RegistryNode, agent: &mut Agent, namespace: &str, clusters:
     );
     let mut http = node.get(&path).await.json()["hosts"].take();
     for host in http.as_array_mut().unwrap() {
-        // What the client makes nothing of.
+        // Without the fields that the client ignores.
         let known = grpc[0].as_object().unwrap_or_else(|| panic!("no host over gRPC: {host}"));
         host.as_object_mut().unwrap().retain(|field, _| known.contains_key(field));
     }
     [grpc, http]
 }
 
-/// Whether all lists are the same both ways; how many hosts there are, and how many healthy ones.
+/// Checks that all lists are the same both ways; returns the number of hosts, and of healthy ones.
 async fn agree(node: &RegistryNode, agent: &mut Agent, namespace: &str) -> (usize, usize) {
     let mut counts = Vec::new();
     for (clusters, healthy) in [("", false), ("", true), ("DEFAULT", false), ("DEFAULT,other", true)] {
@@ -56,7 +56,7 @@ async fn agree(node: &RegistryNode, agent: &mut Agent, namespace: &str) -> (usiz
     (counts[0], counts[1])
 }
 
-/// Two namespaces with a service of one name; three changes in one of them, of which the other hears nothing.
+/// Two namespaces with a service of one name; three changes in one of them, of which the other gets nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn registry_nacos_grpc_lists_are_those_of_http() {
     let doors = Doors::new();
@@ -84,7 +84,7 @@ async fn registry_nacos_grpc_lists_are_those_of_http() {
         let ips = ips("10.1", numbers.into_iter());
         a.hears("shop", &ips.iter().map(String::as_str).collect::<Vec<_>>()).await;
     };
-    // One is taken out; pieces are split by many more; one comes back, and others say something else.
+    // One instance is isolated; pieces are split by many more; one comes back, and others change.
     isolate(true).await;
     hears(&mut a, (0..MANY).filter(|n| *n != 100).collect()).await;
     assert_eq!(agree(&node, &mut a, "tenant-a").await, (MANY - 1, MANY - 1 - unwell(0..MANY)));
@@ -99,7 +99,7 @@ async fn registry_nacos_grpc_lists_are_those_of_http() {
     let changed = shown.as_array().unwrap().iter().filter(|host| host["metadata"] == json!({ "v": "2" })).count();
     assert_eq!(changed, 1);
 
-    // The other namespace is as it was, and heard of nothing.
+    // The other namespace is unchanged, and got nothing.
     assert_eq!(both(&node, &mut b, "tenant-b", "", false).await, of_b);
     assert!(b.heard.is_empty(), "{:?}", b.heard);
     assert!(of_b[0].as_array().unwrap().iter().all(|host| host["ip"].as_str().unwrap().starts_with("10.2.")));

@@ -1,4 +1,4 @@
-//! xDS spoken by clients as they are: gRPC in Python, Node, Go and Java, each of which finds its servers by `xds:///NAME`.
+//! xDS used by unmodified clients: gRPC in Python, Node, Go and Java, each of which finds its servers by `xds:///NAME`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -16,12 +16,12 @@ use crate::registry_clients::java_program;
 use crate::registry_clients_nacos::token;
 
 const LIMIT: Duration = Duration::from_secs(90);
-/// Calls of which each server that a client knows of gets one.
+/// Calls after which each server known to a client has got one.
 const CALLS: usize = 12;
 const KILL: i32 = 9;
 const HANG_UP: i32 = 1;
 
-/// A client in a process of its own, which may be servers too.
+/// A client in its own process, which may also run servers.
 struct Agent {
     _child: Child,
     to: ChildStdin,
@@ -30,7 +30,7 @@ struct Agent {
 }
 
 impl Agent {
-    /// `registry`: the port at which the client finds it.
+    /// Starts a client. `registry`: the port of the registry for it.
     async fn start(mut command: Command, registry: u16, token: Option<&str>) -> Agent {
         let mut bootstrap = json!({
             "xds_servers": [{
@@ -66,19 +66,19 @@ impl Agent {
         serde_json::from_str(&line.expect("the client goes on")).unwrap()
     }
 
-    /// Starts a server that answers with its name; gives its port.
+    /// Starts a server that answers with its name; returns its port.
     async fn serve(&mut self, name: &str) -> u64 {
         self.ask(json!({ "do": "serve", "name": name })).await["port"].as_u64().unwrap()
     }
 
-    /// Who answers `times` calls, and why calls fail.
+    /// Makes `times` calls; returns the names of the answering servers, and the errors.
     async fn call(&mut self, name: &str, times: usize) -> (BTreeSet<String>, BTreeMap<String, u64>) {
         let said = self.ask(json!({ "do": "call", "name": name, "times": times })).await;
         let answered: BTreeMap<String, u64> = serde_json::from_value(said["answered"].clone()).unwrap();
         (answered.into_keys().collect(), serde_json::from_value(said["failed"].clone()).unwrap())
     }
 
-    /// Waits until just these answer, and no call fails.
+    /// Waits until exactly these answer, and no call fails.
     async fn finds(&mut self, name: &str, servers: &[&str]) {
         let expected: BTreeSet<String> = servers.iter().map(|name| (*name).to_owned()).collect();
         let dir = self.dir.clone();
@@ -100,7 +100,7 @@ impl Agent {
     }
 }
 
-/// What a load balancer does in front of the registry: takes connections, each to the first of the ports where somebody listens. Gives its port.
+/// Starts a load balancer in front of the registry: it forwards connections to the first of the ports with a server. Returns its port.
 async fn balance(ports: [u16; 2]) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -128,7 +128,7 @@ async fn put(node: &RegistryNode, namespace: &str, service: &str, name: &str, po
     assert!(matches!(answer.status, 200 | 201), "{} {}", answer.status, answer.body);
 }
 
-/// What a client has to see, at two nodes of which one dies, of instances that came by three fronts.
+/// Checks a client's view, at two nodes of which one dies, of instances registered by three fronts.
 async fn usual(client: Command) {
     let cluster = Cluster::builder().replicas(0).start().await;
     let store = cluster.primary().endpoint().url();
@@ -164,7 +164,7 @@ async fn usual(client: Command) {
     assert_eq!(isolated.status, 200, "{}", isolated.body);
     agent.finds("shop", &["b"]).await;
 
-    // The node that the client is connected to dies: calls go on, and what changes then is seen at the other one.
+    // The node that the client is connected to dies: calls go on, and later changes are seen at the other one.
     one.end(KILL).await;
     let (answered, failed) = agent.call("shop", CALLS).await;
     assert!(answered.contains("b") && failed.is_empty(), "{answered:?} {failed:?}");
@@ -196,7 +196,7 @@ async fn registry_xds_grpc_js() {
     usual(client).await;
 }
 
-/// A node with tokens, and its port for xDS: one token may write for two tenants, one may read of the first; of that one also its table.
+/// Starts a node with tokens; returns its port for xDS, a token that may write for two tenants, and one that may read of the first, with its table.
 async fn of_two_tenants() -> (RegistryNode, Port, String, (String, String)) {
     let xds = Port::reserve();
     let (writer, first) = token("writer", "write", &json!(["tenant-a", "tenant-b"]));
@@ -206,7 +206,7 @@ async fn of_two_tenants() -> (RegistryNode, Port, String, (String, String)) {
     (node, xds, writer, (reader, second))
 }
 
-/// Part of `make clients` only: fetching and compiling Go's packages takes longer than all the rest.
+/// Part of `make clients` only: downloading and compiling Go's packages takes longer than all the rest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs Go and the network: make clients"]
 async fn registry_xds_grpc_go() {
@@ -230,8 +230,8 @@ async fn registry_xds_grpc_java() {
     two_tokens(&node, xds.number(), [&writer, &reader], &second, java).await;
 }
 
-/// A client whose host is gone without a word (nothing comes from it, and nothing is closed) keeps no stream open. Part of `make clients` only: the
-/// node asks after 30 s and waits 20 s for the answer.
+/// A client whose host is lost (nothing comes from it, and nothing is closed) keeps no stream open. Part of `make clients` only: the node probes
+/// after 30 s and waits 20 s for the answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes a minute: make clients"]
 async fn registry_xds_half_open() {
@@ -246,13 +246,13 @@ async fn registry_xds_half_open() {
     assert_eq!(streams().await, 1.0);
     path.set(Link::BlackHole);
     wait_until("the stream to be ended", LIMIT, node.dir(), async || (streams().await == 0.0).then_some(())).await;
-    // When the network is back, so is the client.
+    // Once the network is back, so is the client.
     path.set(Link::Up);
     put(&node, "default", "shop", "b", servers.serve("b").await).await;
     agent.finds("shop", &["a", "b"]).await;
 }
 
-/// What is said on a stream, message by message; and a client whose token may read one of two namespaces.
+/// The messages of a stream, one by one; and a client whose token may read one of two namespaces.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn registry_xds_streams_and_tokens() {
     let (node, xds, writer, (reader, second)) = of_two_tenants().await;
@@ -280,8 +280,8 @@ async fn registry_xds_streams_and_tokens() {
     two_tokens(&node, xds.number(), [&writer, &reader], &second, python).await;
 }
 
-/// Two clients at the address where only xDS is served, with one token each: the first is for tenant-a and tenant-b, the second for tenant-a only.
-/// `table` is what the configuration has of the second.
+/// Two clients at the address with xDS only, with one token each: the first is for tenant-a and tenant-b, the second for tenant-a only. `table` is
+/// the second token's in the configuration.
 async fn two_tokens(
     node: &RegistryNode,
     xds: u16,
@@ -307,7 +307,7 @@ async fn two_tokens(
     one.finds_nobody("tenant-b/web").await;
     let (answered, _) = one.call("tenant-b/web", 1).await;
     assert_eq!(answered, BTreeSet::new(), "a service of another namespace");
-    // A token that is taken away ends the streams that began with it, and no others.
+    // A revoked token ends the streams that began with it, and no others.
     let streams = async || node.metrics().await.sum("kingpost_registry_xds_streams", &[]);
     let before = streams().await;
     let path = node.dir().join("kingpost.toml");

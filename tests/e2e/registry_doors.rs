@@ -1,5 +1,5 @@
-//! What the registry does not answer to, what it does not tell, and what it does not ask: other hosts' names, other namespaces' changes,
-//! names that nobody can read, its own ports.
+//! Requests that the registry does not answer, data that it does not disclose, and probes that it does not send: other hosts' names, other
+//! namespaces' changes, unreadable names, its own ports.
 
 use kingpost_tests::{RegistryNode, SOON, ShowLogs, new_dir, skipped, wait_until};
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ async fn without_a_login_only_names_of_this_machine_are_answered() {
 async fn the_answer_to_a_body_that_is_too_large_arrives() {
     let node = RegistryNode::start("").await;
     let _logs = ShowLogs(node.dir());
-    // More than the sockets of both sides hold. Most clients send all of it before they read, and give up where they cannot.
+    // More than the sockets of both sides hold. Most clients send all of it before they read, and give up if they cannot.
     let body = vec![b' '; 16 << 20];
     for (method, path) in [
         ("POST", "/v1/namespaces/default/instances"),
@@ -122,7 +122,7 @@ async fn a_namespace_neither_shows_nor_wakes_for_the_changes_of_another() {
     let index = before[0].1.clone();
     register("b", "another").await;
     assert_eq!(indexes().await, before, "what changes in b does not show in a");
-    // Three who wait for a change in a; b changes, then a. Who was woken by b would have answered without what is new in a.
+    // Three requests wait for a change in a; b changes, then a. A request woken by b would have answered without the change in a.
     let waiting = async |path: String| node.get(&path).await;
     let consul = waiting(format!("/v1/catalog/services?ns=a&index={index}&wait=60s"));
     let state = waiting(format!("/v1/health/state/any?ns=a&index={index}&wait=60s"));
@@ -144,7 +144,7 @@ async fn a_namespace_neither_shows_nor_wakes_for_the_changes_of_another() {
     assert!(consul.header("x-consul-index").unwrap().parse::<u64>().unwrap() > index.parse().unwrap());
 }
 
-/// Health by id, of the instances of `web`.
+/// Returns the health of the instances of `web`, by id.
 async fn health(node: &RegistryNode) -> Vec<(String, String)> {
     let answer = node.get(WEB).await.json();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -164,18 +164,18 @@ fn probed(id: &str, port: u16, kind: &str) -> Value {
 async fn who_refuses_a_connection_is_critical_and_who_is_silent_is_kept_for_a_while() {
     let node = RegistryNode::start("").await;
     let _logs = ShowLogs(node.dir());
-    // The system takes connections for it; nobody ever reads one.
+    // The system accepts its connections, but they are never read.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let silent = (silent.local_addr().unwrap().port(), silent);
-    // A port that is reserved, and at which nobody listens.
+    // A reserved port without a server.
     let refusing = kingpost_tests::Port::reserve();
     let mut instances: Vec<Value> = (0..4).map(|n| probed(&format!("silent-{n}"), silent.0, "http")).collect();
     instances.extend((0..4).map(|n| probed(&format!("refusing-{n}"), refusing.number(), "tcp")));
-    // By the time that the first has failed three times, all others have failed once: so much is missing at once.
+    // By the time that the first has failed three times, all others have failed once, so that many are lost at once.
     instances.iter_mut().for_each(|instance| instance["check"]["fall"] = json!(3));
     let answer = node.send("POST", "/v1/namespaces/default/instances", &json!({ "instances": instances })).await;
     assert_eq!(answer.json()["failed"], 0, "{}", answer.body);
-    // All eight are lost at once, so the brake holds those of whom nothing is known.
+    // All eight are lost at once, so the brake holds those without a known state.
     let judged = async || {
         let all = health(&node).await;
         let refused = all.iter().filter(|(id, health)| id.starts_with("refusing") && health == "critical").count();
@@ -194,7 +194,7 @@ async fn the_registrys_own_ports_are_not_probed_unless_that_is_allowed() {
         let mut said = started.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let said = said.rfind(|line| line["message"] == "registry started").unwrap();
         let metrics = said["metrics"].as_str().unwrap().rsplit_once(':').unwrap().1.parse().unwrap();
-        // Another's port, for comparison: TCP connects as soon as the system listens.
+        // Another program's port, for comparison: TCP connects as soon as the system listens.
         let other = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut instances = vec![probed("own", node.port(), "tcp"), probed("metrics", metrics, "tcp")];
         instances.push(probed("other", other.local_addr().unwrap().port(), "tcp"));
@@ -225,7 +225,7 @@ async fn who_cannot_write_is_not_ready() {
     let _logs = ShowLogs(node.dir());
     let register = async |id: &str| node.send("PUT", &format!("{WEB}/{id}"), &json!({ "host": "h" })).await.status;
     assert_eq!(register("a").await, 201);
-    // What is left of the disk goes to somebody else.
+    // A filler takes the rest of the disk.
     let filler = place.join("filler");
     let mut file = std::fs::File::create(&filler).unwrap();
     while std::io::Write::write_all(&mut file, &[0; 4096]).is_ok() {}

@@ -1,4 +1,4 @@
-//! Consul's events, fired and listed as its clients do: over two namespaces, two nodes of one store, two hosts.
+//! Consul's events, fired and listed by its clients' requests: over two namespaces, two nodes of one store, two hosts.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ fn index(answer: &Answer) -> u64 {
     answer.header("x-consul-index").expect("an index").parse().unwrap()
 }
 
-/// As Consul's clients make an index of an event's id.
+/// Computes the index of an event's id as Consul's clients do.
 fn index_of(event: &Value) -> u64 {
     let id = u128::from_str_radix(&event["ID"].as_str().unwrap().replace('-', ""), 16).unwrap();
     (id >> 64) as u64 ^ id as u64
@@ -27,7 +27,7 @@ fn names(list: &Answer) -> Vec<String> {
     list.as_array().unwrap().iter().map(|event| event["Name"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Waits until `node` has so many requests that wait for something.
+/// Waits until `node` has this number of waiting requests.
 async fn waiting(node: &RegistryNode, many: f64) {
     wait_until("requests that wait", SOON, node.dir(), async || {
         (node.metrics().await.sum("kingpost_registry_watchers", &[]) >= many).then_some(())
@@ -62,7 +62,7 @@ async fn events_as_consul_has_them() {
         ("a?service=(", "", 400),
         ("a?service=s&tag=(", "", 400),
         ("a?tag=t", "", 400),
-        // Looks around: Go's has no such thing either.
+        // Look-around, which Go's regular expressions lack, too.
         ("a?node=(?=x)", "", 400),
         (r"a?node=(\w{100}){100}", "", 400),
         ("a?dc=other", "", 400),
@@ -79,12 +79,12 @@ async fn events_as_consul_has_them() {
     ] {
         assert_eq!(node.ask(method, path, &[], "").await.status, status, "{method} {path}");
     }
-    // What was refused is no event. The one with filters is for nobody here.
+    // A refused request makes no event. No host here matches the one with filters.
     assert_eq!(names(&node.get("/v1/event/list").await), ["deploy", "large"]);
     assert_eq!(names(&node.get("/v1/event/list?name=deploy").await), ["deploy"]);
     let none = node.get("/v1/event/list?name=none").await;
     assert_eq!((none.body.as_str(), index(&none)), ("[]", 1));
-    // An index that is not that of the last event is answered at once, whatever it is.
+    // Any index but that of the last event is answered at once.
     for other in [2, index_of(&shown)] {
         assert_eq!(names(&node.get(&format!("/v1/event/list?index={other}&wait=60s")).await).len(), 2);
     }
@@ -93,7 +93,7 @@ async fn events_as_consul_has_them() {
     assert_eq!((index(&same), names(&same).len()), (last, 2), "nothing happened");
 }
 
-/// Who waits by a name is not answered for another name; the buffer holds 256, and forgets the oldest, also over a restart.
+/// A request that waits by name is not answered for another name; the buffer holds 256 events, and drops the oldest, also over a restart.
 #[tokio::test]
 async fn the_last_256_events_are_kept() {
     let mut node = RegistryNode::start("").await;
@@ -117,7 +117,7 @@ async fn the_last_256_events_are_kept() {
     assert_eq!(fire(&node, "next", "").await.json()["LTime"], json!(302));
 }
 
-/// Two tenants, each with a token: what one fires the other neither sees nor is answered for, nor finds among keys.
+/// Two tenants, each with a token: one's events are neither shown to the other, nor answer its requests, nor appear among its keys.
 #[tokio::test]
 async fn events_of_a_namespace_are_its_own() {
     let (a, first) = token("a", "write", &json!(["a"]));
@@ -141,7 +141,7 @@ async fn events_of_a_namespace_are_its_own() {
     ] {
         assert_eq!(ask(token, method, path).await.status, status, "{method} {path}");
     }
-    // Without a name the token's namespace is meant.
+    // Without a name the token's namespace is used.
     for (token, expected) in [(&a, "of-a"), (&b, "of-b"), (&reader, "of-a")] {
         assert_eq!(names(&ask(token, "GET", "/v1/event/list").await), [expected]);
     }
@@ -155,7 +155,7 @@ async fn events_of_a_namespace_are_its_own() {
         for n in 0..5 {
             assert_eq!(ask(&a, "PUT", &format!("/v1/event/fire/n{n}")).await.status, 200);
         }
-        // It still waits: nobody else does.
+        // Only this request still waits.
         waiting(&node, 1.0).await;
         ask(&b, "PUT", "/v1/event/fire/mine").await;
     });
@@ -163,7 +163,7 @@ async fn events_of_a_namespace_are_its_own() {
     assert_eq!(names(&ask(&a, "GET", "/v1/event/list").await), ["of-a", "n0", "n1", "n2", "n3", "n4"]);
 }
 
-/// The names of the events that a client at `from` is told of.
+/// Returns the names of the events that a client at `from` gets.
 async fn told(node: &RegistryNode, from: &str, query: &str) -> Vec<String> {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
@@ -178,7 +178,7 @@ async fn told(node: &RegistryNode, from: &str, query: &str) -> Vec<String> {
     names(&answer)
 }
 
-/// Two hosts, each with services and a name in the catalog: an event with filters is told to the one that it is for.
+/// Two hosts, each with services and a name in the catalog: an event with filters goes to its target only.
 #[tokio::test]
 async fn an_event_is_told_to_those_whom_it_is_for() {
     let node = RegistryNode::start("node = \"registry-1\"").await;
@@ -191,7 +191,7 @@ async fn an_event_is_told_to_those_whom_it_is_for() {
             "Checks": [{ "Node": name, "CheckID": "up", "Name": "up", "Status": "passing" }],
         });
         assert_eq!(node.send("PUT", "/v1/catalog/register", &sent).await.status, 200);
-        // The same in another namespace, of a host that is another one there.
+        // The same in another namespace, by a host that is a different one there.
         let sent = json!({ "Node": name, "Address": "127.0.0.9", "Service": { "ID": "alien", "Service": "alien" } });
         assert_eq!(node.send("PUT", "/v1/catalog/register?ns=other", &sent).await.status, 200);
     }
@@ -215,21 +215,21 @@ async fn an_event_is_told_to_those_whom_it_is_for() {
     assert_eq!(told(&node, "127.0.0.3", "").await, db);
     assert_eq!(told(&node, "127.0.0.1", "").await, ["all", "registry"], "a host without services");
     assert_eq!(told(&node, "127.0.0.2", "?ns=other").await, [""; 0]);
-    // As a node that the list chooses, from wherever; by its names in the catalog.
+    // As a node chosen by the list's query, from any host; by its names in the catalog.
     assert_eq!(told(&node, "127.0.0.1", "?node=^web-1$").await, ["all", "web", "shop", "both"]);
     assert_eq!(told(&node, "127.0.0.1", "?service=store").await, ["all", "db", "primary", "both"]);
     assert_eq!(told(&node, "127.0.0.1", "?service=.&tag=blue&name=both").await, ["both"]);
     assert_eq!(told(&node, "127.0.0.1", "?node=nobody").await, [""; 0]);
 }
 
-/// Two nodes on one store, at which clients fire at the same time: each event has a number of its own, and both tell of all, in one order.
+/// Two nodes on one store, with concurrent events at both: each event has its own number, and both list all, in one order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_node_tells_of_events_of_all() {
     let cluster = Cluster::builder().replicas(0).start().await;
     let store = cluster.primary().endpoint().url();
     let (one, two) = (RegistryNode::start_on(Some(&store), "").await, RegistryNode::start_on(Some(&store), "").await);
     let _logs = (ShowLogs(one.dir()), ShowLogs(two.dir()));
-    // Who waits at one node is told of what was fired at the other one.
+    // A request that waits at one node gets an event fired at the other.
     let (woken, ()) = tokio::join!(two.get("/v1/event/list?index=1&wait=60s"), async {
         waiting(&two, 1.0).await;
         fire(&one, "first?ns=other", "").await;

@@ -1,6 +1,5 @@
-//! The registry through Kingpost's own proxy, with a replica that lags behind it: many writers on several nodes, transactions that
-//! hold the counter for long, connections and nodes that are killed. No change is missed, none is seen by half, none goes back,
-//! and in the end all nodes hold the same.
+//! The registry through Kingpost's own proxy, with a lagging replica: many writers on several nodes, transactions that hold the counter for long,
+//! killed connections and nodes. No change is missed, none is seen partially, none is reverted, and in the end all nodes have the same content.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +23,8 @@ fn name(writer: usize, n: usize) -> String {
     format!("w{writer}-{n}")
 }
 
-/// Each round all of its instances: described anew, or taken out. What each must be in the end. Goes on until there was `enough` disturbance.
+/// Writes all of its instances each round: described anew, or removed. Returns the expected final state of each. Goes on until there was `enough`
+/// disturbance.
 async fn write(nodes: Vec<Node>, writer: usize, enough: Arc<AtomicBool>) -> BTreeMap<String, Option<usize>> {
     let mut last = BTreeMap::new();
     let mut round = 0;
@@ -39,7 +39,7 @@ async fn write(nodes: Vec<Node>, writer: usize, enough: Arc<AtomicBool>) -> BTre
                 true => ("DELETE", format!("/v1/namespaces/default/instances/{id}"), String::new()),
                 false => ("PUT", format!("{SERVICE}/{id}"), body),
             };
-            // Whatever is not answered is said again, to the other node: all writes are idempotent.
+            // An unanswered write is repeated at the other node: all writes are idempotent.
             for attempt in 0.. {
                 let node = nodes[(writer + attempt) % nodes.len()].read().await;
                 let headers = [("Content-Type", "application/json")];
@@ -59,7 +59,7 @@ async fn write(nodes: Vec<Node>, writer: usize, enough: Arc<AtomicBool>) -> BTre
     last
 }
 
-/// What a node shows: of each instance its round, which everything in it must agree on.
+/// Returns the round of each instance in a node's answer; all parts of an instance must agree on it.
 fn rounds(shown: &Value) -> BTreeMap<String, usize> {
     let rounds = shown["instances"].as_array().into_iter().flatten().map(|instance| {
         let version = instance["version"].as_str().unwrap();
@@ -122,7 +122,7 @@ async fn registry_under_fire_through_the_proxy_and_a_replica_that_lags() {
             tokio::time::sleep(Duration::from_millis(100)).await;
             match turn % 5 {
                 0 => {
-                    // Somebody holds the counter: every commit waits.
+                    // An open transaction holds the counter: every commit waits.
                     cluster
                         .primary()
                         .execute("BEGIN; SELECT v FROM registry_rev FOR UPDATE; SELECT pg_sleep(0.15); COMMIT")
@@ -136,14 +136,14 @@ async fn registry_under_fire_through_the_proxy_and_a_replica_that_lags() {
                 }
                 3 => replica.resume_replay().await,
                 _ if turn == 4 => {
-                    // Writers that use it go on at the other.
+                    // Its writers go on at the other node.
                     nodes[1].read().await.process().signal(9);
                     nodes[1].write().await.start_again().await;
                 }
                 _ => {}
             }
             turn += 1;
-            // Everything has happened at least once, however fast the writers are.
+            // Everything has happened at least once, at any speed of the writers.
             enough.store(turn > 5, Ordering::Release);
         }
         replica.resume_replay().await;
@@ -161,7 +161,7 @@ async fn registry_under_fire_through_the_proxy_and_a_replica_that_lags() {
     let (turns, expected) = both.await.expect("writers come to an end");
     assert!(turns > 5, "writers end after everything has happened");
 
-    // One that has only read, and from the primary: the truth.
+    // A fresh node, which has only read, from the primary: the reference.
     let fresh = RegistryNode::start_on(Some(&cluster.primary().endpoint().url()), "").await;
     let truth = fresh.get(SERVICE).await.json();
     let left: BTreeMap<String, usize> = expected.into_iter().filter_map(|(id, round)| Some((id, round?))).collect();

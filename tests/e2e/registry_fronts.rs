@@ -1,4 +1,4 @@
-//! What Consul's and Eureka's structures hold is honoured or refused, never dropped; and no client of Consul's spins.
+//! Every field of Consul's and Eureka's structures is honoured or refused, never dropped; and no client of Consul's spins.
 
 use std::io::Read;
 
@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// What becomes of a field.
+/// Treatment of a field.
 enum Field {
     /// A part of `/v1/health/service` shows it.
     Shown(&'static str),
     Refused,
-    /// It changes nothing here; why, is said in `wire.rs`.
+    /// No effect here; `wire.rs` has the reason.
     NoEffect,
 }
 
@@ -120,7 +120,7 @@ async fn every_field_of_consuls_structures_is_honoured_or_refused() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// An instance of Eureka as XML: attributes for `@name`, text for `$`.
+/// Renders an instance of Eureka as XML: attributes for `@name`, text for `$`.
 fn xml(name: &str, value: &Value) -> String {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let Some(map) = value.as_object() else { return format!("<{name}>{}</{name}>", text(value)) };
@@ -219,7 +219,7 @@ async fn every_field_of_eurekas_structures_is_honoured_or_refused_in_json_and_xm
 async fn consuls_clients_do_not_spin() {
     let node = RegistryNode::start("").await;
     let _logs = ShowLogs(node.dir());
-    // 404 would be "nothing there": a client that watches comes back at once. (Keys are watched: `registry_kv`.)
+    // 404 would mean "nothing there": a watching client comes back at once. (Keys are watched: `registry_kv`.)
     for absent in ["/v1/query", "/v1/acl/tokens", "/v1/agent/metrics", "/v1/agent/connect/ca/roots"] {
         assert_eq!(node.get(absent).await.status, 501, "{absent}");
     }
@@ -244,7 +244,7 @@ async fn consuls_clients_do_not_spin() {
             (node.metrics().await.sum("kingpost_registry_watchers", &[]) >= 1.0).then_some(())
         })
         .await;
-        // Who waits for what is said of the service does not wait for how it is.
+        // A request that waits for the service's description does not wait for its health.
         let isolate = node.send("PUT", "/v1/agent/service/maintenance/w?enable=true", &json!({})).await.status;
         assert_eq!(isolate, 200);
         register(2).await
@@ -255,7 +255,7 @@ async fn consuls_clients_do_not_spin() {
     assert_eq!(again.header("x-consul-contenthash"), second.header("x-consul-contenthash"), "at once");
 }
 
-/// Who waits since nothing was there is woken by the first thing that ever comes into the registry.
+/// A request that waits since the registry was empty is woken by the first change of all.
 #[tokio::test]
 async fn the_first_change_of_all_wakes_who_waits_for_it() {
     let node = RegistryNode::start("").await;
@@ -280,13 +280,13 @@ async fn the_first_change_of_all_wakes_who_waits_for_it() {
         let asked = format!("{path}?index={before}&wait=600s");
         let answer = within(path, SOON, node.dir(), node.get(&asked)).await;
         assert!(index(&answer) > before && answer.body.contains(shown), "{path}: {answer:?}");
-        // And is not told of it twice: the index that it got is one to wait with.
+        // It is not answered twice: the returned index is one to wait with.
         let again = format!("{path}?index={}&wait=1ms", index(&answer));
         assert_eq!(index(&node.get(&again).await), index(&answer), "{path}");
     }
 }
 
-/// All applications together are what each of them is alone, also after changes and for two services of one application.
+/// The list of all applications equals the sum of the single ones, also after changes and for two services of one application.
 #[tokio::test]
 async fn eurekas_applications_are_the_sum_of_each() {
     let node = RegistryNode::start("").await;
@@ -323,7 +323,7 @@ async fn eurekas_applications_are_the_sum_of_each() {
     assert_eq!(delta["applications"]["apps__hashcode"], all["applications"]["apps__hashcode"]);
 }
 
-/// The body of a GET by a client that takes gzip, unpacked.
+/// Returns the unpacked body of a GET by a client that accepts gzip.
 async fn unpacked(node: &RegistryNode, path: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", node.port())).await.unwrap();
     let request =
@@ -339,7 +339,7 @@ async fn unpacked(node: &RegistryNode, path: &str) -> String {
     text
 }
 
-/// What is kept of a service is kept in pieces of its instances. A filter that all fit looks through them all each time.
+/// A service's list is cached in pieces of its instances. A filter that matches all of them goes through all each time.
 #[tokio::test]
 async fn what_is_kept_of_a_long_service_is_what_looking_through_it_gives() {
     const MANY: usize = 300;
@@ -376,7 +376,7 @@ async fn what_is_kept_of_a_long_service_is_what_looking_through_it_gives() {
                 assert_eq!(found, list(&node.get(&kept).await.body), "{kept}: again");
                 assert_eq!(found, list(&unpacked(&node, &kept).await), "{kept}: compressed");
                 assert_eq!(found, list(&unpacked(&node, &kept).await), "{kept}: compressed, again");
-                // Checks do not say where an instance is.
+                // Checks do not have an instance's location.
                 let moved = changes > 0 && ns == "default" && !kept.contains("/checks/");
                 assert_eq!(first.contains("moved-"), moved, "{kept}: after {changes} changes");
             }

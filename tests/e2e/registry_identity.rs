@@ -1,11 +1,11 @@
-//! Clients of Consul and Eureka whose ids are unique a node, or an application, and not in the registry: none pushes another out.
+//! Clients of Consul and Eureka whose ids are unique on a node, or in an application, but not in the registry: none replaces another.
 
 use std::collections::BTreeSet;
 
 use kingpost_tests::{Kingpost, RegistryNode, ShowLogs};
 use serde_json::{Value, json};
 
-/// Hosts of a Consul service, as `/v1/health/service` tells them: node, service id, address.
+/// Returns the hosts of a Consul service, from `/v1/health/service`: node, service id, address.
 async fn consul_hosts(node: &RegistryNode, service: &str) -> BTreeSet<[String; 3]> {
     let entries = node.get(&format!("/v1/health/service/{service}")).await.json();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -23,7 +23,7 @@ fn set<const N: usize>(rows: [[&str; 3]; N]) -> BTreeSet<[String; 3]> {
 async fn consul_hosts_with_one_service_id_are_two_instances() {
     let node = RegistryNode::start("").await;
     let _logs = ShowLogs(node.dir());
-    // As its clients do without an ID: Consul takes the name, which is unique on an agent.
+    // Without an ID, as its clients register: Consul takes the name, which is unique on an agent.
     for address in ["10.0.0.1", "10.0.0.2"] {
         let sent = json!({ "Name": "web", "Address": address, "Port": 80, "Check": { "TTL": "60s" } });
         assert_eq!(node.send("PUT", "/v1/agent/service/register", &sent).await.status, 200);
@@ -32,7 +32,7 @@ async fn consul_hosts_with_one_service_id_are_two_instances() {
         consul_hosts(&node, "web").await,
         set([["10.0.0.1", "web", "10.0.0.1"], ["10.0.0.2", "web", "10.0.0.2"]])
     );
-    // A host that has the id itself is meant before all others; here that is the address of the tests.
+    // A host's own id takes precedence over all others; here it is the host of the tests' address.
     let own = json!({ "Name": "web", "Port": 81, "Check": { "TTL": "60s" } });
     assert_eq!(node.send("PUT", "/v1/agent/service/register", &own).await.status, 200);
     assert_eq!(node.send("PUT", "/v1/agent/check/pass/service:web", &json!({})).await.status, 200);
@@ -41,14 +41,14 @@ async fn consul_hosts_with_one_service_id_are_two_instances() {
     let shown = node.get("/v1/agent/services").await.json();
     assert_eq!((shown.as_object().unwrap().len(), &shown["web"]["Port"]), (3, &json!(81)), "{shown}");
     assert_eq!(node.send("PUT", "/v1/agent/service/deregister/web", &json!({})).await.status, 200);
-    // Of two others neither is guessed at.
+    // Between two others there is no guess.
     let answer = node.send("PUT", "/v1/agent/service/deregister/web", &json!({})).await;
     assert_eq!(answer.status, 409, "{}", answer.body);
     assert!(answer.body.contains("10.0.0.1") && answer.body.contains("10.0.0.2"), "{}", answer.body);
     let one = json!({ "Node": "10.0.0.1", "ServiceID": "web" });
     assert_eq!(node.send("PUT", "/v1/catalog/deregister", &one).await.status, 200);
     assert_eq!(consul_hosts(&node, "web").await, set([["10.0.0.2", "web", "10.0.0.2"]]));
-    // An id that one host has is found from everywhere.
+    // An id of only one host is found from everywhere.
     assert_eq!(node.send("PUT", "/v1/agent/service/deregister/web", &json!({})).await.status, 200);
     assert_eq!(consul_hosts(&node, "web").await, set([]));
     assert_eq!(node.send("PUT", "/v1/agent/service/deregister/web", &json!({})).await.status, 404);
@@ -70,7 +70,7 @@ async fn one_service_id_on_two_catalog_nodes_is_two_instances_also_when_imported
     let said = String::from_utf8_lossy(&import.stderr).into_owned();
     assert!(import.status.success() && said.contains("2 of 2"), "{said}");
     assert_eq!(consul_hosts(&imported, "shop").await, both, "as many as it said");
-    // The service itself comes to its new registry: it is the one that was imported.
+    // The service itself registers at its new registry: it is the imported one.
     let itself = json!({ "ID": "s2", "Name": "shop", "Address": "10.0.0.2", "Port": 80 });
     assert_eq!(imported.send("PUT", "/v1/agent/service/register", &itself).await.status, 200);
     assert_eq!(consul_hosts(&imported, "shop").await, both);
@@ -84,7 +84,7 @@ async fn eureka_applications_on_one_host_leave_each_other_alone() {
     let node = RegistryNode::start("").await;
     let _logs = ShowLogs(node.dir());
     let register = async |app: &str, port: u16| {
-        // No instanceId: Eureka takes the name of the host, which is unique in an application.
+        // Without an instanceId Eureka takes the name of the host, which is unique in an application.
         let instance = json!({ "hostName": "host-a", "ipAddr": "10.0.0.1", "app": app, "port": { "$": port, "@enabled": "true" } });
         let answer = node.send("POST", &format!("/eureka/apps/{app}"), &json!({ "instance": instance })).await;
         assert_eq!(answer.status, 204, "{}", answer.body);
@@ -105,7 +105,7 @@ async fn eureka_applications_on_one_host_leave_each_other_alone() {
     assert_eq!(node.ask("DELETE", "/eureka/apps/ORDERS/host-a", &[], "").await.status, 200);
     assert_eq!(node.ask("PUT", "/eureka/apps/ORDERS/host-a", &[], "").await.status, 404);
     assert_eq!(node.ask("PUT", "/eureka/apps/STOCK/host-a", &[], "").await.status, 200);
-    // The other fronts see the instance with the id that its client gave.
+    // The other fronts show the instance under its client's id.
     let native = node.get("/v1/namespaces/default/services/stock/instances").await.json();
     let instance = &native["instances"][0];
     assert_eq!(json!([instance["id"], instance["metadata"]["kingpost.id"]]), json!(["eureka:host-a@STOCK", "host-a"]));

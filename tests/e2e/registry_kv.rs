@@ -1,4 +1,4 @@
-//! Consul's keys, sessions and transactions, asked over HTTP as its documentation says; and a lock over nodes that are killed.
+//! Consul's keys, sessions and transactions, requested over HTTP as in its documentation; and a lock over nodes that are killed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ async fn session(node: &RegistryNode, body: &Value) -> String {
     made.json()["ID"].as_str().unwrap().to_owned()
 }
 
-/// Each line: method, path, body; then status and body of the answer. One after the other on one node.
+/// Each line: method, path, body; then status and body of the answer. All run in order on one node.
 #[tokio::test]
 async fn keys_as_consul_has_them() {
     let node = RegistryNode::start("[registry.kv]\nvalue_bytes = 1000\nkey_bytes = 20").await;
@@ -73,12 +73,12 @@ async fn keys_as_consul_has_them() {
     let raw = node.get("/v1/kv/whole?raw").await;
     assert_eq!(raw.header("content-security-policy"), Some("sandbox"));
     assert_eq!(raw.header("x-content-type-options"), Some("nosniff"));
-    // As it is, it is not written again.
+    // Unchanged, it is not written again.
     put(&node, "/v1/kv/whole?flags=7", "\u{e4}\n").await;
     assert_eq!(index(&node.get("/v1/kv/whole").await), index(&answer));
 }
 
-/// A token sees and changes the keys and sessions of its namespaces, and wakes by nothing of others.
+/// A token sees and changes the keys and sessions of its namespaces, and is not woken by others.
 #[tokio::test]
 async fn keys_of_a_namespace_are_its_own() {
     // Each with its SHA-256.
@@ -113,13 +113,13 @@ async fn keys_of_a_namespace_are_its_own() {
         (reader, "PUT", format!("/v1/session/destroy/{made}?ns=a"), 403),
         (reader, "PUT", format!("/v1/session/renew/{made}?ns=a"), 403),
         (b, "GET", "/v1/session/list?ns=a".into(), 403),
-        // A session of one namespace holds nothing in another, and is not there to be ended.
+        // A session of one namespace can hold nothing in another, and cannot be ended there.
         (b, "PUT", format!("/v1/kv/k?acquire={made}&ns=b"), 500),
         (b, "PUT", format!("/v1/session/renew/{made}?ns=b"), 404),
         (b, "PUT", format!("/v1/session/destroy/{made}?ns=b"), 200),
         (a, "PUT", format!("/v1/kv/k?acquire={made}&ns=a"), 200),
         ("", "GET", "/v1/kv/k?ns=a".into(), 401),
-        // Without a name the token's namespace is meant, and no other one.
+        // Without a name the token's namespace is used, and no other.
         (a, "GET", "/v1/kv/k".into(), 200),
         (b, "DELETE", "/v1/kv/k".into(), 200),
         (b, "GET", "/v1/kv/k".into(), 404),
@@ -136,7 +136,7 @@ async fn keys_of_a_namespace_are_its_own() {
     ] {
         assert_eq!(ask(token, "PUT", "/v1/txn?ns=a", &body.to_string()).await.status, status, "{token} {body}");
     }
-    // What is written in one namespace is no index of the other, and wakes nobody there.
+    // A write in one namespace does not change the index of the other, and wakes no request there.
     let before = index(&ask(a, "GET", "/v1/kv/?recurse&ns=a", "").await);
     for n in 0..5 {
         assert_eq!(ask(b, "PUT", &format!("/v1/kv/n{n}?ns=b"), "x").await.status, 200);
@@ -198,7 +198,7 @@ async fn sessions_as_consul_has_them() {
     }
     let held = node.get("/v1/kv/lock").await.json();
     assert_eq!((&held[0]["Session"], &held[0]["LockIndex"]), (&json!(default), &json!(2)));
-    // Ended, its key is free, and nobody gets it before the lock delay is over.
+    // After its end its key is free, and cannot be taken before the lock delay is over.
     assert_eq!(put(&node, &format!("/v1/session/destroy/{default}"), "").await.body, "true");
     assert_eq!(node.get("/v1/kv/lock").await.json()[0].get("Session"), None);
     assert_eq!(put(&node, &path("acquire", &id), "v").await.body, "false");
@@ -211,7 +211,7 @@ async fn sessions_as_consul_has_them() {
     assert_eq!(node.get("/v1/kv/other").await.status, 404, "deleted with its session");
 }
 
-/// What a service's check has to do with a session; and a restart: keys, sessions and who holds what are there.
+/// A service's check and its session; and a restart: keys, sessions and locks are kept.
 #[tokio::test]
 async fn sessions_survive_a_restart_and_end_with_their_check() {
     let mut node = RegistryNode::start("").await;
@@ -274,25 +274,25 @@ async fn transactions_as_consul_has_them() {
     }
 }
 
-/// What the candidates of an election did: whoever may believe to lead does so alone.
+/// Actions of the candidates of an election: at most one may believe that it leads.
 struct Election {
     nodes: Vec<RegistryNode>,
     terms: Mutex<Vec<(Instant, Instant)>>,
     serial: AtomicUsize,
     over: AtomicBool,
-    /// The time to live of new sessions, in seconds. Doubled while a node that is there takes longer than half of it to answer: on a machine so
-    /// busy nobody could lead otherwise, however well the lock works.
+    /// Time to live of new sessions, in seconds. Doubled while a live node takes longer than half of it to answer: on a machine that busy nobody
+    /// could lead otherwise, even with a perfect lock.
     ttl: AtomicU64,
     /// The node that does not answer because it was stopped or killed, if any.
     away: AtomicUsize,
 }
 
 const LONGEST_TTL: u64 = 16;
-/// Terms take as long as the machine needs for them. Who leads twice is found however long it takes.
+/// Longest time for all terms. Two leaders at once are found at any speed.
 const TERMS: Duration = Duration::from_secs(240);
 
 impl Election {
-    /// Asks a node; none where it is not there, or does not answer within `ttl`.
+    /// Sends a request to a node; None if it is down, or does not answer within `ttl`.
     async fn ask(&self, ttl: Duration, n: usize, method: &str, path: &str, body: &str) -> Option<Answer> {
         let (n, asked) = (n % self.nodes.len(), Instant::now());
         let answer = tokio::time::timeout(ttl, self.nodes[n].try_ask(method, path, &[], body)).await.ok().flatten();
@@ -317,7 +317,7 @@ impl Election {
             let (mut until, mut since, mut steps) = (asked + ttl, None, 0);
             while Instant::now() < until && steps < 3 + round % 5 {
                 let asked = Instant::now();
-                // Always another node: renewals are heard everywhere.
+                // A different node each time: all nodes learn of renewals.
                 let at = n + round + self.serial.fetch_add(1, Ordering::AcqRel);
                 match self.ask(ttl, at, "PUT", &format!("/v1/session/renew/{id}"), "").await {
                     Some(answer) if answer.status == 200 => until = asked + ttl,
@@ -352,7 +352,7 @@ impl Election {
     }
 }
 
-/// Three nodes on one PostgreSQL, candidates that ask all of them, and nodes that are killed, stand still, and come back.
+/// Three nodes on one PostgreSQL, candidates that use all of them, and nodes that are killed, suspended, and come back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_is_held_by_one_whichever_node_dies() {
     let cluster = Cluster::builder().replicas(0).start().await;
@@ -375,7 +375,7 @@ async fn a_lock_is_held_by_one_whichever_node_dies() {
         candidates.spawn(async move { election.candidate(n).await });
     }
     election.reaches(3).await;
-    // Stopped for longer than a time to live, and on.
+    // Suspended for longer than a time to live, and resumed.
     let ttl = Duration::from_secs(election.ttl.load(Ordering::Acquire));
     election.away.store(1, Ordering::Release);
     election.nodes[1].process().signal(19);

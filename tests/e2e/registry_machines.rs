@@ -1,4 +1,4 @@
-//! Checks and maintenance of a node, which count for all services on it: through Consul's API, and as the other fronts tell it.
+//! Checks and maintenance of a node, which count for all services on it: through Consul's API, and as the other fronts show them.
 
 use kingpost_tests::{Cluster, RegistryNode, SOON, ShowLogs, wait_until};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ async fn put(node: &RegistryNode, path: &str, body: &Value) -> u16 {
     node.send("PUT", path, body).await.status
 }
 
-/// A check without what the registry itself counts.
+/// Returns a check without the registry's own counters.
 fn plain(check: &Value) -> Value {
     let mut check = check.clone();
     let map = check.as_object_mut().unwrap();
@@ -17,7 +17,7 @@ fn plain(check: &Value) -> Value {
     check
 }
 
-/// Of each instance of a service that Consul's API calls passing, its node; and how many the registry's own API calls usable.
+/// Returns the nodes of a service's passing instances, by Consul's API; and the number of usable ones, by the registry's own API.
 async fn passing(node: &RegistryNode, service: &str, namespace: &str) -> (Vec<String>, usize) {
     let found = node.get(&format!("/v1/health/service/{service}?passing&ns={namespace}")).await.json();
     let mut nodes: Vec<String> =
@@ -28,7 +28,7 @@ async fn passing(node: &RegistryNode, service: &str, namespace: &str) -> (Vec<St
     (nodes, own)
 }
 
-/// Ids of a list of checks, with their status.
+/// Returns the ids of a list of checks, with their status.
 fn ids(list: &Value) -> Vec<String> {
     let text = |check: &Value| format!("{} {}", check["CheckID"].as_str().unwrap(), check["Status"].as_str().unwrap());
     let mut ids: Vec<String> = list.as_array().unwrap().iter().map(text).collect();
@@ -36,8 +36,8 @@ fn ids(list: &Value) -> Vec<String> {
     ids
 }
 
-/// Two namespaces; in each a node of the agent that asks (127.0.0.1), with a service of its own address and one of another, and a node of the
-/// catalog that has nothing to do with it.
+/// Makes two namespaces; in each a node of the asking agent (127.0.0.1), with a service of its own address and one of another, and an unrelated node
+/// of the catalog.
 async fn world(node: &RegistryNode) {
     for namespace in ["default", "other"] {
         for (id, address) in [("here", ""), ("moved", "10.0.0.9")] {
@@ -49,7 +49,7 @@ async fn world(node: &RegistryNode) {
     }
 }
 
-/// Each field of a node's check as it is registered, and as each of Consul's paths shows it.
+/// Each field of a node's check as registered, and as each of Consul's paths shows it.
 #[tokio::test]
 async fn a_check_of_a_node_has_consuls_fields() {
     let node = RegistryNode::start("").await;
@@ -64,9 +64,9 @@ async fn a_check_of_a_node_has_consuls_fields() {
             json!({ "ID": "m", "Name": "Memory", "Notes": "why", "TTL": "600s", "Status": "passing" }),
             shown("m", "Memory", "passing", "why", "ttl", json!({})),
         ),
-        // No id: the name is the id. No status: critical until something is heard.
+        // No id: the name is the id. No status: critical until the first report.
         (json!({ "Name": "disk", "TTL": "600s" }), shown("disk", "disk", "critical", "", "ttl", json!({}))),
-        // It says nothing of services, so none is deregistered.
+        // It does not mention services, so none is deregistered.
         (
             json!({ "CheckID": "t", "Name": "T", "TCP": "10.0.0.9:1", "Interval": "600s", "Timeout": "2s",
                 "DeregisterCriticalServiceAfter": "1s", "Status": "warning" }),
@@ -119,7 +119,7 @@ async fn a_check_of_a_node_has_consuls_fields() {
     assert_eq!(node.get("/v1/health/service/kingpost.machines").await.json(), json!([]));
     assert_eq!(node.get("/v1/namespaces/default/services/kingpost.machines").await.status, 404);
     assert!(!node.get("/prometheus/targets").await.body.contains("kingpost.machine"));
-    // What is refused, as of a service.
+    // Refusals, as for a service's check.
     for (sent, names) in [
         (json!({ "TTL": "10s" }), "Name"),
         (json!({ "Name": "x", "Args": ["true"], "Interval": "1s" }), "args"),
@@ -130,7 +130,7 @@ async fn a_check_of_a_node_has_consuls_fields() {
     }
 }
 
-/// A node's check counts for every service on the node, whoever asks, and for nobody else; each way of saying how it is.
+/// A node's check counts for every service on the node, for every asking client, and for no other node; with each way of setting its status.
 #[tokio::test]
 async fn a_check_of_a_node_counts_for_all_services_on_it() {
     let mut node = RegistryNode::start("").await;
@@ -142,7 +142,7 @@ async fn a_check_of_a_node_counts_for_all_services_on_it() {
     assert_eq!(passing(&node, "web", "default").await, (all(), 3));
     let check = json!({ "ID": "memory", "Name": "Memory", "TTL": "600s", "Status": "passing" });
     assert_eq!(put(&node, "/v1/agent/check/register", &check).await, 200);
-    // Whoever waits for the service is woken by it; who waits in the other namespace is not.
+    // It wakes requests that wait for the service, but not those in the other namespace.
     let index = async |namespace: &str| {
         let answer = node.get(&format!("/v1/health/service/web?ns={namespace}")).await;
         answer.header("x-consul-index").unwrap().parse::<u64>().unwrap()
@@ -175,7 +175,7 @@ async fn a_check_of_a_node_counts_for_all_services_on_it() {
         assert_eq!((judged.status, &judged.json()["AggregatedStatus"]), (code, &json!(status)), "{path}");
         assert_eq!(ids(&judged.json()["Checks"]), [format!("memory {status}")]);
     }
-    // As the other fronts tell it.
+    // In the other fronts.
     let targets = node.get("/prometheus/targets?namespace=default&service=web").await;
     assert!(
         targets.status == 200 && targets.body.contains("10.0.0.2") && !targets.body.contains("10.0.0.9"),
@@ -185,7 +185,7 @@ async fn a_check_of_a_node_counts_for_all_services_on_it() {
     let nacos =
         node.get("/nacos/v1/ns/instance/list?serviceName=web&namespaceId=default&healthyOnly=true").await.json();
     assert_eq!(nacos["hosts"].as_array().map(Vec::len), Some(1), "{nacos}");
-    // One that registers on the node afterwards, and one that was there over a restart.
+    // One registers on the node afterwards, and one was there over a restart.
     let late = json!({ "ID": "late", "Name": "web", "Port": 81 });
     assert_eq!(put(&node, "/v1/agent/service/register", &late).await, 200);
     assert_eq!(passing(&node, "web", "default").await, (far(), 1));
@@ -193,7 +193,7 @@ async fn a_check_of_a_node_counts_for_all_services_on_it() {
     node.start_again().await;
     assert_eq!(passing(&node, "web", "default").await, (far(), 1));
     assert_eq!(passing(&node, "web", "other").await, (all(), 3));
-    // A session that wants the check ends with it.
+    // A session with this check ends with it.
     let wanted = json!({ "NodeChecks": ["memory"], "LockDelay": "0s" });
     let refused = node.send("PUT", "/v1/session/create", &wanted).await;
     assert_eq!((refused.status, refused.body.as_str()), (500, "Check 'memory' is in critical state"));
@@ -229,7 +229,7 @@ async fn a_node_in_maintenance_takes_its_services_out() {
     };
     for (path, status, found, expected) in [
         ("?enable=true&reason=a+disk", 200, &far, Some("a disk")),
-        // Again: as at Consul the first reason stays.
+        // Repeated: as in Consul the first reason stays.
         ("?enable=1&reason=another", 200, &far, Some("a disk")),
         ("?enable=maybe", 400, &far, Some("a disk")),
         ("", 400, &far, Some("a disk")),
@@ -259,7 +259,7 @@ async fn a_node_in_maintenance_takes_its_services_out() {
     assert_eq!(passing(&node, "web", "default").await.0, all);
 }
 
-/// The catalog: nodes by themselves, their checks, what is known of them, and how each is taken out.
+/// The catalog: nodes by themselves, their checks, their data, and the removal of each.
 #[tokio::test]
 async fn the_catalog_has_nodes_with_checks() {
     let node = RegistryNode::start("").await;
@@ -276,7 +276,7 @@ async fn the_catalog_has_nodes_with_checks() {
         names.retain(|name| name.starts_with('n'));
         names
     };
-    // A node alone, with all that is told of a node.
+    // A node alone, with all its fields.
     let id = "40e4a748-2192-161a-0510-9bf59fe950b5";
     let alone = json!({ "Node": "n1", "Address": "10.0.0.1", "ID": id, "NodeMeta": { "rack": "a" },
         "TaggedAddresses": { "wan": "1.2.3.4" } });
@@ -312,7 +312,7 @@ async fn the_catalog_has_nodes_with_checks() {
     assert_eq!(ids(&node.get("/v1/health/node/n1").await.json()), ["of-w passing", "second warning", "up passing"]);
     assert_eq!(ids(&node.get("/v1/health/checks/web").await.json()), ["of-w passing"]);
     assert_eq!(passing(&node, "web", "default").await, (vec!["n2".into()], 2));
-    // Told anew without it, the node has no metadata any more; so do its services, by whatever path.
+    // Registered anew without metadata, the node has none any more; nor do its services, by any path.
     let entry = async || node.get("/v1/health/service/web?filter=Node.Node+==+n1").await.json()[0].clone();
     assert_eq!(entry().await["Node"]["Meta"], json!({}));
     let skipping = json!({ "Node": "n1", "Address": "10.9.9.9", "NodeMeta": { "rack": "z" }, "SkipNodeUpdate": true });
@@ -366,8 +366,8 @@ async fn the_catalog_has_nodes_with_checks() {
     assert_eq!(passing(&node, "web", "default").await, (vec!["n2".into()], 1));
 }
 
-/// Two nodes of the registry on one store. The check of a machine expires by itself and is probed as that of a service is, both nodes tell
-/// the same, and the other machine's services are left alone.
+/// Two nodes of the registry on one store. The check of a machine expires by itself and is probed like that of a service, both nodes show the same,
+/// and the other machine's services are not affected.
 #[tokio::test]
 async fn a_nodes_check_expires_on_every_node_of_the_registry() {
     let cluster = Cluster::builder().replicas(0).start().await;

@@ -1,4 +1,4 @@
-//! Probed instances with names for hosts: what the resolver does not answer of one namespace's names is nothing to the other namespaces.
+//! Probed instances with names for hosts: unanswered names of one namespace do not affect the other namespaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::AbortHandle;
 
-/// Names of each namespace.
+/// Number of names of each namespace.
 const DEAD: usize = 80;
 const LIVE: usize = 20;
-/// What one namespace may look up at a time, of 64 that there are for all.
+/// Concurrent look-ups of one namespace, out of 64 for all.
 const SHARE: usize = 32;
 /// Addresses are looked up again after 30 s.
 const AGAIN: Duration = Duration::from_secs(90);
@@ -22,7 +22,7 @@ const AGAIN: Duration = Duration::from_secs(90);
 /// A DNS server that knows names below `live.test`, and never answers for those below `dead.test`.
 struct Names {
     address: SocketAddr,
-    /// How often each was asked for, by its name.
+    /// Number of queries of each name.
     asked: Arc<Mutex<BTreeMap<String, usize>>>,
     serving: AbortHandle,
 }
@@ -34,7 +34,7 @@ impl Drop for Names {
 }
 
 impl Names {
-    /// On the port of DNS, for resolvers ask nowhere else; at an address of its own. `None`: not allowed.
+    /// Starts on the port of DNS, as resolvers use no other; at its own address. `None`: not permitted.
     async fn start() -> Option<Names> {
         let pid = std::process::id().to_be_bytes();
         let socket = match UdpSocket::bind((Ipv4Addr::new(127, pid[2] | 1, pid[3], 53), 53)).await {
@@ -59,17 +59,17 @@ impl Names {
         Some(Names { address, asked, serving: serving.abort_handle() })
     }
 
-    /// The names below `domain` that were asked for at least so often.
+    /// Returns the names below `domain` that were queried at least this often.
     fn asked(&self, domain: &str, times: usize) -> BTreeSet<String> {
         let asked = self.asked.lock().unwrap();
         let asked = asked.iter().filter(|(name, count)| name.ends_with(domain) && **count >= times);
         asked.map(|(name, _)| name.clone()).collect()
     }
 
-    /// What runs a program for which this is the resolver: in a mount namespace of its own.
+    /// Returns a command that runs a program with this resolver: in a mount namespace of its own.
     fn resolver(&self, dir: &Path) -> Vec<String> {
         let (resolv, switch) = (dir.join("resolv.conf"), dir.join("nsswitch.conf"));
-        // Whoever is not answered is asked once, for as long as the system's resolver ever waits.
+        // An unanswered query is sent once, with the longest wait of the system's resolver.
         let lines = format!("nameserver {}\noptions timeout:30 attempts:1\n", self.address.ip());
         std::fs::write(&resolv, lines).unwrap();
         std::fs::write(&switch, "hosts: files dns\n").unwrap();
@@ -82,7 +82,7 @@ impl Names {
     }
 }
 
-/// The name that a query is for, and the answer, if there is one: for IPv4 an address of this machine (then the answer's count is 1), else no record.
+/// Returns the name of a query, and the answer, if there is one: for IPv4 an address of this machine (then the answer's count is 1), else no record.
 fn answer(query: &[u8]) -> Option<(String, Option<Vec<u8>>)> {
     let (mut labels, mut at) = (Vec::new(), 12);
     loop {
@@ -116,15 +116,15 @@ async fn register(node: &RegistryNode, namespace: &str, many: usize, port: u16, 
     assert_eq!(answer.json()["failed"], 0, "{}", answer.body);
 }
 
-/// How many of a namespace's instances are passing.
+/// Counts a namespace's passing instances.
 async fn passing(node: &RegistryNode, namespace: &str) -> usize {
     let path = format!("/v1/namespaces/{namespace}/services/named/instances");
     let shown = node.get(&path).await.json();
     shown["instances"].as_array().unwrap().iter().filter(|instance| instance["health"] == "passing").count()
 }
 
-/// Eighty names of one namespace that the resolver never answers, and twenty of another one. The twenty are found while the eighty hold all the look-ups that
-/// they get, and stay passing over the time in which the eighty are given up, and their own addresses are looked up again.
+/// Eighty names of one namespace that the resolver never answers, and twenty of another one. The twenty are found while the eighty hold their share
+/// of the look-ups, and stay passing over the time in which the eighty are given up, and their own addresses are looked up again.
 #[tokio::test]
 async fn names_that_are_not_answered_are_nothing_to_other_namespaces() {
     let Some(names) = Names::start().await else {
@@ -134,7 +134,7 @@ async fn names_that_are_not_answered_are_nothing_to_other_namespaces() {
     let dir = new_dir("resolver");
     let within = names.resolver(&dir);
     let within: Vec<&str> = within.iter().map(String::as_str).collect();
-    // Nothing is kept from being critical for how many are.
+    // No share of critical instances is too large.
     let more = "[registry.health]\nprobe_allow = [\"127.0.0.1\"]\n[registry.health.brake]\nservice_share = 1.0\nwhole_share = 1.0";
     let node = RegistryNode::start_within(&within, None, more).await;
     let _logs = ShowLogs(node.dir());
@@ -152,7 +152,7 @@ async fn names_that_are_not_answered_are_nothing_to_other_namespaces() {
         (passing(&node, "live").await == LIVE).then_some(())
     })
     .await;
-    // None of the dead ones has given its look-up back: the others found theirs beside them.
+    // None of the dead ones has released its look-up: the others were looked up beside them.
     assert_eq!(names.asked("dead.test", 1).len(), SHARE);
     wait_until("dead names to be critical, and the live ones to be asked for again", AGAIN, node.dir(), async || {
         let live = passing(&node, "live").await;

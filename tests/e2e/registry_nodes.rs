@@ -1,4 +1,4 @@
-//! Several registry nodes on one store: any of them may die, stand still or lose the store, and nobody notices but the metrics.
+//! Several registry nodes on one store: any of them may die, be suspended or lose the store, and only the metrics show it.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,38 +9,38 @@ use kingpost_tests::{Cluster, RegistryNode, SOON, ShowLogs, skipped, wait_until}
 use serde_json::{Value, json};
 
 const SERVICE: &str = "/v1/namespaces/default/services/web/instances";
-/// So many that each node judges some that send their heartbeats to another node: who judges which follows from random numbers. With 30, one
-/// in a hundred runs had at most one of ten, and what [`Clients::wait_judged`] waits for took half a minute.
+/// So many that each node judges some that send their heartbeats to another node: random numbers decide which node judges. With 30, one in a hundred
+/// runs had at most one of ten, and [`Clients::wait_judged`] then waited for half a minute.
 const INSTANCES: usize = 90;
-/// A client that gets no answer for so long asks another node.
+/// Time without an answer after which a client asks another node.
 const CLIENT: Duration = Duration::from_millis(250);
 const STOP: i32 = 19;
 const CONTINUE: i32 = 18;
 
-/// What clients do: instances that send heartbeats, each to the next node where one does not answer, and somebody who looks.
+/// The clients: instances that send heartbeats, each to the next node if one does not answer, and an observer.
 struct Clients {
     nodes: Vec<Arc<RegistryNode>>,
-    /// How many instances still send heartbeats; from this one on they are silent.
+    /// Number of instances that still send heartbeats; those from this number on are silent.
     beating: AtomicUsize,
-    /// Instances that were seen to be critical while they sent heartbeats.
+    /// Instances seen as critical while they sent heartbeats.
     wronged: Mutex<BTreeSet<String>>,
-    /// Of each part of the instances, what its heartbeats were like.
+    /// Record of the heartbeats of each part of the instances.
     beats: Vec<Mutex<Beats>>,
     rounds: AtomicUsize,
     watching: AtomicBool,
 }
 
-/// What the heartbeats of some instances were like. On a busy machine the clients themselves may not run for longer than a time to live: their
-/// instances are critical then, and rightly so.
+/// Record of the heartbeats of some instances. On a busy machine the clients themselves may not run for longer than a time to live: their instances
+/// are then rightly critical.
 #[derive(Default)]
 struct Beats {
-    /// When the last one that was answered was sent; so it was heard after that. None was yet: `None`.
+    /// Time at which the last answered one was sent, so a lower bound of its arrival; `None` before the first.
     sent: Option<Instant>,
-    /// When one was answered that came more than a time to live behind the one before.
+    /// Time of the last answered one that came more than a time to live after the one before.
     interrupted: Option<Instant>,
 }
 
-/// How long the instances' leases are, and how long after an interruption they may still be seen to be critical.
+/// Time to live of the instances, and the time after an interruption in which they may still be seen as critical.
 const TTL: Duration = Duration::from_secs(1);
 const RECOVERY: Duration = Duration::from_secs(10);
 
@@ -51,7 +51,7 @@ impl Beats {
         }
     }
 
-    /// Whether, as far as these heartbeats go, nobody can have missed one for a time to live.
+    /// True if, by these heartbeats, no node can have missed one for a time to live.
     fn were_steady(&self) -> bool {
         self.sent.is_some_and(|sent| sent.elapsed() < TTL) && self.interrupted.is_none_or(|at| at.elapsed() > RECOVERY)
     }
@@ -102,7 +102,7 @@ impl Clients {
         }
     }
 
-    /// Who is critical, as one node says.
+    /// Returns the critical instances, by one node's answer.
     async fn critical(&self, n: usize) -> BTreeSet<String> {
         let Some(answer) = self.ask(n, "GET", SERVICE, "").await else { return BTreeSet::new() };
         let list = answer["instances"].as_array().unwrap();
@@ -122,7 +122,7 @@ impl Clients {
         .await;
     }
 
-    /// Waits until `metric` of a node is at least (or, below 0: exactly minus) so much.
+    /// Waits until `metric` of a node is at least this high (or, below 0, exactly minus this).
     async fn wait_metric(&self, node: usize, metric: &str, least: f64) {
         wait_until(&format!("{metric} of node {node} to be {least}"), SOON, self.nodes[node].dir(), async || {
             let value = self.nodes[node].metrics().await.sum(metric, &[]);
@@ -131,8 +131,8 @@ impl Clients {
         .await;
     }
 
-    /// Waits until every lease has come up twice on `node`'s side: what was wrongly expired would be by then. It asks the other nodes about those
-    /// that it judges and does not hear itself, once in a time to live: a third to a sixth of all.
+    /// Waits until every lease has been judged twice on `node`: a wrong expiry would have happened by then. Once in a time to live it asks the other
+    /// nodes about those that it judges but does not hear itself: a third to a sixth of all.
     async fn wait_judged(&self, node: usize) {
         let asked = "kingpost_registry_asked_total";
         let now = self.nodes[node].metrics().await.sum(asked, &[]);
@@ -171,7 +171,7 @@ async fn any_node_may_die_and_nobody_notices_but_the_metrics() {
     let mut tasks = tokio::task::JoinSet::new();
     let answer = nodes[0].send("POST", SERVICE, &json!({ "instances": instances })).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
-    // At once, and at all nodes: also those that have not been told of the instances yet.
+    // At once, and at all nodes: also those that do not know the instances yet.
     for part in 0..3 {
         let clients = Arc::clone(&clients);
         tasks.spawn(async move { clients.beat(part).await });
@@ -181,7 +181,7 @@ async fn any_node_may_die_and_nobody_notices_but_the_metrics() {
     clients.wait_judged(1).await;
     clients.nobody_was_wronged("undisturbed");
 
-    // The owner of a third of them dies, with the heartbeats that only it had heard.
+    // The owner of a third of them dies, with the heartbeats that only it had received.
     nodes[0].end(9).await;
     for node in [1, 2] {
         clients.wait_metric(node, "kingpost_registry_nodes_lost_total", 1.0).await;
@@ -214,7 +214,7 @@ async fn any_node_may_die_and_nobody_notices_but_the_metrics() {
     }
     clients.nobody_was_wronged("the store was gone");
 
-    // One stands still for longer than any lease, and runs on.
+    // One is suspended for longer than any lease, and goes on.
     nodes[2].process().signal(STOP);
     clients.wait_metric(1, "kingpost_registry_nodes_lost_total", 2.0).await;
     nodes[2].process().signal(CONTINUE);
@@ -223,7 +223,7 @@ async fn any_node_may_die_and_nobody_notices_but_the_metrics() {
     clients.wait_judged(2).await;
     clients.nobody_was_wronged("a node stood still");
 
-    // Much vanishes at once: the last good state is kept for a while, then believed to be gone.
+    // Many vanish at once: the last good state is kept for a while, then they are removed.
     clients.beating.store(INSTANCES / 3, Ordering::Release);
     wait_until("a brake to hold", SOON, nodes[1].dir(), async || {
         let held = async |n: usize| nodes[n].metrics().await.sum("kingpost_registry_protected", &[]) > 0.0;
@@ -236,7 +236,7 @@ async fn any_node_may_die_and_nobody_notices_but_the_metrics() {
     tasks.shutdown().await;
 }
 
-/// A machine that is busy for a second, and a lease of one: what waits unread in the node's socket is no silence.
+/// A machine that is busy for a second, and a lease of one: unread data in the node's socket are no silence.
 #[tokio::test]
 async fn time_in_which_a_node_does_not_run_is_nobodys_silence() {
     let node = RegistryNode::start("").await;
@@ -257,10 +257,10 @@ async fn time_in_which_a_node_does_not_run_is_nobodys_silence() {
         tokio::time::sleep(Duration::from_millis(1200)).await;
         node.process().signal(CONTINUE);
         let (stopped, goes_on) = (stopped.elapsed(), Instant::now());
-        // It looks at its leases meanwhile.
+        // It checks its leases meanwhile.
         tokio::time::sleep(Duration::from_millis(250)).await;
         beat().await;
-        // Not where the test itself was late: for longer than a lease, or so long that the node says that it stood still.
+        // Not if the test itself was late: for longer than a lease, or so long that the node reports its own suspension.
         if stopped > Duration::from_millis(1400) || goes_on.elapsed() > Duration::from_millis(600) {
             continue;
         }

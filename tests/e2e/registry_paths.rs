@@ -1,9 +1,9 @@
 //! Several registry nodes on one store, and a forwarder in each path: node to store, node to node in each direction, client to node. One path
 //! at a time is cut, by closing or by silence, while instances register, send heartbeats and are looked for at every node.
 //!
-//! What must hold all the time: whoever has been registered and still sends heartbeats is not critical at any node, is known to the node that
-//! takes the heartbeat, and is not missing at a node that has shown the instance before. And soon: every node that
-//! reaches the store shows everybody who is registered, and a node that does not as soon as its path is whole.
+//! Invariants: an instance that is registered and still sends heartbeats is not critical at any node, is known to the node that takes the heartbeat,
+//! and is not missing at a node that has shown it before. And soon every node that reaches the store shows all registered instances; a node that does
+//! not, once its path is whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,14 +18,14 @@ use crate::common::only_kingpost;
 const SERVICE: &str = "/v1/namespaces/default/services/paths/instances";
 const BEATS: &str = "/v1/namespaces/default/heartbeats";
 const NODES: usize = 3;
-/// How many are registered before the first path is cut; each round registers some more.
+/// Instances registered before the first path is cut; each round registers some more.
 const FIRST: usize = 12;
 const MORE: usize = 3;
 const TTL: Duration = Duration::from_secs(2);
 const DEREGISTER_AFTER: Duration = Duration::from_secs(2);
-/// A client that gets no answer for so long asks another node.
+/// Time without an answer after which a client asks another node.
 const CLIENT: Duration = Duration::from_millis(300);
-/// How long after an interruption of its own heartbeats an instance may be critical.
+/// Time after an interruption of its own heartbeats in which an instance may be critical.
 const RECOVERY: Duration = Duration::from_secs(10);
 
 /// A path between two of the world's parts.
@@ -33,7 +33,7 @@ const RECOVERY: Duration = Duration::from_secs(10);
 enum Path {
     /// From a node to the store.
     Store(usize),
-    /// From the first node to the second: the questions that the first one asks, and what it tells of its commits.
+    /// From the first node to the second: the first one's queries and reports of its commits.
     Peer(usize, usize),
     /// Between two nodes, in both directions.
     Peers(usize, usize),
@@ -57,24 +57,24 @@ struct Place {
 struct World {
     cluster: Cluster,
     places: Vec<Place>,
-    /// The instances that are registered, by their number; each sends heartbeats to node number modulo [`NODES`] first.
+    /// Number of registered instances; instance n sends heartbeats first to node n modulo [`NODES`].
     registered: AtomicUsize,
-    /// What the heartbeats of each are like, as seen by those who send them.
+    /// Record of the heartbeats of each instance, on the clients' side.
     beats: Mutex<BTreeMap<usize, Beats>>,
-    /// Which instances each node has shown.
+    /// Instances that each node has shown.
     shown: Vec<Mutex<BTreeSet<usize>>>,
     wrong: Mutex<Vec<String>>,
     looks: AtomicUsize,
     stop: AtomicBool,
 }
 
-/// What the heartbeats of an instance are like. On a busy machine the clients themselves may not run for longer than a time to live: then
-/// their instances are critical, and rightly so.
+/// Record of the heartbeats of an instance. On a busy machine the clients themselves may not run for longer than a time to live: their instances are
+/// then rightly critical.
 #[derive(Default)]
 struct Beats {
-    /// When the latest one that was answered was sent: it was heard after that.
+    /// Time at which the last answered one was sent, a lower bound of its arrival.
     sent: Option<Instant>,
-    /// When one was answered that came more than a time to live behind the one before.
+    /// Time of the last answered one that came more than a time to live after the one before.
     interrupted: Option<Instant>,
 }
 
@@ -108,7 +108,7 @@ impl World {
             let peers = Cut::to_from_each(peer_port.number());
             let mut url = cluster.primary().endpoint();
             url.port = store.port();
-            // Without the brake: it would hide whom the nodes wrongly take for dead.
+            // Without the brake, which would hide wrong verdicts of the nodes.
             let more = format!(
                 "peer_listen = \"127.0.0.1:{}\"\npeer_advertise = \"127.0.0.1:{}\"\n[registry.health.brake]\nservice_share = 1.0\nwhole_share = 1.0",
                 peer_port.number(),
@@ -147,7 +147,7 @@ impl World {
         }
     }
 
-    /// Asks node `n`, and where it does not answer the next ones. The answer, and who gave it.
+    /// Queries node `n`, or the next ones if it does not answer. Returns the answering node, and the answer.
     async fn ask(&self, n: usize, method: &str, path: &str, body: &str) -> Option<(usize, Value)> {
         let headers = [("Content-Type", "application/json")];
         for n in (n..n + NODES).map(|n| n % NODES) {
@@ -162,7 +162,7 @@ impl World {
         None
     }
 
-    /// Registers `count` more instances, each at a node of its own choice, and waits until that is acknowledged.
+    /// Registers `count` more instances, each at a different node, and waits for the acknowledgements.
     async fn register(&self, count: usize) {
         for _ in 0..count {
             let n = self.registered.load(Ordering::Acquire);
@@ -176,7 +176,7 @@ impl World {
         }
     }
 
-    /// The heartbeats of every third instance, first to node `part`.
+    /// Sends the heartbeats of every third instance, first to node `part`.
     async fn beat(&self, part: usize) {
         while !self.stop.load(Ordering::Acquire) {
             let ours: Vec<usize> = (0..self.registered.load(Ordering::Acquire)).filter(|n| n % NODES == part).collect();
@@ -201,7 +201,7 @@ impl World {
         self.wrong.lock().unwrap().push(what);
     }
 
-    /// What node `n` shows, by its own port: a cut path from clients to the node hides nothing.
+    /// Returns the instances that node `n` shows, by its own port: a cut path from clients to the node hides nothing.
     async fn shown(&self, n: usize) -> Option<BTreeMap<usize, String>> {
         let asked = self.places[n].node.try_ask("GET", SERVICE, &[], "");
         let answer = tokio::time::timeout(SOON, asked).await.ok().flatten()?;
@@ -231,11 +231,11 @@ impl World {
         }
     }
 
-    /// Waits until node `n` shows everybody.
+    /// Waits until node `n` shows all instances.
     async fn wait_shown(&self, n: usize) {
         let all = 0..self.registered.load(Ordering::Acquire);
         wait_until(&format!("everybody at node {n}"), SOON, self.places[n].node.dir(), async || {
-            // Who was deregistered is not shown for ever: better to say that.
+            // A deregistered instance is never shown again: this message is better than a time-out.
             self.nothing_is_wrong("while everybody is waited for");
             let shown = self.shown(n).await?;
             all.clone().all(|n| shown.contains_key(&n)).then_some(())
@@ -253,7 +253,7 @@ impl World {
         .await;
     }
 
-    /// Waits until a path that was cut is noticed by what the node at its beginning says of itself.
+    /// Waits until a cut path is noticed in the status of the node at its beginning.
     async fn wait_noticed(&self, path: Path) {
         let noticed = async || match path {
             Path::Store(n) => !self.places[n].node.is_ready().await,
@@ -271,11 +271,11 @@ impl World {
             .await;
     }
 
-    /// Waits until every lease has come up so often that whoever is wrongly not heard would have been found critical, and deregistered: a lease comes
-    /// up once a time to live, and then its judge asks the other nodes. That is after a node that is silent in the store is taken for lost (4 s), and after
-    /// two times to live and the time as a critical instance.
+    /// Waits until every lease has been judged so often that a wrongly missed instance would have been found critical, and deregistered: a lease is
+    /// judged once a time to live, and then its judge asks the other nodes. That comes after a node that is silent in the store is considered lost (4
+    /// s), and after two times to live and the time as a critical instance.
     ///
-    /// Between two nodes it takes longer: after 15 s a node that cannot be asked would not be waited for any more.
+    /// Between two nodes it takes longer: after 15 s an unreachable node would not be waited for any more.
     async fn wait_judged(&self, path: Path) {
         let times = if matches!(path, Path::Peers(..)) { 12 } else { 5 };
         let asked = async || {
@@ -338,7 +338,7 @@ async fn cut(paths: &[(Path, Link)]) {
         world.register(1).await;
         world.nothing_is_wrong(&format!("{path:?} whole again"));
     }
-    // Whoever falls silent is found, so that the checks above could have failed.
+    // A silent instance is found, so the checks above could have failed.
     world.stop.store(true, Ordering::Release);
     wait_until("the end of all that are silent", SOON, &dir, async || {
         for n in 0..NODES {
@@ -363,7 +363,7 @@ async fn a_path_between_nodes_or_from_clients_may_be_cut_and_nobody_who_beats_is
         .await;
 }
 
-/// Random paths, as many as `KINGPOST_TORTURE_FAILOVERS` says; none without it (`make torture`).
+/// Random paths, as many as `KINGPOST_TORTURE_FAILOVERS`; none without it (`make torture`).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn torture_of_paths() {
     let number = |variable: &str| std::env::var(variable).ok()?.parse::<u64>().ok();

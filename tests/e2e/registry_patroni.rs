@@ -1,4 +1,4 @@
-//! Patroni, unmodified, with the registry for its Consul: members, the leader's lock, a failover.
+//! Patroni, unmodified, with the registry as its Consul: members, the leader's lock, a failover.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use tokio_postgres::{Client, NoTls};
 
 use crate::clients::{here, installed};
 
-/// A failover waits for twice the session's time to live, and Patroni for its own turns.
+/// A failover takes twice the session's time to live, and Patroni's own loops.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Patroni and its server.
@@ -29,7 +29,7 @@ struct Member {
 impl Member {
     fn new(name: &'static str, registry: &RegistryNode) -> Member {
         let dir = new_dir(name);
-        // Patroni makes the directory of the data there, as the servers' user.
+        // Patroni creates the data directory there, as the servers' user.
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
         let member = Member { name, dir, api: Port::reserve(), server: Port::reserve(), process: None };
         let at = |port: &Port| format!("127.0.0.1:{}", port.number());
@@ -67,22 +67,22 @@ impl Member {
     }
 
     fn start(&mut self, program: &Path) {
-        // By this signal Patroni stops its server, too.
+        // On this signal Patroni stops its server, too.
         let mut patroni = command(program, RunAs::Server, "TERM");
         patroni.arg(self.dir.join("patroni.yml")).env("HOME", &self.dir).current_dir(&self.dir);
         self.process = Some(Process::start(self.name, patroni, &self.dir.join("patroni.log")));
     }
 
-    /// What Patroni says of itself.
+    /// True if Patroni reports this state of itself.
     async fn is(&self, what: &str) -> bool {
         http_get(self.api.number(), what).await.is_some_and(|(status, _)| status == 200)
     }
 
-    /// The server's process, if it runs.
+    /// Returns the server's process, if it runs.
     fn postmaster(&self) -> Option<u32> {
         let text = std::fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
         let pid = text.lines().next()?.trim().parse().ok()?;
-        // The file of a server that was killed stays, and the number may be somebody else's by now.
+        // The file of a killed server stays, and the number may belong to another process by now.
         let started = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         String::from_utf8_lossy(&started).contains(&*self.data().to_string_lossy()).then_some(pid)
     }
@@ -108,7 +108,7 @@ impl Drop for Member {
     }
 }
 
-/// Who leads, as the registry has it.
+/// Returns the leader, by the registry.
 async fn leader(registry: &RegistryNode) -> String {
     registry.get("/v1/kv/service/demo/leader?raw").await.body
 }
@@ -151,13 +151,13 @@ async fn registry_patroni_clients() {
     one.kill9();
     wait_until("the second primary", LIMIT, &two.dir, async || two.is("/primary").await.then_some(())).await;
     let client = two.connect().await;
-    // Whoever has the lock is the primary for Patroni, also while its server is still being promoted.
+    // For Patroni the holder of the lock is the primary, even while its server is still being promoted.
     wait_until("the second primary to take writes", LIMIT, &two.dir, async || {
         client.batch_execute("insert into notes values (2)").await.ok()
     })
     .await;
     assert_eq!(leader(&registry).await, "two");
-    // The old one comes back: as a replica, for the lock is held.
+    // The old one comes back: as a replica, because the lock is held.
     one.start(&program);
     wait_until("the old primary as a replica", LIMIT, &one.dir, async || {
         assert!(!one.is("/primary").await, "two primaries");
@@ -172,7 +172,7 @@ async fn registry_patroni_clients() {
     })
     .await;
 
-    // Stopped in order, it gives the lock back: nobody waits for the session's time to live.
+    // Stopped cleanly, it releases the lock: the session's time to live is not waited for.
     drop((client, replica));
     two.process.as_ref().unwrap().signal(15);
     wait_until("the first one again", LIMIT, &one.dir, async || one.is("/primary").await.then_some(())).await;

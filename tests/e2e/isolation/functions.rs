@@ -57,7 +57,6 @@ async fn leaves_nothing(texts: &[&str], check: impl AsyncFn(&mut Talk, usize)) -
 
 /// A client that had set nothing read the rows of the tenant that another client had set by a function: row-level security showed one tenant's rows
 /// to another.
-/// tenant's rows to another one.
 #[tokio::test]
 async fn a_tenant_that_a_function_has_set() {
     let (world, _logs) = world().await;
