@@ -1,4 +1,4 @@
-//! TLS between the registry's nodes: who is of another authority, or comes in clear, gets no connection to them, and the log says why.
+//! TLS between the registry's nodes: a node of another authority, or without TLS, gets no connection, and the log has the reason.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -17,7 +17,7 @@ use crate::common::only_kingpost;
 
 const WEB: &str = "/v1/namespaces/default/services/web/instances";
 
-/// A node, where others reach it, and its files.
+/// A node, its address for others, and its files.
 struct Place {
     node: RegistryNode,
     port: Port,
@@ -25,12 +25,12 @@ struct Place {
 }
 
 impl Place {
-    /// With the certificate that `authority` makes for it, and `ca` as the file of CAs; without: in clear.
+    /// Starts a node with a certificate by `authority`, and `ca` as the file of CAs; without these in clear.
     async fn start(store: &str, secure: Option<(&Authority, &Path)>) -> Place {
         Place::start_behind(store, secure, Port::reserve(), None).await
     }
 
-    /// The same, at `port`; the others are told to find it at `advertised`.
+    /// Starts a node at `port`; the others are told to connect to `advertised`.
     async fn start_behind(
         store: &str,
         secure: Option<(&Authority, &Path)>,
@@ -56,7 +56,7 @@ impl Place {
         std::fs::read_to_string(self.node.process().log()).unwrap()
     }
 
-    /// How many other nodes there are, and how many of these this one is connected to.
+    /// Returns the number of other nodes, and of those that this one is connected to.
     async fn peers(&self) -> (u32, u32) {
         let metrics = self.node.metrics().await;
         let of = |name: &str| metrics.sum(name, &[]) as u32;
@@ -72,7 +72,7 @@ impl Place {
         wait_until(what, SOON, self.node.dir(), async || self.log().contains(what).then_some(())).await;
     }
 
-    /// Whether OpenSSL's client, with this certificate, is greeted there as a node is.
+    /// True if the node greets OpenSSL's client, with this certificate, as it does a node.
     async fn greets(&self, ca: &Path, shown: Option<&Pair>) -> bool {
         let mut client = Command::new("openssl");
         client.args(["s_client", "-quiet", "-no_ign_eof", "-verify_return_error", "-alpn", "kingpost-registry"]);
@@ -105,7 +105,7 @@ async fn registry_nodes_of_two_authorities_on_one_store() {
         let first = Place::start(&store, Some((authority, &ca))).await;
         groups.push([first, Place::start(&store, Some((authority, &ca))).await]);
     }
-    // All see the rows of all; each is connected to the one of its own authority, and says of the others why not.
+    // All see the rows of all; each is connected to the one of its own authority, and logs the reason for the others.
     for place in groups.iter().flatten() {
         place.until_peers((3, 1)).await;
         place.until_said("the peer's certificate is not of a CA in ca_file").await;
@@ -123,7 +123,7 @@ async fn registry_nodes_of_two_authorities_on_one_store() {
         );
     }
 
-    // One that is killed is connected to again.
+    // A killed node is connected to again.
     let [group, _] = &mut groups[..] else { unreachable!() };
     group[1].node.end(libc::SIGKILL).await;
     group[0].until_peers((2, 0)).await;
@@ -132,7 +132,7 @@ async fn registry_nodes_of_two_authorities_on_one_store() {
         place.until_peers((3, 1)).await;
     }
 
-    // One without TLS: nobody talks to it, and both sides say why.
+    // A node without TLS: no other one talks to it, and both sides log the reason.
     let plain = Place::start(&store, None).await;
     plain.until_said("takes TLS only").await;
     plain.until_peers((4, 0)).await;
@@ -140,11 +140,11 @@ async fn registry_nodes_of_two_authorities_on_one_store() {
         place.until_said("what answers there is not TLS").await;
         place.until_peers((4, 1)).await;
     }
-    // Two of them do talk to each other, as they did before there was TLS.
+    // Two of them do talk to each other, without TLS.
     let second = Place::start(&store, None).await;
     plain.until_peers((5, 1)).await;
     second.until_peers((5, 1)).await;
-    // What is registered is in the store, and there for all.
+    // A registration is in the store, and visible to all.
     let instance = serde_json::json!({ "host": "h", "port": 1 });
     assert!((200..300).contains(&second.node.send("PUT", &format!("{WEB}/w1"), &instance).await.status));
     for place in groups.iter().flatten().chain([&plain]) {
@@ -168,7 +168,7 @@ async fn registry_nodes_take_renewed_certificates() {
     first.until_peers((1, 1)).await;
     second.until_peers((1, 1)).await;
 
-    // A file that is no good changes nothing.
+    // An invalid file changes nothing.
     std::fs::write(&ca, "no certificate").unwrap();
     first.node.process().signal(libc::SIGHUP);
     first.until_said("not reloaded, the old configuration stays").await;
@@ -181,7 +181,7 @@ async fn registry_nodes_take_renewed_certificates() {
     }
     first.node.process().signal(libc::SIGHUP);
     first.until_said("\"message\":\"reloaded\"").await;
-    // The first one was not started again, so it has them by SIGHUP.
+    // The first one was not restarted, so it got them by SIGHUP.
     second.node.end(libc::SIGKILL).await;
     first.until_peers((0, 0)).await;
     second.node.start_again().await;
@@ -192,7 +192,7 @@ async fn registry_nodes_take_renewed_certificates() {
     assert!(first.greets(&after.ca_file(), Some(&after.issue("client", &[]))).await);
 }
 
-/// What somebody in between has who has a certificate of the nodes' authority.
+/// Makes the TLS of an attacker in between who has a certificate of the nodes' authority.
 fn in_between(authority: &Authority) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
     let pair = authority.issue("in-between", &["127.0.0.1"]);
     let (cert_file, key_file, ca_file) = (Some(pair.cert), Some(pair.key), Some(authority.ca_file()));
@@ -232,12 +232,12 @@ async fn registry_nodes_are_not_fooled_by_a_certificate_in_between() {
             let Ok(to) = TcpStream::connect(("127.0.0.1", to)).await else { continue };
             let name = ServerName::try_from("registry.example").unwrap();
             let Ok(to) = &mut connect.connect(name, to).await else { continue };
-            // It ends when one of the nodes does not go on.
+            // It ends when one of the nodes closes the connection.
             let _ = tokio::io::copy_bidirectional(from, to).await;
         }
     });
     let second = Place::start_behind(&store, Some((&authority, &ca)), behind, Some(here.port())).await;
-    // Both handshakes of TLS go well. The second node sees that the proof is of another connection, and ends this one.
+    // Both TLS handshakes succeed. The second node sees that the proof belongs to another connection, and ends this one.
     second.until_peers((1, 1)).await;
     let says = |place: &Place| place.log().contains("another node cannot be reached");
     wait_until("the first node to give up", SOON, first.node.dir(), async || says(&first).then_some(())).await;

@@ -1,5 +1,5 @@
-//! Probes of the registry, asked of the servers that they are for. (Of PostgreSQL and MariaDB: in the registry's own tests of those
-//! stores, which have such servers.)
+//! Probes of the registry, against real servers of each kind. (For PostgreSQL and MariaDB see the registry's own tests of those stores, which have
+//! such servers.)
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ fn redis(dir: &Path, port: &Port, more: &[&str]) -> Process {
     Process::start("redis", redis, &dir.join(format!("redis{}.log", port.number())))
 }
 
-/// Health by the instance's id.
+/// Returns the health of each instance, by id.
 async fn found(node: &RegistryNode) -> BTreeMap<String, String> {
     let answer = node.get("/v1/namespaces/default/services/probed/instances").await.json();
     let instances = answer["instances"].as_array().cloned().unwrap_or_default();
@@ -40,7 +40,7 @@ async fn until(node: &RegistryNode, wanted: &[(&str, &str)]) {
 
 #[tokio::test]
 async fn registry_probes_ask_redis_and_grpc() {
-    // The registry itself is asked, too.
+    // The registry itself is a target, too.
     let node = RegistryNode::start("[registry.health]\nprobe_allow = [\"127.0.0.1\"]").await;
     let _logs = ShowLogs(node.dir());
     let ports = [Port::reserve(), Port::reserve(), Port::reserve()];
@@ -66,9 +66,9 @@ async fn registry_probes_ask_redis_and_grpc() {
         instance("grpcio", third, check("grpc", "")),
         instance("grpcio-shop", third, check("grpc", "shop")),
         instance("grpcio-unknown", third, check("grpc", "nobody")),
-        // The registry has gRPC's health service, too, of another make.
+        // The registry has gRPC's health service, too, in another implementation.
         instance("tonic", own, check("grpc", "")),
-        // What listens, and speaks something else.
+        // A server of another protocol.
         instance("not-redis", own, check("redis", "")),
         instance("not-mysql", first, check("mysql", "")),
     ] });

@@ -1,10 +1,9 @@
-//! Two requests of Eureka's or Consul's clients about one instance at the same time, each a change of a part: both are answered 200, and
-//! both are there afterwards.
+//! Two concurrent requests of Eureka's or Consul's clients about one instance, each a change of a part: both are answered 200, and both take effect.
 
 use kingpost_tests::{RegistryNode, ShowLogs};
 use serde_json::{Value, json};
 
-/// Rounds a pair. Without the condition on the write, a third to nearly all of them lost one of two.
+/// Rounds of each pair. Without the condition on the write, a third to nearly all of them lost one of two.
 const ROUNDS: usize = 60;
 
 async fn eureka(node: &RegistryNode, n: usize) -> String {
@@ -60,7 +59,7 @@ async fn of_two_changes_at_once_none_is_lost() {
         }
         let deregister = async || node.ask("PUT", &format!("/v1/agent/service/deregister/{id}"), &[], "").await.status;
         let (check, gone) = tokio::join!(consul_check(&node, &id), deregister());
-        // A check that comes after the end of its service has none to belong to.
+        // A check that comes after the end of its service has no service to belong to.
         assert!(gone == 200 && matches!(check, 200 | 404), "{check} {gone}");
         let shown = node.get(&format!("/v1/agent/service/{id}")).await;
         if shown.status != 404 {
@@ -83,7 +82,7 @@ async fn many_changes_of_one_instance_all_take_effect() {
         let answer = node.ask("PUT", &format!("{path}/metadata?key{n}={n}"), &[], "").await;
         assert_eq!(answer.status, 200, "{}", answer.body);
     };
-    // Fewer than the entries that an instance may have.
+    // Fewer than the allowed entries of an instance.
     futures_util::future::join_all((0..50).map(change)).await;
     let shown = eureka_shown(&node, &path).await;
     let there = (0..50).filter(|n| shown["metadata"][format!("key{n}")].as_str() == Some(&*n.to_string())).count();

@@ -1,5 +1,5 @@
-//! Polaris' rules by its HTTP API: who may write and read them, what is refused, and what else must never see them. What its clients make
-//! of them is in `tests/clients/java/registry`.
+//! Polaris' rules by its HTTP API: permissions to write and read them, refusals, and isolation from everything else. Their use by its clients is in
+//! `tests/clients/java/registry`.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ fn detector(namespace: &str, name: &str) -> Value {
     json!({ "name": name, "namespace": namespace, "targetService": { "namespace": namespace, "service": "shop" }, "protocol": "TCP" })
 }
 
-/// A node, asked with a token or without.
+/// A node, with a token for requests or without.
 #[derive(Clone)]
 struct Client<'a> {
     node: &'a RegistryNode,
@@ -56,7 +56,7 @@ impl Client<'_> {
         self.ask(method, path, &json!([rule]).to_string()).await
     }
 
-    /// Makes a rule. Its id.
+    /// Creates a rule, and returns its id.
     async fn make(&self, path: &str, rule: &Value) -> String {
         let made = self.send("POST", path, rule).await;
         let answer = made.json();
@@ -73,7 +73,7 @@ impl Client<'_> {
         list.as_array().unwrap().clone()
     }
 
-    /// What clients are told of a service.
+    /// Returns a client's answer about a service.
     async fn discover(&self, kind: &str, namespace: &str, service: &str, revision: &str) -> Value {
         let body =
             json!({ "type": kind, "service": { "name": service, "namespace": namespace, "revision": revision } });
@@ -81,7 +81,7 @@ impl Client<'_> {
     }
 }
 
-/// The calls and answers of Polaris' own server, for each kind of rule.
+/// The requests and answers of Polaris' own server, for each kind of rule.
 #[tokio::test]
 async fn rules_as_polaris_has_them() {
     let node = RegistryNode::start("").await;
@@ -112,7 +112,7 @@ async fn rules_as_polaris_has_them() {
             let told = (&nothing["code"], nothing.get(field), &nothing["service"]["revision"]);
             assert_eq!(told, (&json!(200_000), None, &Value::Null), "{nothing}");
         }
-        // What is there already changes nothing; what was read can be written.
+        // An existing rule changes nothing; a rule can be written as it was read.
         let mut changed = list[0].clone();
         assert_eq!(client.send("PUT", path, &changed).await.status, 200);
         assert_eq!(
@@ -160,7 +160,7 @@ async fn rules_as_polaris_has_them() {
     }
 }
 
-/// Each line: method, path, body; then the status, the code, and what is said.
+/// Each line: method, path, body; then the status, the code, and the message.
 #[tokio::test]
 async fn what_makes_no_sense_is_refused() {
     let node = RegistryNode::start("[registry.rules]\ncount = 3\nrule_bytes = 2000\nbytes = 3000").await;
@@ -201,7 +201,7 @@ async fn what_makes_no_sense_is_refused() {
             "registry.rules.rule_bytes = 2000",
         ),
         ("POST", LIMITS, list(&vec![one(); 101]), 413, 400_003, "100"),
-        // One that is wrong: nothing is done.
+        // With one wrong rule nothing is done.
         ("POST", LIMITS, list(&[one(), json!({ "namespace": "default" })]), 400, 400_120, "service"),
         ("PUT", LIMITS, list(&[one()]), 400, 400_151, "id"),
         ("PUT", LIMITS, with(one(), "id", json!(id)), 400, 400_307, &*id),
@@ -221,12 +221,12 @@ async fn what_makes_no_sense_is_refused() {
         assert!(told["info"].as_str().is_some_and(|info| info.contains(said)), "{shown}");
     }
     assert_eq!(client.list(LIMITS).await.len(), 0);
-    // A name is one breaker's; rules of other kinds may have it.
+    // A name belongs to one breaker; rules of other kinds may have it.
     client.make(BREAKERS, &breaker("default", "b")).await;
     let again = client.send("POST", BREAKERS, &breaker("default", "b")).await;
     assert_eq!((again.status, &again.json()["code"]), (400, &json!(400_209)), "{}", again.body);
     client.make(DETECTORS, &detector("default", "b")).await;
-    // Three rules of a namespace, 3000 bytes; another one has its own.
+    // Three rules of a namespace, 3000 bytes; another namespace has its own limits.
     let mut large = limit("default", "shop", 1);
     large["custom_response"] = json!({ "body": "x".repeat(1800) });
     client.make(LIMITS, &large).await;
@@ -295,7 +295,7 @@ async fn rules_are_found() {
     }
 }
 
-/// Two tenants and somebody who only reads: each writes rules of its own namespaces, and no rule of one is served for the other.
+/// Two tenants and a reader: each writes rules of its own namespaces, and no rule of one is served for the other.
 #[tokio::test]
 async fn rules_are_a_namespaces_own() {
     let (a, table_a) = token("a", "write", &json!(["a"]));
@@ -321,7 +321,7 @@ async fn rules_are_a_namespaces_own() {
             assert_eq!((answer.status, &answer.json()["code"]), (status, &json!(code)), "{path}: {}", answer.body);
         }
         let id = a.make(path, &rule).await;
-        // Whose rule it is decides, not what a body says of it.
+        // The rule's owner decides, not the body.
         let mut stolen = all("b").into_iter().find(|(other, _)| *other == path).unwrap().1;
         stolen["id"] = json!(id);
         for (who, status) in [(&nobody, 401), (&b, 400), (&reader, 403)] {
@@ -336,7 +336,7 @@ async fn rules_are_a_namespaces_own() {
             let gone = who.send("POST", &format!("{path}/delete"), &json!({ "id": id })).await.status;
             assert_eq!(gone, if status == 400 { 200 } else { status }, "{path}: to b it is not there");
         }
-        // It stays where it is.
+        // It stays in its namespace.
         assert_eq!(root.send("PUT", path, &stolen).await.json()["code"], 400_103, "{path}");
         for (who, count) in [(&a, 1), (&reader, 1), (&root, 1), (&b, 0)] {
             assert_eq!(who.list(path).await.len(), count, "{path}");
@@ -346,7 +346,7 @@ async fn rules_are_a_namespaces_own() {
         assert_eq!(a.list(path).await[0]["editable"], true);
         assert_eq!(reader.list(path).await[0]["editable"], false);
     }
-    // Rules of a that name services of b, as far as they can be written, are served for nobody there.
+    // Rules of a that name services of b, as far as they can be written, are served to no client of b.
     for rule in [routing("a", "a", "b"), routing("a", "*", "*"), routing("a", "b", "a")] {
         a.make(ROUTINGS, &rule).await;
     }
@@ -378,7 +378,7 @@ async fn rules_are_a_namespaces_own() {
     assert!(!audit.contains("/update") && !audit.contains("/delete"), "nobody changed anything: {audit}");
 }
 
-/// Rules are kept with the keys, and Consul's clients neither see nor touch them, whatever they name.
+/// Rules are stored with the keys, and Consul's clients neither see nor change them, by any name.
 #[tokio::test]
 async fn rules_are_no_keys() {
     let mut node = RegistryNode::start("").await;
@@ -389,7 +389,7 @@ async fn rules_are_no_keys() {
     let id = client.make(LIMITS, &limit("default", "shop", 5)).await;
     let after = node.get("/v1/kv/?recurse").await;
     assert_eq!(after.header("x-consul-index"), before.header("x-consul-index"), "nothing happened to keys");
-    // What a namespace of rules is called: a digest of the namespace.
+    // The name of a namespace of rules is a digest of the namespace.
     let spaces = [
         "kingpost.rules.37a8eec1ce19687d132fe29051dca629d164e2c4958ba141",
         "kingpost.rules.000000000000000000000000000000000000000000000000",
@@ -428,7 +428,7 @@ async fn rules_are_no_keys() {
     let _logs = ShowLogs(node.dir());
 }
 
-/// Two nodes on one store, written to at once: no write is lost, a limit holds, a name is one rule's, and both serve the same.
+/// Two nodes on one store, with concurrent writes: no write is lost, a limit holds, a name belongs to one rule, and both serve the same.
 #[tokio::test]
 async fn two_nodes_write_at_once() {
     const WRITERS: usize = 8;
@@ -474,13 +474,13 @@ async fn two_nodes_write_at_once() {
         assert_eq!(client.list(BREAKERS).await.len(), EACH, "each name once");
     }
     assert_eq!(named, EACH, "each name was given to one");
-    // One more fits: of those who try at once, one gets it.
+    // One more fits: of concurrent requests one succeeds.
     let (one, two) = (limit("default", "last", 1), limit("default", "last", 2));
     let (first, second) = tokio::join!(clients[0].send("POST", LIMITS, &one), clients[1].send("POST", LIMITS, &two));
     let mut codes = [first.json()["code"].as_u64(), second.json()["code"].as_u64()];
     codes.sort_unstable();
     assert_eq!(codes, [Some(200_000), Some(400_230)]);
-    // Each changes another part of one rule, in turns of its own: what one has read is not written over what the other wrote.
+    // Each changes a different part of one rule, in its own loop: a write based on an old read must not undo the other's.
     let id = &ids[0];
     let mut off = json!({ "id": id, "disable": true });
     for round in 0..10 {

@@ -1,4 +1,4 @@
-//! Who gets at the registry: TLS, certificates, tokens that come and go, rates, and what is noted of changes.
+//! Access to the registry: TLS, certificates, tokens that come and go, rates, and the audit log of changes.
 
 use std::process::Stdio;
 
@@ -23,7 +23,7 @@ fn table(name: &str, hash: &str, role: &str, namespace: &str) -> String {
     )
 }
 
-/// `kingpost registry ls` with more arguments: whether it worked, and what it said.
+/// Runs `kingpost registry ls` with more arguments: returns whether it succeeded, and its output.
 async fn ls(arguments: &[&str]) -> (bool, String) {
     let mut command = tokio::process::Command::new(kingpost_tests::kingpost_bin());
     let output = command.args(["registry", "ls", "web"]).args(arguments).stdin(Stdio::null()).output().await.unwrap();
@@ -54,7 +54,7 @@ async fn registry_tls_with_certificates_that_are_renewed() {
         }
         ls(&arguments).await
     };
-    // Nothing is registered: that the registry says so means that it was reached. (A port may have 404 in it.)
+    // Nothing is registered: this message of the registry means that it was reached. (A port may have 404 in it.)
     let reached = |(_, said): &(bool, String)| said.contains("404 Not Found");
     assert!(reached(&with(&servers, Some(&client)).await), "{}", with(&servers, Some(&client)).await.1);
     assert!(!reached(&with(&servers, None).await), "it wants a certificate");
@@ -100,7 +100,7 @@ async fn registry_tokens_come_and_go_without_a_restart() {
     assert_eq!((get(&old).await, get(&new).await), (200, 401));
     let path = node.dir().join("kingpost.toml");
     let text = std::fs::read_to_string(&path).unwrap();
-    // What is wrong changes nothing.
+    // An invalid configuration changes nothing.
     std::fs::write(&path, text.replace("role = \"read\"", "role = \"king\"")).unwrap();
     node.process().signal(libc::SIGHUP);
     let log = || std::fs::read_to_string(node.process().log()).unwrap();
@@ -119,7 +119,7 @@ async fn registry_rates_are_each_token_s_own() {
     let (a, a_hash) = made("a");
     let (b, b_hash) = made("b");
     let tokens = format!("{}{}", table("a", &a_hash, "read", "*"), table("b", &b_hash, "read", "*"));
-    // So slow that no machine is slow enough to be admitted again meanwhile.
+    // So slow a rate that even on a slow machine no further request is admitted meanwhile.
     let node =
         RegistryNode::start(&format!("auth = \"tokens\"\n{tokens}[registry.rate]\nper_second = 1\nburst = 5")).await;
     let _logs = ShowLogs(node.dir());
@@ -157,7 +157,7 @@ async fn registry_changes_are_noted_and_can_be_asked_for() {
     let batch = r#"{"instances":[{"id":"b","host":"h"},{"id":"c","host":"h"}]}"#;
     assert_eq!(ask(&node, "PUT", &format!("{WEB}/a"), &writer, r#"{"host":"h"}"#).await.status, 201);
     assert_eq!(ask(&node, "POST", WEB, &writer, batch).await.status, 200);
-    // Once more: that changes nothing.
+    // Repeated: unchanged.
     assert_eq!(ask(&node, "PUT", &format!("{WEB}/a"), &writer, r#"{"host":"h"}"#).await.status, 200);
     assert_eq!(ask(&node, "POST", WEB, &writer, batch).await.status, 200);
     assert_eq!(ask(&node, "PUT", "/v1/agent/service/deregister/b", &root, "").await.status, 200);
@@ -188,7 +188,7 @@ async fn registry_changes_are_noted_and_can_be_asked_for() {
     };
     let text = wait_until("four lines in the file", SOON, node.dir(), written).await;
     assert!(!text.contains(&root) && !text.contains(&writer), "no token in it");
-    // Who asks after a crash and a restart hears the same.
+    // After a crash and a restart the answer is the same.
     node.end(libc::SIGKILL).await;
     node.start_again().await;
     assert_eq!(told(&ask(&node, "GET", audit, &root, "").await.json()), expected);

@@ -1,4 +1,4 @@
-//! A proxy that has its list of servers from a registry.
+//! A proxy whose list of servers comes from a registry.
 
 use kingpost_tests::{Cluster, Kingpost, Node, RegistryNode, ShowLogs};
 use serde_json::json;
@@ -14,7 +14,7 @@ async fn register(registry: &RegistryNode, node: &Node) {
     assert!(answer.status < 300, "{}", answer.body);
 }
 
-/// The port of the server that answers at the proxy.
+/// Returns the port of the server that answers at the proxy.
 async fn server(proxy: &Kingpost, hint: &str) -> u16 {
     let client = proxy.connect().await;
     let sql = format!("/* kingpost.route={hint} */ SELECT inet_server_port()");
@@ -32,7 +32,7 @@ async fn registry_names_the_nodes_of_a_proxy() {
     let (primary, replica) = (cluster.primary(), cluster.replica(0));
     let mut registry = RegistryNode::start("").await;
     register(&registry, primary).await;
-    // The first of the two is not there.
+    // The first of the two does not exist.
     let urls = vec!["http://127.0.0.1:1".to_owned(), registry.url()];
     let proxy = Kingpost::of(&cluster)
         .set("cluster.nodes", Value::Array(Vec::new()))
@@ -41,7 +41,7 @@ async fn registry_names_the_nodes_of_a_proxy() {
         .await;
     assert_eq!(server(&proxy, "replica").await, primary.port(), "there is no other");
 
-    // One more, and it gets reads.
+    // One more server, which gets reads.
     register(&registry, replica).await;
     let reads = async |port: u16| (server(&proxy, "replica").await == port).then_some(());
     cluster.wait("the replica to get reads", async || reads(replica.port()).await).await;
@@ -55,14 +55,14 @@ async fn registry_names_the_nodes_of_a_proxy() {
     }
     registry.start_again().await;
 
-    // Isolated: no node any more.
+    // Isolated: no longer a node.
     let patch = json!({ "isolate": true });
     let path = format!("/v1/namespaces/kingpost/instances/{}", replica.name());
     let answer = registry.send("PATCH", &path, &patch).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     cluster.wait("the replica to get no reads", async || reads(primary.port()).await).await;
 
-    // An empty list is not believed.
+    // An empty list is not accepted.
     let answer =
         registry.ask("DELETE", &format!("/v1/namespaces/kingpost/instances/{}", primary.name()), &[], "").await;
     assert!(answer.status < 300, "{}", answer.body);

@@ -1,4 +1,4 @@
-//! What keeps one caller from harming the others: private files, reloads that open nothing, shares of what is limited.
+//! Isolation of callers: private files, reloads that open nothing, shares of limited resources.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -9,12 +9,12 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 const WEB: &str = "/v1/namespaces/default/services/web/instances";
 
-/// A token that may write in `default`, and its table.
+/// Makes a token that may write in `default`, and its table.
 fn token(name: &str) -> (String, String) {
     token_of(name, &["default"])
 }
 
-/// A token that may write in these namespaces, and its table.
+/// Makes a token that may write in these namespaces, and its table.
 fn token_of(name: &str, namespaces: &[&str]) -> (String, String) {
     let output = Kingpost::run(&["registry", "token", name]);
     assert!(output.status.success());
@@ -46,7 +46,7 @@ async fn the_file_of_the_store_is_for_its_user_only() {
     assert!(found.iter().all(|(_, mode)| *mode == 0o600), "{found:?}");
 }
 
-/// The TCP ports on which a process listens, from the kernel's tables.
+/// Returns the TCP ports on which a process listens, from the kernel's tables.
 fn listening(pid: u32) -> std::collections::BTreeSet<u16> {
     let sockets: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
         .unwrap()
@@ -66,7 +66,7 @@ fn listening(pid: u32) -> std::collections::BTreeSet<u16> {
     ports
 }
 
-/// A node listens for other nodes only where there is one: not on SQLite, and not alone on a store in PostgreSQL.
+/// A node listens for other nodes only if there can be any: not on SQLite, and not alone on a store in PostgreSQL.
 #[tokio::test]
 async fn nobody_listens_for_other_nodes_where_there_are_none() {
     let cluster = Cluster::builder().start().await;
@@ -104,7 +104,7 @@ async fn a_reload_that_moves_a_socket_opens_nothing() {
     };
     let anybody = async || node.send("PUT", &format!("{WEB}/a"), &json!({ "host": "h" })).await.status;
     assert_eq!(anybody().await, 401);
-    // The new socket would be on loopback, where no login is allowed; the one that is open stays.
+    // The new socket would be on loopback, where no login is allowed; the open one stays.
     let moved = good.replace(&format!("listen = \"127.0.0.1:{}\"", node.port()), "listen = \"127.0.0.1:1\"");
     assert_ne!(moved, good);
     std::fs::write(&file, moved.replace("auth = \"tokens\"", "auth = \"none\"")).unwrap();
@@ -113,7 +113,7 @@ async fn a_reload_that_moves_a_socket_opens_nothing() {
     wait_until("the reload", SOON, node.dir(), decided).await;
     assert_eq!(anybody().await, 401, "a socket without a login");
     assert!(says("not reloaded") == 1 && says("registry.listen") == 1, "it says what cannot be changed");
-    // What can be changed still can, measured by what runs.
+    // Changeable settings still change, compared with the running ones.
     std::fs::write(&file, &good).unwrap();
     node.process().signal(libc::SIGHUP);
     wait_until("the good one", SOON, node.dir(), async || (says("\"reloaded\"") > 0).then_some(())).await;
@@ -144,7 +144,7 @@ async fn one_token_does_not_take_all_waits() {
     assert_eq!(held[7].0, "HTTP/1.1 429");
 }
 
-/// A request that waits, from `from`.
+/// Sends a request that waits, from the address `from`.
 async fn asks(node: &RegistryNode, from: &str, token: &str, path: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
@@ -154,14 +154,14 @@ async fn asks(node: &RegistryNode, from: &str, token: &str, path: &str) -> TcpSt
     stream
 }
 
-/// The status of an answer.
+/// Returns the status of an answer.
 async fn status(stream: &mut TcpStream) -> u16 {
     let mut begun = [0; 12];
     stream.read_exact(&mut begun).await.unwrap();
     String::from_utf8_lossy(&begun[9..]).parse().unwrap()
 }
 
-/// Blocking queries of each kind: one token, whichever addresses it comes from, does not take all of them, and what another one waits for comes.
+/// Blocking queries of each kind: one token, from any number of addresses, does not take all of them, and another one's are answered.
 #[tokio::test]
 async fn one_token_does_not_take_all_blocking_queries() {
     let ((greedy, first), (modest, second)) = (token_of("greedy", &["a"]), token_of("modest", &["b"]));
@@ -194,14 +194,14 @@ async fn one_token_does_not_take_all_blocking_queries() {
         let changed = node.ask("PUT", write, &[("X-Consul-Token", &modest)], body).await;
         assert_eq!(changed.status, 200, "{write}: {}", changed.body);
         assert_eq!(status(&mut own).await, 200, "{path}");
-        // Nobody of the other namespace was woken.
+        // No request of the other namespace was woken.
         waiting(6.0).await;
         drop(held);
         waiting(0.0).await;
     }
 }
 
-/// One request over a connection that stays open: the status, and the body.
+/// Sends one request over a connection that stays open; returns the status, and the body.
 async fn over(stream: &mut BufReader<TcpStream>, method: &str, path: &str, body: &str) -> (u16, String) {
     let length = body.len();
     let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n");
@@ -224,8 +224,8 @@ async fn over(stream: &mut BufReader<TcpStream>, method: &str, path: &str, body:
     (status, String::from_utf8(body).unwrap())
 }
 
-/// Where the process may have 1,024 descriptors, idle connections leave some for all that keeps a registry alive: the operators' address, the store,
-/// probes; and whoever has a connection goes on. The log says so once.
+/// With a limit of 1,024 descriptors, idle connections leave some for everything that keeps a registry alive: the operators' address, the store,
+/// probes; and connected clients go on. The log reports it once.
 #[tokio::test]
 async fn idle_connections_leave_descriptors_for_everything_else() {
     let more = "[registry.health]\nprobe_allow = [\"127.0.0.1\"]";
@@ -240,7 +240,7 @@ async fn idle_connections_leave_descriptors_for_everything_else() {
     while idle.len() < 1100 {
         idle.push(TcpStream::connect(("127.0.0.1", node.port())).await.unwrap());
     }
-    // Those that are held count up to the limit; all others have been turned away, and no accept has failed.
+    // Held connections count up to the limit; all others have been turned away, and no accept has failed.
     wait_until("all others to be turned away", SOON, node.dir(), async || {
         let accepted = node.metrics().await.sum("kingpost_registry_connections_accepted_total", &[]);
         (accepted >= 1101.0 && refused().await >= 100.0).then_some(())
@@ -283,7 +283,7 @@ async fn connections_beyond_the_limit_are_closed_at_once() {
     let mut idle = Vec::new();
     for _ in 0..4 {
         let mut stream = TcpStream::connect(("127.0.0.1", node.port())).await.unwrap();
-        // Answered: so it is counted.
+        // An answered connection is counted.
         stream.write_all(b"GET /v1/status/leader HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
         let mut begun = [0; 12];
         stream.read_exact(&mut begun).await.unwrap();
@@ -299,7 +299,7 @@ async fn connections_beyond_the_limit_are_closed_at_once() {
     wait_until("a place", SOON, node.dir(), free).await;
 }
 
-/// Many of Consul's clients cannot name a namespace: then it is the one that the token is for.
+/// Many of Consul's clients cannot name a namespace: the token's is used.
 #[tokio::test]
 async fn a_token_for_one_namespace_chooses_it_for_consul_s_clients() {
     let (a, a_table) = token_of("a", &["tenant-a"]);
@@ -323,16 +323,16 @@ async fn a_token_for_one_namespace_chooses_it_for_consul_s_clients() {
             assert!(answer.body.contains(own) && !answer.body.contains(other), "{path}: {}", answer.body);
         }
     }
-    // A namespace that is named is meant, also where the token is for another one.
+    // A named namespace takes precedence over the token's.
     assert_eq!(ask("GET", "/v1/catalog/services?ns=tenant-b", &a, "").await.status, 403);
     assert_eq!(ask("GET", "/v1/catalog/services?ns=default", &a, "").await.status, 403);
-    // Of a token for two it is not guessed.
+    // With a token for two there is no guess.
     assert_eq!(ask("GET", "/v1/catalog/services", &both, "").await.status, 403);
     assert_eq!(ask("GET", "/v1/catalog/services?ns=tenant-b", &both, "").await.body, r#"{"shop":[]}"#);
 }
 
-/// Eureka's clients cannot name a namespace: the token does. Two tenants with one application and one id hear nothing of each other, in the whole, the delta,
-/// by address or by id, and cannot beat, change or cancel what is the other's.
+/// Eureka's clients cannot name a namespace: the token decides. Two tenants with one application and one id do not see each other, in the whole list,
+/// the delta, by address or by id, and cannot renew, change or cancel the other's instances.
 #[tokio::test]
 async fn eurekas_clients_are_in_the_namespace_of_their_token() {
     let tokens: Vec<(String, String)> = [("red", &["red"][..]), ("blue", &["blue"]), ("both", &["red", "blue"])]
@@ -376,6 +376,6 @@ async fn eurekas_clients_are_in_the_namespace_of_their_token() {
     // Cancelled in one namespace, it stays in the other.
     assert_eq!(ask(0, "DELETE", "/eureka/apps/WEB/host-a", "").await.status, 200);
     assert!(ask(1, "GET", "/eureka/apps", "").await.body.contains("10.0.0.2"));
-    // For more than one namespace a token says nothing of which is meant.
+    // A token for more than one namespace does not tell which one to use.
     assert_eq!(ask(2, "GET", "/eureka/apps", "").await.status, 403);
 }

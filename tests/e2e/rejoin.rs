@@ -1,4 +1,4 @@
-//! The primary that was left comes back as a standby, and nobody else is touched.
+//! The former primary comes back as a standby, and no other server is affected.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use kingpost_tests::{Cluster, Node, SOON, ShowLogs, pg_bin, within};
 use crate::common::only_kingpost;
 use crate::fleet::Fleet;
 
-/// Runs what follows as the owner of a server's data; nothing if that is who runs the tests.
+/// Returns a command prefix for the owner of a server's data; empty if that is the tests' user.
 fn as_owner(node: &Node) -> String {
     use std::os::unix::fs::MetadataExt;
     let data = std::fs::metadata(node.dir()).unwrap();
@@ -20,10 +20,10 @@ fn as_owner(node: &Node) -> String {
     }
 }
 
-/// The script of the guide, with what is different on this machine: servers run here, and belong to a user of the harness.
+/// Returns the guide's script, adapted to this machine: servers run here, and belong to a user of the harness.
 fn script(fleet: &Fleet, node: &Node) -> Vec<String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guide/rejoin-server");
-    // Starting is left to the harness, whose children servers are.
+    // The harness starts the servers, as they are its children.
     let stop = format!(
         "sh -c 'kill -INT $(head -1 {0}/postmaster.pid) && while [ -e {0}/postmaster.pid ]; do sleep 0.05; done'",
         node.dir().display()
@@ -42,8 +42,8 @@ fn script(fleet: &Fleet, node: &Node) -> Vec<String> {
     vec!["/bin/sh".into(), "-c".into(), command]
 }
 
-/// A new primary, n1, has written so much that it has given up the WAL of the time when it was promoted. The old one, n0, had something
-/// that nobody else has; it is back, as it was, and takes itself for a primary.
+/// Makes a cluster whose new primary, n1, has written so much that it has removed the WAL of its promotion. The old one, n0, had WAL that no other
+/// server has; it is back, unchanged, and believes that it is the primary.
 async fn left_behind() -> Fleet {
     let builder = Fleet::builder().setting("wal_keep_size", "0");
     let mut fleet = builder.setting("min_wal_size", "32MB").setting("max_wal_size", "48MB").start().await;
@@ -74,7 +74,7 @@ async fn left_behind() -> Fleet {
     fleet
 }
 
-/// It is a standby on the new timeline, has what the primary has, and nothing else.
+/// Checks that it is a standby on the new timeline, with the primary's data, and nothing else.
 async fn follows(cluster: &Cluster) {
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes") };
     n0.wait_value("SELECT received_tli FROM pg_stat_wal_receiver", "2").await;
@@ -92,7 +92,7 @@ async fn the_guides_script_brings_an_old_primary_back_late() {
     let cluster = &fleet.cluster;
     let _logs = ShowLogs(cluster.dir());
     let n0 = &cluster.nodes()[0];
-    // The next run sees a second primary, and runs the script.
+    // The next run finds a second primary, and runs the script.
     let failover = fleet.failover().set("failover.rejoin", script(&fleet, n0));
     let text = failover.succeed(&["failover"]).await;
     assert!(text.contains("n0 was brought back as a standby"), "{text}");
@@ -109,7 +109,7 @@ async fn the_printed_recipe_brings_an_old_primary_back_late() {
     let cluster = &fleet.cluster;
     let _logs = ShowLogs(cluster.dir());
     let n0 = &cluster.nodes()[0];
-    // Of this run nobody could tell that n0 had been the primary: it did not answer. The next one sees it, and has nothing else to do.
+    // During this run n0 did not answer, so it was not known as the former primary. The next run sees it, and has nothing else to do.
     let text = fleet.failover().fail(&["failover"]).await;
     assert!(text.contains("n1 is the primary and answers"), "{text}");
     let recipe = text.split_once("To bring it back as a standby").expect(&text).1;
@@ -148,10 +148,10 @@ async fn a_server_that_was_stopped_for_a_reason_is_left_alone() {
     assert!(text.contains("n2 does not answer, and is left alone"), "{text}");
     let lines = || std::fs::read_to_string(&told).unwrap_or_default();
     assert_eq!(lines(), "n0 after n1 on 00000002\n");
-    // Everything has been done: a later run touches nobody.
+    // Everything has been done: a later run changes no server.
     let text = failover.fail(&["failover"]).await;
     assert!(text.contains("n1 is the primary and answers"), "{text}");
-    // One that was interrupted goes on, and knows from the new primary whom it came after.
+    // An interrupted run goes on, and learns the former primary from the new one.
     n2.start().await;
     n2.wait_caught_up(n1).await;
     n1.kill9().await;

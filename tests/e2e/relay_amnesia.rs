@@ -1,4 +1,4 @@
-//! A relay that comes back with an empty directory: it has promised nothing that it knows of, and acknowledges nothing until it knows more.
+//! A relay that comes back with an empty directory: it knows of no promise, and acknowledges nothing until it has learnt more.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use kingpost_tests::{Cluster, Failover, Node, Relay, SOON, ShowLogs, within};
 
 use crate::relay_orders::order;
 
-/// Commits of these nodes wait for `count` of the relays.
+/// Makes commits of these nodes wait for `count` of the relays.
 async fn synchronous(nodes: &[Node], count: usize, relays: &[&Relay]) {
     let names: Vec<&str> = relays.iter().map(|relay| relay.name()).collect();
     for node in nodes {
@@ -19,7 +19,7 @@ async fn synchronous(nodes: &[Node], count: usize, relays: &[&Relay]) {
         .await;
 }
 
-/// A commit that may hang.
+/// Starts a commit that may hang.
 fn commit(node: &Node, n: i32) -> tokio::task::JoinHandle<bool> {
     let (endpoint, config) = (node.endpoint(), node.admin_config());
     tokio::spawn(async move {
@@ -33,7 +33,7 @@ async fn rows(node: &Node) -> BTreeSet<i32> {
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// Waits until the relay says that it does not know what it promised; gives its words.
+/// Waits until the relay reports that it does not know its promises; returns the message.
 async fn does_not_know(cluster: &Cluster, relay: &Relay) -> String {
     cluster
         .wait("the relay to say that it has no memory", async || {
@@ -43,7 +43,7 @@ async fn does_not_know(cluster: &Cluster, relay: &Relay) -> String {
         .await
 }
 
-/// The only relay, fenced in a failover away from a primary that lives, loses its directory; its configuration still names the old primary.
+/// The only relay, fenced in a failover away from a live primary, loses its directory; its configuration still names the old primary.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_only_relay_asks_before_it_acknowledges() {
     let cluster = Cluster::builder().replicas(1).start().await;
@@ -58,7 +58,7 @@ async fn the_only_relay_asks_before_it_acknowledges() {
     new.wait_caught_up(old).await;
     Failover::of(&cluster, &[&relay]).succeed(&["failover", "--to", "n1", "--force"]).await;
     assert!(commit(new, 2).await.unwrap());
-    // As it should be: the old primary gets nothing acknowledged.
+    // As required: no commit of the old primary is acknowledged.
     let fenced_off = commit(old, 100);
     old.wait_value("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'", "1").await;
 
@@ -93,13 +93,13 @@ async fn the_only_relay_asks_before_it_acknowledges() {
     assert_eq!(held, BTreeSet::from([1, 2, 3]), "what was acknowledged is there");
     let term: u64 = order(&relay, "KINGPOST LOOK").unwrap().term().parse().unwrap();
     assert!(term > 1_000_000, "higher than any term before: {term}");
-    // And is only said once.
+    // It is reported only once.
     relay.stop().await;
     relay.is_new(false);
     relay.start().await;
 }
 
-/// Of three relays one loses its directory, in a failover that was begun: it learns from the others what it has promised, by itself.
+/// Of three relays one loses its directory, during a failover: it learns its promises from the others, by itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_of_three_relays_learns_from_the_others() {
     let cluster = Cluster::builder().start().await;
@@ -107,7 +107,7 @@ async fn one_of_three_relays_learns_from_the_others() {
     let primary = cluster.primary();
     let mut relays: Vec<Relay> = (0..3).map(|_| Relay::of(&cluster, primary.port())).collect();
     let all: Vec<(String, u16)> = relays.iter().map(|relay| (relay.name().to_owned(), relay.port())).collect();
-    // Each lists all, also itself; all are new at the same time.
+    // Each lists all, including itself; all are new at the same time.
     for relay in &mut relays {
         relay.knows(&all.iter().map(|(name, port)| (name.as_str(), *port)).collect::<Vec<_>>());
         relay.launch();
@@ -122,11 +122,11 @@ async fn one_of_three_relays_learns_from_the_others() {
         order(relay, "KINGPOST FENCE TERM 7 TIMELINE 1").unwrap();
         order(relay, "KINGPOST CHOOSE TERM 7 NODE \"n9\"").unwrap();
     }
-    // Two of three do not take anything any more, so nothing is acknowledged.
+    // Two of three take nothing any more, so nothing is acknowledged.
     let fenced_off = commit(primary, 100);
     primary.wait_value("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'", "1").await;
 
-    // One of the two forgets, while the other one is away: nobody could tell, and it does not guess.
+    // One of the two loses its memory while the other one is away: no relay can tell the promises, and it does not guess.
     for relay in &relays[..2] {
         relay.kill9().await;
     }
@@ -145,14 +145,14 @@ async fn one_of_three_relays_learns_from_the_others() {
         .await;
     assert!(!fenced_off.is_finished(), "{standing}");
 
-    // The failover is called off, by a higher term.
+    // The failover is called off by a higher term.
     order(&relays[1], "KINGPOST WITHDRAW TERM 7 NODE \"n9\"").unwrap();
     order(&relays[1], "KINGPOST RELEASE TERM 8").unwrap();
     within("the commit that waited", SOON, cluster.dir(), fenced_off).await.unwrap();
     assert_eq!(rows(primary).await, BTreeSet::from([1, 100]));
 }
 
-/// A relay that watches the cluster and has all servers answer needs no operator: once a promotion that was under way would be over, it goes on.
+/// A relay that watches the cluster needs no operator if all servers answer: it goes on once a promotion under way would be over.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_sees_all_servers_goes_on_by_itself() {
     let cluster = Cluster::builder().replicas(1).start().await;

@@ -1,4 +1,4 @@
-//! Commits through the relay as synchronous standby, and what is left when something dies.
+//! Commits through the relay as synchronous standby, and the state after failures.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 
 use crate::relay::refusal;
 
-/// A primary whose commits wait for the relay.
+/// Starts a primary whose commits wait for the relay.
 async fn synchronous() -> (Cluster, Relay) {
     let cluster = Cluster::builder().start().await;
     let mut relay = Relay::of(&cluster, cluster.primary().port());
@@ -22,7 +22,7 @@ async fn synchronous() -> (Cluster, Relay) {
     (cluster, relay)
 }
 
-/// Clients that insert numbers, and the numbers that were acknowledged.
+/// Clients that insert numbers, and the acknowledged numbers.
 struct Writers {
     acked: Arc<Mutex<BTreeSet<u64>>>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
@@ -40,7 +40,7 @@ impl Writers {
                     let n = next.fetch_add(1, Ordering::Relaxed);
                     match client.batch_execute(&format!("INSERT INTO acked VALUES ({n})")).await {
                         Ok(()) => drop(acked.lock().await.insert(n)),
-                        // The server is gone: whether this one is there nobody knows.
+                        // The server is gone: the outcome of this one is unknown.
                         Err(_) => return,
                     }
                 }
@@ -109,7 +109,7 @@ async fn follows_a_promotion_and_takes_the_others_along() {
         standby.wait_caught_up(primary).await;
     }
     let (heir, other) = (&standbys[0], &standbys[1]);
-    // A clean end: the standbys have all of it, so that nobody is ahead of the heir.
+    // A clean shutdown: the standbys have all WAL, so none is ahead of the heir.
     primary.stop().await;
     let flushed = relay.position("flushed").await;
     heir.wait_value(&format!("SELECT (pg_last_wal_receive_lsn() - '0/0')::bigint >= {flushed}"), "t").await;
@@ -121,7 +121,7 @@ async fn follows_a_promotion_and_takes_the_others_along() {
     other.wait_value("SELECT received_tli FROM pg_stat_wal_receiver", "2").await;
     assert!(relay.dir().join("00000002.history").exists());
 
-    // A standby that knows nothing of it yet comes through both timelines.
+    // A new standby passes through both timelines.
     let late = cluster.standby("late", relay.port());
     late.start().await;
     late.wait_value("SELECT count(*) FROM t", "2").await;
@@ -132,7 +132,7 @@ async fn follows_a_promotion_and_takes_the_others_along() {
     heir.execute("INSERT INTO t VALUES (3)").await;
     other.wait_value("SELECT count(*) FROM t", "3").await;
 
-    // What it refuses it refuses in the server's own words: standbys and people match on them.
+    // It refuses in the server's own words, which standbys and people match on.
     let left = heir.query("SELECT pg_current_wal_flush_lsn()").await;
     for order in [
         &format!("START_REPLICATION {left} TIMELINE 1")[..],
@@ -179,7 +179,7 @@ async fn does_not_follow_a_primary_that_lacks_what_it_has() {
     })
     .await;
     assert_eq!(relay.position("flushed").await, held, "what was acknowledged stays");
-    // Whoever has it in its history still gets it.
+    // A standby with the position in its history still gets the WAL.
     let heir = cluster.standby("heir", relay.port());
     heir.start().await;
     heir.wait_value("SELECT count(*) FROM t", "1").await;

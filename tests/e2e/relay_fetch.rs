@@ -59,7 +59,7 @@ async fn a_server_recovers_from_a_relay_on_another_host() {
     let both = [&["--from", &dead, "--from", &here][..], &arguments].concat();
     let one = [&["--from", &here][..], &arguments].concat();
 
-    // Whole segments are the primary's, byte for byte; that of the end is, as far as it goes.
+    // Whole segments are the primary's, byte for byte; the last one is, up to its end.
     let target = scratch.path().join("fetched");
     let last = (end as usize) / SEGMENT;
     for number in 1..=last {
@@ -78,12 +78,12 @@ async fn a_server_recovers_from_a_relay_on_another_host() {
     let without_tls = ["--from", &here, "--user", "rep", "--password-file", password];
     let nobody = ["--from", &here, "--user", "nobody", "--password-file", password, "--tls", "require"];
     for (arguments, name, code, expected) in [
-        // An ordinary answer: silence.
+        // An ordinary answer: no message.
         (one.as_slice(), "000000010000000000000077", 1, ""),
         (&one, "000000020000000000000001", 1, ""),
         (&one, "00000002.history", 1, ""),
         (&one, "postgresql.conf", 4, "neither a WAL segment nor a timeline history file"),
-        // It may be with the one that does not answer.
+        // The file may be at the relay that does not answer.
         (&both, "000000010000000000000077", 4, "cannot connect to relay 127.0.0.1:"),
         (&distrusting, "000000010000000000000001", 4, "is not of a CA in ca_file"),
         (&without_tls, "000000010000000000000001", 4, "connection requires TLS"),

@@ -1,4 +1,4 @@
-//! A relay whose disk is full: what it gives up first, and what it can do all the same.
+//! A relay with a full disk: the WAL that it removes first, and the operations that still work.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,7 +10,7 @@ use kingpost_tests::{Cluster, Failover, Relay, SOON, ShowLogs, skipped, within};
 use crate::relay_life::Small;
 use crate::relay_orders::order;
 
-/// Takes all that is left of the file system in `dir`.
+/// Fills the file system of `dir`.
 fn fill(dir: &Path) {
     let mut file = File::create(dir.join("filler")).unwrap();
     let mut piece = &[7; 1 << 20][..];
@@ -28,7 +28,7 @@ fn fill(dir: &Path) {
     }
 }
 
-/// A primary whose commits wait for a relay on a disk of 150 MB, and a standby behind the relay.
+/// Starts a primary whose commits wait for a relay on a disk of 150 MB, and a standby behind the relay.
 async fn on_a_small_disk() -> Option<(Cluster, Relay, Small)> {
     let cluster = Cluster::builder().replicas(1).start().await;
     let (primary, replica) = (cluster.primary(), cluster.replica(0));
@@ -49,7 +49,7 @@ async fn on_a_small_disk() -> Option<(Cluster, Relay, Small)> {
     Some((cluster, relay, small))
 }
 
-/// Each of them takes about 8 MB of WAL, and is acknowledged when it returns.
+/// Makes acknowledged commits, each with about 8 MB of WAL.
 async fn commit(cluster: &Cluster, node: &kingpost_tests::Node, count: u32) {
     let client = node.admin().await;
     let work = async {
@@ -68,7 +68,7 @@ async fn wal_that_nobody_needs_goes_before_commits_wait() {
     let Some((cluster, relay, small)) = on_a_small_disk().await else { return };
     let _logs = ShowLogs(cluster.dir());
     let (primary, replica) = (cluster.primary(), cluster.replica(0));
-    // Three times what the disk has room for; keep_bytes is 1 GiB.
+    // Three times the size of the disk; keep_bytes is 1 GiB.
     for _ in 0..6 {
         commit(&cluster, primary, 10).await;
         replica.wait_caught_up(primary).await;
@@ -80,14 +80,14 @@ async fn wal_that_nobody_needs_goes_before_commits_wait() {
     drop(small);
 }
 
-/// Not a byte is free: it is fenced all the same, feeds the candidate, and follows the new primary.
+/// Not a byte is free: the relay can still be fenced, feeds the candidate, and follows the new primary.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_any_room_the_cluster_fails_over() {
     let Some((cluster, relay, small)) = on_a_small_disk().await else { return };
     let _logs = ShowLogs(cluster.dir());
     let (primary, replica) = (cluster.primary(), cluster.replica(0));
     commit(&cluster, primary, 3).await;
-    // The candidate lacks the last of it, and gets it from the relay.
+    // The candidate lacks the last WAL, and gets it from the relay.
     replica.stop().await;
     commit(&cluster, primary, 1).await;
     let reserved = async || (relay.metrics().await.sum("kingpost_relay_reserve", &[]) == 1.0).then_some(());
@@ -108,7 +108,7 @@ async fn without_any_room_the_cluster_fails_over() {
         (4 * 7000 + 1).to_string(),
         "nothing acknowledged is lost"
     );
-    // All that, and the promises, are there after a crash, which needs no room either.
+    // WAL and promises survive a crash, after which no free space is needed either.
     relay.kill9().await;
     let mut relay = relay;
     relay.start().await;

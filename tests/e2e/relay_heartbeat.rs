@@ -1,4 +1,4 @@
-//! An upstream that says nothing: when the relay says that it does not hear it, and when not.
+//! A silent upstream: when the relay reports it, and when not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kingpost_tests::{Cluster, Relay, ShowLogs, SlowDisk, skipped, within};
 
-/// Reasons that `/readyz` gives, as long as `done` is not set.
+/// Collects the reasons of `/readyz`, until `done` is set.
 async fn reasons(relay: &Relay, done: &AtomicBool) -> Vec<String> {
     let mut reasons = Vec::new();
     while !done.load(Ordering::Relaxed) {
@@ -19,8 +19,7 @@ async fn reasons(relay: &Relay, done: &AtomicBool) -> Vec<String> {
     reasons
 }
 
-/// A host that stands still keeps its connections. The relay says so long before it gives up the connection, which goes on when the host
-/// does.
+/// A suspended host keeps its connections. The relay reports it long before it closes the connection, which goes on when the host does.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_upstream_is_not_heard() {
     let cluster = Cluster::builder().start().await;
@@ -45,7 +44,7 @@ async fn a_frozen_upstream_is_not_heard() {
     assert_eq!(lost, 0.0, "the connection was kept");
 }
 
-/// A disk here that takes longer for a flush than the upstream has to answer is no silence there.
+/// A local flush that takes longer than the upstream's time to answer is not the upstream's silence.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_disk_is_no_silence() {
     let Some(disk) = SlowDisk::new() else {
@@ -64,7 +63,7 @@ async fn a_slow_disk_is_no_silence() {
     let before = flushes().await;
     let done = Arc::new(AtomicBool::new(false));
     let work = async {
-        // A little at a time: between two of them the upstream has nothing to say.
+        // Small pieces: between two of them the upstream has nothing to send.
         for n in 1..=3 {
             primary.execute("INSERT INTO t VALUES (1)").await;
             cluster.wait("a flush", async || (flushes().await >= before + f64::from(n)).then_some(())).await;

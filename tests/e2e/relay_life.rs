@@ -1,4 +1,4 @@
-//! The relay's life: a full disk, what standbys still need, what of it reaches the primary.
+//! The relay's operation: a full disk, WAL that standbys still need, and their feedback to the primary.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,11 +7,11 @@ use kingpost_tests::{Cluster, Relay, ShowLogs, skipped};
 
 use crate::relay_orders::order;
 
-/// A small file system in memory; gone when dropped.
+/// A small file system in memory; unmounted on drop.
 pub(crate) struct Small(PathBuf);
 
 impl Small {
-    /// None: not allowed here.
+    /// Mounts it; None if that is not permitted.
     pub(crate) fn mount(at: &Path, megabytes: u32) -> Option<Small> {
         let options = format!("size={megabytes}m,mode=0777");
         let mount = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).output().ok()?;
@@ -37,13 +37,13 @@ async fn a_full_disk_stops_nothing_for_good() {
         return;
     };
     relay.start().await;
-    // A standby that is away needs all of it: nothing can be given up.
+    // An absent standby needs all of it: nothing can be removed.
     order(&relay, "CREATE_REPLICATION_SLOT away PHYSICAL RESERVE_WAL").unwrap();
     primary.execute(&format!("ALTER SYSTEM SET synchronous_standby_names = '{}'", relay.name())).await;
     primary.execute("SELECT pg_reload_conf()").await;
     primary.wait_value("SELECT sync_state FROM pg_stat_replication", "sync").await;
     primary.execute("CREATE TABLE t (n int)").await;
-    // What is left of the disk goes to somebody else.
+    // A filler takes the rest of the disk.
     let filler = place.join("filler");
     let free = || {
         let out = Command::new("df").args(["--output=avail", "-k"]).arg(&place).output().unwrap();
@@ -76,7 +76,7 @@ async fn what_standbys_need_is_kept_and_passed_on() {
     let cluster = Cluster::builder().start().await;
     let _logs = ShowLogs(cluster.dir());
     let primary = cluster.primary();
-    // Also: a relay that serves what is written, not yet flushed, feeds standbys just as well.
+    // A relay that serves written, not yet flushed, WAL feeds standbys as well.
     let mut relay = Relay::of(&cluster, primary.port()).set("relay.serve", "written").set("relay.keep_bytes", 0);
     relay.start().await;
     primary.execute("CREATE TABLE t (n int); INSERT INTO t VALUES (1)").await;
@@ -94,7 +94,7 @@ async fn what_standbys_need_is_kept_and_passed_on() {
     primary.wait_value(slot, "f").await;
     drop(reader);
 
-    // While the standby is away, what it needs stays; it has no slot there, so that this is what `keep_bytes` is for.
+    // While the standby is away, its WAL stays; it has no slot there, so this is the work of `keep_bytes`.
     relay.reload("relay.keep_bytes", 1 << 30);
     standby.stop().await;
     for n in 0..3 {
@@ -103,7 +103,7 @@ async fn what_standbys_need_is_kept_and_passed_on() {
     standby.start().await;
     standby.wait_caught_up(primary).await;
     let oldest = relay.position("oldest").await;
-    // Nothing is kept beyond what the standby has.
+    // Nothing is kept beyond the standby's position.
     relay.reload("relay.keep_bytes", 0);
     cluster.wait("old segments to go", async || (relay.position("oldest").await > oldest).then_some(())).await;
     primary.execute("INSERT INTO t VALUES (7)").await;

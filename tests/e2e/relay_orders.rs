@@ -1,4 +1,4 @@
-//! Orders to a relay, one by one, as `kingpost failover` gives them; and what is left of them after `kill -9`.
+//! Single orders to a relay, as `kingpost failover` gives them; and their effect after `kill -9`.
 
 use std::process::Command;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use kingpost_tests::{Cluster, Failover, Relay, SOON, ShowLogs, SlowDisk, pg_bin,
 
 use crate::relay::wait_durable;
 
-/// What a relay answers to an order: the columns of its standing, or its error.
+/// Sends an order to a relay; returns the columns of its standing, or its error.
 pub(crate) fn order(relay: &Relay, order: &str) -> Result<Standing, String> {
     let mut psql = Command::new(pg_bin().join("psql"));
     psql.args(["-X", "-A", "-t", "-w", "-F", "|", "-c", order]);
@@ -20,7 +20,7 @@ pub(crate) fn order(relay: &Relay, order: &str) -> Result<Standing, String> {
     Ok(Standing(text.trim_end().split('|').map(str::to_owned).collect()))
 }
 
-/// How a relay stands, in the order of the answer's columns.
+/// Standing of a relay, in the order of the answer's columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Standing(Vec<String>);
 
@@ -33,7 +33,7 @@ impl Standing {
         &self.0[5]
     }
 
-    /// Term and node.
+    /// Returns term and node.
     pub(crate) fn chosen(&self) -> (&str, &str) {
         (&self.0[6], &self.0[7])
     }
@@ -45,7 +45,7 @@ async fn a_choice_can_be_withdrawn() {
     let _logs = ShowLogs(cluster.dir());
     let mut relay = Relay::of(&cluster, cluster.primary().port());
     relay.start().await;
-    // A relay that has just begun refuses a fence until it has what its upstream had then.
+    // A new relay refuses a fence until it has what its upstream had at its start.
     wait_durable(&relay, cluster.primary()).await;
     order(&relay, "KINGPOST FENCE TERM 3 TIMELINE 1").unwrap();
     order(&relay, "KINGPOST CHOOSE TERM 3 NODE \"n1\"").unwrap();
@@ -61,7 +61,7 @@ async fn a_choice_can_be_withdrawn() {
     }
     let standing = order(&relay, "KINGPOST WITHDRAW TERM 4 NODE \"n1\"").unwrap();
     assert_eq!((standing.term(), standing.fenced(), standing.chosen()), ("4", "1", ("", "")));
-    // It was durable before it was answered.
+    // It was durable before the answer.
     relay.kill9().await;
     relay.launch();
     let looked = cluster.wait("the relay to answer", async || order(&relay, "KINGPOST LOOK").ok()).await;
@@ -71,7 +71,7 @@ async fn a_choice_can_be_withdrawn() {
     relay.wait_receiving().await;
 }
 
-/// A disk that takes seconds for a flush: the fence is carried out, and said to be.
+/// With flushes of several seconds the fence is carried out, and reported as such.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_disk_does_not_make_a_fence_fail() {
     let Some(disk) = SlowDisk::new() else {
@@ -96,7 +96,7 @@ async fn a_slow_disk_does_not_make_a_fence_fail() {
     let ended = || process.exit_status().is_some();
     cluster.wait("a word of the fence", async || (said().contains("fenced") || ended()).then_some(())).await;
     assert!(said().contains(&format!("fenced {}", relay.name())), "{}", said());
-    // The rest of it is not what this is about.
+    // The rest is not the subject of this test.
     disk.set(Duration::ZERO);
     assert!(process.wait_exit(SOON).await.success(), "{}", said());
     assert!(said().contains("promoted n1"), "{}", said());

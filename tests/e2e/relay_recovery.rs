@@ -1,4 +1,4 @@
-//! A relay that is killed while it recovers.
+//! A relay that is killed during recovery.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -9,13 +9,13 @@ use kingpost_tests::{Cluster, Cut, Link, Relay, SOON, ShowLogs, wait_until};
 
 use crate::relay::{same_before, wait_durable};
 
-/// Names of the segments that have been begun: their first page has a header.
+/// Returns the names of the segments with WAL: their first page has a header.
 fn begun(dir: &Path) -> BTreeSet<String> {
     let names = std::fs::read_dir(dir).unwrap().flatten().filter_map(|entry| entry.file_name().into_string().ok());
     let is_segment = |name: &String| name.len() == 24 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
     let has_header = |name: &String| {
         let mut header = [0; 2];
-        // It may just have been removed.
+        // The file may just have been removed.
         let read = std::fs::File::open(dir.join(name)).and_then(|mut file| file.read_exact(&mut header));
         read.is_ok() && header != [0; 2]
     };
@@ -28,8 +28,8 @@ fn copy(from: &Path, to: &Path) {
     assert!(done.success());
 }
 
-/// A record of hundreds of megabytes has come in part. Recovery gives up that part, file by file, and is killed meanwhile: the next one
-/// has to find the same end, and in the end the relay has what the primary has.
+/// A record of hundreds of megabytes was received in part. Recovery removes that part, file by file, and is killed meanwhile: the next one has to
+/// find the same end, and finally the relay has the primary's WAL.
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_while_it_clears_a_long_record() {
     let cluster = Cluster::builder().start().await;
@@ -42,7 +42,7 @@ async fn killed_while_it_clears_a_long_record() {
     wait_durable(&relay, primary).await;
     let before = relay.position("written").await;
 
-    // Until more of it has come than may not be flushed, and not all.
+    // Until more of it was received than may be unflushed, but not all.
     let admin = primary.admin().await;
     let long = tokio::spawn(async move {
         admin.batch_execute("SELECT pg_logical_emit_message(false, '', repeat('x', 400 << 20))").await.unwrap();
@@ -57,7 +57,7 @@ async fn killed_while_it_clears_a_long_record() {
     let written = begun(relay.dir());
     assert!((8..25).contains(&written.len()), "a part of the record is there: {written:?}");
 
-    // Killed as soon as the first file is gone. It may have been quick: then all over again.
+    // Killed as soon as the first file is gone. If the recovery was too quick, everything is repeated.
     let saved = relay.dir().with_file_name("saved");
     copy(relay.dir(), &saved);
     let mut in_the_middle = false;

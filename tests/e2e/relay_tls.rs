@@ -5,7 +5,7 @@ use std::process::Command;
 use kingpost_tests::certs::Authority;
 use kingpost_tests::{Cluster, Relay, ShowLogs, pg_bin};
 
-/// Hosts that the certificates are for.
+/// Hosts of the certificates.
 const HERE: &[&str] = &["localhost", "127.0.0.1"];
 
 fn text(path: &std::path::Path) -> String {
@@ -36,14 +36,14 @@ async fn wal_crosses_the_network_encrypted() {
     primary
         .wait_value("SELECT ssl FROM pg_stat_ssl JOIN pg_stat_replication USING (pid) WHERE state = 'streaming'", "t")
         .await;
-    // Another one from that, which proves the password bound to the certificate; a standby behind it.
+    // A second relay behind the first, with a password bound to the certificate; a standby behind it.
     let mut second = Relay::of(&cluster, first.port())
         .set("relay.upstream.tls.mode", "verify-full")
         .set("relay.upstream.tls.ca_file", ca.clone())
         .set("relay.upstream.user", "rep")
         .set("relay.upstream.password", "correct horse")
         .set("relay.upstream.slot", "");
-    // Without a slot nothing tells that it has not run before.
+    // Without a slot nothing shows that it has not run before.
     second.is_new(true);
     second.start().await;
     let standby = cluster.standby("s1", second.port());
@@ -71,7 +71,7 @@ async fn wal_crosses_the_network_encrypted() {
         assert!(succeeded == good && text.contains(expected), "{options}: {text}");
     }
 
-    // A relay that trusts somebody else receives nothing, and says why.
+    // A relay that trusts another authority receives nothing, and reports the reason.
     let mut wary = Relay::of(&cluster, primary.port())
         .set("relay.upstream.tls.mode", "verify-ca")
         .set("relay.upstream.tls.ca_file", text(&Authority::new().ca_file()));

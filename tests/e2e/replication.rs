@@ -1,4 +1,4 @@
-//! Replication connections through the proxy, by PostgreSQL's own programs: what they get is what they get without it.
+//! Replication connections through the proxy, by PostgreSQL's own programs: their results are the same as without it.
 
 use std::process::{Command, Output};
 
@@ -12,14 +12,14 @@ use crate::governed::config;
 const STREAMER: &str = "streamer";
 const PASSWORD: &str = "streams";
 
-/// A user that may open replication connections.
+/// Makes a user that may open replication connections.
 fn streamer() -> Table {
     let mut table = user(STREAMER, PASSWORD);
     table.insert("replication".into(), true.into());
     table
 }
 
-/// A cluster whose primary lets the streamer in, and its directory for what the programs write.
+/// Starts a cluster whose primary accepts the streamer, with a directory for the programs' output.
 async fn cluster(replicas: usize) -> Cluster {
     let cluster = Cluster::builder()
         .replicas(replicas)
@@ -46,7 +46,7 @@ async fn proxy(cluster: &Cluster) -> Kingpost {
         .await
 }
 
-/// One of PostgreSQL's programs, as the streamer, through the proxy.
+/// Makes a command of one of PostgreSQL's programs, as the streamer, through the proxy.
 fn program(name: &str, kingpost: &Kingpost) -> Command {
     let mut command = Command::new(kingpost_tests::pg_bin().join(name));
     command.args(["-h", "127.0.0.1", "-p", &kingpost.port().to_string(), "-U", STREAMER, "-w"]);
@@ -54,7 +54,7 @@ fn program(name: &str, kingpost: &Kingpost) -> Command {
     command
 }
 
-/// What psql prints for a command over a logical replication connection through the proxy, or its error.
+/// Returns psql's output for a command over a logical replication connection through the proxy, or its error.
 async fn psql(
     kingpost: &Kingpost,
     (user, password): (&str, &str),
@@ -105,7 +105,7 @@ async fn a_base_backup_and_the_log_come_through_the_proxy_whole() {
     let mut verify = Command::new(kingpost_tests::pg_bin().join("pg_verifybackup"));
     verify.arg(&backup);
     succeed(verify).await;
-    // The log: what pg_receivewal has written is what the server has.
+    // The WAL: the files of pg_receivewal equal the server's.
     let log = cluster.dir().join(format!("log{}", unique()));
     std::fs::create_dir(&log).unwrap();
     let primary = cluster.primary();
@@ -113,7 +113,7 @@ async fn a_base_backup_and_the_log_come_through_the_proxy_whole() {
     let mut create = program("pg_receivewal", &kingpost);
     create.arg("-D").arg(&log).args(["--slot", "through", "--create-slot", "--if-not-exists"]);
     succeed(create).await;
-    // That slot keeps nothing until somebody has used it: another one keeps the log from here on.
+    // That slot keeps nothing before its first use: another one keeps the WAL from here on.
     primary.execute("SELECT pg_create_physical_replication_slot('kept', true)").await;
     primary
         .execute("INSERT INTO kept SELECT g, 'second' FROM generate_series(1, 1000) g; SELECT pg_switch_wal()")
@@ -156,7 +156,7 @@ async fn a_subscriber_follows_through_the_proxy_and_is_seen_in_the_console() {
     subscriber
         .wait("the subscriber has it all", async || (subscriber.primary().query(sum).await == expected).then_some(()))
         .await;
-    // The proxy's operator sees it, apart from the pools.
+    // The operator of the proxy sees it, apart from the pools.
     let mut boss = kingpost.endpoint().config();
     boss.user("boss").password("manages").dbname("kingpost");
     let console = kingpost.endpoint().connect_as(&boss).await;
@@ -170,7 +170,7 @@ async fn a_subscriber_follows_through_the_proxy_and_is_seen_in_the_console() {
         .wait("what came while paused", async || (subscriber.primary().query(sum).await == expected).then_some(()))
         .await;
     console.simple_query("RESUME").await.expect("RESUME");
-    // The proxy goes, and comes again: the subscriber goes on where it was.
+    // The proxy stops and comes back: the subscriber goes on from its position.
     console.simple_query("KILL").await.expect("KILL");
     console.simple_query("RESUME").await.expect("RESUME");
     publisher.primary().execute("INSERT INTO news VALUES (10000, 'after all')").await;
@@ -198,7 +198,7 @@ async fn only_who_may_replicates_and_the_node_is_the_primary_or_the_one_that_is_
     cluster.wait_caught_up().await;
     assert_eq!(port_of(STREAMER, PASSWORD, &named).await.expect("the replica"), ports[1]);
     for (user, password, options, expected) in [
-        // Another user of the proxy, who is not allowed to; a wrong password; a node that is not there.
+        // Another user of the proxy, without permission; a wrong password; a node that does not exist.
         (SCRAM_USER, SCRAM_PASSWORD, "", "needs replication = true"),
         (STREAMER, "wrong", "", "password authentication failed"),
         (STREAMER, PASSWORD, "-c kingpost.node=nowhere", "no node is called"),
@@ -206,7 +206,7 @@ async fn only_who_may_replicates_and_the_node_is_the_primary_or_the_one_that_is_
         let error = port_of(user, password, options).await.expect_err(user);
         assert!(error.contains(expected), "{user}: {error}");
     }
-    // Statements of others are pooled as ever, and none of them gets the streamer's connection.
+    // Other clients' statements are pooled as always, and none of them gets the streamer's connection.
     let client = kingpost.endpoint().connect_as(&config(&kingpost, SCRAM_USER, SCRAM_PASSWORD, DATABASE)).await;
     assert_eq!(crate::common::value(&client, "SELECT current_user").await, SCRAM_USER);
 }
@@ -262,7 +262,7 @@ async fn a_disabled_database_and_a_role_that_may_not_log_in_any_more_end_replica
         .set("proxy.auth_query.cache", "300ms")
         .set("proxy.auth_query.negative_cache", "100ms")
         .add("proxy.users", streamer())
-        // Both are looked up.
+        // Both users are looked up.
         .add("proxy.users", replicating("leaves"))
         .add("proxy.users", replicating("stays"))
         .add("proxy.databases", database("one", "dbname", DATABASE))
@@ -286,7 +286,7 @@ async fn a_disabled_database_and_a_role_that_may_not_log_in_any_more_end_replica
     cluster.wait("one to end", async || (primary.query(streaming).await == "stays").then_some(())).await;
     cluster.wait("its client to end", async || receivers[0].0.try_wait().unwrap()).await;
     assert!(receivers[1].0.try_wait().unwrap().is_none(), "the other one has ended");
-    // Nobody may log in to a disabled database, to replicate either; the other database is not touched.
+    // Logins to a disabled database are refused, for replication too; the other database is not affected.
     let console = kingpost.endpoint().connect_as(&config(&kingpost, "boss", "manages", "kingpost")).await;
     console.simple_query("DISABLE one").await.expect("DISABLE");
     let identify = async |database: &str| psql(&kingpost, (STREAMER, PASSWORD), database, "", "SHOW port").await;
@@ -307,8 +307,8 @@ impl Drop for Receiver {
     }
 }
 
-/// Logical replication connections take SQL as well: to a database with `set_role` they begin with the client's user as their role, and another role in the
-/// startup packet does not count. To a database without it they are the server's user.
+/// Logical replication connections accept SQL as well: to a database with `set_role` they begin with the client's user as their role, and another
+/// role in the startup packet is ignored. To a database without it they are the server's user.
 #[tokio::test]
 async fn who_replicates_from_a_database_with_set_role_is_that_role() {
     if only_kingpost() {
@@ -353,7 +353,7 @@ async fn who_replicates_from_a_database_with_set_role_is_that_role() {
     let error = say("ben", "roles", "", "SELECT * FROM anns").await.expect_err("a table of another role");
     assert!(error.contains("permission denied"), "{error}");
     assert_eq!(say("ann", "roles", "", "SELECT * FROM anns").await, Ok("hers".to_owned()));
-    // Whether a role may replicate, PostgreSQL asks of who logs in.
+    // PostgreSQL checks the replication permission of the login user.
     let slot = format!("CREATE_REPLICATION_SLOT s{} TEMPORARY LOGICAL pgoutput", unique());
     say("ben", "roles", "", &slot).await.expect("a slot");
 }

@@ -1,4 +1,4 @@
-//! Unix sockets that clients connect to: who may.
+//! Unix sockets for clients: permissions.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
@@ -51,7 +51,7 @@ async fn a_unix_socket_has_the_permissions_and_the_group_that_are_configured() {
     drop(client);
     let _ = connection.await;
     drop(kingpost);
-    // What is no mode is an error with its place.
+    // An invalid mode is an error with its place.
     for (mode, good) in [("0770", true), ("rwx", false), ("9", false), ("1777", false)] {
         let file = cluster.dir().join(format!("mode{}.toml", unique()));
         let path = cluster.dir().join("checked");
@@ -67,7 +67,7 @@ async fn a_unix_socket_has_the_permissions_and_the_group_that_are_configured() {
     }
 }
 
-/// Servers of the same machine are reached by their Unix sockets: two databases, two users, reads on a replica, a primary that is lost.
+/// Servers of the same machine are reached by their Unix sockets: two databases, two users, reads on a replica, a lost primary.
 #[tokio::test]
 async fn servers_are_reached_by_unix_sockets() {
     if only_kingpost() {
@@ -75,7 +75,7 @@ async fn servers_are_reached_by_unix_sockets() {
     }
     let dir = kingpost_tests::new_dir("sockets");
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
-    // Over TCP nobody but replicas and the tests' administrator gets in.
+    // Over TCP only replicas and the tests' administrator can log in.
     let hba = "local all all trust\nhost replication all 127.0.0.1/32 trust\nhost all postgres 127.0.0.1/32 trust\n";
     let builder = Cluster::builder().replicas(1).hba(hba);
     let cluster = builder.setting("unix_socket_directories", &dir.display().to_string()).start().await;

@@ -1,4 +1,4 @@
-//! What a user does with any PostgreSQL, through tokio-postgres: answers and errors in every state.
+//! Ordinary SQL of a user, through tokio-postgres: answers and errors in every state.
 
 use futures_util::future::join;
 use futures_util::{TryStreamExt, pin_mut};
@@ -44,7 +44,7 @@ async fn transactions_commit_and_roll_back() {
     let table = name("tx");
     client.batch_execute(&format!("CREATE TABLE {table} (id int PRIMARY KEY)")).await.unwrap();
     let insert = format!("INSERT INTO {table} VALUES ($1)");
-    // The other client reads at the primary: it has no claim to see what this one wrote on a replica.
+    // The other client reads at the primary: it has no guarantee to see this one's writes on a replica.
     let count = format!("/* kingpost.route=primary */ SELECT count(*) FROM {table}");
 
     let tx = client.transaction().await.unwrap();
@@ -74,7 +74,7 @@ async fn transactions_commit_and_roll_back() {
 async fn errors_leave_the_connection_usable() {
     let (shared, _logs) = shared().await;
     let client = shared.kingpost.connect().await;
-    // Simple; then extended, found while parsing, while binding (the driver sends what it is given), while executing.
+    // Simple; then extended, found while parsing, while binding (the driver sends any given value), while executing.
     let error = client.simple_query("SELEC 1").await.unwrap_err();
     assert_eq!(
         (sqlstate(&error), error.as_db_error().unwrap().message()),
@@ -119,7 +119,7 @@ async fn pipelined_statements_get_their_own_answers() {
     let square = client.prepare("SELECT $1::int * $1::int, repeat('x', $1)").await.unwrap();
     let fail = client.prepare("SELECT 10 / $1::int").await.unwrap();
     for round in 0..50i32 {
-        // All are sent before the first answer is read; the failing one must hit itself only.
+        // All are sent before the first answer is read; the failing one must fail alone.
         let (zero, next) = (0i32, round + 1);
         let (first, (failed, second)) = join(
             client.query_one(&square, &[&round]),
@@ -238,7 +238,7 @@ async fn session_state_stays_with_its_client() {
         assert_eq!(value(&two, &format!("SELECT pg_try_advisory_lock({key})")).await, "f");
     }
     drop(one);
-    // What the first left in its server session goes with it.
+    // The first client's session state on the server goes with it.
     shared
         .cluster
         .wait("the lock of a client that has gone", async || {

@@ -1,4 +1,4 @@
-//! What statements have taken, and which were slow.
+//! Statistics of statements, and slow statements.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use kingpost_tests::raw::{Raw, bind, execute, parse, sync};
 
 use crate::common::{only_kingpost, shared, simple};
 
-/// `SHOW STATEMENTS`: calls, rows, errors, on the primary, on replicas; by text.
+/// Returns `SHOW STATEMENTS` by text: calls, rows, errors, on the primary, on replicas.
 async fn statements(kingpost: &Kingpost) -> HashMap<String, [u64; 5]> {
     let mut config = kingpost.endpoint().config();
     config.dbname("kingpost");
@@ -32,7 +32,7 @@ async fn statements_are_counted_by_shape_in_each_protocol() {
     for n in 0..7i64 {
         client.query(&prepared, &[&n]).await.unwrap();
     }
-    // In a transaction, with an error, and what comes after it.
+    // In a transaction, with an error, and a statement after it.
     client.batch_execute("BEGIN").await.unwrap();
     client.simple_query("SELECT 1 / 0 AS failing").await.unwrap_err();
     client.simple_query("ROLLBACK").await.unwrap();
@@ -50,7 +50,7 @@ async fn statements_are_counted_by_shape_in_each_protocol() {
     assert_eq!((calls, rows, errors, primary + replicas), (20, 60, 0, 20));
     assert!(replicas > 0, "{counted:#?}");
     let [calls, rows, errors, ..] = of("SELECT $1::int8 AS prepared");
-    // What only prepares it counts, too.
+    // Preparation alone counts, too.
     assert!(calls >= 7 && (rows, errors) == (7, 0), "{counted:#?}");
     assert_eq!(of("SELECT ? / ? AS failing")[..3], [1, 0, 1]);
     assert_eq!(of("ROLLBACK")[..3], [1, 0, 0]);

@@ -11,14 +11,14 @@ use crate::common::{only_kingpost, value};
 /// Longest time that a statement waits for proof in these tests.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Two sides: one with the primary, a replica of its own and a proxy; one with the relays, the node that takes over, and another proxy. Whatever
-/// goes from one side to the other goes through a forwarder.
+/// Two sides: one with the primary, its own replica and a proxy; one with the relays, the node that takes over, and another proxy. All traffic
+/// between the sides goes through forwarders.
 struct Sides {
     cluster: Cluster,
     relays: Vec<Relay>,
-    /// From the second side to the nodes of the first one.
+    /// Forwarders from the second side to the nodes of the first one.
     to_first: [Cut; 2],
-    /// From the first side's proxy to the second side's node, and to each relay.
+    /// Forwarder from the first side's proxy to the second side's node; then those to each relay.
     to_second: Cut,
     to_relays: Vec<Cut>,
 }
@@ -46,7 +46,7 @@ impl Sides {
         Sides { cluster, relays: list, to_first, to_second, to_relays }
     }
 
-    /// The proxy on the primary's side.
+    /// Starts the proxy on the primary's side.
     async fn first_proxy(&self) -> Kingpost {
         let mut builder = Kingpost::of(&self.cluster).through(2, &self.to_second);
         for (relay, cut) in self.relays.iter().zip(&self.to_relays) {
@@ -57,7 +57,7 @@ impl Sides {
         builder.set("proxy.pool.no_primary_timeout", patience).start().await
     }
 
-    /// The proxy on the relays' side.
+    /// Starts the proxy on the relays' side.
     async fn second_proxy(&self) -> Kingpost {
         let [n0, n1] = &self.to_first;
         let mut builder = Kingpost::of(&self.cluster).through(0, n0).through(1, n1);
@@ -68,18 +68,18 @@ impl Sides {
     }
 
     fn cut(&self, link: Link) {
-        // Relays and coordinator hear at once that the primary is gone; the first side's proxy hears nothing.
+        // Relays and coordinator notice at once that the primary is gone; the first side's proxy notices nothing.
         self.to_first.iter().for_each(|cut| cut.set(if link == Link::Up { Link::Up } else { Link::Cut }));
         self.to_second.set(link);
         self.to_relays.iter().for_each(|cut| cut.set(link));
     }
 
-    /// On the relays' side.
+    /// Fails over on the relays' side.
     async fn fail_over(&self) {
         let relays: Vec<&Relay> = self.relays.iter().collect();
         let at = |index: usize| format!("127.0.0.1:{}", self.to_first[index].port());
         let failover = Failover::of(&self.cluster, &relays).tag("n0", "address", at(0)).tag("n1", "address", at(1));
-        // Until the relays have noticed, they say that they hear the primary.
+        // Until the relays have noticed, they report that they hear the primary.
         let done = async || {
             let ran = failover.run(&["failover"]).await;
             if ran.code != Some(0) {
@@ -98,7 +98,7 @@ fn relay_at(relay: &Relay, port: u16) -> Table {
     table
 }
 
-/// A client that reads in one of the ways there are, with what it has begun before.
+/// A client that reads in one of several ways, with its session prepared.
 struct Reader {
     way: &'static str,
     client: Client,
@@ -120,7 +120,7 @@ impl Reader {
         Reader { way, client }
     }
 
-    /// What it sees, as the number of rows.
+    /// Reads, and returns the number of rows.
     async fn read(&self) -> Result<String, tokio_postgres::Error> {
         let text = match self.way {
             "by Bind" => {
@@ -139,7 +139,7 @@ impl Reader {
     }
 }
 
-/// What each reader is told within the time that it has.
+/// Returns the result of each reader within its time.
 async fn read_all(sides: &Sides, readers: &[Reader]) -> Vec<(&'static str, Result<String, tokio_postgres::Error>)> {
     let reads = readers.iter().map(async |reader| {
         let read = within("an answer or an error", SOON, sides.cluster.dir(), reader.read());
@@ -164,7 +164,7 @@ async fn a_cut_off_proxy(relays: usize) {
     for (way, read) in read_all(&sides, &readers).await {
         assert_eq!(read.unwrap(), "1", "{way}: while all is well");
     }
-    // As long as those that cannot be reached could not make another primary, nobody notices.
+    // As long as the unreachable relays could not elect another primary, no client notices.
     let spare = relays / 2;
     sides.to_relays[..spare].iter().for_each(|cut| cut.set(Link::BlackHole));
     for (way, read) in read_all(&sides, &readers).await {
@@ -178,7 +178,7 @@ async fn a_cut_off_proxy(relays: usize) {
     within("a commit on the other side", SOON, sides.cluster.dir(), writer.batch_execute(insert)).await.unwrap();
     assert_eq!(value(&writer, COUNT).await, "2", "a strong read where the new primary is");
 
-    // The old primary and its replica answer the first proxy as before: that must reach nobody.
+    // The old primary and its replica answer the first proxy as before: no client may get these answers.
     let told = read_all(&sides, &readers).await;
     let stale: Vec<_> = told.iter().filter_map(|(way, read)| Some((way, read.as_ref().ok()?))).collect();
     assert!(
@@ -190,19 +190,19 @@ async fn a_cut_off_proxy(relays: usize) {
         let said = error.as_db_error().unwrap_or_else(|| panic!("{way}: {error:?}"));
         assert!(said.message().contains("proof") || said.message().contains("proven"), "{way}: {said:?}");
         assert!(said.hint().is_some_and(|hint| hint.contains("cluster.relays")), "{way}: {said:?}");
-        // What holds a server connection has executed it, and loses its connection; the others have executed nothing.
+        // A client with a server connection has run it, and loses its connection; the others have run nothing.
         let holds = matches!(way, "in a transaction" | "pinned");
         assert_eq!(said.code().code(), if holds { "08007" } else { "57P03" }, "{way}: {said:?}");
     }
     let unproven = first.metrics().await.sum("kingpost_strong_unproven_total", &[]);
     assert_eq!(unproven, WAYS.len() as f64);
-    // A session that asks for less goes on.
+    // A session with weaker consistency goes on.
     let eventual = first.connect().await;
     eventual.batch_execute("SET kingpost.consistency = 'eventual'").await.unwrap();
     assert_eq!(value(&eventual, COUNT).await, "1");
 
     sides.cut(Link::Up);
-    // As soon as the proxy is told anything it is told what is there.
+    // Once the proxy gets any proof, its answers are current.
     let reader = Reader { way: "a replica", client: first.connect().await };
     let seen = async || reader.read().await.ok();
     assert_eq!(sides.cluster.wait("a strong read after the cut", seen).await, "2");
@@ -218,7 +218,7 @@ async fn a_cut_off_proxy_does_not_answer_strong_reads_from_the_old_primary_with_
     a_cut_off_proxy(3).await;
 }
 
-/// A relay that is restarted, or was silent when it was asked, is asked again: nobody is refused for it.
+/// A relay that is restarted, or was silent when asked, is asked again: no read is refused for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strong_reads_wait_for_a_relay_that_is_restarted() {
     if only_kingpost() {

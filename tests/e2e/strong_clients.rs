@@ -1,5 +1,5 @@
-//! Strong reads over failovers, held against a linearizability checker that is not ours (porcupine): histories of registers, written by clients in Go through two
-//! proxies. Part of `make clients`.
+//! Strong reads over failovers, checked with an independent linearizability checker (porcupine): histories of registers, written by clients in Go
+//! through two proxies. Part of `make clients`.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -15,10 +15,10 @@ use crate::clients::{build, here, there};
 use crate::common::only_kingpost;
 use crate::fleet::Fleet;
 
-/// Longest time for the check of a history.
+/// Longest time to check a history.
 const CHECK: Duration = Duration::from_secs(600);
 
-/// The program, compiled once.
+/// Returns the program, compiled once.
 async fn program() -> &'static PathBuf {
     static PROGRAM: OnceCell<PathBuf> = OnceCell::const_new();
     PROGRAM
@@ -31,15 +31,15 @@ async fn program() -> &'static PathBuf {
         .await
 }
 
-/// Clients at work.
+/// Running clients.
 struct Clients {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
-    /// Hundreds of operations done.
+    /// Operations done, in hundreds.
     done: u64,
 }
 
-/// What the checker said.
+/// Result of the checker.
 struct Verdict {
     code: Option<i32>,
     text: String,
@@ -76,7 +76,7 @@ impl Clients {
         line
     }
 
-    /// Waits for so many hundred operations more.
+    /// Waits for this many hundred operations more.
     async fn more(&mut self, fleet: &Fleet, hundreds: u64) {
         let until = self.done + hundreds;
         while self.done < until {
@@ -84,7 +84,7 @@ impl Clients {
         }
     }
 
-    /// Ends the history, and has it checked.
+    /// Ends the history, and checks it.
     async fn check(mut self, fleet: &Fleet) -> Verdict {
         drop(self.child.stdin.take());
         let mut text = String::new();
@@ -103,7 +103,7 @@ impl Clients {
     }
 }
 
-/// A proxy that waits for the relay.
+/// Makes a proxy that waits for the relay.
 fn proxy(fleet: &Fleet) -> KingpostBuilder<'_> {
     let relay = [("name", "r1".to_owned()), ("address", format!("127.0.0.1:{}", fleet.relays[0].port()))];
     let relay: Table = relay.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect();
@@ -111,7 +111,7 @@ fn proxy(fleet: &Fleet) -> KingpostBuilder<'_> {
     builder.set("proxy.gate.commit_durability", "relay").set("proxy.routing.consistency", "strong")
 }
 
-/// The primary is killed and another takes over, the old one comes back, and a switchover follows.
+/// Kills the primary so that another takes over, brings the old one back, and makes a switchover.
 async fn over_failovers(
     tweak: impl Fn(KingpostBuilder<'_>) -> KingpostBuilder<'_>,
     environment: &[(&str, &str)],
@@ -139,7 +139,7 @@ fn ready() -> bool {
     !only_kingpost() && there("go")
 }
 
-/// Reads of the primary that wait until what they show is durable: an atomic register.
+/// Reads of the primary that wait until their result is durable: an atomic register.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs Go and the network: make clients"]
 async fn reads_behind_the_barrier_are_linearizable_over_failovers() {
@@ -151,7 +151,7 @@ async fn reads_behind_the_barrier_are_linearizable_over_failovers() {
     assert_eq!(verdict.code, Some(0), "{}", verdict.text);
 }
 
-/// Strong reads, wherever they go: none misses what was acknowledged before it was begun.
+/// Strong reads on any node: none misses a commit acknowledged before the read began.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs Go and the network: make clients"]
 async fn strong_reads_miss_no_acknowledged_commit_over_failovers() {
@@ -162,7 +162,7 @@ async fn strong_reads_miss_no_acknowledged_commit_over_failovers() {
     assert_eq!(verdict.code, Some(0), "{}", verdict.text);
 }
 
-/// The test itself: reads that may be old are found, by the weaker rule, too.
+/// Checks the test itself: stale reads are found, by the weaker rule, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs Go and the network: make clients"]
 async fn old_reads_are_found_by_the_checker() {

@@ -1,4 +1,4 @@
-//! `kingpost failover` and `switchover`: another primary, and nothing acknowledged is lost.
+//! `kingpost failover` and `switchover`: another primary, without the loss of acknowledged commits.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,8 +10,7 @@ use tokio::sync::Mutex;
 use crate::common::{only_kingpost, value};
 use crate::fleet::Fleet;
 
-/// A primary and two standbys, with a relay in between that commits wait for. `named`: the relay's configuration says whom to
-/// follow.
+/// Starts a primary and two standbys, with a relay in between that commits wait for. `named`: the relay's configuration names its upstream.
 async fn fleet(named: bool) -> Fleet {
     let builder = Fleet::builder().acknowledgements(1);
     if named { builder.named().start().await } else { builder.start().await }
@@ -54,7 +53,7 @@ impl Writers {
             .await;
     }
 
-    /// Ends them; what was acknowledged is there, and nothing twice. Gives the errors.
+    /// Ends them; checks that acknowledged rows are there, and none twice. Returns the errors.
     async fn check(self, kingpost: &Kingpost, cluster: &Cluster) -> Vec<String> {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
@@ -89,7 +88,7 @@ async fn failover_loses_nothing_that_was_acknowledged() {
     let writers = Writers::start(&kingpost, 8).await;
     writers.more(cluster, 100).await;
     old.kill9().await;
-    // One standby has not replayed what it was sent, the other has: both are led to the same end.
+    // One standby has not replayed everything that it received, the other has: both reach the same end.
     let dry = failover.succeed(&["failover", "--to", "n2", "--dry-run"]).await;
     assert!(dry.contains("would fence 1"), "{dry}");
     let text = failover.succeed(&["failover", "--to", "n2"]).await;
@@ -97,13 +96,13 @@ async fn failover_loses_nothing_that_was_acknowledged() {
     assert!(text.contains("pg_rewind"), "says what to do with the old primary: {text}");
     writers.more(cluster, 100).await;
 
-    // The old primary comes back as it was: nobody takes it for one, and the relay takes nothing from it.
+    // The old primary comes back unchanged: nobody accepts it as primary, and the relay takes nothing from it.
     old.start().await;
     assert_eq!(old.query("SELECT pg_is_in_recovery()").await, "f");
     writers.more(cluster, 100).await;
     let text = failover.fail(&["failover"]).await;
     assert!(text.contains("n2 is the primary and answers"), "{text}");
-    // The relay was told whom to follow, and remembers it.
+    // The relay was told its upstream, and remembers it.
     fleet.relays[0].kill9().await;
     fleet.relays[0].start().await;
     writers.more(&fleet.cluster, 100).await;
@@ -126,7 +125,7 @@ async fn a_switchover_is_not_noticed() {
     let writers = Writers::start(&kingpost, 8).await;
     writers.more(cluster, 50).await;
 
-    // With a program that stops servers: a clean end, after which the old primary goes on as a standby, unchanged.
+    // With a program that stops servers: a clean shutdown, after which the old primary goes on as a standby, unchanged.
     let stopping = failover.clone().stopping(cluster);
     let dry = stopping.succeed(&["switchover", "--to", "n1", "--dry-run"]).await;
     assert!(dry.contains("would pause the proxies, stop it"), "{dry}");
@@ -137,7 +136,7 @@ async fn a_switchover_is_not_noticed() {
     n0.start().await;
     n0.wait_value("SELECT received_tli FROM pg_stat_wal_receiver", "2").await;
 
-    // Without one: the old primary is locked and stays.
+    // Without one the old primary is locked and stays.
     let text = failover.succeed(&["switchover", "--to", "n0"]).await;
     assert!(text.contains("n1 is locked"), "{text}");
     writers.more(cluster, 50).await;
@@ -168,14 +167,14 @@ async fn a_switchover_that_fails_leaves_the_primary() {
     assert!(text.contains("not every proxy paused"), "{text}");
     client.batch_execute("COMMIT; INSERT INTO acked VALUES (2)").await.unwrap();
 
-    // One whose replay is paused would never catch up: that is known before anything is done.
+    // A standby with paused replay would never catch up: that is known before anything is done.
     n1.pause_replay().await;
     let text = failover.fail(&["switchover", "--to", "n1"]).await;
     assert!(text.contains("replay is paused on n1") && text.contains("pg_wal_replay_resume"), "{text}");
     n1.resume_replay().await;
     client.batch_execute("INSERT INTO acked VALUES (3)").await.unwrap();
 
-    // It receives, and does not replay: a reader is in the way. Nothing was elected: the old primary goes on.
+    // It receives, and does not replay because of a reader. No node was elected: the old primary goes on.
     client.batch_execute("CREATE TABLE seen (n int)").await.unwrap();
     n1.wait_caught_up(n0).await;
     let reader = n1.admin().await;
@@ -184,7 +183,7 @@ async fn a_switchover_that_fails_leaves_the_primary() {
     let text = failover.clone().set("failover.step_timeout", "2s").fail(&["switchover", "--to", "n1"]).await;
     assert!(text.contains("n1 did not replay") && text.contains("n0 goes on as the primary"), "{text}");
     client.batch_execute("INSERT INTO acked VALUES (4)").await.unwrap();
-    // Of all that may be the primary the one that has everything becomes it.
+    // Of the possible candidates, the one that has everything is promoted.
     let text = failover.succeed(&["switchover"]).await;
     assert!(text.contains("promoted n2"), "{text}");
     client.batch_execute("INSERT INTO acked VALUES (5)").await.unwrap();
@@ -213,7 +212,7 @@ async fn a_fenced_primary_gets_nothing_acknowledged() {
     let text = failover.succeed(&["failover", "--force"]).await;
     assert!(text.contains("promoted n"), "{text}");
     n0.sigcont();
-    // It does not know: a client that is still connected to it may write, and is never told that it has.
+    // It does not know: a client that is still connected to it may write, but never gets an acknowledgement.
     let write = tokio::spawn(async move { direct.batch_execute("INSERT INTO acked VALUES (666)").await });
     n0.wait_value("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'", "1").await;
     for n in 2..50 {
@@ -222,7 +221,7 @@ async fn a_fenced_primary_gets_nothing_acknowledged() {
     assert_eq!(value(&client, "SELECT count(*) FROM acked WHERE n = 666").await, "0");
     assert!(!write.is_finished());
     let new = if n1.query("SELECT pg_is_in_recovery()").await == "f" { n1 } else { n2 };
-    // Rewound, it loses that, and follows.
+    // After a rewind that write is gone, and it follows.
     n0.kill9().await;
     assert!(write.await.unwrap().is_err());
     n0.rejoin(new).await;
@@ -247,7 +246,7 @@ async fn without_relays_and_with_too_few() {
     let failover = Failover::of(&cluster, &[]);
     let text = failover.fail(&["failover"]).await;
     assert!(text.contains("--accept-loss"), "{text}");
-    // The other one received from the lost primary: it is led to the new one.
+    // The other one received from the lost primary: it is pointed at the new one.
     failover.succeed(&["failover", "--accept-loss", "--to", "n2"]).await;
     n2.execute("INSERT INTO t VALUES (1)").await;
     n1.wait_value("SELECT count(*) FROM t", "1").await;

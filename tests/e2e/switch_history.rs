@@ -1,12 +1,11 @@
-//! Switchovers under load without a program that stops servers: what was acknowledged is there, and clients of the proxy hear of
-//! nothing.
+//! Switchovers under load without a program that stops servers: acknowledged commits are there, and clients of the proxy notice nothing.
 
 use kingpost_tests::{Kingpost, Node, ShowLogs};
 
 use crate::common::only_kingpost;
 use crate::fleet::{Fleet, FleetBuilder, History, Kind};
 
-/// Two switchovers, to the second node and to the third, while clients insert by the proxy and past it.
+/// Makes two switchovers, to the second node and to the third, while clients insert by the proxy and past it.
 async fn two_switchovers(fleet: FleetBuilder, proxy: impl AsyncFnOnce(&Fleet) -> Kingpost) {
     if only_kingpost() {
         return;
@@ -43,7 +42,7 @@ async fn two_switchovers(fleet: FleetBuilder, proxy: impl AsyncFnOnce(&Fleet) ->
     }
 }
 
-/// Nobody gets in any more: neither an application nor an administrator who does not know better.
+/// Checks that nobody can log in any more: neither an application nor an administrator who does not know of the lock.
 async fn refuses(node: &Node) {
     for user in ["alice", "postgres"] {
         let mut config = node.endpoint().config();
@@ -64,8 +63,7 @@ async fn synchronous_commits_survive_switchovers() {
     two_switchovers(Fleet::builder().acknowledgements(1), async |fleet| fleet.proxy().await).await;
 }
 
-/// Answers to commits that the proxy holds back until the relay has them come before the old primary is left: nobody hears that the
-/// outcome is unknown.
+/// Answers to commits that the proxy holds back until the relay has them are sent before the old primary is left: no client gets an unknown outcome.
 #[tokio::test(flavor = "multi_thread")]
 async fn gated_commits_survive_switchovers() {
     two_switchovers(Fleet::builder(), async |fleet| {

@@ -1,5 +1,5 @@
-//! Tenants behind row-level security on shared server connections: real drivers, two databases, and not one row of another
-//! tenant. What the world is and what a program does stands in `clients/tenants/README.md`.
+//! Tenants behind row-level security on shared server connections: real drivers, two databases, and not one row of another tenant.
+//! `clients/tenants/README.md` describes the data and the programs.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,23 +15,23 @@ use crate::clients::{build, here, installed, jars, there};
 
 const WORLD: &str = include_str!("../clients/tenants/world.json");
 const SCHEMA: &str = include_str!("../clients/tenants/schema.sql");
-/// Clients at a time.
+/// Concurrent clients.
 const CLIENTS: usize = 48;
 
-/// A program that is a driver's clients.
+/// A program that runs a driver's clients.
 struct Program {
     driver: &'static str,
     program: PathBuf,
     arguments: Vec<OsString>,
 }
 
-/// The names in a list of world.json.
+/// Returns the names in a list of world.json.
 fn names(list: &str) -> Vec<String> {
     let world: serde_json::Value = serde_json::from_str(WORLD).unwrap();
     world[list].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect()
 }
 
-/// A cluster with the world in it.
+/// Starts a cluster with the data.
 async fn world(replicas: usize) -> Cluster {
     let cluster = Cluster::builder().replicas(replicas).setting("max_connections", "200").start().await;
     for database in names("databases") {
@@ -43,7 +43,7 @@ async fn world(replicas: usize) -> Cluster {
     cluster
 }
 
-/// The drivers that need no compiler.
+/// Returns the drivers that need no compiler.
 async fn scripted() -> Vec<Program> {
     let python = installed().await.join("venv/bin/python");
     let script = |driver, program: &Path, script: &str| Program {
@@ -58,10 +58,10 @@ async fn scripted() -> Vec<Program> {
     ]
 }
 
-/// What a program counted, by way.
+/// Reads and inserts of a program, by way.
 type Counts = BTreeMap<String, (usize, usize)>;
 
-/// Runs a program and gives what it printed, and whether all was well.
+/// Runs a program; returns its output, and true if it succeeded.
 async fn run(program: &Program, port: u16, first: usize, clients: usize, reads: usize) -> (bool, String) {
     let mut command = Command::new(&program.program);
     command.args(&program.arguments).current_dir(new_dir("client"));
@@ -75,7 +75,7 @@ async fn run(program: &Program, port: u16, first: usize, clients: usize, reads: 
     (output.status.success(), format!("{out}{err}"))
 }
 
-/// Reads and inserts by way, from the lines of a program.
+/// Parses reads and inserts by way from the lines of a program.
 fn counts(lines: &str) -> Counts {
     let count = |line: &str| {
         let (_, line) = line.split_once("ok ")?.1.split_once(" - ")?;
@@ -86,7 +86,7 @@ fn counts(lines: &str) -> Counts {
     lines.lines().filter_map(count).collect()
 }
 
-/// Entries that are not as their client's DateStyle and TimeZone say, and how many entries there are.
+/// Returns the number of entries that disagree with their client's DateStyle and TimeZone, and of all entries.
 async fn entries(cluster: &Cluster) -> (usize, usize) {
     let (mut bad, mut all) = (0, 0);
     for database in names("databases") {
@@ -103,8 +103,7 @@ async fn entries(cluster: &Cluster) -> (usize, usize) {
     (bad, all)
 }
 
-/// Runs programs one after the other with all clients each, or all at once with a part of the clients each, and fails if anything
-/// is wrong.
+/// Runs programs one after the other with all clients each, or all at once with a part of the clients each, and fails on any error.
 async fn tenants(
     cluster: &Cluster,
     kingpost: &Kingpost,
@@ -114,7 +113,7 @@ async fn tenants(
     limit: Duration,
 ) {
     let share = reads.div_ceil(programs.len());
-    // Each client does a whole number of rounds; so a few more than asked for.
+    // Each client does a whole number of rounds; so a few more than requested.
     let mut told = Vec::new();
     if together {
         let clients = CLIENTS.div_ceil(programs.len()).next_multiple_of(4);
@@ -146,15 +145,15 @@ async fn tenants(
     assert_eq!((bad, all), (0, inserted), "entries that are wrong, and all");
 }
 
-/// The proxy: `size` server connections for each database, user and node; `unnamed` is `proxy.pool.unnamed`. Lanes are narrow, so
-/// that clients meet in them.
+/// Starts the proxy: `size` server connections for each database, user and node; `unnamed` is `proxy.pool.unnamed`. Lanes are narrow, so that clients
+/// meet in them.
 async fn proxy(cluster: &Cluster, workers: i64, size: i64, unnamed: &str) -> Kingpost {
     let builder = Kingpost::of(cluster).set("proxy.workers", workers).set("proxy.pool.size", size);
     let builder = builder.set("proxy.pool.lanes", "auto").set("proxy.pool.lane_width", 1);
     builder.set("proxy.pool.unnamed", unnamed).set("proxy.routing.consistency", "session").start().await
 }
 
-/// Fails unless clients did share what the test is about: lanes, and replicas where there are any.
+/// Fails unless clients shared the tested resources: lanes, and replicas if there are any.
 async fn shared(cluster: &Cluster, kingpost: &Kingpost) {
     if subject() != Subject::Kingpost {
         return;
@@ -182,12 +181,12 @@ async fn no_row_of_another_tenant() {
     shared(&cluster, &kingpost).await;
 }
 
-/// How many reads the long form makes.
+/// Returns the number of reads of the long form.
 fn wanted() -> usize {
     std::env::var("KINGPOST_TENANTS_READS").map_or(1_000_000, |reads| reads.parse().expect("a number of reads"))
 }
 
-/// All drivers; those in Go and Java where these are installed.
+/// Returns the drivers; those in Go and Java if they are installed.
 async fn all() -> Vec<Program> {
     let mut programs = scripted().await;
     programs.push(Program {
@@ -215,8 +214,8 @@ async fn all() -> Vec<Program> {
     programs
 }
 
-/// Half of the reads on a primary alone, with one driver after the other; the others with a replica, where all drivers are there at
-/// once and share statements, half of these with shared statements without a name, too.
+/// Half of the reads on a primary alone, with one driver after the other; the others with a replica, with all drivers at once, sharing statements;
+/// half of these with shared unnamed statements, too.
 #[tokio::test]
 #[ignore = "needs Go, Java, Maven, the network and many minutes: make tenants"]
 async fn no_row_of_another_tenant_in_a_million_reads() {
@@ -224,7 +223,7 @@ async fn no_row_of_another_tenant_in_a_million_reads() {
         return;
     }
     let mut programs = all().await;
-    // To look at some of them only.
+    // Selects some programs only.
     if let Ok(only) = std::env::var("KINGPOST_TENANTS_ONLY") {
         programs.retain(|program| only.split(',').any(|part| program.driver.contains(part)));
     }

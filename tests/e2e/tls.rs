@@ -21,14 +21,14 @@ use tokio_postgres::{Client, Config, NoTls};
 use crate::common::{name, only_kingpost, value};
 
 const SSL_REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
-/// Hosts that a certificate of the tests' servers and proxies is for.
+/// Hosts of the certificates of the tests' servers and proxies.
 const HERE: &[&str] = &["localhost", "127.0.0.1"];
 
 fn text(path: &std::path::Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// A proxy whose clients can use TLS.
+/// Makes a proxy whose clients can use TLS.
 fn proxy<'a>(cluster: &'a Cluster, pair: &Pair, mode: &str) -> KingpostBuilder<'a> {
     Kingpost::of(cluster)
         .set("proxy.tls.mode", mode)
@@ -49,7 +49,7 @@ async fn connect(config: &Config, tls: &Secure) -> Result<Client, tokio_postgres
     Ok(client)
 }
 
-/// Standard output and error of psql, and whether it succeeded.
+/// Returns standard output and error of psql, and true if it succeeded.
 async fn psql(kingpost: &Kingpost, options: &str, sql: &str) -> (bool, String) {
     let conninfo = format!("host=localhost port={} dbname={DATABASE} user={USER} {options}", kingpost.port());
     let mut psql = Command::new(pg_bin().join("psql"));
@@ -60,7 +60,7 @@ async fn psql(kingpost: &Kingpost, options: &str, sql: &str) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&said).into_owned())
 }
 
-/// Bytes until the peer closes; whatever way it does.
+/// Reads bytes until the peer closes, in any way.
 async fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut bytes)).await.expect("the peer closes");
@@ -112,7 +112,7 @@ async fn clients_at_work_over_tls() {
     assert!(value(&client, &format!("SELECT '{long}'")).await == long);
     assert_eq!(value(&client, &format!("SELECT length('{long}')")).await, (3 << 20).to_string());
 
-    // An error leaves the session whole.
+    // An error leaves the session intact.
     assert_eq!(sqlstate(&client.simple_query("SELECT 1/0").await.unwrap_err()), "22012");
     assert_eq!(value(&client, "SELECT 7").await, "7");
 
@@ -146,16 +146,16 @@ async fn psql_verifies_the_proxy() {
     assert!(good && said.contains("TLSv1.2"), "{said}");
     let (good, said) = psql(&kingpost, &format!("sslmode=verify-ca sslrootcert={wrong}"), "SELECT 7").await;
     assert!(!good && said.contains("certificate verify failed"), "{said}");
-    // Without TLS: turned away, with a word of what to do.
+    // Without TLS: refused, with advice.
     let (good, said) = psql(&kingpost, "sslmode=disable", "SELECT 7").await;
     assert!(!good && said.contains("connect with sslmode=require"), "{said}");
-    // Where both are welcome.
+    // With both allowed.
     let kingpost = proxy(&cluster, &authority.issue("proxy", HERE), "allow").start().await;
     for mode in ["disable", "allow", "prefer", "require"] {
         let (good, said) = psql(&kingpost, &format!("sslmode={mode}"), "SELECT 7").await;
         assert!(good && said.trim() == "7", "{mode}: {said}");
     }
-    // Where there is none, whoever insists goes away.
+    // Without TLS, a client that insists on it gives up.
     let kingpost = Kingpost::of(&cluster).start().await;
     let (good, said) = psql(&kingpost, "sslmode=require", "SELECT 7").await;
     assert!(!good && said.contains("server does not support SSL"), "{said}");
@@ -218,13 +218,13 @@ async fn tls_at_once() {
     let mut stream = authority.client(None).named("localhost").begin(stream).await.unwrap();
     assert_eq!(stream.connection().alpn_protocol(), Some(&b"postgresql"[..]));
     let login = startup(3 << 16, &[("user", USER), ("database", DATABASE)]);
-    // In one piece with what follows: nothing says that a client waits.
+    // In one piece with later messages: nothing tells that a client waits.
     stream.write_all(&[login, query("SELECT 'through'"), b"X\0\0\0\x04".to_vec()].concat()).await.unwrap();
     let mut bytes = Vec::new();
-    // `read_to_end` fails where the end comes without close_notify.
+    // `read_to_end` fails if the end comes without close_notify.
     tokio::time::timeout(SOON, stream.read_to_end(&mut bytes)).await.expect("the end").expect("close_notify");
     assert!(bytes.windows(7).any(|window| window == b"through"), "{}", String::from_utf8_lossy(&bytes));
-    // Where there is no TLS.
+    // A proxy without TLS.
     let bare = Kingpost::of(&cluster).start().await;
     let stream = TcpStream::connect(("127.0.0.1", bare.port())).await.unwrap();
     assert!(authority.client(None).named("localhost").begin(stream).await.is_err());
@@ -240,19 +240,19 @@ async fn clear_text_before_the_handshake_is_not_taken() {
     let _logs = ShowLogs(cluster.dir());
     let kingpost = proxy(&cluster, &authority.issue("proxy", HERE), "allow").start().await;
     let login = startup(3 << 16, &[("user", USER), ("database", DATABASE)]);
-    // Together with the request: refused, in words.
+    // Together with the request: refused, with a message.
     let mut raw = Raw::connect(kingpost.port()).await;
     raw.send(&[&SSL_REQUEST[..], &login].concat()).await;
     let said = rest(&mut raw.stream).await;
     let said = String::from_utf8_lossy(&said);
     assert!(said.starts_with('E') && said.contains("received unencrypted data after SSL request"), "{said:?}");
-    // After the answer: it is not TLS, and nobody is logged in.
+    // After the answer: it is not TLS, and there is no login.
     let mut raw = Raw::connect(kingpost.port()).await;
     raw.send(&SSL_REQUEST).await;
     assert_eq!(raw.bytes(1).await.unwrap(), b"S");
     raw.send(&login).await;
     let said = rest(&mut raw.stream).await;
-    // An alert of TLS at most.
+    // At most a TLS alert.
     assert!(said.is_empty() || said[0] == 0x15, "{said:?}");
     // A second request inside of TLS, of either kind.
     for code in [0x2f, 0x30] {
@@ -327,7 +327,7 @@ async fn handshakes_that_never_end() {
     assert!(grown < before + (20 << 10), "memory grew from {before} to {grown} KiB");
 }
 
-// === Who is who ===
+// === Identity ===
 
 #[tokio::test]
 async fn users_by_certificate() {
@@ -354,7 +354,7 @@ async fn users_by_certificate() {
     let (alice, bob) = (authority.issue(USER, &[]), authority.issue("bob", &[]));
     let client = connect(&config(&kingpost), &authority.client(Some(&alice))).await.unwrap();
     assert_eq!(value(&client, "SELECT current_user").await, USER);
-    // Another's, none, and none without TLS.
+    // Another user's certificate, none, and none without TLS.
     let refusal = async |shows: Option<&Pair>| {
         let error = connect(&config(&kingpost), &authority.client(shows)).await.map(|_| ()).unwrap_err();
         (sqlstate(&error).to_owned(), error.as_db_error().map(|e| e.message().to_owned()).unwrap_or_default())
@@ -365,7 +365,7 @@ async fn users_by_certificate() {
     assert!(code == "28000" && said.contains("showed none"), "{code} {said}");
     let error = kingpost.endpoint().try_connect(&kingpost.endpoint().config()).await.map(|_| ()).unwrap_err();
     assert_eq!(sqlstate(&error), "28000");
-    // One of another authority does not get as far as a login.
+    // One of another authority does not reach the login.
     let forged = other.issue(USER, &[]);
     let (code, _) = refusal(Some(&forged)).await;
     assert_eq!(code, "");
@@ -375,14 +375,14 @@ async fn users_by_certificate() {
             log.contains("the peer's certificate is not of a CA in ca_file").then_some(())
         })
         .await;
-    // A user of the same proxy with a password needs no certificate, whoever's it shows.
+    // A user of the same proxy with a password needs no certificate, and may show any.
     for shows in [None, Some(&bob)] {
         let mut with_password = config(&kingpost);
         with_password.user(SCRAM_USER).password(SCRAM_PASSWORD);
         let client = connect(&with_password, &authority.client(shows)).await.unwrap();
         assert_eq!(value(&client, "SELECT current_user").await, SCRAM_USER);
     }
-    // verify-full: whoever comes over TLS must be who the certificate says.
+    // verify-full: a client over TLS must be the user of its certificate.
     kingpost.reload("proxy.tls.client_cert", "verify-full");
     cluster
         .wait("the reload", async || {
@@ -519,11 +519,11 @@ async fn md5_on_both_sides() {
 
 // === Servers ===
 
-/// Everybody but the harness and replication must come by TLS.
+/// Rules that require TLS of all but the harness and replication.
 const TLS_ONLY: &str = "hostssl all sam 127.0.0.1/32 scram-sha-256\nhostssl all all 127.0.0.1/32 trust\n\
      hostnossl all postgres 127.0.0.1/32 trust\nhostnossl replication all 127.0.0.1/32 trust\n";
 
-/// A proxy whose probes are a user of their own, that must come by TLS.
+/// Creates the user of the probes, whom the rules require to use TLS.
 async fn guarded(cluster: &Cluster) {
     cluster.primary().execute("CREATE ROLE watcher LOGIN; GRANT pg_monitor TO watcher").await;
     cluster.wait_caught_up().await;
@@ -565,7 +565,7 @@ async fn servers_that_insist_on_tls() {
         "SELECT count(*) FROM pg_stat_activity JOIN pg_stat_ssl USING (pid) WHERE usename = 'watcher' AND NOT ssl";
     assert_eq!(cluster.primary().query(bare).await, "0");
 
-    // Another authority: nothing goes there any more, and the log says why. What is there stays until it is closed.
+    // Another authority: no new connection, and the log has the reason. Open connections stay until they are closed.
     let other = Authority::new();
     kingpost.reload("cluster.tls.ca_file", text(&other.ca_file()));
     cluster
@@ -578,7 +578,7 @@ async fn servers_that_insist_on_tls() {
     kingpost.reload("cluster.tls.ca_file", text(&authority.ca_file()));
     kingpost.wait_readyz(200).await;
 
-    // A name that the certificate is not for. (localhost is 127.0.0.1 all the same.)
+    // A name that is not in the certificate. (localhost is 127.0.0.1 all the same.)
     let node = |n: &kingpost_tests::Node| {
         let mut table = toml::Table::new();
         table.insert("name".into(), n.name().into());
@@ -603,7 +603,7 @@ async fn servers_without_tls() {
     let kingpost = Kingpost::of(&cluster).set("cluster.tls.mode", "prefer").start().await;
     let client = kingpost.connect().await;
     assert_eq!(value(&client, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").await, "f");
-    // Required: not at all.
+    // Required: refused.
     kingpost.reload("cluster.tls.mode", "require");
     kingpost.wait_readyz(503).await;
 }
@@ -668,7 +668,7 @@ async fn a_renewed_certificate_is_taken_by_a_reload() {
     assert!(connect(&config(&kingpost), &first.client(None)).await.is_err());
     assert_eq!(value(&old, "SELECT 7").await, "7", "a connection that was there goes on");
 
-    // Files that do not fit each other: the old ones stay, and the log says so.
+    // Files that do not match: the old ones stay, and the log reports it.
     std::fs::copy(&first.issue("other", HERE).key, &pair.key).unwrap();
     kingpost.process().signal(libc::SIGHUP);
     cluster
@@ -707,7 +707,7 @@ async fn a_failover_with_tls_on_both_sides() {
     cluster.wait_caught_up().await;
     cluster.primary().kill9().await;
     cluster.replica(0).promote().await;
-    // The same connection goes on; what was in flight may have failed, once.
+    // The same connection goes on; the statement in flight may have failed, once.
     cluster.wait("writes to go on", async || client.simple_query("INSERT INTO kept VALUES (1)").await.ok()).await;
     assert_eq!(value(&client, "SELECT current_setting('cluster_name')").await, "n1");
 }
@@ -729,7 +729,7 @@ async fn drivers_at_their_usual_work_over_tls() {
         text(&authority.ca_file())
     );
     let target = crate::clients::installed().await;
-    // psycopg brings its own libpq, 17 or newer: it can begin with TLS at once.
+    // psycopg has its own libpq, 17 or newer: it can begin with TLS at once.
     let python = target.join("venv/bin/python");
     crate::clients::run_at(&python, "python/psycopg_usual.py", &format!("{url}&sslnegotiation=direct"), None, &cluster)
         .await;
@@ -737,7 +737,7 @@ async fn drivers_at_their_usual_work_over_tls() {
     crate::clients::run_at("node".as_ref(), "node/pg_usual.mjs", &url, None, &cluster).await;
     let metrics = kingpost.metrics().await;
     assert_eq!(metrics.sum("kingpost_tls_failures_total", &[]), 0.0);
-    // Nobody came without.
+    // No client came without TLS.
     let error = kingpost.endpoint().config().connect(NoTls).await.map(|_| ()).unwrap_err();
     assert_eq!(sqlstate(&error), "28000");
 }

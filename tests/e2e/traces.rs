@@ -1,4 +1,4 @@
-//! Traces of statements, as a collector gets them: OTLP over gRPC.
+//! Traces of statements sent to a collector: OTLP over gRPC.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::common::{only_kingpost, shared, simple};
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const SPAN: &str = "00f067aa0ba902b7";
 
-/// The spans of statements with this text, once there are so many.
+/// Returns the spans of statements with this text, once there are this many.
 async fn spans_of(collector: &Collector, text: &str, number: usize, kingpost: &Kingpost) -> Vec<Span> {
     wait_until(&format!("{number} spans of {text:?}"), SOON, &kingpost.endpoint().logs, async || {
         let sent = collector.sent();
@@ -53,7 +53,7 @@ async fn a_statement_is_a_part_of_its_callers_trace() {
     let client = kingpost.connect().await;
     let sampled = format!("/*app='x',traceparent='00-{TRACE}-{SPAN}-01'*/");
     let quiet = format!("/*traceparent='00-{TRACE}-{SPAN}-00'*/");
-    // In each protocol, in a transaction, and one that fails; what is not sampled is not told of.
+    // In each protocol, in a transaction, and one that fails; unsampled statements are not sent.
     simple(&client, &format!("SELECT 'secret', generate_series(1, 3) {sampled}")).await;
     simple(&client, &format!("SELECT 'quiet' AS quiet {quiet}")).await;
     simple(&client, "SELECT 'untraced' AS untraced").await;
@@ -98,8 +98,8 @@ async fn a_statement_is_a_part_of_its_callers_trace() {
     assert_eq!(metrics.sum("kingpost_spans_dropped_total", &[]), 0.0);
 }
 
-/// By chance: all of them here. What is traced at the very end is sent before the process is gone; without a collector nothing is
-/// held up, and what is lost is counted.
+/// By random sampling: all of them here. The last spans are sent before the process ends; without a collector nothing is delayed, and lost spans are
+/// counted.
 #[tokio::test]
 async fn statements_are_traced_by_chance_and_nothing_waits_for_the_collector() {
     let (shared, _logs) = shared().await;
@@ -122,7 +122,7 @@ async fn statements_are_traced_by_chance_and_nothing_waits_for_the_collector() {
     assert_eq!(traces.len(), spans.len());
     assert!(spans.iter().all(|span| span.parent_span_id.iter().all(|&byte| byte == 0)), "{spans:?}");
 
-    // A port at which nobody listens.
+    // A port without a server.
     let nobody = Collector::start().await;
     nobody.end().await;
     let kingpost = traced(&shared.cluster, &nobody, Some(1.0)).await;
@@ -138,7 +138,7 @@ async fn statements_are_traced_by_chance_and_nothing_waits_for_the_collector() {
     assert_eq!(log.matches("does not take traces").count(), 1, "{log}");
 }
 
-/// Over TLS, with a token: to a collector of the authority that is configured, and to no other one.
+/// Over TLS, with a token: to a collector of the configured authority, and to no other one.
 #[tokio::test]
 async fn spans_go_to_the_right_collector_only() {
     let (shared, _logs) = shared().await;

@@ -1,4 +1,4 @@
-//! Traffic rules: which statements are refused, whose, and what becomes of everybody else's.
+//! Traffic rules: refused statements, the clients that they apply to, and the effect on all others.
 
 use kingpost_tests::raw::{self, Raw};
 use kingpost_tests::{Cluster, DATABASE, Kingpost, ShowLogs, USER, sqlstate};
@@ -12,7 +12,7 @@ use crate::governed::connect;
 pub(crate) const SECOND: &str = "second";
 pub(crate) const OTHER: &str = "bert";
 
-/// Two databases with a table of one name, and two users.
+/// Makes two databases with a table of one name, and two users.
 pub(crate) async fn cluster() -> Cluster {
     let cluster = Cluster::builder().replicas(1).start().await;
     let admin = cluster.primary().admin().await;
@@ -44,19 +44,19 @@ pub(crate) fn rule<const N: usize>(name: &str, settings: [(&str, Value); N]) -> 
     table
 }
 
-/// The SQLSTATE that a statement ends with, and the message; empty if it has been carried out.
+/// Returns the SQLSTATE and message of a statement's error; empty if it succeeded.
 pub(crate) async fn code(client: &Client, sql: &str) -> String {
     client.simple_query(sql).await.map_or_else(|error| sqlstate(&error).to_owned(), |_| String::new())
 }
 
-/// What `SHOW TRAFFIC` counts of a rule: running, passed, refused.
+/// Returns the counts of a rule in `SHOW TRAFFIC`: running, passed, refused.
 async fn counts(console: &Client, rule: &str) -> [u64; 3] {
     let rows = rows(console, "SHOW TRAFFIC").await;
     let row = rows.iter().find(|row| row["name"] == rule).unwrap_or_else(|| panic!("{rule}: {rows:?}"));
     ["running", "passed", "refused"].map(|column| row[column].parse().unwrap())
 }
 
-/// One read: the kinds of the messages up to `ReadyForQuery`, the transaction's status in it, and the SQLSTATEs of errors.
+/// Sends one read; returns the kinds of the messages up to `ReadyForQuery`, the transaction's status in it, and the SQLSTATEs of errors.
 async fn answer(client: &mut Raw, messages: &[u8]) -> (String, char, String) {
     client.send(messages).await;
     let answer = client.until(b'Z').await;
@@ -78,7 +78,7 @@ async fn a_blocked_statement_fails_for_whom_it_is_blocked_and_for_nobody_else() 
     let mut everybody = Vec::new();
     for (user, database) in [(USER, DATABASE), (OTHER, DATABASE), (USER, SECOND), (OTHER, SECOND)] {
         let client = connect(&kingpost, user, "", database).await;
-        // The statement is known by name before it is blocked.
+        // The statement is prepared before it is blocked.
         let prepared = client.prepare("SELECT of FROM guarded WHERE n = $1").await.unwrap();
         everybody.push((user, database, client, prepared));
     }
@@ -90,7 +90,7 @@ async fn a_blocked_statement_fails_for_whom_it_is_blocked_and_for_nobody_else() 
             let found = found.map(|rows| rows[0].get::<_, String>(0)).map_err(|error| sqlstate(&error).to_owned());
             let good = if expected.is_empty() { Ok((*database).to_owned()) } else { Err(expected.to_owned()) };
             assert_eq!(found, good, "{user} {database}: prepared");
-            // Another statement, and one that only looks alike, are not blocked.
+            // Another statement, and a similar one, are not blocked.
             assert_eq!(value(client, "SELECT count(*) FROM guarded").await, "9");
             assert_eq!(value(client, "SELECT of FROM guarded WHERE n = 1 AND true").await, *database);
         }
@@ -103,13 +103,13 @@ async fn a_blocked_statement_fails_for_whom_it_is_blocked_and_for_nobody_else() 
     let error = error.as_db_error().unwrap();
     assert_eq!(error.message(), "the traffic rule \"no\" blocks the statement");
     assert!(error.hint().unwrap().contains("SHOW TRAFFIC"), "{error:?}");
-    // The fingerprint that a table shows is that of the rule.
+    // The fingerprint in a table is that of the rule.
     let shown = rows(&console, "SHOW STATEMENTS").await;
     let shown = shown.iter().find(|row| row["statement"] == "SELECT of FROM guarded WHERE n = ?").unwrap();
     let by_rule = rows(&console, "SHOW TRAFFIC").await.swap_remove(0);
     assert_eq!(shown["fingerprint"], by_rule["statement"]);
     assert_eq!(by_rule["set_by"], "operator");
-    // The log says so once, with names and without the statement.
+    // The log reports it once, with names and without the statement.
     let log = std::fs::read_to_string(kingpost.process().log()).unwrap();
     let told: Vec<&str> = log.lines().filter(|line| line.contains("a traffic rule refuses")).collect();
     assert_eq!(told.len(), 1, "{told:?}");
@@ -168,12 +168,12 @@ async fn a_refused_statement_leaves_the_session_as_a_failed_one_does() {
         // Parameters that the server reports are not the subject.
         assert_eq!((kinds.replace('S', "").as_str(), status, codes.as_str()), expected, "{what}");
     }
-    // Nothing of all that was carried out, in either database; and nobody's rows are gone.
+    // None of it was carried out, in either database; and no rows are gone.
     for database in [DATABASE, SECOND] {
         let reader = connect(&kingpost, OTHER, "", database).await;
         assert_eq!(value(&reader, "SELECT count(*) FROM guarded").await, "9");
     }
-    // A dry run counts what it would have refused.
+    // A dry run counts the statements that it would have refused.
     let console = console(&kingpost).await;
     let [running, passed, refused] = counts(&console, "slow").await;
     assert_eq!((running, passed, refused), (0, 1, 1));
@@ -219,7 +219,7 @@ async fn a_rate_holds_over_workers_and_each_user_has_its_own() {
     // The other user has a rate of its own.
     let other = connect(&kingpost, OTHER, "", SECOND).await;
     assert_eq!(code(&other, "SELECT of FROM guarded LIMIT 1").await, "");
-    // A statement that a replica refuses, and that is sent to the primary then, is one.
+    // A statement that a replica refuses, and that is then sent to the primary, counts once.
     console.batch_execute("LIMIT few RATE 1/h BURST 1 EACH USER READS").await.unwrap();
     console
         .batch_execute(&format!(
@@ -258,7 +258,7 @@ async fn so_many_run_at_a_time_and_whoever_ends_makes_room() {
     let kingpost = Kingpost::of(&cluster).set("proxy.workers", 2).add("proxy.traffic", two).start().await;
     let console = console(&kingpost).await;
     let admin = cluster.primary().admin().await;
-    // They wait for a lock that somebody else holds, in the first database; the second has nothing to do with it.
+    // They wait for a lock held in the first database; the second is not affected.
     let hold = async || admin.batch_execute("SELECT pg_advisory_lock(7)").await.unwrap();
     hold().await;
     let locks = "SELECT pg_advisory_xact_lock(7)";
@@ -274,7 +274,7 @@ async fn so_many_run_at_a_time_and_whoever_ends_makes_room() {
     assert_eq!(code(&third, locks).await, "53400");
     assert_eq!(code(&third, "SELECT count(*) FROM guarded").await, "", "reads are not limited");
     assert_eq!(code(&connect(&kingpost, USER, "", SECOND).await, locks).await, "", "nor is the other database");
-    // A client that goes in the middle of its statement gives its place back.
+    // A client that leaves during its statement releases its place.
     drop(one);
     runs(1).await;
     // So does one whose server connection is lost.
@@ -284,7 +284,7 @@ async fn so_many_run_at_a_time_and_whoever_ends_makes_room() {
         .unwrap();
     assert!(two.until(b'Z').await.iter().any(|message| message.kind == b'E'));
     runs(0).await;
-    // In a transaction the place is for the statement, not for the transaction.
+    // In a transaction the place belongs to the statement, not to the transaction.
     admin.batch_execute("SELECT pg_advisory_unlock(7)").await.unwrap();
     let [first, second] = [connect(&kingpost, USER, "", DATABASE).await, connect(&kingpost, OTHER, "", DATABASE).await];
     for client in [&first, &second, &third] {

@@ -1,4 +1,4 @@
-//! `kingpost up`: the local cluster goes on after its primary is lost, and takes it back; its registry knows the nodes.
+//! `kingpost up`: the local cluster goes on after the loss of its primary, and takes it back; its registry knows the nodes.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::fleet::{History, Kind};
 
 const LONG: Duration = Duration::from_secs(120);
 
-/// What `up` says, line by line, until one that `found` takes.
+/// Reads the output of `up`, line by line, until one that `found` accepts.
 pub(crate) async fn until<T>(
     what: &str,
     lines: &mut Lines<BufReader<ChildStdout>>,
@@ -34,7 +34,7 @@ pub(crate) async fn until<T>(
     .await
 }
 
-/// The cluster's nodes as its registry shows them in these services: id, role, health.
+/// Returns the cluster's nodes in these services of its registry: id, role, health.
 pub(crate) async fn registered(registry: u16, services: &[&str]) -> Option<Vec<[String; 3]>> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut found = Vec::new();
@@ -53,15 +53,15 @@ pub(crate) struct Up {
     child: Child,
     pub(crate) lines: Lines<BufReader<ChildStdout>>,
     pub(crate) dir: PathBuf,
-    /// Where its proxy listens; 0 where there is none.
+    /// Port of its proxy; 0 without one.
     proxy: u16,
-    /// Where its registry listens.
+    /// Port of its registry.
     pub(crate) registry: u16,
-    /// What it has said until it was ready.
+    /// Output until it was ready.
     pub(crate) said: Vec<String>,
 }
 
-/// A directory for a cluster.
+/// Makes a directory for a cluster.
 pub(crate) fn directory() -> PathBuf {
     let dir = new_dir("up");
     // The servers may run as another user.
@@ -70,12 +70,12 @@ pub(crate) fn directory() -> PathBuf {
 }
 
 impl Up {
-    /// Started with these arguments, and ready.
+    /// Starts it with these arguments, and waits until it is ready.
     async fn start(arguments: &[&str]) -> Up {
         Up::start_in(directory(), arguments).await
     }
 
-    /// Started in this directory, and ready.
+    /// Starts it in this directory, and waits until it is ready.
     pub(crate) async fn start_in(dir: PathBuf, arguments: &[&str]) -> Up {
         let mut up = Command::new(kingpost_bin());
         up.arg("up").args(arguments).arg("--dir").arg(&dir);
@@ -96,7 +96,7 @@ impl Up {
         up
     }
 
-    /// The port in the line that begins so.
+    /// Returns the port in the line with this beginning.
     pub(crate) fn port(&self, begins: &str) -> Option<u16> {
         let address = self.said.iter().find_map(|line| line.strip_prefix(begins)?.trim().split(['/', ' ']).next())?;
         address.rsplit(':').next()?.parse().ok()
@@ -114,7 +114,7 @@ impl Up {
         run.await.unwrap()
     }
 
-    /// As Ctrl-C ends it.
+    /// Ends it as Ctrl-C does.
     pub(crate) async fn end(mut self) {
         assert!(signal(self.child.id().unwrap(), 2));
         within("the end", LONG, &self.dir, async { while self.lines.next_line().await.unwrap().is_some() {} }).await;
@@ -156,7 +156,7 @@ async fn a_former_primary_comes_back() {
     wait_until("a failover", LONG, &cluster, failed_over).await;
     let follows = |line: &str| line.starts_with("node1 follows node2").then_some(());
     until("the former primary to come back", &mut up.lines, &cluster, follows).await;
-    // It is a replica like any other: it has what is written now, and reads are sent to it.
+    // It is a replica like any other: it has new rows, and reads are sent to it.
     let client = endpoint.connect_as(&config).await;
     client.batch_execute("INSERT INTO t VALUES (3)").await.unwrap();
     let read = async {
@@ -173,7 +173,7 @@ async fn a_former_primary_comes_back() {
     up.end().await;
 }
 
-/// What the quickstart shows, while clients write whose sessions have said READ WRITE.
+/// The quickstart's switchovers, while clients write whose sessions are set to READ WRITE.
 #[tokio::test(flavor = "multi_thread")]
 async fn switchovers_of_a_local_cluster_lose_nothing() {
     if only_kingpost() {
@@ -198,7 +198,7 @@ async fn switchovers_of_a_local_cluster_lose_nothing() {
         let ran = up.run(&["switchover", "--to", node]).await;
         let text = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
         assert!(ran.status.success(), "{text}");
-        // Nobody has to do by hand what the local cluster does by itself.
+        // No manual step is needed for the local cluster's own work.
         assert!(text.contains("kingpost up brings it back") && !text.contains("pg_rewind"), "{text}");
         history.more(200).await;
         until(back, &mut up.lines, &dir, |line| line.starts_with(back).then_some(())).await;

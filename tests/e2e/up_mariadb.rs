@@ -12,7 +12,7 @@ use crate::up::{Up, directory, registered, until};
 
 const LONG: Duration = Duration::from_secs(120);
 
-/// A connection to the server at a port, as `client.cnf` says.
+/// Connects to the server at a port, as `client.cnf` says.
 async fn connect(port: u16, password: &str) -> mysql_async::Conn {
     let options = mysql_async::OptsBuilder::default().ip_or_hostname("127.0.0.1").tcp_port(port).prefer_socket(false);
     mysql_async::Conn::new(options.user(Some("kingpost")).pass(Some(password))).await.unwrap()
@@ -23,14 +23,14 @@ async fn ids(port: u16, password: &str) -> Vec<u32> {
     connection.query("SELECT id FROM app.t ORDER BY id").await.unwrap_or_default()
 }
 
-/// The process of the server of a data directory, if it runs.
+/// Returns the process of the server of a data directory, if it runs.
 fn process(data: &Path) -> Option<u32> {
     let pid: u32 = std::fs::read_to_string(data.join("mariadb.pid")).ok()?.trim().parse().ok()?;
     let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
     (cwd == data).then_some(pid)
 }
 
-/// Every file below a directory that anybody but its owner may read, with its text.
+/// Finds the files below a directory that others than the owner may read, with their text.
 fn readable(dir: &Path, found: &mut Vec<(String, String)>) {
     use std::os::unix::fs::PermissionsExt;
     for entry in std::fs::read_dir(dir).unwrap().flatten() {
@@ -119,7 +119,7 @@ async fn a_local_cluster_of_mariadb() {
     let told: Vec<_> = found.iter().filter(|(_, text)| text.contains(&password)).map(|(name, _)| name).collect();
     assert!(told.is_empty(), "others can read the password in {told:?}");
 
-    // The next start knows who took the writes last, and what the servers are.
+    // The next start knows the last primary, and the engine of the servers.
     let again = Up::start_in(cluster.clone(), &[]).await;
     assert!(again.said.iter().any(|line| line.ends_with("starting node3 as primary")), "{:?}", again.said);
     let status = tokio::task::spawn_blocking({

@@ -21,18 +21,18 @@ const BLOCKED: &str = "SELECT of FROM guarded WHERE n = 1";
 /// A statement that is limited for each user of the second database.
 const LIMITED: &str = "UPDATE guarded SET of = of WHERE n = 2";
 
-/// The console of one cluster among several.
+/// Connects to the console of one cluster among several.
 async fn console_of(kingpost: &Kingpost, cluster: &str) -> Client {
     connect(kingpost, "anybody", "", &format!("kingpost.{cluster}")).await
 }
 
-/// Rows of one of several clusters' databases, rules or settings: by their names, the value of a column.
+/// Returns rows of one cluster's databases, rules or settings: by name, the value of a column.
 async fn shown(console: &Client, command: &str, cluster: &str, key: &str, column: &str) -> Vec<(String, String)> {
     let of = rows(console, command).await.into_iter().filter(|row| row["cluster"] == cluster);
     of.map(|row| (row[key].clone(), row[column].clone())).collect()
 }
 
-/// What operators have ordered holds, as far as tables show it and as clients see it.
+/// Checks that the operators' orders hold, in the tables and for clients.
 async fn orders_hold(kingpost: &Kingpost, process: &str) {
     let console = console(kingpost).await;
     let pairs = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
@@ -60,7 +60,7 @@ async fn orders_hold(kingpost: &Kingpost, process: &str) {
         let config = shown(&console, "SHOW CONFIG", cluster, "key", "value").await;
         assert!(config.contains(&("default_pool_size".into(), "7".into())), "{process}: {config:?}");
     }
-    // Who is blocked is, and who is not is not.
+    // Blocked users are blocked, and others are not.
     for (user, database, expected) in
         [(USER, DATABASE, "42501"), (USER, SECOND, "42501"), (OTHER, DATABASE, ""), (OTHER, SECOND, "")]
     {
@@ -68,7 +68,7 @@ async fn orders_hold(kingpost: &Kingpost, process: &str) {
         assert_eq!(code(&client, BLOCKED).await, expected, "{process}: {user} {database}");
         let of = value(&client, "SELECT max(of) FROM guarded").await;
         assert_eq!(of, database, "{process}: {user} {database}");
-        // Each user has the limit for itself, and there is none of the other database. The file's rule, which would block it, is lifted.
+        // Each user has its own limit, and the other database has none. The file's rule, which would block it, is lifted.
         let codes = [code(&client, LIMITED).await, code(&client, LIMITED).await];
         assert_eq!(codes, if database == SECOND { ["", "53400"] } else { ["", ""] }, "{process}: {user} {database}");
     }
@@ -78,7 +78,7 @@ async fn orders_hold(kingpost: &Kingpost, process: &str) {
     }
 }
 
-/// A client that comes to a database, and the only value of a statement there.
+/// Starts a client in a database, and returns the only value of its statement.
 fn comes(kingpost: &Kingpost, user: &str, database: &str) -> JoinHandle<String> {
     let mut config = config(kingpost, user, "", database);
     config.connect_timeout(kingpost_tests::SOON);
@@ -89,8 +89,8 @@ fn comes(kingpost: &Kingpost, user: &str, database: &str) -> JoinHandle<String> 
     })
 }
 
-/// Whatever operators have ordered in the console holds in the new process before it has a client, of each of two clusters, and in one that
-/// takes over from that.
+/// All orders of operators in the console hold in the new process before it has a client, for each of two clusters, and in one that takes over from
+/// that.
 #[tokio::test]
 async fn what_operators_have_ordered_holds_in_the_new_process() {
     if only_kingpost() {
@@ -114,7 +114,7 @@ async fn what_operators_have_ordered_holds_in_the_new_process() {
         builder = builder.add("proxy.databases", database(name, "dbname", DATABASE));
     }
     builder = builder.add("proxy.databases", database(SECOND, "dbname", SECOND));
-    // Names that both clusters have lead to the first one; what is ordered of one is not ordered of the other.
+    // Names that both clusters have lead to the first one; orders for one do not affect the other.
     for name in ["bills", "closed", "held"] {
         builder = builder.add("proxy.databases", database(name, "cluster", "billing"));
     }
@@ -130,7 +130,7 @@ async fn what_operators_have_ordered_holds_in_the_new_process() {
         (&shop, "PAUSE held".into()),
         (&shop, "KILL killed".into()),
         (&billing, "PAUSE FOR 10min".into()),
-        // What was ended does not come back.
+        // An ended order does not come back.
         (&shop, format!("PAUSE {SECOND}")),
         (&shop, format!("RESUME {SECOND}")),
         (&shop, format!("DISABLE {SECOND}")),
@@ -143,7 +143,7 @@ async fn what_operators_have_ordered_holds_in_the_new_process() {
     orders_hold(&kingpost, "the new process").await;
     let second = kingpost.take_over().await;
     orders_hold(&kingpost, "the one after it").await;
-    // Who was connected speaks with the old process still, and nothing of it is heard here. There is no configuration any more to be read there.
+    // Connected clients stay with the old process, whose messages are not seen here. It cannot read its configuration any more.
     cluster
         .wait("operators to order again", async || {
             code(&shop, &format!("DISABLE {DATABASE}")).await.is_empty().then_some(())
@@ -180,14 +180,14 @@ async fn what_operators_have_ordered_holds_in_the_new_process() {
             assert_eq!(client.await.unwrap(), expected, "{database}");
         }
     }
-    // And what was ordered can be ended.
+    // The orders can be ended.
     for order in ["LIFT no", "LIFT slow", "ENABLE closed", "SET default_pool_size = 8"] {
         crate::console::console(&kingpost).await.batch_execute(order).await.unwrap();
     }
     assert_eq!(code(&connect(&kingpost, USER, "", "closed").await, BLOCKED).await, "");
 }
 
-/// What an old process says, up to this end; descriptors that come with it are dropped.
+/// Reads an old process's messages up to this end; descriptors that come with them are dropped.
 async fn hear(mut stream: UnixStream, end: &'static str) -> (UnixStream, String) {
     let hear = move || {
         stream.set_read_timeout(Some(kingpost_tests::SOON)).unwrap();
@@ -201,7 +201,7 @@ async fn hear(mut stream: UnixStream, end: &'static str) -> (UnixStream, String)
     tokio::task::spawn_blocking(hear).await.unwrap()
 }
 
-/// From when the orders are handed over nothing is ordered that the new process would not know of, until that one has failed.
+/// From the handover of the orders on no further order is accepted, which the new process would not know, until that process has failed.
 #[tokio::test]
 async fn nothing_is_ordered_while_another_process_takes_over() {
     if only_kingpost() {
@@ -218,7 +218,7 @@ async fn nothing_is_ordered_while_another_process_takes_over() {
         .await;
     let console = console(&kingpost).await;
     console.batch_execute("SET default_pool_size = 7").await.unwrap();
-    // It waits for a primary that does not come, and is not told of one that the new process would not wait for.
+    // It waits for a primary that does not come, and is cancelled at the handover: the new process would not know of the wait.
     let waits = crate::console::console(&kingpost).await;
     let waits = tokio::spawn(async move { code(&waits, "RESUME WHEN TIMELINE >= 1000").await });
     let asks = async || {
@@ -251,12 +251,12 @@ async fn nothing_is_ordered_while_another_process_takes_over() {
     }
     assert!(!rows(&console, "SHOW CONFIG").await.is_empty());
     assert_eq!(value(&kingpost.connect().await, "SELECT 7").await, "7");
-    // A third process gets sockets, and no orders.
+    // A third process gets sockets, but no orders.
     let (mut third, _) = asks().await;
     third.write_all(b"orders 1\n").unwrap();
     wait_log(&cluster, &kingpost, "the third one to be refused", "another process is taking over already").await;
     assert_eq!(code(&console, "PAUSE").await, "57P03", "it ends nothing of the second one's");
-    // The new process fails: operators have their say again, and nothing of what was refused has happened.
+    // The new process fails: orders are accepted again, and the refused ones had no effect.
     drop(stream);
     cluster
         .wait("operators to order again", async || code(&console, "LIMIT r RATE 1/s").await.is_empty().then_some(()))
@@ -277,13 +277,13 @@ async fn with_socket(cluster: &Cluster, drain: &str) -> Kingpost {
         .await
 }
 
-/// What the two processes have in common is the log.
+/// Waits for a line in the log, which the two processes share.
 async fn wait_log(cluster: &Cluster, kingpost: &Kingpost, what: &str, text: &str) {
     let log = || std::fs::read_to_string(kingpost.process().log()).unwrap_or_default();
     cluster.wait(what, async || log().contains(text).then_some(())).await;
 }
 
-/// Clients that come and go, and one that stays, through three upgrades: nobody is refused, no statement fails.
+/// Clients that come and go, and one that stays, through three upgrades: none is refused, no statement fails.
 #[tokio::test]
 async fn nobody_notices_an_upgrade_under_load() {
     if only_kingpost() {
@@ -330,13 +330,13 @@ async fn nobody_notices_an_upgrade_under_load() {
         progress().await;
         assert_eq!(kingpost.http("/readyz").await.map(|(status, _)| status), Some(200));
     }
-    // The web console has changed hands, too: who had it cannot answer any more.
+    // The web console has changed hands, too: the old process cannot answer any more.
     TcpStream::connect(("127.0.0.1", console.number())).await.expect("the console listens");
     stop.store(true, Ordering::Relaxed);
     for client in load {
         client.await.unwrap().expect("a client saw an error");
     }
-    // Its transaction goes on where it began, and so does the client.
+    // Its transaction goes on in the old process, and so does the client.
     stays.batch_execute("INSERT INTO upgrades VALUES (2); COMMIT").await.unwrap();
     assert_eq!(value(&stays, "SELECT count(*) FROM upgrades").await, "2");
     drop(stays);
@@ -378,7 +378,7 @@ async fn a_successor_that_fails_changes_nothing() {
     std::fs::write(kingpost.config_path(), text.replace("upgrade_socket", "upgrade_sokcet")).unwrap();
     kingpost.process().signal(libc::SIGUSR2);
     wait_log(&cluster, &kingpost, "the successor to fail", "upgrade_sokcet").await;
-    // One that asks and never says that it is ready, and one that speaks of something else.
+    // A process that asks and never reports that it is ready, and one with another protocol.
     let socket: toml::Table = text.parse().unwrap();
     let socket = socket["proxy"]["upgrade_socket"].as_str().unwrap().to_owned();
     for words in ["kingpost take-over 1\n", "GET / HTTP/1.1\r\n\r\n     "] {
@@ -388,7 +388,7 @@ async fn a_successor_that_fails_changes_nothing() {
     wait_log(&cluster, &kingpost, "them to be refused", "no process has taken over").await;
     assert_eq!(value(&client, "SELECT 7").await, "7");
     assert_eq!(value(&kingpost.connect().await, "SELECT 7").await, "7");
-    // And without a socket nobody can.
+    // Without a socket no take-over is possible.
     std::fs::write(kingpost.config_path(), text.replace("upgrade_socket", "zone")).unwrap();
     let alone = Kingpost::run(&["proxy", "--take-over", "--config", kingpost.config_path().to_str().unwrap()]);
     assert_eq!(alone.status.code(), Some(3), "{}", String::from_utf8_lossy(&alone.stderr));

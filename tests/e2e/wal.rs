@@ -1,4 +1,4 @@
-//! The relay's log against real WAL: a real server's bytes, cut and damaged, and `pg_waldump` as the judge of where they end.
+//! The relay's log with real WAL: a real server's bytes, cut and damaged, and `pg_waldump` as the reference for the end.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -14,9 +14,9 @@ struct RealWal {
     identity: Identity,
     start: Lsn,
     bytes: Vec<u8>,
-    /// Starts of the records, as `pg_waldump` says.
+    /// Starts of the records, by `pg_waldump`.
     records: Vec<Lsn>,
-    /// Where a record crosses from one segment into the next.
+    /// Position where a record crosses from one segment into the next.
     crossing: Lsn,
     /// Start of a segment switch.
     switch: Lsn,
@@ -32,9 +32,9 @@ impl RealWal {
     }
 }
 
-/// Starts of the records from `start` on, and the switches among them.
+/// Returns the starts of the records from `start` on, and the switches among them.
 fn waldump(dir: &Path, start: Lsn) -> (Vec<Lsn>, Vec<Lsn>) {
-    // Both ends by name: left to itself it looks at any file for the segments' size, also at one that is still empty.
+    // Both ends by name: by default it takes the segment size from any file, even an empty one.
     let size = SegmentSize::DEFAULT;
     let first = Segment { number: size.number(start), timeline: Timeline(1) }.name(size);
     let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -64,7 +64,7 @@ async fn real_wal() -> RealWal {
     primary.execute("CREATE TABLE t (n int, text text)").await;
     let start: Lsn = primary.query("SELECT pg_current_wal_lsn()").await.parse().unwrap();
     let start = size.start_of(start);
-    // Large records at first, so that there are few: one crosses into the next segment in the middle of one of 6 MB.
+    // Large records at first, so that there are few: one of 6 MB crosses into the next segment in its middle.
     for megabytes in [6, 6, 6] {
         let sql = format!("SELECT pg_logical_emit_message(true, 'x', repeat('kingpost', {megabytes} * 131072))");
         primary.execute(&sql).await;
@@ -96,14 +96,14 @@ async fn real_wal() -> RealWal {
     }
 }
 
-/// What a crash leaves: WAL up to a position, and then something in its place.
+/// Damage by a crash at a position.
 #[derive(Debug, Clone, Copy)]
 enum Damage {
     /// The rest was never written.
     Cut,
     /// The page's rest has these bytes.
     Garbled(u8),
-    /// The next pages are of an earlier segment: the file was recycled.
+    /// The next pages belong to an earlier segment: the file was recycled.
     Recycled,
 }
 
@@ -112,13 +112,13 @@ fn options(wal: &RealWal, dir: &Path, begin: Lsn) -> LogOptions {
     LogOptions { directory: Directory::open(dir).unwrap(), identity: wal.identity, start, spares: 1 }
 }
 
-/// Checks that the log ends where `pg_waldump` says, and goes on from there to all that the server wrote.
+/// Checks that the log ends where `pg_waldump` says, and goes on from there to the server's last record.
 fn check(wal: &RealWal, dir: PathBuf, at: Lsn, damage: Damage) {
     let size = wal.identity.segment_size;
     let (begin, bytes, records) = (wal.start, &wal.bytes, &wal.records);
     let (mut writer, log) = Log::open(options(wal, &dir, begin)).unwrap();
     let mut from = begin;
-    // As reads of a socket: in pieces of no particular length.
+    // In pieces of arbitrary length, as from a socket.
     while from < at {
         let to = Lsn(at.0.min(from.0 + 1_234_567));
         writer.append(from, &bytes[(from.0 - begin.0) as usize..(to.0 - begin.0) as usize]).unwrap();
@@ -146,7 +146,7 @@ fn check(wal: &RealWal, dir: PathBuf, at: Lsn, damage: Damage) {
     let seen = (found.last_record, found.records as usize);
     assert_eq!(seen, (expected.last().copied(), expected.len()), "{damage:?} at {at}: {found:?}");
     assert!(records[..expected.len()] == expected, "{damage:?} at {at}");
-    // Every record that had been written as a whole is there.
+    // Every completely written record is there.
     let next = records.get(expected.len()).copied().unwrap_or(wal.end());
     assert!(
         found.end <= next && next.0 - found.end.0 <= 40 + 24,

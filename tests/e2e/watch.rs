@@ -1,4 +1,4 @@
-//! `kingpost watch`: it says what is to be done, or does it under a lock in etcd or in the registry.
+//! `kingpost watch`: it gives advice, or acts under a lock in etcd or in the registry.
 
 use std::time::Duration;
 
@@ -78,7 +78,8 @@ async fn replaces_a_lost_primary_under_a_lock() {
     assert_eq!(said.matches("promoted n1").count(), 1, "{said}");
 }
 
-/// As under a lock in etcd: of two one acts. Then a watcher that had the lock and was killed holds up the next one only for twice its time.
+/// As under a lock in etcd: of two watchers one acts. Then a watcher that was killed with the lock delays the next one only for twice its time to
+/// live.
 #[tokio::test(flavor = "multi_thread")]
 async fn replaces_a_lost_primary_under_a_lock_of_the_registry() {
     if only_kingpost() {
@@ -88,12 +89,12 @@ async fn replaces_a_lost_primary_under_a_lock_of_the_registry() {
     let cluster = &fleet.cluster;
     let _logs = ShowLogs(cluster.dir());
     let registry = RegistryNode::start("[registry.kv]\nsession_ttl_min = \"1s\"").await;
-    // The first one is not there: the next is asked.
+    // The first one does not exist: the next is asked.
     let urls = format!("http://127.0.0.1:1,{}", registry.url());
     let failover = fleet.failover();
     let arguments = ["watch", "--after", "1s", "--ttl", "4s", "--registry", &urls];
     let other = failover.clone().copy(cluster);
-    // Somebody who was killed while it had the lock.
+    // A session whose holder was killed with the lock.
     let session =
         registry.ask("PUT", "/v1/session/create", &[], r#"{"TTL":"1s","LockDelay":"0s","Behavior":"delete"}"#);
     let session = session.await.json()["ID"].as_str().unwrap().to_owned();
@@ -112,7 +113,7 @@ async fn replaces_a_lost_primary_under_a_lock_of_the_registry() {
     assert_eq!(cluster.replica(0).query("SELECT pg_is_in_recovery()").await, "f");
     let said = [&log, &log_two].map(|log| std::fs::read_to_string(log).unwrap_or_default()).concat();
     assert_eq!(said.matches("promoted n1").count(), 1, "{said}");
-    // Given back: nothing is left but the primary.
+    // Released: nothing is left but the primary.
     wait_until("the lock to be given back", SOON, cluster.dir(), async || {
         (registry.get(&format!("{key}?keys")).await.status == 404).then_some(())
     })
@@ -132,7 +133,7 @@ async fn refuses_where_patroni_decides() {
     assert!(!watch.wait_exit(SOON).await.success());
     let said = std::fs::read_to_string(log).unwrap();
     assert!(said.contains("Patroni decides who is primary"), "{said}");
-    // A lock that the registry would refuse is refused at the start, and not when it is needed.
+    // A lock that the registry would refuse is refused at the start, not when it is needed.
     assert_eq!(registry.ask("DELETE", "/v1/kv/service/main/leader", &[], "").await.status, 200);
     let (watch, log) = fleet.failover().start(&["watch", "--ttl", "4s", "--registry", &registry.url()]);
     assert!(!watch.wait_exit(SOON).await.success());
@@ -153,7 +154,7 @@ async fn refuses_a_lock_that_lives_too_short() {
     assert!(said.contains("expected at least 2s"), "{said}");
 }
 
-/// A host that is gone says nothing: nobody closes its connections. Servers and relays have to notice its silence.
+/// A dead host is silent: nobody closes its connections. Servers and relays have to notice its silence.
 #[tokio::test(flavor = "multi_thread")]
 async fn replaces_a_primary_that_is_silent() {
     if only_kingpost() {
@@ -167,7 +168,7 @@ async fn replaces_a_primary_that_is_silent() {
     let Some(etcd) = Etcd::start(cluster).await else { return };
     let url = etcd.url();
     let failover = fleet.failover();
-    // A lock that lives for a short time is kept all the same while everything is looked at.
+    // A lock with a short time to live is renewed even during the looks.
     let (_watch, log) = failover.start(&["watch", "--after", "1s", "--ttl", "4s", "--etcd", &url]);
     says(cluster, &log, "n0 is the primary").await;
     n0.sigstop();
@@ -176,8 +177,8 @@ async fn replaces_a_primary_that_is_silent() {
     n0.sigcont();
 }
 
-/// etcd with TLS, certificates of clients and access control, as companies have it. It is started again in between, by which it forgets the tokens that it has
-/// given.
+/// etcd with TLS, client certificates and access control, as in a company. It is restarted in between, by which it loses the tokens that it has
+/// issued.
 #[tokio::test(flavor = "multi_thread")]
 async fn has_its_lock_in_an_etcd_with_tls_and_users() {
     if only_kingpost() {
@@ -188,7 +189,7 @@ async fn has_its_lock_in_an_etcd_with_tls_and_users() {
     let _logs = ShowLogs(cluster.dir());
     let (authority, stranger) = (Authority::new(), Authority::new());
     let Some(mut etcd) = Etcd::start_secured(cluster, &authority).await else { return };
-    // etcd takes nothing over HTTP from a certificate that has a common name, when it knows users.
+    // With users, etcd accepts no HTTP request with a certificate that has a common name.
     let (own, named) = (authority.issue("", &["kingpost"]), authority.issue("kingpost", &["kingpost"]));
     let password = cluster.dir().join("etcd.password");
     std::fs::write(&password, format!("{ETCD_PASSWORD}\n")).unwrap();
@@ -201,7 +202,7 @@ async fn has_its_lock_in_an_etcd_with_tls_and_users() {
         .set("failover.etcd.key_file", file(&own.key));
     let user = |failover: &Failover| failover.clone().copy(cluster).set("failover.etcd.user", ETCD_USER);
     let failover = user(&with_tls).set("failover.etcd.password_file", file(&password));
-    // Whatever is wrong is said before anything depends on it, and the password is in no text.
+    // Every error is reported before anything depends on it, and no text has the password.
     for (what, failover, says) in [
         ("nobody", with_tls.clone().copy(cluster), "permission denied"),
         ("a wrong password", user(&with_tls).set("failover.etcd.password", "wrong-one"), "invalid user ID or password"),
@@ -221,7 +222,7 @@ async fn has_its_lock_in_an_etcd_with_tls_and_users() {
             "must not have a common name",
         ),
     ] {
-        // etcd answers nobody before it has elected a leader, of which there is one here.
+        // etcd answers only after the election of a leader; here there is one member.
         let checked = async || Some(failover.run(&["check", "--online"]).await.text).filter(|text| text.contains(says));
         let text = wait_until(&format!("{what}: {says:?}"), SOON, cluster.dir(), checked).await;
         assert!(!text.contains("wrong-one") && !text.contains(ETCD_PASSWORD), "{what}: {text}");
@@ -239,7 +240,7 @@ async fn has_its_lock_in_an_etcd_with_tls_and_users() {
     assert!(said.contains("promoted n1") && !said.contains(ETCD_PASSWORD), "{said}");
 }
 
-/// A watcher that stood still finds all its waits over, and the answers in its sockets. It takes nobody for silent.
+/// A suspended watcher finds all its waits over, and the answers in its sockets. It takes no server for silent.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watcher_that_stood_still_takes_nobody_for_silent() {
     if only_kingpost() {
@@ -248,7 +249,7 @@ async fn a_watcher_that_stood_still_takes_nobody_for_silent() {
     let fleet = fleet().await;
     let cluster = &fleet.cluster;
     let _logs = ShowLogs(cluster.dir());
-    // A look takes so long that the watcher stands still in the middle of one.
+    // A look takes so long that the watcher is suspended in the middle of one.
     let links: Vec<Cut> = cluster.nodes().iter().map(|node| Cut::to(node.port())).collect();
     let mut failover = fleet.failover();
     for (node, link) in cluster.nodes().iter().zip(&links) {
@@ -259,14 +260,14 @@ async fn a_watcher_that_stood_still_takes_nobody_for_silent() {
     says(cluster, &log, "n0 is the primary").await;
     for pause in [2100, 2300, 2500, 2700, 2900] {
         watch.signal(libc::SIGSTOP);
-        // Not to wait for something: how long it stands still is what is tried.
+        // Not a wait for an event: the length of the suspension is tested.
         tokio::time::sleep(Duration::from_millis(pause)).await;
         watch.signal(libc::SIGCONT);
         tokio::time::sleep(Duration::from_millis(pause / 2)).await;
     }
     let said = std::fs::read_to_string(&log).unwrap();
     assert!(!said.contains("no primary answers"), "{said}");
-    // And it has not gone blind.
+    // It still works.
     cluster.primary().kill9().await;
     says(cluster, &log, "it is time for `kingpost failover`: n1 would be the primary").await;
 }

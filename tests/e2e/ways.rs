@@ -1,4 +1,4 @@
-//! The ways in which the tests of faults have clients and servers talk: what holds in one has to hold in all.
+//! The ways in which clients and servers of the fault tests communicate: a property of one must hold in all.
 
 use kingpost_tests::certs::Authority;
 use kingpost_tests::{Cluster, Kingpost, KingpostBuilder, SOON};
@@ -11,7 +11,7 @@ const HERE: &[&str] = &["localhost", "127.0.0.1"];
 /// A way for clients to reach servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// In clear, with a connection for each.
+    /// In clear, with a connection for each client.
     Plain,
     /// TLS on both sides, and reads of all clients on shared lanes.
     SecuredLanes,
@@ -24,14 +24,14 @@ pub(crate) struct Ground {
     pub(crate) cluster: Cluster,
 }
 
-/// A proxy that its clients reach in a way.
+/// A proxy whose clients use a way.
 pub(crate) struct Front {
     pub(crate) kingpost: Kingpost,
     tls: Option<Secure>,
 }
 
 impl Ground {
-    /// A primary and two replicas; `settings` are of every node.
+    /// Starts a primary and two replicas; `settings` are of every node.
     pub(crate) async fn start(way: Way, settings: &[(&str, &str)]) -> Ground {
         let authority = Authority::new();
         let mut builder = Cluster::builder().replicas(2);
@@ -44,7 +44,7 @@ impl Ground {
         Ground { way, authority, cluster: builder.start().await }
     }
 
-    /// A proxy before them; `tweak` has the last word about its settings.
+    /// Starts a proxy in front of them; `tweak` may change all its settings.
     pub(crate) async fn front(&self, tweak: impl FnOnce(KingpostBuilder<'_>) -> KingpostBuilder<'_>) -> Front {
         let mut builder = Kingpost::of(&self.cluster);
         let mut tls = None;
@@ -68,7 +68,7 @@ impl Ground {
 }
 
 impl Front {
-    /// A client of the tests' usual user and database.
+    /// Connects as the tests' usual user to the usual database.
     pub(crate) async fn connect(&self) -> Client {
         let Some(tls) = &self.tls else { return self.kingpost.connect().await };
         let mut config = self.kingpost.endpoint().config();
@@ -79,7 +79,7 @@ impl Front {
         client
     }
 
-    /// That the way was really taken: without it a test would prove nothing about it.
+    /// Checks that the way was really used: otherwise a test would prove nothing about it.
     pub(crate) async fn check_way(&self) {
         if self.tls.is_some() {
             let metrics = self.kingpost.metrics().await;

@@ -1,5 +1,4 @@
-//! The web console over HTTP, in front of real parts: what it shows, and that what it does is done. And all of it in a real
-//! browser, where there is one.
+//! The web console over HTTP, in front of real parts: its data, and the effect of its commands. And all of it in a real browser, if there is one.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -16,13 +15,13 @@ use toml::Table;
 use crate::clusters::{further, named};
 use crate::common::{name, only_kingpost, shared};
 
-/// A console, as its page uses it.
+/// A console, as used by its page.
 struct Console {
     port: u16,
     cookie: String,
 }
 
-/// What `kingpost console token` prints: the token, and its entry in a configuration.
+/// Returns the output of `kingpost console token`: the token, and its entry in a configuration.
 fn token() -> (String, Table) {
     let output = Kingpost::run(&["console", "token", "tester"]);
     assert!(output.status.success(), "{output:?}");
@@ -71,7 +70,7 @@ impl Console {
         assert_eq!(answer.status, 200, "{action}: {answer:?}");
     }
 
-    /// Stands for a page that is open: reads the stream until the test ends.
+    /// Acts as an open page: reads the stream until the test ends.
     fn watch(&self) -> tokio::task::JoinHandle<()> {
         let (port, cookie) = (self.port, self.cookie.clone());
         tokio::spawn(async move {
@@ -82,7 +81,7 @@ impl Console {
         })
     }
 
-    /// Waits until the state is such.
+    /// Waits until the state satisfies the condition.
     async fn until<T>(&self, what: &str, logs: &std::path::Path, is: impl Fn(&Value) -> Option<T>) -> T {
         wait_until(what, SOON, logs, async || is(&self.get("/api/state").await.json())).await
     }
@@ -105,7 +104,7 @@ async fn a_proxy_is_shown_and_acted_on() {
     let console = Console::sign_in(port.number(), &token).await;
     let watching = console.watch();
 
-    // Nodes as they are, and a pool once there is a client.
+    // The nodes' state, and a pool once there is a client.
     let mut config = kingpost.endpoint().config();
     config.dbname(&alias);
     let client = kingpost.endpoint().try_connect(&config).await.expect("a client");
@@ -152,7 +151,7 @@ async fn a_proxy_is_shown_and_acted_on() {
     assert!(unknown.status == 404 || unknown.status == 200, "a wildcard may know it: {unknown:?}");
     console.act(&json!({ "action": "resume", "database": null })).await;
 
-    // No secret is in anything that it says.
+    // None of its answers has a secret.
     for path in ["/api/state", "/api/clients", "/api/session"] {
         let body = console.get(path).await.body;
         assert!(!body.contains(&token) && !body.contains("sha256") && !body.contains("password"), "{path}");
@@ -187,7 +186,7 @@ async fn statements_and_the_past_are_shown() {
         }
         kingpost.endpoint().try_connect(&config).await.expect("a client")
     };
-    // Two databases, two users: each its own shape, and one that both have.
+    // Two databases, two users: each its own shape, and a common one.
     let (first, second) = (connect(&one, None).await, connect(&other, Some(&role)).await);
     for n in 0..5 {
         first.simple_query(&format!("SELECT 'hush-{n}' AS of_the_first")).await.unwrap();
@@ -231,7 +230,7 @@ async fn statements_and_the_past_are_shown() {
     let both = rows.iter().find(|row| row["statement"] == "SELECT ? AS of_both WHERE ? <> ?").expect("the shape");
     assert_eq!(both["calls"], "7");
 
-    // The past: samples at once, and the step that is not over has both clients.
+    // The history: samples at once, and the current step has both clients.
     wait_until("the clients in the curves", SOON, logs, async || {
         let state = console.get("/api/state").await.json();
         let sampled = state["samples"].as_array()?.last()?["clients"].as_f64()? >= 2.0;
@@ -283,7 +282,7 @@ async fn services_are_found_and_acted_on() {
         assert_eq!(names(&found, "instances", "id"), instances, "{query}: {found}");
     }
 
-    // What is broken comes first, whatever it is called.
+    // Broken services come first, with any name.
     let late = "/v1/namespaces/default/services/zz-late/instances";
     let batch = json!({ "instances": [
         { "id": "z1", "host": "10.0.1.1", "port": 80 },
@@ -295,7 +294,7 @@ async fn services_are_found_and_acted_on() {
     let found = console.get("/api/instances?service=default/zz-late").await.json();
     assert_eq!(names(&found, "instances", "id"), ["default/z2", "default/z1"], "{found}");
 
-    // What is done there is seen by who discovers, and is in the instance's history.
+    // Clients see the effect of a command, which is also in the instance's history.
     let usable = async || node.get(&format!("{web}?usable")).await.json()["instances"].as_array().unwrap().len();
     assert_eq!(usable().await, 2);
     console.act(&json!({ "action": "isolate", "instance": "default/a" })).await;
@@ -325,7 +324,7 @@ async fn services_are_found_and_acted_on() {
         .await;
 }
 
-/// Two clusters with a client each: what is done to one never reaches the other; a reload takes one away and brings it again.
+/// Two clusters with a client each: commands for one never reach the other; a reload removes one and adds it again.
 #[tokio::test]
 async fn each_cluster_is_shown_and_acted_on_by_itself() {
     if only_kingpost() {
@@ -384,7 +383,7 @@ async fn each_cluster_is_shown_and_acted_on_by_itself() {
     // All of billing is paused, and shop's clients go on.
     assert_eq!(console.post("/api/act?cluster=billing", &json!({ "action": "pause" })).await.status, 200);
     of_shop.simple_query("SELECT 1").await.expect("shop's client goes on");
-    // Taken away, and added again.
+    // Removed, and added again.
     kingpost.reload("clusters", Vec::<toml::Value>::new());
     kingpost.reload("proxy.databases", vec![database("s", "shop")]);
     console.until("billing to go", logs, |state| (state["clusters"].as_array()?.len() == 1).then_some(())).await;
@@ -399,7 +398,7 @@ async fn each_cluster_is_shown_and_acted_on_by_itself() {
     assert_eq!(console.get("/api/state?cluster=billing").await.json()["cluster"]["name"], "billing");
 }
 
-/// Part of `make console-test`, and of `make test` where a Chromium is installed.
+/// Part of `make console-test`, and of `make test` if a Chromium is installed.
 #[tokio::test]
 async fn in_a_browser() {
     let wanted = std::env::var_os("KINGPOST_TESTS_BROWSER").is_some();

@@ -1,5 +1,5 @@
-//! A fleet that survives one of everything: three servers, three relays of which a commit waits for two, two watchers with a lock in etcd, a proxy. Every two of them
-//! have a path of their own, that can be cut.
+//! A fleet that survives the loss of any one part: three servers, three relays of which a commit waits for two, two watchers with a lock in etcd, a
+//! proxy. Each pair of them has its own path, which can be cut.
 //!
 //! ```text
 //!  clients ─▶ proxy ─▶ n0 n1 n2 ◀─ relays r0 r1 r2 (each reaches each server)
@@ -7,8 +7,8 @@
 //!              watchers w0 w1 ───────┴── each reaches each server and each relay
 //! ```
 //!
-//! Some clients write past the proxy, on every server for as long as it lets them: whatever a server acknowledges that is no longer the primary is lost, and is found
-//! to be.
+//! Some clients write past the proxy, on every server that accepts them: any commit acknowledged by a server that is no longer the primary is lost,
+//! and detected.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,19 +28,19 @@ use super::scene::Scene;
 const RELAYS: usize = 3;
 const ACKNOWLEDGEMENTS: usize = 2;
 const WATCHERS: usize = 2;
-/// Longest time until everything is well again after a fault, with what an operator does.
+/// Longest time until full recovery after a fault, with an operator's help.
 const MENDED: Duration = Duration::from_secs(180);
-/// After so long without a change the operator runs `kingpost failover`, as the runbooks say.
+/// Time without a change after which the operator runs `kingpost failover`, as the runbooks say.
 const OPERATOR: Duration = Duration::from_secs(45);
 /// Steps of a switchover after which it is killed.
 const STEPS: [&str; 9] =
     ["paused", "silenced", "fenced", "noted", "caught-up", "elected", "promoting", "promoted", "resumed"];
 
-/// One who decides, and its paths.
+/// A watcher, and its paths.
 struct Watcher {
     failover: Failover,
     etcd: String,
-    /// To the servers, then to the relays.
+    /// Paths to the servers, then to the relays.
     links: Vec<Cut>,
     process: Option<(Process, PathBuf)>,
 }
@@ -58,13 +58,13 @@ impl Watcher {
         }
     }
 
-    /// How many nodes it has promoted, or None: it has ended.
+    /// Returns the number of nodes that it has promoted, or None if it has ended.
     fn is_running(&self) -> bool {
         self.process.as_ref().is_some_and(|(process, _)| process.exit_status().is_none())
     }
 }
 
-/// Clients that write on each server directly, and what was acknowledged to them: server and number.
+/// Clients that write on each server directly, and their acknowledged rows: server and number.
 struct Direct {
     acknowledged: Arc<Mutex<Vec<(usize, i64)>>>,
     stop: Arc<AtomicBool>,
@@ -88,13 +88,13 @@ impl Direct {
                     if stop.load(Ordering::Relaxed) {
                         return;
                     }
-                    // Not for the test's sake: the machine has other things to do.
+                    // Not needed by the test: it leaves time for the rest of the machine.
                     tokio::time::sleep(Duration::from_millis(15)).await;
                     let Some(connected) = &client else {
                         client = endpoint.try_connect(&config).await.ok();
                         continue;
                     };
-                    // As a session that has been told that it may write: what a switchover has to stop, too.
+                    // A session that was set to READ WRITE: a switchover has to stop it, too.
                     let insert = format!("BEGIN READ WRITE; INSERT INTO direct VALUES ({index}, {n}); COMMIT");
                     match connected.batch_execute(&insert).await {
                         Ok(()) => acknowledged.lock().unwrap().push((index, n)),
@@ -107,25 +107,25 @@ impl Direct {
     }
 }
 
-/// See the module.
+/// The fleet; see the module.
 pub(super) struct Quorum {
     pub(super) seed: u64,
     random: Random,
     pub(super) cluster: Cluster,
     relays: Vec<Relay>,
-    /// From each relay to each server.
+    /// Paths from each relay to each server.
     relay_links: Vec<Vec<Cut>>,
     proxy_links: Vec<Cut>,
     kingpost: Kingpost,
     watchers: Vec<Watcher>,
-    /// An operator, whom no path is cut for.
+    /// An operator, whose paths are never cut.
     operator: Failover,
     _etcd: Etcd,
     direct: Direct,
     primary: usize,
     pub(super) failovers: u64,
     pub(super) others: u64,
-    /// Relays that had to be begun anew by an operator.
+    /// Relays that an operator had to begin anew.
     pub(super) resets: u64,
     pub(super) faults: Vec<String>,
 }
@@ -144,7 +144,7 @@ impl Scene for Quorum {
     }
 
     fn has_barriers(&self) -> bool {
-        // PostgreSQL's own synchronous replication shows after a restart what the relays may not have.
+        // PostgreSQL's own synchronous replication shows, after a restart, commits that the relays may not have.
         false
     }
 }
@@ -158,7 +158,7 @@ fn part(name: &str, port: u16) -> Value {
 }
 
 impl Quorum {
-    /// None: there is no etcd here.
+    /// Starts the fleet; None without etcd.
     pub(super) async fn start(seed: u64) -> Option<Quorum> {
         let cluster = Cluster::builder().replicas(2).start().await;
         let etcd = Etcd::start(&cluster).await?;
@@ -271,7 +271,7 @@ impl Quorum {
         &self.relays[index]
     }
 
-    /// One thing happens, or two, and everything is mended.
+    /// Makes one or two faults, and repairs everything.
     pub(super) async fn fault(&mut self) {
         let (old, relay, watcher) = (self.primary, self.draw(RELAYS), self.draw(WATCHERS));
         match self.draw(16) {
@@ -330,7 +330,7 @@ impl Quorum {
                 let steps = ["locked", "fenced", "noted", "caught-up", "elected", "promoting", "promoted"];
                 let step = steps[self.draw(steps.len())];
                 self.note(format!("kill -9 of the primary n{old}; watcher w{watcher} dies if it gets to {step}"));
-                // It begins sooner than the other one.
+                // It starts its failover sooner than the other one.
                 self.watchers[watcher].start(&["--after", "300ms", "--die-at", step]);
                 self.until_watching(watcher).await;
                 self.primary().kill9().await;
@@ -353,7 +353,7 @@ impl Quorum {
         self.settle().await;
     }
 
-    /// What happens to bytes between a server and everybody but the clients that connect to it directly.
+    /// Sets the link between a server and all but its direct clients.
     fn cut_off(&self, node: usize, link: Link) {
         self.proxy_links[node].set(link);
         for links in &self.relay_links {
@@ -364,7 +364,7 @@ impl Quorum {
         }
     }
 
-    /// Some paths, each one by itself, for a while in which the watchers may or may not act.
+    /// Cuts some paths, each by itself, for a while in which the watchers may or may not act.
     async fn cut_paths(&mut self) {
         let mut text = Vec::new();
         for _ in 0..=self.draw(3) {
@@ -397,7 +397,7 @@ impl Quorum {
         let mut arguments = vec!["switchover", "--to", &name];
         arguments.extend(dies_at.iter().flat_map(|step| ["--die-at", *step]));
         let ran = self.operator.run(&arguments).await;
-        // What was killed at a step that it did not come to has ended well.
+        // A run that was to be killed at a step that it did not reach has succeeded.
         assert!(dies_at.is_some() || ran.code == Some(0), "seed {}: {}", self.seed, ran.text);
     }
 
@@ -407,7 +407,7 @@ impl Quorum {
         wait_until("a watcher to see the primary", MENDED, self.dir(), said).await;
     }
 
-    /// Waits until the watchers have made another server the primary.
+    /// Waits until the watchers have promoted another server.
     async fn another(&self) {
         let old = self.primary;
         let promoted = async || {
@@ -421,8 +421,8 @@ impl Quorum {
         wait_until(&format!("another primary after {}", self.last()), MENDED, self.dir(), promoted).await;
     }
 
-    /// Takes every fault back, waits for what ends by itself, and does what an operator does by the runbooks: the old primary is made a standby, a relay that cannot
-    /// follow is begun anew.
+    /// Undoes every fault, waits for self-healing, and does an operator's work by the runbooks: the old primary is made a standby, a relay that
+    /// cannot follow is begun anew.
     async fn settle(&mut self) {
         for node in self.cluster.nodes() {
             node.sigcont();
@@ -474,7 +474,7 @@ impl Quorum {
         }
         self.kingpost.wait_readyz(200).await;
         for index in 0..WATCHERS {
-            // One that was to die and did not is replaced.
+            // A watcher that was to die and did not is replaced.
             let (process, _) = self.watchers[index].process.as_ref().expect("it was started");
             if process.exit_status().is_some() {
                 self.watchers[index].start(&[]);
@@ -483,7 +483,7 @@ impl Quorum {
         }
     }
 
-    /// A relay that has what the new primary has not, or a gap, says what to do; the operator does it.
+    /// A relay with WAL that the new primary lacks, or with a gap, reports what to do; the operator does it.
     async fn mend_relays(&mut self) {
         for index in 0..RELAYS {
             let relay = &mut self.relays[index];
@@ -500,14 +500,14 @@ impl Quorum {
         }
     }
 
-    /// Every server but the primary is a standby that receives: one that is not is rewound. True: all relays and standbys receive.
+    /// Makes every server but the primary a receiving standby: one that is not is rewound. True: all relays and standbys receive.
     async fn mend_servers(&mut self) -> bool {
         let nodes = self.cluster.nodes();
         for (index, node) in nodes.iter().enumerate() {
             if index == self.primary {
                 continue;
             }
-            // A server that was a primary, also one that a switchover has locked; or one that is gone.
+            // A former primary, also one that a switchover has locked; or a stopped server.
             if !node.is_running() || is_writable(node).await != Some(false) {
                 self.make_standby(node).await;
             } else if !receives(node).await {
@@ -544,7 +544,7 @@ impl Quorum {
         node.follow_port(self.relays[0].port());
     }
 
-    /// What was acknowledged to those who wrote on servers directly, and is not there: server and number.
+    /// Returns the number of directly acknowledged rows, and those that are missing: server and number.
     pub(super) async fn lost_directly(&self) -> (usize, Vec<(usize, i64)>) {
         let told = self.direct.acknowledged.lock().unwrap().clone();
         let rows = self.primary().admin().await.query("SELECT node, n FROM direct", &[]).await.unwrap();
@@ -555,7 +555,7 @@ impl Quorum {
     }
 }
 
-/// Whether a server takes writes, as an operator sees it whom no lock keeps out; None: it does not answer within a moment.
+/// True if a server takes writes, as seen by an operator whom no lock keeps out; None: it does not answer within a moment.
 async fn is_writable(node: &Node) -> Option<bool> {
     let mut config = node.admin_config();
     config.options("-c session_preload_libraries=");

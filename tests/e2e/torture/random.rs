@@ -1,10 +1,10 @@
-//! What comes next, by a seed.
+//! Random choices, by a seed.
 
 /// splitmix64: the same sequence for the same seed.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    /// A number below this one.
+    /// Returns a number below `below`.
     pub(super) fn draw(&mut self, below: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

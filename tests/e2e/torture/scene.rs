@@ -1,4 +1,4 @@
-//! What the history of clients has to know of where they are.
+//! The interface between the history of clients and the fleet that they use.
 
 use std::path::Path;
 
@@ -6,15 +6,15 @@ use kingpost_tests::Node;
 
 /// A fleet in which clients write and read.
 pub(super) trait Scene {
-    /// Directory of the logs that explain a failure.
+    /// Returns the directory of the logs shown at a failure.
     fn dir(&self) -> &Path;
 
-    /// The server that has what was acknowledged.
+    /// Returns the server with the acknowledged rows.
     fn primary(&self) -> &Node;
 
-    /// What happened last.
+    /// Returns the last fault.
     fn last(&self) -> &str;
 
-    /// Whether nobody is shown what could be lost.
+    /// True if clients are never shown data that could be lost.
     fn has_barriers(&self) -> bool;
 }

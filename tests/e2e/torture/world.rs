@@ -1,4 +1,4 @@
-//! A fleet, and what can happen to it.
+//! A fleet, and its faults.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,17 +9,16 @@ use super::history::Clients;
 use super::random::Random;
 use super::scene::Scene;
 
-/// What a commit waits for.
+/// Durability that a commit waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Durability {
     /// The relay, as PostgreSQL's synchronous standby.
     Native,
     /// The relay, by the proxy's gate, with read barriers.
     Gate,
-    /// The same, and commits leave their flush to the proxy's question.
+    /// As `Gate`, and commits leave their flush to the proxy's request.
     Flush,
-    /// The gate, which answers before the relay has it as soon as the relay is silent: to see that the suite finds what is wrong with
-    /// that.
+    /// The gate, which answers before the relay has the commit as soon as the relay is silent: to check that the suite finds the resulting faults.
     Early,
 }
 
@@ -37,7 +36,7 @@ pub(super) struct World {
     primary: usize,
     pub(super) failovers: u64,
     pub(super) others: u64,
-    /// What happened so far, in order.
+    /// Faults so far, in order.
     pub(super) faults: Vec<String>,
 }
 
@@ -95,7 +94,7 @@ impl World {
             builder = builder.add("cluster.relays", table).set("proxy.gate.read_barrier", true);
             builder = builder.set("proxy.gate.commit_durability", "relay");
             if durability == Durability::Flush {
-                // Before PostgreSQL 17 it takes a transaction each time.
+                // Before PostgreSQL 17 each flush request takes a transaction.
                 builder = builder.set("proxy.gate.flush", "batch-transaction");
             }
             if durability == Durability::Early {
@@ -125,7 +124,7 @@ impl World {
         Clients::start(self.kingpost.endpoint(), count)
     }
 
-    /// What happens to bytes between the relay and the primary.
+    /// Sets the link between the relay and the primary.
     pub(super) fn relay_link(&self, link: Link) {
         self.relay_links[self.primary].set(link);
     }
@@ -134,13 +133,13 @@ impl World {
         self.random.draw(below)
     }
 
-    /// One of the standbys.
+    /// Chooses one of the standbys.
     fn standby(&mut self) -> usize {
         let others: Vec<usize> = (0..self.cluster.nodes().len()).filter(|index| *index != self.primary).collect();
         others[self.draw(others.len() as u64) as usize]
     }
 
-    /// A while in which clients go on, or try to.
+    /// Waits for a while in which clients go on, or try to.
     async fn while_faulty(&mut self, most_ms: u64) {
         let ms = self.draw(most_ms);
         tokio::time::sleep(Duration::from_millis(ms)).await;
@@ -152,7 +151,7 @@ impl World {
         self.faults.push(text);
     }
 
-    /// One thing happens, and is mended again.
+    /// Makes one fault, and repairs it.
     pub(super) async fn fault(&mut self) {
         match self.draw(14) {
             0..=2 => self.crash().await,
@@ -195,7 +194,7 @@ impl World {
         self.mend().await;
     }
 
-    /// Links are cut, slow or silent for a while.
+    /// Cuts, slows or silences links for a while.
     async fn cut(&mut self) {
         let kinds = [Link::Cut, Link::BlackHole, Link::Slow(Duration::from_millis(15))];
         let kind = kinds[self.draw(3) as usize];
@@ -240,7 +239,7 @@ impl World {
         self.fail_over(&["failover"]).await;
     }
 
-    /// The primary stops in the middle of whatever it does, and wakes up when there is another.
+    /// Freezes the primary at an arbitrary point, and resumes it when there is another.
     async fn freeze(&mut self) {
         self.note(format!("the primary n{} is frozen, and wakes up later", self.primary));
         let old = self.primary;
@@ -251,7 +250,7 @@ impl World {
         self.rejoin(old).await;
     }
 
-    /// The primary lives, and proxies reach it; but not the relay.
+    /// Separates the primary from the relay, but not from proxies.
     async fn isolate(&mut self) {
         self.note(format!("the relay cannot reach the primary n{}", self.primary));
         let old = self.primary;
@@ -279,7 +278,7 @@ impl World {
         self.primary = new;
         self.failovers += 1;
         if clean {
-            // Stopped cleanly, with everything passed on: it goes on as it is.
+            // Stopped cleanly, with all WAL sent: it goes on unchanged.
             let node = &self.cluster.nodes()[old];
             node.demote(self.relay.port());
             node.start().await;
@@ -288,7 +287,7 @@ impl World {
         }
     }
 
-    /// Another primary, and the old one becomes a standby.
+    /// Promotes another primary, and makes the old one a standby.
     pub(super) async fn fail_over(&mut self, arguments: &[&str]) {
         let old = self.primary;
         self.promote_another(arguments).await;
@@ -299,7 +298,7 @@ impl World {
         let mut text = String::new();
         // The relay may still be starting, or not have noticed the primary's end.
         for _ in 0..40 {
-            // Once one was promoted, another `--force` would be for the next one.
+            // After a promotion another `--force` would start the next one.
             let arguments: &[&str] = if text.contains("promoted n") { &["failover"] } else { arguments };
             let ran = self.failover.run(arguments).await;
             text = ran.text;
@@ -328,7 +327,7 @@ impl World {
         node.follow_port(self.relay.port());
     }
 
-    /// Waits until everything is as it should be.
+    /// Waits for full recovery.
     async fn mend(&mut self) {
         self.relay.wait_receiving().await;
         for (index, node) in self.cluster.nodes().iter().enumerate() {
