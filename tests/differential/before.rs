@@ -1,55 +1,55 @@
-//! What of a session so far decides whether a difference is meant.
+//! Facts of a session so far that decide whether a difference is intended.
 
 use crate::session::{Message, Packet, Session, Step};
 
-/// What has happened up to and with a step, as far as rules ask for it.
+/// Events up to and including a step, as far as the rules need them.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Before {
-    /// A client past the proxy has changed what columns there are.
+    /// A client past the proxy has changed columns.
     pub(crate) changed_past: bool,
-    /// A client past the proxy has given a table another name, so that another table may have taken its place.
+    /// A client past the proxy has renamed a table, so that another table may have taken its place.
     pub(crate) swapped_past: bool,
     /// The client has prepared a text without a statement.
     pub(crate) parses_nothing: bool,
-    /// Somebody has made a table past the proxy that now comes first in a search path, and this client has a text that names it.
+    /// A table made past the proxy now comes first in a search path, and this client has a text that names it.
     pub(crate) hidden_past: bool,
     /// This client has dropped prepared statements by SQL.
     pub(crate) deallocates: bool,
-    /// The client began with parameters of its own, has gone back to them in some text, and is in a transaction or in the middle of a batch.
+    /// The client began with its own parameters, has reset them in some text, and is in a transaction or in the middle of a batch.
     pub(crate) resets_inside: bool,
-    /// Somebody has begun a transaction READ ONLY.
+    /// Some client has begun a transaction READ ONLY.
     pub(crate) reads_elsewhere: bool,
-    /// Another client has said what locks a table against readers: `ALTER TABLE`, `LOCK TABLE`, …
+    /// Another client has run a statement that locks a table against readers: `ALTER TABLE`, `LOCK TABLE`,
     pub(crate) others_lock: bool,
     /// The client has ended a transaction with AND CHAIN.
     pub(crate) chains: bool,
-    /// Another client has sent messages that no Sync or Flush has followed.
+    /// Another client has sent messages without a later Sync or Flush.
     pub(crate) others_unfinished: bool,
     /// Another client of the database has written between messages of this client and the Sync behind them: `a: P '' "select …"; B; E`, then
     /// `b: Q "insert …"`, then `a: S`.
     pub(crate) others_write_before_sync: bool,
-    /// Another client has prepared a statement, or had it described, and no Sync has followed: `P s "select * from t"; H`.
+    /// Another client has prepared a statement, or described it, without a later Sync: `P s "select * from t"; H`.
     pub(crate) others_prepare: bool,
     /// The client has sent DEALLOCATE in a Query right behind messages of the extended protocol, without a Sync in between, or in a text with other
     /// statements.
     pub(crate) deallocates_inside: bool,
-    /// The client has begun to listen in the same packet in which it has notified before.
+    /// The client has begun to listen in the same packet, behind its own NOTIFY.
     pub(crate) listens_behind_notify: bool,
     /// The client has begun to listen in a text with other statements.
     pub(crate) listens_inside: bool,
-    /// Somebody has notified between the client's LISTEN and the end of the transaction it stands in: `a: P '' "listen c"; B; E`, then `b: Q "notify c"`,
-    /// then `a: S`.
+    /// A client has notified between this client's LISTEN and the end of its transaction: `a: P '' "listen c"; B; E`, then `b: Q "notify c"`, then
+    /// `a: S`.
     pub(crate) notified_before_listening: bool,
     /// The client has sent SET TRANSACTION behind the Parse of another statement, without a Sync in between.
     pub(crate) sets_transaction_behind: bool,
-    /// The client has made a temporary table that takes the place of another one: `create temp table t as …`.
+    /// The client has made a temporary table that hides another one: `create temp table t as …`.
     pub(crate) shadows: bool,
     /// The client has just stopped listening behind another statement in the same packet, and has notified so far: `Q "notify c"; Q "unlisten *"`.
     pub(crate) unlistens_behind_notify: bool,
     /// The client has sent another statement behind COMMIT or ROLLBACK, without a Sync in between: `P '' "commit"; B; E; P '' "insert …"`, or
     /// `Q "commit; insert …"`.
     pub(crate) goes_on: bool,
-    /// Somebody has set a parameter of an extension's kind (`app.t`).
+    /// A client has set a custom parameter (`app.t`).
     pub(crate) has_placeholder: bool,
 }
 
@@ -60,37 +60,37 @@ fn says(packet: &Packet, words: &[&str]) -> bool {
     })
 }
 
-/// What stands in every statement of a session that may change rows.
+/// Texts in every statement of a session that may change rows.
 const WRITES: [&str; 10] =
     ["insert", "update", "delete", "truncate", "copy", "call", "noting", "execute", "commit", "end"];
 
-/// The statement ends a transaction.
+/// True if the statement ends a transaction.
 fn ends(text: &str) -> bool {
     let text = text.trim_start().to_ascii_lowercase();
     ["commit", "rollback", "end", "abort"].iter().any(|word| text.starts_with(word))
 }
 
-/// The statement begins a transaction.
+/// True if the statement begins a transaction.
 fn begins(text: &str) -> bool {
     let text = text.trim_start().to_ascii_lowercase();
     ["begin", "start transaction"].iter().any(|word| text.starts_with(word))
 }
 
-/// The text has another statement behind one that ends a transaction.
+/// True if the text has another statement behind one that ends a transaction.
 fn goes_on_inside(text: &str) -> bool {
     let statements: Vec<&str> = text.split(';').filter(|statement| !statement.trim().is_empty()).collect();
     statements.split_last().is_some_and(|(_, before)| before.iter().any(|statement| ends(statement)))
 }
 
-/// More than one statement in one packet.
+/// True for more than one statement in one packet.
 fn is_batch(packet: &Packet) -> bool {
     let texts: Vec<&str> = packet.messages.iter().filter_map(Message::sql).collect();
     texts.len() > 1 || texts.iter().any(|text| text.contains("; "))
 }
 
 impl Before {
-    /// For what `client` is told in step `step`. `open`: it is in a transaction, or what it has sent is not over. `takes_role`: it began with a
-    /// role, too.
+    /// Collects the facts for the replies to `client` in step `step`. `open`: it is in a transaction, or its messages are not complete. `takes_role`:
+    /// it also began with a role.
     pub(crate) fn of(session: &Session, step: usize, client: usize, (open, takes_role): (bool, bool)) -> Before {
         let so_far = &session.steps[..session.steps.len().min(step + 1)];
         let packets = || so_far.iter().flat_map(Step::packets);
@@ -187,7 +187,7 @@ impl Before {
                         ["set transaction", "isolation level"].iter().any(|words| text.contains(words))
                     });
                     let behind = parsed && sets;
-                    // A Sync ends no transaction that has begun with BEGIN.
+                    // A Sync does not end a transaction that began with BEGIN.
                     parsed = match message {
                         Message::Query(_) => false,
                         Message::Parse { .. } => true,
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
     use crate::text::parse;
 
-    /// `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i`, `g`, `s`, `u`, `t`, `w`, `h` for what holds for client `a` in the last step.
+    /// Returns `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i`, `g`, `s`, `u`, `t`, `w`, `h` for the facts that hold for client `a` in the last step.
     fn before(text: &str, open: bool) -> String {
         let session = parse(text).unwrap().session;
         let before = Before::of(&session, session.steps.len() - 1, 0, (open, false));
@@ -253,7 +253,7 @@ mod tests {
             (PLAIN, "a: Q \"select 1\"", true, ""),
             (PLAIN, "b: Q \"alter table t add COLUMN x int\"\na: S", false, "ck"),
             (PLAIN, "a: Q \"alter table t add column x int\"\na: S", false, ""),
-            // Tables that change places keep their columns.
+            // Tables that are swapped keep their columns.
             (PLAIN, "b: Q \"alter table t rename to u; alter table v rename to t\"\na: S", false, "xk"),
             (PLAIN, "a: Q \"alter table t rename to u; alter table v rename to t\"\na: S", false, ""),
             (PLAIN, "a: P s \" \"\na: B '' s", false, "n"),

@@ -1,36 +1,36 @@
-//! Whether the proxy has answered as PostgreSQL does.
+//! Comparison of the proxy's answers with PostgreSQL's.
 
 use std::collections::HashMap;
 
 use crate::reply::{Column, Reply};
 use crate::rules::{Allowed, Scene, Verdict};
 
-/// The first place at which two answers differ.
+/// The first difference of two answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mismatch {
-    /// How many replies before it were alike.
+    /// Number of equal replies before it.
     pub(crate) at: usize,
-    /// What PostgreSQL said; None: nothing more.
+    /// PostgreSQL's reply; None: no further one.
     pub(crate) direct: Option<Reply>,
-    /// What the proxy said; None: nothing more.
+    /// The proxy's reply; None: no further one.
     pub(crate) proxied: Option<Reply>,
 }
 
-/// What came of comparing two answers.
+/// Result of comparing two answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Compared {
-    /// They are alike, or a rule says that the difference is meant.
+    /// Equal, or different as a rule intends.
     Alike,
-    /// A rule says that the difference is meant, and what comes after it is not comparable.
+    /// Different as a rule intends, and later replies are not comparable.
     Over,
-    /// They differ.
+    /// Different.
     Differ(Box<Mismatch>),
 }
 
-/// Which OID of one world is which in the other. OIDs below 16384 are PostgreSQL's own and the same in both.
+/// Mapping of OIDs between the two worlds. OIDs below 16384 are PostgreSQL's own and equal in both.
 #[derive(Debug, Default)]
 pub(crate) struct Oids {
-    /// By database.
+    /// Mapping by database.
     there: HashMap<(String, u32), u32>,
     back: HashMap<(String, u32), u32>,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Oids {
 const FIRST_OF_USERS: u32 = 16384;
 
 impl Oids {
-    /// Whether two OIDs can be of one object, as far as has been seen; from then on they are.
+    /// True if two OIDs can belong to one object, as far as has been seen; from then on they do.
     fn pair(&mut self, database: &str, direct: u32, proxied: u32) -> bool {
         if direct < FIRST_OF_USERS || proxied < FIRST_OF_USERS {
             return direct == proxied;
@@ -51,7 +51,7 @@ impl Oids {
 }
 
 impl Mismatch {
-    /// What is different, without contents: shrinking keeps this.
+    /// Returns the kind of the difference, without contents: shrinking keeps it.
     pub(crate) fn kind(&self) -> String {
         let kind = |reply: &Option<Reply>| reply.as_ref().map_or("nothing".into(), Reply::kind);
         format!("{} -> {}", kind(&self.direct), kind(&self.proxied))
@@ -66,7 +66,7 @@ fn same_column(scene: &mut Scene<'_>, direct: &Column, proxied: &Column) -> bool
         && scene.oids.pair(&database, direct.kind, proxied.kind)
 }
 
-/// Whether two replies say the same.
+/// True if two replies are equal.
 fn same(scene: &mut Scene<'_>, direct: &Reply, proxied: &Reply) -> bool {
     match (direct, proxied) {
         (Reply::Columns(direct), Reply::Columns(proxied)) => {
@@ -80,7 +80,7 @@ fn same(scene: &mut Scene<'_>, direct: &Reply, proxied: &Reply) -> bool {
     }
 }
 
-/// Compares what was said to one client in one step.
+/// Compares the replies to one client in one step.
 pub(crate) fn compare(scene: &mut Scene<'_>, allowed: &mut Allowed, direct: &[Reply], proxied: &[Reply]) -> Compared {
     let (mut at, mut at_proxied) = (0, 0);
     while at < direct.len() || at_proxied < proxied.len() {
@@ -118,7 +118,7 @@ mod tests {
         Reply::Row(vec![Some(value.into())])
     }
 
-    /// What comes of comparing these, with `oids` as known so far; `0` for alike, else where and what.
+    /// Compares two answers, with the known `oids`; returns `0` if they are equal, else place and difference.
     fn compared(oids: &mut Oids, direct: &[Reply], proxied: &[Reply]) -> String {
         let mut scene = Scene::new(oids, "app", &CONFIGS[0]);
         match compare(&mut scene, &mut Allowed::new(false), direct, proxied) {
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(check((20_000, 23), (30_001, 23)), "0 T -> T", "another table");
         assert_eq!(check((20_002, 20_003), (30_002, 30_003)), "alike");
         assert_eq!(check((0, 23), (30_002, 23)), "0 T -> T", "of no table");
-        // Another database has OIDs of its own.
+        // Another database has its own OIDs.
         assert!(oids.pair("shop", 20_000, 40_000));
     }
 }

@@ -2,45 +2,45 @@
 
 use toml::Value;
 
-/// What functions may leave in a session, by `unknown_functions` of the database.
+/// State that functions may leave in a session, by `unknown_functions` of the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Functions {
-    /// Sessions call none that leave anything.
+    /// Sessions call no such function.
     None,
-    /// Whatever a function has left is the client's own, as it is directly (`pin`, and session mode).
+    /// State left by a function belongs to the client, as with a direct connection (`pin`, and session mode).
     Kept,
-    /// It may be lost (`reset`): nobody else may see it.
+    /// The state may be lost (`reset`): no other client may see it.
     Lost,
 }
 
 /// One configuration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Config {
-    /// By which it is chosen.
+    /// Name of the configuration.
     pub(crate) name: &'static str,
-    /// What it is about.
+    /// Subject of the configuration.
     pub(crate) what: &'static str,
-    /// Keys and values, the values as TOML writes them.
+    /// Keys and values, the values in TOML.
     settings: &'static [(&'static str, &'static str)],
-    /// There is a replica, and reads may go there.
+    /// True if there is a replica, and reads may go there.
     pub(crate) replica: bool,
-    /// The replica has replayed everything before the next step.
+    /// True if the replica has replayed everything before the next step.
     pub(crate) waits: bool,
-    /// The replica replays nothing during a session: one client alone, which must see its own commits.
+    /// True if the replica replays nothing during a session: one client alone, which must see its own commits.
     pub(crate) late: bool,
-    /// Commits wait for a relay.
+    /// True if commits wait for a relay.
     pub(crate) relay: bool,
-    /// A client has its server connection for as long as it stays.
+    /// True if a client keeps its server connection for as long as it stays.
     pub(crate) session_mode: bool,
-    /// What becomes of what functions leave.
+    /// Treatment of the state that functions leave.
     pub(crate) functions: Functions,
-    /// Sessions are of [`POOLED`](crate::world::POOLED), with the client's user as their role.
+    /// True if sessions are of [`POOLED`](crate::world::POOLED), with the client's user as their role.
     pub(crate) takes_role: bool,
-    /// Clients often read at the same time.
+    /// True if clients often read at the same time.
     pub(crate) crowded: bool,
-    /// Part of `make test`.
+    /// True if it is part of `make test`.
     pub(crate) usual: bool,
-    /// Counters of the proxy (`kingpost_…_total`) that grow when sessions do what the configuration is about.
+    /// Counters of the proxy (`kingpost_…_total`) that grow when sessions exercise the configuration's subject.
     pub(crate) proof: &'static [&'static str],
 }
 
@@ -67,7 +67,7 @@ const PLAIN: Config = Config {
     proof: &[],
 };
 
-/// All of them.
+/// The configurations.
 pub(crate) const CONFIGS: [Config; 15] = [
     Config {
         name: "one",
@@ -192,12 +192,12 @@ pub(crate) const CONFIGS: [Config; 15] = [
 ];
 
 impl Config {
-    /// The configuration of this name.
+    /// Returns the configuration of this name.
     pub(crate) fn of(name: &str) -> Option<&'static Config> {
         CONFIGS.iter().find(|config| config.name == name)
     }
 
-    /// Keys and values for the proxy's file.
+    /// Returns keys and values for the proxy's file.
     pub(crate) fn settings(&self) -> Vec<(String, Value)> {
         let value = |text: &str| {
             let table: toml::Table = toml::from_str(&format!("v = {text}")).expect("the table above is TOML");
@@ -206,14 +206,14 @@ impl Config {
         self.settings.iter().map(|(key, text)| ((*key).to_owned(), value(text))).collect()
     }
 
-    /// Servers that it needs.
+    /// Returns the servers that it needs.
     pub(crate) fn needs(&self) -> Needs {
         Needs { replica: self.replica, relay: self.relay }
     }
 }
 
 impl Needs {
-    /// All that either needs.
+    /// Returns the servers that either needs.
     pub(crate) fn and(self, other: Needs) -> Needs {
         Needs { replica: self.replica || other.replica, relay: self.relay || other.relay }
     }

@@ -1,4 +1,4 @@
-//! Runs sessions until the time is over, makes those shorter in which the worlds differ, and tells of them.
+//! Runs sessions until the time is over, shrinks those with differences, and reports them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,11 +16,11 @@ use crate::session::Session;
 use crate::shrink::Shrinker;
 use crate::text;
 
-/// For so long it is one configuration's turn.
+/// Time of one configuration's turn.
 const TURN: Duration = Duration::from_secs(8);
-/// A session that may have too few server connections is run again with more, up to so many.
+/// Largest pool with which a session that may have too few server connections is run again.
 const MOST_POOL: usize = 8;
-/// After so many sessions of a configuration the proxy must have done what it is about.
+/// Number of sessions of a configuration after which its proof counters must have grown.
 const PROVEN_AFTER: u64 = 60;
 
 /// A run of random sessions.
@@ -30,16 +30,16 @@ struct Hunt<'a> {
     sessions: BTreeMap<&'static str, u64>,
     starved: u64,
     invalid: u64,
-    /// Sessions in which PostgreSQL itself crashed.
+    /// Number of sessions in which PostgreSQL itself crashed.
     crashed: u64,
-    /// Kinds of differences: how often, and the first seed with its configuration.
+    /// Kinds of differences: the count, and the first seed with its configuration.
     kinds: BTreeMap<String, (u64, &'static str, u64)>,
 }
 
-/// Random sessions. Gives whether there was no difference.
+/// Runs random sessions. Returns true if there was no difference.
 ///
 /// # Errors
-/// Why nothing could be run.
+/// The reason why nothing could be run.
 pub(crate) async fn run(options: &Options) -> Result<bool, String> {
     let configs = known(&options.configs)?;
     let needs = configs.iter().fold(Needs::default(), |needs, config| needs.and(config.needs()));
@@ -59,7 +59,7 @@ pub(crate) async fn run(options: &Options) -> Result<bool, String> {
 }
 
 impl Hunt<'_> {
-    /// Goes round the configurations, each with seeds of its own from `first` on.
+    /// Cycles through the configurations, each with its own seeds from `first` on.
     async fn all(&mut self, configs: &[&'static Config], first: u64) {
         let end = Instant::now() + self.options.time;
         let turn = TURN.min(self.options.time / (configs.len() as u32 + 1)).max(Duration::from_secs(1));
@@ -89,7 +89,7 @@ impl Hunt<'_> {
         }
     }
 
-    /// Runs the session of a seed; gives whether it differs.
+    /// Runs the session of a seed; returns true if it differs.
     async fn one(&mut self, config: &'static Config, seed: u64) -> bool {
         let session = generator::session(seed, config, self.options.allowed);
         if self.options.print {
@@ -130,7 +130,7 @@ impl Hunt<'_> {
         println!("{}", report(config.name, &session, &difference));
     }
 
-    /// The last lines. Gives whether all is well.
+    /// Prints the summary. Returns true if all is well.
     fn tell(&self) -> bool {
         let sessions: u64 = self.sessions.values().sum();
         println!(
@@ -145,7 +145,7 @@ impl Hunt<'_> {
         let mut well = self.kinds.is_empty();
         for ((config, counter), count) in &self.runner.did {
             println!("{config}: {counter} {count}");
-            // What never happens can't go wrong.
+            // A counter at 0 means that the subject is not tested.
             if *count == 0 && self.sessions.get(config).is_some_and(|sessions| *sessions >= PROVEN_AFTER) {
                 println!("FAILED: no session with the configuration {config} did what it is about");
                 well = false;
@@ -154,7 +154,7 @@ impl Hunt<'_> {
         for (kind, (count, config, seed)) in &self.kinds {
             println!("{count:5} x {kind} (first: --config {config} --seed {seed})");
         }
-        // Most sessions must say something.
+        // Most sessions must be conclusive.
         if sessions > 20 && (self.starved + self.invalid + 10 * self.crashed) * 10 > sessions {
             println!("FAILED: too many sessions that say nothing");
             well = false;
@@ -171,7 +171,7 @@ fn names(configs: &[&Config]) -> String {
     configs.iter().map(|config| config.name).collect::<Vec<_>>().join(", ")
 }
 
-/// Those that the binary knows all the keys of; all of them are meant where none is named.
+/// Returns the configurations whose keys the binary knows; by default all are wanted.
 fn known(wanted: &[&'static Config]) -> Result<Vec<&'static Config>, String> {
     let wanted = if wanted.is_empty() { CONFIGS.iter().collect() } else { wanted.to_vec() };
     let (fits, unknown): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|config| is_known(config));
@@ -220,7 +220,7 @@ fn outcome_name(outcome: &Outcome) -> String {
     }
 }
 
-/// The shortest session that shows the same kind of difference, as far as the time goes.
+/// Finds the shortest session with the same kind of difference, within the time limit.
 async fn shrink(
     runner: &mut Runner,
     config: &Config,
@@ -244,10 +244,11 @@ async fn shrink(
     (shrinker.best().clone(), best)
 }
 
-/// Sessions from files: each must show no difference, or, if it is marked `open`, one with some of its configurations. Gives whether that is so.
+/// Runs sessions from files: each must show no difference, or, if it is marked `open`, one with some of its configurations. Returns true if that
+/// holds.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// A file cannot be read.
 pub(crate) async fn replay(options: &Options, files: &[PathBuf]) -> Result<bool, String> {
     let mut scripts = Vec::new();
     for file in files {

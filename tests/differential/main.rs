@@ -7,12 +7,12 @@
 //!                          └────────────────────── shrink ◀───────────────────────────────────────────┘
 //! ```
 //!
-//! A step is what one client sends in one write, and all that it must be answered; steps go one after the other, in an order that the seed has
-//! chosen, so what clients do to one another is the same in both worlds. Between the steps somebody may operate the proxy (`PAUSE`, `RECONNECT`,
-//! server connections that end), which no client may notice. Each session has a proxy process of its own and finds the databases as
-//! every other does: so a seed gives the same session, and most often the same outcome, again.
+//! A step is one write of one client, with its complete answer; steps run one after the other, in an order chosen by the seed, so the clients' effect
+//! on each other is the same in both worlds. Between the steps an operator may act on the proxy (`PAUSE`, `RECONNECT`, server connections that end),
+//! which no client may notice. Each session has its own proxy process and finds the databases in the same state: so a seed gives the same session,
+//! and most often the same outcome, again.
 //!
-//! `differential --help` says how it is used; `tests/README.md` how to read what it prints.
+//! `differential --help` describes its use; `tests/README.md` its output.
 #![allow(clippy::print_stdout, reason = "what it finds is printed")]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,4 +1,4 @@
-//! The operator of the proxy: what it does while clients are at work, none of them must notice.
+//! The operator of the proxy, whose actions during the clients' work no client may notice.
 
 use std::time::Instant;
 
@@ -9,17 +9,17 @@ use tokio_postgres::{Client, Error, SimpleQueryMessage, SimpleQueryRow};
 use crate::session::Order;
 use crate::world::{POLL, World};
 
-/// Somebody at the console.
+/// An operator at the console.
 pub(crate) struct Operator<'a> {
     proxy: &'a Kingpost,
     console: Option<Client>,
-    /// `PAUSE` that no `RESUME` has followed; it is over when all server connections are closed.
+    /// A `PAUSE` without a `RESUME`; it completes when all server connections are closed.
     pause: Option<JoinHandle<()>>,
-    /// What it did.
+    /// Actions so far.
     pub(crate) did: Operated,
 }
 
-/// What an operator did.
+/// Actions of an operator.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Operated {
     /// Orders that were carried out.
@@ -31,7 +31,7 @@ pub(crate) struct Operated {
 }
 
 impl Operated {
-    /// What either did.
+    /// Sums the actions of both.
     pub(crate) fn and(self, other: Operated) -> Operated {
         Operated {
             orders: self.orders + other.orders,
@@ -46,10 +46,10 @@ impl<'a> Operator<'a> {
         Operator { proxy, console: None, pause: None, did: Operated::default() }
     }
 
-    /// Carries an order out. A proxy that is paused goes on first.
+    /// Carries an order out. A paused proxy is resumed first.
     ///
     /// # Errors
-    /// What the console or a server refused.
+    /// Refused by the console or a server.
     pub(crate) async fn order(&mut self, order: Order, world: &World) -> Result<(), Error> {
         self.resume().await?;
         self.did.orders += 1;
@@ -61,19 +61,19 @@ impl<'a> Operator<'a> {
         }
     }
 
-    /// Whether clients that begin something wait.
+    /// True if clients that begin a statement wait.
     pub(crate) fn has_paused(&self) -> bool {
         self.pause.is_some()
     }
 
-    /// The proxy goes on, if it was paused.
+    /// Resumes the proxy, if it was paused.
     ///
     /// # Errors
-    /// What the console refused.
+    /// Refused by the console.
     pub(crate) async fn resume(&mut self) -> Result<(), Error> {
         let Some(pause) = self.pause.take() else { return Ok(()) };
         self.run("RESUME").await?;
-        // RESUME ends a PAUSE that was not over.
+        // RESUME ends an incomplete PAUSE.
         tokio::time::timeout(SOON, pause).await.expect("PAUSE is over when RESUME is").expect("PAUSE");
         Ok(())
     }
@@ -92,7 +92,7 @@ impl<'a> Operator<'a> {
         Ok(())
     }
 
-    /// The servers end the connections that no client has; then the proxy has seen it.
+    /// Makes the servers end the idle connections, and waits until the proxy has noticed.
     async fn cut(&mut self, world: &World) -> Result<(), Error> {
         let number = |row: &SimpleQueryRow, key: &str| row.get(key).and_then(|value| value.parse::<u32>().ok());
         let backend = |row: &SimpleQueryRow| Some((number(row, "port")?, number(row, "remote_pid")?));

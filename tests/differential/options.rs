@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::config::{CONFIGS, Config};
 use crate::generator::{FEATURES, Features};
 
-/// Printed with an error.
+/// Text printed with an error.
 pub(crate) const USAGE: &str = "\
 Runs random sessions through kingpost (KINGPOST_BIN) and directly against PostgreSQL, and compares each message.
 
@@ -28,43 +28,43 @@ Runs random sessions through kingpost (KINGPOST_BIN) and directly against Postgr
   --print             print each session before it runs
 ";
 
-/// What to do.
+/// The command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Command {
-    /// Random sessions.
+    /// Run random sessions.
     Run,
-    /// Sessions from files.
+    /// Run sessions from files.
     Replay(Vec<PathBuf>),
     /// Print the table of rules.
     Rules,
-    /// Print how it is used.
+    /// Print the usage.
     Help,
 }
 
-/// What the command line says.
+/// The parsed command line.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) command: Command,
-    /// Configurations; none: all that the binary knows.
+    /// Configurations; empty: all that the binary knows.
     pub(crate) configs: Vec<&'static Config>,
-    /// None: by the clock.
+    /// None: from the clock.
     pub(crate) seed: Option<u64>,
-    /// For each configuration; None: until the time is over.
+    /// Number for each configuration; None: until the time is over.
     pub(crate) seeds: Option<u64>,
     pub(crate) time: Duration,
     pub(crate) allowed: Features,
     pub(crate) keep_going: bool,
-    /// Differences of one kind that are shown.
+    /// Most differences shown of one kind.
     pub(crate) each: u64,
-    /// Zero: sessions are printed as they were made.
+    /// Zero: sessions are printed as generated.
     pub(crate) shrink: Duration,
     pub(crate) strict: bool,
     pub(crate) print: bool,
-    /// What of this is needed to run one of its sessions again.
+    /// The options needed to run one of its sessions again.
     pub(crate) given: String,
 }
 
-/// Printed for `--help`.
+/// Returns the text of `--help`.
 pub(crate) fn help() -> String {
     let mut out = format!("{USAGE}\nConfigurations:\n");
     for config in &CONFIGS {
@@ -99,10 +99,10 @@ fn configs(names: &str) -> Result<Vec<&'static Config>, String> {
 }
 
 impl Options {
-    /// From the arguments behind the program's name.
+    /// Parses the arguments behind the program's name.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// Description of the error.
     pub(crate) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Options, String> {
         let mut arguments = arguments.into_iter().peekable();
         let mut options = Options {

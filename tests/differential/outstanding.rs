@@ -1,13 +1,13 @@
-//! What a server still owes a client, so that it is known when a step is over.
+//! Messages that a server still owes a client, to detect the end of a step.
 //!
-//! This follows the protocol's rules and not the contents: it works alike for PostgreSQL and for what stands in front of it. A server that
-//! breaks the rules keeps the tester waiting, and is found out by its silence.
+//! This follows the protocol's rules, not the contents: it works alike for PostgreSQL and for the proxy. A server that breaks the rules keeps the
+//! tester waiting, and is detected by its silence.
 
 use std::collections::VecDeque;
 
 use crate::session::Message;
 
-/// A message that was sent, as far as its answer goes.
+/// A sent message, as far as its answer depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sent {
     Query,
@@ -22,19 +22,19 @@ enum Sent {
     CopyEnd,
 }
 
-/// Messages that were sent and are not answered.
+/// Sent messages without an answer.
 #[derive(Debug, Default)]
 pub(crate) struct Outstanding {
     queue: VecDeque<Sent>,
-    /// What is being answered.
+    /// The message being answered.
     current: Option<Sent>,
-    /// The server has failed and skips up to the next Sync.
+    /// True if the server has failed and skips up to the next Sync.
     skipping: bool,
-    /// The server takes CopyData.
+    /// True if the server takes CopyData.
     copying: bool,
-    /// Messages of the extended protocol were sent since the last Sync or Query.
+    /// True if messages of the extended protocol were sent since the last Sync or Query.
     unsynced: bool,
-    /// One of them was a Bind or an Execute.
+    /// True if one of them was a Bind or an Execute.
     ran: bool,
 }
 
@@ -54,14 +54,14 @@ impl Sent {
         }
     }
 
-    /// Makes the server send what it has to say up to here.
+    /// True if the message makes the server send its pending answers.
     fn flushes(self) -> bool {
         matches!(self, Sent::Query | Sent::Sync | Sent::Flush)
     }
 }
 
 impl Outstanding {
-    /// A client has sent this.
+    /// Records a message of the client.
     pub(crate) fn sent(&mut self, message: &Message) {
         let sent = Sent::of(message);
         self.unsynced = match sent {
@@ -74,7 +74,7 @@ impl Outstanding {
         self.advance();
     }
 
-    /// A server has sent a message of this type.
+    /// Records a message of this type from the server.
     pub(crate) fn received(&mut self, kind: u8) {
         let done = match (self.current, kind) {
             (_, b'A' | b'S' | b'N') => false,
@@ -106,8 +106,8 @@ impl Outstanding {
         self.advance();
     }
 
-    /// Whether nothing more comes until the client sends something. What has been sent without a Flush or Sync behind it does not count:
-    /// the server may keep the answer.
+    /// True if nothing more comes until the client sends something. Messages without a later Flush or Sync do not count: the server may keep their
+    /// answer.
     pub(crate) fn is_settled(&self) -> bool {
         match self.current {
             None => true,
@@ -117,27 +117,27 @@ impl Outstanding {
         }
     }
 
-    /// Whether messages wait for an answer.
+    /// True if messages wait for an answer.
     pub(crate) fn has_queued(&self) -> bool {
         self.current.is_some() || !self.queue.is_empty()
     }
 
-    /// Whether statements were prepared, described or closed, and nothing was bound or run, since the last Sync or Query.
+    /// True if statements were prepared, described or closed, and nothing was bound or run, since the last Sync or Query.
     pub(crate) fn only_prepares(&self) -> bool {
         self.unsynced && !self.ran
     }
 
-    /// Whether the server waits for CopyData.
+    /// True if the server waits for CopyData.
     pub(crate) fn is_copying(&self) -> bool {
         self.copying
     }
 
-    /// Whether everything that was sent has been answered, and a Sync would change nothing.
+    /// True if all messages have been answered, and a Sync would change nothing.
     pub(crate) fn is_empty(&self) -> bool {
         self.current.is_none() && self.queue.is_empty() && !self.skipping && !self.unsynced
     }
 
-    /// Takes from the queue what is not answered.
+    /// Removes unanswered messages from the queue.
     fn advance(&mut self) {
         loop {
             if self.copying {
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
     use crate::text::parse;
 
-    /// Sends a packet, then shows the server's messages; gives whether it is settled before each of them, and after the last.
+    /// Sends a packet, then applies the server's messages; returns whether it is settled before each of them, and after the last.
     fn settled(packet: &str, replies: &str) -> String {
         let script = parse(&format!("client a x y\na: {packet}")).unwrap();
         let mut outstanding = Outstanding::default();
@@ -202,7 +202,7 @@ mod tests {
             (r#"P s "x""#, "1", "!!"),
             (r#"P s "x" ; H ; B '' s"#, "12", ".!!"),
             (r#"P s "x" ; H ; B '' s"#, "E", ".!"),
-            // COPY with its data in the same packet: the Sync before the data is eaten by the copy.
+            // COPY with its data in the same packet: the copy consumes the Sync before the data.
             (r#"B '' s ; E '' ; S ; d "1" ; c ; S"#, "2GCZ", "....!"),
             // The same when it fails before it begins: both Syncs count.
             (r#"B '' s ; E '' ; S ; d "1" ; c ; S"#, "2EZZ", "....!"),

@@ -1,4 +1,4 @@
-//! What a server says, decoded as far as it is compared and shown.
+//! Messages of a server, decoded as far as they are compared and shown.
 
 use std::fmt::{self, Display};
 
@@ -8,7 +8,7 @@ use crate::text::quoted;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Column {
     pub(crate) name: String,
-    /// OID of its table, and which column it is there; 0: of none.
+    /// OID of its table, and its number in the table; 0 without a table.
     pub(crate) table: u32,
     pub(crate) attribute: i16,
     /// OID of its type.
@@ -57,11 +57,11 @@ pub(crate) enum Reply {
     Other(u8, Vec<u8>),
     /// The server has closed the connection.
     Closed,
-    /// Nothing came for as long as the tester waits.
+    /// No message within the tester's limit.
     Silence,
 }
 
-/// Reads the parts of a message's body; what is not there reads as 0 or empty.
+/// A parser of a message's body; missing parts read as 0 or empty.
 struct Body<'a>(&'a [u8]);
 
 impl Body<'_> {
@@ -124,24 +124,24 @@ impl Body<'_> {
 }
 
 impl Fields {
-    /// A field by its letter; empty if it is not there.
+    /// Returns a field by its letter; empty if it is missing.
     pub(crate) fn get(&self, code: u8) -> &str {
         self.0.iter().find(|(known, _)| *known == code).map_or("", |(_, value)| value)
     }
 
-    /// The SQLSTATE.
+    /// Returns the SQLSTATE.
     pub(crate) fn code(&self) -> &str {
         self.get(b'C')
     }
 
-    /// The text.
+    /// Returns the text.
     pub(crate) fn message(&self) -> &str {
         self.get(b'M')
     }
 }
 
 impl Reply {
-    /// From a message's type and what follows its length.
+    /// Decodes a message from its type and the bytes after its length.
     pub(crate) fn decode(kind: u8, body: &[u8]) -> Reply {
         let mut body = Body(body);
         match kind {
@@ -166,7 +166,7 @@ impl Reply {
         }
     }
 
-    /// What it is, without its content, but with an error's SQLSTATE: differences of one kind have the same.
+    /// Returns the message's kind, without its content, but with an error's SQLSTATE: differences of one kind have equal kinds.
     pub(crate) fn kind(&self) -> String {
         match self {
             Reply::Authentication(_) => "R".into(),
@@ -190,7 +190,7 @@ impl Reply {
     }
 }
 
-/// Bytes of a value that are shown.
+/// Most bytes shown of a value.
 const SHOWN: usize = 60;
 
 fn shown(bytes: &[u8]) -> String {
@@ -284,7 +284,7 @@ mod tests {
         for (kind, body, expected) in table {
             assert_eq!(Reply::decode(kind, body).to_string(), expected);
         }
-        // What is cut off is no reason to panic.
+        // A truncated message must not cause a panic.
         assert_eq!(Reply::decode(b'T', b"\0\x01id").to_string(), "RowDescription (id 0)");
     }
 }

@@ -1,4 +1,4 @@
-//! A difference as somebody reads it: the session, what was said to it, and where that differs.
+//! A readable report of a difference: the session, the replies, and the first difference.
 
 use std::fmt::Write as _;
 
@@ -8,10 +8,10 @@ use crate::session::Session;
 
 /// Width of the left column of two.
 const COLUMN: usize = 70;
-/// Replies alike that are shown before the one that differs; and of answers that are alike.
+/// Number of equal replies shown before the different one; and of equal answers.
 const CONTEXT: usize = 12;
 
-/// The whole report of a difference.
+/// Makes the whole report of a difference.
 pub(crate) fn report(config: &str, session: &Session, difference: &Difference) -> String {
     let mut out = format!("difference: {}\n\n", difference.kind);
     let _ = writeln!(out, "config {config}\n{session}");
@@ -58,7 +58,7 @@ fn side_by_side(exchange: &Exchange, at: usize) -> String {
     out
 }
 
-/// The first characters of a line.
+/// Returns the first characters of a line.
 fn cut(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();

@@ -5,12 +5,12 @@
 pub(crate) struct Rng(u64);
 
 impl Rng {
-    /// The sequence of `seed`.
+    /// Starts the sequence of `seed`.
     pub(crate) fn new(seed: u64) -> Rng {
         Rng(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -19,27 +19,27 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`, which is at least 1.
+    /// Returns a number below `bound`, which is at least 1.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound.max(1) as u64) as usize
     }
 
-    /// A number from `low` to `high`, both included.
+    /// Returns a number from `low` to `high`, both included.
     pub(crate) fn between(&mut self, low: usize, high: usize) -> usize {
         low + self.below(high - low + 1)
     }
 
-    /// True in `percent` of 100 cases.
+    /// Returns true in `percent` of 100 cases.
     pub(crate) fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
-    /// One of `list`, which is not empty.
+    /// Returns one of `list`, which is not empty.
     pub(crate) fn pick<'a, T: ?Sized>(&mut self, list: &[&'a T]) -> &'a T {
         list[self.below(list.len())]
     }
 
-    /// One of the values, each as often as its weight says. At least one weight is not 0.
+    /// Returns one of the values, with the given weights. At least one weight is not 0.
     pub(crate) fn weighted<T: Copy>(&mut self, choices: &[(usize, T)]) -> T {
         let sum: usize = choices.iter().map(|(weight, _)| weight).sum();
         let mut at = self.below(sum);

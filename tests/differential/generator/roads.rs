@@ -1,4 +1,4 @@
-//! By which messages a statement is sent: every statement can take every road.
+//! Message sequences for sending a statement: every statement can take every one.
 
 use super::feature::{Feature, Features};
 use super::vocabulary::{Effect, Sql};
@@ -9,19 +9,19 @@ use crate::session::{Message, Target};
 const STATEMENTS: [&str; 3] = ["s1", "s2", "s3"];
 const PORTALS: [&str; 2] = ["p1", "p2"];
 
-/// What the generator believes of one client. It may be wrong where something fails: then sessions have errors in them.
+/// The generator's belief about one client. It may be wrong after an error: then sessions contain errors.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Known {
     /// Named statements, and the unnamed one.
     pub(crate) statements: Vec<(String, Sql)>,
     pub(crate) unnamed: Option<Sql>,
-    /// In a transaction.
+    /// True if it is in a transaction.
     pub(crate) open: bool,
-    /// It may be in one.
+    /// True if it may be in one.
     pub(crate) maybe_open: bool,
-    /// The transaction has failed.
+    /// True if the transaction has failed.
     pub(crate) failed: bool,
-    /// It may keep its server connection.
+    /// True if it may keep its server connection.
     pub(crate) pinned: bool,
 }
 
@@ -29,13 +29,13 @@ pub(crate) struct Known {
 #[derive(Debug, Clone)]
 pub(crate) struct Unit {
     pub(crate) messages: Vec<Message>,
-    /// It is a Query, which needs no Sync.
+    /// True for a Query, which needs no Sync.
     pub(crate) simple: bool,
-    /// It is sure to run, unless what is before it in its batch fails.
+    /// True if it is sure to run, unless an earlier message of its batch fails.
     pub(crate) sure: bool,
 }
 
-/// How a statement gets to the server.
+/// Way of a statement to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Road {
     Simple,
@@ -52,7 +52,7 @@ fn bind(portal: &str, statement: &str, values: Vec<Option<String>>, binary: bool
 }
 
 impl Known {
-    /// Takes in what a statement does if it runs.
+    /// Records the effect of a statement, if it runs.
     pub(crate) fn ran(&mut self, effect: Effect, sure: bool) {
         match effect {
             Effect::Begin => (self.open, self.maybe_open) = (true, true),
@@ -67,7 +67,7 @@ impl Known {
         }
     }
 
-    /// Sends COPY FROM STDIN, with nothing behind it that a server in COPY would not take.
+    /// Sends COPY FROM STDIN, followed only by messages that a server in COPY accepts.
     pub(crate) fn copy(&mut self, rng: &mut Rng, features: Features, sql: Sql) -> Unit {
         let open = |feature| usize::from(features.has(feature));
         let (simple, unnamed, prepared) = (open(Feature::Simple), open(Feature::Unnamed), open(Feature::Named));
@@ -89,7 +89,7 @@ impl Known {
         Unit { messages, simple: false, sure: false }
     }
 
-    /// Sends a statement by one of the roads that the session has.
+    /// Sends a statement by one of the session's roads.
     pub(crate) fn unit(&mut self, rng: &mut Rng, features: Features, sql: Sql) -> Unit {
         let has = |feature| features.has(feature);
         // A simple query binds nothing.
@@ -108,7 +108,7 @@ impl Known {
         unit
     }
 
-    /// What is bound; and whether that is as many values as there should be.
+    /// Returns the values to bind; and true if their number is right.
     fn values(rng: &mut Rng, features: Features, sql: &Sql) -> (Vec<Option<String>>, bool) {
         let mut broken = false;
         let mut values =
@@ -123,7 +123,7 @@ impl Known {
         (values, broken)
     }
 
-    /// Bind and Execute, with what may be around them; and whether they should succeed.
+    /// Returns Bind and Execute, with optional messages around them; and true if they should succeed.
     fn runs(rng: &mut Rng, features: Features, statement: &str, sql: &Sql) -> (Vec<Message>, bool) {
         let has = |feature| features.has(feature);
         let portal = if has(Feature::Portals) && rng.chance(40) { rng.pick(&PORTALS) } else { "" };
@@ -161,7 +161,7 @@ impl Known {
         Unit { messages, simple: false, sure }
     }
 
-    /// The Parse of a named statement, behind a Close where the name is taken; and the name.
+    /// Returns the name, and the Parse of a named statement, behind a Close if the name is taken.
     fn parses(&mut self, rng: &mut Rng, features: Features, sql: Sql) -> (String, Vec<Message>) {
         let mut messages = Vec::new();
         let name = rng.pick(&STATEMENTS).to_owned();
@@ -175,7 +175,7 @@ impl Known {
         (name, messages)
     }
 
-    /// `P s1 "…"; D S s1` with nothing behind it: what asyncpg, pgx and others send before a statement's first use.
+    /// Prepares only: `P s1 "…"; D S s1` and no more, as asyncpg, pgx and others do before a statement's first use.
     pub(crate) fn only_prepares(&mut self, rng: &mut Rng, features: Features, sql: Sql) -> Unit {
         let (name, mut messages) = self.parses(rng, features, sql);
         messages.push(Message::Describe(Target::Statement, name));
@@ -204,12 +204,12 @@ impl Known {
             messages.push(Message::Close(Target::Statement, name.clone()));
             self.statements.retain(|(known, _)| *known != name);
         }
-        // Whether the name is there depends on what came before.
+        // Earlier messages decide whether the name exists.
         Unit { messages, simple: false, sure: false }
     }
 
-    /// A unit that uses what is there without a Parse; or, in sessions with errors, names that perhaps are not there and portals without a
-    /// Bind. None: there is nothing.
+    /// Returns a unit that uses existing names without a Parse; or, in sessions with errors, possibly missing names and portals without a Bind. None:
+    /// there are no names.
     pub(crate) fn reuse(&mut self, rng: &mut Rng, features: Features) -> Option<Unit> {
         let errors = features.has(Feature::Errors);
         let mut names: Vec<&str> = self.statements.iter().map(|(name, _)| name.as_str()).collect();
@@ -227,10 +227,10 @@ impl Known {
             "" => self.unnamed.clone(),
             name => self.statements.iter().find(|(known, _)| known == name).map(|(_, sql)| sql.clone()),
         };
-        // What is sent behind a COPY that nobody expects would break the protocol.
+        // Messages behind an unexpected COPY would break the protocol.
         let known = known.filter(|sql| sql.effect != Effect::CopyIn);
         let portal = match rng.below(4) {
-            // A cursor of SQL's is a portal.
+            // An SQL cursor is a portal.
             0 if errors && features.has(Feature::Cursors) => "c1",
             1 | 2 if features.has(Feature::Portals) => rng.pick(&PORTALS),
             _ => "",

@@ -1,4 +1,4 @@
-//! Statements about what a session has in force: parameters, roles, and what functions leave.
+//! Statements about session state: parameters, roles, and state left by functions.
 
 use super::feature::{Feature, Features};
 use super::vocabulary::{Effect, Speaker, Sql, one_of};
@@ -20,7 +20,7 @@ const BASIC_SETTINGS: [(&str, &[&str]); 10] = [
 fn setting(rng: &mut Rng, features: Features) -> (&'static str, &'static str) {
     let mut list: Vec<(&str, &[&str])> = BASIC_SETTINGS.to_vec();
     if features.has(Feature::Literals) {
-        // What matters to them more often than the rest.
+        // The interesting ones more often than the rest.
         list.extend([BASIC_SETTINGS[0]; 4]);
         list.extend([BASIC_SETTINGS[1]; 4]);
     }
@@ -37,7 +37,7 @@ fn setting(rng: &mut Rng, features: Features) -> (&'static str, &'static str) {
     (name, values[rng.below(values.len())])
 }
 
-/// As SET takes it: lists are not in quotes.
+/// Formats a value for SET: lists are not quoted.
 fn literal(name: &str, value: &str) -> String {
     if name == "search_path" || name == "datestyle" { value.to_owned() } else { format!("'{value}'") }
 }
@@ -45,7 +45,7 @@ fn literal(name: &str, value: &str) -> String {
 fn shows(rng: &mut Rng, features: Features) -> Sql {
     let (name, _) = setting(rng, features);
     match rng.below(3) {
-        // An own parameter need not be there.
+        // A custom parameter may be missing.
         _ if name == "app.t" => Sql::of("select current_setting('app.t', true)", Effect::None),
         0 => Sql::of(&format!("show {name}"), Effect::None),
         _ => Sql::of(&format!("select current_setting('{name}')"), Effect::None),
@@ -120,7 +120,7 @@ pub(crate) fn roles(rng: &mut Rng, _: Features, _: Speaker) -> Sql {
     one_of(rng, &TEXTS, Effect::None)
 }
 
-/// Texts that say something else under other parameters.
+/// Texts whose meaning depends on parameters.
 pub(crate) const LITERALS: [&str; 4] = [
     "select '2020-01-01 00:00'::timestamptz at time zone 'utc', '03/04/2020'::date",
     "select '2020-06-01 12:00+00'::timestamptz::text, '1 day 02:00'::interval",

@@ -1,5 +1,5 @@
-//! The statements that sessions are made of. There are few of them on purpose: faults show where clients meet in one text, one name, one
-//! table. Rows always come in an order of their own, and nothing depends on time or chance.
+//! The statements of sessions. They are few on purpose: faults show where clients meet in one text, one name, one table. Rows always have a fixed
+//! order, and nothing depends on time or chance.
 
 use super::feature::{Feature, Features};
 use super::settings::{
@@ -7,20 +7,20 @@ use super::settings::{
 };
 use crate::rng::Rng;
 
-/// What a statement does to what the generator knows of its client.
+/// Effect of a statement on the generator's knowledge of its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Nothing.
+    /// No effect.
     None,
     /// Begins a transaction.
     Begin,
-    /// Ends it, and with `chain` begins another.
+    /// Ends a transaction, and with `chain` begins another.
     End { chain: bool },
-    /// Goes back to a savepoint.
+    /// Rolls back to a savepoint.
     Back,
     /// Fails.
     Fails,
-    /// Leaves something that may keep the server connection with the client.
+    /// Leaves state that may pin the server connection.
     Pins,
     /// Asks for CopyData.
     CopyIn,
@@ -29,34 +29,34 @@ pub(crate) enum Effect {
 /// One statement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sql {
-    /// Its text, with `$1` for what is bound.
+    /// Text, with `$1` for bound values.
     pub(crate) text: String,
-    /// What may be bound; one of these.
+    /// Sets of values, one of which is bound.
     pub(crate) values: Vec<Vec<Option<String>>>,
-    /// OIDs of the types that are said for them.
+    /// OIDs of the types declared for them.
     pub(crate) types: Vec<u32>,
-    /// What it does.
+    /// Effect of the statement.
     pub(crate) effect: Effect,
 }
 
 impl Sql {
-    /// A statement that binds nothing.
+    /// Makes a statement without bound values.
     pub(crate) fn of(text: &str, effect: Effect) -> Sql {
         Sql { text: text.into(), values: Vec::new(), types: Vec::new(), effect }
     }
 }
 
-/// Who a statement is for.
+/// The client of a statement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Speaker {
-    /// `a`, `b`, …: its rows have keys of their own, so that nobody waits for anybody.
+    /// `a`, `b`, …: its rows have their own keys, so that no client waits for another.
     pub(crate) letter: char,
-    /// Whether it is in a transaction.
+    /// True if it is in a transaction.
     pub(crate) in_transaction: bool,
 }
 
-/// Texts that bind something, and what: `|` between values, `,` between sets of them, `~` for NULL, `!` for what cannot be read.
-/// And the OID of a type that may be said for `$1`: int4, text, varchar.
+/// Texts with bound values: `|` between values, `,` between sets of them, `~` for NULL, `!` for an invalid value. And the OID of a type that may be
+/// declared for `$1`: int4, text, varchar.
 const BOUND: [(&str, &str, u32); 5] = [
     ("select $1::int + 1 as next", "1,2,~,!x", 23),
     ("select w from t where id = $1", "1,2,9", 23),
@@ -83,7 +83,7 @@ const READS: [&str; 13] = [
 
 type Source = fn(&mut Rng, Features, Speaker) -> Sql;
 
-/// A statement of some feature of the session.
+/// Returns a statement of some feature of the session.
 pub(crate) fn any(rng: &mut Rng, features: Features, who: Speaker) -> Sql {
     let sources: [(usize, Feature, Source); 28] = [
         (4, Feature::Writes, writes),
@@ -129,15 +129,14 @@ pub(crate) fn any(rng: &mut Rng, features: Features, who: Speaker) -> Sql {
     sql
 }
 
-/// What is found in texts that keep a server connection with their client. What is not here and does all the same costs a session that says
-/// nothing (it is run again with a larger pool).
+/// Substrings of texts that pin a server connection. Another text that pins makes a session inconclusive (it is run again with a larger pool).
 const PINS: [&str; 6] = ["create temp", "pg_try_advisory_lock", "prepare q", "with hold", "scratch()", "take("];
 
 pub(crate) fn one_of(rng: &mut Rng, texts: &[&str], effect: Effect) -> Sql {
     Sql::of(rng.pick(texts), effect)
 }
 
-/// A statement that only reads, and that nobody has to wait for: what several clients may do at the same time.
+/// Returns a statement that only reads and never waits: several clients may run it at the same time.
 pub(crate) fn plain_read(rng: &mut Rng, features: Features) -> Sql {
     let mut texts =
         vec!["select * from t order by 1", "select id, m from m order by 1", "select v from kv where k = 'x'"];
@@ -273,7 +272,7 @@ fn notifies(rng: &mut Rng, _: Features, who: Speaker) -> Sql {
     }
 }
 
-/// Changes of the schema, by a client or past the proxy.
+/// Returns a schema change, by a client or past the proxy.
 pub(crate) fn ddl(rng: &mut Rng, _: Features, _: Speaker) -> Sql {
     const TEXTS: [&str; 15] = [
         "vacuum log",
@@ -295,7 +294,7 @@ pub(crate) fn ddl(rng: &mut Rng, _: Features, _: Speaker) -> Sql {
     one_of(rng, &TEXTS, Effect::None)
 }
 
-/// Two tables of the same columns change places.
+/// Swaps two tables of the same columns.
 pub(crate) const SWAP: &str =
     "alter table sw rename to sw_old; alter table sw_next rename to sw; alter table sw_old rename to sw_next";
 
@@ -360,7 +359,7 @@ fn wide(_: &mut Rng, _: Features, _: Speaker) -> Sql {
     Sql::of("select * from world.wide", Effect::None)
 }
 
-/// COPY FROM STDIN, and what is sent for it.
+/// Returns a COPY FROM STDIN, and its data.
 pub(crate) fn copy_in(rng: &mut Rng, errors: bool) -> (Sql, Vec<String>) {
     let text = rng.pick(&["copy cp from stdin", "copy cp (id, v) from stdin with (format csv)", "copy cp from stdin"]);
     let text = if errors && rng.chance(15) { "copy nosuch from stdin" } else { text };
@@ -375,7 +374,7 @@ pub(crate) fn copy_in(rng: &mut Rng, errors: bool) -> (Sql, Vec<String>) {
     (Sql::of(text, Effect::CopyIn), data)
 }
 
-/// The beginning of a transaction.
+/// Returns the beginning of a transaction.
 pub(crate) fn begin(rng: &mut Rng, features: Features) -> Sql {
     let mut texts = vec!["begin", "begin", "start transaction", "begin work"];
     if features.has(Feature::ReadOnly) {
@@ -388,7 +387,7 @@ pub(crate) fn begin(rng: &mut Rng, features: Features) -> Sql {
     one_of(rng, &texts, Effect::Begin)
 }
 
-/// The end of a transaction.
+/// Returns the end of a transaction.
 pub(crate) fn end(rng: &mut Rng, features: Features) -> Sql {
     if features.has(Feature::Chain) && rng.chance(30) {
         return one_of(rng, &["commit and chain", "rollback and chain"], Effect::End { chain: true });
@@ -396,7 +395,7 @@ pub(crate) fn end(rng: &mut Rng, features: Features) -> Sql {
     one_of(rng, &["commit", "commit", "end", "rollback", "abort"], Effect::End { chain: false })
 }
 
-/// What is only done inside of a transaction.
+/// Returns a statement that is only valid inside of a transaction.
 pub(crate) fn inside(rng: &mut Rng, features: Features) -> Option<Sql> {
     let mut choices: Vec<Sql> = Vec::new();
     if features.has(Feature::Savepoints) {
