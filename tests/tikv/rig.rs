@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 
 use self::skipped::skipped;
 
-/// Whoever is not ready by then never will be.
+/// Longest time until a program is ready.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// A port that was free may be somebody else's by the time that a program listens there: then all begins anew, so often.
+/// Number of attempts: a free port may be taken before a program listens there, and then everything starts again.
 const STARTS: usize = 4;
 
-/// The cluster. Ended when dropped.
+/// The cluster, stopped on drop.
 pub struct Rig {
     dir: tempfile::TempDir,
     members: Vec<Member>,
@@ -32,7 +32,7 @@ pub struct Rig {
     tls: bool,
 }
 
-/// Files for TLS: who signs, and the servers' certificate and key.
+/// Files for TLS: the authority, and the servers' certificate and key.
 #[derive(Clone)]
 pub struct Tls {
     pub ca: PathBuf,
@@ -45,7 +45,7 @@ struct Member {
     program: PathBuf,
     arguments: Vec<String>,
     log: PathBuf,
-    /// For clients, and for clients over TLS.
+    /// Ports for clients, and for clients over TLS.
     port: u16,
     secure: u16,
     process: Option<Child>,
@@ -55,7 +55,7 @@ fn port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port()
 }
 
-/// Where the programs are; none, and says so, if tests are not to use them.
+/// Returns the directory of the programs; None, with a message, if tests must not use them.
 fn programs() -> Option<PathBuf> {
     if std::env::var("KINGPOST_TESTS_TIKV").as_deref() != Ok("1") {
         skipped("no stand-in for TiKV (tests/tikv/setup, then KINGPOST_TESTS_TIKV=1)");
@@ -76,12 +76,12 @@ fn programs() -> Option<PathBuf> {
 }
 
 impl Rig {
-    /// With one PD.
+    /// Starts the cluster with one PD.
     pub fn start() -> Option<Rig> {
         Rig::with(1, None)
     }
 
-    /// With so many PDs; over TLS, with certificates of clients.
+    /// Starts the cluster with this number of PDs; over TLS, with client certificates.
     pub fn with(members: usize, tls: Option<Tls>) -> Option<Rig> {
         let programs = programs()?;
         for _ in 1..STARTS {
@@ -143,23 +143,23 @@ impl Rig {
         Ok(Rig { dir, members, store, control, tls: tls.is_some() })
     }
 
-    /// `host:port` of each PD.
+    /// Returns `host:port` of each PD.
     pub fn endpoints(&self) -> Vec<String> {
         let port = |member: &Member| if self.tls { member.secure } else { member.port };
         self.members.iter().map(|member| format!("127.0.0.1:{}", port(member))).collect()
     }
 
-    /// The store's address of a registry whose keys are below `prefix`.
+    /// Returns the store's address of a registry whose keys are below `prefix`.
     pub fn address(&self, prefix: &str) -> String {
         format!("tikv://{}/{prefix}", self.endpoints().join(","))
     }
 
-    /// The directory of everything.
+    /// Returns the directory of all files.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// The PD that leads, as PD number 0 or the next one that answers says.
+    /// Returns the leading PD, as reported by PD number 0 or the next one that answers.
     pub fn leader(&self) -> usize {
         let began = Instant::now();
         loop {
@@ -175,17 +175,17 @@ impl Rig {
         }
     }
 
-    /// Stops PD `n` as SIGSTOP does: its connections stay, and nothing comes.
+    /// Suspends PD `n` by SIGSTOP: its connections stay, and it sends nothing.
     pub fn freeze_pd(&self, n: usize) {
         self.members[n].signal("STOP");
     }
 
-    /// The end of that.
+    /// Resumes PD `n`.
     pub fn thaw_pd(&self, n: usize) {
         self.members[n].signal("CONT");
     }
 
-    /// Ends PD `n` at once.
+    /// Kills PD `n`.
     pub fn kill_pd(&mut self, n: usize) {
         self.members[n].end("KILL");
     }
@@ -196,24 +196,24 @@ impl Rig {
         self.members[n].ready();
     }
 
-    /// As [`Rig::freeze_pd`], of the store.
+    /// Suspends the store, as [`Rig::freeze_pd`].
     pub fn freeze_store(&self) {
         self.store.signal("STOP");
     }
 
-    /// The end of that.
+    /// Resumes the store.
     pub fn thaw_store(&self) {
         self.store.signal("CONT");
     }
 
-    /// Ends the store in order, as unistore needs it to keep its locks, and starts it again with its data.
+    /// Stops the store cleanly, as unistore needs it to keep its locks, and starts it again with its data.
     pub fn restart_store(&mut self) {
         self.store.end("TERM");
         self.store.spawn();
         self.store.ready();
     }
 
-    /// Ends the store at once. Unlike TiKV's, its locks are lost.
+    /// Kills the store. Unlike TiKV's, its locks are lost.
     pub fn kill_store(&mut self) {
         self.store.end("KILL");
         self.store.spawn();
@@ -222,27 +222,27 @@ impl Rig {
 
     /// Makes `key` the first of a region.
     pub fn split(&self, key: &str) {
-        // Where one begins there already, that is what was wanted.
+        // If a region begins there already, nothing is to be done.
         let _ = http(self.control, &format!("/split?key={key}"));
     }
 
-    /// Of the store's calls named `call` after the next `skip`, spoils `count`: `mode` is one of tests/tikv/store/control.go.
+    /// Spoils `count` of the store's calls named `call` after the next `skip`: `mode` is one of tests/tikv/store/control.go.
     pub fn fault(&self, call: &str, mode: &str, skip: u32, count: u32) {
         let path = format!("/fault?call={call}&mode={mode}&skip={skip}&count={count}&ms=500");
         http(self.control, &path).expect("the store's control port");
     }
 
-    /// Faults that no call has met yet, of those that were asked for.
+    /// Returns the number of requested faults that no call has met yet.
     pub fn faults_left(&self) -> u64 {
         number(&http(self.control, "/").expect("the store's control port"), "\"faults\":")
     }
 
-    /// Calls of this name since the last [`Rig::clear`].
+    /// Counts the calls of this name since the last [`Rig::clear`].
     pub fn calls(&self, call: &str) -> u64 {
         number(&http(self.control, "/").expect("the store's control port"), &format!("\"{call}\":"))
     }
 
-    /// No more faults, and counts from 0.
+    /// Removes all faults, and resets the counts.
     pub fn clear(&self) {
         http(self.control, "/clear").expect("the store's control port");
     }
@@ -266,7 +266,7 @@ impl Member {
         self.wait().unwrap_or_else(|said| panic!("{said}"));
     }
 
-    /// Waits until it serves; what it said, if it does not.
+    /// Waits until it serves; otherwise returns its output.
     fn wait(&mut self) -> Result<(), String> {
         let began = Instant::now();
         loop {
@@ -306,7 +306,7 @@ impl Drop for Member {
     }
 }
 
-/// A GET on the loopback; none where there is no whole answer.
+/// Sends a GET on the loopback; None without a complete answer.
 fn http(port: u16, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
@@ -317,7 +317,7 @@ fn http(port: u16, path: &str) -> Option<String> {
     head.contains(" 200 ").then(|| body.to_owned())
 }
 
-/// The number behind `name`; 0 where there is none.
+/// Returns the number behind `name`; 0 if it is missing.
 fn number(text: &str, name: &str) -> u64 {
     let digits = text.split_once(name).map_or("", |(_, rest)| rest);
     digits.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap_or_default()

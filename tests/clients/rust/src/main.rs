@@ -1,4 +1,4 @@
-//! sqlx and tokio-postgres at their usual work. `DATABASE_URL` says where; a line for each check, as TAP.
+//! Usual work of sqlx and tokio-postgres on the server of `DATABASE_URL`; a line for each check, as TAP.
 
 mod pg;
 mod sqlx_;
@@ -13,7 +13,7 @@ pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 pub type Running = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 pub type Check = (&'static str, fn() -> Running);
 
-/// A check by the name of an asynchronous function.
+/// Makes checks that have the names of asynchronous functions.
 #[macro_export]
 macro_rules! checks {
     ($($name:ident),* $(,)?) => { vec![$((stringify!($name), (|| Box::pin($name())) as fn() -> $crate::Running)),*] };
@@ -23,7 +23,7 @@ pub fn url() -> String {
     std::env::var("DATABASE_URL").expect("DATABASE_URL is set")
 }
 
-/// A name that nobody else uses.
+/// Returns a name that nobody else uses.
 pub fn unique(stem: &str) -> String {
     format!("{stem}_{}", &uuid::Uuid::new_v4().simple().to_string()[..12])
 }

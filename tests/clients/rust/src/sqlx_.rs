@@ -98,7 +98,7 @@ async fn types_of_ones_own() -> Result<(), Failure> {
     let mut connection = connect().await?;
     let create = "DO $$ BEGIN CREATE TYPE sqlx_mood AS ENUM ('sad', 'glad'); EXCEPTION WHEN duplicate_object THEN NULL; END $$";
     run(&mut connection, create.into()).await?;
-    // Another connection: it has to look the type up.
+    // Another connection, which has to look the type up.
     let mut other = connect().await?;
     for mood in [Mood::Sad, Mood::Glad] {
         let text = "/* kingpost.route=primary */ SELECT $1::sqlx_mood";
@@ -213,7 +213,7 @@ async fn a_table_that_changes() -> Result<(), Failure> {
     let name = table(&mut connection, "a int4").await?;
     run(&mut connection, format!("INSERT INTO {name} VALUES (1)")).await?;
     for columns in 1..4 {
-        // A statement that is kept under its text goes stale, here as on a direct connection: so it is not kept.
+        // A statement kept under its text goes stale, as on a direct connection: so it is not kept.
         let text = AssertSqlSafe(format!("SELECT * FROM {name}"));
         let row = sqlx::query(text).persistent(false).fetch_one(&mut connection).await?;
         assert_eq!(row.len(), columns);
