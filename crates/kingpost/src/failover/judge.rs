@@ -47,7 +47,7 @@ pub(super) fn judge(survey: &Survey) -> Judgement {
 pub(super) enum Course {
     /// A node was promoted: relays and standbys have to follow it.
     Follow { primary: String, timeline: u32 },
-    /// Nothing to do: the primary answers.
+    /// No step: the primary answers.
     Nothing { primary: String, timeline: u32 },
     /// The primary answers, and relays are fenced by a run that has elected no node.
     Interrupted { old: String },

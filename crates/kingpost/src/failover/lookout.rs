@@ -20,7 +20,7 @@ use super::plan::{RelaySeen, ServerSeen, Survey};
 
 /// Time from the end of one look at a part to the beginning of the next one.
 const PACE: Duration = Duration::from_millis(500);
-/// The same time while no primary answers, when the relays' answers decide.
+/// As [`PACE`], while no primary answers and the relays' answers decide.
 const HURRY: Duration = Duration::from_millis(200);
 /// Longest time for one look at a part, on a clock that runs only while this program does.
 pub(super) const LOOK: Duration = Duration::from_secs(1);

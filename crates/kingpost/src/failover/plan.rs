@@ -36,7 +36,7 @@ pub(super) struct ServerState {
     pub(super) standby: bool,
     /// Timeline that it writes or follows.
     pub(super) timeline: u32,
-    /// Of a standby the received and durable, or the replayed position, whichever is higher; of a primary the written one.
+    /// Position of its WAL: on a standby the received and durable, or the replayed one, whichever is higher; on a primary the written one.
     pub(super) has: Lsn,
     /// Replayed position of a standby.
     pub(super) replayed: Lsn,

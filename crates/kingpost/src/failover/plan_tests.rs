@@ -107,7 +107,7 @@ fn situations() {
     }
 }
 
-/// Of three relays, two have to be fenced so that none of the primary's commits is acknowledged.
+/// With three relays, two have to be fenced so that none of the primary's commits is acknowledged.
 #[test]
 fn a_fence_that_stops_nothing_is_no_failover() {
     let free = |name: &str| relay(name, Some((1, 9, None, None)));

@@ -16,7 +16,7 @@ const VAULT: &str = "Kingpost gets passwords from files and programs (proxy.user
 const GRPC: &str = "metrics are sent by OTLP over gRPC: see metrics.otlp";
 const TWO_PHASE: &str = "of two_phase_commit, which is an error";
 
-/// All tables, in the order of the documentation: first those that are read, then [`OTHERS`].
+/// Names of all tables, in the order of the documentation: first those that are read, then [`OTHERS`].
 const SECTIONS: [&str; 19] = [
     G,
     A,
