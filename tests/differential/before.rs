@@ -13,7 +13,7 @@ pub(crate) struct Before {
     pub(crate) parses_nothing: bool,
     /// A table made past the proxy now comes first in a search path, and this client has a text that names it.
     pub(crate) hidden_past: bool,
-    /// This client has dropped prepared statements by SQL.
+    /// The client has dropped prepared statements by SQL.
     pub(crate) deallocates: bool,
     /// The client began with its own parameters, has reset them in some text, and is in a transaction or in the middle of a batch.
     pub(crate) resets_inside: bool,

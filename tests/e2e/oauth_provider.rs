@@ -77,7 +77,7 @@ pub(crate) struct Application {
     to: ChildStdin,
     from: Lines<BufReader<ChildStdout>>,
     dir: PathBuf,
-    /// All issued tokens: no log may have one.
+    /// Tokens issued so far: no log may have one.
     pub(crate) tokens: Vec<String>,
 }
 
@@ -397,7 +397,7 @@ impl Psql {
     }
 }
 
-/// This client is entirely foreign: psql of PostgreSQL 18 with libpq's own device flow (in Debian the package libpq-oauth), if installed.
+/// A foreign client: psql of PostgreSQL 18 with libpq's own device flow (in Debian the package libpq-oauth), if installed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn psql_logs_in_by_a_device() {
     if only_kingpost() {

@@ -112,7 +112,7 @@ pub(crate) struct Agent {
     from: Lines<BufReader<ChildStdout>>,
     /// Messages of subscriptions received while waiting for an answer.
     pub(crate) heard: Vec<Value>,
-    /// Everything that the client has printed.
+    /// Output of the client so far.
     pub(crate) said: String,
     pub(crate) dir: PathBuf,
 }

@@ -99,7 +99,7 @@ async fn the_only_relay_asks_before_it_acknowledges() {
     relay.start().await;
 }
 
-/// Of three relays one loses its directory, during a failover: it learns its promises from the others, by itself.
+/// One of three relays loses its directory, during a failover: it learns its promises from the others, by itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_of_three_relays_learns_from_the_others() {
     let cluster = Cluster::builder().start().await;

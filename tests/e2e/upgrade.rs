@@ -89,8 +89,7 @@ fn comes(kingpost: &Kingpost, user: &str, database: &str) -> JoinHandle<String> 
     })
 }
 
-/// All orders of operators in the console hold in the new process before it has a client, for each of two clusters, and in one that takes over from
-/// that.
+/// Operators' orders in the console hold in the new process before it has a client, for each of two clusters, and in one that takes over from that.
 #[tokio::test]
 async fn what_operators_have_ordered_holds_in_the_new_process() {
     if only_kingpost() {

@@ -17,7 +17,7 @@ pub enum Link {
     Up,
     /// Bytes pass, each chunk this much later.
     Slow(Duration),
-    /// Nothing passes; connections stay open and new ones are accepted: a network that drops packets.
+    /// No bytes pass; connections stay open and new ones are accepted: a network that drops packets.
     BlackHole,
     /// Connections are closed, new ones too: a host that answers with resets.
     Cut,

@@ -23,7 +23,7 @@ pub struct Failover {
 pub struct Ran {
     /// Exit code; none if a signal ended it.
     pub code: Option<i32>,
-    /// Its output, standard output and standard error together.
+    /// Standard output and standard error together.
     pub text: String,
 }
 

@@ -119,7 +119,7 @@ async fn a_table_of_one_name_in_the_schemas_of_two_server_users() {
     assert_eq!(direct.first_difference(&proxied), None);
 }
 
-/// The same with two schemas that come from `ALTER ROLE … SET search_path`: no client has set anything.
+/// Tables of one name in two schemas that come from `ALTER ROLE … SET search_path`: no client has set anything.
 #[tokio::test]
 async fn a_table_of_one_name_in_the_schemas_that_roles_were_altered_to() {
     let (world, _logs) = world().await;

@@ -67,7 +67,7 @@ async fn logins_to_databases_that_do_not_exist_take_nobodys_place() {
     strangers(world, "3D000", |n| (USER.into(), format!("nosuch_{n}"))).await;
 }
 
-/// The same by users that do not exist, with a proxy that itself asks for no proof.
+/// A thousand logins of users that do not exist, with a proxy that itself asks for no proof.
 #[tokio::test]
 async fn logins_of_users_that_do_not_exist_take_nobodys_place() {
     let (world, _logs) = world().await;

@@ -76,7 +76,7 @@ async fn a_parse_that_is_skipped_is_not_the_unnamed_statement() {
     assert!(direct.errors().len() >= 8, "{:?}", direct.errors());
 }
 
-/// The same for names: a skipped Parse creates none, and a skipped Close removes none.
+/// Names of statements: a skipped Parse creates none, and a skipped Close removes none.
 #[tokio::test]
 async fn a_parse_or_close_that_is_skipped_changes_no_name() {
     let (world, _logs) = world().await;

@@ -185,8 +185,8 @@ async fn who_listens_and_notifies_hears_itself() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The same, message by message, for a session that begins to listen in the transaction that notifies: PostgreSQL sends a session its own
-/// notification before ReadyForQuery. A session that listens already gets it shortly after, from the shared listening connection.
+/// A session that begins to listen in the transaction that notifies, message by message: PostgreSQL sends it its own notification before
+/// ReadyForQuery. A session that listens already gets it shortly after, from the shared listening connection.
 #[tokio::test]
 async fn who_listens_and_notifies_hears_itself_before_it_is_ready() {
     let (world, _logs) = world().await;

@@ -79,7 +79,7 @@ async fn a_database_that_a_replica_does_not_have_yet() {
     }
 }
 
-/// The same for a role that has just been created.
+/// A role that a replica does not have yet, as it has just been created.
 #[tokio::test]
 async fn a_role_that_a_replica_does_not_have_yet() {
     let (lagging, _logs) = lagging().await;
@@ -100,7 +100,7 @@ async fn a_role_that_a_replica_does_not_have_yet() {
     }
 }
 
-/// The same for a password that has just been changed: the replica still asks for the old one.
+/// A password that has just been changed: the replica still asks for the old one.
 #[tokio::test]
 async fn a_password_that_a_replica_does_not_know_yet() {
     let (lagging, _logs) = lagging().await;
@@ -247,7 +247,7 @@ async fn an_advisory_lock_first_in_a_read_only_transaction() {
     drop(holder);
 }
 
-/// The same behind a plain read, with the transaction already on a replica: an error is acceptable, the lock is not.
+/// Such a lock behind a plain read, with the transaction already on a replica: an error is acceptable, the lock is not.
 #[tokio::test]
 async fn an_advisory_lock_later_in_a_read_only_transaction() {
     let (world, _logs) = world().await;

@@ -428,7 +428,7 @@ async fn a_set_behind_a_backslash_is_not_the_next_clients() {
     assert_eq!(direct.errors(), [""; 0]);
 }
 
-/// The same with a role that is altered while clients and server connections are there: later connections begin with another
+/// A SET behind a backslash by a role that is altered while clients and server connections are there: later connections begin with another
 /// `standard_conforming_strings` than clients were told, and the proxy believed the first one.
 #[tokio::test]
 async fn a_set_behind_a_backslash_of_a_role_that_is_altered_later() {
