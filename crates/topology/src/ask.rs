@@ -31,8 +31,8 @@ const ASK: &str = "\
            extract(epoch FROM pg_catalog.pg_conf_load_time())::float8 \
     FROM (SELECT pg_catalog.pg_is_in_recovery() AS standby OFFSET 0) AS role";
 
-/// How far a standby is, without the control file, which takes longer to read than all else. As above, the timeline is read after the
-/// position.
+/// Query for the position of a standby, without the control file, which takes longer to read than all the rest. As in [`ASK`], the timeline is read
+/// after the position.
 const ASK_QUICKLY: &str = "\
     SELECT standby, \
            CASE WHEN standby THEN pg_catalog.pg_last_wal_replay_lsn() END, \
@@ -41,7 +41,7 @@ const ASK_QUICKLY: &str = "\
                extract(epoch FROM clock_timestamp() - pg_catalog.pg_last_xact_replay_timestamp())::float8 END \
     FROM (SELECT pg_catalog.pg_is_in_recovery() AS standby OFFSET 0) AS role";
 
-/// What a prober has said in the log already.
+/// Log messages that a prober has already written.
 #[derive(Debug, Default)]
 pub(crate) struct Noted {
     uninformed: bool,
@@ -55,12 +55,12 @@ pub(crate) struct Watched {
     ask: Statement,
     /// Prepared when it is needed for the first time.
     ask_quickly: Option<Statement>,
-    /// Highest timeline seen: a server's timeline does not go back, what it says of it may be missing for a while.
+    /// Highest timeline seen: a server's timeline does not go back, but a single answer may lack it.
     timeline: u32,
     fresh: bool,
-    /// Of the last whole answer: bytes that it keeps for the slot that is furthest behind.
+    /// Bytes of WAL that the server keeps for the slot that is furthest behind, as of the last complete answer.
     pub(crate) slots_held: u64,
-    /// [`NodeView::settings`](crate::NodeView::settings) as of the last whole answer.
+    /// [`NodeView::settings`](crate::NodeView::settings) as of the last complete answer.
     pub(crate) settings: u64,
 }
 
@@ -178,8 +178,8 @@ impl Noted {
     }
 }
 
-/// What a server without a log to look at is. `snapshot`: its lower and upper transaction id. `member`: of one that is in a list of those that
-/// share a storage, whether it is the writer there, and how late it is.
+/// Returns the position of a server without a readable log. `snapshot`: its lower and upper transaction ID. `member`: for a server in a list of those
+/// that share a storage, true if it is the writer there, and its replication lag.
 fn position(standby: bool, snapshot: (Lsn, Lsn), member: Option<(bool, Option<Duration>)>) -> Position {
     match (standby, member) {
         (true, _) => Position::Standby {

@@ -19,7 +19,7 @@ fn view(primary: Option<NodeId>) -> View {
     View { epoch: 1, term: Term { system: 1, timeline: 1 }, primary, nodes: (0..2).map(node).collect() }
 }
 
-/// Nothing listens there: port 1 on loopback refuses.
+/// Returns a cluster whose node has no listener: port 1 on loopback refuses.
 fn nowhere() -> ClusterConfig {
     let node = |name: &str| NodeConfig::new(name, "127.0.0.1:1");
     ClusterConfig { nodes: vec![node("a"), node("b")], ..ClusterConfig::default() }

@@ -10,8 +10,8 @@ use tokio_postgres::{Client, Statement};
 use crate::config::Positions;
 use crate::probe::ProbeError;
 
-/// What a primary or a standby is asked later, all in one question: a server offers it only if it could answer in both roles. (A writer of
-/// Aurora with `wal_level = logical` has positions, its readers have none: the two can't be compared.)
+/// Trial of all later queries to a primary and to a standby, in one statement: a server offers log positions only if it could answer in both roles.
+/// (A writer of Aurora with `wal_level = logical` has positions, its readers have none: the two can't be compared.)
 const ASK_LOG: &str = "\
     SELECT system_identifier, pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size')), \
            pg_catalog.pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'), \
@@ -25,39 +25,39 @@ const ASK_LOG: &str = "\
 
 const ASK_SYSTEM: &str = "SELECT system_identifier FROM pg_catalog.pg_control_system()";
 
-/// What stands in the place of an identifier where the server tells none. (0 is "not known yet".)
+/// Placeholder for the system identifier of a server that reports none. (0 is "not known yet".)
 const UNTOLD: u64 = 1;
 
-/// The role, and two numbers of the snapshot that this statement has: all transactions below the first have ended, and those of them that
-/// have committed are visible; none at or above the second is.
+/// Query for the role and two numbers of the statement's own snapshot: all transactions below the first have ended, and those of them that committed
+/// are visible; none at or above the second is.
 pub(crate) const ASK_SNAPSHOT: &str = "\
     SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.pg_snapshot_xmin(seen)::text::bigint, pg_catalog.pg_snapshot_xmax(seen)::text::bigint \
     FROM pg_catalog.pg_current_snapshot() AS seen";
 
 pub(crate) const ASK_ROLE: &str = "SELECT pg_catalog.pg_is_in_recovery()";
 
-/// This server's own row in the list of those that share one storage: whether it is the one that writes there, and how late it is.
+/// Query for this server's row in the list of those that share one storage: true if it is the writer, and its replication lag.
 pub(crate) const ASK_MEMBER: &str = "\
     SELECT session_id = 'MASTER_SESSION_ID', replica_lag_in_msec::float8 \
     FROM aurora_replica_status() WHERE server_id = aurora_db_instance_identifier()";
 
-/// What a server says of itself at the beginning of a session.
+/// Abilities of a server, determined at the beginning of a session.
 pub(crate) struct Offered {
-    /// Its database system, or [`UNTOLD`].
+    /// System identifier of the server, or [`UNTOLD`].
     pub(crate) system: u64,
     pub(crate) numbers: Numbers,
-    /// Asks for [`ASK_MEMBER`], where there is such a list.
+    /// Query [`ASK_MEMBER`], prepared if the server has such a list.
     pub(crate) member: Option<Statement>,
 }
 
-/// By what numbers it says where it is.
+/// Kind of the server's positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Numbers {
     /// Positions in its log, of segments of this size, and timelines. `informed`: the user may see which timeline is received.
     Log { segment: u64, informed: bool },
-    /// Ids of transactions.
+    /// Transaction IDs.
     Transactions,
-    /// By none: it only tells its role.
+    /// None: the server reports only its role.
     None,
 }
 

@@ -31,7 +31,7 @@ const FLUSHES: u32 = 3;
 /// Time between two attempts to connect, and to ask a server that turned out not to be the primary of the view.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// Where the primary is; and with what more there is to read or to do there, column by column, one after the other.
+/// Query for the primary's position, with further columns to read or to execute there, evaluated one after the other.
 macro_rules! question {
     ($($more:literal)*) => {
         concat!(
@@ -47,13 +47,13 @@ macro_rules! question {
 
 const ASK: &str = question!();
 
-/// The same, and everything is flushed that was there when the position was read.
+/// [`ASK`] that also flushes everything that was written when the position was read.
 const FLUSH: &str = question!("pg_catalog.pg_logical_emit_message(false, 'kingpost', '', true)" "pg_catalog.pg_current_wal_flush_lsn()");
 
-/// For servers that can't: it is the end of the transaction that flushes, which is over when the answer is there.
+/// [`ASK`] for servers that can't flush by a function: the end of the transaction flushes, and precedes the answer.
 const COMMIT: &str = question!("pg_catalog.pg_logical_emit_message(true, 'kingpost', '')");
 
-/// Which server to ask: whatever else changes in the view does not concern the oracle.
+/// The server to query; other changes of the view do not concern the oracle.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Asked {
     pub(crate) node: NodeId,
@@ -66,7 +66,7 @@ pub(crate) struct Driver {
     pub(crate) shared: Arc<Shared>,
     pub(crate) wanted: Arc<Notify>,
     pub(crate) asked: watch::Receiver<Option<Asked>>,
-    /// The furthest that a primary of this term was durable as far as is known.
+    /// Highest position known to be durable on a primary of this term.
     pub(crate) before: (Term, Lsn),
 }
 
@@ -229,8 +229,8 @@ impl Driver {
     }
 }
 
-/// Whether a question goes without waiting for the pace: that gathers askers into one question, and a single client after another has
-/// nobody to wait for.
+/// Returns true if a question is sent without waiting for the pace, which gathers several callers into one question: a single client after another
+/// has no other to wait for.
 fn at_once(shared: bool, under_way: usize) -> bool {
     !shared && under_way == 0
 }

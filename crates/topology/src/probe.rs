@@ -33,12 +33,12 @@ const RETRY: Duration = Duration::from_millis(100);
 /// Shortest time between two probes, however many failures are reported.
 const LEAST: Duration = Duration::from_millis(5);
 
-/// How long a server's host may confirm nothing that was sent to it before a session is given up.
+/// Time without an acknowledgement from a server's host after which a session is given up.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Silence after which its host is asked whether it is there, and time from one such question to the next.
+/// Silence after which the host gets a TCP keepalive, and time from one such keepalive to the next.
 const KEEPALIVE: Duration = Duration::from_secs(1);
 
-/// What others tell a prober.
+/// Requests of other tasks to a prober.
 #[derive(Debug, Default)]
 pub(crate) struct Signal {
     suspected: AtomicBool,
@@ -46,30 +46,30 @@ pub(crate) struct Signal {
 }
 
 impl Signal {
-    /// The node failed somebody: probe at once, and believe the first failure.
+    /// Has the node probed at once, after a failure that a client saw; the first failed probe counts.
     pub(crate) fn suspect(&self) {
         if !self.suspected.swap(true, Ordering::AcqRel) {
             self.now.notify_one();
         }
     }
 
-    /// Probe at once. A failure counts as any other does.
+    /// Has the node probed at once. A failure counts as any other does.
     pub(crate) fn nudge(&self) {
         self.now.notify_one();
     }
 }
 
-/// What a prober sends: its report, and the address that it last reached.
+/// Message of a prober: its report, and the address that it last reached.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) node: NodeId,
-    /// The prober's: reports of one that was replaced are not used.
+    /// Generation of the prober: reports of a replaced prober are ignored.
     pub(crate) generation: u64,
     pub(crate) report: Report,
     pub(crate) address: Option<Address>,
-    /// Bytes of WAL that the node keeps for the slot that is furthest behind; None: it did not say this time.
+    /// Bytes of WAL that the node keeps for the slot that is furthest behind; None: not in this answer.
     pub(crate) slots_held: Option<u64>,
-    /// The number of its configuration; None: likewise.
+    /// Number of the node's configuration; None: likewise.
     pub(crate) settings: Option<u64>,
 }
 
@@ -81,25 +81,25 @@ pub(crate) struct Prober {
     pub(crate) config: Arc<ClusterConfig>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) signal: Arc<Signal>,
-    /// Until when replicas are probed fast.
+    /// End of the time in which replicas are probed fast.
     pub(crate) fast_until: watch::Receiver<Instant>,
     pub(crate) reports: mpsc::Sender<Message>,
 }
 
-/// When a node is probed next.
+/// State that decides when a node is probed next.
 #[derive(Debug, Clone, Copy)]
 struct Next {
-    /// Probes that failed since the last that did not.
+    /// Number of consecutive failed probes.
     failures: u32,
-    /// It failed somebody.
+    /// True after a failure that a client saw.
     nudged: bool,
-    /// It is a standby, and it was said lately that standbys are wanted to catch up.
+    /// True for a standby while a recent request wants standbys to catch up.
     wanted: bool,
-    /// It is not where somebody waits for it: for how long it is left alone.
+    /// Pause of a standby that has not reached the position that a waiting request needs.
     behind: Option<Duration>,
 }
 
-/// Why a probe failed.
+/// Cause of a failed probe.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProbeError {
     #[error("cannot resolve {name}: {source}")]
@@ -253,7 +253,7 @@ impl Next {
     }
 }
 
-/// How long a standby is left alone that is not where somebody waits for it, from how long it was before.
+/// Returns the pause of a standby that has not reached the position that a waiting request needs, from its previous pause.
 fn patience(before: Duration, behind: bool) -> Duration {
     if behind { (before * 2).min(FAST) } else { QUICK }
 }

@@ -14,28 +14,28 @@ use crate::config::{ClusterConfig, NodeConfig, Target};
 use crate::probe::{self, ProbeError};
 use crate::view::NodeId;
 
-/// With what to log in. What is None is as the probes have it.
+/// Credentials of a session. Fields that are None have the probes' values.
 #[derive(Clone, Default)]
 pub struct Login {
     /// User; its password goes with it.
     pub user: Option<String>,
-    /// The password of `user`, where the server asks for one.
+    /// Password of `user`, if the server requires one.
     pub password: Option<String>,
     /// Database.
     pub database: Option<String>,
-    /// What the session is called in `pg_stat_activity`.
+    /// Name of the session in `pg_stat_activity`.
     pub application: String,
     /// Longest time to connect and log in; also the session's `statement_timeout`.
     pub timeout: Duration,
 }
 
-/// Why there is no session.
+/// Cause of a failure to open a session.
 #[derive(Debug, thiserror::Error)]
 #[error("node {node:?}: {why}")]
 pub struct SessionError {
     /// The node's name.
     pub node: String,
-    /// What went wrong.
+    /// Description of the error.
     pub why: String,
 }
 

@@ -1,4 +1,4 @@
-//! What readers see of a cluster.
+//! Snapshot of a cluster for its readers.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use watermark::{Lsn, Watermark};
 
-/// What a configured weight of 1 is in a [`NodeView`] at full share: leaves room below it for slow start.
+/// Value of a configured weight of 1 in a [`NodeView`] at full share: leaves room below it for slow start.
 pub const WEIGHT_SCALE: u32 = 10;
 
 /// Index of a node in the configured order; stable for the life of a process, also across reloads (a removed node's id
@@ -15,7 +15,7 @@ pub const WEIGHT_SCALE: u32 = 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u16);
 
-/// Where a node listens, names already resolved: workers never ask DNS.
+/// Address that a node listens on, names already resolved: workers never use DNS.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
     /// TCP.
@@ -24,7 +24,7 @@ pub enum Address {
     Unix(PathBuf),
 }
 
-/// What a node is at the moment.
+/// Current role of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Not reached yet, or down.
@@ -51,18 +51,18 @@ pub struct Term {
 const COUNTED: u32 = 1 << 31;
 
 impl Term {
-    /// The term after so many others, in a system whose servers tell no timeline.
+    /// Returns the term after `count` others, in a system whose servers report no timeline.
     pub(crate) fn counted(system: u64, count: u32) -> Term {
         Term { system, timeline: COUNTED | count }
     }
 
-    /// The servers tell no timeline: only this process knows this term by this number, and not after a restart.
+    /// True if the servers report no timeline: only this process knows this term by this number, and not after a restart.
     #[must_use]
     pub fn is_counted(self) -> bool {
         self.timeline >= COUNTED
     }
 
-    /// The timeline that the primary told, for people and for others who know it; 0 if there is none.
+    /// Returns the timeline that the primary reported, for display and for other programs that know it; 0 if there is none.
     #[must_use]
     pub fn told_timeline(self) -> u32 {
         if self.is_counted() { 0 } else { self.timeline }
@@ -72,21 +72,21 @@ impl Term {
 /// Shared by everyone who talks to or about a node; numbers that move without a new [`View`].
 #[derive(Debug)]
 pub struct Node {
-    /// Its index.
+    /// Index of the node.
     pub id: NodeId,
-    /// Its configured name.
+    /// Configured name of the node.
     pub name: String,
-    /// Highest position known to be replayed (replica) in the current term: a lower bound of the truth, so a read that needs
-    /// `replayed >= x` is always safe. An LSN; a transaction id where the servers tell where they are by those. It goes back to 0 when the term changes and whenever the node could have been
-    /// restarted: a standby that recovers from a crash may serve less than it had replayed before.
+    /// Highest position known to be replayed (replica) in the current term: a lower bound of the truth, so a read that needs `replayed >= x` is
+    /// always safe. An LSN, or a transaction ID if the servers' positions are transaction IDs. Reset to 0 when the term changes and whenever the node
+    /// could have been restarted: a standby that recovers from a crash may serve less than it had replayed before.
     pub replayed: Watermark,
     /// Milliseconds a replica is behind, by the last probe; 0 on the primary.
     pub lag_ms: AtomicU64,
     /// Bytes a replica's replay is behind the primary, by the last probe.
     pub lag_bytes: AtomicU64,
-    /// Bytes of WAL that it keeps for the replication slot that is furthest behind, by the last probe that reached it.
+    /// Bytes of WAL that the node keeps for the replication slot that is furthest behind, by the last probe that reached it.
     pub slots_held: AtomicU64,
-    /// What it said at the last probe that reached it: for people. 0 before the first.
+    /// Position and timeline that the last successful probe reported, for display. 0 before the first.
     pub said: Said,
 }
 
@@ -95,12 +95,12 @@ pub struct Node {
 pub struct Said {
     /// Written by a primary, replayed by a replica.
     pub position: AtomicU64,
-    /// Its timeline.
+    /// Timeline of the position.
     pub timeline: AtomicU32,
 }
 
 impl Node {
-    /// Nothing known yet.
+    /// Creates a node of which nothing is known yet.
     #[must_use]
     pub fn new(id: NodeId, name: impl Into<String>) -> Node {
         Node {
@@ -145,7 +145,7 @@ pub struct View {
     pub term: Term,
     /// The node that takes writes, if there is one.
     pub primary: Option<NodeId>,
-    /// All nodes; `nodes[i].node.id == NodeId(i)`. A removed node stays, unusable, with role Unknown.
+    /// Nodes by index: `nodes[i].node.id == NodeId(i)`. A removed node stays, unusable, with role Unknown.
     pub nodes: Vec<NodeView>,
 }
 
