@@ -62,7 +62,7 @@ impl Settings {
         Settings { list, own_names: true }
     }
 
-    /// The same settings with this one added or replaced. `value` is in the form of `SET`.
+    /// Returns the settings with `name` added or replaced. `value` is in the form of `SET`.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Settings {
         self.list.retain(|(of, _)| *of != name);
@@ -70,7 +70,7 @@ impl Settings {
         self
     }
 
-    /// The same settings with a limit on each statement, of at least a millisecond.
+    /// Returns the settings with a limit on each statement, of at least a millisecond.
     #[must_use]
     pub fn with_statement_timeout(self, limit: Duration) -> Settings {
         self.with("statement_timeout", limit.as_millis().max(1).to_string())

@@ -38,7 +38,7 @@ pub enum Startup<'a> {
     },
 }
 
-/// Why a startup packet is refused. [`StartupError::write`] gives the answer to the peer.
+/// Reason for which a startup packet is refused. [`StartupError::write`] writes the answer to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StartupError {
     /// Too short or too long. Packets of other protocols usually end up here, too: Terminate, HTTP, TLS.
@@ -126,12 +126,12 @@ pub fn read(bytes: &[u8]) -> Result<Option<(Startup<'_>, usize)>, StartupError> 
     Ok(Some((startup, total)))
 }
 
-/// How a list of parameters ended.
+/// End of a list of parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// With an empty name, as the format says.
+    /// An empty name, as the format requires.
     Whole,
-    /// In another way.
+    /// Any other end.
     Broken,
 }
 

@@ -25,9 +25,9 @@ pub enum Command {
     CreateSlot {
         /// The name as given; see [`is_slot_name`] for the check.
         name: String,
-        /// Whether the slot ends with the connection.
+        /// True if the slot ends with the connection.
         temporary: bool,
-        /// Whether WAL is kept for the slot from now on, rather than from its first use on.
+        /// True if WAL is kept for the slot from now on, rather than from its first use on.
         reserve: bool,
     },
     /// `READ_REPLICATION_SLOT name` (15 and later).
@@ -36,7 +36,7 @@ pub enum Command {
     DropSlot {
         /// The slot's name.
         name: String,
-        /// Whether to wait until nobody uses the slot.
+        /// True if the command waits until the slot is no longer in use.
         wait: bool,
     },
     /// `START_REPLICATION [SLOT name] [PHYSICAL] X/X [TIMELINE n]`.
@@ -120,7 +120,7 @@ impl Order {
     }
 }
 
-/// Why a text is not a command.
+/// Error in a replication command.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommandError {
     /// Longer than [`MAX_COMMAND`], or too many words.
@@ -134,7 +134,7 @@ pub enum CommandError {
     Syntax {
         /// The command's first word.
         command: &'static str,
-        /// What was expected.
+        /// Description of the expected token.
         what: &'static str,
     },
     /// A timeline's number is none.
@@ -177,7 +177,7 @@ impl CommandError {
     }
 }
 
-/// Whether PostgreSQL would accept this as a slot's name: 1 to 63 lower-case letters, digits and underscores.
+/// Returns true if PostgreSQL would accept `name` as the name of a slot: 1 to 63 lower-case letters, digits and underscores.
 #[must_use]
 pub fn is_slot_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len())
@@ -380,7 +380,7 @@ impl Rest<'_> {
         }
     }
 
-    /// What follows `KINGPOST`.
+    /// Parses the rest of a command that begins with `KINGPOST`.
     fn order(&mut self) -> Result<Order, CommandError> {
         if self.keyword("LOOK") {
             return Ok(Order::Look);
@@ -501,7 +501,7 @@ const EARLIER_OPTIONS: [(&str, &str); 5] = [
     ("TWO_PHASE", "two_phase"),
 ];
 
-/// Whether WAL is to be reserved for a physical slot.
+/// Returns true if WAL is to be reserved for a physical slot.
 fn reserves(options: &[SlotOption]) -> Result<bool, CommandError> {
     let mut reserve = None;
     for option in options {
