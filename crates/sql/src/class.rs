@@ -56,7 +56,7 @@ impl Pins {
     pub const PARAMETERS: Pins = Pins(Pins::SET.0 | Pins::ROLE.0);
     /// An unknown function, a `DO` or a `CALL`, if the configuration pins their callers; always for a base backup and a replication origin.
     pub const FUNCTION: Pins = Pins(1 << 9);
-    /// All pins that `DISCARD ALL` clears.
+    /// Pins that `DISCARD ALL` clears.
     pub const ALL: Pins = Pins(0x3ff & !Pins::LOAD.0);
 
     /// Each single pin with its name, for metrics and messages.

@@ -60,7 +60,7 @@ impl Fake {
         Fake { address, calls, serving }
     }
 
-    /// How often a call of this name came.
+    /// Returns the number of calls of this name.
     pub(crate) fn calls(&self, call: &str) -> usize {
         self.calls.lock().expect("counts").get(call).copied().unwrap_or_default()
     }

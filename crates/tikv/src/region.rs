@@ -41,7 +41,7 @@ pub(crate) struct Region {
     /// The end; empty if there is none.
     pub(crate) end: Key,
     channel: Channel,
-    /// When PD was asked.
+    /// Time of the request to PD.
     since: Instant,
     /// Peers followed from the one that PD named.
     hints: u8,
@@ -107,7 +107,7 @@ replies!(
 pub(crate) enum Sent<T> {
     /// The store has carried it out.
     Done(T),
-    /// It is to be sent again. Only the commit of the primary key is ever of unknown outcome.
+    /// Not the result: the request must be sent again. Only the commit of the primary key is ever of unknown outcome.
     Again(Done),
 }
 
@@ -184,7 +184,7 @@ impl Regions {
         Ok(told)
     }
 
-    /// What was known of the region is wrong.
+    /// Removes a region whose cached description has proved wrong.
     fn forget(&self, region: &Arc<Region>) {
         add(&self.figures.region_misses, 1);
         self.known.rcu(|known| known.iter().filter(|known| !Arc::ptr_eq(known, region)).cloned().collect::<Vec<_>>());

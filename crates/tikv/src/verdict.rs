@@ -72,9 +72,9 @@ pub(crate) enum Done {
 /// The next receiver of a refused request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Next {
-    /// The same peer.
+    /// The peer that has refused.
     Here,
-    /// This peer of the region.
+    /// Another peer of the region.
     Peer(pdpb::Peer),
     /// The peer that PD names.
     AskPd,

@@ -14,7 +14,7 @@ use tikv::{Client, Error, Security, Timestamp, Write};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Whoever waits longer has failed: nothing takes so long, also where PD has to elect its leader on a machine that is busy with other things.
+/// Time limit of every wait: nothing takes so long, not even PD's election of a leader on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 fn soon() -> Instant {
