@@ -17,12 +17,12 @@ pub struct ProxyConfig {
     pub listen: Vec<Listen>,
     /// Number of worker threads; 0: one per CPU core.
     pub workers: usize,
-    /// How workers wait for their sockets.
+    /// Interface by which workers wait for their sockets.
     pub driver: Driver,
     /// The Unix socket by which another process of the same user can take over (`--take-over`, SIGUSR2). Not set: no
     /// process can.
     pub upgrade_socket: Option<std::path::PathBuf>,
-    /// How long clients may stay with a process that was taken over.
+    /// Longest time for which clients stay with a process that a new one has taken over.
     #[serde(with = "humantime_serde")]
     pub drain_timeout: Duration,
     /// The authentication method of clients.
@@ -34,15 +34,15 @@ pub struct ProxyConfig {
     pub hba_file: Option<std::path::PathBuf>,
     /// A file with name maps for rules with `map=`, in the format of `pg_ident.conf`, which a reload reads again.
     pub ident_file: Option<std::path::PathBuf>,
-    /// How users that are not listed, or listed without a secret, are looked up on a server.
+    /// Lookup on a server of users that are not listed, or listed without a secret.
     pub auth_query: AuthQueryConfig,
-    /// How LDAP servers are asked that rules name.
+    /// Options of the LDAP servers that rules name.
     pub ldap: LdapConfig,
-    /// How PAM is asked.
+    /// Options of PAM.
     pub pam: PamConfig,
-    /// How tokens of GSSAPI are looked at.
+    /// Options for the check of GSSAPI tokens.
     pub gss: GssConfig,
-    /// What tokens of the issuers that rules name have to have.
+    /// Requirements on tokens of the issuers that rules name.
     pub oauth: OAuthConfig,
     /// TLS with clients.
     pub tls: tls::ListenConfig,
@@ -75,11 +75,11 @@ pub struct ProxyConfig {
     /// A statement that takes at least this long is logged, without its literals; 0: never.
     #[serde(with = "humantime_serde")]
     pub slow_statement: Duration,
-    /// Which logins are in the log.
+    /// Logins that are written to the log.
     pub log_logins: LogLogins,
     /// Statement shapes that each worker counts for `SHOW STATEMENTS`; 0: none.
     pub statements_kept: usize,
-    /// Which statements are traced, and where their spans are sent.
+    /// Selection of traced statements, and the receiver of their spans.
     pub tracing: TracingConfig,
     /// Longest statement text that is examined and kept, in bytes. A longer simple query or unnamed statement goes to
     /// the primary unexamined. A longer named statement is refused with 54000.
@@ -91,19 +91,19 @@ pub struct ProxyConfig {
     pub peer_id: u8,
     /// The other proxies: a cancel request for one of their clients is passed on.
     pub peers: Vec<PeerConfig>,
-    /// This proxy's zone: reads prefer replicas of the same zone.
+    /// Zone of this proxy: reads prefer replicas of the same zone.
     pub zone: Option<String>,
     /// Pool settings for databases and users without settings of their own.
     pub pool: PoolConfig,
-    /// Where statements go.
+    /// Routing of statements.
     pub routing: RoutingConfig,
-    /// Where a commit must be durable before its client is told.
+    /// Durability that a commit needs before its client gets the answer.
     pub gate: GateConfig,
     /// LISTEN and NOTIFY.
     pub notify: NotifyConfig,
     /// The databases that clients may ask for. If none is listed, any name is passed on to the servers.
     pub databases: Vec<DatabaseConfig>,
-    /// How many statements there may be, and of whom.
+    /// Limits on statements, by user, database and statement.
     pub traffic: Vec<TrafficConfig>,
     /// The users that may log in. If none is listed (possible with `auth = "trust"` only), any name may.
     pub users: Vec<UserConfig>,
@@ -111,7 +111,7 @@ pub struct ProxyConfig {
     pub operators: Vec<OperatorConfig>,
 }
 
-/// How workers wait for their sockets.
+/// Interface by which workers wait for their sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Driver {
@@ -172,15 +172,15 @@ impl Default for ProxyConfig {
     }
 }
 
-/// Which logins are in the log.
+/// Logins that are written to the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogLogins {
     /// None.
     Off,
-    /// Those that were refused, with the reason.
+    /// Refused logins, with the reason.
     Refused,
-    /// Those, and whoever was let in.
+    /// Refused and accepted logins.
     All,
 }
 
@@ -208,34 +208,34 @@ pub struct TrafficConfig {
     /// `user`, `database` or both: each of them has the limits for itself. Not set: all share them.
     #[serde(default)]
     pub each: Vec<TrafficEach>,
-    /// How many statements in which time, such as `100/s`, `30/min`, `500/h`.
+    /// Number of statements per time, such as `100/s`, `30/min`, `500/h`.
     #[serde(default)]
     pub rate: Option<String>,
-    /// How many of them may come at once; if not given, a second's.
+    /// Most statements at once; if not given, as many as `rate` allows in a second.
     #[serde(default)]
     pub burst: Option<u32>,
-    /// How many clients may run one at the same time.
+    /// Most clients that run such a statement at the same time.
     #[serde(default)]
     pub concurrency: Option<u32>,
-    /// No such statement runs.
+    /// True if the rule refuses every such statement.
     #[serde(default)]
     pub block: bool,
-    /// Nothing is refused; what would be is counted.
+    /// True if the rule refuses nothing and only counts what it would refuse.
     #[serde(default)]
     pub dry_run: bool,
 }
 
-/// Which statements.
+/// Kind of statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TrafficAccess {
-    /// Those that replicas may run.
+    /// Statements that replicas may run.
     Read,
-    /// All others, also those in doubt.
+    /// Other statements, including doubtful ones.
     Write,
 }
 
-/// Who has limits for itself.
+/// Unit with limits of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TrafficEach {
@@ -314,7 +314,7 @@ pub struct PeerConfig {
 pub struct Listen {
     /// `host:port`, or the absolute path of a Unix socket to make. Port 0 lets the system choose.
     pub address: String,
-    /// Where statements of clients of this address go, unless a hint says otherwise.
+    /// Routing of statements of clients of this address, unless a hint says otherwise.
     pub route: Option<RouteTo>,
     /// The permissions of a Unix socket; `None`: by the process's umask.
     pub mode: Option<SocketMode>,
@@ -392,7 +392,7 @@ impl From<Listen> for ListenForm {
     }
 }
 
-/// Where statements go.
+/// Routing of statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RouteTo {
@@ -416,7 +416,7 @@ impl RouteTo {
     }
 }
 
-/// How clients authenticate.
+/// Authentication method of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AuthMethod {
@@ -461,8 +461,8 @@ impl AuthMethod {
         }
     }
 
-    /// Whether it proves who a client is by something else than a secret that the proxy knows: a certificate, the operating system, or whoever judges the
-    /// password or the token.
+    /// True if the method proves a client's identity by something other than a secret that the proxy knows: a certificate, the operating system, or
+    /// an external authenticator of the password or the token.
     #[must_use]
     pub fn proves_otherwise(self) -> bool {
         matches!(
@@ -529,7 +529,7 @@ pub struct GssConfig {
     pub helper: Option<std::path::PathBuf>,
     /// The keytab with the proxy's keys; not set: the system's.
     pub keytab: Option<std::path::PathBuf>,
-    /// Whether upper and lower case are the same in names, as PostgreSQL's `krb_caseins_users`.
+    /// True if the comparison of names ignores case, as PostgreSQL's `krb_caseins_users`.
     pub case_insensitive: bool,
     /// Longest time in which a token has to be looked at.
     #[serde(with = "humantime_serde")]
@@ -554,8 +554,8 @@ impl Default for GssConfig {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OAuthConfig {
-    /// Whom tokens have to be for (`aud`): one of these. Without any no token is good: an issuer makes tokens for other applications, too, whose
-    /// operators could log in with those of their users.
+    /// Accepted audiences of tokens (`aud`). An empty list accepts no token: an issuer makes tokens for other applications, too, whose operators
+    /// could log in with those of their users.
     pub audience: Vec<String>,
     /// The claim that says who the bearer is.
     pub claim: String,
@@ -616,7 +616,7 @@ impl HbaConfig {
 }
 
 impl std::fmt::Debug for HbaConfig {
-    /// Of `method` only the method's name: an option behind the name may be a password (`ldapbindpasswd`).
+    /// Writes only the name of `method`: an option behind the name may be a password (`ldapbindpasswd`).
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let method: String = self.method.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
         f.debug_struct("HbaConfig")
@@ -637,8 +637,7 @@ pub struct TracingConfig {
     pub endpoint: Option<String>,
     /// Share of statements that are traced by chance. Not set: none, except for those of [`comments`](Self::comments).
     pub ratio: Option<f64>,
-    /// Whether a `traceparent` in a statement's comment decides: the statement is traced if, and only if, its parent is
-    /// sampled.
+    /// True if a `traceparent` in a statement's comment decides: the statement is traced if, and only if, its parent is sampled.
     pub comments: bool,
     /// The service name in the spans.
     pub service_name: String,
@@ -697,10 +696,10 @@ pub struct AuthQueryConfig {
     pub password_command: Vec<String>,
     /// The database in which the query runs; that of the probes if not set.
     pub database: Option<String>,
-    /// How long a found account is cached.
+    /// Time for which a found account is cached.
     #[serde(with = "humantime_serde")]
     pub cache: Duration,
-    /// How long the absence of a user is cached.
+    /// Time for which the absence of a user is cached.
     #[serde(with = "humantime_serde")]
     pub negative_cache: Duration,
     /// Longest time for a lookup, including the connection.
@@ -725,7 +724,7 @@ impl Default for AuthQueryConfig {
 }
 
 impl AuthQueryConfig {
-    /// Whether users are looked up.
+    /// True if users are looked up.
     #[must_use]
     pub fn is_on(&self) -> bool {
         !self.query.is_empty()
@@ -738,7 +737,7 @@ impl std::fmt::Debug for AuthQueryConfig {
     }
 }
 
-/// How long a client keeps a server connection.
+/// Time for which a client keeps a server connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PoolMode {
@@ -762,8 +761,8 @@ impl PoolMode {
     }
 }
 
-/// How `DO`, `CALL` and functions about which nothing is known are treated. They may leave anything in the session
-/// (parameters, advisory locks, temporary tables), which the next client would meet.
+/// Treatment of `DO`, `CALL` and unknown functions. They may leave anything in the session (parameters, advisory locks, temporary tables), which the
+/// next client would see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnknownFunctions {
@@ -776,7 +775,7 @@ pub enum UnknownFunctions {
     Pin,
 }
 
-/// How unnamed statements are treated.
+/// Treatment of unnamed statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UnnamedMode {
@@ -786,7 +785,7 @@ pub enum UnnamedMode {
     Parsed,
 }
 
-/// Whether statements of several clients may share a server connection.
+/// Sharing of server connections between statements of several clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LaneMode {
@@ -801,7 +800,7 @@ pub enum LaneMode {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolConfig {
-    /// How long a client keeps a server connection.
+    /// Time for which a client keeps a server connection.
     pub mode: PoolMode,
     /// Most server connections for one database and user on one node.
     pub size: usize,
@@ -809,7 +808,7 @@ pub struct PoolConfig {
     pub min_size: usize,
     /// Server connections beyond `size`, for clients that have waited for `reserve_timeout`.
     pub reserve_size: usize,
-    /// How long a client waits before it may have a connection of the reserve.
+    /// Time that a client waits before it may use a connection of the reserve.
     #[serde(with = "humantime_serde")]
     pub reserve_timeout: Duration,
     /// Most server connections of one user to one node, with all databases; 0: no limit.
@@ -818,7 +817,7 @@ pub struct PoolConfig {
     pub max_database_connections: usize,
     /// Most server connections of all databases and users to one node; 0: no limit.
     pub max_node_connections: usize,
-    /// How long a client waits for a server connection before a notice tells it so; 0: it is not told.
+    /// Time that a client waits for a server connection before it gets a notice; 0: no notice.
     #[serde(with = "humantime_serde")]
     pub wait_notice: Duration,
     /// Longest wait of a statement or a login for a server connection. After that it fails with 53300, or with 57P03 if no server was reached; a
@@ -845,24 +844,23 @@ pub struct PoolConfig {
     pub prepared_per_server: usize,
     /// Most bytes of one client's named prepared statements. A client with more is closed with 53400.
     pub prepared_bytes_per_client: usize,
-    /// Whether a BEGIN is answered at once and sent to a server together with the next statement.
+    /// True if a BEGIN is answered at once and sent to a server together with the next statement.
     pub defer_begin: bool,
-    /// How functions about which nothing is known are treated.
+    /// Treatment of unknown functions.
     pub unknown_functions: UnknownFunctions,
-    /// Whether servers keep an unnamed statement that recurs, like a prepared one.
+    /// Treatment of unnamed statements: a server may keep one that recurs, like a prepared one.
     pub unnamed: UnnamedMode,
-    /// Whether statements of several clients may share a server connection.
+    /// Sharing of server connections between statements of several clients.
     pub lanes: LaneMode,
     /// Most statements on one shared connection at a time.
     pub lane_depth: usize,
     /// Connections that a worker uses for one database and user on one node, before statements share them.
     pub lane_width: usize,
-    /// When a statement on a shared connection has run for this long, the statements behind it are sent elsewhere.
-    /// Statements that take less than a quarter of this count as fast.
+    /// Run time of a statement on a shared connection after which the statements behind it are sent elsewhere. Statements that take less than a
+    /// quarter of this count as fast.
     #[serde(with = "humantime_serde")]
     pub lane_stall: Duration,
-    /// How long a worker with many statements on shared connections lets their answers gather before it reads them; 0:
-    /// not at all.
+    /// Time for which a worker with many statements on shared connections lets their answers gather before it reads them; 0: none.
     #[serde(with = "humantime_serde")]
     pub lane_gather: Duration,
 }
@@ -899,15 +897,15 @@ impl Default for PoolConfig {
     }
 }
 
-/// What a read on a replica is sure to see.
+/// Commits that a read on a replica is guaranteed to see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Consistency {
-    /// What the replica has, within the cluster's lag limit.
+    /// The replica's current state, within the cluster's lag limit.
     Eventual,
     /// At least everything this client has committed.
     Session,
-    /// Everything that any client was told is committed before the read began.
+    /// At least all commits that were acknowledged to any client before the read began.
     Strong,
 }
 
@@ -927,9 +925,9 @@ impl Consistency {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RoutingConfig {
-    /// Where statements go by default: `auto` splits reads from writes.
+    /// Default routing of statements: `auto` splits reads from writes.
     pub route: RouteTo,
-    /// What a read on a replica is sure to see.
+    /// Commits that a read on a replica is guaranteed to see.
     pub consistency: Consistency,
     /// The primary's weight among the nodes that answer reads, beside those of the nodes; 0: it answers them only where
     /// no replica can.
@@ -957,7 +955,7 @@ impl Default for RoutingConfig {
     }
 }
 
-/// Where a commit must be durable before its client is told.
+/// Durability that a commit needs before its client gets the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum CommitDurability {
@@ -1009,17 +1007,17 @@ impl CommitDurability {
     }
 }
 
-/// What happens to commits while too few relays confirm them.
+/// Treatment of commits while too few relays confirm them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnDegraded {
-    /// They wait, and new writes are refused: a commit that is not durable is never acknowledged.
+    /// Commits wait, and new writes are refused: a commit that is not durable is never acknowledged.
     Wait,
-    /// They are acknowledged, although only the primary has them.
+    /// Commits are acknowledged, although only the primary has them.
     Local,
 }
 
-/// How the primary's log is flushed for commits that are held back.
+/// Flush of the primary's log for commits that are held back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Flush {
@@ -1047,19 +1045,19 @@ impl From<Flush> for topology::Flushing {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GateConfig {
-    /// Where a commit must be durable before its client is told.
+    /// Durability that a commit needs before its client gets the answer.
     pub commit_durability: CommitDurability,
-    /// What happens to commits while too few relays confirm them.
+    /// Treatment of commits while too few relays confirm them.
     pub on_degraded: OnDegraded,
-    /// How long too few relays must have confirmed anything before `on_degraded` applies.
+    /// Time with too few confirming relays after which `on_degraded` applies.
     #[serde(with = "humantime_serde")]
     pub degraded_after: Duration,
     /// Longest time that an answer is held back. After that the client is closed with 08007: the outcome is unknown.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
-    /// Whether answers to reads on the primary are held back as well, until what they may show is durable.
+    /// True if answers to reads on the primary are also held back, until the data that they may show is durable.
     pub read_barrier: bool,
-    /// How the primary's log is flushed for commits that are held back.
+    /// Flush of the primary's log for commits that are held back.
     pub flush: Flush,
 }
 
@@ -1076,7 +1074,7 @@ impl Default for GateConfig {
     }
 }
 
-/// Which server connection listens for a client's LISTEN, in transaction and statement mode.
+/// Server connection that executes a client's LISTEN, in transaction and statement mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ListenMode {
@@ -1090,7 +1088,7 @@ pub enum ListenMode {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NotifyConfig {
-    /// Which server connection listens.
+    /// Server connection that executes LISTEN.
     pub listen: ListenMode,
     /// Most channels of one client. A client that wants more keeps its server connection.
     pub channels_per_client: usize,
@@ -1119,10 +1117,10 @@ pub struct DatabaseConfig {
     /// The name on the servers; the same if not set.
     #[serde(default)]
     pub dbname: Option<String>,
-    /// Who logs in to the servers for this database; if not given, each client's own user.
+    /// Login on the servers for this database; if not given, each client's own user.
     #[serde(default)]
     pub server_user: Option<String>,
-    /// Whether the sessions of each client take the client's user as their role, as by `SET ROLE`; only together with `server_user`.
+    /// True if the sessions of each client take the client's user as their role, as by `SET ROLE`; only together with `server_user`.
     #[serde(default)]
     pub set_role: bool,
     /// The password of `server_user`.
@@ -1170,7 +1168,7 @@ pub struct DatabaseConfig {
     /// `transaction_timeout` for this database; 0 means never.
     #[serde(default, with = "humantime_serde")]
     pub transaction_timeout: Option<Duration>,
-    /// Whether clients may open logical replication connections (`replication=database`) to this database.
+    /// True if clients may open logical replication connections (`replication=database`) to this database.
     #[serde(default)]
     pub replication: bool,
     /// Most clients of this database.
@@ -1179,25 +1177,25 @@ pub struct DatabaseConfig {
     /// Pool mode for this database.
     #[serde(default)]
     pub pool_mode: Option<PoolMode>,
-    /// How functions about which nothing is known are treated, for this database.
+    /// Treatment of unknown functions, for this database.
     #[serde(default)]
     pub unknown_functions: Option<UnknownFunctions>,
-    /// Whether statements may share server connections, for this database.
+    /// Sharing of server connections between statements, for this database.
     #[serde(default)]
     pub lanes: Option<LaneMode>,
     /// Consistency for this database.
     #[serde(default)]
     pub consistency: Option<Consistency>,
-    /// Where this database's commits must be durable before the client is told.
+    /// Durability that this database's commits need before the client gets the answer.
     #[serde(default)]
     pub commit_durability: Option<CommitDurability>,
-    /// What happens to this database's commits while too few relays confirm them.
+    /// Treatment of this database's commits while too few relays confirm them.
     #[serde(default)]
     pub on_degraded: Option<OnDegraded>,
-    /// Whether answers to this database's reads on the primary are held back as well.
+    /// True if answers to this database's reads on the primary are held back as well.
     #[serde(default)]
     pub read_barrier: Option<bool>,
-    /// Where this database's statements go. An alias with `route = "replica"` is a read-only address.
+    /// Routing of this database's statements. An alias with `route = "replica"` is a read-only address.
     #[serde(default)]
     pub route: Option<RouteTo>,
 }
@@ -1259,13 +1257,13 @@ pub struct UserConfig {
     /// `transaction_timeout` for this user, whatever the database says; 0 means never.
     #[serde(default, with = "humantime_serde")]
     pub transaction_timeout: Option<Duration>,
-    /// Whether this user may open replication connections, physical ones and logical ones of every database.
+    /// True if this user may open replication connections, physical ones and logical ones of every database.
     #[serde(default)]
     pub replication: bool,
     /// Most clients of this user.
     #[serde(default)]
     pub max_clients: Option<usize>,
-    /// Where this user's commits must be durable, whatever the database says.
+    /// Durability that this user's commits need; overrides the database's.
     #[serde(default)]
     pub commit_durability: Option<CommitDurability>,
 }
@@ -1280,7 +1278,7 @@ impl std::fmt::Debug for UserConfig {
     }
 }
 
-/// What a user of the console may do.
+/// Permissions of a user of the console.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Access {
@@ -1327,7 +1325,7 @@ pub struct OperatorConfig {
     /// Further secrets, as with users.
     #[serde(default, skip_serializing)]
     pub secrets: Vec<Secret>,
-    /// What the operator may do.
+    /// Permissions of the operator.
     #[serde(default)]
     pub role: Access,
 }

@@ -27,7 +27,7 @@ impl Counter {
         self.0.store(n, Ordering::Relaxed);
     }
 
-    /// Its value.
+    /// Returns the value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -78,7 +78,7 @@ macro_rules! metrics {
             pub pins: [Counter; Pins::NAMES.len()],
         }
 
-        /// All workers' numbers, added up.
+        /// Sums of the numbers of all workers.
         #[derive(Debug, Clone, Default)]
         pub struct Snapshot {
             /// Counters that only grow: name, help, value.

@@ -25,10 +25,10 @@ use crate::start::InvalidStart;
 pub use crate::start::Start;
 use crate::traffic::{Rule, RuleError};
 
-/// What workers need of the configuration. Immutable; a reload makes a new value.
+/// Configuration in the form that workers use. Immutable; a reload makes a new value.
 #[derive(Debug)]
 pub struct Settings {
-    /// How clients authenticate, unless a rule or their user says otherwise.
+    /// Authentication of clients, unless a rule or their user says otherwise.
     pub demand: Arc<Demand>,
     /// TLS with clients; `None` if there is none.
     pub tls: Option<Arc<tls::Acceptor>>,
@@ -56,9 +56,9 @@ pub struct Settings {
     pub has_time_limits: bool,
     /// Statements that take at least this long are logged; `None`: no log.
     pub slow_statement: Option<Duration>,
-    /// Which logins are in the log.
+    /// Logins that are written to the log.
     pub log_logins: LogLogins,
-    /// Which statements are traced; `None`: none.
+    /// Selection of traced statements; `None`: none.
     pub tracing: Option<Tracing>,
     /// Statement shapes with counts, per worker.
     pub statements_kept: usize,
@@ -66,20 +66,19 @@ pub struct Settings {
     pub max_statement: usize,
     /// Most output buffered for a slow peer, in bytes.
     pub buffer_limit: usize,
-    /// How many statements there may be, and of whom.
+    /// Limits on statements, by user, database and statement.
     pub traffic: Vec<Rule>,
-    /// This proxy's zone.
+    /// Zone of this proxy.
     pub zone: Option<String>,
     /// Longest wait for a server connection.
     pub wait_timeout: Duration,
-    /// How long a client waits before it may have a connection of the reserve; also how long such a connection is kept
-    /// without use.
+    /// Time that a client waits before it may use a connection of the reserve; also the time for which an unused such connection is kept.
     pub reserve_timeout: Duration,
     /// Most server connections of a user to one node that has no limit of its own.
     pub max_user_connections: Option<usize>,
     /// Most server connections of everybody to one node.
     pub max_node_connections: Option<usize>,
-    /// How long a client waits before it is told so by a notice; `None`: it is not told.
+    /// Time that a client waits before it gets a notice; `None`: no notice.
     pub wait_notice: Option<Duration>,
     /// Longest wait for a primary.
     pub no_primary_timeout: Duration,
@@ -95,9 +94,9 @@ pub struct Settings {
     pub prepared_per_server: usize,
     /// Most bytes of one client's named prepared statements.
     pub prepared_bytes: usize,
-    /// Whether BEGIN is put off until the next statement.
+    /// True if BEGIN is put off until the next statement.
     pub defer_begin: bool,
-    /// Whether server connections keep unnamed statements that recur.
+    /// True if server connections keep unnamed statements that recur.
     pub share_unnamed: bool,
     /// Shared lanes.
     pub lanes: Lanes,
@@ -107,10 +106,9 @@ pub struct Settings {
     pub strong_wait: Duration,
     /// Longest time that an answer to a commit is held back.
     pub gate_timeout: Duration,
-    /// Who has the primary flush commits whose answers are held back.
+    /// Flush of the primary's log for commits whose answers are held back.
     pub gate_flush: topology::Flushing,
-    /// For how long too few relays must have confirmed anything, before commits wait or are acknowledged in a degraded
-    /// state.
+    /// Time with too few confirming relays after which commits wait or are acknowledged in a degraded state.
     pub gate_degraded_after: Duration,
     /// LISTEN and NOTIFY.
     pub notify: NotifyConfig,
@@ -130,11 +128,11 @@ pub struct Settings {
 pub struct Operator {
     /// The operator's credentials.
     pub account: User,
-    /// What the operator is allowed to do.
+    /// Permissions of the operator.
     pub access: Access,
 }
 
-/// Which statements share server connections, and how.
+/// Limits of shared server connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lanes {
     /// Most statements in one lane.
@@ -143,9 +141,9 @@ pub struct Lanes {
     pub width: usize,
     /// Statements of a shape that usually takes this long do not share a connection.
     pub slow: Duration,
-    /// When a statement has run for this long, the statements behind it are sent elsewhere.
+    /// Run time of a statement after which the statements behind it are sent elsewhere.
     pub stall: Duration,
-    /// How long answers may gather; 0: not at all.
+    /// Time for which answers may gather; 0: none.
     pub gather: Duration,
     /// Statements of a shape with answers of this size do not share a connection, in bytes.
     pub bytes: u32,
@@ -154,22 +152,22 @@ pub struct Lanes {
 /// Largest answer of a statement in a lane, in bytes: the whole answer can be held back.
 const LANE_BYTES: u32 = 12 << 10;
 
-/// How a database is served.
+/// Settings of a database.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Database {
     /// The database's name on the servers; `None`: the name that clients use.
     pub dbname: Option<String>,
-    /// Who logs in to the servers; None: each client's own user.
+    /// Login on the servers; None: each client's own user.
     pub server_user: Option<Arc<ServerUser>>,
     /// The sessions of a client have its user as their role.
     pub set_role: bool,
     /// Server connections per user and node.
     pub pool_size: usize,
-    /// Server connections to the primary that are kept open for a user with clients.
+    /// Number of server connections to the primary that are kept open for a user with clients.
     pub min_size: usize,
     /// Age at which a server connection is closed once it is idle.
     pub server_lifetime: Option<Lifetime>,
-    /// What its server connections begin with.
+    /// Initial state of its server connections.
     pub start: Start,
     /// Server connections beyond a pool's size, for clients that have waited for long.
     pub reserve: usize,
@@ -181,17 +179,17 @@ pub struct Database {
     pub replication: bool,
     /// Most clients of the database.
     pub max_clients: Option<usize>,
-    /// How long a client keeps a server connection.
+    /// Time for which a client keeps a server connection.
     pub mode: PoolMode,
-    /// How functions about which nothing is known are treated.
+    /// Treatment of unknown functions.
     pub unknown_functions: UnknownFunctions,
-    /// Whether statements of several clients may share a server connection.
+    /// True if statements of several clients may share a server connection.
     pub lanes: bool,
-    /// What reads on replicas are sure to see.
+    /// Commits that reads on replicas are guaranteed to see.
     pub consistency: Consistency,
-    /// Where statements go.
+    /// Routing of statements.
     pub route: RouteTo,
-    /// How answers to commits are held back, unless the user says otherwise.
+    /// Hold-back of answers to commits, unless the user says otherwise.
     pub gate: CommitGate,
 }
 
@@ -203,13 +201,13 @@ impl Database {
     }
 }
 
-/// Who logs in to the servers for a database, in place of the clients' own users.
+/// Login on the servers for a database, in place of the clients' own users.
 pub struct ServerUser {
-    /// Its name on the servers.
+    /// Name of the user on the servers.
     pub name: Arc<str>,
-    /// Its password; None: the servers ask for none, or by MD5.
+    /// Password; None: the servers require none, or use MD5.
     pub password: Option<String>,
-    /// What an MD5 login is answered with: of the password, or all that there is in its place.
+    /// Verifier for the answer to an MD5 login: derived from the password, or given in its place.
     pub md5: Option<md5::Verifier>,
     /// The password can be read again.
     pub renewable: bool,
@@ -272,23 +270,23 @@ fn read(user: &str, file: Option<&Path>, command: &[String]) -> Result<Option<St
     Ok(Some(password.expose().to_owned()))
 }
 
-/// How a pool's answers to commits are held back.
+/// Hold-back of a pool's answers to commits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommitGate {
-    /// Until this many relays have the commit durably; 0: not at all.
+    /// Number of relays on which the commit must be durable; 0: answers are not held back.
     pub relays: usize,
-    /// When too few relays confirm anything, commits are acknowledged nevertheless.
+    /// True if commits are acknowledged although too few relays confirm anything.
     pub degrade: bool,
-    /// Answers to reads on the primary are held back as well.
+    /// True if answers to reads on the primary are held back as well.
     pub barrier: bool,
 }
 
 /// A user that may log in.
 #[derive(Clone)]
 pub struct User {
-    /// How the user's clients authenticate; `None`: as everybody does.
+    /// Authentication of the user's clients; `None`: the general one.
     pub demand: Option<Arc<Demand>>,
-    /// What the user's clients have to know one of, and what the proxy logs in to servers with.
+    /// Secrets of the user, one of which a client must know; also used by the proxy to log in to servers.
     pub secrets: Secrets,
     /// The password can be read again.
     pub renewable: bool,
@@ -316,7 +314,7 @@ impl std::fmt::Debug for User {
     }
 }
 
-/// Why a configuration is refused.
+/// Reason for which a configuration is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// More than one secret for a user.
@@ -365,7 +363,7 @@ pub enum SettingsError {
     Rule {
         /// The rule's index, from 0.
         index: usize,
-        /// What was found, and what was expected.
+        /// The invalid text, and the expected form.
         message: String,
     },
     /// Lines of the rules file are invalid.
@@ -397,12 +395,12 @@ pub enum SettingsError {
         "a rule of who may log in asks for a certificate: [proxy.tls] needs a mode other than \"disable\" and a client_cert other than \"none\""
     )]
     RuleWithoutCertificates,
-    /// What a database's server connections are to begin with is invalid.
+    /// The initial state for a database's server connections is invalid.
     #[error("database {database:?}: {source}")]
     Start {
         /// The database.
         database: String,
-        /// What was found, and what was expected.
+        /// The invalid text, and the expected form.
         source: InvalidStart,
     },
     /// A peer's address is invalid.
@@ -418,7 +416,7 @@ pub enum SettingsError {
     },
 }
 
-/// Which statements are traced.
+/// Selection of traced statements.
 #[derive(Debug, Clone, Copy)]
 pub struct Tracing {
     /// A statement is traced if its random number is at most this; 0: none by chance.
@@ -594,7 +592,7 @@ impl Settings {
         })
     }
 
-    /// How the database of this name is served; None: there is no such database.
+    /// Returns the settings of the database of this name; None: the database is not served.
     pub fn database(&self, name: &str) -> Option<&Database> {
         match self.databases.get(name) {
             Some(database) => Some(database),
@@ -603,8 +601,7 @@ impl Settings {
         }
     }
 
-    /// How a user's clients of a database are served: the user's own settings replace the database's. `None`: there is
-    /// no such database.
+    /// Returns the settings of a user's clients of a database: the user's own settings replace the database's. `None`: the database is not served.
     pub fn served(&self, database: &str, user: &str) -> Option<Database> {
         let mut served = self.database(database)?.clone();
         if let Some(user) = self.user(user) {
@@ -614,14 +611,14 @@ impl Settings {
         Some(served)
     }
 
-    /// How commits of this database and user are held back.
+    /// Returns the hold-back of commits of this database and user.
     pub fn gate(&self, database: &str, user: &str) -> CommitGate {
         let gate = self.database(database).unwrap_or(&self.default).gate;
         let relays = self.user(user).and_then(|user| user.relays).unwrap_or(gate.relays);
         CommitGate { relays, barrier: gate.barrier && relays > 0, ..gate }
     }
 
-    /// How a database without settings of its own is served.
+    /// Returns the settings of a database without settings of its own.
     pub fn default_database(&self) -> &Database {
         &self.default
     }
@@ -651,7 +648,7 @@ impl Settings {
         self.operators.iter().map(|(name, operator)| (name.as_str(), operator))
     }
 
-    /// Whether a database of this name is listed.
+    /// True if a database of this name is listed.
     pub fn lists(&self, database: &str) -> bool {
         self.databases.contains_key(database)
     }
@@ -670,13 +667,13 @@ impl Settings {
         }
     }
 
-    /// The user of this name, or the operator.
+    /// Returns the user or the operator of this name.
     pub fn account(&self, name: &str, console: bool) -> Option<&User> {
         if console { self.operators.get(name).map(|operator| &operator.account) } else { self.users.get(name) }
     }
 
-    /// What a client of the console, who is who it says, may do. Who got in without being listed came by `trust`, where
-    /// everybody may be anybody.
+    /// Returns the permissions of a client of the console that has authenticated as `operator`. A user that is not listed came by `trust`, which
+    /// proves no name.
     pub fn access(&self, operator: &str) -> Access {
         self.operators.get(operator).map_or(Access::Operator, |operator| operator.access)
     }
@@ -759,7 +756,7 @@ fn maps(config: &ProxyConfig, rules: Option<&Rules>) -> Result<Maps, SettingsErr
     }
 }
 
-/// What is in the file that the setting `key` names.
+/// Returns the parsed content of the file that the setting `key` names.
 fn parsed<T>(
     key: &'static str,
     path: &Path,

@@ -53,7 +53,7 @@ struct World {
     effects: Vec<Effect>,
     /// Server connections that are open.
     servers: Vec<Token>,
-    /// Where the last bytes for a server went.
+    /// Connection that the last bytes for a server went to.
     asked: Option<Token>,
     /// Bytes that clients were sent.
     heard: usize,
