@@ -45,7 +45,7 @@ pub(super) enum Command {
     Lift(String),
 }
 
-/// What `SHOW` can show.
+/// Tables of `SHOW`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Show {
     Help,

@@ -67,7 +67,7 @@ const TIMELINE: Duration = Duration::from_secs(60);
 /// Period over which `SHOW STATS` averages.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// What the process around the proxy can do for an operator.
+/// Operations of the surrounding process that an operator may request.
 pub trait Process: Send + Sync {
     /// Reads the configuration again.
     ///
@@ -94,30 +94,30 @@ pub(crate) struct Request {
     pub(crate) whole: bool,
 }
 
-/// What a console's thread does, one after the other.
+/// Task of a console's thread, which executes one after the other.
 pub(crate) enum Errand {
-    /// Carries a command out.
+    /// Executes a command.
     Command(Request),
-    /// Says what operators have ordered.
+    /// Returns the orders of operators.
     Orders(SyncSender<Orders>),
 }
 
-/// Where workers put commands.
+/// Queue into which workers put commands.
 #[derive(Clone)]
 pub(crate) struct Desk(SyncSender<Errand>);
 
-/// What the console uses of the proxy.
+/// State of the proxy that the console uses.
 pub(crate) struct Room {
-    /// What the workers wait with.
+    /// Name of the interface by which the workers wait.
     pub(crate) driver: &'static str,
     pub(crate) shared: Arc<Shared>,
     pub(crate) mailboxes: Arc<Vec<Mailbox>>,
     pub(crate) metrics: Vec<Arc<Metrics>>,
     /// The newest configuration.
     pub(crate) settings: Mutex<Arc<Settings>>,
-    /// What the workers have been told. The lock is held while they are, so that all of them are told the same last.
+    /// Pauses as last sent to the workers. The lock is held while they are sent, so that the last order is the same for all workers.
     pub(crate) paused: Mutex<Paused>,
-    /// Set once the process is there.
+    /// Set once the process has registered itself.
     pub(crate) process: OnceLock<Box<dyn Process>>,
     pub(crate) started: Instant,
 }
@@ -159,7 +159,7 @@ enum Outcome {
     Wait(Until, &'static str),
 }
 
-/// Whether a text is a command of the console.
+/// Checks that a text is a command of the console.
 ///
 /// # Errors
 /// The text is no command: the message for its sender.
@@ -327,7 +327,7 @@ impl Console {
         }
     }
 
-    /// What operators have ordered, for another process.
+    /// Returns the orders of operators, for another process.
     fn orders(&mut self) -> Orders {
         // It would end a lease here, and not there.
         self.refuse(&TakingOver.to_string(), |until| matches!(until, Until::Timeline(..)));

@@ -29,13 +29,13 @@ impl Observer {
         Snapshot::of(self.0.metrics.iter().map(|metrics| &**metrics))
     }
 
-    /// All pools, over all workers. Blocks until the workers have answered, at most for a second.
+    /// Returns all pools, over all workers. Blocks until the workers have answered, at most for a second.
     #[must_use]
     pub fn pools(&self) -> Vec<PoolReport> {
         show::wholes(&self.0.look(Look::default(), REPORTS))
     }
 
-    /// All clients, with their numbers in `SHOW CLIENTS`. Blocks likewise.
+    /// Returns all clients, with their numbers in `SHOW CLIENTS`. Blocks likewise.
     #[must_use]
     pub fn clients(&self) -> Vec<(u64, ClientReport)> {
         let reports = self.0.look(Look { clients: true, ..Look::default() }, REPORTS);
@@ -46,21 +46,21 @@ impl Observer {
         reports.into_iter().flat_map(of).collect()
     }
 
-    /// What statements have taken, as in `SHOW STATEMENTS`: by their texts without literals, those that have taken longest
-    /// together first. Blocks likewise.
+    /// Returns the costs of statements, as in `SHOW STATEMENTS`: by their texts without literals, the longest total time first. Blocks likewise.
     #[must_use]
     pub fn statements(&self) -> Vec<(String, Counts)> {
         let reports = self.0.look(Look { statements: true, ..Look::default() }, REPORTS);
         show::sums_of_statements(&reports).into_iter().map(|sum| (sum.shown, sum.counts)).collect()
     }
 
-    /// The traffic rules in force, as in `SHOW TRAFFIC`.
+    /// Returns the traffic rules in force, as in `SHOW TRAFFIC`.
     #[must_use]
     pub fn traffic(&self) -> Vec<RuleReport> {
         self.0.shared.traffic.report(std::time::Instant::now())
     }
 
-    /// For each node: its name, in how many session settings it differs from those under which clients' statements run, and whether it refuses those.
+    /// Returns for each node: its name, the number of session settings in which it differs from those under which clients' statements run, and true
+    /// if it refuses those.
     #[must_use]
     pub fn settings(&self) -> Vec<(String, usize, bool)> {
         let shared = &self.0.shared;
@@ -72,7 +72,7 @@ impl Observer {
         view.nodes.iter().map(of).collect()
     }
 
-    /// Whether clients may ask for this database.
+    /// True if clients may connect to this database.
     #[must_use]
     pub fn has_database(&self, name: &str) -> bool {
         self.0.settings().database(name).is_some()

@@ -22,7 +22,7 @@ use crate::metrics::{Metrics, Snapshot};
 use crate::settings::Settings;
 use crate::traffic::{self, Traffic};
 
-/// All that tables are made from.
+/// Sources of all tables.
 pub(super) struct Scene<'a> {
     pub(super) reports: &'a [Report],
     pub(super) settings: &'a Settings,
@@ -35,15 +35,15 @@ pub(super) struct Scene<'a> {
     pub(super) workers: usize,
     pub(super) driver: &'static str,
     pub(super) now: Instant,
-    /// How much is left of the lease by which everything is paused.
+    /// Remaining time of the lease by which everything is paused.
     pub(super) lease: Option<Duration>,
-    /// What operators have paused and disabled.
+    /// Databases and nodes that operators have paused and disabled.
     pub(super) paused: &'a Paused,
-    /// The number of the console that asks; `None`: it is that of all clusters.
+    /// Number of the console that executes the command; `None`: the console of all clusters.
     pub(super) own: Option<u64>,
 }
 
-/// What databases do per second, averaged over the last full period.
+/// Rates of databases per second, averaged over the last full period.
 #[derive(Debug)]
 pub(super) struct Averages {
     since: Instant,
@@ -166,8 +166,8 @@ pub(super) const CONNECTION: &[(&str, Of)] = &[
     ("id", Number),
 ];
 
-/// What each `SHOW STATS*` counts: PgBouncer's name without `total_` or `avg_`, and whether its average is one of time per thing
-/// (then the thing), not of things per second.
+/// Column of the `SHOW STATS*` tables: PgBouncer's name of the total and of the average, the count, and for an average of time per thing the number
+/// of things; `None`: an average per second.
 type Count = (&'static str, &'static str, fn(&Totals) -> u64, Option<fn(&Totals) -> u64>);
 const COUNTS: &[Count] = &[
     ("total_server_assignment_count", "avg_server_assignment_count", |t| t.assignments, None),
@@ -444,7 +444,7 @@ impl Scene<'_> {
         table
     }
 
-    /// All databases together, a row for each count.
+    /// Returns the sums over all databases, a row for each count.
     fn totals(&self) -> Table {
         let mut table = Table::new(&[("name", Text), ("value", Number)]);
         let mut total = Totals::default();
@@ -747,7 +747,7 @@ impl Scene<'_> {
     }
 }
 
-/// What was done in this time: each of [`COUNTS`] per second, or per thing.
+/// Returns the averages of `done` over `time`: each of [`COUNTS`] per second, or per thing.
 fn averages_of(done: &Totals, time: Duration) -> Vec<u64> {
     let average = |(_, _, count, per): &Count| match per {
         Some(things) => count(done).checked_div(things(done)).unwrap_or(0),

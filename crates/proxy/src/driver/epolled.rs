@@ -1,4 +1,4 @@
-//! How a worker waits with epoll.
+//! Wait of a worker with epoll.
 
 use std::io;
 use std::os::fd::AsFd;

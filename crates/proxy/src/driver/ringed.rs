@@ -25,25 +25,24 @@ const SEND: u64 = 2 << 60;
 const CANCEL: u64 = 3 << 60;
 const WATCH: u64 = 4 << 60;
 const WHAT: u64 = 15 << 60;
-/// Events that say that nobody reads at the other end.
+/// Events that report a broken connection: the peer no longer reads.
 const BROKEN: i32 = (libc::POLLERR | libc::POLLHUP) as i32;
-/// How many bytes are kept of a socket that the core has paused, before receiving stops as well. Bytes that are in
-/// buffers by then still arrive.
+/// Most bytes kept of a socket that the core has paused, before receiving stops as well. Bytes that are in buffers by then still arrive.
 const KEPT: usize = 64 << 10;
-/// When this many bytes were told to the core in one turn, the next wait is none: their buffers should not lie idle.
+/// Number of bytes given to the core in one turn after which the next turn does not wait: their buffers should not lie idle.
 const MUCH: usize = 64 << 10;
 /// Most sends in one turn; the rest is sent in the next turn.
 const SENDS: usize = 512;
 
-/// What has arrived on a socket while the core had paused it.
+/// Input that arrived on a socket while the core had paused it.
 #[derive(Default)]
 struct Held {
     bytes: Vec<u8>,
-    /// How the stream ended, if it did.
+    /// End of the stream, if it has ended.
     end: Option<End>,
 }
 
-/// How a socket's stream has ended.
+/// End of a socket's stream.
 enum End {
     /// The peer sends no more.
     Finished,
@@ -59,7 +58,7 @@ struct Leaving {
     early: Vec<u8>,
 }
 
-/// What the next turn submits.
+/// Submissions of the next turn.
 #[derive(Default)]
 pub(super) struct Agenda {
     /// Sockets for which a receive, or a poll for the connection to be made, is submitted.

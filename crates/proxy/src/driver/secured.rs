@@ -88,7 +88,7 @@ impl Worker {
         }
     }
 
-    /// Whether a link has bytes for the peer.
+    /// True if a link has bytes for the peer.
     pub(super) fn answers(&mut self, token: Token) -> bool {
         let link = slot(&mut self.sockets, token).and_then(|socket| socket.link.as_ref());
         link.is_some_and(|link| !link.pending().is_empty())

@@ -23,7 +23,7 @@ use crate::fleet::Fleet;
 pub(super) const BUFFER: usize = 64 << 10;
 /// Longest time between two calls of `Core::tick`.
 const TICK: Duration = Duration::from_millis(100);
-/// The same for a worker without connections. Most of 48 workers may have none, and each tick wakes a CPU core.
+/// [`TICK`] of a worker without connections. Most of 48 workers may have none, and each tick wakes a CPU core.
 const IDLE_TICK: Duration = Duration::from_secs(1);
 /// Most reads of a server connection whose write has failed: as many bytes as its socket buffer may have.
 const LAST_READS: usize = 64;
@@ -35,7 +35,7 @@ pub(super) const MAILBOX: u64 = 0;
 /// physical memory.
 const CLIENTS: usize = 8192;
 
-/// How a worker waits for its sockets.
+/// Interface by which a worker waits for its sockets.
 pub(super) enum Poller {
     Epoll(Epoll),
     /// With io_uring; holds what the next turn submits.
