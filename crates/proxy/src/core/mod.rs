@@ -124,7 +124,7 @@ pub struct Core {
     governor: Governor,
     journal: Journal,
     leavers: Leavers,
-    /// When users that were looked up were last looked at.
+    /// Time of the last check of users that were looked up.
     revision: Revision,
     paused: Paused,
     /// Wakes the driver for a turn; may be called from any thread.
@@ -142,9 +142,9 @@ pub struct Core {
     draining: bool,
     /// Up to which ticket passwords were read again: see `renewals`.
     renewed: u64,
-    /// How often operators have had server connections replaced, as far as this worker has heard. Every worker hears of each.
+    /// Number of RECONNECT orders of operators that this worker has received. Every worker receives each.
     reconnects: u64,
-    /// When the worker started; [`Client::connected`] counts seconds from here.
+    /// Start of the worker; [`Client::connected`] counts seconds from here.
     born: Instant,
     /// The node that was primary last, also while there is none.
     last_primary: Option<NodeId>,

@@ -1,4 +1,4 @@
-//! What all workers of a proxy share.
+//! State shared by all workers of a proxy.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicUsize;
@@ -19,7 +19,7 @@ use crate::renewals::Renewals;
 use crate::traffic::Traffic;
 use crate::verify::Verifier;
 
-/// What all workers of a proxy share. The proxies of several clusters share nothing of it.
+/// State shared by all workers of a proxy. The proxies of several clusters share nothing of it.
 ///
 /// A lock in here is taken when a connection is made, when a pool gets its first client, when a worker meets a
 /// statement text or a set of parameters for the first time, and when a notification has come: never for a statement
@@ -35,7 +35,7 @@ pub struct Shared {
     pub keys: Mutex<HashMap<String, Arc<SaltedKeys>>>,
     /// Users whose accounts are looked up on a server.
     pub accounts: Accounts,
-    /// Who judges passwords that the proxy does not know.
+    /// External authenticators of passwords that the proxy does not know.
     pub(crate) verifier: Verifier,
     /// Requests to read passwords again that servers have refused.
     pub(crate) renewals: Renewals,
@@ -47,24 +47,23 @@ pub struct Shared {
     pub(crate) counts: Mutex<Counts>,
     /// Number of clients of all workers that have logged in.
     pub(crate) inside: AtomicUsize,
-    /// Which client each backend runs statements for, so that notifications carry the process id that the client was
-    /// told.
+    /// Client for which each backend runs statements: notifications carry the process ID that this client was given.
     pub(crate) senders: Senders,
     /// Numbers for the probes (notifications of the proxy's own) that show which notifications have been delivered.
     pub(crate) tide: Tide,
     /// Bytes of notifications that are on their way between workers.
     pub(crate) notification_bytes: AtomicUsize,
-    /// Random: makes cancel keys, and the salts that unknown users are shown.
+    /// Random key from which cancel keys, and the salts for unknown users, are derived.
     pub secret: [u8; 32],
     /// Number of clients of all workers.
     pub clients: AtomicUsize,
     /// Number of workers.
     pub workers: usize,
-    /// Which cluster it is, and the other ones of the process.
+    /// Name of this cluster, and the other clusters of the process.
     pub(crate) membership: Membership,
-    /// How many statements there may be, and of whom.
+    /// Limits on statements, by user, database and statement.
     pub(crate) traffic: Traffic,
-    /// Takes the spans that are traced; not set where tracing is off.
+    /// Receiver of traced spans; not set while tracing is off.
     pub sink: OnceLock<Sink>,
 }
 

@@ -49,7 +49,7 @@ const MANY: usize = 8;
 pub(in crate::core) struct Lanes {
     /// Server connections that are lanes now.
     open: Vec<usize>,
-    /// What statements have cost, by shape.
+    /// Measured costs of statements, by shape.
     pub(in crate::core) costs: Costs,
 }
 
@@ -97,7 +97,7 @@ impl Lane {
         self.seats.is_empty()
     }
 
-    /// What the console shows; `None` if the connection is no lane.
+    /// Returns the lane's state for the console; `None` if the connection is no lane.
     pub(in crate::core) fn report(&self) -> Option<LaneReport> {
         (!self.is_empty()).then_some(LaneReport {
             statements: self.seats.len(),
@@ -526,8 +526,8 @@ impl Core {
         }
     }
 
-    /// How long the driver may wait for events, at most `longest`: a lane that is held up, a strong read or a gate may
-    /// need attention earlier.
+    /// Returns the time that the driver may wait for events, at most `longest`: a lane that is held up, a strong read or a gate may need attention
+    /// earlier.
     pub fn patience(&self, longest: Duration) -> Duration {
         let shared =
             self.lanes.open.iter().any(|&s| self.servers[s].lane.seats.len() > 1 && !self.servers[s].lane.closed);
@@ -536,9 +536,9 @@ impl Core {
         if shared { (self.settings.lanes.stall / 2).clamp(Duration::from_millis(1), longest) } else { longest }
     }
 
-    /// How long the driver should leave lanes alone so that more of their answers arrive together. `None`: not at all.
-    /// `others` is filled with the connections whose messages end that time: server connections in use that are no
-    /// lanes, and their clients. With more than `most` of them, the driver does not wait.
+    /// Returns the time for which the driver should leave lanes alone so that more of their answers arrive together. `None`: none. Fills `others`
+    /// with the connections whose messages end that time: server connections in use that are no lanes, and their clients. With more than `most` of
+    /// them, the driver does not wait.
     pub fn gather(&self, most: usize, others: &mut Vec<Token>) -> Option<Duration> {
         let gather = self.settings.lanes.gather;
         if gather.is_zero() || self.lanes.open.is_empty() {

@@ -41,7 +41,7 @@ const OF_NODE: usize = 2;
 /// In [`Ceiling::wanted`]: the server itself has refused a connection, so there is no room although the limit is not reached.
 const PRESSED: u64 = 1 << 15;
 
-/// What the limits are called in the configuration, in the order of [`Budget::above`].
+/// Names of the limits in the configuration, in the order of [`Budget::above`].
 const NAMES: [&str; CEILINGS] = ["max_user_connections", "max_database_connections", "max_node_connections"];
 
 /// A limit that several pools share, over all workers: the server connections of a user, of a database or of everybody
@@ -56,16 +56,16 @@ struct Ceiling {
     wanted: AtomicU64,
 }
 
-/// Why no connection may be opened.
+/// Reason for which no connection may be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Full {
-    /// The pool has as many as it may have.
+    /// The pool's own limit is reached.
     Pool,
     /// A limit that is shared with other pools is reached, or another pool goes first there.
     Shared,
 }
 
-/// Whose connections a ceiling counts.
+/// Owner of the connections that a ceiling counts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Whose {
     User(Arc<str>, NodeId),

@@ -1,4 +1,4 @@
-//! A server that accepts no more connections (53300), while other pools have idle ones to it.
+//! Eviction of idle connections when a server accepts no more (53300), while other pools have idle ones to it.
 //!
 //! The limits of the proxy's configuration are in [`Budget`](super::Budget). A server's own are known only by its refusal. Then an idle connection of
 //! another pool that counts under the same limit is closed, the least recently used one of this worker first, else one of another worker; one for each
@@ -14,16 +14,16 @@ use crate::settings::Settings;
 /// The connections that a server counted when it refused one more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Crowd {
-    /// All: `max_connections`.
+    /// The server's connections: `max_connections`.
     Server,
-    /// Those of the role: `ALTER ROLE … CONNECTION LIMIT`.
+    /// The role's connections: `ALTER ROLE … CONNECTION LIMIT`.
     Role,
-    /// Those to the database: `ALTER DATABASE … CONNECTION LIMIT`.
+    /// The database's connections: `ALTER DATABASE … CONNECTION LIMIT`.
     Database,
 }
 
 impl Crowd {
-    /// The connections that this error (53300) is about. PostgreSQL's text is translated; the name of its routine is not.
+    /// Returns the group of connections that this error (53300) is about. PostgreSQL's text is translated; the name of its routine is not.
     pub(in crate::core) fn of(error: &[u8]) -> Crowd {
         match payload::error_field(error, b'R') {
             Some(b"InitializeSessionUserId") => Crowd::Role,
@@ -48,7 +48,7 @@ impl Crowd {
 }
 
 impl Core {
-    /// The server accepts no more connections. Clients go on waiting, and a connection of another pool makes room for the next attempt.
+    /// Handles a server's refusal of a further connection. Clients go on waiting, and a connection of another pool makes room for the next attempt.
     pub(in crate::core) fn server_is_full(&mut self, s: usize, why: &str, crowd: Crowd) {
         let server = &self.servers[s];
         let (p, node, pooled) = (server.pool, server.node, server.tunnel.is_none());

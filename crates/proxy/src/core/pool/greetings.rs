@@ -1,7 +1,7 @@
-//! Parameters that a server reports at login, remembered for clients that begin alike.
+//! Parameters that a server reports at login, remembered for clients with the same startup parameters.
 //!
 //! A startup parameter that no server refuses, and that every server reports as it was given, is no part of the key: a client with an
-//! `application_name` of its own (`pod-5d4f8`) is answered from the greeting of another. The rules stand in [`verbatim`].
+//! `application_name` of its own (`pod-5d4f8`) is answered from the greeting of another. [`verbatim`] has the rules.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ const MOST_GREETINGS: usize = 1024;
 /// Longest value of a parameter that PostgreSQL takes for a name (`GUC_IS_NAME`), in bytes: it cuts a longer one.
 const LONGEST_NAME: usize = 63;
 
-/// The startup parameters on which a greeting depends: those that a server has to judge, with their values, and the names of the others.
+/// Startup parameters on which a greeting depends: those that a server may refuse or change, with their values, and the names of the others.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct GreetingKey(Vec<(String, Option<String>)>);
 
@@ -24,7 +24,7 @@ pub(in crate::core) struct Greetings {
     known: HashMap<GreetingKey, Arc<Vec<(String, String)>>>,
 }
 
-/// The value that every server reports for a parameter given like this at login; `None` if a server has to be asked.
+/// Returns the value that every server reports for a parameter given like this at login; `None` if only a server can tell.
 fn verbatim<'a>(name: &str, value: &'a str) -> Option<Cow<'a, str>> {
     match name {
         // PostgreSQL cuts the value, and replaces other bytes, by `?` up to version 15 and by `\x..` from 16 on.
@@ -63,7 +63,7 @@ impl GreetingKey {
 // === impl Greetings ===
 
 impl Greetings {
-    /// The parameters that a server reports to a client with these startup parameters.
+    /// Returns the parameters that a server reports to a client with these startup parameters.
     pub(in crate::core) fn get(&self, params: &Params) -> Option<Vec<(String, String)>> {
         let mut greeting = Vec::clone(self.known.get(&GreetingKey::of(params))?);
         for (name, value) in &mut greeting {
@@ -75,7 +75,7 @@ impl Greetings {
         Some(greeting)
     }
 
-    /// A server reports this to a client with these startup parameters.
+    /// Remembers the parameters that a server has reported to a client with these startup parameters.
     pub(in crate::core) fn learn(&mut self, params: &Params, reported: &[(String, String)]) {
         if self.known.len() >= MOST_GREETINGS {
             self.known.clear();
@@ -83,7 +83,7 @@ impl Greetings {
         self.known.insert(GreetingKey::of(params), Arc::new(reported.to_vec()));
     }
 
-    /// Forgets all: sessions begin with something else now.
+    /// Forgets all greetings: new sessions begin with other values.
     pub(in crate::core) fn clear(&mut self) {
         self.known.clear();
     }

@@ -1,9 +1,8 @@
-//! Which client gets which server connection.
+//! Assignment of server connections to clients.
 //!
-//! For each database and user a worker has a pool: idle connections, and queues of waiting clients. A [`Budget`] bounds
-//! the number of connections over all workers. A worker that may not open another connection asks a worker that has an
-//! idle one, which sends the connection over with its socket. If no worker has an idle one, the next worker that does
-//! sees that somebody waits.
+//! For each database and user a worker has a pool: idle connections, and queues of waiting clients. A [`Budget`] bounds the number of connections
+//! over all workers. A worker that may not open another connection asks a worker that has an idle one, which sends the connection over with its
+//! socket. If no worker has an idle one, the next worker that gets one sees that another worker waits.
 
 mod budget;
 mod crowd;
@@ -47,7 +46,7 @@ pub struct PoolKey {
     pub user: Arc<str>,
 }
 
-/// What kind of node a client needs.
+/// Kind of node that a client needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Want {
     /// The primary.
@@ -92,7 +91,7 @@ pub(in crate::core) struct Pool {
     pub odd_strings: bool,
     /// The traffic rules for the pool's statements, as of when one was last asked about.
     pub governed: Governed,
-    /// How answers to commits are held back.
+    /// Hold-back of answers to commits.
     pub gate: CommitGate,
     /// Connections were opened that do not flush at commit. Never reset: waiting a little longer does no harm.
     pub lazy: bool,
@@ -120,20 +119,20 @@ pub(in crate::core) struct PoolNode {
     pub lanes: Vec<usize>,
     /// Number of units in those lanes.
     pub seated: usize,
-    /// After a failure: when the node is tried again.
+    /// Time of the next attempt after a failure.
     pub retry_at: Option<Instant>,
     pub failures: u32,
     /// The last failed attempt to open a connection, until one succeeds.
     failed: Option<Box<Failed>>,
-    /// Which of its user's secrets the node is offered.
+    /// Selection of the secret that the node is offered.
     pub offers: Offers,
-    /// The node refused the login; it may be a replica on which the database does not exist yet.
+    /// True if the node refused the login; it may be a replica on which the database does not exist yet.
     pub refused: bool,
-    /// Another worker was asked for a connection.
+    /// True if another worker was asked for a connection.
     asked: bool,
-    /// The other workers were told that there are idle connections here.
+    /// True if the other workers were told that there are idle connections here.
     published: bool,
-    /// The list of idle connections may have changed in this turn.
+    /// True if the list of idle connections may have changed in this turn.
     touched: bool,
     /// Connections given to this worker's clients while another worker waits.
     kept: u32,
@@ -143,52 +142,52 @@ pub(in crate::core) struct PoolNode {
 #[derive(Debug)]
 struct Failed {
     at: Instant,
-    /// The SQLSTATE, if the server said one.
+    /// The SQLSTATE, if the server sent one.
     code: Option<Sqlstate>,
     text: String,
 }
 
-/// Which of a user's secrets a node is offered: the one that it accepted last, else each in turn.
+/// Selection of the secret that a node is offered: the one that it accepted last, else each in turn.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Offers {
     next: usize,
-    /// Refusals since the node last accepted one, since all were refused, or since a client began to wait where none did.
+    /// Number of refusals since the node last accepted a secret, since it refused all, or since a client began to wait while no other did.
     refused: usize,
     renewal: Renewal,
 }
 
-/// Whether passwords are being read again because the node has refused one.
+/// State of the renewal of passwords after the node has refused one.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Renewal {
-    /// They are not.
+    /// No renewal.
     #[default]
     No,
-    /// They are, for whoever holds this ticket.
+    /// The passwords are being read, under this ticket.
     Asked(u64),
-    /// They were: the next refusal counts.
+    /// The passwords were read again: the next refusal counts.
     Done,
 }
 
 impl Offers {
-    /// The secret to offer, as a number that only grows.
+    /// Returns the secret to offer, as a number that only grows.
     pub(in crate::core) fn next(&self) -> usize {
         self.next
     }
 
-    /// The node has accepted the secret.
+    /// Notes that the node has accepted the secret.
     pub(in crate::core) fn accepted(&mut self) {
         self.refused = 0;
         self.renewal = Renewal::No;
     }
 
-    /// A client begins to wait, and no other one does: earlier refusals are of attempts that nobody waits for any more. They were made by clients
-    /// that got a connection of another worker meanwhile, so that no further secret was offered.
+    /// Forgets earlier refusals when a client begins to wait and no other one does: they are of attempts that no client waits for any more. Those
+    /// clients got a connection of another worker meanwhile, so that no further secret was offered.
     pub(in crate::core) fn begin(&mut self) {
         self.refused = 0;
     }
 
-    /// The node has refused a password that can be read again. True if there is another attempt after passwords were read. `offered_at`: up to
-    /// which ticket they had been read when the password was offered; `newest`: up to which they have been read by now.
+    /// Handles the refusal of a password that can be read again. Returns true if another attempt follows after passwords were read. `offered_at`:
+    /// last ticket up to which they had been read when the password was offered; `newest`: up to which they have been read by now.
     pub(in crate::core) fn renew(&mut self, offered_at: u64, newest: u64, ask: impl FnOnce() -> Option<u64>) -> bool {
         match self.renewal {
             // What was refused is not what there is now.
@@ -208,7 +207,7 @@ impl Offers {
         }
     }
 
-    /// Whether passwords are being read for this node.
+    /// True if passwords are being read for this node.
     pub(in crate::core) fn is_waiting(&self) -> bool {
         matches!(self.renewal, Renewal::Asked(_))
     }
@@ -259,12 +258,12 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 /// Pause after a node has refused the login. It doubles with each refusal, up to 16 times this.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 
-/// What a client is told that has waited for `wait_notice`.
+/// Notice to a client that has waited for `wait_notice`.
 const WAITS: &str = "the statement waits for a server connection: all that the pool may have are in use";
 /// Told to clients whose sessions would have another role if they began now.
 const OTHER_ROLE: &str = "the configuration gives sessions of this database another role now: connect again";
 
-/// How many idle connections are looked at for one with the client's parameters.
+/// Number of idle connections that are searched for one with the client's parameters.
 const IDLE_LOOKED_AT: usize = 16;
 /// Clients that a worker serves before it hands a connection to another worker that waits.
 pub(in crate::core) const KEEP: u32 = 16;
@@ -317,13 +316,13 @@ impl Pool {
         }
     }
 
-    /// True for the database that `CREATE DATABASE` copies by default, which fails (55006) while somebody is connected there: no idle connection is
-    /// kept.
+    /// True for the database that `CREATE DATABASE` copies by default, which fails (55006) while another session is connected to it: no idle
+    /// connection is kept.
     fn is_template(&self) -> bool {
         self.database.on_servers(&self.key.database, &self.key.user).0 == "template1"
     }
 
-    /// How many connections to `node` are kept open, idle or not: some to the primary, while there are clients.
+    /// Returns the number of connections to `node` that are kept open, idle or not: `min_size` to the primary, while there are clients.
     fn least(&self, node: NodeId, primary: Option<NodeId>) -> usize {
         if self.is_template() {
             return 0;

@@ -73,7 +73,7 @@ impl Core {
         true
     }
 
-    /// There may be room under a limit that several pools share.
+    /// Tries all waiting pools again, after a limit that several pools share may have gained room.
     pub(in crate::core) fn room(&mut self) {
         for p in self.pools.ids() {
             if self.pools[p].is_waited_for() {
