@@ -1,7 +1,7 @@
-//! The values of session settings that all sessions of a place share, on whichever node.
+//! Values of the session settings that all sessions of a place share, on every node.
 //!
-//! A client is told some of them at its login (`TimeZone`, `DateStyle` …), and its statements depend on the others (`search_path`,
-//! `statement_timeout` …). Each node has a `postgresql.conf` of its own, so nodes may disagree. The primary decides:
+//! The proxy sends some of them to a client at its login (`TimeZone`, `DateStyle` …), and the client's statements depend on the others
+//! (`search_path`, `statement_timeout` …). Each node has a `postgresql.conf` of its own, so nodes may disagree. The primary decides:
 //!
 //! ```text
 //!  a connection to the primary ── asked for its values ─▶ the baseline
@@ -9,7 +9,7 @@
 //!  its further connections ────── begin with the baseline's values as start-up parameters
 //! ```
 //!
-//! Start-up parameters are what RESET and DISCARD ALL go back to, and no reload of the node's files changes them.
+//! RESET and DISCARD ALL go back to the start-up parameters, and no reload of the node's files changes them.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -21,15 +21,15 @@ use topology::NodeId;
 /// Values in the order of [`ALIKE`]; `None`: the server has no parameter of this name.
 pub(crate) type Values = [Option<Box<str>>; ALIKE.len()];
 
-/// Age at which a node's own values are asked for again where others are used: `ALTER ROLE … SET` shows only in a session without start-up
+/// Age at which a node's own values are queried again while sessions begin with others: `ALTER ROLE … SET` shows only in a session without start-up
 /// parameters, and on a replica perhaps later than on the primary.
 const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(60);
-/// A node that has not answered as many questions in a row is believed to answer none.
+/// Number of consecutive unanswered questions after which a node is believed to answer none.
 const MOST_UNTOLD: u32 = 5;
-/// Time after which another worker asks, where one that wanted to has not.
+/// Time after which another worker asks, if the one that claimed the question has not.
 const CLAIMED_FOR: Duration = Duration::from_secs(5);
 
-/// The values under which sessions of a place run, and those that each node would give them.
+/// Values under which sessions of a place run, and those that each node would give them.
 #[derive(Debug, Default)]
 pub(crate) struct Baseline {
     agreed: Option<Agreed>,
@@ -39,9 +39,9 @@ pub(crate) struct Baseline {
 #[derive(Debug)]
 struct Agreed {
     values: Arc<Values>,
-    /// The node whose own values they are: its sessions need no start-up parameters while it is primary.
+    /// The node with these values of its own: its sessions need no start-up parameters while it is primary.
     of: NodeId,
-    /// A replica's, learnt while no primary could be asked.
+    /// True for a replica's values, learnt while no primary could be asked.
     provisional: bool,
 }
 
@@ -50,11 +50,11 @@ struct OnNode {
     own: Option<Own>,
     /// The error with which the node refused a session with the baseline's values.
     refused: Option<Box<str>>,
-    /// Questions that it has not answered since it answered one.
+    /// Number of questions that the node has not answered since it last answered one.
     untold: u32,
-    /// The differences that were last given out as news.
+    /// The differences that were last reported as news.
     said: Vec<&'static str>,
-    /// When a worker last took it on to ask the node, and when a session last began that is to be asked and not used.
+    /// Time at which a worker last claimed the question to the node; and the start of the last session that was begun to ask it.
     claimed: Option<Instant>,
     asking: Option<Instant>,
     /// The parameters that the last session reported at its login, sorted.
@@ -64,11 +64,11 @@ struct OnNode {
 /// The values that a node gives its sessions by itself.
 #[derive(Debug)]
 struct Own {
-    /// `None`: the node would not tell them.
+    /// `None`: the node did not answer.
     values: Option<Arc<Values>>,
-    /// The node's number of its configuration then (`topology::NodeView::settings`).
+    /// Number of the node's configuration then (`topology::NodeView::settings`).
     settings: u64,
-    /// The node was primary then.
+    /// True if the node was primary then.
     as_primary: bool,
     asked: Instant,
 }
@@ -77,25 +77,25 @@ struct Own {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked {
     pub node: NodeId,
-    /// Its number of its configuration.
+    /// Number of the node's configuration.
     pub settings: u64,
     pub primary: bool,
-    /// No node is known to be primary.
+    /// True if no node is known to be primary.
     pub orphaned: bool,
     pub now: Instant,
 }
 
-/// How a session begins.
+/// Values that a session begins with.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Begins {
-    /// With the node's own values. Nobody asks for them.
+    /// The node's own values, which are not queried.
     #[default]
     Own,
-    /// With the node's own values, which are asked for.
+    /// The node's own values, which the session is asked for.
     Asked,
-    /// With the node's own values, which the session has told.
+    /// The node's own values, which the session has reported.
     Told,
-    /// With the baseline's values. `differ`: the node would give others.
+    /// The baseline's values. `differ`: the node would give others.
     Aligned { values: Arc<Values>, differ: bool },
 }
 
@@ -111,22 +111,22 @@ impl Begins {
 /// The consequence of a session's values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Learnt {
-    /// They are the baseline, as before or from now on.
+    /// The values are the baseline, as before or from now on.
     Kept,
-    /// The primary's values have changed: they are the baseline from now on, and sessions that began before are to be closed.
+    /// The primary's values have changed: they are the baseline from now on, and older sessions are to be closed.
     Changed,
-    /// As `Changed`, and clients were told a replica's values: their connections are to be closed, too.
+    /// As `Changed`, and clients were sent a replica's values: their connections are to be closed, too.
     Replaced,
-    /// The session is not to be used: those with the baseline's values are. The parameters in which the node differs, if that is news.
+    /// The session is not to be used, only sessions with the baseline's values are. The parameters in which the node differs, if they are news.
     Unused(Option<Vec<&'static str>>),
 }
 
 /// The answer to: is a node to be asked now?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Due {
-    /// Its values are known.
+    /// No: its values are known.
     No,
-    /// Now, by who has called.
+    /// Yes, now, by the caller.
     Now,
     /// Another worker is about to ask.
     Claimed,
@@ -135,15 +135,15 @@ pub(crate) enum Due {
 /// The parameters that a session has reported at its login, against those of the session before it on the same node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reported {
-    /// The same, or there was none before.
+    /// No difference, or no session before.
     Same,
-    /// Something else.
+    /// Different.
     Other,
-    /// Something else, by which literals are read.
+    /// Different in a parameter by which literals are read.
     OtherLiterals,
 }
 
-/// A node's differences, for people.
+/// Differences of a node, for display.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Differences {
     /// Parameters, sorted.
@@ -168,13 +168,13 @@ impl Baseline {
         &mut self.nodes[at]
     }
 
-    /// The node's own values, if they are still those that it gives.
+    /// Returns the node's own values, if they are still those that it gives.
     fn own(&self, at: Asked) -> Option<&Own> {
         let own = self.nodes.get(usize::from(at.node.0))?.own.as_ref()?;
         (own.settings == at.settings && (own.as_primary || !at.primary)).then_some(own)
     }
 
-    /// How a session begins on this node.
+    /// Decides how a session begins on this node.
     pub(super) fn begins(&mut self, at: Asked) -> Begins {
         let Some(agreed) = &self.agreed else { return Begins::Asked };
         if agreed.of == at.node && (at.primary || agreed.provisional) {
@@ -199,7 +199,7 @@ impl Baseline {
         Begins::Asked
     }
 
-    /// A session that began with the node's own values tells them; `None`: the node would not tell.
+    /// Learns a node's own values from a session that began with them; `None`: the node did not answer.
     pub(super) fn learn(&mut self, at: Asked, values: Option<Values>) -> Learnt {
         let values = values.map(Arc::new);
         let own = Own { values: values.clone(), settings: at.settings, as_primary: at.primary, asked: at.now };
@@ -257,8 +257,8 @@ impl Baseline {
         Learnt::Unused(Some(names))
     }
 
-    /// The node refuses sessions with the baseline's values. True if it is the primary: then its own values are the baseline from now on, and
-    /// clients that were told the former ones are to be closed.
+    /// Notes that the node refuses sessions with the baseline's values. Returns true if it is the primary: then its own values are the baseline from
+    /// now on, and clients that were sent the former ones are to be closed.
     pub(super) fn refused(&mut self, at: Asked, why: &str) -> bool {
         let place = self.node(at.node);
         place.refused = Some(why.into());
@@ -284,7 +284,7 @@ impl Baseline {
         Due::Now
     }
 
-    /// A session that is to be used has reported these parameters at its login.
+    /// Compares the parameters that a usable session has reported at its login with those of the session before.
     pub(super) fn reported(&mut self, node: NodeId, reported: &[(String, String)]) -> Reported {
         let mut now = reported.to_vec();
         now.sort_unstable();
@@ -301,7 +301,7 @@ impl Baseline {
         if literals(&before) == literals(&place.reported) { Reported::Other } else { Reported::OtherLiterals }
     }
 
-    /// Forgets all values: the next session on the primary tells the new ones.
+    /// Forgets all values: the next session on the primary reports the new ones.
     pub(super) fn forget(&mut self) {
         self.agreed = None;
         for node in &mut self.nodes {
@@ -309,7 +309,7 @@ impl Baseline {
         }
     }
 
-    /// In what this node differs from the baseline.
+    /// Returns the differences of this node from the baseline.
     pub(super) fn differences(&self, node: NodeId) -> Differences {
         let (Some(agreed), Some(place)) = (&self.agreed, self.nodes.get(usize::from(node.0))) else {
             return Differences::default();
@@ -320,13 +320,13 @@ impl Baseline {
     }
 }
 
-/// The parameters that both servers have, with other values.
+/// Returns the parameters that both servers have, with different values.
 fn differences(own: &Values, agreed: &Values) -> Vec<&'static str> {
     let differ = |i: &usize| own[*i].is_some() && agreed[*i].is_some() && own[*i] != agreed[*i];
     (0..ALIKE.len()).filter(differ).map(|i| ALIKE[i]).collect()
 }
 
-/// The Query that asks a session for its values. Two rows answer it: the first has `statement_timeout`, so that a short one does not end the
+/// Returns the Query that asks a session for its values. Two rows answer it: the first has `statement_timeout`, so that a short one does not end the
 /// question; the second has all. On a standby a serializable transaction could not ask.
 pub(crate) fn question() -> String {
     let mut sql = String::from(
@@ -339,7 +339,7 @@ pub(crate) fn question() -> String {
     sql
 }
 
-/// The answer to [`question`], as it comes.
+/// The answer to [`question`], read row by row.
 #[derive(Debug, Default)]
 pub(crate) struct ToldValues {
     timeout: Option<Box<str>>,
@@ -359,7 +359,7 @@ impl ToldValues {
         }
     }
 
-    /// The values; `None`: the server has not told them.
+    /// Returns the values; `None`: the server's answer is incomplete or an error.
     pub(crate) fn values(self) -> Option<Values> {
         let mut values = self.values.filter(|_| self.error.is_none())?;
         if let Some(at) = ALIKE.iter().position(|name| *name == "statement_timeout") {
@@ -369,7 +369,7 @@ impl ToldValues {
     }
 }
 
-/// The columns of a `DataRow`, as text; at most as many as a whole answer has.
+/// Returns the columns of a `DataRow`, as text; at most as many as a complete answer has.
 fn columns(data: &[u8]) -> Option<Vec<Option<Box<str>>>> {
     let (count, mut rest) = data.split_first_chunk::<2>()?;
     let count = usize::from(u16::from_be_bytes(*count));

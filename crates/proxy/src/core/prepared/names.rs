@@ -29,24 +29,24 @@ pub(crate) struct Named {
     // Looked up with every Bind: a fast hash, with a key that differs in each process.
     entries: HashMap<Box<[u8]>, Entry, foldhash::fast::RandomState>,
     bytes: usize,
-    /// Some entries have a `settled` statement.
+    /// True if some entries have a `settled` statement.
     unsettled: bool,
 }
 
-/// What one name stands for.
+/// Entry of a name.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     statement: Arc<Statement>,
-    /// What the name was charged for in [`Named::bytes`]: the statement may be replaced by one of another size.
+    /// Bytes charged for the name in [`Named::bytes`]: the statement may be replaced by one of another size.
     bytes: usize,
-    /// The client was told of the statement's columns, and relies on them.
+    /// True if the client was sent the statement's columns, and relies on them.
     told: bool,
     /// Set if `statement` was made while it was unknown under which parameters the client's texts are read. The name
     /// stands for `settled` again once that is known.
     settled: Option<Arc<Statement>>,
 }
 
-/// How to undo a message's change, should the server skip the message.
+/// Reversal of a message's change, in case the server skips the message.
 #[derive(Debug, Default)]
 pub(crate) enum Undo {
     /// The message has changed nothing.
@@ -58,7 +58,7 @@ pub(crate) enum Undo {
     Free(Box<[u8]>),
     /// The entry of the name before the change.
     Named(Box<(Box<[u8]>, Entry)>),
-    /// All names were dropped; the entries before that.
+    /// The entries before all names were dropped.
     All(Box<Named>),
 }
 
@@ -183,7 +183,7 @@ impl Names {
         }
     }
 
-    /// The name stands for `statement` only while it is unknown under which parameters the client's texts are read.
+    /// Replaces the name's statement for as long as it is unknown under which parameters the client's texts are read.
     pub(crate) fn replace_for_now(&mut self, name: &[u8], statement: Arc<Statement>) {
         if let Some(named) = &mut self.named
             && let Some(entry) = named.entries.get_mut(name)
@@ -194,8 +194,8 @@ impl Names {
         }
     }
 
-    /// It is known again under which parameters the client's texts are read: gives the statement that the name stands
-    /// for from now on. `None` if `replace_for_now` has not changed the name.
+    /// Restores the name's own statement, once it is known again under which parameters the client's texts are read, and returns it. `None` if
+    /// `replace_for_now` has not changed the name.
     pub(crate) fn settled(&mut self, name: &[u8]) -> Option<&Arc<Statement>> {
         let named = self.named.as_mut().filter(|named| named.unsettled)?;
         let entry = named.entries.get_mut(name)?;
@@ -393,7 +393,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is done, taking it back in the opposite order leaves what was there.
+        /// Any changes, undone in the opposite order, leave the names as before.
         #[test]
         fn taken_back_is_as_before(before in proptest::collection::vec((0..6u8, 0..4u8), 0..12), after in proptest::collection::vec((0..6u8, 0..4u8), 0..12)) {
             let mut next = 0;

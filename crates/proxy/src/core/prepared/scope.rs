@@ -1,4 +1,4 @@
-//! What the meaning of a text depends on, besides the text.
+//! Context on which the meaning of a text depends, besides the text.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,14 +9,14 @@ use topology::NodeId;
 
 use super::baseline::{Asked, Baseline, Begins, Learnt, Reported, Values};
 
-/// How long after a schema change a replica may not know of it; also how long a server's answer to a Describe is given
-/// to other clients, since a schema change may go unseen.
+/// Time after a schema change for which a replica may not know of it; also the time for which a server's answer to a Describe is given to other
+/// clients, since a schema change may go unseen.
 pub(crate) const SETTLED_AFTER: Duration = Duration::from_secs(10);
 
 /// Two sessions of one scope read the same text in the same way.
 ///
-/// What a name in a text stands for depends on the database, on the user (`"$user"` in the search path, `ALTER ROLE …
-/// SET`), and on the session's parameters: `search_path`, `role`, and those by which literals are read.
+/// The meaning of a name in a text depends on the database, on the user (`"$user"` in the search path, `ALTER ROLE … SET`), and on the session's
+/// parameters: `search_path`, `role`, and those by which literals are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Scope {
     place: u64,
@@ -102,44 +102,43 @@ impl Place {
         }
     }
 
-    /// A server connection of this place has ended: before what is known of a text's types and columns is given to
-    /// another client, a server is asked.
+    /// Notes that a server connection of this place has ended: before the known types and columns of a text are given to another client, a server is
+    /// asked.
     pub(crate) fn doubt(&self) {
         self.doubts.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The current version of what texts mean here, as far as this process knows: it grows with the schema's, and with
-    /// each doubt.
+    /// Returns the version of the meaning of texts here, as far as this process knows: it grows with the schema's, and with each doubt.
     pub(crate) fn version(&self) -> u64 {
         self.schema.version() + self.doubts.load(Ordering::Acquire)
     }
 
-    /// New server connections begin with other parameters than those that there are. Gives the count from then on.
+    /// Notes that new server connections begin with other parameters than the open ones. Returns the new count.
     fn renew(&self) -> u64 {
         self.renewals.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// How often that was so.
+    /// Returns the count of renewals.
     pub(crate) fn renewals(&self) -> u64 {
         self.renewals.load(Ordering::Acquire)
     }
 
-    /// The version of what logins are told.
+    /// Returns the version of the parameters that clients get at their login.
     pub(crate) fn greetings(&self) -> u64 {
         self.greetings.load(Ordering::Acquire) + self.renewals()
     }
 
-    /// The statements of clients that are logged in would run under other values than these clients were told.
+    /// Notes that statements of logged-in clients would run under other values than these clients were sent.
     fn dismiss(&self) {
         self.dismissals.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// How often that was so.
+    /// Returns the count of dismissals.
     pub(crate) fn dismissals(&self) -> u64 {
         self.dismissals.load(Ordering::Acquire)
     }
 
-    /// Looks at the baseline. Takes a lock: only for connections that begin or answer, never for a statement.
+    /// Gives access to the baseline. Takes a lock: only for connections that begin or answer, never for a statement.
     pub(crate) fn baseline<T>(&self, look: impl FnOnce(&mut Baseline) -> T) -> T {
         let mut baseline = self.baseline.lock().unwrap_or_else(PoisonError::into_inner);
         let result = look(&mut baseline);
@@ -147,13 +146,13 @@ impl Place {
         result
     }
 
-    /// How a session begins on a node, and the count of renewals for it.
+    /// Decides how a session begins on a node; with the count of renewals for it.
     pub(crate) fn begins(&self, at: Asked) -> (Begins, u64) {
         self.baseline(|baseline| (baseline.begins(at), self.renewals()))
     }
 
-    /// A session that began under the count `begun` tells its node's own values. The count for it from now on; `None`: others have changed
-    /// what sessions begin with meanwhile, and whether it began before or after that is not known.
+    /// Learns a node's own values from a session that began under the count `begun`. Returns the session's count from now on; `None`: another session
+    /// has changed the values that sessions begin with, and the order of the two is not known.
     pub(crate) fn learn(&self, at: Asked, values: Option<Values>, begun: u64) -> Option<(Learnt, u64)> {
         self.baseline(|baseline| {
             if begun != self.renewals() {
@@ -168,7 +167,7 @@ impl Place {
         })
     }
 
-    /// A node refuses sessions with the baseline's values: see [`Baseline::refused`].
+    /// Notes that a node refuses sessions with the baseline's values: see [`Baseline::refused`].
     pub(crate) fn refused(&self, at: Asked, why: &str) -> bool {
         self.baseline(|baseline| {
             let replaced = baseline.refused(at, why);
@@ -180,8 +179,8 @@ impl Place {
         })
     }
 
-    /// A session that is to be used has reported these parameters at its login. `own`: its node's, which nobody has asked for. The count for it
-    /// from now on, if sessions begin otherwise than before.
+    /// Notes the parameters that a usable session has reported at its login. `own`: the session has its node's own values, which were not queried.
+    /// Returns the session's count from now on, if sessions begin otherwise than before.
     pub(crate) fn reported(&self, node: NodeId, reported: &[(String, String)], own: bool) -> Option<u64> {
         self.baseline(|baseline| {
             let against_before = baseline.reported(node, reported);
@@ -192,7 +191,7 @@ impl Place {
         })
     }
 
-    /// An operator has everything learnt anew.
+    /// Forgets all learnt values, by order of an operator.
     pub(crate) fn forget(&self) {
         self.baseline(|baseline| {
             baseline.forget();
@@ -205,12 +204,12 @@ impl Place {
         self.is_agreed.load(Ordering::Acquire)
     }
 
-    /// What is known now.
+    /// Returns the current knowledge of the place.
     pub(super) fn known(&self) -> Known {
         Known { declared: self.schema.declared(), doubts: self.doubts.load(Ordering::Acquire) }
     }
 
-    /// This moment.
+    /// Returns this moment.
     pub(crate) fn moment(&self, now: Instant) -> Moment {
         let doubts = self.doubts.load(Ordering::Acquire);
         Moment { millis: self.schema.millis(now), version: self.schema.version(), doubts }
@@ -225,39 +224,37 @@ impl Place {
 /// A database's schema, as far as this process knows of changes.
 #[derive(Debug)]
 pub(crate) struct Schema {
-    /// Grows when a client changes the schema: once before the statement is sent, and once when it may have been
-    /// committed.
+    /// Grows when a client changes the schema: once before the statement is sent, and once when it may have been committed.
     changes: AtomicU64,
     /// Grows in the same way, but only for CREATE, ALTER and DROP, and not for statements that may hide DDL, such as
     /// CALL or DO.
     declared: AtomicU64,
     born: Instant,
-    /// When the schema was last changed, in milliseconds after `born`, plus 1; 0: never.
+    /// Time of the last schema change, in milliseconds after `born`, plus 1; 0: never.
     last: AtomicU64,
 }
 
-/// What was known of a place when a statement was made.
+/// Knowledge of a place when a statement was made.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Known {
     /// [`Schema::declared`].
     pub(super) declared: u64,
-    /// How often what was known had been doubted.
+    /// Number of doubts about the place until then.
     pub(super) doubts: u64,
 }
 
-/// A point in time, and what was known of a place then.
+/// A point in time, and the knowledge of a place then.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Moment {
     /// Milliseconds since the process's table of statements was made.
     pub(super) millis: u64,
     pub(super) version: u64,
-    /// How often what was known of the place has been doubted.
+    /// Number of doubts about the place until then.
     pub(super) doubts: u64,
 }
 
 impl Moment {
-    /// When the answer came to what was asked at this moment: the version of the schema and the doubts are those of the
-    /// question.
+    /// Returns the moment of the answer to a question asked at this moment: the version of the schema and the doubts are those of the question.
     pub(crate) fn answered(self, now: Moment) -> Moment {
         Moment { millis: now.millis, ..self }
     }
