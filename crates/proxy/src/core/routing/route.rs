@@ -1,4 +1,4 @@
-//! Where a unit goes.
+//! Choice of the node for a unit.
 
 use sql::Hint;
 use topology::{NodeId, Role, Term};
@@ -11,18 +11,18 @@ use crate::core::Core;
 use crate::core::pool::Want;
 use crate::core::session::{Mark, Sole, Unit, begins_read_only};
 
-/// What the session, the listener and the database say.
+/// Settings of the session, the listener and the database that decide the route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) struct Session {
     pub route: RouteTo,
     pub mode: PoolMode,
-    /// It keeps its server connection.
+    /// True if the client keeps its server connection.
     pub pinned: bool,
-    /// A replica refused this unit.
+    /// True if a replica refused this unit.
     pub refused: bool,
-    /// It is the first of a transaction whose BEGIN was put off.
+    /// The BEGIN that was put off, if the unit is the first of its transaction.
     pub begun: Begun,
-    /// Its reads see what anybody has committed.
+    /// True if reads see all commits that were acknowledged to any client.
     pub strong: bool,
 }
 
@@ -30,13 +30,13 @@ pub(in crate::core) struct Session {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Begun {
     No,
-    /// Of a transaction that may write.
+    /// BEGIN of a transaction that may write.
     ReadWrite,
-    /// Of one that is declared to only read, and the hint in its text.
+    /// BEGIN of a transaction that is declared READ ONLY, and the hint in its text.
     ReadOnly(Option<Hint>),
 }
 
-/// The decision, from plain values.
+/// Decides from plain values.
 pub(in crate::core) fn want(unit: &Unit, session: Session) -> Want {
     if session.refused || session.pinned || session.mode == PoolMode::Session {
         return Want::Primary;
@@ -74,14 +74,14 @@ pub(in crate::core) fn want(unit: &Unit, session: Session) -> Want {
     }
 }
 
-/// Of two nodes with so many statements in flight and such weights, is the first the less loaded?
+/// Returns true if the first of two nodes, given their statements in flight and weights, is the less loaded.
 pub(in crate::core) fn less_loaded(first: (usize, u32), second: (usize, u32)) -> bool {
     // (busy + 1) / weight, without dividing.
     (first.0 as u64 + 1) * u64::from(second.1) <= (second.0 as u64 + 1) * u64::from(first.1)
 }
 
 impl Core {
-    /// What the client's unit needs.
+    /// Returns the kind of node that the client's unit needs.
     pub(in crate::core) fn want(&self, c: usize) -> Want {
         let client = &self.clients[c];
         let session = Session {
@@ -99,8 +99,8 @@ impl Core {
         want(&client.unit, session)
     }
 
-    /// The node for a read: the less loaded of two replicas chosen at random from those that have replayed what the client
-    /// must see; the primary if there is none. With a `primary_weight`, the primary is among those chosen from.
+    /// Returns the node for a read: the less loaded of two replicas chosen at random from those that have replayed what the client must see; the
+    /// primary if there is none. With a `primary_weight`, the primary is among those chosen from.
     pub(in crate::core) fn read_node(&mut self, p: usize, c: usize) -> Option<NodeId> {
         if self.view.nodes.len() <= 1 && self.view.primary.is_some() {
             // There is nothing to choose from, and nobody need know where it is.
