@@ -1,4 +1,4 @@
-//! Bringing a session to the values that all sessions of its place have: see [`Baseline`](crate::core::prepared::baseline::Baseline).
+//! Alignment of a session with the values that all sessions of its place have: see [`Baseline`](crate::core::prepared::baseline::Baseline).
 
 use std::sync::PoisonError;
 
@@ -10,18 +10,18 @@ use crate::core::Core;
 use crate::core::prepared::baseline::{Asked, Begins, Due, Learnt, Values, question};
 use crate::core::server::ServerPhase;
 
-/// Told to clients whose statements would run under other settings than they were told.
+/// Error for clients whose statements would run under other settings than they were sent.
 const OTHER_SETTINGS: &str = "the primary's settings are others than those that this session began with: connect again";
-/// Most sets of settings that are remembered as said in the log; beyond that all are forgotten.
+/// Most sets of settings that are remembered as logged; beyond that all are forgotten.
 const MOST_SAID: usize = 1000;
 
 /// The next step of a login.
 pub(super) enum Step {
-    /// The session has been asked, and its answer comes next.
+    /// The session was sent the question; its answer comes next.
     Asks,
     /// The connection was closed: another one takes its place.
     Closed,
-    /// The session has the values that it is to have.
+    /// The session has the required values.
     Done,
 }
 
@@ -36,19 +36,19 @@ pub(super) fn is_about_a_setting(error: &[u8]) -> bool {
     }
 }
 
-/// The start-up parameters that give a session these values.
+/// Returns the start-up parameters that give a session these values.
 pub(super) fn parameters_of(values: &Values) -> impl Iterator<Item = (&str, &str)> {
     ALIKE.iter().zip(values).filter_map(|(name, value)| Some((*name, value.as_deref()?)))
 }
 
 impl Core {
-    /// The node of a session, now; `settings`: the number of its configuration when the session began.
+    /// Returns the present state of a session's node; `settings`: the number of its configuration when the session began.
     fn asked_at(&self, node: NodeId, settings: u64) -> Asked {
         let primary = self.view.primary;
         Asked { node, settings, primary: primary == Some(node), orphaned: primary.is_none(), now: self.now }
     }
 
-    /// Decides how a session begins, right before its start-up packet is sent. The values are those that the packet is to have.
+    /// Decides how a session begins, right before its start-up packet is sent. Returns the values for the packet.
     pub(super) fn how_to_begin(&mut self, s: usize) -> Option<std::sync::Arc<Values>> {
         let server = &self.servers[s];
         let (p, node) = (server.pool, server.node);
@@ -129,7 +129,7 @@ impl Core {
         }
     }
 
-    /// True if the log does not have this difference of this node yet.
+    /// True if this difference of this node has not been logged yet.
     fn is_news(&self, at: Asked, names: Vec<&'static str>) -> bool {
         let mut said = self.shared.differences_said.lock().unwrap_or_else(PoisonError::into_inner);
         if said.len() >= MOST_SAID {
@@ -138,7 +138,7 @@ impl Core {
         said.insert((at.node, at.settings, names))
     }
 
-    /// Says in the log in what a node differs, once for each configuration of it.
+    /// Logs the differences of a node, once for each configuration of it.
     fn say_what_differs(&self, at: Asked, names: Vec<&'static str>) {
         let text = names.join(", ");
         if !names.is_empty() && self.is_news(at, names) {
@@ -154,7 +154,7 @@ impl Core {
         self.view.node(node).map(|node| node.node.name.as_str())
     }
 
-    /// Closes a connection that has logged in and is of no use; a client that waits gets another one.
+    /// Closes a connection that has logged in and can't be used; a waiting client gets another one.
     pub(in crate::core) fn begin_anew(&mut self, s: usize) {
         let (p, node) = (self.servers[s].pool, usize::from(self.servers[s].node.0));
         let place = &mut self.pools[p].nodes[node];
@@ -165,7 +165,7 @@ impl Core {
         self.pump(p);
     }
 
-    /// The node refuses the values with which the session was to begin.
+    /// Handles a node's refusal of the values that the session was to begin with.
     pub(super) fn values_refused(&mut self, s: usize, error: &[u8]) {
         let server = &self.servers[s];
         let (p, at) = (server.pool, self.asked_at(server.node, server.settings));
@@ -189,7 +189,7 @@ impl Core {
         self.begin_anew(s);
     }
 
-    /// New sessions begin otherwise than those that there are, as the connection `s` has shown: those are closed.
+    /// Closes the sessions that began with other values than new ones do, as the connection `s` has shown.
     pub(in crate::core) fn sessions_change(&mut self, s: usize) {
         let p = self.servers[s].pool;
         let place = &self.pools[p].place;
@@ -202,7 +202,8 @@ impl Core {
         );
     }
 
-    /// Has server connections closed that began before a change, of one pool or of all: idle ones now, the others when they are free.
+    /// Closes server connections of one pool or of all that began before a change: idle ones now, the others when they are free. Returns the number
+    /// of idle ones.
     pub(in crate::core) fn retire_outdated(&mut self, only: Option<usize>) -> usize {
         let mut idle = Vec::new();
         for (s, server) in &mut self.servers {
@@ -221,7 +222,7 @@ impl Core {
         idle.len()
     }
 
-    /// Closes clients of the pool that were told values under which statements do not run any more, if there are such.
+    /// Closes the clients of the pool if they were sent values under which statements do not run any more.
     pub(in crate::core) fn dismiss_clients(&mut self, p: usize) {
         let dismissals = self.pools[p].place.dismissals();
         if std::mem::replace(&mut self.pools[p].dismissed, dismissals) != dismissals {
@@ -229,7 +230,7 @@ impl Core {
         }
     }
 
-    /// Opens a connection to each node whose values have to be asked for: the primary, and replicas to which the pool has connections.
+    /// Opens a connection to each node whose values must be queried: the primary, and replicas to which the pool has connections.
     pub(in crate::core) fn ask_for_settings(&mut self) {
         if self.view.nodes.len() < 2 || self.draining {
             return;
@@ -251,7 +252,7 @@ impl Core {
         }
     }
 
-    /// False if the node has to be looked at again.
+    /// Asks one node for its values if that is due. Returns false if the node must be tried again.
     fn ask_node_for_settings(&mut self, p: usize, id: NodeId) -> bool {
         let Some(node) = self.view.node(id) else { return true };
         if !matches!(node.role, Role::Primary | Role::Replica) || !node.usable {

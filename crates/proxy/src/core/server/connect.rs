@@ -19,7 +19,7 @@ use crate::core::session::Phase;
 use crate::core::shared::Passed;
 use crate::core::{Core, Effect, SMALL_MAX, Secure};
 
-/// Why a login to a server failed.
+/// Cause of a failed login to a server.
 enum Failure {
     /// The node can't be used for now.
     Node(String),

@@ -1,7 +1,7 @@
-//! What a server connection began with of the parameters by which literals are read, and whether that still holds.
+//! Initial values of the parameters by which a server connection reads literals, and the check that they still hold.
 //!
-//! A reload of PostgreSQL's configuration changes `TimeZone` and the like in sessions that have not set them, and `ALTER ROLE … SET` in those that begin later.
-//! Texts that were prepared before then mean something else for who prepares them now.
+//! A reload of PostgreSQL's configuration changes `TimeZone` and the like in sessions that have not set them, and `ALTER ROLE … SET` in those that
+//! begin later. A text that was prepared before has another meaning for a client that prepares it afterwards.
 
 use sql::{Meaning, meaning_of};
 
@@ -10,28 +10,29 @@ use crate::core::parameters::Applied;
 /// Pairs of name, in lower case, and value, sorted.
 type List = Vec<(String, String)>;
 
-/// Of the parameters that a server reports.
+/// Initial values of the parameters by which literals are read, as far as a server reports them.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Defaults {
     begun: List,
-    /// The server has reported one of them since [`Defaults::have_changed`] was last asked.
+    /// True if the server has reported one of them since [`Defaults::have_changed`] was last called.
     heard: bool,
 }
 
 impl Defaults {
-    /// The session has begun, and the server has reported these parameters.
+    /// Takes the parameters that the server has reported at the beginning of the session.
     pub(in crate::core) fn begin(&mut self, reported: &[(String, String)]) {
         (self.begun, self.heard) = (of_literals(reported), false);
     }
 
-    /// The server reports a new value of this parameter. True if literals are read by it.
+    /// Notes that the server has reported a new value of this parameter. Returns true if literals are read by it.
     pub(in crate::core) fn hear(&mut self, name: &str) -> bool {
         let is = is_of_literals(&name.to_ascii_lowercase());
         self.heard |= is;
         is
     }
 
-    /// Asked while no client has the session: true if it no longer has what it began with, but for what the proxy has `applied`.
+    /// Returns true if the values are no longer the initial ones, apart from those that the proxy has `applied`. Called while no client has the
+    /// session.
     pub(in crate::core) fn have_changed(&mut self, reported: &[(String, String)], applied: &Applied) -> bool {
         let Applied::These(params) = applied else { return false };
         if !std::mem::take(&mut self.heard) {

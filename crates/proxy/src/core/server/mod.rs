@@ -65,7 +65,7 @@ pub(crate) struct Server {
     pub(in crate::core) protocol: Protocol<Note>,
     /// The prepared statements that the server connection has.
     pub(in crate::core) held: Held,
-    /// What the server connection has analysed of functions.
+    /// Plans of functions that the server connection has cached.
     pub(in crate::core) bodies: Bodies,
     pub(in crate::core) portals: Portals,
     /// The state of a BEGIN that was put off and then sent here.
@@ -82,16 +82,16 @@ pub(crate) struct Server {
     pub(in crate::core) tracker: Tracker,
     /// The parameters as the server reported them (`ParameterStatus`).
     pub(in crate::core) reported: Vec<(String, String)>,
-    /// Whether literals are still read as when the session began.
+    /// Check that literals are still read as when the session began.
     pub(in crate::core) defaults: Defaults,
     /// The `ParameterDescription` of a Describe whose second message is still to come.
     pub(in crate::core) describing: Vec<u8>,
 
-    /// What the client's units have done since the session was last outside a transaction with nothing in flight.
+    /// Effects of the client's units since the session was last outside a transaction with nothing in flight.
     pub(in crate::core) work: Work,
     pub(in crate::core) meter: Meter,
     pub(in crate::core) own: Own,
-    /// What has to be cleaned up before another client gets the connection.
+    /// Clean-up that is due before another client gets the connection.
     pub(in crate::core) cleaning: Cleaning,
 
     /// The FATAL error that the server sent before it closed.
@@ -117,22 +117,22 @@ pub(crate) struct Server {
 
     /// Set if the connection is a client's own, for replication; it is in no pool.
     pub(in crate::core) tunnel: Option<Box<Tunnel>>,
-    /// How the session begins, and the number of its node's configuration then.
+    /// Values that the session begins with, and the number of its node's configuration then.
     pub(in crate::core) begins: Begins,
     pub(in crate::core) settings: u64,
     /// The session's answer about its own values, while it is awaited.
     pub(in crate::core) answer: Option<Box<ToldValues>>,
-    /// Where the database's `connect_query` has got to on this connection.
+    /// Progress of the database's `connect_query` on this connection.
     pub(in crate::core) greeting: Greeting,
-    /// Which of its user's secrets the server was offered: see `Offers`.
+    /// Number of the user's secret that the server was offered: see `Offers`.
     pub(in crate::core) offered: usize,
-    /// Up to which ticket passwords had been read again then: `Core::renewed`.
+    /// Ticket up to which passwords had been read again then: `Core::renewed`.
     pub(in crate::core) offered_at: u64,
 
     pub(in crate::core) opened: Instant,
-    /// The connection has served no client yet.
+    /// True if the connection has served no client yet.
     pub(in crate::core) fresh: bool,
-    /// When the current client got the connection.
+    /// Time at which the current client got the connection.
     pub(in crate::core) taken: Instant,
     pub(in crate::core) idle_since: Instant,
 }
@@ -160,7 +160,7 @@ impl LastWord {
     }
 }
 
-/// How far a server connection has come in its life.
+/// Phase in the life of a server connection.
 pub(in crate::core) enum ServerPhase {
     Connecting,
     /// SSLRequest was sent.
@@ -172,7 +172,7 @@ pub(in crate::core) enum ServerPhase {
     Ready,
 }
 
-/// Where a database's `connect_query` has got to on a connection that logs in.
+/// Progress of a database's `connect_query` on a connection that logs in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Greeting {
     /// Not sent yet.
@@ -192,7 +192,7 @@ pub(in crate::core) enum Begin {
     Failed,
 }
 
-/// What a client's units have done, or may have done.
+/// Certain or possible effects of a client's units.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Work {
     /// A statement that may write was sent.
@@ -214,7 +214,7 @@ pub(in crate::core) struct Work {
     pub failed: bool,
     /// Pins that the client loses if the unit in flight succeeds.
     pub unpins: Pins,
-    /// Since when the transaction that runs now is known to run, where transactions have a time limit; `None`: not seen yet.
+    /// Time at which the current transaction was first seen to run, if transactions have a time limit; `None`: not seen yet.
     pub seen: Option<Instant>,
     /// The BEGIN of a transaction, if it was put off, and nothing but SHOW was sent since.
     pub shown: Option<std::sync::Arc<crate::core::prepared::Statement>>,
@@ -245,16 +245,16 @@ pub(in crate::core) struct Own {
     pub ahead: Option<Box<[u8]>>,
     /// The unit that has just ended was one of the proxy's.
     pub done: bool,
-    /// When the proxy's statement in flight is done, the client gets its `ReadyForQuery`.
+    /// True if the client gets its `ReadyForQuery` when the proxy's statement in flight is done.
     pub owes_ready: bool,
 }
 
-/// What the client may have left in the session.
+/// Session state that the client may have left behind.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) struct Cleaning {
     /// Anything: DISCARD ALL.
     pub all: bool,
-    /// What functions may have left: anything. Prepared statements are looked at, and dropped only if they were changed.
+    /// Anything that functions may have left. Prepared statements are audited, and dropped only if they were changed.
     pub functions: bool,
     /// Prepared statements are not those that the proxy has made: all go.
     pub statements: bool,

@@ -1,4 +1,4 @@
-//! What the core remembers of each message that a server connection still has to answer.
+//! Notes of the core on each message that a server connection still has to answer.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use crate::core::observe::Timing;
 use crate::core::prepared::{Dropped, Moment, Statement, Undo};
 use crate::traffic::{Refused, Traffic};
 
-/// What a message to a server was. Looked at when the message is answered or skipped.
+/// Kind of a message to a server. Read when the message is answered or skipped.
 #[derive(Debug)]
 pub(in crate::core) enum Note {
     /// A client's message with nothing to remember: a Describe or Close of a portal, COPY data.
     Client,
     /// A message in a unit of the proxy's. The client gets none of the answer, and waits for the unit's end.
     Own,
-    /// As `Own`: the Query that asks whether the connection has the prepared statements that the proxy has made, and no others.
+    /// As `Own`: the Query that checks that the connection has the prepared statements of the proxy, and no others.
     Audit,
     /// A message in a unit of the proxy's, sent ahead of the client's unit. The client does not wait for the unit's
     /// end.
@@ -55,14 +55,14 @@ pub(in crate::core) enum Note {
     Refused(Refusal),
     /// A client's Describe of a statement: the client's name for it, and the version of the schema when it was sent.
     Describe { statement: Arc<Statement>, name: Box<[u8]>, schema: u64, undo: Undo },
-    /// A Describe that the proxy inserted: does this connection have the columns that the client was told of?
+    /// A Describe that the proxy inserted, to check that this connection returns the columns that the client was sent.
     Check(Arc<Statement>),
-    /// A Describe that the proxy inserted behind a fresh Parse of this statement's text: what does the text mean by now? `held`: the Parse has given the
-    /// statement to this connection; otherwise it was without a name.
+    /// A Describe that the proxy inserted behind a fresh Parse of this statement's text, to learn its present meaning. `held`: the Parse has given
+    /// the statement to this connection; otherwise it was without a name.
     Ask { statement: Arc<Statement>, held: bool, asked: Moment },
-    /// A client's Execute: what it changes of parameters and channels, and which prepared statements it drops.
+    /// A client's Execute: its changes of parameters and channels, and the prepared statements that it drops.
     Execute { changes: Option<Arc<Changes>>, dropped: Option<Box<Dropping>> },
-    /// Nothing was sent: the proxy answers the client when everything before has been answered.
+    /// Placeholder without a message: the proxy answers the client when everything before has been answered.
     Answer { answer: Answer, undo: Undo },
 
     /// A client's Sync.
@@ -95,10 +95,10 @@ pub(in crate::core) enum Answer {
     Complete(&'static str),
 }
 
-/// Why the proxy refuses a client's statement that the server would run.
+/// Reason for which the proxy refuses a client's statement that the server would run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Refusal {
-    /// The statement's columns are no longer what the client was told.
+    /// The statement's columns differ from those that the client was sent.
     Outdated,
     /// The statement takes an advisory lock, on a replica.
     LockOnReplica,
@@ -110,7 +110,7 @@ pub(in crate::core) enum Refusal {
     Rule(Refused),
 }
 
-/// How to undo a statement that drops prepared statements, if it fails or is skipped.
+/// Reversal of a statement that drops prepared statements, in case it fails or is skipped.
 #[derive(Debug)]
 pub(in crate::core) struct Dropping {
     /// Undoes the change of the client's names.
@@ -206,7 +206,7 @@ impl Answer {
 }
 
 impl Refusal {
-    /// What the server gets instead of a Query, so that an open transaction fails there, too. Its log shows the text.
+    /// Returns the text that the server gets instead of a Query, so that an open transaction fails there, too. Its log shows the text.
     pub(in crate::core) fn text(self) -> &'static str {
         match self {
             Refusal::Rule(_) => "refused by kingpost: a traffic rule",

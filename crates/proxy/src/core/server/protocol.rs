@@ -20,7 +20,7 @@ pub(crate) enum Request {
     Parse,
     /// Answered by `BindComplete`.
     Bind,
-    /// Of a statement: answered by `ParameterDescription`, then `RowDescription` or `NoData`. Of a portal: only by the
+    /// Describe of a statement: answered by `ParameterDescription`, then `RowDescription` or `NoData`. Describe of a portal: answered only by the
     /// second.
     Describe,
     /// Answered by `CloseComplete`.
@@ -33,11 +33,11 @@ pub(crate) enum Request {
     Query,
     /// `CopyDone` or `CopyFail`, sent before the server has asked for COPY data: the server does not answer it.
     CopyEnd,
-    /// Nothing was sent: the caller answers the client itself when all requests before have been answered.
+    /// Placeholder without a message: the caller answers the client itself when all requests before have been answered.
     Nothing,
 }
 
-/// What a request carries for the caller.
+/// Data of the caller that a request carries.
 pub(crate) trait Note {
     /// True if a later unit's message may mean something else when this request is skipped.
     fn is_depended_on(&self) -> bool;
@@ -87,12 +87,12 @@ pub(crate) enum Reply<N> {
 #[derive(Debug)]
 struct Owed<N> {
     request: Request,
-    /// What `Note::is_depended_on` gave when the request was sent.
+    /// Result of `Note::is_depended_on` when the request was sent.
     is_depended_on: bool,
     note: N,
 }
 
-/// What one server connection owes, and in which state it is.
+/// Requests that one server connection still has to answer, and its state.
 #[derive(Debug)]
 pub(crate) struct Protocol<N> {
     /// Requests to be answered, oldest first.
@@ -112,7 +112,7 @@ pub(crate) struct Protocol<N> {
     /// Units (each ends in `ReadyForQuery`) whose end was sent, and units that have ended.
     units_sent: u64,
     units_ended: u64,
-    /// How many of the oldest requests are followed by a Flush.
+    /// Number of the oldest requests that are followed by a Flush.
     flushed: usize,
     /// Owed requests with `is_depended_on`; and how many of those are in units whose end was sent.
     depended: usize,
@@ -339,7 +339,7 @@ impl<N: Note> Protocol<N> {
         if self.is_at(Request::Nothing) { self.settle() } else { None }
     }
 
-    /// There was no COPY, so the server has ignored the `CopyDone` that comes next.
+    /// Settles a `CopyDone` that the server has ignored because there was no COPY.
     fn pass_copy_ends(&mut self) {
         while self.is_at(Request::CopyEnd) {
             self.settle();

@@ -20,7 +20,7 @@ use crate::core::prepared::{Columns, Statement, Unnamed};
 use crate::core::session::{Aborted, Attempts, End, IN_FAILED_TRANSACTION, MOST_EXPECTED, NO_BLOCKS, Pass, Phase};
 use crate::core::{Core, DESCRIPTION_MAX, DRAINING, HOLD_MAX, SMALL_MAX};
 
-/// What is done with a message from the server.
+/// Treatment of a message from the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Verdict {
     /// Passed on to the client.
@@ -45,7 +45,7 @@ enum Verdict {
     Broken(&'static str),
 }
 
-/// Who waits for a message.
+/// Receiver of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum For {
     /// The proxy itself.
@@ -689,7 +689,7 @@ impl Core {
         }
     }
 
-    /// What follows after `ReadyForQuery` was passed on or dropped.
+    /// Continues after `ReadyForQuery` was passed on or dropped.
     fn unit_done(&mut self, s: usize) {
         if std::mem::take(&mut self.servers[s].own.done) {
             return self.own_query_done(s);
