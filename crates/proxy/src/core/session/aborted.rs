@@ -10,16 +10,16 @@ use super::client::{Aborted, Step};
 use super::login::error;
 use crate::core::{CLASSIFY_MAX, Core};
 
-/// What a statement does in the failed transaction.
+/// Effect of a statement in the failed transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
     /// The transaction ends; the statement succeeds with the tag ROLLBACK.
     Ends,
-    /// The transaction ends, but with an error: the client believes that it commits, and has not been told of the loss.
+    /// The transaction ends, but with an error: the client believes that it commits, and has not received the error for the loss.
     EndsWithError,
-    /// The transaction stays failed; the client is told of the loss for the first time.
+    /// The transaction stays failed; the client gets the error for the loss for the first time.
     First,
-    /// The transaction stays failed; the client knows.
+    /// The transaction stays failed; the client has received that error before.
     Again,
 }
 

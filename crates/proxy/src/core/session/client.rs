@@ -37,7 +37,7 @@ pub(crate) struct Client {
     pub address: Option<IpAddr>,
     /// Set if the client speaks TLS. Holds the client certificate's identity until the login is done.
     pub identity: Option<Box<tls::Identity>>,
-    /// What the system calls the user at the other end of a Unix socket, until the login is done.
+    /// Name that the operating system has for the user at the other end of a Unix socket, until the login is done.
     pub system: Option<Arc<String>>,
     /// Index of the client's pool; meaningful once it has logged in.
     pub pool: usize,
@@ -48,7 +48,7 @@ pub(crate) struct Client {
     /// Bytes that have arrived and could not be handled yet.
     pub input: Vec<u8>,
     pub output: Output,
-    /// What happens to the rest of a message whose beginning has been handled.
+    /// Treatment of the rest of a message whose beginning has been handled.
     pub pass: Pass,
     /// The unit that is being collected or forwarded.
     pub unit: Seldom<Unit>,
@@ -60,8 +60,7 @@ pub(crate) struct Client {
     pub mark: Mark,
     /// The names of the client's prepared statements.
     pub names: Names,
-    /// A BEGIN that was put off: the client was told of a transaction that no server knows yet. It goes to a server
-    /// with the next unit.
+    /// A BEGIN that was put off: the client has its answer, but no server has the transaction yet. It goes to a server with the next unit.
     pub begun: Option<Arc<Statement>>,
     /// The BEGIN in `begun` came by Bind and Execute, which leave a portal behind; a Query leaves none.
     pub begin_leaves_portal: bool,
@@ -70,24 +69,24 @@ pub(crate) struct Client {
     /// In a failed transaction: a statement that ends the transaction (ROLLBACK, COMMIT) has been bound.
     pub ending: bool,
     pub pins: Pins,
-    /// What the client listens to through its pool's shared connection, and the notifications it has not been sent yet.
+    /// Channels of the client on its pool's shared connection, and the notifications it has not been sent yet.
     pub listening: Option<Box<Listening>>,
     /// The client may have set its commits not to wait for the primary's own flush (`synchronous_commit`).
     pub unflushed: bool,
     /// The client has `standard_conforming_strings` off, so the parser may misread its texts.
     pub odd_strings: bool,
-    /// Where this session's statements go, set by the listener or by `SET kingpost.route`.
+    /// Route of this session's statements, set by the listener or by `SET kingpost.route`.
     pub route: Option<RouteTo>,
-    /// Whether a lookup has let it in, and by which proof.
+    /// Proof by which a lookup has accepted the client, if one has.
     pub looked_up: LookedUp,
     pub consistency: Option<Consistency>,
     /// Start of the current state: waiting for a server connection, running a statement, or idle.
     pub since: Instant,
-    /// How long the client waited last for a server connection, in microseconds; 0 once that has been reported.
+    /// Duration of the client's last wait for a server connection, in microseconds; 0 once it has been reported.
     pub waited: u32,
     /// The term still stood after its unit in flight had come: the unit's answer needs no more proof.
     pub proven: bool,
-    /// It waits in its pool's queue.
+    /// True if the client waits in its pool's queue.
     pub waiting: bool,
     /// The server connection owes [`MOST_EXPECTED`](super::MOST_EXPECTED) answers: the client's next messages wait.
     pub held_up: bool,
@@ -95,14 +94,14 @@ pub(crate) struct Client {
     pub blocked: bool,
     /// After an error from the proxy, the client's messages up to Sync are skipped.
     pub skipping: bool,
-    /// Whether the client has sent its last message, and what of that is still to be done.
+    /// Progress of the client's end.
     pub end: End,
     pub dirty: bool,
     /// The client's socket is not read, because its server is slow or its buffered input is full.
     pub paused: bool,
-    /// What earlier attempts at the current unit have shown.
+    /// Results of earlier attempts at the current unit.
     pub attempts: Attempts,
-    /// When the client connected, in seconds since its worker started.
+    /// Time at which the client connected, in seconds since its worker started.
     pub connected: u32,
 }
 
@@ -116,14 +115,14 @@ impl Client {
     }
 }
 
-/// Whether a lookup has let a client in.
+/// Acceptance of a client by a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LookedUp {
-    /// The configuration has.
+    /// None: the configuration has the client's account.
     No,
-    /// What was found is what its password was compared with.
+    /// By its password, which was compared with the secret that the lookup found.
     ByPassword,
-    /// There is such a role; that it is the client's is said by the certificate or the operating system, or taken for granted (`trust`).
+    /// By its name: the lookup found the role; the certificate or the operating system proves that it is the client's, or `trust` requires no proof.
     ByName,
 }
 
@@ -175,13 +174,13 @@ impl At {
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Client>() <= 248);
 
-/// How far a connection has come in its life.
+/// Phase in the life of a connection.
 pub(in crate::core) enum Phase {
     /// Waits for a startup packet.
     Startup {
         /// Requests for encryption (SSLRequest, GSSENCRequest) that were answered with no, a bit each.
         refused: u8,
-        /// Another cluster's worker has handed it over: it is led no further.
+        /// True if another cluster's worker has handed the connection over: it is not handed over again.
         led: bool,
     },
     /// The TLS handshake is under way; then the phase is `Startup` again.
@@ -213,13 +212,13 @@ pub(in crate::core) struct Operator {
 pub(in crate::core) enum Pass {
     /// No rest.
     No,
-    /// This many bytes go to the server.
+    /// Passed on to the server: `left` bytes remain.
     Forward {
         left: u32,
         /// The server answers the message. (It does not answer COPY data.)
         asks: bool,
     },
-    /// This many bytes are dropped.
+    /// Number of bytes that are dropped.
     Discard(u32),
 }
 
@@ -269,9 +268,9 @@ pub(in crate::core) struct Unit {
     pub hint: Option<Hint>,
     /// Class of the simple query that the unit consists of.
     pub query: Option<Class>,
-    /// So far the messages amount to one statement, executed once to its end.
+    /// True if so far the messages amount to one statement, executed once to its end.
     pub single: bool,
-    /// What kind of statement that is.
+    /// Kind of that statement.
     pub sole: Sole,
     /// The unit has a Bind (`bound`), and an Execute behind that (`executed`).
     pub bound: bool,
@@ -280,13 +279,13 @@ pub(in crate::core) struct Unit {
     pub key: u64,
     /// The position that the unit must see, if it is a strong read.
     pub reach: Reach,
-    /// Whether its term still stands, if its session is strong.
+    /// Proof that the unit's term still stands, if its session is strong.
     pub proof: Proof,
-    /// What traffic rules look at of the unnamed statement that the unit parses.
+    /// Facts about the unnamed statement that the unit parses, for traffic rules.
     pub parsed: Option<Act>,
     /// Statements of the unit that traffic rules have let pass, and that are still to be passed on.
     pub admitted: u32,
-    /// A traffic rule refuses one.
+    /// The refusal of one of them by a traffic rule.
     pub refused: Option<Refused>,
 }
 
@@ -348,7 +347,7 @@ pub(in crate::core) enum Sole {
     Other,
 }
 
-/// What earlier attempts at a unit have shown.
+/// Results of earlier attempts at a unit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::core) struct Attempts {
     pub count: u8,
@@ -356,7 +355,7 @@ pub(in crate::core) struct Attempts {
     pub primary: bool,
     /// The unit was in a lane, and now gets a server connection to itself.
     pub alone: bool,
-    /// How many server connections have refused the client's parameters.
+    /// Number of server connections that have refused the client's parameters.
     pub setups: u8,
     /// The node on which the unit was lost.
     pub avoid: Option<NodeId>,
@@ -364,7 +363,7 @@ pub(in crate::core) struct Attempts {
     pub admitted: bool,
 }
 
-/// The lower bound on what a client's reads must see.
+/// The lower bound on the position that a client's reads must see.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) enum Mark {
     /// The client has written nothing.
@@ -381,22 +380,22 @@ pub(in crate::core) enum Mark {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Aborted {
     No,
-    /// The client has not been told of the loss.
+    /// The client has not received the error for the loss.
     Untold,
-    /// The client has been told.
+    /// The client has received that error.
     Told,
 }
 
 /// The result of handling a client's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Step {
-    /// This many bytes were handled.
+    /// Number of bytes that were handled.
     Used(usize),
     /// No bytes were handled, but the client's state changed: look at the same bytes again.
     Again,
     /// More bytes are needed.
     More,
-    /// The client must wait for some event; whoever returns this names the event that makes the client `runnable`.
+    /// The client must wait for an event; the code that returns this names the event that makes the client `runnable`.
     Blocked,
     /// The client has been closed.
     Gone,
@@ -637,5 +636,5 @@ impl Core {
     }
 }
 
-/// How much input is buffered beyond one statement of the greatest length, in bytes.
+/// Limit on buffered input beyond one statement of the greatest length, in bytes.
 const UNIT_MAX_KEPT: usize = 128 << 10;

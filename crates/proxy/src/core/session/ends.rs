@@ -1,15 +1,14 @@
 //! A client's end: Terminate, or the end of its stream.
 //!
-//! PostgreSQL reads one message after the other. It comes to Terminate, and to the end of the stream, once every message
-//! before is carried out and answered, and then ends the session. A client that has shut down its sending direction
-//! (a half-close) still gets its answers.
+//! PostgreSQL reads one message after the other. It reads Terminate, and the end of the stream, once every message before is executed and answered,
+//! and then ends the session. A client that has shut down its sending direction (a half-close) still gets its answers.
 //!
 //! ```text
 //!  No ──Terminate, end of the stream──▶ Sent ──nothing more is owed──▶ Reads ──all is written──▶ closed
 //!                                        └─in COPY FROM STDIN─▶ InCopy ──the server's error──▶ Told ─▶ Reads
 //! ```
 //!
-//! A connection that is reset is closed at once (`Core::closed`): nobody reads its answers.
+//! A connection that is reset is closed at once (`Core::closed`): its answers can't be delivered.
 
 use std::time::{Duration, Instant};
 
@@ -23,25 +22,24 @@ use crate::core::observe::Timing;
 use crate::core::server::{Note, Request};
 use crate::core::{Core, over};
 
-/// Longest time for which a client that has ended, and has no server connection any more, takes none of its answers'
-/// bytes.
+/// Longest time for which a client that has ended, and has no server connection any more, may accept no byte of its answers.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The reason in the CopyFail that ends a client's COPY FROM STDIN, by which the server's error is known.
+/// Reason in the CopyFail that ends a client's COPY FROM STDIN; it identifies the server's error.
 const REASON: &[u8] = b"the client left";
 
-/// How far a client's end has come.
+/// Progress of a client's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum End {
     /// The client may send more.
     No,
-    /// The client sends nothing more. Everything it has sent is still carried out.
+    /// The client sends nothing more. All its messages are still executed.
     Sent,
-    /// The client has ended in COPY FROM STDIN: the server was sent CopyFail.
+    /// The client has ended in COPY FROM STDIN, and the server was sent CopyFail.
     InCopy(InCopy),
-    /// The client was told that its session is over: it gets no further answers.
+    /// The client got the error that ends its session, and gets no further answers.
     Told,
-    /// Nothing more is carried out for the client, which has no server connection: it only reads its answers.
+    /// The client, which has no server connection, only reads its remaining answers; nothing more is executed.
     Reads,
 }
 
@@ -55,7 +53,7 @@ pub(in crate::core) enum InCopy {
 }
 
 impl InCopy {
-    /// PostgreSQL's error.
+    /// Returns PostgreSQL's error.
     fn error(self) -> (Sqlstate, &'static str) {
         match self {
             InCopy::Terminate => (Sqlstate::PROTOCOL_VIOLATION, "unexpected message type 0x58 during COPY from stdin"),
@@ -65,8 +63,8 @@ impl InCopy {
         }
     }
 
-    /// Appends what PostgreSQL says when a session ends in COPY. `error`: the server's answer to CopyFail, whose context
-    /// (the table and the line) is kept.
+    /// Appends PostgreSQL's messages at the end of a session in COPY. `error`: the server's answer to CopyFail, whose context (the table and the
+    /// line) is kept.
     fn write(self, error: &[u8], out: &mut Vec<u8>) {
         let (code, text) = self.error();
         let field = |name| payload::error_field(error, name).unwrap_or_default();
@@ -91,12 +89,12 @@ impl InCopy {
     }
 }
 
-/// Clients in [`End::Reads`]: since when each has had so many bytes to take.
+/// Clients in [`End::Reads`], each with its number of unread bytes and the time since which it has not changed.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Leavers(Vec<(Token, Instant, usize)>);
 
 impl Core {
-    /// The peer has shut down its sending direction: no more bytes come from it. It may still read.
+    /// Handles the end of the input of a peer that has shut down its sending direction. It may still read.
     pub fn finished(&mut self, token: Token, why: &str) {
         if token.kind() != Kind::Client {
             return self.closed(token, why);
@@ -117,7 +115,7 @@ impl Core {
         self.run();
     }
 
-    /// Handles Terminate: what the client has sent before is still carried out.
+    /// Handles Terminate: messages before it are still executed.
     pub(super) fn terminate(&mut self, c: usize) -> Step {
         let token = self.clients[c].token;
         if self.clients[c].end == End::No {
@@ -133,8 +131,7 @@ impl Core {
         if self.clients[c].end == End::Reads { Step::Again } else { Step::Blocked }
     }
 
-    /// Looks whether a client whose stream has ended is owed anything more. Called when its input has been handled as far
-    /// as possible.
+    /// Ends a client whose stream has ended once it is owed nothing more. Called when its input has been handled as far as possible.
     pub(super) fn look_at_end(&mut self, c: usize) {
         let client = &self.clients[c];
         let has_ended = matches!(client.end, End::Sent | End::InCopy(_) | End::Told);
@@ -144,8 +141,7 @@ impl Core {
         }
     }
 
-    /// True if something is still to be carried out or answered of what the client has sent before its end. False if
-    /// PostgreSQL would be reading.
+    /// True if a message that the client sent before its end is still to be executed or answered. False if PostgreSQL would be reading.
     fn is_owed(&self, c: usize) -> bool {
         let client = &self.clients[c];
         if client.waiting || client.at.lane().is_some() {
@@ -164,7 +160,7 @@ impl Core {
         }
     }
 
-    /// Everything is carried out that came before the client's end: ends its session.
+    /// Ends the client's session, once all messages before its end are executed.
     fn ends(&mut self, c: usize, how: InCopy) {
         let client = &self.clients[c];
         if client.end == End::Sent
@@ -181,7 +177,7 @@ impl Core {
         self.leave(c);
     }
 
-    /// Fails a COPY FROM STDIN whose client has left. The answer of the Sync that ends the unit is noted as `note`.
+    /// Fails a COPY FROM STDIN whose client has left. The answer to the Sync that ends the unit is noted as `note`.
     pub(in crate::core) fn fail_copy(&mut self, s: usize, note: impl FnOnce(Timing) -> Note) {
         self.send(s, |out| {
             message::message(out, b'f', |out| {
@@ -197,8 +193,8 @@ impl Core {
         }
     }
 
-    /// The server's error for a client that has ended in COPY: PostgreSQL's, if it is the answer to CopyFail. `None`: the
-    /// COPY has failed by itself.
+    /// Returns PostgreSQL's error for a client that has ended in COPY, if the server's error is the answer to CopyFail. `None`: the COPY has failed
+    /// by itself.
     pub(in crate::core) fn copy_ended(&mut self, c: usize, error: &[u8]) -> Option<Box<[u8]>> {
         let End::InCopy(how) = self.clients[c].end else { return None };
         let text = payload::error_field(error, b'M').unwrap_or_default();
@@ -233,7 +229,7 @@ impl Core {
         self.stop_listening(c);
     }
 
-    /// Closes clients that have ended and have taken none of their answers' bytes for too long.
+    /// Closes clients that have ended and have accepted no byte of their answers for too long.
     pub(in crate::core) fn expire_leavers(&mut self) {
         let mut leavers = std::mem::take(&mut self.leavers.0);
         leavers.retain_mut(|(token, since, left)| {

@@ -297,7 +297,7 @@ impl Core {
         if server.protocol.is_in_unit() { undo } else { Undo::Nothing }
     }
 
-    /// Why this server must not run a statement of this class; `None` if it may.
+    /// Returns the reason for which this server must not run a statement of this class; `None` if it may.
     pub(super) fn refusal(&self, s: usize, class: Class) -> Option<Refusal> {
         let locks = class.flags.has(Flags::LOCKS);
         let snapshot = class.flags.has(Flags::SNAPSHOT);
@@ -326,8 +326,7 @@ impl Core {
 
     // --- what a statement does beside its answer ---
 
-    /// What this text changes of parameters and channels. `None`: nothing, or the changes can't be told. `cached` is
-    /// asked first.
+    /// Returns the changes that this text makes to parameters and channels. `None`: none, or they can't be determined. `cached` is tried first.
     pub(super) fn changes_of(
         &self,
         c: usize,
@@ -405,7 +404,7 @@ impl Core {
         }
     }
 
-    /// How the client's database treats functions of which nothing is known.
+    /// Returns the treatment of unknown functions in the client's database.
     fn unknown_functions(&self, c: usize) -> UnknownFunctions {
         let database = &self.pools[self.clients[c].pool].database;
         // In session mode the client keeps its connection, and with it what a function left in the session.

@@ -1,4 +1,4 @@
-//! How many clients there may be, and how long each may stay in a state.
+//! Limits on the number of clients, and on the time that each may stay in a state.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -34,11 +34,11 @@ pub(in crate::core) struct Doorkeeper {
     /// Connections that are logging in, oldest first. A connection that has logged in or left is removed when it
     /// reaches the front.
     logins: VecDeque<(Instant, Token)>,
-    /// How many connections have not authenticated yet.
+    /// Number of connections that have not authenticated yet.
     unproved: usize,
     /// Logins whose server connection is to report its parameters, by when they got it, oldest first.
     greeted: VecDeque<(Instant, Token)>,
-    /// When clients' time limits were last checked.
+    /// Time of the last check of clients' time limits.
     looked: Instant,
 }
 

@@ -1,4 +1,4 @@
-//! What the proxy answers without a server: units that need none, and statements about the proxy's own state.
+//! Answers of the proxy without a server: units that need none, and statements about the proxy's own state.
 //!
 //! `DEALLOCATE s` of a statement that was prepared by the protocol is answered here, because servers know the statement
 //! under another name. So are `SET kingpost.…` and `SHOW kingpost.…`. All take effect at once, and a rollback does not

@@ -44,17 +44,16 @@ pub(in crate::core) struct Login {
     pub version: u32,
     /// The parameters of the startup packet.
     pub params: Vec<(String, String)>,
-    /// Set for a login to the console: what the operator may do. Decided when the login began, by the settings that the
-    /// proof is checked against.
+    /// Permissions of the operator, set for a login to the console. Decided when the login began, by the settings that the proof is checked against.
     pub console: Option<Access>,
     /// Set for a replication connection.
     pub tunnel: Option<Box<Tunnel>>,
-    /// What the client has to do. Decided when the login began, too.
+    /// Authentication that the client must complete. Decided when the login began, too.
     pub demand: Arc<Demand>,
     pub exchange: Exchange,
 }
 
-/// How far the authentication is.
+/// Progress of the authentication.
 pub(in crate::core) enum Exchange {
     /// The method will be used, once the user's account has been looked up.
     Asked,
@@ -71,16 +70,17 @@ pub(in crate::core) enum Exchange {
     Token(Option<Arc<User>>),
     /// A token is awaited (OAUTHBEARER).
     Bearer(Option<Arc<User>>, Awaited),
-    /// The client was told that its token is not good, or who gives tokens; its answer to that is awaited, and then it is refused.
+    /// The client was sent the reason for which its token is not accepted, or the issuers of tokens; its answer to that is awaited, and then it is
+    /// refused.
     Farewell,
-    /// Somebody else judges this password or token; one of GSSAPI in base64.
+    /// An external authenticator is checking this password or token; a GSSAPI token is in base64.
     Verifying(Option<Arc<User>>, Secret),
     /// Authenticated; a server connection is awaited, to learn the parameters for the greeting.
     Proved,
 }
 
 impl Exchange {
-    /// Which response is awaited, in PostgreSQL's words.
+    /// Returns the name of the awaited response, in PostgreSQL's words.
     fn awaits(&self) -> &'static str {
         match self {
             Exchange::Md5(..) | Exchange::Clear(_) => "password",
@@ -90,11 +90,11 @@ impl Exchange {
     }
 }
 
-/// What a client has proved that it knows.
+/// Credentials that a client has proved to know.
 pub(super) enum Proved {
-    /// The keys of the verifier that fitted.
+    /// The keys of the verifier that matched.
     Scram(Option<scram::SaltedKeys>),
-    /// The MD5 verifier that fitted.
+    /// The MD5 verifier that matched.
     Md5(md5::Verifier),
     /// The password, in clear.
     Password(Secret),
@@ -183,7 +183,7 @@ impl Core {
         Step::Again
     }
 
-    /// Why this client's TLS or certificate is not accepted, before it authenticates; `None` if it is.
+    /// Returns the reason for which this client's TLS or certificate is not accepted, before it authenticates; `None` if it is.
     fn tls_refusal(&self, c: usize, user: &str) -> Option<String> {
         let (client, tls) = (&self.clients[c], self.settings.tls.as_ref()?);
         match &client.identity {
@@ -305,8 +305,8 @@ impl Core {
         }
     }
 
-    /// What a client has to do to log in: what the first rule of `proxy.hba` that fits it demands, and where there are no rules what its user,
-    /// or `proxy.auth`, demands. `Err`: why the client is refused.
+    /// Returns the authentication that a client must complete: that of the first rule of `proxy.hba` that matches it or, without rules, that of its
+    /// user or of `proxy.auth`. `Err`: the reason for which the client is refused.
     fn demand(&self, c: usize, database: &str, user: &str, known: Option<&User>) -> Result<Arc<Demand>, String> {
         let Some(rules) = &self.settings.hba else {
             let own = known.and_then(|known| known.demand.as_ref());
@@ -709,7 +709,7 @@ impl Core {
     }
 }
 
-/// Why a client's certificate, or the lack of one, is not accepted for `user`.
+/// Returns the reason for which a client's certificate, or the lack of one, is not accepted for `user`.
 fn certificate_refusal(identity: &tls::Identity, user: &str) -> String {
     match &identity.common_name {
         _ if !identity.certificate => format!("user {user:?} must show a certificate (over TLS), and showed none"),
@@ -719,8 +719,8 @@ fn certificate_refusal(identity: &tls::Identity, user: &str) -> String {
     }
 }
 
-/// Where the database has `set_role`, sessions begin with their client's user as the role: `RESET ROLE`, `RESET ALL` and `DISCARD ALL` come back
-/// to it. What the client itself says of a role does not count. An error is for the client.
+/// Sets the client's user as the role that its sessions begin with, if the database has `set_role`: `RESET ROLE`, `RESET ALL` and `DISCARD ALL` come
+/// back to it. A role that the client itself names is ignored. An error is for the client.
 pub(super) fn begins_as_role(
     database: &Database,
     key: &PoolKey,

@@ -13,11 +13,11 @@ use crate::core::prepared::StatementName;
 use crate::core::server::{Cleaning, LastWord, Note, Request, ServerPhase, Work};
 use crate::core::{Core, Effect};
 
-/// Like `DISCARD ALL`, but keeps prepared statements and plans. A function can change prepared statements, too (`EXECUTE 'DEALLOCATE ALL'`), and
-/// hardly any does: so they are looked at (`Note::Audit`), and dropped where they are not those that the proxy has made.
+/// Like `DISCARD ALL`, but keeps prepared statements and plans. A function can change prepared statements, too (`EXECUTE 'DEALLOCATE ALL'`), but
+/// hardly any does: so they are audited (`Note::Audit`), and dropped if they are not those that the proxy has made.
 const CLEAN_FUNCTIONS: &str = "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
                                SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES";
-/// The same for a standby, which has neither listeners nor temporary tables.
+/// [`CLEAN_FUNCTIONS`] for a standby, which has neither listeners nor temporary tables.
 const CLEAN_FUNCTIONS_STANDBY: &str = "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; \
                                        SELECT pg_catalog.pg_advisory_unlock_all()";
 

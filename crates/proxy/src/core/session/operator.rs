@@ -158,7 +158,7 @@ impl Core {
         }
     }
 
-    /// How many connections have bytes to be written, or answers to come.
+    /// Returns the number of connections with unwritten bytes or unanswered requests.
     fn unsettled(&self) -> usize {
         let clients = self.clients.iter().filter(|(_, c)| matches!(c.phase, Phase::Ready) && c.output.unread() > 0);
         let busy = |server: &Server| !server.output.is_empty() || !server.protocol.is_settled();

@@ -1,7 +1,7 @@
-//! The error for a client whose login or wait has come to its limit. Pure.
+//! Error for a client whose login or wait has reached its time limit. Pure.
 //!
-//! A login has two parts with limits of their own. Until the client has authenticated, `login_timeout` counts. From then on it waits for a server, as a
-//! statement does: `wait_timeout` counts, or `no_primary_timeout`. Class 28 is for credentials that are wrong, and a wait never is: drivers do not
+//! A login has two parts with limits of their own. `login_timeout` counts until the client has authenticated. From then on the client waits for a
+//! server, as a statement does: `wait_timeout` counts, or `no_primary_timeout`. Class 28 is for wrong credentials, never for a wait: drivers do not
 //! try again after it.
 
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub(in crate::core) enum Awaited<'a> {
     Client,
     /// The lookup of the user's account on a server.
     Account,
-    /// The word of a directory, of PAM or the like on the client's password or token.
+    /// The answer of an external authenticator (LDAP, PAM and others) on the client's password or token.
     Judge,
     /// The end of an operator's order, `PAUSE` or `SUSPEND`.
     Operator,
@@ -23,20 +23,20 @@ pub(in crate::core) enum Awaited<'a> {
     Primary,
     /// A server connection: the pool's size, and the limit shared with other pools that is reached.
     Connection { size: usize, reached: Option<&'a str> },
-    /// The parameters that the server reports to such a client.
+    /// The server's parameters for the client's greeting.
     Greeting,
 }
 
 /// The last attempt to open a server connection, which failed while the client waited.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Attempt<'a> {
-    /// The SQLSTATE, if the server said one.
+    /// The SQLSTATE, if the server sent one.
     pub code: Option<Sqlstate>,
-    /// The server's text, or the reason for which it was not reached.
+    /// The server's text, or the reason for which it could not be reached.
     pub text: &'a str,
 }
 
-/// A wait that has come to its limit.
+/// A wait that has reached its limit.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Overdue<'a> {
     pub awaited: Awaited<'a>,
@@ -48,7 +48,7 @@ pub(in crate::core) struct Overdue<'a> {
 }
 
 impl Overdue<'_> {
-    /// The error's SQLSTATE and text.
+    /// Returns the error's SQLSTATE and text.
     pub(in crate::core) fn error(&self) -> (Sqlstate, String) {
         let (limit, database, user) = (self.limit.as_secs_f32(), self.database, self.user);
         let (code, text) = match self.awaited {

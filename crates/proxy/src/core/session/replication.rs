@@ -16,16 +16,16 @@ use crate::core::{Core, Effect};
 /// The startup parameter by which a client names the node; the primary without it.
 pub(super) const NODE: &str = "kingpost.node";
 
-/// What a replication connection is for.
+/// Kind of a replication connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Replication {
-    /// Of the whole server.
+    /// Replication of the whole server.
     Physical,
-    /// Of one database.
+    /// Replication of one database.
     Logical,
 }
 
-/// What a client that wants to replicate has said in its startup packet.
+/// Startup packet of a replication client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) struct Tunnel {
     pub(in crate::core) replication: Replication,

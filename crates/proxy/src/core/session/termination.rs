@@ -1,4 +1,4 @@
-//! The end of a server connection, by the server's last FATAL, and the client's share in it. Pure.
+//! Outcome for a client whose server connection has ended, decided by the server's last FATAL. Pure.
 
 use wire::Sqlstate;
 use wire::message::Status;
@@ -10,9 +10,9 @@ use super::aborted::LOST;
 pub(super) enum Cause {
     /// The server shuts down or the connection broke: another connection, or another server, can do the work.
     Server,
-    /// `idle_session_timeout`: the server waited for a command, and has carried out nothing of what was sent since.
+    /// `idle_session_timeout`: the server waited for a command, and has executed nothing that was sent since.
     Idle,
-    /// A limit or a fault of the session itself: the same work ends the same way on every connection.
+    /// A limit or an error of the session itself: the same work ends the same way on every connection.
     Session,
 }
 
@@ -21,26 +21,26 @@ pub(super) enum Cause {
 pub(super) struct InFlight {
     /// The session's state as of the last answer.
     pub status: Status,
-    /// A statement that may commit was not answered.
+    /// True if a statement that may commit was not answered.
     pub committing: bool,
-    /// A statement that may write was sent.
+    /// True if a statement that may write was sent.
     pub has_written: bool,
-    /// The unit is kept and changes nothing, so it can be sent again.
+    /// True if the unit is kept and changes nothing, so it can be sent again.
     pub repeatable: bool,
-    /// The session's state is on the connection: session mode, or a client that keeps its connection.
+    /// True if the session's state is on the connection: session mode, or a client that keeps its connection.
     pub bound: bool,
 }
 
-/// The client's share in the end of its server connection.
+/// Consequence for the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// The unit is sent again on another connection; the client hears nothing.
+    /// The unit is sent again on another connection; the client sees no error.
     Again,
-    /// The client hears an error and stays connected.
+    /// The client gets an error and stays connected.
     Told(Loss),
-    /// The client hears that its session's state is gone, and is closed.
+    /// The client gets the error that its session's state is lost, and is closed.
     SessionLost,
-    /// The client hears the server's own FATAL, and is closed, as by a direct connection.
+    /// The client gets the server's own FATAL, and is closed, as by a direct connection.
     Closed,
 }
 
@@ -51,7 +51,7 @@ pub(super) enum Loss {
     Transaction,
     /// A transaction that may have committed.
     Commit,
-    /// A statement outside a transaction that may have been carried out.
+    /// A statement outside a transaction that may have been executed.
     Statement,
     /// Reads outside a transaction: only the answer is lost.
     Read,
@@ -59,7 +59,7 @@ pub(super) enum Loss {
     Unread,
 }
 
-/// The reason that the SQLSTATE of a server's last FATAL stands for; `None`: the server said nothing.
+/// Returns the reason that the SQLSTATE of a server's last FATAL stands for; `None`: the server sent none.
 pub(super) fn cause(code: Option<Sqlstate>) -> Cause {
     match code {
         None
@@ -75,7 +75,7 @@ pub(super) fn cause(code: Option<Sqlstate>) -> Cause {
     }
 }
 
-/// Decides what becomes of the client's work.
+/// Decides the consequence for the client.
 pub(super) fn outcome(cause: Cause, work: InFlight) -> Outcome {
     let InFlight { repeatable, bound, .. } = work;
     match cause {

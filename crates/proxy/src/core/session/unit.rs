@@ -463,7 +463,7 @@ impl Core {
         self.refuse_scanned_with(c, code, text, "")
     }
 
-    /// The same, with a hint.
+    /// Answers as [`Core::refuse_scanned`], with a hint.
     pub(super) fn refuse_scanned_with(&mut self, c: usize, code: Sqlstate, text: &str, hint: &str) -> Step {
         let client = &mut self.clients[c];
         let unit = client.unit.take();
