@@ -32,13 +32,13 @@ pub(super) fn home_of(id: u64) -> (&'static str, &'static str) {
 /// Run-time parameters of a session.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Parameters {
-    /// What the session began with, besides PostgreSQL's own defaults.
+    /// Initial values, besides PostgreSQL's own defaults.
     defaults: BTreeMap<String, String>,
     session: BTreeMap<String, String>,
     local: BTreeMap<String, String>,
     /// Set for the session by a function whose text does not show it.
     unseen: BTreeMap<String, String>,
-    /// The same in an earlier transaction: the value may be gone by now.
+    /// Values in `unseen` of an earlier transaction: they may be gone by now.
     perhaps: BTreeMap<String, String>,
     /// The server's own time zone; empty: GMT.
     zone: &'static str,
@@ -83,7 +83,7 @@ impl Parameters {
     }
 }
 
-/// What the servers of a cluster share: committed numbers, in order.
+/// State shared by the servers of a cluster: committed numbers, in order.
 #[derive(Debug, Default)]
 pub(super) struct Store {
     pub committed: Vec<u64>,
@@ -449,7 +449,7 @@ impl Backend {
         self.savepoint = None;
     }
 
-    /// Whoever sent this number may see what is here.
+    /// Checks that the client that sent this number may see the session's state.
     fn belongs(&mut self, number: u64) {
         let owner = number / OWNER;
         let other = *self.transaction_of.get_or_insert(owner);

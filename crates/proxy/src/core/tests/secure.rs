@@ -1,4 +1,4 @@
-//! When a connection begins with TLS, and who gets in by it. TLS itself is below the core: here it is an effect.
+//! Begin of TLS on a connection, and logins by it. TLS itself is below the core: here it is an effect.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -24,7 +24,7 @@ struct World {
     _files: tempfile::TempDir,
 }
 
-/// What has come of an event.
+/// Results of an event.
 #[derive(Debug, Default, PartialEq)]
 struct Came {
     /// Written, and left to be written at the end.

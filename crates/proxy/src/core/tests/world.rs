@@ -50,7 +50,7 @@ pub(super) struct Plan {
     pub gated: bool,
     /// Sessions are strong, and each of their answers needs proof that the primary's term still stands.
     pub strong: bool,
-    /// What is done about functions that leave something in the session.
+    /// Treatment of functions that leave something in the session.
     pub unknown_functions: UnknownFunctions,
     /// The relay confirms what it does not have: the simulation must notice.
     pub lies: bool,
@@ -121,7 +121,7 @@ struct Person {
     sent: usize,
 }
 
-/// What a client was told, where that can't be predicted.
+/// Answers to a client that can't be predicted.
 #[derive(Default)]
 struct Answered {
     /// Counts of the current unit.
@@ -169,7 +169,7 @@ pub(super) struct World {
     /// Connections that ask for a cancel.
     requesters: HashMap<(usize, u64), usize>,
     store: Store,
-    /// How many of the committed numbers the relay has.
+    /// Number of the committed numbers that the relay has.
     durable: usize,
     primary: usize,
     timeline: u32,
@@ -556,7 +556,7 @@ impl World {
         }
     }
 
-    /// What an operator does; the last of it is never PAUSE. While something is paused, quiet is no end.
+    /// Executes an operation of an operator; the last one is never PAUSE. A run does not end while anything is paused.
     fn operate(&mut self) -> bool {
         if self.operations_left == 0 {
             return false;
@@ -958,7 +958,7 @@ impl World {
 
     // --- runs ---
 
-    /// Everything until everybody has left and nothing moves.
+    /// Runs until all clients have left and nothing moves.
     pub(super) fn run(&mut self) {
         let mut quiet = 0;
         for _ in 0..4_000_000 {
@@ -988,8 +988,8 @@ impl World {
         self.at_rest();
     }
 
-    /// When everything is at rest: an idle server connection goes from the first core to the second, which reads `told` when it is on its way.
-    /// Gives whether it is kept there; `None`: there is none. `told` is given the connection's database.
+    /// Moves an idle server connection from the first core to the second, which reads `told` while it is on its way. Called at rest. Returns true if
+    /// the connection is kept there; `None`: there is none. `told` is given the connection's database.
     pub(super) fn is_kept(&mut self, told: impl Fn(&str) -> Option<Mail>) -> Option<bool> {
         let [from, to] = &mut self.cores[..] else { return None };
         let (s, server) = from.servers.iter().find(|(_, server)| server.is_idle() && !server.listener)?;
@@ -1011,12 +1011,12 @@ impl World {
         Some(to.servers.get(token.index()).is_some_and(|server| server.token == token))
     }
 
-    /// How many questions about the term have been answered.
+    /// Returns the number of answered questions about the term.
     pub(super) fn proofs(&self) -> u64 {
         self.topology.proof().map_or(0, |proof| watermark::Number::to_u64(proof.answered().get()))
     }
 
-    /// How often a counter of all cores has counted.
+    /// Returns the sum of a counter over all cores.
     pub(super) fn counted(&self, counter: impl Fn(&Metrics) -> u64) -> u64 {
         self.metrics.iter().map(|metrics| counter(metrics)).sum()
     }
@@ -1089,7 +1089,7 @@ impl World {
         out
     }
 
-    /// What must be true when everybody has left.
+    /// Checks the invariants that hold when all clients have left.
     fn at_rest(&self) {
         let plan = &self.plan;
         let pooled = |core: &Core| core.servers.iter().filter(|(_, server)| !server.listener).count();
