@@ -27,8 +27,8 @@ pub struct ProxyConfig {
     pub drain_timeout: Duration,
     /// The authentication method of clients.
     pub auth: AuthMethod,
-    /// Rules for who may connect from where, and with which method. The first rule that fits replaces `auth`. Not set:
-    /// no rules.
+    /// Rules that decide by address, database and user if a client may connect, and with which method. The first rule that fits replaces `auth`. Not
+    /// set: no rules.
     pub hba: Vec<HbaConfig>,
     /// A file with such rules in the format of `pg_hba.conf`, which a reload reads again. Not together with `hba`.
     pub hba_file: Option<std::path::PathBuf>,
@@ -107,7 +107,7 @@ pub struct ProxyConfig {
     pub traffic: Vec<TrafficConfig>,
     /// The users that may log in. If none is listed (possible with `auth = "trust"` only), any name may.
     pub users: Vec<UserConfig>,
-    /// The users of the console (the database `kingpost`), who can't log in to other databases.
+    /// Users of the console (the database `kingpost`). They can't log in to other databases.
     pub operators: Vec<OperatorConfig>,
 }
 
@@ -220,7 +220,7 @@ pub struct TrafficConfig {
     /// True if the rule refuses every such statement.
     #[serde(default)]
     pub block: bool,
-    /// True if the rule refuses nothing and only counts what it would refuse.
+    /// True if the rule refuses nothing and only counts the statements that it would refuse.
     #[serde(default)]
     pub dry_run: bool,
 }
@@ -274,7 +274,7 @@ impl TrafficConfig {
     /// The rule.
     ///
     /// # Errors
-    /// What is not a rule.
+    /// The part that is invalid.
     pub fn rule(&self) -> Result<Rule, RuleError> {
         let access = |access| match access {
             TrafficAccess::Read => sql::Access::Read,
@@ -429,17 +429,17 @@ pub enum AuthMethod {
     Md5,
     /// A certificate whose common name (CN) is the user's name, or that a name map lets be the user.
     Cert,
-    /// The operating system says who is at the other end of a Unix socket. In rules only.
+    /// The operating system identifies the user at the other end of a Unix socket. In rules only.
     #[serde(skip)]
     Peer,
     /// A directory judges the password that the client sends in clear: by the options of the rule, or of `[proxy.ldap]`.
     Ldap,
     /// PAM judges the password that the client sends in clear: by the options of the rule, or of `[proxy.pam]`.
     Pam,
-    /// Kerberos says who the client is, by GSSAPI. In rules only.
+    /// Kerberos identifies the client, by GSSAPI. In rules only.
     #[serde(skip)]
     Gss,
-    /// A token that an issuer has signed says who the client is. In rules only.
+    /// A token that an issuer has signed identifies the client. In rules only.
     #[serde(skip)]
     OAuth,
 }
@@ -477,7 +477,7 @@ impl AuthMethod {
     }
 }
 
-/// `[proxy.ldap]`: the options of `auth = "ldap"`, and what rules of PostgreSQL have no option for.
+/// `[proxy.ldap]`: the options of `auth = "ldap"`, and those that PostgreSQL's rules do not have.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LdapConfig {
@@ -500,7 +500,7 @@ impl Default for LdapConfig {
     }
 }
 
-/// `[proxy.pam]`: the options of `auth = "pam"`, and what rules of PostgreSQL have no option for.
+/// `[proxy.pam]`: the options of `auth = "pam"`, and those that PostgreSQL's rules do not have.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PamConfig {
@@ -521,7 +521,7 @@ impl Default for PamConfig {
     }
 }
 
-/// `[proxy.gss]`: what rules of PostgreSQL have no option for.
+/// `[proxy.gss]`: options that PostgreSQL's rules do not have.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GssConfig {
@@ -550,23 +550,23 @@ impl Default for GssConfig {
     }
 }
 
-/// `[proxy.oauth]`: what rules of PostgreSQL have no option for.
+/// `[proxy.oauth]`: options that PostgreSQL's rules do not have.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OAuthConfig {
     /// Accepted audiences of tokens (`aud`). An empty list accepts no token: an issuer makes tokens for other applications, too, whose operators
     /// could log in with those of their users.
     pub audience: Vec<String>,
-    /// The claim that says who the bearer is.
+    /// Claim with the name of the bearer.
     pub claim: String,
-    /// The claim that says which users the bearer may be, for rules with `delegate_ident_mapping=1`: a name, or a list of names.
+    /// Claim with the users as which the bearer may log in, for rules with `delegate_ident_mapping=1`: a name, or a list of names.
     pub users_claim: Option<String>,
     /// PEM: CAs that certificates of issuers are verified with; not set: the system's.
     pub ca_file: Option<std::path::PathBuf>,
-    /// Longest time in which a token has to be judged, with what is asked of its issuer for it.
+    /// Longest time for the verification of a token, including queries to its issuer.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
-    /// Most logins that wait for an answer of one issuer; further ones are refused. Those whose key is known wait for nobody.
+    /// Most logins that wait for an answer of one issuer; further ones are refused. Logins whose key is known do not wait.
     pub max_questions: usize,
 }
 
@@ -779,7 +779,7 @@ pub enum UnknownFunctions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UnnamedMode {
-    /// A server parses a recurring text once and keeps it for all clients, where no client can tell.
+    /// A server parses a recurring text once and keeps it for all clients, if no client can notice.
     Shared,
     /// Each one is parsed every time.
     Parsed,
@@ -1132,7 +1132,8 @@ pub struct DatabaseConfig {
     /// A program, with its arguments, that writes it to its standard output.
     #[serde(default)]
     pub server_password_command: Vec<String>,
-    /// The password was read from a file or a command, and can be read again. Not from the configuration: whoever reads it says so.
+    /// True if the password was read from a file or a command, and can be read again. Not part of the configuration: set by the code that reads the
+    /// password.
     #[serde(skip)]
     pub server_renewable: bool,
     /// Pool size for this database.
@@ -1222,11 +1223,12 @@ pub struct UserConfig {
     /// Program, with its arguments, that writes the password to its standard output.
     #[serde(default)]
     pub password_command: Vec<String>,
-    /// The password was read from a file or a command, and can be read again. Not from the configuration: whoever reads it says so.
+    /// True if the password was read from a file or a command, and can be read again. Not part of the configuration: set by the code that reads the
+    /// password.
     #[serde(skip)]
     pub renewable: bool,
-    /// `SCRAM-SHA-256$…` or `md5…` as in `pg_authid`. It is enough to let clients in. With what a client proves then,
-    /// the proxy can log in to servers that have the same verifier.
+    /// `SCRAM-SHA-256$…` or `md5…` as in `pg_authid`. It suffices to authenticate clients. With the proof of a client the proxy can then log in to
+    /// servers that have the same verifier.
     #[serde(default, skip_serializing)]
     pub verifier: Option<String>,
     /// Further secrets, each a password or a verifier by its form: clients may log in with any of them, and servers that refuse the first
@@ -1236,25 +1238,25 @@ pub struct UserConfig {
     /// Pool size for this user.
     #[serde(default)]
     pub pool_size: Option<usize>,
-    /// Server connections beyond the pool's size for this user, whatever the database says.
+    /// Server connections beyond the pool's size for this user; overrides the database's.
     #[serde(default)]
     pub reserve_pool_size: Option<usize>,
     /// Most server connections of this user to one node, with all databases; 0: no limit.
     #[serde(default)]
     pub max_connections: Option<usize>,
-    /// Pool mode for this user, whatever the database says.
+    /// Pool mode for this user; overrides the database's.
     #[serde(default)]
     pub pool_mode: Option<PoolMode>,
-    /// `client_idle_timeout` for this user, whatever the database says; 0 means never.
+    /// `client_idle_timeout` for this user; overrides the database's; 0 means never.
     #[serde(default, with = "humantime_serde")]
     pub client_idle_timeout: Option<Duration>,
-    /// `idle_transaction_timeout` for this user, whatever the database says; 0 means never.
+    /// `idle_transaction_timeout` for this user; overrides the database's; 0 means never.
     #[serde(default, with = "humantime_serde")]
     pub idle_transaction_timeout: Option<Duration>,
-    /// `query_timeout` for this user, whatever the database says; 0 means never.
+    /// `query_timeout` for this user; overrides the database's; 0 means never.
     #[serde(default, with = "humantime_serde")]
     pub query_timeout: Option<Duration>,
-    /// `transaction_timeout` for this user, whatever the database says; 0 means never.
+    /// `transaction_timeout` for this user; overrides the database's; 0 means never.
     #[serde(default, with = "humantime_serde")]
     pub transaction_timeout: Option<Duration>,
     /// True if this user may open replication connections, physical ones and logical ones of every database.

@@ -25,7 +25,7 @@ pub(super) enum Command {
     /// A parameter of sessions that drivers set after each login: nothing follows from it here.
     SetSession,
     Suspend,
-    /// Lets nobody log in to a database.
+    /// Refuses all logins to a database.
     Disable(String),
     Enable(String),
     Pause(Option<String>),

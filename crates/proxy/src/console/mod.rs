@@ -51,18 +51,18 @@ pub use report::{
 use show::{Averages, Scene};
 use table::Table;
 
-/// Names of the console database; the second one is what tools for PgBouncer ask for.
+/// Names of the console database; the second one is the name that tools for PgBouncer use.
 pub const DATABASES: [&str; 2] = ["kingpost", "pgbouncer"];
 
 /// Most commands that wait for the console's thread.
 const QUEUE: usize = 64;
 /// Most commands that wait for an event, over all consoles.
 const MOST_PENDING: usize = 64;
-/// Time between two checks of what pending commands wait for.
+/// Time between two checks of the conditions of pending commands.
 const POLL: Duration = Duration::from_millis(20);
 /// Longest wait for the workers' reports.
 const REPORTS: Duration = Duration::from_secs(5);
-/// Longest wait for a primary that a caller says is there.
+/// Longest wait for a primary that the caller says exists.
 const TIMELINE: Duration = Duration::from_secs(60);
 /// Period over which `SHOW STATS` averages.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -187,7 +187,7 @@ impl Desk {
         })
     }
 
-    /// Has the console say what operators have ordered, once it has carried out what was put before. False: it can take no more.
+    /// Has the console send the orders of operators, after the commands put before. Returns false if the queue is full.
     fn ask_for_orders(&self, to: SyncSender<Orders>) -> bool {
         self.0.try_send(Errand::Orders(to)).is_ok()
     }
@@ -234,7 +234,7 @@ impl Room {
         reports
     }
 
-    /// Tells a worker, by its number among those of all clusters, to do something.
+    /// Sends an operation to a worker, by its number among those of all clusters.
     fn tell(&self, worker: usize, operation: Operation) {
         let own = worker.checked_sub(self.shared.membership.first_worker).and_then(|own| self.mailboxes.get(own));
         if let Some(mailbox) = own {
@@ -253,7 +253,7 @@ impl Room {
                 let (client, bytes) = (*client, said.bytes());
                 self.mailboxes[*worker].post(Letter::Core(Mail::Answer { client, bytes }));
             }
-            // Who gathers may have stopped waiting.
+            // The gathering console may have stopped waiting.
             Asker::Console(to) => drop(to.try_send(said)),
         }
     }
@@ -272,7 +272,7 @@ pub(crate) fn run(room: Arc<Room>, errands: &Receiver<Errand>, lease: Lease) {
         let wait = wait.min(console.room.shared.traffic.due_in(now).unwrap_or(wait));
         match errands.recv_timeout(wait) {
             Ok(Errand::Command(request)) => console.serve(request),
-            // Who has asked may have stopped waiting.
+            // The caller may have stopped waiting.
             Ok(Errand::Orders(to)) => drop(to.try_send(console.orders())),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
@@ -300,7 +300,7 @@ impl Console {
                 ))
             }
             Ok(command) => {
-                // What another console passes on has been let in there.
+                // A command passed on by another console was authorised there.
                 let enters = !command.only_looks() && matches!(request.asker, Asker::Client { .. });
                 let fleet = self.room.shared.membership.fleet.clone();
                 match enters.then(|| fleet.changes.begin()).transpose() {
@@ -354,7 +354,7 @@ impl Console {
             }
             parts.push((cluster, receiver));
         }
-        // What looks is answered with what there is; what acts may take its time.
+        // A command that only looks is answered with the reports there are; one that acts may take its time.
         let until = command.only_looks().then(|| Instant::now() + 2 * REPORTS);
         Outcome::Wait(Until::Gathered(Gathering::new(parts, until)), "")
     }

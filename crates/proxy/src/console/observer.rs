@@ -10,8 +10,7 @@ use crate::core::statistics::Counts;
 use crate::metrics::Snapshot;
 use crate::traffic::RuleReport;
 
-/// Longest wait for the workers' reports: whoever looks every second prefers a partial answer now to a complete one
-/// later.
+/// Longest wait for the workers' reports: a caller that looks every second prefers a partial answer now to a complete one later.
 const REPORTS: Duration = Duration::from_secs(1);
 
 /// A handle to a running proxy. After the proxy's end it sees nothing any more.

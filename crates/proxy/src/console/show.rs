@@ -48,7 +48,7 @@ pub(super) struct Scene<'a> {
 pub(super) struct Averages {
     since: Instant,
     before: BTreeMap<Arc<str>, Totals>,
-    /// By database: what was done, and in which time.
+    /// By database: the counts of the last period, and its length.
     last: BTreeMap<Arc<str>, (Totals, Duration)>,
 }
 
@@ -525,7 +525,7 @@ impl Scene<'_> {
                 "user".into(),
             ]);
         }
-        // Who was looked up, or came by trust, and has a pool now.
+        // Users that were looked up, or came by trust, and have a pool now.
         let mut others: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         for pool in wholes.iter().filter(|pool| self.settings.user(&pool.user).is_none()) {
             let (servers, clients) = others.entry(&pool.user).or_default();
@@ -688,7 +688,7 @@ impl Scene<'_> {
             ("user", Text),
             ("id", Number),
         ]);
-        // First how many by reason, then who.
+        // First the counts by reason, then the clients.
         let snapshot = Snapshot::of(self.metrics.iter().map(|metrics| &**metrics));
         let pinned: Vec<(usize, &ClientReport)> = self
             .reports
