@@ -6,22 +6,20 @@
 //!  effects: connect, secure, close, pause, resume, move, post        output(token): bytes to write
 //! ```
 //!
-//! A [`Core`] is given bytes, the time and mail from other workers; it appends to the outputs of its connections and
-//! A [`Core`] is given bytes, the time and mail from other workers. It appends to the outputs of its connections and to
-//! a list of [`Effect`]s. It never touches a socket or a clock, so the same code runs under the event loop, in unit
-//! tests and under a fuzzer. TLS is a layer below: the core decides when a connection starts TLS ([`Effect::Secure`])
-//! and whether the peer's certificate is good enough; all bytes that the core reads and writes are plaintext.
-//! Some folders are types with private fields, which know nothing of a `Core`: `prepared`, `parameters`, `server::protocol`,
-//! `lane::{fit, cost}`, `commit::fate`, `observe::{statistics, trace}`, `memory`. The others say what a `Core` does:
+//! A [`Core`] is given bytes, the time and mail from other workers. It appends to the outputs of its connections and to a list of [`Effect`]s. It
+//! never touches a socket or a clock, so the same code runs under the event loop, in unit tests and under a fuzzer. TLS is a layer below: the core
+//! decides when a connection starts TLS ([`Effect::Secure`]) and whether the peer's certificate is good enough; all bytes that the core reads and
+//! writes are plaintext. Some folders are types with private fields, independent of a `Core`: `prepared`, `parameters`, `server::protocol`,
+//! `lane::{fit, cost}`, `commit::fate`, `observe::{statistics, trace}`, `memory`. The others are the operations of a `Core`:
 //!
-//! - `session`: a client, from accept to its end: login, units, what goes to a server, what the proxy answers by itself.
-//! - `server`: a server connection: login, what its messages mean.
-//! - `pool`: who gets which server connection.
-//! - `routing`: which node a statement goes to, and what it must see there.
+//! - `session`: a client, from accept to its end: login, units, messages to a server, answers by the proxy itself.
+//! - `server`: a server connection: login, interpretation of its messages.
+//! - `pool`: assignment of server connections to clients.
+//! - `routing`: choice of the node for a statement, and the position that it must see there.
 //! - `lane`: statements of many clients on one server connection.
 //! - `commit`: answers to commits that are held back until the commits are durable elsewhere.
 //! - `notify`: LISTEN for all clients of a pool by one server connection.
-//! - `observe`: what is counted, traced and logged of statements.
+//! - `observe`: statistics, traces and logs of statements.
 
 mod api;
 mod commit;
@@ -75,8 +73,8 @@ pub use pool::PoolKey;
 pub(crate) use prepared::{Registry, StatementName};
 pub use shared::Shared;
 
-/// Checks `server::protocol` (what a server connection still owes) against a model of a server, with messages made from
-/// the fuzzer's bytes.
+/// Checks `server::protocol` (the answers that a server connection still owes) against a model of a server, with messages made from the fuzzer's
+/// bytes.
 #[cfg(fuzzing)]
 pub fn fuzz_protocol(data: &[u8]) {
     server::protocol::model::fuzz(data);
@@ -206,7 +204,7 @@ impl Core {
         self.bell = bell;
     }
 
-    // --- what the driver calls ---
+    // --- calls of the driver ---
 
     /// A new turn of the event loop begins at `now`.
     pub fn turn(&mut self, now: Instant) {
@@ -491,7 +489,7 @@ impl Core {
         !self.clients.is_empty()
     }
 
-    /// Carries out [`Effect::Verify`]. The answer comes as [`Mail::Verified`]; at once, if nobody takes the question.
+    /// Carries out [`Effect::Verify`]. The answer comes as [`Mail::Verified`]; at once, if no authenticator accepts the question.
     pub fn verify(&mut self, question: Question) {
         let (_, client) = question.waiting;
         if !self.shared.verifier.ask(question) {
@@ -600,7 +598,7 @@ impl Core {
     fn fatal_with_detail(&mut self, c: usize, code: Sqlstate, text: &str, detail: &str) {
         let client = &mut self.clients[c];
         client.output.retract(&mut self.buffers);
-        // What is passed on as it is may have stopped in the middle of a message: an error there would be misread.
+        // A stream that is passed on unread may have stopped in the middle of a message: an error there would be misread.
         if !matches!(client.phase, Phase::Replicating(_)) {
             let out = client.output.append(&mut self.buffers);
             message::error_with_detail(out, Severity::Fatal, code, text, detail, "");
@@ -638,7 +636,7 @@ impl Core {
             self.statements = Statements::new(self.shared.registry.clone(), self.settings.cache_entries);
         }
         if old.read_functions != self.settings.read_functions {
-            // What is known of a prepared text depends on them, too.
+            // The known meaning of a prepared text depends on them, too.
             for pool in self.pools.iter_mut() {
                 pool.place.schema().changes(self.now, true);
             }

@@ -100,7 +100,7 @@ impl Shared {
     }
 }
 
-/// Credentials of a user whom a client has logged in as: the proxy logs in to servers with them.
+/// Credentials with which a client has authenticated as a user: the proxy logs in to servers with them.
 #[derive(Clone, Default)]
 pub(crate) struct Passed {
     /// SCRAM keys; usable where the server has the verifier that the client was checked against.

@@ -5,7 +5,7 @@
 //! `P B E S` of client 2. The answers come back in the same order. Such a server connection is a **lane**, and each
 //! unit in it has a **seat**. PostgreSQL answers a batch with fewer wake-ups and system calls, and so does the proxy.
 //!
-//! What must hold:
+//! Invariants:
 //!
 //! - The front seat's client is the server connection's `client`, so `reply` need not know of lanes. Clients of the
 //!   other seats are `At::Lane`, and get nothing until their seat is in front.
@@ -325,8 +325,7 @@ impl Core {
         }
         self.prepare(s, &own);
         if !self.servers[s].held.is_described(&own) && own.columns().is_some() && told {
-            // The client relies on the columns that it was told. If this connection has others, the answer is dropped
-            // and the unit sent again.
+            // The client relies on the columns that it was sent. If this connection has others, the answer is dropped and the unit sent again.
             self.send(s, |out| message::describe_statement(out, own.name().as_bytes()));
             self.servers[s].protocol.sent(Request::Describe, Note::Check(own.clone()));
         }
@@ -343,7 +342,7 @@ impl Core {
 
     // --- the answers ---
 
-    /// Sends the front seat's unit again, on a connection to itself; what this server answers to it is dropped.
+    /// Sends the front seat's unit again, on a connection to itself; this server's answer to it is dropped.
     pub(in crate::core) fn redo_alone(&mut self, s: usize) {
         let server = &mut self.servers[s];
         if let Some(client) = server.client.map(|c| &mut self.clients[c]) {
@@ -509,8 +508,8 @@ impl Core {
 
     // --- trouble ---
 
-    /// Looks for lanes whose front seat had run for too long at `then`, the beginning of the last turn. (Not at the
-    /// present time: what had arrived by `then` has been read.)
+    /// Looks for lanes whose front seat had run for too long at `then`, the beginning of the last turn. (Not at the present time: all input that had
+    /// arrived by `then` has been read.)
     pub(in crate::core) fn check_lanes(&mut self, then: Instant) {
         for i in 0..self.lanes.open.len() {
             let Some(&s) = self.lanes.open.get(i) else { return };

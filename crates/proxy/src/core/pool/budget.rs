@@ -44,8 +44,7 @@ const PRESSED: u64 = 1 << 15;
 /// Names of the limits in the configuration, in the order of [`Budget::above`].
 const NAMES: [&str; CEILINGS] = ["max_user_connections", "max_database_connections", "max_node_connections"];
 
-/// A limit that several pools share, over all workers: the server connections of a user, of a database or of everybody
-/// to one node.
+/// A limit that several pools share, over all workers: the server connections to one node of a user, of a database or in total.
 #[derive(Debug)]
 struct Ceiling {
     open: AtomicUsize,
@@ -513,7 +512,7 @@ mod tests {
         assert_eq!([dv.try_open(false), dv.try_open(false), dv.try_open(false)], [Ok(()), Ok(()), Err(Full::Shared)]);
         assert_eq!((du.open(), eu.open(), dv.open()), (1, 1, 2), "what was refused is not counted");
         assert_eq!((du.reached(), dv.reached(), ev.reached()), (Some(NAMES[0]), Some(NAMES[1]), None));
-        // `eu` wants, and worker 1 asks for it. Who shares its limit hears of it.
+        // `eu` wants, and worker 1 asks for it. Pools under the same limit see that.
         eu.wants(1);
         du.wants(0);
         assert_eq!((du.wanted_elsewhere(), eu.wanted_elsewhere(), ev.wanted_elsewhere()), (Some(1), None, None));
@@ -522,7 +521,7 @@ mod tests {
         // There is room, and it is for `eu`: the pool that gave it away does not take it again.
         assert_eq!((du.wanted_elsewhere(), du.try_open(false)), (None, Err(Full::Shared)));
         assert_eq!(eu.try_open(false), Ok(()));
-        // Who wants no more is in nobody's way.
+        // A pool that wants no more does not block others.
         eu.wants(1);
         eu.wants_no_more(0);
         assert_eq!(du.wanted_elsewhere(), Some(1));
@@ -559,10 +558,10 @@ mod tests {
         f.presses(0);
         assert_eq!((e.wanted_elsewhere(), e.try_open(false)), (None, Ok(())));
         assert!(!d.is_governed() && d.try_open(false).is_ok());
-        // Where another pool has made room, nobody has to give way, and no third pool takes it.
+        // After another pool has made room, no pool must give way, and no third pool takes the room.
         f.has_been_given_room(0);
         assert_eq!((d.wanted_elsewhere(), d.try_open(false), f.try_open(false)), (None, Err(Full::Shared), Ok(())));
-        // A pool that waits no more is in nobody's way.
+        // A pool that waits no more does not block others.
         f.presses(0);
         f.wants_no_more(1);
         assert_eq!(d.wanted_elsewhere(), Some(0));

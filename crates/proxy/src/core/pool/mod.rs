@@ -83,7 +83,7 @@ pub(in crate::core) struct Pool {
     greetings: Greetings,
     /// The node that reported them, and [`Place::greetings`] then.
     greeted_by: Option<(NodeId, u64)>,
-    /// [`Place::dismissals`] that the pool's clients have been told of.
+    /// Value of [`Place::dismissals`] for which the pool's clients have been closed.
     pub dismissed: u64,
     /// The view's epoch for which all nodes' session settings are known.
     pub settings_asked: Option<u64>,
@@ -130,7 +130,7 @@ pub(in crate::core) struct PoolNode {
     pub refused: bool,
     /// True if another worker was asked for a connection.
     asked: bool,
-    /// True if the other workers were told that there are idle connections here.
+    /// True if the other workers know of idle connections here.
     published: bool,
     /// True if the list of idle connections may have changed in this turn.
     touched: bool,
@@ -190,7 +190,7 @@ impl Offers {
     /// last ticket up to which they had been read when the password was offered; `newest`: up to which they have been read by now.
     pub(in crate::core) fn renew(&mut self, offered_at: u64, newest: u64, ask: impl FnOnce() -> Option<u64>) -> bool {
         match self.renewal {
-            // What was refused is not what there is now.
+            // The refused password is older than the newest one.
             _ if offered_at < newest => true,
             Renewal::Asked(_) => true,
             Renewal::Done => {
@@ -212,7 +212,7 @@ impl Offers {
         matches!(self.renewal, Renewal::Asked(_))
     }
 
-    /// Passwords were read for all tickets up to this one. True if that is what was waited for.
+    /// Notes that passwords were read for all tickets up to this one. Returns true if a renewal waited for that.
     pub(in crate::core) fn renewed(&mut self, ticket: u64) -> bool {
         let is_mine = matches!(self.renewal, Renewal::Asked(mine) if mine <= ticket);
         if is_mine {
@@ -245,7 +245,7 @@ pub(in crate::core) struct Waiter {
     pub client: Token,
     pub want: Want,
     pub since: Instant,
-    /// The client was told that it waits.
+    /// True if the client got the notice that it waits.
     pub told: bool,
 }
 
@@ -274,14 +274,14 @@ impl Pool {
         !self.writers.is_empty() || !self.readers.is_empty()
     }
 
-    /// True if nobody uses the pool and nothing has to be kept for it.
+    /// True if the pool has no clients, server connections, needed listener or channels.
     fn is_unused(&self) -> bool {
         let listens = self.listener.as_ref().is_some_and(|listener| listener.is_needed());
         self.clients == 0 && self.servers == 0 && !listens && self.channels.is_empty()
     }
 
-    /// Returns the parameters that a login with these start-up parameters is told; `None`: a server connection has to tell them. While the `primary`
-    /// is known, its reports are told.
+    /// Returns the parameters for the greeting of a login with these start-up parameters; `None`: a server connection must report them. While the
+    /// `primary` is known, its reports are used.
     pub(in crate::core) fn greeting(
         &mut self,
         params: &Params,
@@ -304,12 +304,13 @@ impl Pool {
         self.greetings.learn(params, told);
     }
 
-    /// Servers are asked again what logins are told.
+    /// Forgets the greetings: servers report the parameters for logins again.
     pub(in crate::core) fn forget_greetings(&mut self) {
         self.greeted_by = None;
     }
 
-    /// A server connection reads a backslash in a string as an escape. What was made of texts before may be wrong: they are looked at again.
+    /// Notes that a server connection reads a backslash in a string as an escape. The earlier analysis of texts may be wrong: they are analysed
+    /// again.
     fn has_odd_strings(&mut self, at: Instant) {
         if !std::mem::replace(&mut self.odd_strings, true) {
             self.place.schema().changes(at, true);
@@ -557,7 +558,7 @@ impl Core {
                 let node = self.read_node(p, c)?;
                 self.take_at(p, c, node)
             }
-            // What a login is told, the primary decides.
+            // The primary decides the parameters for a login.
             Want::Any if !self.pools[p].place.is_agreed() && self.view.primary.is_some() => {
                 self.view.primary.and_then(|primary| self.take_at(p, c, primary))
             }
@@ -716,7 +717,7 @@ impl Core {
         client.at = At::Server(s as u32);
         server.client = Some(c);
         if self.pools[server.pool].database.time_limits.transaction.is_some() {
-            // The transaction of a BEGIN that was put off began when the client was told that it did.
+            // The transaction of a BEGIN that was put off began when the client got its answer.
             server.work.seen = Some(if client.begun.is_some() { client.since } else { self.now });
         }
         (server.meter.measured, server.meter.answered) = (0, 0);
@@ -801,7 +802,7 @@ impl Core {
         }
     }
 
-    /// Tells clients that have waited for long that they do.
+    /// Sends a notice to clients that have waited for long.
     pub(in crate::core) fn notify_waiters(&mut self, p: usize) {
         let Some(limit) = self.settings.wait_notice else { return };
         for readers in [false, true] {
@@ -811,7 +812,7 @@ impl Core {
             for token in late {
                 if self.is_client(token) {
                     let client = &self.clients[token.index()];
-                    // Before the login is over, a client expects nothing but what belongs to the login.
+                    // Before the login is over, a client expects only messages of the login.
                     if client.waiting && matches!(client.phase, Phase::Ready) {
                         self.tell(token.index(), |out| wire::message::notice(out, WAITS));
                     }
@@ -942,8 +943,8 @@ impl Core {
         }
     }
 
-    /// Tells the other workers where this worker now has idle connections and where not, as far as that changed in this
-    /// turn. A worker that waits for a connection gets one.
+    /// Publishes to the other workers where this worker has or no longer has idle connections, as far as that changed in this turn. A worker that
+    /// waits for a connection gets one.
     pub(in crate::core) fn publish_idle(&mut self) {
         if self.shared.workers < 2 {
             return;
@@ -983,8 +984,8 @@ impl Core {
         if self.pools[p].nodes.len() <= n || self.spare(p, n, from) {
             return;
         }
-        // The connection has been used meanwhile. The question goes on to the next worker that may have one. If there
-        // is none, the next worker with an idle connection sees who waits.
+        // The connection has been used meanwhile. The question goes on to the next worker that may have one. If there is none, the next worker with
+        // an idle connection sees the waiting worker.
         let place = &mut self.pools[p].nodes[n];
         place.published = false;
         place.budget.publish_idle(self.id, false);
@@ -1023,8 +1024,7 @@ impl Core {
         let p = self.pool(&key);
         self.dismiss_clients(p);
         let pool = &mut self.pools[p];
-        // The configuration has changed, or RECONNECT was said, while the connection was on its way; or new ones begin
-        // otherwise.
+        // The configuration has changed, or an operator ordered RECONNECT, while the connection was on its way; or new ones begin otherwise.
         server.retire |=
             !Arc::ptr_eq(&pool.place, &place) || reconnects < self.reconnects || place.renewals() != server.renewals;
         if odd_strings {
@@ -1106,7 +1106,7 @@ impl Core {
         if server.reports("standard_conforming_strings").is_some_and(|value| value != "on") {
             pool.has_odd_strings(self.now);
         }
-        // What a session has told, or was told to begin with, is known better from there.
+        // The values that a session has reported, or was to begin with, are known better from there.
         let is_own = match server.begins {
             Begins::Own => true,
             Begins::Asked | Begins::Told => !pool.place.is_agreed(),
@@ -1196,7 +1196,7 @@ impl Core {
         }
         let mut last = Vec::new();
         if server.tunnel.is_some() {
-            // The end of what the client has said.
+            // The end of the client's bytes.
             last.extend_from_slice(server.output.writable());
         } else if server.key.0 != 0 && server.output.is_empty() && !server.silent {
             wire::message::empty(&mut last, b'X');
@@ -1222,7 +1222,7 @@ impl Core {
                     } else if idle_timeout.is_some_and(|limit| over(server.idle_since, limit, self.now)) {
                         unused.push((s, pool.least(server.node, self.view.primary)));
                     } else if over(server.idle_since, self.settings.reserve_timeout, self.now) {
-                        // What the pool has beyond its size is for clients that have waited for long.
+                        // Connections beyond the pool's size are for clients that have waited for long.
                         unused.push((s, pool.nodes[usize::from(server.node.0)].budget.size()));
                     }
                 }
@@ -1354,7 +1354,7 @@ mod tests {
 
     #[test]
     fn each_secret_is_offered_once_before_the_login_fails() {
-        // How many secrets there are; which one each refused connection had offered; what is said each time.
+        // The number of secrets; the one that each refused connection had offered; the result each time.
         for (choices, refusals, expected) in [
             (1, &[0, 0][..], &[false, false][..]),
             (2, &[0, 1, 2, 3], &[true, false, true, false]),
@@ -1377,12 +1377,12 @@ mod tests {
         assert!(offers.renew(7, 7, || Some(8)) && offers.renewed(8));
         offers.accepted();
         assert!(offers.renew(8, 8, || Some(9)), "it was right meanwhile");
-        // A refusal that nobody waits for any more is none of those that count for the next client.
+        // A refusal of an attempt without a waiting client does not count for the next client.
         let mut offers = Offers::default();
         assert!(offers.refused(0, 2));
         offers.begin();
         assert!(offers.refused(1, 2) && !offers.refused(2, 2));
-        // What is accepted is offered from then on, and all others are tried again once it is refused.
+        // An accepted secret is offered from then on, and all others are tried again once it is refused.
         let mut offers = Offers::default();
         assert!(offers.refused(0, 3) && offers.next() == 1);
         offers.accepted();

@@ -49,7 +49,7 @@ pub(in crate::core) fn want(unit: &Unit, session: Session) -> Want {
         Begun::ReadWrite => return Want::Primary,
         Begun::ReadOnly(hint) => hint.or(unit.hint),
     };
-    // A transaction on a replica would see what was committed before it began, not before each of its reads.
+    // A transaction on a replica would see the commits before its own begin, not those before each of its reads.
     if session.strong && (!unit.read || session.begun != Begun::No) {
         return Want::Primary;
     }
@@ -64,8 +64,8 @@ pub(in crate::core) fn want(unit: &Unit, session: Session) -> Want {
         // A unit that was too long to be kept could not be sent to the primary after a replica's refusal.
         RouteTo::Replica if unit.whole => Want::Read,
         RouteTo::Auto if unit.whole && unit.read => Want::Read,
-        // `P begin B E P B E S`: as with a BEGIN that was put off, what comes first in the transaction decides. Of a BEGIN that has to be sent by
-        // itself nothing is known: the next may be `txid_current()` or LOCK TABLE.
+        // `P begin B E P B E S`: as with a BEGIN that was put off, the first statement in the transaction decides. After a BEGIN that has to be sent
+        // by itself nothing is known: the next statement may be `txid_current()` or LOCK TABLE.
         RouteTo::Auto if unit.whole && unit.begin_read_only && unit.writes_nothing && unit.sole != Sole::Begin => {
             Want::Read
         }
@@ -103,7 +103,7 @@ impl Core {
     /// primary if there is none. With a `primary_weight`, the primary is among those chosen from.
     pub(in crate::core) fn read_node(&mut self, p: usize, c: usize) -> Option<NodeId> {
         if self.view.nodes.len() <= 1 && self.view.primary.is_some() {
-            // There is nothing to choose from, and nobody need know where it is.
+            // There is nothing to choose from, and its position does not matter.
             return self.view.primary;
         }
         if !self.pools[p].place.is_agreed() && self.view.primary.is_some() {
@@ -176,7 +176,7 @@ impl Core {
         self.clients[c].mark.resolve(oracle, term)
     }
 
-    /// The client's reads must see what another session has seen, which gave it this.
+    /// Makes the client's reads see everything that another session has seen, which issued this token.
     pub(in crate::core) fn must_see(&mut self, c: usize, token: Mark) {
         let mark = match (self.clients[c].mark, token) {
             (Mark::At { term, lsn }, Mark::At { term: of, lsn: other }) if (term, lsn) >= (of, other) => return,
@@ -187,8 +187,8 @@ impl Core {
         self.clients[c].mark = mark;
     }
 
-    /// The client has committed something: its reads must see it. Nobody waits for where that was: until it is known, reads go to
-    /// the primary. Where there is no other node, nobody even asks.
+    /// Notes that the client has committed something, which its reads must see. Nothing waits for the commit's position: until it is known, reads go
+    /// to the primary. In a cluster of one node the position is not even queried.
     pub(in crate::core) fn mark_write(&mut self, c: usize) {
         // Its reads may be given to no other node, or need not see it: should that change, the first of them asks.
         let unasked = self.view.nodes.len() < 2 || self.consistency(c) != Consistency::Session;
@@ -231,7 +231,7 @@ impl Mark {
             Mark::Nothing => Some(0),
             Mark::Asked(_) => None,
             Mark::At { term: of, lsn } if u64::from(of) == term => Some(lsn.0),
-            // Another timeline: what was written then and what survived of it lies before where its primary is now.
+            // Another timeline: everything written then that has survived lies before its primary's present position.
             Mark::Wrote | Mark::At { .. } => {
                 *self = Mark::Asked(oracle.ticket_for_later());
                 None
@@ -239,17 +239,17 @@ impl Mark {
         }
     }
 
-    /// From `timeline:lsn`, as a session was told it. Timeline 0: a position that can't be told; the primary is past it.
+    /// Reads `timeline:lsn`, as given to a session. Timeline 0: a position that can't be expressed; the primary is past it.
     pub(in crate::core) fn from_token(token: &str) -> Option<Mark> {
         let (term, lsn) = token.split_once(':')?;
         let (term, lsn) = (term.parse::<u32>().ok()?, lsn.parse().ok()?);
-        // Only the process that has counted a term knows what its number means, and it tells it to nobody.
+        // Only the process that has counted a term knows the meaning of its number, and never gives it out.
         let known = term != 0 && !Term { system: 0, timeline: term }.is_counted();
         Some(if known { Mark::At { term, lsn } } else { Mark::Wrote })
     }
 
-    /// The query for `SHOW kingpost.token`: the primary's insert position. Every commit that this client has been told of is before
-    /// that position.
+    /// Returns the query for `SHOW kingpost.token`: the primary's insert position. Every commit that was acknowledged to this client is before that
+    /// position.
     pub(in crate::core) fn token_query(term: Term) -> String {
         match term.told_timeline() {
             0 => "SELECT '0:0/0' AS \"kingpost.token\"".into(),
@@ -322,7 +322,7 @@ mod tests {
             (read, Session { pinned: true, ..auto }, Want::Primary),
             (hinted(read, Hint::Replica), Session { refused: true, ..auto }, Want::Primary),
             (read, Session { mode: PoolMode::Session, ..auto }, Want::Primary),
-            // An advisory lock, or a PREPARE, whatever anybody wants.
+            // An advisory lock, or a PREPARE, in spite of every setting.
             (Unit { primary_only: true, ..read }, auto, Want::Primary),
             (Unit { primary_only: true, ..hinted(write, Hint::Replica) }, auto, Want::Primary),
             (Unit { primary_only: true, ..read }, Session { route: RouteTo::Replica, ..auto }, Want::Primary),
