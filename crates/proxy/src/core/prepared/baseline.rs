@@ -207,7 +207,7 @@ impl Baseline {
         let before = place.own.replace(own);
         (place.claimed, place.asking, place.refused) = (None, None, None);
         let Some(values) = values else {
-            // Of a primary that does not tell, no baseline is learnt.
+            // No baseline is learnt from a primary that does not answer.
             let is_baseline = match &self.agreed {
                 Some(agreed) => agreed.of == at.node && (at.primary || agreed.provisional),
                 None => at.primary || at.orphaned,
@@ -241,8 +241,8 @@ impl Baseline {
                 (false, false) => Learnt::Changed,
             };
         }
-        // A new primary whose settings are others than the old one's: clients were told the old one's. Settings that are changed on it
-        // from then on are the primary's.
+        // A new primary whose settings differ from the old one's: clients were sent the old ones. Settings that are changed on it from then on are
+        // the primary's.
         let known = before.as_ref().and_then(|own| own.values.as_ref().filter(|_| own.as_primary));
         if at.primary && known.is_some_and(|known| *known != values) {
             *agreed = new;
@@ -430,7 +430,7 @@ mod tests {
         assert_eq!(baseline.learn(at(B, 1, false), values("JST")), Learnt::Unused(Some(vec!["timezone"])));
         assert_eq!(zone_of(&baseline.begins(at(B, 1, false))), Some("UTC"));
         assert_eq!(baseline.differences(B).names, ["timezone"]);
-        // Its configuration is read again: it is asked anew, and nothing is news but what is new.
+        // After a reload of its configuration the node is asked again, and only new differences are news.
         assert!(asks(&baseline.begins(at(B, 2, false))));
         assert_eq!(baseline.learn(at(B, 2, false), values("JST")), Learnt::Unused(None));
         assert_eq!(baseline.learn(at(B, 3, false), values("UTC")), Learnt::Unused(Some(vec![])));
@@ -516,7 +516,7 @@ mod tests {
         assert_eq!(baseline.learn(at(B, 1, false), older), Learnt::Unused(None));
         let Begins::Aligned { values, differ: false } = baseline.begins(at(B, 1, false)) else { panic!("alike") };
         assert!(values[0].is_none() && values[1].is_some());
-        // One that tells nothing gets all.
+        // A node that does not answer gets all values.
         for _ in 0..MOST_UNTOLD {
             assert!(asks(&baseline.begins(at(B, 2, false))));
             assert_eq!(baseline.learn(at(B, 2, false), None), Learnt::Unused(None));

@@ -1,8 +1,7 @@
-//! The names of one client's prepared statements. Nothing else changes what a name stands for.
+//! Names of one client's prepared statements. No other code changes the meaning of a name.
 //!
-//! A name changes when the message that changes it is sent, since what follows depends on it: `P s …; B s; E; S` in one
-//! packet. After an error the server skips all messages up to Sync; the changes of skipped messages are undone, the
-//! last one first.
+//! A name changes when the message that changes it is sent, since later messages depend on it: `P s …; B s; E; S` in one packet. After an error the
+//! server skips all messages up to Sync; the changes of skipped messages are undone, the last one first.
 //!
 //! This follows PostgreSQL (`exec_parse_message`, `exec_simple_query`). A Parse of the unnamed statement drops the old
 //! one before it looks at the new text, and so does a Query. A Parse of a named statement that fails changes nothing. A
@@ -82,8 +81,7 @@ impl Names {
         self.named.as_ref().map_or(0, |named| named.entries.len())
     }
 
-    /// The statement of this name, and whether the client was told of its columns. (For the unnamed statement, clients
-    /// ask each time.)
+    /// Returns the statement of this name; true if the client was sent its columns. (For the unnamed statement, clients ask each time.)
     pub(crate) fn get_told(&self, name: &[u8]) -> Option<(&Arc<Statement>, bool)> {
         match name {
             b"" => self.unnamed.as_ref().map(|statement| (statement, false)),
@@ -91,7 +89,7 @@ impl Names {
         }
     }
 
-    /// True if the client was told of this statement's columns under any name other than `except`.
+    /// True if the client was sent this statement's columns under any name other than `except`.
     pub(crate) fn is_told_of(&self, statement: &Arc<Statement>, except: Option<&[u8]>) -> bool {
         let named = self.named.iter().flat_map(|named| &named.entries);
         named.into_iter().any(|(name, entry)| {
@@ -99,7 +97,7 @@ impl Names {
         })
     }
 
-    /// A Describe is sent: gives the undo for what `set_told` may change.
+    /// Returns the undo for the change that `set_told` may make, when a Describe is sent.
     pub(crate) fn describe(&self, name: &[u8]) -> Undo {
         match self.entry(name).filter(|entry| entry.told) {
             Some(entry) => Undo::Named(Box::new((name.into(), entry.clone()))),
@@ -107,8 +105,8 @@ impl Names {
         }
     }
 
-    /// Notes whether the client has been told of the columns of the statement of this name. Gives the statement; `None`
-    /// if the name stands for no statement or is empty.
+    /// Notes if the client has been sent the columns of the statement of this name. Returns the statement; `None` if the name stands for no statement
+    /// or is empty.
     pub(crate) fn set_told(&mut self, name: &[u8], told: bool) -> Option<&Arc<Statement>> {
         let entry = self.named.as_mut()?.entries.get_mut(name)?;
         entry.told = told;
@@ -170,8 +168,7 @@ impl Names {
         self.named.take().map_or(Undo::Nothing, Undo::All)
     }
 
-    /// The statement has to be read again: the name stands for a fresh one. The client still relies on the columns that
-    /// it was told.
+    /// Replaces a statement that must be analysed again by a fresh one under the same name. The client still relies on the columns that it was sent.
     pub(crate) fn replace(&mut self, name: &[u8], statement: Arc<Statement>) {
         if name.is_empty() {
             self.unnamed = Some(statement);
@@ -183,7 +180,7 @@ impl Names {
         }
     }
 
-    /// Replaces the name's statement for as long as it is unknown under which parameters the client's texts are read.
+    /// Replaces the name's statement by `statement` for as long as it is unknown under which parameters the client's texts are read.
     pub(crate) fn replace_for_now(&mut self, name: &[u8], statement: Arc<Statement>) {
         if let Some(named) = &mut self.named
             && let Some(entry) = named.entries.get_mut(name)
@@ -203,7 +200,7 @@ impl Names {
         Some(&entry.statement)
     }
 
-    /// The client leaves the server connection whose parameters were unknown: all names stand for what they did before.
+    /// Restores all names when the client leaves the server connection whose parameters were unknown.
     pub(crate) fn settle(&mut self) {
         if let Some(named) = self.named.as_mut().filter(|named| named.unsettled) {
             named.unsettled = false;
@@ -351,7 +348,7 @@ mod tests {
         assert_eq!((id(&names, b"a"), id(&names, b"b")), (Some(4), Some(5)));
         assert_eq!(names.settled(b"a").map(|statement| statement.id()), Some(1));
         assert!(told(&names, b"a"));
-        // What is closed meanwhile, and was not.
+        // Names that are closed meanwhile, and the undo of that.
         let undo = names.close(b"b").unwrap();
         names.settle();
         names.undo(undo);

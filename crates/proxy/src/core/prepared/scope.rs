@@ -67,21 +67,20 @@ impl Scope {
     }
 }
 
-/// A database, by its name on the servers, a user, and what the configuration has sessions begin with.
+/// A database, by its name on the servers, a user, and the initial state of sessions by the configuration.
 #[derive(Debug)]
 pub(crate) struct Place {
     number: u64,
     schema: Arc<Schema>,
-    /// Grows when a server connection of this place ends. What was learnt before may be about another database, or
-    /// another search path: `DROP DATABASE d WITH (FORCE); CREATE DATABASE d …` ends all connections, and new ones lead
-    /// to the new database under the same name.
+    /// Grows when a server connection of this place ends. Earlier knowledge may be about another database, or another search path: `DROP DATABASE d
+    /// WITH (FORCE); CREATE DATABASE d …` ends all connections, and new ones lead to the new database under the same name.
     doubts: AtomicU64,
     /// Grows when new server connections begin with other parameters than those that there are: a connection that was opened under a lower
     /// count is closed as soon as it is free.
     renewals: AtomicU64,
-    /// Grows when a login may be told something else than the one before.
+    /// Grows when a login may get other parameters than the one before.
     greetings: AtomicU64,
-    /// Grows when clients were told values under which their statements do not run any more: those clients are closed.
+    /// Grows when clients were sent values under which their statements do not run any more: those clients are closed.
     dismissals: AtomicU64,
     baseline: Mutex<Baseline>,
     /// [`Baseline::is_agreed`].
