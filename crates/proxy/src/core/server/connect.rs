@@ -89,7 +89,7 @@ impl Core {
         }
         let (database, user) = pool.database.on_servers(&pool.key.database, &pool.key.user);
         let (database, user) = (database.to_owned(), user.to_owned());
-        // Under the gate how a commit is flushed is the proxy's affair, whatever the user's or database's default is.
+        // Under the gate the proxy decides how a commit is flushed, not the user's or database's default.
         let lazy = pool.gate.relays > 0 && self.commits.flushes();
         let gated = (pool.gate.relays > 0).then_some(("synchronous_commit", if lazy { "off" } else { "on" }));
         let name = if server.listener { "kingpost listener" } else { "kingpost" };
@@ -227,7 +227,7 @@ impl Core {
         let pool = &self.pools[self.servers[s].pool];
         let server_user = pool.database.server_user.clone();
         let user = server_user.as_ref().map_or_else(|| pool.key.user.clone(), |user| user.name.clone());
-        // What a client has shown is its own user's, not that of the database's server_user, whatever their names.
+        // The client's proof is for its own user, not for the database's server_user, even if the names are equal.
         let passed = match &server_user {
             Some(_) => Passed::default(),
             None => {
@@ -359,8 +359,8 @@ impl Core {
         }
     }
 
-    /// The server has refused a password of a user who has others. True if the next connection offers another one that this server has not refused, and
-    /// the clients go on waiting for it.
+    /// Handles the refusal of a password of a user with several secrets. Returns true if the next connection offers another one that this server has
+    /// not refused, and the clients go on waiting for it.
     fn offers_another_secret(&mut self, s: usize, error: &[u8]) -> bool {
         let server = &self.servers[s];
         let pool = &self.pools[server.pool];
@@ -368,15 +368,15 @@ impl Core {
             return false;
         }
         let choices = self.settings.user(&pool.key.user).map_or(0, |user| user.secrets.for_servers());
-        // The client of a tunnel has no queue to wait in: it hears the error, and its next attempt offers the next secret.
+        // The client of a tunnel has no queue to wait in: it gets the error, and its next attempt offers the next secret.
         let may_wait = server.tunnel.is_none();
         let (p, node) = (server.pool, usize::from(server.node.0));
         let offered = server.offered;
         self.pools[p].nodes[node].offers.refused(offered, choices) && may_wait
     }
 
-    /// The server has refused a password that was read from a file or a command. True if the next connection is to try once more with what is there now, and the
-    /// clients go on waiting for it.
+    /// Handles the refusal of a password that was read from a file or a command. Returns true if the next connection tries once more with the present
+    /// content, and the clients go on waiting for it.
     fn waits_for_renewal(&mut self, s: usize, error: &[u8]) -> bool {
         let server = &self.servers[s];
         let pool = &self.pools[server.pool];
@@ -389,7 +389,7 @@ impl Core {
         }
         let ask = || self.shared.renewals.ask();
         if server.tunnel.is_some() || server.listener {
-            // The client of a tunnel hears the error, and a listener tries again by itself.
+            // The client of a tunnel gets the error, and a listener tries again by itself.
             let _ = ask();
             return false;
         }
@@ -397,7 +397,7 @@ impl Core {
         self.pools[p].nodes[node].offers.renew(offered_at, newest, ask)
     }
 
-    /// Passwords were read again, for all who asked up to this ticket.
+    /// Notes that passwords were read again, for all requests up to this ticket.
     pub(in crate::core) fn renewed(&mut self, ticket: u64) {
         self.renewed = self.renewed.max(ticket);
         for p in self.pools.ids() {
@@ -538,8 +538,8 @@ impl Core {
         true
     }
 
-    /// The session has a client's parameters: remembers what the server reports as the greeting for clients that begin
-    /// alike.
+    /// Remembers the parameters that the server reports in a session with a client's parameters, as the greeting for clients with the same startup
+    /// parameters.
     pub(in crate::core) fn learn_greeting(&mut self, c: usize, s: usize) {
         let params = self.clients[c].params.clone();
         let server = &self.servers[s];

@@ -74,16 +74,16 @@ mod tests {
         let mut defaults = Defaults::default();
         defaults.begin(&list("UTC", "ISO, MDY", "a"));
         assert_eq!(defaults.begun, [("datestyle".into(), "ISO, MDY".into()), ("timezone".into(), "UTC".into())]);
-        // Nothing is looked at before something was heard.
+        // Nothing is compared before a report.
         assert!(!defaults.have_changed(&list("Asia/Tokyo", "ISO, MDY", "a"), &none));
         assert!(!defaults.hear("application_name") && !defaults.have_changed(&list("UTC", "ISO, MDY", "b"), &none));
         // There and back.
         assert!(defaults.hear("TimeZone") && !defaults.have_changed(&list("UTC", "ISO, MDY", "b"), &none));
         assert!(defaults.hear("TimeZone") && defaults.have_changed(&list("Asia/Tokyo", "ISO, MDY", "b"), &none));
-        // A client's own, and with it what is no client's.
+        // A client's own value, and with it a value that is not the client's.
         assert!(defaults.hear("TimeZone") && !defaults.have_changed(&list("Asia/Tokyo", "ISO, MDY", "b"), &zone));
         assert!(defaults.hear("DateStyle") && defaults.have_changed(&list("Asia/Tokyo", "SQL, DMY", "b"), &zone));
-        // What is unknown is reset first, and then heard.
+        // An unknown value is reset first, and then reported.
         assert!(
             defaults.hear("TimeZone")
                 && !defaults.have_changed(&list("Asia/Tokyo", "ISO, MDY", "b"), &Applied::Unknown)

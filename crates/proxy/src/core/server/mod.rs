@@ -1,11 +1,11 @@
 //! A server connection.
 //!
-//! - `protocol`: which answers it owes; pure.
-//! - `note`: what the core remembers of each message that is still to be answered.
-//! - `portal`: which statements the portals of the current transaction run.
-//! - `reply`: what the server's messages mean for the client.
-//! - `align`: bringing a session to the values that all sessions of its place have.
-//! - `connect`: the login to the server, and setting the session to a client's parameters.
+//! - `protocol`: the answers that it owes; pure.
+//! - `note`: the core's note on each message that is still to be answered.
+//! - `portal`: the statements that the portals of the current transaction run.
+//! - `reply`: the meaning of the server's messages for the client.
+//! - `align`: alignment of a session with the values that all sessions of its place have.
+//! - `connect`: the login to the server, and the setting of a session to a client's parameters.
 
 mod align;
 mod connect;
@@ -76,8 +76,7 @@ pub(crate) struct Server {
     /// sent until it is answered.
     pub(in crate::core) barrier: bool,
 
-    /// The parameters that the proxy has set in the session (`params`), and what the client has changed since
-    /// (`tracker`).
+    /// The parameters that the proxy has set in the session (`params`), and the client's changes since (`tracker`).
     pub(in crate::core) params: Applied,
     pub(in crate::core) tracker: Tracker,
     /// The parameters as the server reported them (`ParameterStatus`).
@@ -147,7 +146,7 @@ pub(in crate::core) struct LastWord {
 }
 
 impl LastWord {
-    /// The last word in an `ErrorResponse`; `None` if the error does not end the connection.
+    /// Reads the last error from an `ErrorResponse`; `None` if the error does not end the connection.
     pub(in crate::core) fn read(error: &[u8]) -> Option<LastWord> {
         let severity = payload::error_field(error, b'V').or_else(|| payload::error_field(error, b'S'));
         let is_last = matches!(severity, Some(b"FATAL" | b"PANIC"));
@@ -335,7 +334,7 @@ impl Server {
         self.protocol.sent(request, note(timing));
     }
 
-    /// True if the connection is older than `lifetime`, and than what is added for this connection.
+    /// True if the connection is older than `lifetime` plus the part that is added for this connection.
     pub(in crate::core) fn is_aged(&self, lifetime: Option<Lifetime>, now: Instant) -> bool {
         // Most connections are younger than the shortest lifetime.
         lifetime.is_some_and(|lifetime| {
@@ -376,7 +375,7 @@ impl Server {
         matches!(self.protocol.front(), Some((_, Note::Own | Note::Audit)))
     }
 
-    /// Remembers what a `ParameterStatus` message says.
+    /// Remembers the value in a `ParameterStatus` message.
     pub(in crate::core) fn report(&mut self, name: &[u8], value: &[u8]) {
         let (name, value) = (String::from_utf8_lossy(name), String::from_utf8_lossy(value));
         if self.defaults.hear(&name) && !self.lane.is_empty() {
@@ -403,16 +402,16 @@ impl Server {
 /// A number from 0 to below 1 that differs from one backend to the next, from the backend's process id: those that were
 /// started together are closed apart.
 fn spread(pid: u32) -> f32 {
-    // Fibonacci hashing; the upper 24 bits are what a f32 holds.
+    // Fibonacci hashing; the upper 24 bits fit an f32.
     (pid.wrapping_mul(0x9e37_79b9) >> 8) as f32 / (1 << 24) as f32
 }
 
 impl Cleaning {
-    /// The row (one column of text, `t`) that says that prepared statements were changed.
+    /// The row (one column of text, `t`) that reports that prepared statements were changed.
     pub(in crate::core) const STATEMENTS_CHANGED: &[u8] = b"\0\x01\0\0\0\x01t";
 
-    /// Asks for that row, of a connection that should have so many prepared statements. What the proxy has prepared is not `from_sql`. Operators are
-    /// named with their schema, for the role may have another `search_path`.
+    /// Returns the query for that row, for a connection that should have `count` prepared statements. Statements of the proxy are not `from_sql`.
+    /// Operators are named with their schema, for the role may have another `search_path`.
     pub(in crate::core) fn ask_for_statements(count: usize) -> String {
         format!(
             "SELECT pg_catalog.count(*) OPERATOR(pg_catalog.<>) {count} OR pg_catalog.bool_or(from_sql) \

@@ -25,9 +25,9 @@ pub(in crate::core) enum Note {
     Ahead,
     /// A Parse of this statement, under its server name, in a unit of the proxy's ahead of the client's.
     ParseAhead(Arc<Statement>),
-    /// A message that the proxy inserted in a client's unit: the client hears of it only if it fails.
+    /// A message that the proxy inserted in a client's unit: the client gets its answer only if it fails.
     Inserted,
-    /// The Bind or Execute of a BEGIN that was put off. The client was told that it succeeded.
+    /// The Bind or Execute of a BEGIN that was put off. The client has already got its answer.
     Begin,
 
     /// A client's Parse.

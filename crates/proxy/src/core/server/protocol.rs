@@ -1,5 +1,4 @@
-//! The protocol state of one server connection: what it was sent, which answers it owes, and which request each server
-//! message answers.
+//! The protocol state of one server connection: the messages it was sent, the answers it owes, and the request that each server message answers.
 //!
 //! Pure: [`Protocol::sent`] takes requests, [`Protocol::received`] takes a server's messages and says which request
 //! each one answers. Each request carries a note from the caller, given back when the request is answered or skipped.
@@ -13,7 +12,7 @@ use std::collections::VecDeque;
 
 use wire::message::Status;
 
-/// A message that a server answers, or that changes what it answers.
+/// A message that a server answers, or that changes its answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Request {
     /// Answered by `ParseComplete`.
@@ -138,15 +137,15 @@ impl<N: Note> Protocol<N> {
         }
     }
 
-    // --- what is so ---
+    // --- state ---
 
     /// The status of the last `ReadyForQuery`, or [`Status::Transaction`] after [`begins`](Protocol::begins).
     pub(crate) fn status(&self) -> Status {
         self.status
     }
 
-    /// True if the next message comes within a failed transaction, as far as the server has said. Behind a ROLLBACK in
-    /// the same unit it does not: should the ROLLBACK fail, then the server skips the message.
+    /// True if the next message comes within a failed transaction, as far as the server has reported. Behind a ROLLBACK in the same unit it does not:
+    /// should the ROLLBACK fail, then the server skips the message.
     pub(crate) fn is_failed(&self) -> bool {
         self.status == Status::Failed && !self.recovers
     }
@@ -201,8 +200,8 @@ impl<N: Note> Protocol<N> {
         self.units_sent > self.units_ended
     }
 
-    /// True if the server will answer something before it reads a further message: the end of a unit, or what a Flush
-    /// asks for. `half`: the last message was sent in part only.
+    /// True if the server will answer something before it reads a further message: the end of a unit, or the answers that a Flush requests. `half`:
+    /// the last message was sent in part only.
     pub(crate) fn will_answer(&self, half: bool) -> bool {
         let count = self.owed.len().saturating_sub(usize::from(half));
         let ends = |owed: &Owed<N>| matches!(owed.request, Request::Sync | Request::Query);
@@ -243,7 +242,7 @@ impl<N: Note> Protocol<N> {
         self.depended_before > 0
     }
 
-    // --- what is sent ---
+    // --- sent messages ---
 
     /// Notes that a request was sent.
     pub(crate) fn sent(&mut self, request: Request, note: N) {
@@ -302,7 +301,7 @@ impl<N: Note> Protocol<N> {
         self.status = Status::Transaction;
     }
 
-    // --- what is received ---
+    // --- received messages ---
 
     /// The server has sent a message with this tag; `first` is the first byte of its payload, if there is one.
     pub(crate) fn received(&mut self, tag: u8, first: Option<u8>) -> Reply<N> {
@@ -388,7 +387,7 @@ impl<N: Note> Protocol<N> {
         // A Flush that was sent before the end of the data is ignored.
         let mut flushed = 0;
         let mut ignored = Vec::new();
-        // Looks at what was sent behind the COPY statement, up to CopyDone if that was sent: `Q S c`.
+        // Looks at the messages behind the COPY statement, up to CopyDone if that was sent: `Q S c`.
         loop {
             match self.owed.get(1).map(|behind| behind.request) {
                 Some(Request::Sync) => {

@@ -1,7 +1,6 @@
-//! A server's messages: what the client gets of them, and what they mean for the client.
+//! Messages of a server: the part that the client gets, and their meaning for the client.
 //!
-//! [`Protocol`](super::Protocol) says which request a message answers; the request's [`Note`] says what that request
-//! was.
+//! [`Protocol`](super::Protocol) finds the request that a message answers; the request's [`Note`] describes that request.
 
 use std::sync::Arc;
 
@@ -39,7 +38,7 @@ enum Verdict {
     Instead(Box<[u8]>),
     /// A notification: passed on with the process id of its sender as clients know it.
     Notified,
-    /// The connection is closed, because otherwise the server would commit what the client's unit has done.
+    /// The connection is closed, because otherwise the server would commit the changes of the client's unit.
     Close,
     /// Out of place: the connection can't be used any more.
     Broken(&'static str),
@@ -312,7 +311,7 @@ impl Core {
         if tag == b'E'
             && let Some(last) = LastWord::read(data)
         {
-            // The server closes the connection behind this; what the client is told is decided then.
+            // The server closes the connection behind this; the error for the client is decided then.
             server.fatal = Some(last);
             return Verdict::Swallow;
         }
@@ -423,7 +422,7 @@ impl Core {
                 let types = Some(&parameters[..]).filter(|types| !types.is_empty());
                 let now = self.pools[self.servers[s].pool].place.moment(self.now);
                 statement.parses_as(types, whole.then(|| Columns::of(tag, data)), asked.answered(now));
-                // (Two connections were the first at once. This one's client has what it would have without the proxy; nobody else gets it.)
+                // (Two connections were the first at once. This one's client has the same as without the proxy; no other client gets the connection.)
                 self.servers[s].retire |= held && types.is_some_and(|types| statement.settled_types() != types);
                 // The client may wait with its Parse.
                 if let Some(c) = self.servers[s].client {
@@ -501,7 +500,7 @@ impl Core {
         self.follow(s, ended.as_ref(), data);
         let server = &mut self.servers[s];
         if data.starts_with(b"DISCARD ALL\0") && self.pools[server.pool].database.start.query.is_some() {
-            // What connect_query has set is gone: it runs again before the connection's next client.
+            // The settings of connect_query are gone: it runs again before the connection's next client.
             server.cleaning.all = true;
         }
         server.meter.rows = server.meter.rows.saturating_add(rows_of(data));
@@ -672,7 +671,7 @@ impl Core {
             }
         }
         if let Applied::These(params) = &server.params {
-            // A RESET on the server goes back to what the connection began with.
+            // A RESET on the server goes back to the connection's initial values.
             server.params = Applied::These(self.params.intern(applied(params, &changes)));
         }
         let Some(c) = server.client else { return };
@@ -744,7 +743,7 @@ impl Core {
             self.mark_write(c);
         }
         if idle && done && self.is_bound(c) && !self.servers[s].params.is(&self.clients[c].params) {
-            // The client has reset its pinned session: the session is set to what the client began with.
+            // The client has reset its pinned session: the session is set to the client's initial values.
             let params = self.clients[c].params.clone();
             self.prepare_session(s, &params);
         }
@@ -841,7 +840,7 @@ impl Core {
             code == Sqlstate::DUPLICATE_STATEMENT && matches!(failed, Some(Note::ParseOwn(_) | Note::Parse { .. }));
         let ahead = self.servers[s].own.ahead.take().filter(|_| lacking);
         if (lacking && ahead.is_none()) || duplicate {
-            // The connection does not have the statements that `held` says.
+            // The connection does not have the statements in `held`.
             self.servers[s].retire = true;
         }
         // In a lane, another client's unit may have failed and the server skipped its Parse, which this unit relied on.
@@ -920,11 +919,11 @@ impl Core {
         true
     }
 
-    /// A statement has other columns than clients were told. True if this connection's client was told.
+    /// Handles a statement that has other columns than clients were sent. Returns true if this connection's client was sent them.
     fn statement_outdated(&mut self, s: usize, failed: Option<&Note>) -> bool {
         let (statement, asked) = match failed {
             Some(Note::Bind(Some(statement)) | Note::Check(statement)) => (statement, None),
-            // The Describe itself failed: under this name the client has not been told yet.
+            // The Describe itself failed: the client has not been sent columns under this name yet.
             Some(Note::Describe { statement, name, .. }) => (statement, Some(name)),
             _ => return false,
         };
@@ -936,7 +935,7 @@ impl Core {
         if let Some(name) = asked {
             names.set_told(name, false);
         }
-        // A client that was told of the columns must get the error; any other gets a fresh statement unnoticed.
+        // A client that was sent the columns must get the error; any other gets a fresh statement unnoticed.
         names.is_told_of(statement, None)
     }
 
@@ -961,7 +960,7 @@ impl Core {
         Verdict::Swallow
     }
 
-    /// BEGIN has failed, so the server skips what was sent behind it.
+    /// Handles a failed BEGIN, after which the server skips the messages behind it.
     fn begin_failed(&mut self, s: usize, skipped: Vec<Note>) {
         self.servers[s].begin = Begin::Failed;
         // If the client's unit is a Query, the client sends no Sync: the proxy does.
@@ -1135,7 +1134,7 @@ fn with_text(data: &[u8], change: impl Fn(&[u8]) -> Vec<u8>) -> Box<[u8]> {
     out.into()
 }
 
-/// Errors by which a replica says that only the primary can run a statement.
+/// Errors by which a replica reports that only the primary can run a statement.
 fn is_for_good(code: Sqlstate) -> bool {
     matches!(
         code,
