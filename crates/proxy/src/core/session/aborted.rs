@@ -34,7 +34,7 @@ fn turn(aborted: Aborted, control: Control) -> Turn {
     }
 }
 
-/// The error that tells a client of the loss.
+/// The error that reports the loss to a client.
 pub(in crate::core) const LOST: &str =
     "the transaction was rolled back: the connection to its server was lost; it can be run again";
 
@@ -46,7 +46,7 @@ impl Core {
     pub(super) fn aborted_message(&mut self, c: usize, bytes: &[u8], frame: Frame) -> Step {
         let there = bytes.len() >= frame.total();
         if !there && frame.payload > CLASSIFY_MAX && matches!(frame.tag, b'Q' | b'P' | b'B' | b'F') {
-            // Too long for a ROLLBACK, whatever the message is.
+            // Too long for a ROLLBACK: any other message.
             self.refuse_aborted(c, Control::None, matches!(frame.tag, b'Q' | b'F'));
             return self.discard(c, frame);
         }

@@ -168,9 +168,8 @@ impl At {
     }
 }
 
-/// With the driver's 24 bytes this is the cost of an idle connection: whoever adds a field has to find another to leave
-/// out, or a reason (bench/README.md, idle clients). The last 8 bytes are for LISTEN, which is looked at after each
-/// answer and so not kept in a table.
+/// With the driver's 24 bytes this is the cost of an idle connection: a new field needs another to be removed, or a reason (bench/README.md, idle
+/// clients). The last 8 bytes are for LISTEN, which is looked at after each answer and so not kept in a table.
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Client>() <= 248);
 
@@ -255,8 +254,8 @@ pub(in crate::core) struct Unit {
     pub begins: bool,
     /// The unit's first statement is BEGIN READ ONLY.
     pub begin_read_only: bool,
-    /// The unit needs the primary whatever a hint says: it takes an advisory lock, which would exclude nobody on a replica, or leaves
-    /// something in the session (`PREPARE`), and only the primary's connection stays with its client.
+    /// True if the unit needs the primary in spite of any hint: it takes an advisory lock, which would exclude no other session on a replica, or
+    /// leaves something in the session (`PREPARE`), and only the primary's connection stays with its client.
     pub primary_only: bool,
     /// The unit has a Parse of the unnamed statement.
     pub parses_unnamed: bool,
@@ -455,7 +454,7 @@ impl Client {
         !self.input.is_empty() || self.end != End::No
     }
 
-    /// True if the client has not yet asked for encryption and been told no.
+    /// True if the client has not yet requested encryption and been refused.
     pub(super) fn has_not_asked(&self) -> bool {
         matches!(self.phase, Phase::Startup { refused: 0, .. })
     }

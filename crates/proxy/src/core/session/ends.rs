@@ -102,7 +102,7 @@ impl Core {
         if self.is_client(token) {
             let client = &mut self.clients[token.index()];
             match client.phase {
-                // Nobody looks at what is passed on, or the connection has no answer.
+                // The stream is passed on unread, or the connection has no answer.
                 Phase::Replicating(_) | Phase::Cancelling | Phase::Securing => self.close_client(token.index()),
                 _ => {
                     if client.end == End::No {
@@ -167,7 +167,7 @@ impl Core {
             && let Some(s) = client.at.server().filter(|&s| self.servers[s].protocol.copies_in())
         {
             if matches!(client.pass, Pass::Forward { .. }) {
-                // Behind half a message the server can't be told anything.
+                // No message can be sent to the server behind half a message.
                 self.tell(c, |out| how.write(b"", out));
             } else {
                 self.clients[c].end = End::InCopy(how);

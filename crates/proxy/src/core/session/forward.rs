@@ -152,13 +152,14 @@ impl Core {
         let reread = in_flight && about_statements && tag != b'Q';
         // Only one unit may be behind a BEGIN that was put off: the next one waits until BEGIN is answered.
         let behind_begin = server.begin != Begin::No && begins_unit;
-        // What follows LISTEN waits until the LISTEN is answered.
+        // Messages behind LISTEN wait until the LISTEN is answered.
         let listens = server.tracker.listens() && !protocol.is_settled() && begins_unit;
         server.barrier || depends || reread || behind_begin || listens
     }
 
-    /// True if a client that pipelines has to wait with its next unit, for the sake of other clients: so many units are unanswered, or others wait
-    /// for a connection and the client has had this one for a while. In a transaction, or in a session of the client's own, nobody else gets it anyway.
+    /// True if a client that pipelines has to wait with its next unit, for the sake of other clients: [`MOST_UNITS`] units are unanswered, or other
+    /// clients wait for a connection and the client has had this one for a while. In a transaction, or in a session of the client's own, no other
+    /// client gets it anyway.
     fn leaves_room(&self, c: usize, s: usize, tag: u8) -> bool {
         let server = &self.servers[s];
         let protocol = &server.protocol;
@@ -324,7 +325,7 @@ impl Core {
         self.discard(c, frame)
     }
 
-    // --- what a statement does beside its answer ---
+    // --- effects of a statement beside its answer ---
 
     /// Returns the changes that this text makes to parameters and channels. `None`: none, or they can't be determined. `cached` is tried first.
     pub(super) fn changes_of(
@@ -407,12 +408,12 @@ impl Core {
     /// Returns the treatment of unknown functions in the client's database.
     fn unknown_functions(&self, c: usize) -> UnknownFunctions {
         let database = &self.pools[self.clients[c].pool].database;
-        // In session mode the client keeps its connection, and with it what a function left in the session.
+        // In session mode the client keeps its connection, and with it the session state that a function left.
         if database.mode == PoolMode::Session { UnknownFunctions::Pin } else { database.unknown_functions }
     }
 
-    /// Records what a statement leaves behind, and whether its loss would be in doubt. `certain`: it is executed now,
-    /// and not only bound.
+    /// Records the session state that a statement leaves behind, and whether its loss would be in doubt. `certain`: it is executed now, and not only
+    /// bound.
     pub(super) fn note_effects(&mut self, c: usize, s: usize, class: Class, certain: bool) {
         let mut pins = class.pins;
         // A write may notify through a trigger or a function.
@@ -425,7 +426,7 @@ impl Core {
         if class.flags.has(Flags::UNKNOWN) {
             let reading = match self.reads(c) {
                 Reads::As(reading) => reading,
-                // What the server reports says whether it is another one by now: `Bodies::literals_move`.
+                // The server's report decides if it is another one by now: `Bodies::literals_move`.
                 Reads::Unknown { .. } => self.clients[c].params.reading(),
             };
             self.servers[s].bodies.call(reading);
@@ -436,8 +437,8 @@ impl Core {
             }
         }
         if class.flags.has(Flags::MAKES) {
-            // Where `search_path` begins with `pg_temp`, what is made is temporary. In doubt (a role's own `search_path`, one that a function has
-            // set) it is dropped before another client gets the connection; where it is known, its client stays, as with CREATE TEMP TABLE.
+            // If `search_path` begins with `pg_temp`, new objects are temporary. In doubt (a role's own `search_path`, one that a function has set)
+            // they are dropped before another client gets the connection; if it is known, its client stays, as with CREATE TEMP TABLE.
             let list = self.servers[s].tracker.in_force.list(&self.clients[c].params);
             let path = list.iter().flatten().find(|(name, _)| name == "search_path");
             // A text of several statements may set another `search_path` for a part of them.
@@ -492,8 +493,8 @@ impl Core {
             return;
         }
         if self.is_replica(s) {
-            // A client pinned to a replica could not write any more. What a read-only transaction leaves is cleaned up
-            // at its end instead.
+            // A client pinned to a replica could not write any more. The session state that a read-only transaction leaves is cleaned up at its end
+            // instead.
             self.servers[s].cleaning.all = true;
             self.servers[s].retire |= pins.0 & Pins::LOAD.0 != 0;
             return;
@@ -528,9 +529,8 @@ impl Core {
         }
     }
 
-    /// RESET took the session back to what the server connection began with, and not to what the client began with.
-    /// That is corrected before the client gets its answer. True: the correction is under way. (In a transaction it
-    /// waits for the end.)
+    /// Corrects a RESET, which took the session back to the initial values of the server connection, and not to those of the client. It is corrected
+    /// before the client gets its answer. True: the correction is under way. (In a transaction it waits for the end.)
     pub(in crate::core) fn goes_back(&mut self, s: usize) -> bool {
         let server = &self.servers[s];
         let Some(c) = server.client else { return false };

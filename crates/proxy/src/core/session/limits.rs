@@ -19,7 +19,7 @@ use crate::core::{Core, over};
 /// Time between two checks of all clients' time limits.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Clients of all workers, counted by what their number may be limited by. Changed when a client connects, logs in or leaves.
+/// Clients of all workers, counted by the keys of the limits on their number. Changed when a client connects, logs in or leaves.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     /// Connections, logged in or not.

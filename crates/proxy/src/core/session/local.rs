@@ -252,7 +252,7 @@ impl Core {
         Some(format!("SELECT '{value}'::pg_catalog.text AS \"kingpost.{name}\"").into_bytes())
     }
 
-    // --- what they do ---
+    // --- effects ---
 
     fn carry_out(&mut self, c: usize, text: &[u8]) -> Outcome {
         let Some(command) = self.classifier.local_command(text) else { return Outcome::Servers };

@@ -227,7 +227,7 @@ impl Core {
                     }
                 },
                 "options" => match startup::options(value) {
-                    // The packet's own parameters win over those in `options`, in whatever order they come.
+                    // The packet's own parameters win over those in `options`, in any order.
                     Ok(pairs) => drop(settings.splice(0..0, pairs)),
                     Err(word) => {
                         let text =
@@ -249,7 +249,7 @@ impl Core {
         let database = named.clone().unwrap_or_else(|| user.clone());
         let physical = replication == Some(Replication::Physical);
         let tunnel = replication.map(|replication| {
-            // What is for the proxy, servers do not get.
+            // Servers do not get the parameters for the proxy.
             let is_own = |name: &str| name == NODE || name == CLUSTER;
             let (own, parameters): (Vec<_>, Vec<_>) =
                 std::mem::take(&mut settings).into_iter().partition(|(name, _)| is_own(name));
@@ -290,7 +290,7 @@ impl Core {
         self.clients[c].phase = Phase::Login(Box::new(login));
         self.clients[c].looked_up = match method {
             AuthMethod::ScramSha256 | AuthMethod::Md5 if unproved => LookedUp::ByPassword,
-            // One that is listed needs no more than its certificate, its user of the system, the word of whoever judges its password or token, or trust.
+            // A listed user needs no more than its certificate, its user of the system, the answer of an external authenticator, or trust.
             method if (method.proves_otherwise() || method == AuthMethod::Trust) && unproved && known.is_none() => {
                 LookedUp::ByName
             }
@@ -393,7 +393,7 @@ impl Core {
                 }
                 Exchange::Proved
             }
-            // Whoever is unknown is asked all the same, and refused in the end.
+            // An unknown user is asked all the same, and refused in the end.
             AuthMethod::Ldap | AuthMethod::Pam => {
                 self.tell(c, message::authentication_cleartext);
                 Exchange::Clear(known)
@@ -576,7 +576,7 @@ impl Core {
         }
     }
 
-    /// Refuses a client of a database into which an operator lets nobody.
+    /// Refuses a client of a database that an operator has disabled.
     pub(super) fn database_is_disabled(&mut self, c: usize, database: &str) {
         let text = format!("database {database:?} is disabled by an operator");
         self.fail_login(c, Sqlstate::CANNOT_CONNECT_NOW, &text);

@@ -27,8 +27,7 @@ const MOST_ATTEMPTS: u8 = 5;
 impl Core {
     // --- the client leaves ---
 
-    /// Detaches a client that has gone from its server connection. The connection finishes what it was sent, and is
-    /// then cleaned.
+    /// Detaches a client that has gone from its server connection. The connection finishes its requests, and is then cleaned.
     pub(in crate::core) fn abandon_server(&mut self, c: usize) {
         let Some(s) = self.clients[c].leave_server() else { return };
         if self.servers[s].tunnel.is_some() {
@@ -40,7 +39,7 @@ impl Core {
         let awaits_listener = self.clients[c].awaits_listener();
         let server = &mut self.servers[s];
         server.client = None;
-        // What no statement clears goes with the connection.
+        // State that no statement clears goes with the connection.
         server.retire |= keeps;
         server.discard = false;
         server.barrier = false;
@@ -76,8 +75,7 @@ impl Core {
         }
         let server = &self.servers[s];
         if server.is_running() {
-            // A write runs to its end, as it does when a client leaves PostgreSQL itself. A read has nobody who waits
-            // for it, and is cancelled.
+            // A write runs to its end, as it does when a client leaves PostgreSQL itself. A read, for which no client waits, is cancelled.
             if only_reads && server.cancels == 0 {
                 self.send_cancel(s, None);
             }

@@ -1,4 +1,4 @@
-//! Clients of the console, what a worker reports to the console, and what operators do to a worker.
+//! Clients of the console, a worker's reports to the console, and orders of operators to a worker.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -195,7 +195,7 @@ impl Core {
         }
     }
 
-    /// Closes the server connections of `database` as soon as nobody uses them. Whoever prepares a text from now on gets what it means now.
+    /// Closes the server connections of `database` as soon as they are idle. A text that is prepared from now on gets its present meaning.
     fn retire_servers(&mut self, database: Option<&str>) {
         self.reconnects += 1;
         for pool in self.pools.iter_mut().filter(|pool| is_of(pool, database)) {
@@ -219,7 +219,7 @@ impl Core {
 
     // --- reports ---
 
-    /// A report of what the worker has at the moment.
+    /// Returns a report of the worker's present state.
     pub fn report(&self, look: Look) -> Report {
         let worker = self.shared.membership.first_worker + self.id;
         let mut report = Report { worker, ..Report::default() };

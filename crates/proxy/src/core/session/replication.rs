@@ -1,7 +1,7 @@
 //! Replication connections: `replication=true` or `replication=database` in the startup packet.
 //!
-//! Such a client gets a server connection of its own, in no pool and under no pool's limit. Its startup parameters go
-//! to the server as they are. After both logins, bytes are passed on in both directions, and nobody looks at them.
+//! Such a client gets a server connection of its own, in no pool and under no pool's limit. Its startup parameters go to the server as they are.
+//! After both logins, bytes are passed on unread in both directions.
 
 use topology::NodeId;
 use wire::{Sqlstate, message};

@@ -38,8 +38,8 @@ enum Scan {
     Gone,
 }
 
-/// True if a statement of this class has to run on the primary whatever anybody wants: it takes an advisory lock or a snapshot for others, or
-/// leaves something in the session.
+/// True if a statement of this class has to run on the primary in spite of any hint or setting: it takes an advisory lock or a snapshot for others,
+/// or leaves something in the session.
 pub(super) fn is_bound_to_primary(class: Class) -> bool {
     class.flags.has(Flags::LOCKS)
         || class.flags.has(Flags::SNAPSHOT)
@@ -55,7 +55,7 @@ pub(super) fn writes_nothing(class: Class) -> bool {
 }
 
 impl Unit {
-    /// Adds a statement of this class to what is known of the unit.
+    /// Adds the facts about a statement of this class to the unit's.
     fn note(&mut self, class: Class) {
         let read = class.access == Access::Read;
         let begin = matches!(class.control, Control::Begin { .. });
@@ -136,7 +136,7 @@ impl Core {
         }
     }
 
-    /// The header of the client's next message. `Err`: what to do instead, because the header is incomplete or invalid.
+    /// Reads the header of the client's next message. `Err`: the next step instead, because the header is incomplete or invalid.
     pub(super) fn frame(&mut self, c: usize, bytes: &[u8]) -> Result<Frame, Step> {
         match Frame::read(bytes) {
             Ok(Some(frame)) => Ok(frame),
@@ -229,8 +229,7 @@ impl Core {
                     return self.dispatch(c, bytes);
                 }
                 Scan::Long => return self.dispatch_long(c),
-                // A statement's text is waited for beyond `UNIT_MAX`, to know what the statement leaves in the session.
-                // `max_statement` bounds it.
+                // A statement's text is awaited beyond `UNIT_MAX`, to know the session state that the statement leaves. `max_statement` bounds it.
                 Scan::More if at + rest.len() > UNIT_MAX && (at > 0 || !matches!(frame.tag, b'P' | b'Q')) => {
                     return self.dispatch_long(c);
                 }
@@ -328,7 +327,7 @@ impl Core {
     fn scan_parse(&mut self, c: usize, name: &[u8], text: &[u8], types: &[u8]) {
         let class = self.classify_parsed(c, text);
         let statement = self.statement_for(c, text, types, class);
-        // (Otherwise a server has to be asked what the text means by now: `asks_first`.)
+        // (Otherwise a server must be asked for the text's present meaning: `asks_first`.)
         let sure = statement.is_sure(self.pools[self.clients[c].pool].place.moment(self.now));
         let accepted = !name.is_empty() && statement.is_accepted() && sure;
         let described = accepted && statement.described(self.now, self.schema_version(c)).is_some();
@@ -406,7 +405,7 @@ impl Core {
         }
     }
 
-    /// Sends off a unit that is too long to be buffered: only the primary can take whatever the unit turns out to be.
+    /// Sends off a unit that is too long to be buffered: only the primary can run every kind of unit.
     fn dispatch_long(&mut self, c: usize) -> Step {
         let unit = &mut self.clients[c].unit;
         unit.doubt();
