@@ -1,10 +1,10 @@
 //! A model of one PostgreSQL session: protocol 3 from the server's side, and just enough of SQL.
 //!
-//! The model is used twice: for the servers behind the core, and as the reference that one client talks to alone. What
-//! a client gets through the core must be what its reference says.
+//! The model is used twice: for the servers behind the core, and as the reference that one client talks to alone. A client must get the same through
+//! the core as from its reference.
 //!
-//! Every number in a statement names its sender (`number / OWNER`). So a session notices by itself if two clients meet
-//! in one transaction, or if one sees what another has left behind.
+//! Every number in a statement names its sender (`number / OWNER`). So a session notices by itself if two clients meet in one transaction, or if one
+//! sees the session state that another has left.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -94,7 +94,7 @@ pub(super) struct Store {
 /// The channel that all clients may use. Any other channel belongs to the client with its number.
 pub(super) const COMMON: u64 = 0;
 
-/// Parameters and channels at a savepoint, and what had been written and notified before it.
+/// Parameters and channels at a savepoint, and the numbers written and notified before it.
 #[derive(Clone)]
 struct Savepoint {
     parameters: Parameters,
@@ -127,8 +127,7 @@ pub(super) struct Backend {
     pub forgetful: bool,
     /// Channels as changed by the current transaction.
     listening: BTreeSet<u64>,
-    /// `listens`: channels as committed; `unlistened`: how often a channel was given up; `heard`: how many
-    /// notifications were looked at.
+    /// `listens`: channels as committed; `unlistened`: how often a channel was given up; `heard`: the number of notifications that were looked at.
     pub listens: BTreeSet<u64>,
     pub unlistened: usize,
     heard: usize,
@@ -158,7 +157,7 @@ pub(super) struct Backend {
 #[derive(Clone)]
 struct Prepared {
     text: String,
-    /// The name of the statement's column, which shows what the names in the text stood for when it was parsed.
+    /// Name of the statement's column, which shows the meaning that the names in the text had when it was parsed.
     column: String,
     /// The time zone under which the literals were read.
     zone: String,
@@ -367,7 +366,7 @@ impl Backend {
         Ok(())
     }
 
-    /// True if the client is in no transaction, as far as the server can tell.
+    /// True if the client is in no transaction, as far as the server knows.
     pub(super) fn is_idle(&self) -> bool {
         self.status == b'I'
     }
@@ -400,7 +399,7 @@ impl Backend {
             self.restore();
         }
         if code == b"0A000" {
-            // As PostgreSQL tells a statement whose columns have changed from what it can't do at all.
+            // The routine distinguishes a statement whose columns have changed from one that PostgreSQL does not support at all.
             return message::message(&mut self.out, b'E', |out| {
                 out.extend_from_slice(b"SERROR\0VERROR\0C0A000\0Mit changed\0RRevalidateCachedQuery\0\0");
             });
@@ -461,7 +460,7 @@ impl Backend {
         }
     }
 
-    /// The name of a statement's column: it says what its names stand for.
+    /// Returns the name of a statement's column, which shows the meaning of its names.
     fn column(&self) -> String {
         format!("{}.{}.{}", self.home.0, self.home.1, self.parameters.get("search_path"))
     }
@@ -501,7 +500,7 @@ impl Backend {
         self.ready(store);
     }
 
-    /// Answers the proxy's question what the session has begun with.
+    /// Answers the proxy's question for the session's initial values.
     fn tell_values(&mut self, store: &mut Store) {
         message::text_row(&mut self.out, &[("statement_timeout", "7s")]);
         message::complete(&mut self.out, "SHOW");
@@ -625,8 +624,8 @@ impl Backend {
         let text = match payload::named(data).unwrap() {
             payload::Named::Statement(name) => {
                 let text = self.prepared.get(name).ok_or(b"26000")?.text.clone();
-                // PostgreSQL describes even then what returns no rows. But a server connection that has not got the statement cannot take
-                // it then, so that what a client hears of it depends on the connection: the one difference that is left.
+                // PostgreSQL describes even then a statement that returns no rows. But a server connection without the statement cannot take it then,
+                // so that a client's answer depends on the connection: the one difference that is left.
                 if self.status == b'E' && !Self::ends_transaction(&text) {
                     return Err(b"25P02");
                 }
@@ -735,7 +734,7 @@ impl Backend {
             }
             "SELECT pg_catalog.pg_advisory_unlock_all()" => Answer::Row(String::new(), "SELECT 1"),
             _ if text.ends_with(" FROM pg_catalog.pg_prepared_statements") => {
-                // Nobody but the proxy prepares here.
+                // Only the proxy prepares here.
                 let named = self.prepared.keys().filter(|name| !name.is_empty()).count();
                 assert_eq!(text, Cleaning::ask_for_statements(named), "session {} has other statements", self.pid);
                 Answer::Row("f".to_owned(), "SELECT 1")

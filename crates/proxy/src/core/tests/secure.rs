@@ -157,7 +157,7 @@ fn a_request_for_tls() {
     }
     let came = world.gives(client, &SSL[7..]);
     assert_eq!((&came.out[..], came.secure, came.closed), (&b"S"[..], Some("asked"), false));
-    // What comes before the driver has begun is ciphertext, and goes to it.
+    // Bytes that arrive before the driver has begun are ciphertext, and go to it.
     assert_eq!(world.gives(client, b"cipher"), Came::default());
     assert_eq!(world.gives(client, b"text"), Came::default());
     assert_eq!(world.core.early(client), b"ciphertext");
@@ -202,7 +202,7 @@ fn tls_at_once() {
     assert_eq!(world.gives(client, &GSS).out, b"N");
     let came = world.gives(client, &[0x16, 3, 1, 0]);
     assert!(came.closed && came.secure.is_none());
-    // But a request for TLS after one for GSS is what libpq does.
+    // But libpq sends a request for TLS after one for GSS.
     let client = world.client();
     world.gives(client, &GSS);
     assert_eq!(world.gives(client, &SSL).secure, Some("asked"));
@@ -275,7 +275,7 @@ fn whose_certificate() {
         assert_eq!((came.connect.is_some(), came.closed), (good, !good), "{auth:?} {asks:?} {name:?}: {came:?}");
         assert!(good || came.says("28000"));
     }
-    // Nobody can be who the certificate says without showing it.
+    // No client can be the certificate's user without showing it.
     let mut world = World::new(cert, ListenMode::Allow, ClientCert::Optional, ConnectMode::Disable);
     let client = world.client();
     assert!(world.gives(client, &login()).says("28000"));

@@ -37,14 +37,13 @@ pub(super) struct Plan {
     pub style: Style,
     /// Some clients leave in the middle of something.
     pub leaves: bool,
-    /// Servers are lost and the primary changes: answers are checked for what they may be, and not for what they must
-    /// be.
+    /// Servers are lost and the primary changes: answers are checked to be possible, and not for exact values.
     pub faults: bool,
     /// An operator pauses, resumes and reconnects pools; in the end everything runs.
     pub operator: bool,
     /// Lanes are used, with few connections and various time limits.
     pub lanes: bool,
-    /// No pool can open a second connection to a node, whatever its size: there are no file descriptors.
+    /// No pool can open a second connection to a node, of any size: there are no file descriptors.
     pub scarce: bool,
     /// Commits are acknowledged when a relay has them, some time after the primary has.
     pub gated: bool,
@@ -52,7 +51,7 @@ pub(super) struct Plan {
     pub strong: bool,
     /// Treatment of functions that leave something in the session.
     pub unknown_functions: UnknownFunctions,
-    /// The relay confirms what it does not have: the simulation must notice.
+    /// The relay confirms numbers that it does not have: the simulation must notice.
     pub lies: bool,
 }
 
@@ -136,9 +135,9 @@ struct Answered {
     /// Numbers acknowledged within the open transaction.
     open: Vec<u64>,
     in_transaction: bool,
-    /// Numbers that the client was told are rolled back.
+    /// Numbers of which the client knows that they are rolled back.
     undone: Vec<u64>,
-    /// Numbers that the client was told are committed.
+    /// Numbers of which the client knows that they are committed.
     done: Vec<u64>,
 }
 
@@ -149,7 +148,7 @@ struct Link {
     backend: Backend,
     cancel: bool,
     paused: bool,
-    /// The server has closed its end; what it sent before still arrives.
+    /// The server has closed its end; its earlier bytes still arrive.
     over: bool,
 }
 
@@ -249,7 +248,7 @@ impl World {
         };
         let mut settings = Settings::new(&config).unwrap();
         if plan.lanes {
-            // Time goes by in leaps here: what is slow or large is a matter of chance, not of figures.
+            // Time goes by in leaps here: chance, not figures, decides if anything is slow or large.
             let long = Duration::from_secs(1 << 20);
             settings.lanes = Lanes {
                 depth: 1 + random.below(8),
@@ -465,7 +464,7 @@ impl World {
         self.cores[core].written(token, count);
     }
 
-    // --- what happens ---
+    // --- events ---
 
     /// One thing, chosen at random; false if there was nothing of the kind.
     fn happen(&mut self) -> bool {
@@ -628,7 +627,7 @@ impl World {
         true
     }
 
-    /// The server end closes: some of what it had sent is lost with it.
+    /// The server end closes: some of its bytes are lost with it.
     fn lose(&mut self, key: (usize, u64)) {
         let Some(link) = self.links.get_mut(&key) else { return };
         trace(format_args!("server {} is lost, on node {}", link.backend.pid, link.node), b"");
@@ -660,7 +659,7 @@ impl World {
             return true;
         }
         if link.cancel && link.over {
-            // Lost in the middle of its message, perhaps: what comes after that is no message.
+            // Lost in the middle of its message, perhaps: later bytes are no message.
             self.cores[core].closed(token, "lost");
             self.settle(core);
             return true;
@@ -748,7 +747,7 @@ impl World {
         }
         if let Some(sleep) = link.backend.sleeping.clone() {
             let person = &self.people[(sleep.number / OWNER - 1) as usize];
-            // In a lane there may be statements whose clients have left their seats; they are nobody's.
+            // In a lane there may be statements whose clients have left their seats; they belong to no client.
             let server = &self.cores[core].servers[token.index()];
             let of = server.client.map(|c| self.cores[core].clients[c].token.raw());
             let nobodys = !server.lane.is_empty() && of != person.token.map(|token| token.raw());
@@ -759,7 +758,7 @@ impl World {
             );
             link.backend.wake(true, &mut self.store);
         }
-        // It must not reach what another client runs next.
+        // It must not reach the next statement of another client.
         if let Some(c) = self.cores[core].servers[token.index()].client {
             let raw = self.cores[core].clients[c].token.raw();
             let i = self.by_token[&(core, raw)];
@@ -867,7 +866,7 @@ impl World {
         }
     }
 
-    /// True if a client has been told everything that it can wait for.
+    /// True if a client has got every answer that it can wait for.
     fn is_answered(&self, i: usize) -> bool {
         let person = &self.people[i];
         if person.dropped {
@@ -886,7 +885,7 @@ impl World {
         person.units.is_empty()
     }
 
-    /// True if a client has heard of all that it must have by now, or is where it does not hear anything.
+    /// True if a client has received all notifications that it must have by now, or is in a state without notifications.
     fn has_heard(&self, i: usize) -> bool {
         let person = &self.people[i];
         let inside = if self.plan.faults { person.answered.in_transaction } else { !person.reference.is_idle() };
@@ -913,7 +912,7 @@ impl World {
             }
         }
         person.got.take(bytes);
-        // Where servers are lost all the time, somebody may be turned away.
+        // Where servers are lost all the time, a client may be turned away.
         assert!(person.got.refused.is_empty() || plan.faults, "login refused: {}", person.got.refused);
         let own = person.key.as_ref().map(|key| key.0);
         for (pid, channel, number, before) in person.got.notices.drain(..) {
@@ -1021,7 +1020,7 @@ impl World {
         self.metrics.iter().map(|metrics| counter(metrics)).sum()
     }
 
-    /// The cores' state, for somebody who looks for a reason.
+    /// Returns the cores' state, for the search of a cause.
     fn describe(&self) -> String {
         use std::fmt::Write;
         let mut out = String::new();
@@ -1159,9 +1158,8 @@ impl Drop for World {
 }
 
 impl Answered {
-    /// One message of an answer that can't be foreseen: must be one that this client may get now. `durable`: what may be
-    /// acknowledged. `pins`: a client stays with its server when nobody knows what it has done there. True if from here on the client
-    /// listens.
+    /// Checks one message of an answer that can't be predicted: it must be one that this client may get now. `durable`: numbers that may be
+    /// acknowledged. `pins`: a client stays with its server when its effects there are unknown. Returns true if from here on the client listens.
     fn check(
         &mut self,
         id: u64,
@@ -1171,7 +1169,7 @@ impl Answered {
         (cancelling, pins): (bool, bool),
     ) -> bool {
         let mut listens = false;
-        // A text that nobody understands may be anything.
+        // An unknown text may be anything.
         self.stays |= pins && units.iter().any(|unit| unit.errors.contains(b"42601"));
         if (self.has_listened || self.stays) && frame == b"E57P01" {
             // It may have missed something, or its session is lost, and it is closed.
@@ -1181,7 +1179,7 @@ impl Answered {
         match frame[0] {
             b'D' => {
                 let value = String::from_utf8_lossy(&frame[HEADER + 6..]);
-                // What `search_path` is, is compared where nothing is lost.
+                // The value of `search_path` is compared where nothing is lost.
                 let Ok(number) = value.trim().parse::<u64>() else { return false };
                 assert!(unit.rows.contains(&number), "client {id} gets {number} and asked for {:?}", unit.rows);
                 self.rows += 1;
@@ -1203,7 +1201,7 @@ impl Answered {
             b'E' => {
                 let code: [u8; 5] = frame[1..6].try_into().unwrap();
                 let own = unit.errors.contains(&code);
-                // 25006: from a node that is no longer primary, before the core has heard of it.
+                // 25006: from a node that is no longer primary, before the core knows.
                 let lost = [*b"40001", *b"40003", *b"08007", *b"25006"].contains(&code);
                 let after = self.in_transaction && code == *b"25P02";
                 let cancelled = code == *b"57014" && unit.sleeps && cancelling;
@@ -1216,7 +1214,7 @@ impl Answered {
                 let failed = !self.errors.is_empty();
                 let done: Vec<u64> = unit.inserts.iter().copied().take(self.inserts).collect();
                 if self.errors.contains(b"40001") {
-                    // Certainly not done: neither this, nor what the transaction had before it.
+                    // Certainly not done: neither this, nor the earlier work of the transaction.
                     self.undone.append(&mut self.open);
                     self.undone.extend(&unit.inserts);
                 } else if status == b'T' {
@@ -1259,7 +1257,7 @@ fn text(frame: &[u8]) -> String {
     shown.trim_end().to_owned()
 }
 
-/// With `KINGPOST_TRACE` set, what is sent is shown: for a single seed.
+/// With `KINGPOST_TRACE` set, all messages are shown: for a single seed.
 fn trace(who: std::fmt::Arguments<'_>, bytes: &[u8]) {
     static WANTED: std::sync::LazyLock<bool> =
         std::sync::LazyLock::new(|| std::env::var_os("KINGPOST_TRACE").is_some());
