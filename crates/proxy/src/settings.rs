@@ -32,7 +32,7 @@ pub struct Settings {
     pub demand: Arc<Demand>,
     /// TLS with clients; `None` if there is none.
     pub tls: Option<Arc<tls::Acceptor>>,
-    /// Rules for who may come from where; `None`: no rules, and `auth` applies to all.
+    /// Rules that decide by address, database and user if a client may connect; `None`: no rules, and `auth` applies to all.
     pub hba: Option<Rules>,
     /// The name maps of those rules.
     pub maps: Maps,
@@ -76,7 +76,7 @@ pub struct Settings {
     pub reserve_timeout: Duration,
     /// Most server connections of a user to one node that has no limit of its own.
     pub max_user_connections: Option<usize>,
-    /// Most server connections of everybody to one node.
+    /// Most server connections of all users to one node.
     pub max_node_connections: Option<usize>,
     /// Time that a client waits before it gets a notice; `None`: no notice.
     pub wait_notice: Option<Duration>,
@@ -123,7 +123,7 @@ pub struct Settings {
     operators: HashMap<String, Operator>,
 }
 
-/// A user of the console, who can't log in to databases.
+/// A user of the console. It can't log in to databases.
 #[derive(Debug, Clone)]
 pub struct Operator {
     /// The operator's credentials.
@@ -194,8 +194,8 @@ pub struct Database {
 }
 
 impl Database {
-    /// The database and the user that a session has on the servers, for a client of `user` that has come to the database `name`. Together they decide
-    /// what a text means there.
+    /// Returns the database and the user that a session has on the servers, for a client of `user` that has come to the database `name`. Together
+    /// they decide the meaning of a text there.
     pub(crate) fn on_servers<'a>(&'a self, name: &'a str, user: &'a str) -> (&'a str, &'a str) {
         (self.dbname.as_deref().unwrap_or(name), self.server_user.as_ref().map_or(user, |user| &user.name))
     }
@@ -246,7 +246,7 @@ impl ServerUser {
             Some(password) => Some(password.expose().to_owned()),
             None => read(name, entry.server_password_file.as_deref(), &entry.server_password_command)?,
         };
-        // PostgreSQL takes a password of this form for the hash of one, too: nobody has it as the password itself.
+        // PostgreSQL takes a password of this form for the hash of one, too: it is no user's password itself.
         let (password, md5) = match password.as_deref().and_then(md5::Verifier::parse) {
             Some(verifier) => (None, Some(verifier)),
             None => {
@@ -259,7 +259,7 @@ impl ServerUser {
     }
 }
 
-/// Longest time of a `password_command`, where nobody has run it before.
+/// Longest time of a `password_command` that the caller has not run before.
 const COMMAND_LIMIT: Duration = Duration::from_secs(10);
 
 /// A user's password from its file or its command, if there is one.
@@ -628,7 +628,7 @@ impl Settings {
         self.users.get(name)
     }
 
-    /// True if any name may log in: nobody is listed.
+    /// True if any name may log in: no user is listed.
     pub fn any_user(&self) -> bool {
         self.users.is_empty()
     }
@@ -710,7 +710,7 @@ fn rule_errors(path: &Path, errors: &[hba::Error]) -> String {
     lines.join("\n")
 }
 
-/// The rules of who may come from where; None: none are configured. `certificates`: clients can show theirs.
+/// Returns the rules for connecting clients; None: none are configured. `certificates`: clients can show theirs.
 fn rules(config: &ProxyConfig, certificates: bool) -> Result<Option<Rules>, SettingsError> {
     let rules = match (&config.hba_file, config.hba.is_empty()) {
         (None, true) => return Ok(None),
@@ -830,8 +830,8 @@ impl User {
         })
     }
 
-    /// A user that was looked up: with what `pg_authid` says of it, a password in clear text, or no secret. A verifier for the
-    /// password is computed, which takes some milliseconds.
+    /// Creates a user that was looked up: with its entry in `pg_authid`, a password in clear text, or no secret. A verifier for the password is
+    /// computed, which takes some milliseconds.
     ///
     /// # Errors
     /// The secret looks like a verifier and is none, or can't be a password.

@@ -45,7 +45,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A core with one primary and one replica, whose servers say what they are told to say.
+/// A core with one primary and one replica, whose servers send prescribed answers.
 struct World {
     core: Core,
     metrics: Arc<Metrics>,
@@ -225,7 +225,7 @@ fn steady(world: &mut World, client: Token, requests: &[Vec<u8>], answer: &[u8])
 fn a_statement_does_not_allocate() {
     let mut world = World::new(TracingConfig::default());
     let client = world.login();
-    // Texts differ in what a shape leaves out.
+    // Texts differ in the parts that a shape leaves out.
     let reads: Vec<_> =
         (1_000..1_010).map(|i| query(format!("SELECT abalance FROM accounts WHERE aid = {i}"))).collect();
     assert_eq!(steady(&mut world, client, &reads, &row_and_ready(b"", "SELECT 1", true)), 0, "simple reads");

@@ -39,7 +39,7 @@ impl Waits for Events {
 }
 
 impl Worker {
-    /// Runs until the worker is told to stop.
+    /// Runs until the worker is stopped.
     pub(super) fn run_epoll(&mut self) -> io::Result<()> {
         if let Poller::Epoll(epoll) = &self.poller {
             epoll.add_level(self.mailboxes[self.id].fd(), MAILBOX)?;
@@ -81,7 +81,7 @@ impl Worker {
     fn read(&mut self, token: Token) {
         let Some(socket) = slot(&mut self.sockets, token) else { return };
         if socket.is(Flag::Finished) {
-            // Nothing more comes but the news that nobody reads, either.
+            // The only further event is that the peer does not read, either.
             if socket.is(Flag::Broken) {
                 self.core.closed(token, "the connection was reset");
             }

@@ -1,9 +1,8 @@
 //! Waiting with io_uring.
 //!
-//! A turn is one system call. It submits what the last turn left to do ([`Agenda`]), sends included, and waits for
-//! completions. For each socket one receive is submitted that completes again and again, into buffers that all sockets
-//! share. A send is over when the call returns, and the core is not touched before that, so the outputs that are sent
-//! stay in place.
+//! A turn is one system call. It submits the [`Agenda`] of the last turn, sends included, and waits for completions. For each socket one receive is
+//! submitted that completes again and again, into buffers that all sockets share. A send is over when the call returns, and the core is not touched
+//! before that, so the outputs that are sent stay in place.
 
 use std::collections::HashMap;
 use std::io;
@@ -65,7 +64,7 @@ pub(super) struct Agenda {
     begin: Vec<Token>,
     /// Sockets for which a poll for room is submitted.
     room: Vec<Token>,
-    /// Sockets whose stream has ended, for which a poll is submitted that tells of room to send, and when the connection breaks.
+    /// Sockets whose stream has ended, for which a poll is submitted that reports room to send and a broken connection.
     watch: Vec<Token>,
     /// Submissions to be cancelled.
     cancel: Vec<u64>,
@@ -112,7 +111,7 @@ impl Waits for Turn {
 }
 
 impl Socket {
-    /// Notes that the stream has ended. From then on one poll tells of room and of a break, and not one for each time: a poll that is submitted anew
+    /// Notes that the stream has ended. From then on one poll reports room and a break, and not one for each time: a poll that is submitted anew
     /// completes at once, because of the end.
     fn set_ended(&mut self, poller: &mut Poller) {
         if !self.set(Flag::Ended, true)
@@ -124,7 +123,7 @@ impl Socket {
 }
 
 impl Worker {
-    /// Runs until the worker is told to stop.
+    /// Runs until the worker is stopped.
     pub(super) fn run_ring(&mut self, mut ring: Ring) -> io::Result<()> {
         ring.poll(self.mailboxes[self.id].fd(), libc::POLLIN, true, MAILBOX)?;
         let mut turn = Turn { ring, done: Vec::new() };
@@ -133,7 +132,7 @@ impl Worker {
         turn.wait(self, Duration::ZERO)
     }
 
-    /// Submits what there is to do, waits, and tells the core what was sent.
+    /// Submits the agenda, waits, and reports the sent bytes to the core.
     fn submit(&mut self, ring: &mut Ring, done: &mut Vec<Completion>, mut wait: Duration) -> io::Result<()> {
         let Poller::Ring(agenda) = &mut self.poller else { return Ok(()) };
         let mut agenda = std::mem::take(&mut **agenda);
@@ -273,7 +272,7 @@ impl Worker {
         self.ended(token, end);
     }
 
-    /// Tells the core how a socket's stream has ended, if it has.
+    /// Reports the end of a socket's stream to the core, if it has ended.
     fn ended(&mut self, token: Token, end: Option<End>) {
         match end {
             None => {}

@@ -15,8 +15,7 @@ use super::worker::{BUFFER, Flag, Worker, slot};
 use crate::core::Secure;
 use crate::core::token::Token;
 
-/// Most plaintext that is encrypted before it is written, in bytes. This bounds what is kept for a client that does not
-/// read.
+/// Most plaintext that is encrypted before it is written, in bytes. It bounds the bytes kept for a client that does not read.
 const AT_ONCE: usize = 64 << 10;
 
 impl Worker {

@@ -38,7 +38,7 @@ const CLIENTS: usize = 8192;
 /// Interface by which a worker waits for its sockets.
 pub(super) enum Poller {
     Epoll(Epoll),
-    /// With io_uring; holds what the next turn submits.
+    /// With io_uring; holds the submissions of the next turn.
     Ring(Box<Agenda>),
 }
 
@@ -47,7 +47,7 @@ pub(super) trait Waits {
     /// Waits until something happens, at most `limit`.
     fn wait(&mut self, worker: &mut Worker, limit: Duration) -> io::Result<()>;
 
-    /// Tells the core what has happened.
+    /// Reports the events to the core.
     fn tell(&mut self, worker: &mut Worker) -> io::Result<()>;
 
     /// Goes on reading a socket on which an earlier turn stopped early.
@@ -112,7 +112,7 @@ pub(super) enum Flag {
     Held = 1 << 9,
     /// So many bytes are kept that receiving has stopped; or the end of the stream has come.
     Enough = 1 << 10,
-    /// The core was told that the peer sends no more.
+    /// The core knows that the peer sends no more.
     Finished = 1 << 11,
     /// Epoll: the peer reads no more either.
     Broken = 1 << 12,
@@ -170,7 +170,7 @@ impl Worker {
         })
     }
 
-    /// Runs until the worker is told to stop.
+    /// Runs until the worker is stopped.
     pub(crate) fn run(&mut self) -> io::Result<()> {
         if matches!(self.poller, Poller::Ring(_)) {
             // An io_uring belongs to the thread that creates it.
@@ -185,7 +185,7 @@ impl Worker {
         self.run_epoll()
     }
 
-    /// Runs turns until the worker is told to stop.
+    /// Runs turns until the worker is stopped.
     pub(super) fn turns<W: Waits>(&mut self, waits: &mut W) -> io::Result<()> {
         let mut ticked = Instant::now();
         while !self.stopping {
@@ -334,7 +334,7 @@ impl Worker {
         }
     }
 
-    /// Gives a connection that moves to whoever takes it; `early` has come for it meanwhile.
+    /// Hands a moving connection to its destination; `early`: bytes that have arrived for it meanwhile.
     pub(super) fn hand_over(&mut self, socket: Socket, to: Destination, moved: Box<Moved>, early: Vec<u8>) {
         let letter = Letter::Moved(socket.fd, socket.link, moved, early);
         match to {
@@ -368,7 +368,7 @@ impl Worker {
         report
     }
 
-    /// The stream of a socket has come to its end: tells the core, once.
+    /// Reports the end of a socket's stream to the core, once.
     pub(super) fn finished(&mut self, token: Token) {
         const WHY: &str = "the peer closed the connection";
         let Some(socket) = slot(&mut self.sockets, token) else { return };
