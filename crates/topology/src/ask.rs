@@ -1,4 +1,4 @@
-//! A prober's session: what a node is asked, and what its answers mean.
+//! A prober's session: the queries to a node, and the meaning of its answers.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use crate::decide::{Facts, Position};
 use crate::offer::{self, ASK_ROLE, ASK_SNAPSHOT, Numbers, Offered};
 use crate::probe::{ProbeError, Prober, Session, connect};
 
-/// `standby` is read first and once: a server leaves recovery but does not return to it, so what is asked of a standby can
-/// still be answered when it has just been promoted. The timeline that is followed is the one being received; a standby
-/// that receives nothing has only the control file, which is behind until its next restart point.
+/// `standby` is read first and once: a server leaves recovery but does not return to it, so the columns for a standby can still be answered when it
+/// has just been promoted. The timeline that is followed is the one being received; a standby that receives nothing has only the control file, which
+/// is behind until its next restart point.
 const ASK: &str = "\
     SELECT standby, \
            CASE WHEN standby THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END, \
@@ -48,7 +48,7 @@ pub(crate) struct Noted {
     numbers: Option<&'static str>,
 }
 
-/// A prober's session with what it knows for as long as that lasts.
+/// A prober's session with its state for as long as the session lasts.
 pub(crate) struct Watched {
     pub(crate) session: Session,
     offered: Offered,
@@ -89,8 +89,8 @@ impl Watched {
         })
     }
 
-    /// Only how far a standby is: nothing if that cannot be told without looking at everything, and `ask` is to be used. It is for
-    /// one that receives on the timeline already known of it: then that is the one it replays.
+    /// Queries only the position of a standby: None if that is not possible without the complete query, and `ask` must be used. Possible for a
+    /// standby that receives on its already known timeline: then that is the one it replays.
     pub(crate) async fn ask_quickly(&mut self) -> Result<Option<Facts>, ProbeError> {
         if !matches!(self.offered.numbers, Numbers::Log { .. }) {
             return Ok(None);
@@ -143,7 +143,7 @@ impl Watched {
         let member = match &self.offered.member {
             None => None,
             Some(ask) => Some(match client.query_opt(ask, &[]).await? {
-                // It is in no list: nobody says that it is the writer.
+                // The server is in no list: no row proves that it is the writer.
                 None => (false, None),
                 Some(row) => (row.try_get::<_, Option<bool>>(0)?.unwrap_or(false), lag(row.try_get(1)?)),
             }),
@@ -199,7 +199,7 @@ fn settings_number(times: [f64; 2]) -> u64 {
     (start.rotate_left(32) ^ load).max(1)
 }
 
-/// The times of a server that tells none: those of the session.
+/// Returns the times of a server that reports none: those of the session.
 fn opened() -> [f64; 2] {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     [0.0, since.as_secs_f64()]
@@ -238,7 +238,7 @@ mod tests {
         for (in_recovery, member, expected) in [
             (true, None, standby(None)),
             (true, Some((false, late)), standby(late)),
-            // The list lags behind a role that has just ended: what it says of itself counts.
+            // The list lags behind a role that has just ended: the server's own answer counts.
             (true, Some((true, None)), standby(None)),
             (false, None, Position::Primary { lsn: Lsn(9) }),
             (false, Some((true, None)), Position::Primary { lsn: Lsn(9) }),

@@ -103,7 +103,7 @@ async fn ids_are_stable_across_reloads() {
     assert_eq!(seen, [(0, "a", 0), (1, "b", 10), (2, "c", 50)]);
 }
 
-/// The tasks must not keep what they work on alive, or the handle could never be dropped.
+/// The tasks must not keep the state that they work on alive, or the handle could never be dropped.
 #[tokio::test]
 async fn ends_with_its_last_handle() {
     let topology = Topology::start(nowhere(), &Handle::current()).unwrap();

@@ -1,8 +1,8 @@
-//! By what numbers a server says where it is: found out once a session.
+//! Kind of a server's positions, determined once a session.
 //!
 //! PostgreSQL has positions in the write-ahead log, and timelines. A server that is compatible with it may have neither: on Amazon Aurora the
-//! functions are there and fail ("is currently not supported for Aurora"), and which of them do depends on the version, the role and
-//! `wal_level`. So no name and no version is looked at: what answers is there, what fails as unsupported is not.
+//! functions exist and fail ("is currently not supported for Aurora"), and which of them do depends on the version, the role and `wal_level`. So
+//! names and versions are ignored: a function that answers is supported, one that fails as unsupported is not.
 
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Statement};
@@ -72,10 +72,10 @@ impl Numbers {
     }
 }
 
-/// Asks what there is, as far as `wanted` leaves it open.
+/// Determines the server's abilities, as far as `wanted` leaves them open.
 ///
 /// # Errors
-/// The server does not answer, or does not have what `wanted` names.
+/// The server does not answer, or does not support `wanted`.
 pub(crate) async fn find(client: &Client, wanted: Positions) -> Result<Offered, ProbeError> {
     if matches!(wanted, Positions::Auto | Positions::Wal) {
         let log = log(client).await;
@@ -90,7 +90,7 @@ pub(crate) async fn find(client: &Client, wanted: Positions) -> Result<Offered, 
     let member = unless_lacking(member(client).await)?;
     let numbers = match wanted {
         Positions::Transactions => snapshot(client).await.map(|()| Numbers::Transactions)?,
-        // Ids of transactions mean the same on two servers only if they share one history, and without timelines nothing else tells.
+        // Transaction IDs mean the same on two servers only if they share one history, and without timelines only the list proves that.
         Positions::Auto if member.is_some() => match unless_lacking(snapshot(client).await)? {
             Some(()) => Numbers::Transactions,
             None => Numbers::None,
@@ -128,8 +128,8 @@ async fn snapshot(client: &Client) -> Result<(), ProbeError> {
     Ok(())
 }
 
-/// None if the server says that it does not have what it was asked for; any other failure stays one. A privilege that is missing is a failure:
-/// a server that has timelines must not be taken for one without.
+/// Returns None if the server reports that it does not support the query; any other failure stays one. A missing privilege is a failure: a server
+/// that has timelines must not be taken for one without.
 fn unless_lacking<T>(answer: Result<T, ProbeError>) -> Result<Option<T>, ProbeError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),

@@ -1,4 +1,4 @@
-//! Asks the primary where it is, for everybody who wants to know, in batches.
+//! Queries the primary's position, for all that wait for it, in batches.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ use crate::view::{NodeId, Term};
 
 /// Most questions on their way.
 const IN_FLIGHT: usize = 4;
-/// Paces between two questions while nobody waits for an answer.
+/// Paces between two questions while no caller waits for an answer.
 const PATIENCE: u32 = 5;
-/// Paces between two questions that flush: a flush costs the primary, and all who receive its log, as much for many commits as for one.
+/// Paces between two questions that flush: a flush costs the primary, and all receivers of its log, as much for many commits as for one.
 const FLUSHES: u32 = 3;
 /// Time between two attempts to connect, and to ask a server that turned out not to be the primary of the view.
 const RETRY: Duration = Duration::from_millis(50);
@@ -101,7 +101,7 @@ impl Driver {
                 opened = timeout(limit, Line::open(asked.clone(), connector)) => {
                     opened.unwrap_or(Err(ProbeError::Timeout(limit)))
                 }
-                // Another is the primary now: nobody waits for this one any more.
+                // Another node is the primary now: nothing waits for this one any more.
                 changed = self.asked.changed() => {
                     if changed.is_err() { return }
                     continue;
@@ -133,7 +133,7 @@ impl Driver {
         // The batches stay here and not in the tasks: a batch that vanished with a task would leave its askers waiting.
         let mut under_way: HashMap<u64, (Batch, Lsn)> = HashMap::with_capacity(IN_FLIGHT);
         let mut count = 0_u64;
-        // Each answer is compared with what was known when its question was sent: they may overtake one another.
+        // Each answer is compared with the position known when its question was sent: they may overtake one another.
         let mut furthest = if self.before.0 == line.asked.term { self.before.1 } else { Lsn(0) };
         let pace = line.asked.config.oracle_pace;
         let mut last: Option<Instant> = None;
@@ -187,7 +187,7 @@ impl Driver {
                     let current = self.asked.borrow().as_ref() == Some(&line.asked);
                     match answer {
                         Ok(answer) if current && answer.flushed < floor => {
-                            // Not a crash: what was flushed survives that. Positions mean something else from here on.
+                            // Not a crash: flushed WAL survives that. Positions mean something else from here on.
                             error!(
                                 node = line.asked.node.0,
                                 flushed = %answer.flushed,
@@ -288,7 +288,7 @@ async fn question(
         return Err(ProbeError::Unexpected("it is in recovery".into()));
     }
     let Numbers::Log { segment, .. } = numbers else {
-        // Whatever had been acknowledged before the question has an id below this one. Nothing is known of a log, and of its flush.
+        // Every commit acknowledged before the question has an ID below this one. Nothing is known of a log, and of its flush.
         let id = row.try_get::<_, i64>(2)?;
         let id = u64::try_from(id).map_err(|_| ProbeError::Unexpected(format!("{id} is no transaction id")))?;
         return Ok(Answer { term: u64::from(expected), lsn: Lsn(id), flushed: Lsn(0) });

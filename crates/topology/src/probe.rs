@@ -25,8 +25,8 @@ use crate::view::{Address, NodeId};
 
 /// Time between two probes of a replica while it is wanted that one catches up.
 const FAST: Duration = Duration::from_millis(10);
-/// Time to the first probe of a replica that has not got to where somebody waits for it; it doubles while it is still not there, up to
-/// [`FAST`]: asking a replica that lags does not make it faster.
+/// Time to the first probe of a replica that has not reached the position of a waiting request; it doubles until the replica has, up to [`FAST`]:
+/// asking a replica that lags does not make it faster.
 const QUICK: Duration = Duration::from_millis(1);
 /// Time to the next probe after a failed one while the node is not yet given up, or when it is reported again.
 const RETRY: Duration = Duration::from_millis(100);
@@ -127,7 +127,7 @@ impl Shared {
     }
 }
 
-/// The server's own words where it said something: the driver's text alone is "db error".
+/// Returns the server's own message if it sent one: the driver's text alone is "db error".
 fn describe(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
         Some(said) => format!("{}: {} (SQLSTATE {})", said.severity(), said.message(), said.code().code()),
@@ -219,7 +219,7 @@ pub(crate) async fn connect(
     Ok(session)
 }
 
-/// Has the kernel notice a host that is gone without a word: what it does not confirm, or a question after some silence.
+/// Makes the kernel detect a host that has gone silently: by unacknowledged bytes, or by a keepalive after some silence.
 fn notice_silence(stream: &TcpStream) -> rustix::io::Result<()> {
     sockopt::set_tcp_user_timeout(stream, SILENCE.as_millis() as u32)?;
     sockopt::set_socket_keepalive(stream, true)?;
@@ -232,7 +232,7 @@ where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
-    // How it ended does not matter: whoever uses the client is told why, and a prober only wants to know that it did.
+    // The way it ended does not matter: users of the client get the error, and a prober only needs to know that it ended.
     let closed = tokio::spawn(async move { drop(connection.await) });
     Session { client: Arc::new(client), closed, address }
 }
@@ -261,7 +261,7 @@ fn patience(before: Duration, behind: bool) -> Duration {
 // === impl Prober ===
 
 impl Prober {
-    /// Runs until it is aborted or nobody listens any more.
+    /// Runs until it is aborted or its reports have no receiver.
     pub(crate) async fn run(mut self) {
         let mut session: Option<Watched> = None;
         let mut failures = 0_u32;
@@ -387,7 +387,7 @@ mod tests {
             (1, true, true, Some(QUICK), RETRY),
             (0, false, true, None, FAST),
             (0, false, true, Some(QUICK), QUICK),
-            // Nobody has wanted it for long enough.
+            // No request has wanted it for long enough.
             (0, false, false, Some(QUICK), usual),
             (1, false, true, Some(QUICK), RETRY),
             (2, false, false, None, RETRY),

@@ -1,6 +1,6 @@
 //! Sessions with the cluster's servers for control work other than probing: names, TLS and login as the probes have them.
 //!
-//! [`Topology::log_in`] is for whoever runs beside a topology, [`connect`] for whoever has no more than its configuration.
+//! [`Topology::log_in`] is for programs that run beside a topology, [`connect`] for those that have only its configuration.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,7 +86,7 @@ pub struct ConnectError(String);
 /// after the client is dropped.
 ///
 /// # Errors
-/// [`ConnectError`], with what the server said.
+/// [`ConnectError`], with the server's message.
 pub async fn connect(
     cluster: &ClusterConfig,
     node: &NodeConfig,

@@ -42,7 +42,7 @@ pub enum Role {
 pub struct Term {
     /// `pg_control_system().system_identifier`; 0 while unknown.
     pub system: u64,
-    /// The primary's timeline. Of servers that tell none: a number of this process, another one each time a primary is found; see
+    /// The primary's timeline. If the servers report none: a number of this process, a new one each time a primary is found; see
     /// [`told_timeline`](Term::told_timeline).
     pub timeline: u32,
 }
@@ -69,7 +69,7 @@ impl Term {
     }
 }
 
-/// Shared by everyone who talks to or about a node; numbers that move without a new [`View`].
+/// State of a node shared by all its users; numbers that change without a new [`View`].
 #[derive(Debug)]
 pub struct Node {
     /// Index of the node.
@@ -90,7 +90,7 @@ pub struct Node {
     pub said: Said,
 }
 
-/// A node's last answer, whatever its role and timeline: not a position to decide by.
+/// A node's last answer, in any role and on any timeline: not a position to decide by.
 #[derive(Debug, Default)]
 pub struct Said {
     /// Written by a primary, replayed by a replica.
