@@ -112,7 +112,7 @@ impl Flags {
     pub const APART: Flags = Flags(1 << 5);
     /// The text has SAVEPOINT, RELEASE or ROLLBACK TO: earlier changes may still be undone in part.
     pub const SAVEPOINT: Flags = Flags(1 << 6);
-    /// The text is one INSERT, UPDATE, DELETE or MERGE that returns no rows: its result has no columns, whatever happens to its tables.
+    /// The text is one INSERT, UPDATE, DELETE or MERGE that returns no rows: its result has no columns, even if its tables change.
     pub const ROWLESS: Flags = Flags(1 << 7);
     /// A statement in the text may change result columns of other statements: CREATE, ALTER, DROP and the like, CALL, DO.
     pub const SCHEMA: Flags = Flags(1 << 8);
@@ -125,7 +125,7 @@ impl Flags {
     /// A statement in the text sets a parameter until the end of its transaction, and that parameter may change how texts are read: `SET LOCAL
     /// search_path`, `set_config(…, true)`.
     pub const LOCAL: Flags = Flags(1 << 12);
-    /// A statement in the text takes an advisory lock, of either kind. On a replica it would exclude nobody on the primary.
+    /// A statement in the text takes an advisory lock, of either kind. On a replica it would exclude no session of the primary.
     pub const LOCKS: Flags = Flags(1 << 13);
     /// A statement in the text runs unknown code: a function that is neither PostgreSQL's nor the operator's, `DO`, `CALL`. It may leave any state in
     /// the session.

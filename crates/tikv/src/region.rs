@@ -239,8 +239,8 @@ impl Regions {
         Ok(Sent::Again(done))
     }
 
-    /// Takes a store's word for who leads instead, of which PD may hear later. PD is asked for that peer's address, if it is not known, and, after
-    /// several such words, for the leader.
+    /// Follows a store's hint at the leader, of which PD may learn later. PD is asked for that peer's address, if it is not known, and, after several
+    /// such hints, for the leader.
     async fn lead(&self, region: &Arc<Region>, leader: pdpb::Peer, deadline: Instant) {
         self.forget(region);
         if leader.store_id == region.leader.store_id || region.hints >= MOST_HINTS {
@@ -311,7 +311,7 @@ mod tests {
         }
     }
 
-    /// A cluster of one region on three stores: a PD that names `leader`, and stores that say what they are told to.
+    /// A cluster of one region on three stores: a PD that names `leader`, and stores that send prescribed answers.
     struct Cluster {
         pd: Fake,
         stores: Vec<Fake>,
@@ -390,7 +390,7 @@ mod tests {
         tikvpb::RegionError { not_leader, ..tikvpb::RegionError::default() }
     }
 
-    /// PD has not heard of an election yet, and goes on naming the former leader. That one knows who leads.
+    /// PD does not know of an election yet, and goes on naming the former leader. That one knows the new leader.
     #[tokio::test]
     async fn a_leader_whom_a_store_names_is_asked_though_its_address_is_new() {
         let cluster = Cluster::start(|store, _| (store != 2).then(|| not_leader(Some(2)))).await;

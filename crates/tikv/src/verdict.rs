@@ -1,9 +1,9 @@
 //! Verdicts on a store's refusals: one table of every answer that is not the result of a request. Pure.
 //!
-//! A refusal says two things. *Was the request carried out?* A region error is no proof that it was not: a command that was proposed to
-//! raft is answered `stale_command` when the leader steps down and `region_not_found` when the peer is removed, and may be applied all the
-//! same. It matters for one request alone, the commit of the primary key; every other one may be carried out twice. *Where is it sent
-//! next?* Here, to the peer that was named, or to whom PD names.
+//! A refusal answers two questions. *Was the request executed?* A region error is no proof that it was not: a command that was proposed to raft is
+//! answered `stale_command` when the leader steps down and `region_not_found` when the peer is removed, and may be applied all the same. It matters
+//! for one request alone, the commit of the primary key; every other one may be executed twice. *Where is it sent next?* Here, to the peer that was
+//! named, or to the peer that PD names.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::proto::{pdpb, tikvpb};
 pub(crate) enum Phase {
     Read,
     Prewrite,
-    /// The commit of the primary key: the one request that must not be reported as failed when it may have been carried out.
+    /// The commit of the primary key: the one request that must not be reported as failed when it may have been executed.
     CommitPrimary,
     CommitSecondary,
     Rollback,
@@ -63,9 +63,9 @@ pub(crate) enum Refusal {
 /// The fate of a request, as far as its answer proves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Done {
-    /// Not carried out, and never will be.
+    /// Not executed, and never will be.
     No,
-    /// Perhaps carried out, or yet to be.
+    /// Perhaps executed, or yet to be.
     Unknown,
 }
 
@@ -78,7 +78,7 @@ pub(crate) enum Next {
     Peer(pdpb::Peer),
     /// The peer that PD names.
     AskPd,
-    /// None: the caller is told that the outcome is unknown, and finds it out by reading.
+    /// None: the caller gets the error of an unknown outcome, and determines it by reading.
     Undetermined,
     /// None: the request would be refused again.
     Fail,
@@ -108,12 +108,12 @@ pub(crate) fn verdict(phase: Phase, refusal: Refusal) -> (Done, Next) {
         | R::DiskFull => (Done::No, Next::Here),
         // Refused before anything was proposed, for good.
         R::RaftEntryTooLarge | R::FlashbackInProgress | R::FlashbackNotPrepared => (Done::No, Next::Fail),
-        // Also the answer to what was proposed, and may be applied yet. Sent again, a commit is answered by what became of it.
+        // Also the answer to a proposed command, which may be applied yet. A commit that is sent again is answered by the outcome of the first.
         R::StaleCommand | R::RegionNotFound => (Done::Unknown, Next::AskPd),
         // Whether it will be applied the store itself does not know: to send it again proves nothing.
         R::UndeterminedResult | R::Unnamed if phase == Phase::CommitPrimary => (Done::Unknown, Next::Undetermined),
         R::UndeterminedResult | R::Unnamed => (Done::Unknown, Next::AskPd),
-        // Said before the request is read, perhaps by somebody who has the store's address now.
+        // Sent before the request is read, perhaps by another server that has the store's address now.
         R::Status(Code::Unimplemented | Code::Unauthenticated | Code::PermissionDenied) => (Done::No, Next::AskPd),
         // The request may have arrived, and only its answer be lost.
         R::Status(_) | R::Silence => (Done::Unknown, Next::AskPd),
@@ -196,14 +196,14 @@ impl Refusal {
     }
 }
 
-/// True if the answer to a commit proves that the transaction is not committed, and never will be. An abort proves nothing: it is also what
-/// becomes of a write that the storage engine did not confirm in time.
+/// True if the answer to a commit proves that the transaction is not committed, and never will be. An abort proves nothing: it is also the answer to
+/// a write that the storage engine did not confirm in time.
 pub(crate) fn settles(error: &tikvpb::KeyError) -> bool {
     let gone = error.txn_not_found.is_some() || error.txn_lock_not_found.is_some();
     gone || error.conflict.is_some() || !error.retryable.is_empty()
 }
 
-/// The error of a key, other than a lock. Its text may hold the key, so only what is known to hold none is passed on.
+/// Returns the error of a key, other than a lock. Its text may hold the key, so only parts known to hold none are passed on.
 pub(crate) fn of_key(error: &tikvpb::KeyError, doing: &'static str) -> Error {
     if error.conflict.is_some() {
         return Error::conflict(doing, "a later transaction has written the same key");
@@ -257,8 +257,8 @@ mod tests {
         tikvpb::RegionError::decode(&bytes[..]).unwrap()
     }
 
-    /// Every field of kvproto's `errorpb.Error`, one that is newer, and none: what is known of a commit of the primary key, and what is done
-    /// in each phase.
+    /// Every field of kvproto's `errorpb.Error`, a newer one, and none: the known outcome of a commit of the primary key, and the next step in each
+    /// phase.
     #[test]
     fn every_region_error_in_every_phase() {
         use Done::{No, Unknown};

@@ -34,10 +34,10 @@ async fn get(client: &Arc<Client>, at: Timestamp, key: &str) -> Option<u64> {
     Some(std::str::from_utf8(&value).unwrap().parse().unwrap())
 }
 
-/// Callers of one client note what they got: nobody gets a timestamp twice, and each one is higher than all that anybody, at any
-/// client, had got before it was asked for.
+/// Timestamps that the callers of one client got: no two are equal, and each one is higher than all that any caller, at any client, had got before it
+/// was requested.
 struct History {
-    /// The highest that anybody has got.
+    /// The highest timestamp that any caller has got.
     highest: AtomicU64,
     stop: AtomicBool,
 }
@@ -140,8 +140,8 @@ async fn a_pd_that_stands_still_ends_calls_at_their_deadline() {
     assert!(late > 0, "nobody's deadline has come");
 }
 
-/// Two clients raise a counter, and write beside it what they made it: nothing is lost, nothing is counted twice, and whoever reads sees
-/// both or neither, while regions split and requests and replies are lost.
+/// Two clients raise a counter, and write its new value beside it: nothing is lost, nothing is counted twice, and every reader sees both or neither,
+/// while regions split and requests and replies are lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_and_nothing_seen_by_halves() {
     const EACH: u64 = 40;
@@ -261,7 +261,7 @@ async fn what_a_dead_client_leaves_is_done_or_undone() {
         }
         dies.abort();
         let _ = dies.await;
-        // What the other one needs for finding out is neither prewrite nor commit.
+        // The requests by which the other one determines the outcome are neither prewrite nor commit.
         let at = other.timestamp(soon()).await.unwrap();
         let seen = [get(&other, at, "k/d/z").await, get(&other, at, "k/d/a").await];
         rig.clear();
@@ -273,8 +273,8 @@ async fn what_a_dead_client_leaves_is_done_or_undone() {
     assert!(other.figures().counts().locks_resolved > 0);
 }
 
-/// A store that has carried out a commit, and says that it does not know, or what nobody understands: the caller is told that the outcome is
-/// unknown, and a read finds it out. Nothing is taken for not written. Other requests are just sent again.
+/// A store has executed a commit, and answers that it does not know, or with an unknown error: the caller gets the error of an unknown outcome, and a
+/// read determines it. Nothing is taken for not written. Other requests are just sent again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_store_does_not_know_is_not_taken_for_a_no() {
     let Some(rig) = Rig::start() else { return };
@@ -327,7 +327,7 @@ async fn a_later_write_is_a_conflict_and_leaves_nothing_locked() {
     assert_eq!(client.snapshot(at).get_many(keys, soon()).await.unwrap().len(), 1000);
 }
 
-/// An authority, and what it has signed, as PEM files in a directory.
+/// An authority, and the certificates that it has signed, as PEM files in a directory.
 struct Authority {
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
     dir: tempfile::TempDir,

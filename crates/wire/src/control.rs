@@ -1,8 +1,8 @@
 //! Settings of control sessions: the SQL sessions that Kingpost opens for itself, beside those of its clients.
 //!
 //! A session inherits settings from its role, its database and the server's files. A control session must not: with another `search_path`
-//! `pg_is_in_recovery()` is somebody else's function, with another isolation level nothing runs on a standby. So each control session
-//! begins with [`Settings`], and names in its statements are looked up in `pg_catalog` first.
+//! `pg_is_in_recovery()` is another user's function, with another isolation level nothing runs on a standby. So each control session begins with
+//! [`Settings`], and names in its statements are looked up in `pg_catalog` first.
 //!
 //! Source of the settings: PostgreSQL documentation, "Client Connection Defaults" and "Version and Platform Compatibility"; each can be set by
 //! any role, in PostgreSQL 13 and later.
@@ -49,7 +49,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Settings of a session whose statements name nothing but what is in `pg_catalog`.
+    /// Returns the settings of a session whose statements name only objects of `pg_catalog`.
     #[must_use]
     pub fn catalog() -> Settings {
         Settings { own_names: false, ..Settings::own_names() }.with("search_path", "pg_catalog")

@@ -50,8 +50,7 @@ pub enum Command {
     },
     /// An operator's order to a relay, at a failover. PostgreSQL servers do not know it.
     Operate(Order),
-    /// `KINGPOST PROMISE`, to relays only: what the relay remembers of failovers. Asked by another relay that has lost
-    /// its memory.
+    /// `KINGPOST PROMISE`, to relays only: the relay's record of failovers. Requested by another relay that has lost its memory.
     Promise,
     /// `WATCH_FLUSHED`, to relays only: report up to where the log is durable, now and whenever that changes. See
     /// [`Flushed`](super::Flushed).
@@ -81,9 +80,9 @@ pub enum Order {
         /// The node's configured name.
         node: String,
     },
-    /// `WITHDRAW TERM n NODE "name"`: this node is not to become the primary after all; the fence stays. Only the
-    /// holder of the term may say so, and only of a node that whoever chose it can't promote any more. Nothing happens
-    /// if no node is chosen; if another node is chosen, that is an error.
+    /// `WITHDRAW TERM n NODE "name"`: this node is not to become the primary after all; the fence stays. Only the holder of the term may send it, and
+    /// only for a node that can no longer be promoted by the one that chose it. Nothing happens if no node is chosen; if another node is chosen, that
+    /// is an error.
     Withdraw {
         /// The term that was promised to.
         term: u64,
