@@ -271,7 +271,7 @@ impl TrafficConfig {
         }
     }
 
-    /// The rule.
+    /// Returns the rule.
     ///
     /// # Errors
     /// The part that is invalid.
@@ -323,7 +323,7 @@ pub struct Listen {
 }
 
 impl Listen {
-    /// An address, and nothing else.
+    /// Creates a listener of an address, without further settings.
     #[must_use]
     pub fn at(address: impl Into<String>) -> Listen {
         Listen { address: address.into(), route: None, mode: None, group: None }
@@ -405,7 +405,7 @@ pub enum RouteTo {
 }
 
 impl RouteTo {
-    /// The name in the configuration.
+    /// Returns the name in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -445,7 +445,7 @@ pub enum AuthMethod {
 }
 
 impl AuthMethod {
-    /// The name in the configuration.
+    /// Returns the name in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -602,7 +602,7 @@ pub struct HbaConfig {
 }
 
 impl HbaConfig {
-    /// The rule's fields.
+    /// Returns the rule's fields.
     #[must_use]
     pub fn fields(&self) -> Fields<'_> {
         Fields {
@@ -750,7 +750,7 @@ pub enum PoolMode {
 }
 
 impl PoolMode {
-    /// The name in the configuration.
+    /// Returns the name in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -910,7 +910,7 @@ pub enum Consistency {
 }
 
 impl Consistency {
-    /// The name in the configuration.
+    /// Returns the name in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -997,7 +997,7 @@ impl From<CommitDurability> for String {
 }
 
 impl CommitDurability {
-    /// The number of relays.
+    /// Returns the number of relays.
     #[must_use]
     pub fn relays(self) -> usize {
         match self {
@@ -1292,7 +1292,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// The name in the configuration.
+    /// Returns the name in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -1333,7 +1333,7 @@ pub struct OperatorConfig {
 }
 
 impl OperatorConfig {
-    /// The operator's name and secrets as those of a user.
+    /// Returns the operator's name and secrets as those of a user.
     #[must_use]
     pub fn as_user(&self) -> UserConfig {
         UserConfig {

@@ -36,9 +36,9 @@ pub struct Settings {
     pub hba: Option<Rules>,
     /// The name maps of those rules.
     pub maps: Maps,
-    /// Upper and lower case are the same in principals of Kerberos.
+    /// True if the comparison of Kerberos principals ignores case.
     pub any_case_of_principals: bool,
-    /// Users that are not configured are looked up on a server.
+    /// True if users that are not configured are looked up on a server.
     pub looks_up: bool,
     /// Most clients that have logged in.
     pub max_clients: usize,
@@ -159,7 +159,7 @@ pub struct Database {
     pub dbname: Option<String>,
     /// Login on the servers; None: each client's own user.
     pub server_user: Option<Arc<ServerUser>>,
-    /// The sessions of a client have its user as their role.
+    /// True if the sessions of a client have its user as their role.
     pub set_role: bool,
     /// Server connections per user and node.
     pub pool_size: usize,
@@ -175,7 +175,7 @@ pub struct Database {
     pub max_connections: Option<usize>,
     /// Time limits of clients that have logged in.
     pub time_limits: TimeLimits,
-    /// Clients may open logical replication connections.
+    /// True if clients may open logical replication connections.
     pub replication: bool,
     /// Most clients of the database.
     pub max_clients: Option<usize>,
@@ -209,7 +209,7 @@ pub struct ServerUser {
     pub password: Option<String>,
     /// Verifier for the answer to an MD5 login: derived from the password, or given in its place.
     pub md5: Option<md5::Verifier>,
-    /// The password can be read again.
+    /// True if the password can be read again.
     pub renewable: bool,
 }
 
@@ -262,7 +262,7 @@ impl ServerUser {
 /// Longest time of a `password_command` that the caller has not run before.
 const COMMAND_LIMIT: Duration = Duration::from_secs(10);
 
-/// A user's password from its file or its command, if there is one.
+/// Returns a user's password from its file or its command, if there is one.
 fn read(user: &str, file: Option<&Path>, command: &[String]) -> Result<Option<String>, SettingsError> {
     let Some(source) = Source::of(file, command) else { return Ok(None) };
     let password =
@@ -288,7 +288,7 @@ pub struct User {
     pub demand: Option<Arc<Demand>>,
     /// Secrets of the user, one of which a client must know; also used by the proxy to log in to servers.
     pub secrets: Secrets,
-    /// The password can be read again.
+    /// True if the password can be read again.
     pub renewable: bool,
     /// The size of this user's pools.
     pub pool_size: Option<usize>,
@@ -300,7 +300,7 @@ pub struct User {
     pub mode: Option<PoolMode>,
     /// Time limits of this user, in place of those of the database.
     pub time_limits: OwnLimits,
-    /// The user may open replication connections.
+    /// True if the user may open replication connections.
     pub replication: bool,
     /// Most clients of this user.
     pub max_clients: Option<usize>,
@@ -421,7 +421,7 @@ pub enum SettingsError {
 pub struct Tracing {
     /// A statement is traced if its random number is at most this; 0: none by chance.
     pub below: u64,
-    /// Statements with a `traceparent` in a comment are traced.
+    /// True if statements with a `traceparent` in a comment are traced.
     pub comments: bool,
 }
 
@@ -623,7 +623,7 @@ impl Settings {
         &self.default
     }
 
-    /// The user of this name.
+    /// Returns the user of this name.
     pub fn user(&self, name: &str) -> Option<&User> {
         self.users.get(name)
     }
@@ -633,17 +633,17 @@ impl Settings {
         self.users.is_empty()
     }
 
-    /// Every database that is listed, `*` left out.
+    /// Returns every database that is listed, `*` left out.
     pub fn databases(&self) -> impl Iterator<Item = (&str, &Database)> {
         self.databases.iter().map(|(name, database)| (name.as_str(), database)).filter(|(name, _)| *name != "*")
     }
 
-    /// Every user that is listed.
+    /// Returns every user that is listed.
     pub fn users(&self) -> impl Iterator<Item = (&str, &User)> {
         self.users.iter().map(|(name, user)| (name.as_str(), user))
     }
 
-    /// Every operator.
+    /// Returns every operator.
     pub fn operators(&self) -> impl Iterator<Item = (&str, &Operator)> {
         self.operators.iter().map(|(name, operator)| (name.as_str(), operator))
     }
@@ -658,7 +658,7 @@ impl Settings {
         console::DATABASES.contains(&database) && !self.lists(database)
     }
 
-    /// Under `trust`: may this name log in without being looked up?
+    /// True if this name may log in under `trust` without a lookup.
     pub fn trusts(&self, user: &str, console: bool) -> bool {
         if console {
             self.operators.is_empty() || self.operators.contains_key(user)
@@ -678,17 +678,17 @@ impl Settings {
         self.operators.get(operator).map_or(Access::Operator, |operator| operator.access)
     }
 
-    /// Most server connections of a database and user on one node.
+    /// Returns the maximum number of server connections of a database and user on one node.
     pub fn pool_size(&self, database: &str, user: &str) -> usize {
         self.connection_limits(database, user).pool
     }
 
-    /// Most clients of this user, listed or not; `None`: no limit.
+    /// Returns the maximum number of clients of this user, listed or not; `None`: no limit.
     pub fn most_clients_of(&self, user: &str) -> Option<usize> {
         self.user(user).and_then(|user| user.max_clients).or(self.max_clients_per_user)
     }
 
-    /// The limits on server connections to one node, for clients of this user in this database.
+    /// Returns the limits on server connections to one node, for clients of this user in this database.
     pub fn connection_limits(&self, database: &str, user: &str) -> ConnectionLimits {
         let database = self.database(database).unwrap_or(&self.default);
         let user = self.user(user);
@@ -703,7 +703,7 @@ impl Settings {
     }
 }
 
-/// Every wrong line of a file of rules, each with its place.
+/// Returns every wrong line of a file of rules, each with its place.
 fn rule_errors(path: &Path, errors: &[hba::Error]) -> String {
     let lines: Vec<String> =
         errors.iter().map(|error| format!("{}:{}: {}", path.display(), error.line, error.message)).collect();

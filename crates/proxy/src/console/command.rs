@@ -166,7 +166,7 @@ impl Command {
         )
     }
 
-    /// The database that the command is about.
+    /// Returns the database that the command is about.
     pub(super) fn database(&self) -> Option<&str> {
         match self {
             Command::Pause(name)
@@ -357,7 +357,7 @@ fn words(text: &str) -> Result<Vec<String>, String> {
     Ok(words)
 }
 
-/// A word in quotes, behind the first of them, and the text behind the last. `None`: there is no last one.
+/// Returns a word in quotes, behind the first of them, and the text behind the last. `None`: there is no last one.
 fn unquoted(mut rest: &str, quote: char) -> Option<(String, &str)> {
     let mut word = String::new();
     loop {

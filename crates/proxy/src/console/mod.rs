@@ -90,7 +90,7 @@ pub(crate) struct Request {
     pub(crate) asker: Asker,
     pub(crate) text: String,
     pub(crate) access: Access,
-    /// The command is about all clusters of the process.
+    /// True if the command is about all clusters of the process.
     pub(crate) whole: bool,
 }
 
@@ -169,7 +169,7 @@ pub fn understands(text: &str) -> Result<(), String> {
 
 // === impl Desk ===
 
-/// A desk and its other end.
+/// Returns a desk and its other end.
 pub(crate) fn desk() -> (Desk, Receiver<Errand>) {
     let (sender, receiver) = sync_channel(QUEUE);
     (Desk(sender), receiver)
@@ -210,8 +210,7 @@ impl Room {
         }
     }
 
-    /// The reports of all workers. A worker that does not answer in time is left out: a partial answer is better than
-    /// none.
+    /// Returns the reports of all workers. A worker that does not answer in time is left out: a partial answer is better than none.
     fn look(&self, look: Look, limit: Duration) -> Vec<Report> {
         let (sender, receiver) = sync_channel(self.mailboxes.len());
         for mailbox in self.mailboxes.iter() {
@@ -242,7 +241,7 @@ impl Room {
         }
     }
 
-    /// The number of a connection in `SHOW`.
+    /// Returns the number of a connection in `SHOW`.
     fn public_id(&self, worker: usize, client: Token) -> u64 {
         show::public_id(self.shared.membership.first_worker + worker, client)
     }

@@ -22,7 +22,7 @@ impl Observer {
         Observer(room)
     }
 
-    /// The workers' counters, added up.
+    /// Returns the sums of the workers' counters.
     #[must_use]
     pub fn metrics(&self) -> Snapshot {
         Snapshot::of(self.0.metrics.iter().map(|metrics| &**metrics))

@@ -52,8 +52,8 @@ pub(super) struct Averages {
     last: BTreeMap<Arc<str>, (Totals, Duration)>,
 }
 
-/// A connection's number in `SHOW`: unique over the workers of all clusters, and positive as an int8. From the highest bit on: 0, 8 bits of worker, 1 of
-/// the kind, 24 of the generation, 30 of the slot.
+/// Returns a connection's number in `SHOW`: unique over the workers of all clusters, and positive as an int8. From the highest bit on: 0, 8 bits of
+/// worker, 1 of the kind, 24 of the generation, 30 of the slot.
 pub(super) fn public_id(worker: usize, token: Token) -> u64 {
     // From the token: its kind is in the bits from 56 on (1 to 3), its generation in those from 32 on.
     let (kind, generation, slot) = (token.raw() >> 56 & 1, token.raw() >> 32 & 0xff_ffff, token.raw() & 0x3fff_ffff);
@@ -67,7 +67,7 @@ impl Averages {
         Averages { since: now, before: BTreeMap::new(), last: BTreeMap::new() }
     }
 
-    /// Time until the next sample.
+    /// Returns the time until the next sample.
     pub(super) fn due_in(&self, now: Instant) -> Duration {
         PERIOD.saturating_sub(now.saturating_duration_since(self.since))
     }
@@ -108,14 +108,14 @@ fn by_database(reports: &[Report]) -> BTreeMap<Arc<str>, Totals> {
     totals
 }
 
-/// The client with this number, and its worker.
+/// Returns the client with this number, and its worker.
 pub(super) fn client_of(reports: &[Report], id: u64) -> Option<(usize, Token)> {
     let mut clients =
         reports.iter().flat_map(|report| report.clients.iter().map(|client| (report.worker, client.token)));
     clients.find(|(worker, token)| public_id(*worker, *token) == id)
 }
 
-/// The pools over all workers.
+/// Returns the pools over all workers.
 pub(super) fn wholes(reports: &[Report]) -> Vec<PoolReport> {
     let mut wholes: BTreeMap<(Arc<str>, Arc<str>), PoolReport> = BTreeMap::new();
     for pool in reports.iter().flat_map(|report| &report.pools) {
@@ -195,7 +195,7 @@ const ALONE: &[&str] = &[
 // === impl Scene ===
 
 impl Scene<'_> {
-    /// The table for this `SHOW`.
+    /// Returns the table for this `SHOW`.
     pub(super) fn table(&self, show: Show) -> Table {
         match show {
             Show::Help => help(),
@@ -771,7 +771,7 @@ pub(super) struct Sum<'a> {
     pub(super) counts: Counts,
 }
 
-/// The counts of statements over all workers, by their texts without literals, those that have taken longest together first.
+/// Returns the counts of statements over all workers, by their texts without literals, those that have taken longest together first.
 pub(super) fn sums_of_statements(reports: &[Report]) -> Vec<Sum<'_>> {
     let mut sums: BTreeMap<String, (Option<&statistics::Text>, Counts)> = BTreeMap::new();
     for statement in reports.iter().flat_map(|report| &report.statements) {
@@ -842,7 +842,7 @@ pub(super) fn place(address: Option<SocketAddr>) -> (Value, Value) {
     }
 }
 
-/// A moment in UTC, to the second.
+/// Returns a moment in UTC, to the second.
 fn wall(at: Instant, now: Instant) -> String {
     let then = SystemTime::now() - now.saturating_duration_since(at);
     humantime::format_rfc3339_seconds(then).to_string().replace('T', " ").replace('Z', " UTC")

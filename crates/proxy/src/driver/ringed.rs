@@ -235,7 +235,7 @@ impl Worker {
         Ok(())
     }
 
-    /// A socket has received bytes, or has reached its end.
+    /// Handles received bytes of a socket, or its end.
     fn came(&mut self, token: Token, bytes: &[u8], of: Completion) {
         let Some(socket) = slot(&mut self.sockets, token) else { return self.came_late(token, bytes, of) };
         let end = match -of.result {
@@ -281,7 +281,7 @@ impl Worker {
         }
     }
 
-    /// The poll of a socket whose stream has ended has news, or says again that it has ended.
+    /// Handles an event of the poll of a socket whose stream has ended, or another report of that end.
     fn watched(&mut self, token: Token, of: Completion) {
         let Some(socket) = slot(&mut self.sockets, token) else { return };
         if of.result < 0 {
@@ -329,7 +329,7 @@ impl Worker {
         }
     }
 
-    /// The core wants to read a socket again.
+    /// Reads a socket again, at the core's request.
     fn resumed(&mut self, token: Token) {
         let Some(socket) = slot(&mut self.sockets, token) else { return };
         if socket.is(Flag::Paused) || !socket.set(Flag::Held, false) {
@@ -346,7 +346,7 @@ impl Worker {
         self.ended(token, held.end);
     }
 
-    /// A socket's connection is made, or the socket has room.
+    /// Handles a connection that is established, or a socket that has room.
     fn ready(&mut self, token: Token, events: i32) {
         let Some(socket) = slot(&mut self.sockets, token) else { return };
         socket.set(Flag::Polled, false);
@@ -385,7 +385,7 @@ impl Worker {
         }
     }
 
-    /// The socket is full: submits a poll for room. (Epoll reports room without being asked.)
+    /// Submits a poll for room for a full socket. (Epoll reports room without a request.)
     pub(super) fn want_room(&mut self, token: Token) {
         if let Poller::Ring(agenda) = &mut self.poller
             && let Some(socket) = slot(&mut self.sockets, token)

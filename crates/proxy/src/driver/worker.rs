@@ -139,7 +139,7 @@ impl Socket {
 }
 
 impl Worker {
-    /// A worker with the given core. `ring`: waits with io_uring, otherwise with epoll.
+    /// Creates a worker with the given core. `ring`: waits with io_uring, otherwise with epoll.
     pub(crate) fn new(
         id: usize,
         mut core: Core,
@@ -350,7 +350,7 @@ impl Worker {
         }
     }
 
-    /// The core's report, with the addresses of its sockets.
+    /// Returns the core's report, with the addresses of its sockets.
     fn look(&mut self, look: Look) -> Report {
         let mut report = self.core.report(look);
         for client in &mut report.clients {
@@ -409,7 +409,7 @@ impl Worker {
         }
     }
 
-    /// A write has failed: the connection is closed. A server's last bytes, which name the reason, may still be unread: they are read first.
+    /// Closes a connection after a failed write. A server's last bytes, which name the reason, may still be unread: they are read first.
     pub(super) fn write_failed(&mut self, token: Token, error: &io::Error) {
         let is_ring = matches!(self.poller, Poller::Ring(_));
         for _ in 0..LAST_READS {
@@ -513,7 +513,7 @@ pub(super) fn slot(sockets: &mut [Vec<Option<Socket>>; 3], token: Token) -> Opti
     (socket.token == token).then_some(socket)
 }
 
-/// Like [`slot`], for reading only.
+/// Returns the entry as [`slot`] does, for reading only.
 pub(super) fn look_up(sockets: &[Vec<Option<Socket>>; 3], token: Token) -> Option<&Socket> {
     let socket = sockets[table(token)].get(token.index())?.as_ref()?;
     (socket.token == token).then_some(socket)
