@@ -150,7 +150,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// The core of worker number `id`.
+    /// Creates the core of worker number `id`.
     pub fn new(id: usize, shared: Arc<Shared>, settings: Arc<Settings>, metrics: Arc<Metrics>, now: Instant) -> Core {
         let view = shared.topology.view();
         shared.topology.set_flushing(settings.gate_flush);
@@ -206,7 +206,7 @@ impl Core {
 
     // --- calls of the driver ---
 
-    /// A new turn of the event loop begins at `now`.
+    /// Begins a new turn of the event loop at `now`.
     pub fn turn(&mut self, now: Instant) {
         let then = std::mem::replace(&mut self.now, now);
         self.metrics.turns.add(1);
@@ -240,7 +240,7 @@ impl Core {
         token
     }
 
-    /// The peer of this connection has sent `bytes` (plaintext).
+    /// Handles `bytes` (plaintext) from the peer of this connection.
     pub fn received(&mut self, token: Token, bytes: &[u8]) {
         match token.kind() {
             Kind::Client if self.is_client(token) => {
@@ -287,7 +287,7 @@ impl Core {
         }
     }
 
-    /// The TLS handshake of a connection is done.
+    /// Continues a connection after its TLS handshake.
     pub fn secured(&mut self, token: Token, identity: tls::Identity) {
         match token.kind() {
             Kind::Client if self.is_client(token) => {
@@ -305,7 +305,7 @@ impl Core {
         self.run();
     }
 
-    /// TLS has failed on a connection, which is then treated as [`closed`](Core::closed).
+    /// Handles a failure of TLS on a connection, which is then treated as [`closed`](Core::closed).
     pub fn insecure(&mut self, token: Token, why: &str) {
         self.metrics.tls_failures.add(1);
         if token.kind() == Kind::Client {
@@ -314,7 +314,7 @@ impl Core {
         self.closed(token, why);
     }
 
-    /// A connection that the core asked for by [`Effect::Connect`] is established.
+    /// Continues a connection that the core requested by [`Effect::Connect`] and that is now established.
     pub fn connected(&mut self, token: Token) {
         match token.kind() {
             Kind::Server if self.is_server(token) => self.server_connected(token.index()),
@@ -335,7 +335,7 @@ impl Core {
         self.run();
     }
 
-    /// The bytes that the driver is to write to this connection.
+    /// Returns the bytes that the driver is to write to this connection.
     pub fn output(&self, token: Token) -> Option<&Output> {
         match token.kind() {
             Kind::Client if self.is_client(token) => Some(&self.clients[token.index()].output),
@@ -345,7 +345,7 @@ impl Core {
         }
     }
 
-    /// The driver has written the first `count` bytes of the connection's output.
+    /// Removes the first `count` bytes of the connection's output, which the driver has written.
     pub fn written(&mut self, token: Token, count: usize) {
         let limit = self.settings.buffer_limit / 2;
         match token.kind() {
@@ -386,7 +386,7 @@ impl Core {
         }
     }
 
-    /// The next connection that has something to write.
+    /// Returns the next connection that has something to write.
     pub fn next_dirty(&mut self) -> Option<Token> {
         let token = self.dirty.pop()?;
         match token.kind() {
@@ -408,7 +408,7 @@ impl Core {
         into.append(&mut self.effects);
     }
 
-    /// A letter from another worker or from the control thread.
+    /// Handles a letter from another worker or from the control thread.
     pub fn mail(&mut self, mail: Mail) {
         match mail {
             Mail::Want { key, node, from } => self.wanted(&key, node, from),
@@ -621,7 +621,7 @@ impl Core {
         self.fatal(c, Sqlstate::PROTOCOL_VIOLATION, text);
     }
 
-    /// A pseudo-random number (xorshift64*): for balancing, nothing else.
+    /// Returns a pseudo-random number (xorshift64*): for balancing, nothing else.
     fn random(&mut self) -> u64 {
         self.random ^= self.random >> 12;
         self.random ^= self.random << 25;

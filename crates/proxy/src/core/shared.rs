@@ -68,7 +68,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// For a process with one cluster and `workers` workers. `secret` is random.
+    /// Creates the state of a process with one cluster and `workers` workers. `secret` is random.
     pub fn new(topology: Arc<Topology>, workers: usize, secret: [u8; 32]) -> Arc<Shared> {
         Shared::of(topology, workers, secret, Membership::alone())
     }

@@ -71,7 +71,7 @@ pub(in crate::core) struct Lane {
     pub seats: VecDeque<Seat>,
     /// Since when the front seat's unit has been running.
     since: Instant,
-    /// No unit may enter; the connection leaves the lane when the last seat is empty.
+    /// True if no unit may enter; the connection leaves the lane when the last seat is empty.
     closed: bool,
     /// Units admitted since the connection was last free.
     admitted: u32,
@@ -354,7 +354,7 @@ impl Core {
         }
     }
 
-    /// The front seat's `ReadyForQuery` was passed on or dropped: the next seat is in front.
+    /// Moves the next seat to the front, after the front seat's `ReadyForQuery` was passed on or dropped.
     pub(in crate::core) fn seat_done(&mut self, s: usize) {
         let server = &mut self.servers[s];
         let Some(seat) = server.lane.seats.pop_front() else { return };
@@ -416,7 +416,7 @@ impl Core {
         }
     }
 
-    /// The connection is no lane any more.
+    /// Ends the connection's use as a lane.
     fn end_lane(&mut self, s: usize) {
         let server = &mut self.servers[s];
         server.client = None;
@@ -430,7 +430,7 @@ impl Core {
         self.metrics.lanes.sub(1);
     }
 
-    /// The front seat's client does not read its answer: the server connection waits for it, and all other units move.
+    /// Holds the lane while the front seat's client does not read its answer: the server connection waits for it, and all other units move.
     pub(in crate::core) fn hold_lane(&mut self, s: usize) {
         let server = &mut self.servers[s];
         if server.paused {
@@ -443,7 +443,7 @@ impl Core {
 
     // --- leaving ---
 
-    /// A client leaves its seat.
+    /// Removes a client from its seat.
     pub(in crate::core) fn leave_lane(&mut self, c: usize) {
         let Some(s) = self.clients[c].at.leave_lane() else { return };
         let server = &mut self.servers[s];
@@ -459,7 +459,7 @@ impl Core {
         self.cancel_if_nobodys(s);
     }
 
-    /// If no seat has a client any more, the running statement is cancelled, since all are reads.
+    /// Cancels the running statement if no seat has a client any more, since all are reads.
     fn cancel_if_nobodys(&mut self, s: usize) {
         let server = &mut self.servers[s];
         if server.lane.seats.iter().all(|seat| seat.client.is_none()) && server.cancels == 0 {
@@ -582,7 +582,7 @@ impl Core {
     }
 }
 
-/// A duration in microseconds, for [`Costs`].
+/// Returns a duration in microseconds, for [`Costs`].
 pub(in crate::core) fn micros(elapsed: Duration) -> u32 {
     elapsed.as_micros().try_into().unwrap_or(u32::MAX)
 }

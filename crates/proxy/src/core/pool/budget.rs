@@ -96,7 +96,7 @@ struct Known {
 // === impl Workers ===
 
 impl Workers {
-    /// The empty set, for a process with this many workers.
+    /// Returns the empty set, for a process with this many workers.
     fn none_of(workers: usize) -> Workers {
         Workers((0..workers.clamp(1, MOST_WORKERS).div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
     }
@@ -112,8 +112,7 @@ impl Workers {
         };
     }
 
-    /// A worker in the set other than `id`: the next higher one, wrapping around, so that different workers find
-    /// different ones.
+    /// Returns a worker in the set other than `id`: the next higher one, wrapping around, so that different workers find different ones.
     fn other_than(&self, id: usize, order: Ordering) -> Option<usize> {
         let words = self.0.len();
         let (at, bit) = (id / 64 % words, id % 64);
@@ -184,7 +183,7 @@ impl Ceiling {
         self.is_full() || wanted & PRESSED != 0
     }
 
-    /// A budget's number, which is above 0, and a worker's, which is below [`MOST_WORKERS`].
+    /// Returns a budget's number, which is above 0, and a worker's, which is below [`MOST_WORKERS`].
     fn pack(number: u64, worker: usize) -> u64 {
         (number << 16) | (worker as u64 & (PRESSED - 1))
     }
@@ -258,12 +257,12 @@ impl Budget {
         self.governed.load(Ordering::Relaxed) || self.above[OF_NODE].wanted.load(Ordering::Relaxed) & PRESSED != 0
     }
 
-    /// The number of connections that the pool may have without its reserve.
+    /// Returns the number of connections that the pool may have without its reserve.
     pub(super) fn size(&self) -> usize {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Worker `id` found no room under a shared limit: this pool goes first where no other pool does already.
+    /// Gives this pool the first place under a shared limit where no other pool has it: worker `id` found no room there.
     pub(super) fn wants(&self, id: usize) {
         for ceiling in self.above.iter().filter(|ceiling| ceiling.is_full()) {
             let wanted = Ceiling::pack(self.number, id);
@@ -288,7 +287,7 @@ impl Budget {
         let _ = self.above[OF_NODE].wanted.compare_exchange(0, wanted, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// A connection of this pool has made room: one is enough.
+    /// Notes that a connection of this pool has made room: one is enough.
     pub(super) fn gave_way(&self) {
         let ceiling = &self.above[OF_NODE].wanted;
         let wanted = ceiling.load(Ordering::Acquire);
@@ -297,7 +296,7 @@ impl Budget {
         }
     }
 
-    /// Worker `id` does not, or no longer, wait for room under a shared limit.
+    /// Notes that worker `id` does not, or no longer, wait for room under a shared limit.
     pub(super) fn wants_no_more(&self, id: usize) {
         if self.is_governed() || self.above[OF_NODE].wanted.load(Ordering::Relaxed) != 0 {
             let mine = Ceiling::pack(self.number, id);
@@ -310,7 +309,7 @@ impl Budget {
         }
     }
 
-    /// The worker whose clients wait for room under a limit that is reached, and that this pool shares with theirs.
+    /// Returns the worker whose clients wait for room under a limit that is reached, and that this pool shares with theirs.
     pub(super) fn wanted_elsewhere(&self) -> Option<usize> {
         if !self.is_governed() {
             return None;
@@ -328,29 +327,29 @@ impl Budget {
             && self.above.iter().zip(&other.above).any(|(own, other)| Arc::ptr_eq(own, other) && own.is_full())
     }
 
-    /// The configuration's name of a shared limit that is reached.
+    /// Returns the configuration's name of a shared limit that is reached.
     pub(super) fn reached(&self) -> Option<&'static str> {
         self.above.iter().zip(NAMES).find(|(ceiling, _)| ceiling.is_full()).map(|(_, name)| name)
     }
 
-    /// The number of open connections.
+    /// Returns the number of open connections.
     pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Worker `id` waits for a connection and may not open one. Gives a worker to ask, which may have an idle
-    /// connection. If there is none, the next worker with an idle connection sees that `id` waits.
+    /// Notes that worker `id` waits for a connection and may not open one. Returns a worker to ask, which may have an idle connection. If there is
+    /// none, the next worker with an idle connection sees that `id` waits.
     pub(super) fn starves(&self, id: usize) -> Option<usize> {
         self.starving.set(id, true);
         self.idle.other_than(id, Ordering::SeqCst)
     }
 
-    /// Worker `id` gets a connection, or waits no more.
+    /// Notes that worker `id` gets a connection, or waits no more.
     pub(super) fn is_served(&self, id: usize) {
         self.starving.set(id, false);
     }
 
-    /// A worker other than `id` that waits for a connection and may not open one.
+    /// Returns a worker other than `id` that waits for a connection and may not open one.
     pub(super) fn starving_but(&self, id: usize) -> Option<usize> {
         self.starving.other_than(id, Ordering::Relaxed)
     }
@@ -361,7 +360,7 @@ impl Budget {
         if idle { self.starving.other_than(id, Ordering::SeqCst) } else { None }
     }
 
-    /// A worker other than `id` and `also` that may have an idle connection.
+    /// Returns a worker other than `id` and `also` that may have an idle connection.
     pub(super) fn idle_but(&self, id: usize, also: usize) -> Option<usize> {
         let first = self.idle.other_than(id, Ordering::SeqCst)?;
         if first != also {
@@ -374,12 +373,12 @@ impl Budget {
 // === impl Budgets ===
 
 impl Budgets {
-    /// No budgets yet, for a process with this many workers.
+    /// Creates a set without budgets, for a process with this many workers.
     pub(crate) fn new(workers: usize) -> Budgets {
         Budgets { workers, known: Mutex::default() }
     }
 
-    /// The budget for a pool and a node. A new budget has these limits.
+    /// Returns the budget for a pool and a node. A new budget has these limits.
     pub(super) fn get(&self, key: &PoolKey, node: NodeId, limits: ConnectionLimits) -> Arc<Budget> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.budgets.len() > 2 * known.swept + 64 {
@@ -404,8 +403,7 @@ impl Budgets {
         budget
     }
 
-    /// A pool, and a worker other than `id` that may have an idle connection of it to `node`: one that is in the way of
-    /// `budget`.
+    /// Returns a pool, and a worker other than `id` that may have an idle connection of it to `node`: one that is in the way of `budget`.
     pub(super) fn idle_in_the_way_of(&self, budget: &Budget, node: NodeId, id: usize) -> Option<(PoolKey, usize)> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let others = known.budgets.iter().filter(|((_, of), other)| *of == node && other.is_in_the_way_of(budget));
@@ -413,7 +411,8 @@ impl Budgets {
         idle.next().map(|(key, worker)| (key.clone(), worker))
     }
 
-    /// A pool other than that of `budget` for which `counts` holds, and a worker other than `id` that may have an idle connection of it to `node`.
+    /// Returns a pool other than that of `budget` for which `counts` holds, and a worker other than `id` that may have an idle connection of it to
+    /// `node`.
     pub(super) fn idle_elsewhere(
         &self,
         budget: &Budget,
@@ -427,7 +426,7 @@ impl Budgets {
         idle.find(|(key, _)| counts(key)).map(|(key, worker)| (key.clone(), worker))
     }
 
-    /// The number of open connections in all budgets.
+    /// Returns the number of open connections in all budgets.
     #[cfg(test)]
     pub(crate) fn open(&self) -> usize {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);

@@ -69,9 +69,9 @@ pub(in crate::core) struct Pool {
     pub servers: usize,
     /// Clients among them with a server connection of their own, for replication.
     pub tunnels: usize,
-    /// A client of it was let in by a lookup.
+    /// True if one of the pool's clients was let in by a lookup.
     pub looked_up: bool,
-    /// A server has accepted a login with this database and user.
+    /// True if a server has accepted a login with this database and user.
     pub known: bool,
     /// Since when the pool has had neither clients nor server connections.
     unused_since: Option<Instant>,
@@ -87,17 +87,17 @@ pub(in crate::core) struct Pool {
     pub dismissed: u64,
     /// The view's epoch for which all nodes' session settings are known.
     pub settings_asked: Option<u64>,
-    /// A server connection began with `standard_conforming_strings = off`: a backslash may escape a quote in any text.
+    /// True if a server connection began with `standard_conforming_strings = off`: a backslash may escape a quote in any text.
     pub odd_strings: bool,
     /// The traffic rules for the pool's statements, as of when one was last asked about.
     pub governed: Governed,
     /// Hold-back of answers to commits.
     pub gate: CommitGate,
-    /// Connections were opened that do not flush at commit. Never reset: waiting a little longer does no harm.
+    /// True if connections were opened that do not flush at commit. Never reset: waiting a little longer does no harm.
     pub lazy: bool,
-    /// An operator has paused the pool: it gives out no connections, and closes those that come back.
+    /// True if an operator has paused the pool: it gives out no connections, and closes those that come back.
     pub paused: bool,
-    /// An operator has suspended the proxy: the pool gives out no connections, and keeps those that it has.
+    /// True if an operator has suspended the proxy: the pool gives out no connections, and keeps those that it has.
     pub suspended: bool,
     /// Channels that this worker's clients listen on through the shared connection.
     pub channels: Channels,
@@ -331,12 +331,12 @@ impl Pool {
         if self.clients > self.tunnels && primary == Some(node) { self.database.min_size } else { 0 }
     }
 
-    /// A client or a server connection has gone.
+    /// Notes that a client or a server connection has gone.
     fn note_use(&mut self, now: Instant) {
         self.unused_since = (self.clients == 0 && self.servers == 0).then_some(now);
     }
 
-    /// The queue of clients that wait for a node for a read, or the queue of those that wait for the primary.
+    /// Returns the queue of clients that wait for a node for a read, or the queue of those that wait for the primary.
     fn queue(&mut self, readers: bool) -> &mut VecDeque<Waiter> {
         if readers { &mut self.readers } else { &mut self.writers }
     }
@@ -348,7 +348,7 @@ impl PoolNode {
         self.retry_at.is_some_and(|at| now < at)
     }
 
-    /// The number of units in flight.
+    /// Returns the number of units in flight.
     pub(in crate::core) fn load(&self) -> usize {
         self.busy - self.lanes.len() + self.seated
     }
@@ -361,7 +361,7 @@ impl PoolNode {
 }
 
 impl Core {
-    /// The pool for this key, which is made if there is none.
+    /// Returns the pool for this key, and creates it if necessary.
     pub(in crate::core) fn pool(&mut self, key: &PoolKey) -> usize {
         if let Some(p) = self.pools.find(key) {
             return p;
@@ -821,7 +821,7 @@ impl Core {
         }
     }
 
-    /// The error for a client that has waited for a server connection since `since`.
+    /// Returns the error for a client that has waited for a server connection since `since`.
     fn wait_error(&self, p: usize, since: Instant, limit: Duration) -> (Sqlstate, String) {
         let pool = &self.pools[p];
         let key = &pool.key;
@@ -841,7 +841,7 @@ impl Core {
 
     // --- giving back ---
 
-    /// The client is done with its server connection.
+    /// Releases a server connection that its client no longer needs.
     pub(in crate::core) fn release(&mut self, s: usize) {
         let server = &mut self.servers[s];
         if let Some(c) = server.client.take() {
@@ -880,7 +880,7 @@ impl Core {
         self.rest(s);
     }
 
-    /// A server connection is free: a waiting client gets it, or another worker, or it becomes idle.
+    /// Gives a free server connection to a waiting client or another worker, or makes it idle.
     pub(in crate::core) fn rest(&mut self, s: usize) {
         let server = &mut self.servers[s];
         debug_assert!(server.client.is_none());
@@ -1050,7 +1050,7 @@ impl Core {
         token
     }
 
-    /// The driver has added the adopted connection's socket to its loop.
+    /// Continues an adopted connection, whose socket the driver has added to its loop.
     pub fn adopted(&mut self, token: Token) {
         if self.is_client(token) {
             self.adopted_client(token.index());
@@ -1091,7 +1091,7 @@ impl Core {
         }
     }
 
-    /// A connection is open and logged in.
+    /// Takes a connection that is open and logged in into the pool.
     pub(in crate::core) fn opened(&mut self, s: usize) {
         let server = &mut self.servers[s];
         if server.listener {

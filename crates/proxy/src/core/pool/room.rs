@@ -36,14 +36,14 @@ impl Core {
         false
     }
 
-    /// The idle connection of this worker that was used last longest ago, of the other pools that are in the way.
+    /// Returns the idle connection of this worker that was used last longest ago, of the other pools that are in the way.
     fn idle_in_the_way(&self, p: usize, n: usize, budget: &Budget) -> Option<usize> {
         let places = self.pools.iter().filter(|&(q, _)| q != p).filter_map(|(_, pool)| pool.nodes.get(n));
         let idle = places.filter(|place| place.budget.is_in_the_way_of(budget)).filter_map(|place| place.idle.first());
         idle.copied().min_by_key(|&s| self.servers[s].idle_since)
     }
 
-    /// Worker `from` found no room because of connections of this pool: one that is idle is closed.
+    /// Closes an idle connection of this pool because worker `from` found no room.
     pub(in crate::core) fn yield_idle(&mut self, key: &PoolKey, node: NodeId, from: usize) {
         let Some(p) = self.pools.find(key) else { return };
         let idle = self.pools[p].nodes.get(usize::from(node.0)).and_then(|place| place.idle.first().copied());
@@ -54,7 +54,7 @@ impl Core {
         }
     }
 
-    /// A server connection without a client is given up if another pool waits for the room that it takes. True if so.
+    /// Gives up a server connection without a client if another pool waits for the room that it takes. Returns true if so.
     pub(super) fn gives_way(&mut self, s: usize) -> bool {
         let (p, n) = (self.servers[s].pool, usize::from(self.servers[s].node.0));
         let pool = &mut self.pools[p];

@@ -158,7 +158,7 @@ impl Core {
         Some(NodeId(chosen.0))
     }
 
-    /// The LSN that a replica must have replayed for this client; None if that is not known yet.
+    /// Returns the LSN that a replica must have replayed for this client; None if that is not known yet.
     fn floor(&mut self, c: usize) -> Option<u64> {
         match self.consistency(c) {
             Consistency::Eventual => return Some(0),
@@ -196,7 +196,7 @@ impl Core {
             if unasked { Mark::Wrote } else { Mark::Asked(self.shared.topology.oracle().ticket_for_later()) };
     }
 
-    /// A replica refused these messages: their statements go to the primary from now on.
+    /// Sends the statements of these messages to the primary from now on: a replica refused them.
     pub(in crate::core) fn demote(&mut self, c: usize, unit: &[u8]) {
         for (message, _) in messages(unit) {
             match message {
@@ -219,7 +219,7 @@ impl Core {
 }
 
 impl Mark {
-    /// The position, once it is known; None before. `term` is the timeline of the primary.
+    /// Returns the position, once it is known; None before. `term` is the timeline of the primary.
     fn resolve(&mut self, oracle: &Oracle, term: u64) -> Option<u64> {
         if let Mark::Asked(ticket) = *self
             && let Some(answer) = oracle.answer(ticket)
