@@ -71,12 +71,12 @@ pub(crate) struct Full {
 }
 
 impl Names {
-    /// The statement of this name; empty: the unnamed one.
+    /// Returns the statement of this name; empty: the unnamed one.
     pub(crate) fn get(&self, name: &[u8]) -> Option<&Arc<Statement>> {
         self.get_told(name).map(|(statement, _)| statement)
     }
 
-    /// The number of named statements.
+    /// Returns the number of named statements.
     pub(crate) fn len(&self) -> usize {
         self.named.as_ref().map_or(0, |named| named.entries.len())
     }
@@ -113,7 +113,7 @@ impl Names {
         Some(&entry.statement)
     }
 
-    /// A Parse of the unnamed statement is sent.
+    /// Notes that a Parse of the unnamed statement is sent.
     pub(crate) fn parse_unnamed(&mut self, statement: Arc<Statement>) -> Undo {
         Undo::Unnamed(self.unnamed.replace(statement))
     }
@@ -135,12 +135,12 @@ impl Names {
         Ok(Undo::Free(name.into()))
     }
 
-    /// A Parse of the unnamed statement has failed: there is no unnamed statement now.
+    /// Notes that a Parse of the unnamed statement has failed: there is no unnamed statement now.
     pub(crate) fn unnamed_failed(&mut self) {
         self.unnamed = None;
     }
 
-    /// A Query is sent: it drops the unnamed statement.
+    /// Notes that a Query is sent, which drops the unnamed statement.
     pub(crate) fn query(&mut self) -> Undo {
         match self.unnamed.take() {
             None => Undo::Nothing,
@@ -212,7 +212,7 @@ impl Names {
         }
     }
 
-    /// The server has skipped a message. Changes are undone last one first.
+    /// Undoes the change of a message that the server has skipped. Changes are undone last one first.
     pub(crate) fn undo(&mut self, undo: Undo) {
         match undo {
             Undo::Nothing => {}

@@ -37,7 +37,7 @@ impl Reading {
     /// The servers' defaults: the session has set no such parameter.
     pub(crate) const DEFAULT: Reading = Reading { names: 0, literals: 0 };
 
-    /// The part of the reading that matters to this text.
+    /// Returns the part of the reading that matters to this text.
     pub(crate) fn of(self, text: &[u8]) -> Reading {
         if self.literals == 0 || has_literal(text) { self } else { Reading { literals: 0, ..self } }
     }
@@ -51,12 +51,12 @@ impl Reading {
 }
 
 impl Scope {
-    /// The scope of this place and this reading.
+    /// Returns the scope of this place and this reading.
     pub(crate) fn new(place: &Place, reading: Reading) -> Scope {
         Scope { place: place.number, reading }
     }
 
-    /// The reading.
+    /// Returns the reading.
     pub(crate) fn reading(self) -> Reading {
         self.reading
     }
@@ -214,7 +214,7 @@ impl Place {
         Moment { millis: self.schema.millis(now), version: self.schema.version(), doubts }
     }
 
-    /// The schema of the database.
+    /// Returns the schema of the database.
     pub(crate) fn schema(&self) -> &Schema {
         &self.schema
     }
@@ -264,12 +264,12 @@ impl Schema {
         Schema { changes: AtomicU64::new(0), declared: AtomicU64::new(0), born, last: AtomicU64::new(0) }
     }
 
-    /// The current version of the schema.
+    /// Returns the current version of the schema.
     pub(crate) fn version(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// The current version of the schema, counting DDL only.
+    /// Returns the current version of the schema, counting DDL only.
     pub(crate) fn declared(&self) -> u64 {
         self.declared.load(Ordering::Acquire)
     }

@@ -410,7 +410,7 @@ impl Core {
         }
     }
 
-    /// The server refuses this user or database.
+    /// Handles a server's refusal of this user or database.
     pub(super) fn login_refused(&mut self, s: usize, error: &[u8]) {
         let (p, node) = (self.servers[s].pool, self.servers[s].node);
         let text = payload::error_message(error).into_owned();
@@ -469,7 +469,7 @@ impl Core {
         server.protocol.sent(Request::Query, note);
     }
 
-    /// A Query of the proxy's has ended.
+    /// Continues after the end of a Query of the proxy.
     pub(in crate::core) fn own_query_done(&mut self, s: usize) {
         if self.servers[s].listener {
             return self.listener_answered(s);
@@ -558,7 +558,7 @@ const RENEWED_WITHIN: Duration = Duration::from_secs(30);
 /// Most server connections on which a client's parameters are tried.
 const MOST_SETUPS: u8 = 2;
 
-/// The payload of an `ErrorResponse`, as a server would send it.
+/// Returns the payload of an `ErrorResponse`, as a server would send it.
 fn refusal(text: &str) -> Vec<u8> {
     let mut out = Vec::new();
     crate::core::session::error(&mut out, Sqlstate::INVALID_AUTHORIZATION, text);

@@ -70,10 +70,10 @@ pub(crate) struct Server {
     pub(in crate::core) portals: Portals,
     /// The state of a BEGIN that was put off and then sent here.
     pub(in crate::core) begin: Begin,
-    /// Replies up to `ReadyForQuery` are dropped, because the client's unit goes to another server.
+    /// True if replies up to `ReadyForQuery` are dropped, because the client's unit goes to another server.
     pub(in crate::core) discard: bool,
-    /// A statement is in flight after which the session's prepared statements or parameters are unknown: nothing is
-    /// sent until it is answered.
+    /// True if a statement is in flight after which the session's prepared statements or parameters are unknown: nothing is sent until it is
+    /// answered.
     pub(in crate::core) barrier: bool,
 
     /// The parameters that the proxy has set in the session (`params`), and the client's changes since (`tracker`).
@@ -101,15 +101,15 @@ pub(crate) struct Server {
     pub(in crate::core) key: (u32, Vec<u8>),
     /// Cancel requests under way for this connection.
     pub(in crate::core) cancels: u8,
-    /// The connection would be idle, but cancel requests are under way.
+    /// True if the connection would be idle, but cancel requests are under way.
     pub(in crate::core) held_for_cancel: bool,
-    /// The connection is a pool's shared connection that listens; it never runs a client's statements.
+    /// True if the connection is a pool's shared connection that listens; it never runs a client's statements.
     pub(in crate::core) listener: bool,
     /// The client whose notifications this backend sends.
     pub(in crate::core) sender: Sender,
-    /// The connection is closed without a Terminate message.
+    /// True if the connection is closed without a Terminate message.
     pub(in crate::core) silent: bool,
-    /// The connection is closed when it is next idle.
+    /// True if the connection is closed when it is next idle.
     pub(in crate::core) retire: bool,
     /// [`Place::renewals`](crate::core::prepared::Place::renewals) when the session began.
     pub(in crate::core) renewals: u64,
@@ -153,7 +153,7 @@ impl LastWord {
         is_last.then(|| LastWord { code: payload::sqlstate(error), error: error.into() })
     }
 
-    /// The error's text.
+    /// Returns the error's text.
     pub(in crate::core) fn text(&self) -> String {
         payload::error_message(&self.error).into_owned()
     }
@@ -194,22 +194,22 @@ pub(in crate::core) enum Begin {
 /// Certain or possible effects of a client's units.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Work {
-    /// A statement that may write was sent.
+    /// True if a statement that may write was sent.
     pub has_written: bool,
-    /// A statement was sent that may write more than the session's own state.
+    /// True if a statement was sent that may write more than the session's own state.
     pub changed: bool,
-    /// A read was sent to the primary because of its hint: a function that it calls may have written. (The read may be
-    /// sent again all the same.)
+    /// True if a read was sent to the primary because of its hint: a function that it calls may have written. (The read may be sent again all the
+    /// same.)
     pub may_have_written: bool,
-    /// A statement that may begin a transaction was sent.
+    /// True if a statement that may begin a transaction was sent.
     pub may_begin: bool,
-    /// A statement that may commit is in flight.
+    /// True if a statement that may commit is in flight.
     pub committing: bool,
-    /// The unit whose answer arrives has committed something.
+    /// True if the unit whose answer arrives has committed something.
     pub committed: bool,
-    /// The unit whose answer arrives has failed.
+    /// True if the unit whose answer arrives has failed.
     pub erred: bool,
-    /// Something in the units in flight has failed.
+    /// True if something in the units in flight has failed.
     pub failed: bool,
     /// Pins that the client loses if the unit in flight succeeds.
     pub unpins: Pins,
@@ -242,7 +242,7 @@ pub(in crate::core) struct Own {
     pub error: Option<Vec<u8>>,
     /// The error of a Parse in a unit ahead of the client's.
     pub ahead: Option<Box<[u8]>>,
-    /// The unit that has just ended was one of the proxy's.
+    /// True if the unit that has just ended was one of the proxy's.
     pub done: bool,
     /// True if the client gets its `ReadyForQuery` when the proxy's statement in flight is done.
     pub owes_ready: bool,
@@ -251,18 +251,18 @@ pub(in crate::core) struct Own {
 /// Session state that the client may have left behind.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) struct Cleaning {
-    /// Anything: DISCARD ALL.
+    /// True if anything may be left: DISCARD ALL.
     pub all: bool,
-    /// Anything that functions may have left. Prepared statements are audited, and dropped only if they were changed.
+    /// True if functions may have left anything. Prepared statements are audited, and dropped only if they were changed.
     pub functions: bool,
-    /// Prepared statements are not those that the proxy has made: all go.
+    /// True if prepared statements are not those that the proxy has made: all go.
     pub statements: bool,
-    /// Prepared statements were run while literals were read otherwise than when they were prepared: those go. See
+    /// True if prepared statements were run while literals were read otherwise than when they were prepared: those go. See
     /// [`Held::runs_outside`](crate::core::prepared::Held::runs_outside).
     pub outside: bool,
-    /// Something was made where `search_path` begins, which may be `pg_temp`: DISCARD TEMP.
+    /// True if an object was made in the first schema of `search_path`, which may be `pg_temp`: DISCARD TEMP.
     pub temp: bool,
-    /// The session may listen, though the pool's shared connection listens for the client by now.
+    /// True if the session may listen, though the pool's shared connection listens for the client by now.
     pub unlisten: bool,
 }
 
@@ -388,19 +388,19 @@ impl Server {
         }
     }
 
-    /// Asked while no client has the session: true if literals are no longer read as when it began.
+    /// True if literals are no longer read as when the session began. Called while no client has the session.
     pub(in crate::core) fn reads_otherwise(&mut self) -> bool {
         self.defaults.have_changed(&self.reported, &self.params)
     }
 
-    /// The last reported value of a parameter.
+    /// Returns the last reported value of a parameter.
     pub(in crate::core) fn reports(&self, name: &str) -> Option<&str> {
         self.reported.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 }
 
-/// A number from 0 to below 1 that differs from one backend to the next, from the backend's process id: those that were
-/// started together are closed apart.
+/// Returns a number from 0 to below 1 that differs from one backend to the next, from the backend's process id: those that were started together are
+/// closed apart.
 fn spread(pid: u32) -> f32 {
     // Fibonacci hashing; the upper 24 bits fit an f32.
     (pid.wrapping_mul(0x9e37_79b9) >> 8) as f32 / (1 << 24) as f32

@@ -120,12 +120,12 @@ pub(in crate::core) struct Dropping {
 }
 
 impl Note {
-    /// A client's Query about which nothing is known.
+    /// Returns a client's Query about which nothing is known.
     pub(in crate::core) fn query(timing: Timing) -> Note {
         Note::Query { changes: None, undo: Undo::Nothing, dropped: None, timing }
     }
 
-    /// A client's Execute about which nothing is known.
+    /// Returns a client's Execute about which nothing is known.
     pub(in crate::core) fn execute() -> Note {
         Note::Execute { changes: None, dropped: None }
     }
@@ -159,7 +159,7 @@ impl Note {
         }
     }
 
-    /// The statistics entry of a client's unit that ends with this message; `None` for any other message.
+    /// Returns the statistics entry of a client's unit that ends with this message; `None` for any other message.
     pub(in crate::core) fn into_timing(self) -> Option<Timing> {
         match self {
             Note::Sync(timing) => Some(timing),

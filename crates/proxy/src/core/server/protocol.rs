@@ -98,15 +98,15 @@ pub(crate) struct Protocol<N> {
     owed: VecDeque<Owed<N>>,
     /// The transaction status of the last `ReadyForQuery`.
     status: Status,
-    /// An Execute in this unit ends the failed transaction that `status` is about, or its failed part, if anything behind it is run.
+    /// True if an Execute in this unit ends the failed transaction that `status` is about, or its failed part, if anything behind it is run.
     recovers: bool,
-    /// A statement of the unit whose answers arrive has succeeded: if the transaction had failed, it has not any more.
+    /// True if a statement of the unit whose answers arrive has succeeded: if the transaction had failed, it has not any more.
     recovered: bool,
-    /// Messages of the extended protocol were sent, and no Sync after them.
+    /// True if messages of the extended protocol were sent, and no Sync after them.
     in_unit: bool,
-    /// The server has sent an error and skips messages up to a Sync, and that Sync has not been sent yet.
+    /// True if the server has sent an error and skips messages up to a Sync, and that Sync has not been sent yet.
     skipping: bool,
-    /// The server reads COPY data.
+    /// True if the server reads COPY data.
     copies_in: bool,
     /// Units (each ends in `ReadyForQuery`) whose end was sent, and units that have ended.
     units_sent: u64,
@@ -119,7 +119,7 @@ pub(crate) struct Protocol<N> {
 }
 
 impl<N: Note> Protocol<N> {
-    /// The state of a connection that has just logged in.
+    /// Returns the state of a connection that has just logged in.
     pub(crate) fn new() -> Protocol<N> {
         Protocol {
             owed: VecDeque::new(),
@@ -139,7 +139,7 @@ impl<N: Note> Protocol<N> {
 
     // --- state ---
 
-    /// The status of the last `ReadyForQuery`, or [`Status::Transaction`] after [`begins`](Protocol::begins).
+    /// Returns the status of the last `ReadyForQuery`, or [`Status::Transaction`] after [`begins`](Protocol::begins).
     pub(crate) fn status(&self) -> Status {
         self.status
     }
@@ -165,17 +165,17 @@ impl<N: Note> Protocol<N> {
         self.owed.is_empty() && !self.in_unit
     }
 
-    /// The number of requests still to be answered.
+    /// Returns the number of requests still to be answered.
     pub(crate) fn owes(&self) -> usize {
         self.owed.len()
     }
 
-    /// The request that the server's next message is about.
+    /// Returns the request that the server's next message is about.
     pub(crate) fn front(&self) -> Option<(Request, &N)> {
         self.owed.front().map(|owed| (owed.request, &owed.note))
     }
 
-    /// The requests still to be answered, oldest first.
+    /// Returns the requests still to be answered, oldest first.
     pub(crate) fn all(&self) -> impl Iterator<Item = (Request, &N)> {
         self.owed.iter().map(|owed| (owed.request, &owed.note))
     }
@@ -208,22 +208,22 @@ impl<N: Note> Protocol<N> {
         !self.copies_in && (self.flushed > 0 || self.owed.iter().take(count).any(ends))
     }
 
-    /// The number of units whose end was sent and is still to be answered.
+    /// Returns the number of units whose end was sent and is still to be answered.
     pub(crate) fn units(&self) -> u64 {
         self.units_sent - self.units_ended
     }
 
-    /// The number of the unit to which the next message belongs.
+    /// Returns the number of the unit to which the next message belongs.
     pub(crate) fn unit(&self) -> u64 {
         self.units_sent
     }
 
-    /// The number of the unit that ended last; valid after [`Reply::Ready`].
+    /// Returns the number of the unit that ended last; valid after [`Reply::Ready`].
     pub(crate) fn last_ended(&self) -> u64 {
         self.units_ended.saturating_sub(1)
     }
 
-    /// The connection is lost: takes out all notes, oldest first.
+    /// Takes out all notes of a lost connection, oldest first.
     pub(crate) fn abandon(&mut self) -> Vec<N> {
         let mut notes = Vec::with_capacity(self.owed.len());
         while let Some(note) = self.settle() {
@@ -303,7 +303,7 @@ impl<N: Note> Protocol<N> {
 
     // --- received messages ---
 
-    /// The server has sent a message with this tag; `first` is the first byte of its payload, if there is one.
+    /// Handles a message of the server with this tag; `first` is the first byte of its payload, if there is one.
     pub(crate) fn received(&mut self, tag: u8, first: Option<u8>) -> Reply<N> {
         match tag {
             b'1' => self.answered(Request::Parse, Reply::Parsed, "ParseComplete without a Parse"),
@@ -332,7 +332,7 @@ impl<N: Note> Protocol<N> {
         }
     }
 
-    /// The next note of a `Request::Nothing` whose turn has come: the caller sends its answer now.
+    /// Returns the next note of a `Request::Nothing` whose turn has come: the caller sends its answer now.
     pub(crate) fn due(&mut self) -> Option<N> {
         self.pass_copy_ends();
         if self.is_at(Request::Nothing) { self.settle() } else { None }

@@ -434,7 +434,7 @@ impl Core {
         }
     }
 
-    /// A server has answered a client's Describe of a statement.
+    /// Handles a server's answer to a client's Describe of a statement.
     fn statement_described(
         &mut self,
         s: usize,
@@ -525,7 +525,7 @@ impl Core {
         if verdict == Verdict::Forward && self.may_commit(s, data) { Verdict::Gated } else { verdict }
     }
 
-    /// A client's statement has completed: follows its changes of parameters and channels.
+    /// Follows the changes of parameters and channels of a client's completed statement.
     fn follow(&mut self, s: usize, ended: Option<&Note>, tag: &[u8]) {
         let server = &mut self.servers[s];
         let of = match (ended, server.protocol.front()) {
@@ -647,7 +647,7 @@ impl Core {
         }
     }
 
-    /// At `ReadyForQuery`: parameters that were committed become the client's.
+    /// Makes committed parameters the client's, at `ReadyForQuery`.
     fn settle_changes(&mut self, s: usize) {
         let server = &mut self.servers[s];
         let idle = server.protocol.status() == Status::Idle;
@@ -884,7 +884,7 @@ impl Core {
         }
     }
 
-    /// The error that the client gets in place of the server's.
+    /// Returns the error that the client gets in place of the server's.
     fn refused(&self, why: Refusal) -> Box<[u8]> {
         let mut message = Vec::new();
         why.write(&self.shared.traffic, &mut message);
@@ -939,7 +939,7 @@ impl Core {
         names.is_told_of(statement, None)
     }
 
-    /// A statement of the proxy's has failed.
+    /// Handles a failed statement of the proxy.
     fn own_failed(&mut self, s: usize, data: &[u8], failed: Option<Note>, skipped: Vec<Note>) -> Verdict {
         let server = &mut self.servers[s];
         match failed {
@@ -1026,7 +1026,7 @@ impl Core {
         }
     }
 
-    /// A Query has failed: if it was to drop prepared statements (DEALLOCATE ALL), they are all still there.
+    /// Handles a failed Query: prepared statements that it was to drop (DEALLOCATE ALL) all still exist.
     fn query_failed(&mut self, s: usize, note: Note) -> Note {
         let Note::Query { changes, undo, dropped: Some(mut dropped), timing } = note else { return note };
         if let Some(c) = self.servers[s].client {
@@ -1049,7 +1049,7 @@ impl Core {
         }
     }
 
-    /// The connection is lost: undoes the changes of names by messages that were not answered.
+    /// Undoes the changes of names by messages that were not answered, after the connection is lost.
     pub(in crate::core) fn undo_owed(&mut self, s: usize, c: usize) {
         let owed = self.servers[s].protocol.abandon();
         for mut note in owed.into_iter().rev() {
@@ -1061,7 +1061,7 @@ impl Core {
     }
 }
 
-/// A server's message is buffered until it is whole or this many bytes of it have arrived.
+/// Returns the number of bytes up to which a server's message is buffered until it is complete.
 fn longest_kept(tag: u8) -> usize {
     match tag {
         // Rows, COPY data and function results are passed on as they come.
@@ -1072,7 +1072,7 @@ fn longest_kept(tag: u8) -> usize {
     }
 }
 
-/// PostgreSQL's error for an Execute of a portal that was run to its end. PostgreSQL looks first whether the transaction has failed.
+/// Returns PostgreSQL's error for an Execute of a portal that was run to its end. PostgreSQL looks first whether the transaction has failed.
 fn cannot_be_run(portal: &[u8], has_failed: bool) -> Box<[u8]> {
     let (code, text) = match has_failed {
         true => (Sqlstate::IN_FAILED_TRANSACTION, IN_FAILED_TRANSACTION.to_owned()),
@@ -1113,7 +1113,7 @@ fn replaced(text: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
     }
 }
 
-/// An `ErrorResponse` with its text changed.
+/// Returns an `ErrorResponse` with its text changed.
 fn with_text(data: &[u8], change: impl Fn(&[u8]) -> Vec<u8>) -> Box<[u8]> {
     let mut out = Vec::new();
     message::message(&mut out, b'E', |out| {
