@@ -31,7 +31,7 @@ use crate::traffic::{Act, Refused};
 pub(crate) struct Client {
     pub token: Token,
     pub phase: Phase,
-    /// The client came over a Unix socket.
+    /// True if the client came over a Unix socket.
     pub local: bool,
     /// The client's address; `None` over a Unix socket.
     pub address: Option<IpAddr>,
@@ -54,7 +54,7 @@ pub(crate) struct Client {
     pub unit: Seldom<Unit>,
     /// The unit in flight, while it may be sent to another server. Its replies are held back meanwhile.
     pub replay: Replay,
-    /// The unit in `replay` may be sent again even if its first run is in doubt, because it changes nothing.
+    /// True if the unit in `replay` may be sent again even if its first run is in doubt, because it changes nothing.
     pub repeatable: bool,
     /// The position that this client's reads must see.
     pub mark: Mark,
@@ -62,18 +62,18 @@ pub(crate) struct Client {
     pub names: Names,
     /// A BEGIN that was put off: the client has its answer, but no server has the transaction yet. It goes to a server with the next unit.
     pub begun: Option<Arc<Statement>>,
-    /// The BEGIN in `begun` came by Bind and Execute, which leave a portal behind; a Query leaves none.
+    /// True if the BEGIN in `begun` came by Bind and Execute, which leave a portal behind; a Query leaves none.
     pub begin_leaves_portal: bool,
     /// A failed transaction of which only the proxy knows.
     pub aborted: Aborted,
-    /// In a failed transaction: a statement that ends the transaction (ROLLBACK, COMMIT) has been bound.
+    /// True in a failed transaction if a statement that ends it (ROLLBACK, COMMIT) has been bound.
     pub ending: bool,
     pub pins: Pins,
     /// Channels of the client on its pool's shared connection, and the notifications it has not been sent yet.
     pub listening: Option<Box<Listening>>,
-    /// The client may have set its commits not to wait for the primary's own flush (`synchronous_commit`).
+    /// True if the client may have set its commits not to wait for the primary's own flush (`synchronous_commit`).
     pub unflushed: bool,
-    /// The client has `standard_conforming_strings` off, so the parser may misread its texts.
+    /// True if the client has `standard_conforming_strings` off, so the parser may misread its texts.
     pub odd_strings: bool,
     /// Route of this session's statements, set by the listener or by `SET kingpost.route`.
     pub route: Option<RouteTo>,
@@ -84,20 +84,20 @@ pub(crate) struct Client {
     pub since: Instant,
     /// Duration of the client's last wait for a server connection, in microseconds; 0 once it has been reported.
     pub waited: u32,
-    /// The term still stood after its unit in flight had come: the unit's answer needs no more proof.
+    /// True if the term still stood after the client's unit in flight had arrived: the unit's answer needs no more proof.
     pub proven: bool,
     /// True if the client waits in its pool's queue.
     pub waiting: bool,
-    /// The server connection owes [`MOST_EXPECTED`](super::MOST_EXPECTED) answers: the client's next messages wait.
+    /// True if the server connection owes [`MOST_EXPECTED`](super::MOST_EXPECTED) answers: the client's next messages wait.
     pub held_up: bool,
-    /// The client's buffered input waits for an event, and not for more input.
+    /// True if the client's buffered input waits for an event, and not for more input.
     pub blocked: bool,
-    /// After an error from the proxy, the client's messages up to Sync are skipped.
+    /// True if the client's messages up to Sync are skipped, after an error from the proxy.
     pub skipping: bool,
     /// Progress of the client's end.
     pub end: End,
     pub dirty: bool,
-    /// The client's socket is not read, because its server is slow or its buffered input is full.
+    /// True if the client's socket is not read, because its server is slow or its buffered input is full.
     pub paused: bool,
     /// Results of earlier attempts at the current unit.
     pub attempts: Attempts,
@@ -137,7 +137,7 @@ pub(in crate::core) enum At {
 }
 
 impl At {
-    /// The server connection that the client holds.
+    /// Returns the server connection that the client holds.
     pub(in crate::core) fn server(self) -> Option<usize> {
         match self {
             At::Server(s) => Some(s as usize),
@@ -145,7 +145,7 @@ impl At {
         }
     }
 
-    /// The server connection that the client shares.
+    /// Returns the server connection that the client shares.
     pub(in crate::core) fn lane(self) -> Option<usize> {
         match self {
             At::Lane(s) => Some(s as usize),
@@ -153,7 +153,7 @@ impl At {
         }
     }
 
-    /// The server connection that the client holds or shares.
+    /// Returns the server connection that the client holds or shares.
     pub(in crate::core) fn either(self) -> Option<usize> {
         self.server().or(self.lane())
     }
@@ -200,9 +200,9 @@ pub(in crate::core) enum Phase {
 pub(in crate::core) struct Operator {
     pub user: Arc<str>,
     pub access: Access,
-    /// The console is that of all clusters.
+    /// True if the console is that of all clusters.
     pub whole: bool,
-    /// A command has been sent and not answered yet.
+    /// True if a command has been sent and not answered yet.
     pub asked: bool,
 }
 
@@ -214,7 +214,7 @@ pub(in crate::core) enum Pass {
     /// Passed on to the server: `left` bytes remain.
     Forward {
         left: u32,
-        /// The server answers the message. (It does not answer COPY data.)
+        /// True if the server answers the message. (It does not answer COPY data.)
         asks: bool,
     },
     /// Number of bytes that are dropped.
@@ -234,35 +234,34 @@ impl Pass {
 /// Messages up to `Query`, `Sync` or `Flush`, routed as one.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Unit {
-    /// The server has been chosen and the messages are being forwarded.
+    /// True if the server has been chosen and the messages are being forwarded.
     pub routed: bool,
     /// Bytes looked at so far; once the unit is routed, how many of those are still to be forwarded.
     pub scanned: usize,
-    /// The `scanned` bytes are the whole unit, up to Query or Sync. False if it was too long to wait for, or ends in
-    /// Flush.
+    /// True if the `scanned` bytes are the whole unit, up to Query or Sync. False if it was too long to wait for, or ends in Flush.
     pub whole: bool,
     /// Tag of the message that ends the unit: `Q`, `S`, `H`, `F`; 0 while there is none.
     pub end: u8,
-    /// Every statement may run on a replica.
+    /// True if every statement may run on a replica.
     pub read: bool,
     /// Every statement is a read, or is only about its session or transaction (SET, SAVEPOINT). In a transaction
     /// declared READ ONLY a replica can run these as well as the primary.
     pub writes_nothing: bool,
-    /// Sending the unit twice does no harm: it is one BEGIN, or only reads.
+    /// True if sending the unit twice does no harm: it is one BEGIN, or only reads.
     pub repeatable: bool,
-    /// The unit contains a BEGIN.
+    /// True if the unit contains a BEGIN.
     pub begins: bool,
-    /// The unit's first statement is BEGIN READ ONLY.
+    /// True if the unit's first statement is BEGIN READ ONLY.
     pub begin_read_only: bool,
     /// True if the unit needs the primary in spite of any hint: it takes an advisory lock, which would exclude no other session on a replica, or
     /// leaves something in the session (`PREPARE`), and only the primary's connection stays with its client.
     pub primary_only: bool,
-    /// The unit has a Parse of the unnamed statement.
+    /// True if the unit has a Parse of the unnamed statement.
     pub parses_unnamed: bool,
     /// Hash of the name in the unit's last Parse, if the proxy can answer a Describe of that statement by itself;
     /// otherwise 0.
     pub describable: u64,
-    /// The unit has a message that the proxy can't answer by itself.
+    /// True if the unit has a message that the proxy can't answer by itself.
     pub needs_server: bool,
     pub hint: Option<Hint>,
     /// Class of the simple query that the unit consists of.
@@ -271,7 +270,7 @@ pub(in crate::core) struct Unit {
     pub single: bool,
     /// Kind of that statement.
     pub sole: Sole,
-    /// The unit has a Bind (`bound`), and an Execute behind that (`executed`).
+    /// True if the unit has a Bind (`bound`), and an Execute behind that (`executed`).
     pub bound: bool,
     pub executed: bool,
     /// Identifies the statement's shape in the table of costs; 0: no shape.
@@ -350,15 +349,15 @@ pub(in crate::core) enum Sole {
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::core) struct Attempts {
     pub count: u8,
-    /// A replica refused the unit, so the primary gets it.
+    /// True if a replica refused the unit, so the primary gets it.
     pub primary: bool,
-    /// The unit was in a lane, and now gets a server connection to itself.
+    /// True if the unit was in a lane, and now gets a server connection to itself.
     pub alone: bool,
     /// Number of server connections that have refused the client's parameters.
     pub setups: u8,
     /// The node on which the unit was lost.
     pub avoid: Option<NodeId>,
-    /// Traffic rules have let the unit's statements pass.
+    /// True if traffic rules have let the unit's statements pass.
     pub admitted: bool,
 }
 
@@ -459,7 +458,7 @@ impl Client {
         matches!(self.phase, Phase::Startup { refused: 0, .. })
     }
 
-    /// The transaction status that `ReadyForQuery` shows while the client has no server connection.
+    /// Returns the transaction status that `ReadyForQuery` shows while the client has no server connection.
     pub(in crate::core) fn status(&self) -> Status {
         match self.aborted {
             Aborted::No if self.begun.is_some() => Status::Transaction,

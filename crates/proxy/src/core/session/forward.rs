@@ -172,7 +172,7 @@ impl Core {
             && (protocol.units() >= MOST_UNITS || others())
     }
 
-    /// A message that is not whole yet, and of which the part that has arrived can't be decoded.
+    /// Handles a message that is not complete yet, and of which the part that has arrived can't be decoded.
     fn forward_part(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
         if !matches!(frame.tag, b'Q' | b'P') || frame.payload <= self.settings.max_statement {
             return Step::More;
@@ -228,7 +228,7 @@ impl Core {
 
     // --- replay ---
 
-    /// At the first message of a unit that may be sent again: keeps the unit and holds its replies back.
+    /// Keeps a unit that may be sent again and holds its replies back, at its first message.
     fn keep_for_replay(&mut self, c: usize, s: usize, bytes: &[u8]) {
         // A unit that a replica refuses was not carried out, so any unit may be sent again after a refusal.
         let replica = self.is_replica(s);
@@ -253,7 +253,7 @@ impl Core {
         }
     }
 
-    /// The unit in flight will not be sent again: its replies are released.
+    /// Releases the replies of the unit in flight, which will not be sent again.
     pub(in crate::core) fn give_up_replay(&mut self, c: usize) {
         let client = &mut self.clients[c];
         if client.replay.forget(&mut self.buffers) {
@@ -289,7 +289,7 @@ impl Core {
         self.pass_on(c, s, bytes, frame)
     }
 
-    /// A Query drops the unnamed statement, both the client's and the server connection's.
+    /// Drops the unnamed statement for a Query, both the client's and the server connection's.
     pub(super) fn names_of_query(&mut self, c: usize, s: usize) -> Undo {
         let undo = self.clients[c].names.query();
         let server = &mut self.servers[s];
@@ -512,7 +512,7 @@ impl Core {
         }
     }
 
-    /// The session no longer has this state of the client.
+    /// Removes pins for state of the client that the session no longer has.
     pub(in crate::core) fn unpin(&mut self, c: usize, unpins: Pins) {
         let client = &mut self.clients[c];
         let was_pinned = !client.pins.is_empty();
@@ -522,7 +522,7 @@ impl Core {
         }
     }
 
-    /// DDL of this connection's client may have been committed: statements prepared before it are outdated.
+    /// Notes that DDL of this connection's client may have been committed: statements prepared before it are outdated.
     pub(in crate::core) fn settle_schema(&mut self, s: usize) {
         if let Some(declared) = self.servers[s].work.alters.take() {
             self.pools[self.servers[s].pool].place.schema().changes(self.now, declared);

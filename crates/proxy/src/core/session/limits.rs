@@ -73,7 +73,7 @@ impl Core {
         client.pool == usize::MAX && matches!(client.phase, Phase::Startup { .. } | Phase::Securing | Phase::Login(_))
     }
 
-    /// A connection begins to log in: a new one, or one from another worker.
+    /// Notes that a connection begins to log in: a new one, or one from another worker.
     pub(super) fn begins_to_log_in(&mut self, c: usize) {
         self.doorkeeper.logins.push_back((self.now, self.clients[c].token));
         self.doorkeeper.unproved += 1;
@@ -132,12 +132,12 @@ impl Core {
         }
     }
 
-    /// A client that logs in has got a server connection, which is to report its parameters.
+    /// Notes that a client that logs in has got a server connection, which is to report its parameters.
     pub(in crate::core) fn awaits_greeting(&mut self, c: usize) {
         self.doorkeeper.greeted.push_back((self.now, self.clients[c].token));
     }
 
-    /// The event that a login waits for; `None` once the client has authenticated.
+    /// Returns the event that a login waits for; `None` once the client has authenticated.
     fn awaits(&self, c: usize) -> Option<Awaited<'static>> {
         match &self.clients[c].phase {
             Phase::Startup { .. } | Phase::Securing => Some(Awaited::Client),
@@ -156,7 +156,7 @@ impl Core {
         self.fail_login(c, code, &text);
     }
 
-    /// The connection closes, asks for a cancel, or has logged in.
+    /// Notes that a connection closes, asks for a cancel, or has logged in.
     pub(in crate::core) fn no_longer_logging_in(&mut self, c: usize) {
         if Core::is_unproved(&self.clients[c]) {
             self.doorkeeper.unproved -= 1;
@@ -233,7 +233,7 @@ impl Core {
         Ok(())
     }
 
-    /// The limits on clients of this database, and of this user.
+    /// Returns the limits on clients of this database, and of this user.
     fn most(&self, database: &str, user: &str) -> (Option<usize>, Option<usize>) {
         let of_database = self.settings.database(database).and_then(|database| database.max_clients);
         (of_database, self.settings.most_clients_of(user))
@@ -284,7 +284,7 @@ impl Core {
         }
     }
 
-    /// The error for a client that has been in its current state, or in its transaction, for longer than it may be.
+    /// Returns the error for a client that has been in its current state, or in its transaction, for longer than it may be.
     fn is_over_limit(&self, c: usize) -> Option<(Sqlstate, &'static str)> {
         let client = &self.clients[c];
         if !matches!(client.phase, Phase::Ready) || client.waiting {

@@ -239,7 +239,7 @@ impl Core {
         }
     }
 
-    /// The text that a server gets in place of `SHOW kingpost.…` in the extended protocol. `None`: `text` itself.
+    /// Returns the text that a server gets in place of `SHOW kingpost.…` in the extended protocol. `None`: `text` itself.
     pub(super) fn shown_instead(&self, c: usize, class: Class, text: &[u8]) -> Option<Vec<u8>> {
         if !class.local {
             return None;

@@ -170,7 +170,7 @@ impl Core {
         }
     }
 
-    /// The TLS that this client may start, if there is any.
+    /// Returns the TLS that this client may start, if there is any.
     fn offered_tls(&self, c: usize) -> Option<Arc<tls::Acceptor>> {
         self.settings.tls.clone().filter(|_| !self.clients[c].local)
     }
@@ -582,7 +582,7 @@ impl Core {
         self.fail_login(c, Sqlstate::CANNOT_CONNECT_NOW, &text);
     }
 
-    /// The client has authenticated.
+    /// Continues the login of a client that has authenticated.
     pub(super) fn proved(&mut self, c: usize) {
         if let Some(identity) = &mut self.clients[c].identity {
             // Only whether the client speaks TLS is needed from here on, not the certificate's name.
@@ -686,7 +686,7 @@ impl Core {
         self.fail_login(c, code, &text);
     }
 
-    /// A cancel request: goes to the worker that has the client.
+    /// Sends a cancel request to the worker that has the client.
     fn request_cancel(&mut self, c: usize, pid: u32, secret: &[u8]) {
         let to = self.worker_of(pid).unwrap_or(usize::MAX);
         let client = &self.clients[c];
@@ -738,7 +738,7 @@ pub(super) fn begins_as_role(
     Ok(())
 }
 
-/// `ErrorResponse` of severity ERROR.
+/// Writes an `ErrorResponse` of severity ERROR.
 pub(in crate::core) fn error(out: &mut Vec<u8>, code: Sqlstate, text: &str) {
     message::error(out, Severity::Error, code, text, "");
 }

@@ -100,7 +100,7 @@ impl Core {
         self.fail_copy(s, Note::Sync);
     }
 
-    /// A server connection without a client has answered everything: cleans its session.
+    /// Cleans the session of a server connection without a client that has answered everything.
     pub(in crate::core) fn clean_up(&mut self, s: usize) {
         self.settle_schema(s);
         let server = &mut self.servers[s];
@@ -164,7 +164,7 @@ impl Core {
 
     // --- the server leaves ---
 
-    /// A server connection was lost.
+    /// Handles the loss of a server connection.
     pub(in crate::core) fn server_closed(&mut self, s: usize, why: &str) {
         let server = &mut self.servers[s];
         let last = server.fatal.take();

@@ -66,7 +66,7 @@ impl Replication {
 }
 
 impl Tunnel {
-    /// The parameters of the startup packet to the server.
+    /// Returns the parameters of the startup packet to the server.
     pub(in crate::core) fn startup<'a>(&'a self, pool: &'a Pool) -> Vec<(&'a str, &'a str)> {
         let (on_server, user) = pool.database.on_servers(&pool.key.database, &pool.key.user);
         let database = match self.replication {
@@ -145,7 +145,7 @@ impl Core {
         self.view.nodes.iter().find(|node| node.node.name == *name).map(|node| node.node.id)
     }
 
-    /// The server has accepted the login: the client's login is over, too.
+    /// Ends the client's login, after the server has accepted its own.
     pub(in crate::core) fn tunnel_opened(&mut self, s: usize) {
         let server = &self.servers[s];
         let Some(c) = server.client else { return self.drop_server(s) };
@@ -200,7 +200,7 @@ impl Core {
         }
     }
 
-    /// The client has gone, and its server connection with it.
+    /// Drops the server connection of a client that has gone.
     pub(in crate::core) fn drop_tunnel(&mut self, s: usize) {
         self.servers[s].client = None;
         self.pools[self.servers[s].pool].tunnels -= 1;

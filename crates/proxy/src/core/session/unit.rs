@@ -89,7 +89,7 @@ impl Unit {
     }
 }
 
-/// A statement name's hash; never 0, which stands for no name.
+/// Returns a statement name's hash; never 0, which stands for no name.
 fn hash(name: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
