@@ -24,7 +24,7 @@ pub(super) const BIG: usize = 40_000;
 
 type Code = &'static [u8; 5];
 
-/// The database and the user that client `id` logs in with; there are two of each.
+/// Returns the database and the user that client `id` logs in with; there are two of each.
 pub(super) fn home_of(id: u64) -> (&'static str, &'static str) {
     (["d", "e"][id as usize % 2], ["u", "v"][id as usize / 2 % 2])
 }
@@ -141,15 +141,15 @@ pub(super) struct Backend {
     prepared: HashMap<Vec<u8>, Prepared>,
     portals: HashMap<Vec<u8>, Portal>,
     skipping: bool,
-    /// A Parse, Bind or Describe has come since the last Sync: that begins a transaction, too.
+    /// True if a Parse, Bind or Describe has come since the last Sync: that begins a transaction, too.
     unit: bool,
     copy: Option<Copy>,
     /// The answer that `SELECT pg_sleep(…)` will give; no input is read meanwhile.
     pub sleeping: Option<Sleep>,
-    /// For a reference: sleeps take no time.
+    /// True for a reference in which sleeps take no time.
     pub sleepless: bool,
     pub terminated: bool,
-    /// Every fifth BEGIN that is bound and executed fails.
+    /// True if every fifth BEGIN that is bound and executed fails.
     flaky: bool,
     begins: u32,
 }
@@ -161,7 +161,7 @@ struct Prepared {
     column: String,
     /// The time zone under which the literals were read.
     zone: String,
-    /// A client has asked for the columns.
+    /// True if a client has asked for the columns.
     told: bool,
 }
 
@@ -196,7 +196,7 @@ impl Backend {
         Backend { pid, replica, status: b'I', ..Backend::default() }
     }
 
-    /// A server with a time zone of its own in its configuration.
+    /// Returns the server with a time zone of its own in its configuration.
     pub(super) fn in_zone(mut self, zone: &'static str) -> Backend {
         self.parameters.zone = zone;
         self
@@ -220,7 +220,7 @@ impl Backend {
         self.go_on(store);
     }
 
-    /// A cancel request, or the end of the sleep.
+    /// Ends the sleep, by itself or by a cancel request.
     pub(super) fn wake(&mut self, cancelled: bool, store: &mut Store) {
         if let Some(sleep) = self.sleeping.take() {
             if cancelled {

@@ -35,23 +35,23 @@ pub(super) struct Plan {
     pub pool: usize,
     pub prepared_per_server: usize,
     pub style: Style,
-    /// Some clients leave in the middle of something.
+    /// True if some clients leave in the middle of something.
     pub leaves: bool,
-    /// Servers are lost and the primary changes: answers are checked to be possible, and not for exact values.
+    /// True if servers are lost and the primary changes: answers are checked to be possible, and not for exact values.
     pub faults: bool,
-    /// An operator pauses, resumes and reconnects pools; in the end everything runs.
+    /// True if an operator pauses, resumes and reconnects pools; in the end everything runs.
     pub operator: bool,
-    /// Lanes are used, with few connections and various time limits.
+    /// True if lanes are used, with few connections and various time limits.
     pub lanes: bool,
-    /// No pool can open a second connection to a node, of any size: there are no file descriptors.
+    /// True if no pool can open a second connection to a node, of any size: there are no file descriptors.
     pub scarce: bool,
-    /// Commits are acknowledged when a relay has them, some time after the primary has.
+    /// True if commits are acknowledged when a relay has them, some time after the primary has.
     pub gated: bool,
-    /// Sessions are strong, and each of their answers needs proof that the primary's term still stands.
+    /// True if sessions are strong, and each of their answers needs proof that the primary's term still stands.
     pub strong: bool,
     /// Treatment of functions that leave something in the session.
     pub unknown_functions: UnknownFunctions,
-    /// The relay confirms numbers that it does not have: the simulation must notice.
+    /// True if the relay confirms numbers that it does not have: the simulation must notice.
     pub lies: bool,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Plan {
 struct Frames {
     rest: Vec<u8>,
     list: Vec<Vec<u8>>,
-    /// The login is over.
+    /// True if the login is over.
     greeted: bool,
     /// The error with which the login failed.
     refused: String,
@@ -102,7 +102,7 @@ struct Person {
     token: Option<Token>,
     steps: VecDeque<Step>,
     paused: bool,
-    /// The proxy has closed the client's connection.
+    /// True if the proxy has closed the client's connection.
     dropped: bool,
     got: Frames,
     checked: usize,
@@ -114,7 +114,7 @@ struct Person {
     units: VecDeque<Unit>,
     answered: Answered,
     key: Option<(u32, Vec<u8>)>,
-    /// The client has asked for a cancel.
+    /// True if the client has asked for a cancel.
     cancelling: bool,
     leaves_at: Option<usize>,
     sent: usize,
@@ -130,7 +130,7 @@ struct Answered {
     committed: bool,
     listened: bool,
     has_listened: bool,
-    /// The client may be pinned to its server connection.
+    /// True if the client may be pinned to its server connection.
     stays: bool,
     /// Numbers acknowledged within the open transaction.
     open: Vec<u64>,
@@ -148,7 +148,7 @@ struct Link {
     backend: Backend,
     cancel: bool,
     paused: bool,
-    /// The server has closed its end; its earlier bytes still arrive.
+    /// True if the server has closed its end; its earlier bytes still arrive.
     over: bool,
 }
 
@@ -466,7 +466,7 @@ impl World {
 
     // --- events ---
 
-    /// One thing, chosen at random; false if there was nothing of the kind.
+    /// Lets one event, chosen at random, happen; false if there was none of the kind.
     fn happen(&mut self) -> bool {
         self.now += Duration::from_micros(self.random.below(2_000) as u64);
         match self.random.below(100) {
@@ -627,7 +627,7 @@ impl World {
         true
     }
 
-    /// The server end closes: some of its bytes are lost with it.
+    /// Closes the server end: some of its bytes are lost with it.
     fn lose(&mut self, key: (usize, u64)) {
         let Some(link) = self.links.get_mut(&key) else { return };
         trace(format_args!("server {} is lost, on node {}", link.backend.pid, link.node), b"");
@@ -726,7 +726,7 @@ impl World {
         open.any(|(n, of)| n == node && Some(of) == home)
     }
 
-    /// The database and the user of a server connection.
+    /// Returns the database and the user of a server connection.
     fn home(&self, (core, raw): (usize, u64)) -> Option<(String, String)> {
         let core = &self.cores[core];
         let server = core.servers.get(Token::from_raw(raw)?.index())?;
@@ -734,7 +734,7 @@ impl World {
         Some((key.database.to_string(), key.user.to_string()))
     }
 
-    /// A server gets a cancel request for its session `pid`.
+    /// Hands a server a cancel request for its session `pid`.
     fn cancelled(&mut self, pid: u32) {
         let Some((&(core, raw), link)) =
             self.links.iter_mut().find(|(_, link)| link.backend.pid == pid && !link.cancel)
@@ -770,7 +770,7 @@ impl World {
         }
     }
 
-    /// A client does the next thing.
+    /// Lets a client take its next step.
     fn act(&mut self, i: usize) -> bool {
         let settled = self.is_answered(i);
         if settled && !self.plan.faults {
@@ -1257,7 +1257,7 @@ fn text(frame: &[u8]) -> String {
     shown.trim_end().to_owned()
 }
 
-/// With `KINGPOST_TRACE` set, all messages are shown: for a single seed.
+/// Shows a message if `KINGPOST_TRACE` is set: for a single seed.
 fn trace(who: std::fmt::Arguments<'_>, bytes: &[u8]) {
     static WANTED: std::sync::LazyLock<bool> =
         std::sync::LazyLock::new(|| std::env::var_os("KINGPOST_TRACE").is_some());
