@@ -167,7 +167,7 @@ impl Regions {
         Ok(if region.holds(key) { Ok(region) } else { Err("PD names a region that does not hold the key") })
     }
 
-    /// The address of a store, as it is known or as PD says; None: PD does not know the store.
+    /// Returns the address of a store, as it is known or as PD gives it; None: PD does not know the store.
     async fn address(&self, store: u64, deadline: Instant) -> Result<Option<String>, Error> {
         let known = self.stores.load().get(&store).cloned();
         if known.is_some() {

@@ -84,7 +84,7 @@ pub(crate) enum Next {
     Fail,
 }
 
-/// The table.
+/// Returns the fate of a refused request, and its next receiver.
 pub(crate) fn verdict(phase: Phase, refusal: Refusal) -> (Done, Next) {
     use Refusal as R;
     let (done, next) = match refusal {
@@ -125,7 +125,7 @@ pub(crate) fn verdict(phase: Phase, refusal: Refusal) -> (Done, Next) {
 const BUSY: (u64, u64) = (20, 1000);
 
 impl Refusal {
-    /// The kind of a region error. Where a store sets several, the one that leaves most open.
+    /// Returns the kind of a region error. Where a store sets several, the one that leaves most open.
     pub(crate) fn of(error: &tikvpb::RegionError) -> Refusal {
         let named = [
             (error.undetermined_result, Refusal::UndeterminedResult),
@@ -157,7 +157,7 @@ impl Refusal {
         found.or_else(leader).or_else(busy).unwrap_or(Refusal::Unnamed)
     }
 
-    /// The refusal's name. The text that the store adds may hold a key.
+    /// Returns the refusal's name. The text that the store adds may hold a key.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Refusal::NotLeader(_) => "the store does not lead the region",
@@ -187,7 +187,7 @@ impl Refusal {
         }
     }
 
-    /// Shortest pause before the next try.
+    /// Returns the shortest pause before the next try.
     pub(crate) fn pause(self) -> Duration {
         match self {
             Refusal::ServerIsBusy(pause) => pause,
@@ -223,7 +223,7 @@ pub(crate) fn of_key(error: &tikvpb::KeyError, doing: &'static str) -> Error {
     Error::refused(doing, "an error of a key that is not known here")
 }
 
-/// The first words of a store's message, up to where a key might begin.
+/// Returns the first words of a store's message, up to where a key might begin.
 pub(crate) fn first_words(message: &str) -> String {
     clip(message).chars().take_while(|c| c.is_alphabetic() || matches!(c, ' ' | '_' | ':')).take(60).collect()
 }
@@ -247,7 +247,7 @@ mod tests {
     ];
     const PEER: pdpb::Peer = pdpb::Peer { id: 3, store_id: 2, role: 0, is_witness: false };
 
-    /// A region error as a store sends it: field `number`, with `content`.
+    /// Returns a region error as a store sends it: field `number`, with `content`.
     fn error(number: u8, content: &[u8]) -> tikvpb::RegionError {
         let mut bytes = vec![10, 4, b't', b'e', b'x', b't'];
         let tag = u64::from(number) << 3 | 2;

@@ -347,7 +347,7 @@ impl Authority {
         self.dir.path().join("ca.pem")
     }
 
-    /// A certificate for `host`, and its key, which is its owner's alone.
+    /// Issues a certificate for `host`, and its key, which only its owner may read. Returns their paths.
     fn issue(&self, host: &str) -> (std::path::PathBuf, std::path::PathBuf) {
         use std::os::unix::fs::PermissionsExt as _;
         let params = rcgen::CertificateParams::new(vec![host.to_owned()]).unwrap();

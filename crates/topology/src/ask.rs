@@ -193,7 +193,7 @@ fn position(standby: bool, snapshot: (Lsn, Lsn), member: Option<(bool, Option<Du
     }
 }
 
-/// A number of two times, in seconds: of the server's start, and of the last time it has read its files.
+/// Returns a number made from two times, in seconds: of the server's start, and of the last time it has read its files.
 fn settings_number(times: [f64; 2]) -> u64 {
     let [start, load] = times.map(f64::to_bits);
     (start.rotate_left(32) ^ load).max(1)
@@ -210,17 +210,17 @@ fn number(id: i64) -> Result<Lsn, ProbeError> {
     Ok(Lsn(id))
 }
 
-/// From milliseconds; a negative number is none.
+/// Converts from milliseconds; a negative number is none.
 fn lag(millis: Option<f64>) -> Option<Duration> {
     millis.and_then(|millis| Duration::try_from_secs_f64(millis / 1000.0).ok())
 }
 
-/// From seconds. A clock that is ahead makes a negative age: nothing is known then.
+/// Converts from seconds. A clock that is ahead makes a negative age: nothing is known then.
 fn commit_age(age: Option<f64>) -> Option<Duration> {
     age.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
 }
 
-/// The first eight digits of a WAL file's name.
+/// Parses the timeline in the first eight digits of a WAL file's name.
 pub(crate) fn parse_timeline(digits: &str) -> Result<u32, ProbeError> {
     u32::from_str_radix(digits, 16)
         .map_err(|_| ProbeError::Unexpected(format!("the name of a WAL file begins with {digits:?}, not a timeline")))

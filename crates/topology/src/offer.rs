@@ -62,7 +62,7 @@ pub(crate) enum Numbers {
 }
 
 impl Numbers {
-    /// For a line in the log.
+    /// Returns the name for the log.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Numbers::Log { .. } => "wal",
@@ -108,7 +108,7 @@ pub(crate) async fn log(client: &Client) -> Result<Offered, ProbeError> {
     Ok(Offered { system: system.cast_unsigned(), numbers, member: None })
 }
 
-/// The identifier, where there is one; of a server that has no log to look at.
+/// Returns the system identifier, if there is one, of a server without a readable log.
 pub(crate) async fn system_if_told(client: &Client) -> Result<u64, ProbeError> {
     match client.query_one(ASK_SYSTEM, &[]).await {
         Ok(row) => Ok(row.try_get::<_, i64>(0)?.cast_unsigned()),

@@ -240,7 +240,7 @@ where
 // === impl Next ===
 
 impl Next {
-    /// Time from one probe to the next.
+    /// Returns the time from one probe to the next.
     fn interval(self, config: &ClusterConfig) -> Duration {
         match self {
             Next { failures: 0, nudged: true, .. } => LEAST,

@@ -124,7 +124,7 @@ pub struct NodeView {
     pub address: Address,
     /// Role.
     pub role: Role,
-    /// May be given new work: reached by the last probes, not ejected; for a replica also: lag within the limit.
+    /// True if the node may be given new work: reached by the last probes, not ejected; for a replica also: lag within the limit.
     pub usable: bool,
     /// Share of reads relative to the other nodes: the configured weight times [`WEIGHT_SCALE`], already lowered during slow
     /// start. 0: none.
@@ -150,13 +150,13 @@ pub struct View {
 }
 
 impl View {
-    /// The node's entry, if the id is of this view.
+    /// Returns the node's entry, if the id is of this view.
     #[must_use]
     pub fn node(&self, id: NodeId) -> Option<&NodeView> {
         self.nodes.get(usize::from(id.0))
     }
 
-    /// The node that takes writes, if there is one.
+    /// Returns the node that takes writes, if there is one.
     #[must_use]
     pub fn primary_node(&self) -> Option<&NodeView> {
         self.primary.and_then(|id| self.node(id))

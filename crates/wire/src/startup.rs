@@ -77,8 +77,8 @@ impl StartupError {
 }
 
 impl Startup<'_> {
-    /// The error for a request for encryption that PostgreSQL does not read as one, because it comes again or the
-    /// connection is encrypted: its code is then a protocol version. `None` for other packets.
+    /// Returns the error for a request for encryption that PostgreSQL does not read as one, because it comes again or the connection is encrypted:
+    /// its code is then a protocol version. `None` for other packets.
     #[must_use]
     pub fn as_version(&self) -> Option<StartupError> {
         let code = match self {
@@ -135,7 +135,7 @@ pub enum End {
     Broken,
 }
 
-/// The parameters of a login packet, in order; the last item says how the list ended.
+/// Returns the parameters of a login packet, in order; the last item says how the list ended.
 pub fn parameters(mut list: &[u8]) -> impl Iterator<Item = Result<(&[u8], &[u8]), End>> {
     let mut ended = false;
     std::iter::from_fn(move || {

@@ -104,7 +104,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// The command as text, without a terminator. Quotes in names are doubled.
+    /// Returns the command as text, without a terminator. Quotes in names are doubled.
     #[must_use]
     pub fn text(&self) -> String {
         let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
@@ -151,7 +151,7 @@ pub enum CommandError {
 }
 
 impl CommandError {
-    /// The code that PostgreSQL gives the error.
+    /// Returns the code that PostgreSQL gives the error.
     #[must_use]
     pub fn sqlstate(&self) -> Sqlstate {
         match self {
@@ -166,7 +166,7 @@ impl CommandError {
         }
     }
 
-    /// The part of the text that is wrong, as an error's detail; empty where the message says it.
+    /// Returns the part of the text that is wrong, as an error's detail; empty where the message says it.
     #[must_use]
     pub fn detail(&self) -> String {
         match self {
@@ -274,7 +274,7 @@ impl Command {
     }
 }
 
-/// The words of a text. `None` if it has other characters, a quote that does not end, or too many words.
+/// Returns the words of a text. `None` if it has other characters, a quote that does not end, or too many words.
 fn tokens(text: &str) -> Option<Vec<Token>> {
     let mut tokens = Vec::new();
     let mut chars = text.chars().peekable();
@@ -345,14 +345,14 @@ impl Rest<'_> {
         Some((word, *quoted))
     }
 
-    /// An identifier: in lower case unless it was quoted, and cut after 63 bytes.
+    /// Reads an identifier: in lower case unless it was quoted, and cut after 63 bytes.
     fn name(&mut self) -> Result<String, CommandError> {
         let Some((word, quoted)) = self.word() else { return self.error("expected a name") };
         let word = &word[..word.floor_char_boundary(MAX_NAME)];
         Ok(if quoted { word.to_owned() } else { word.to_ascii_lowercase() })
     }
 
-    /// The name of a setting, which may be in two parts.
+    /// Reads the name of a setting, which may be in two parts.
     fn dotted(&mut self) -> Result<String, CommandError> {
         let mut name = self.name()?;
         while let Some((Token::Sign('.'), rest)) = self.tokens.split_first() {
@@ -429,7 +429,7 @@ impl Rest<'_> {
         }
     }
 
-    /// A name in double quotes, of up to 256 bytes.
+    /// Reads a name in double quotes, of up to 256 bytes.
     fn quoted(&mut self) -> Result<String, CommandError> {
         match self.word() {
             Some((word, true)) if (1..=MAX_QUOTED).contains(&word.len()) && !word.contains('\0') => Ok(word.to_owned()),
@@ -437,7 +437,7 @@ impl Rest<'_> {
         }
     }
 
-    /// `( name [value], … )`, or the words that versions before 15 know, in any order. Nothing at all is fine too.
+    /// Reads `( name [value], … )`, or the words of versions before 15, in any order; also an empty list.
     fn options(&mut self) -> Result<Vec<SlotOption>, CommandError> {
         let mut options = Vec::new();
         let Some((Token::Sign('('), mut rest)) = self.tokens.split_first() else {
@@ -475,7 +475,7 @@ struct SlotOption {
 }
 
 impl SlotOption {
-    /// The value as PostgreSQL reads it: none is true, a number is 0 or 1.
+    /// Returns the value as PostgreSQL reads it: none is true, a number is 0 or 1.
     fn is_true(&self) -> Result<bool, CommandError> {
         let (text, number) = match &self.value {
             None => return Ok(true),
