@@ -324,7 +324,7 @@ impl Core {
         self.run();
     }
 
-    /// The connection broke, or could not be made: the peer reads nothing more. The driver still has the socket open.
+    /// Handles a connection that broke, or could not be made: the peer reads nothing more. The driver still has the socket open.
     pub fn closed(&mut self, token: Token, why: &str) {
         match token.kind() {
             Kind::Client if self.is_client(token) => self.close_client(token.index()),
@@ -397,8 +397,7 @@ impl Core {
         Some(token)
     }
 
-    /// The end of a turn: all input has been handled. The driver calls this before it takes the effects for the last
-    /// time.
+    /// Ends a turn: all input has been handled. The driver calls this before it takes the effects for the last time.
     pub fn end_turn(&mut self) {
         self.publish_idle();
     }

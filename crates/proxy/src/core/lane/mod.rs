@@ -484,8 +484,7 @@ impl Core {
         self.cancel_if_nobodys(s);
     }
 
-    /// A client in a lane asks for a cancel. True if its statement is the one that runs, so that the server has to be
-    /// asked.
+    /// Handles the cancel request of a client in a lane. Returns true if its statement is the one that runs, so that the server must be asked.
     pub(in crate::core) fn cancel_in_lane(&mut self, c: usize, s: usize) -> bool {
         if self.servers[s].client == Some(c) {
             // The cancel may arrive late and hit the next unit.
@@ -555,8 +554,8 @@ impl Core {
         (others.len() <= most).then_some(gather)
     }
 
-    /// A lane's connection is lost: its units are sent again, except one whose client has got a part of the answer, and the front one if it is the
-    /// cause of the server's last FATAL.
+    /// Handles the loss of a lane's connection: its units are sent again, except one whose client has got a part of the answer, and the front one if
+    /// it is the cause of the server's last FATAL.
     pub(in crate::core) fn lane_lost(&mut self, s: usize, why: &str, last: Option<&LastWord>) {
         let server = &mut self.servers[s];
         let (p, node) = (server.pool, server.node);

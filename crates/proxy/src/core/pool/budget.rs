@@ -270,8 +270,8 @@ impl Budget {
         }
     }
 
-    /// The server has refused worker `id` a connection, and no other pool has an idle one: the next that comes back gives way, and this pool goes
-    /// first where no other pool does already.
+    /// Has the next connection of another pool that comes back give way, and gives this pool the first place where no other pool has it: the server
+    /// has refused worker `id` a connection, and no other pool has an idle one.
     pub(super) fn presses(&self, id: usize) {
         let wanted = Ceiling::pack(self.number, id);
         let ceiling = &self.above[OF_NODE].wanted;
@@ -281,7 +281,8 @@ impl Budget {
         }
     }
 
-    /// A connection of another pool was closed for one that the server has refused worker `id`: this pool goes first where no other pool does already.
+    /// Gives this pool the first place where no other pool has it: a connection of another pool was closed for one that the server has refused worker
+    /// `id`.
     pub(super) fn has_been_given_room(&self, id: usize) {
         let wanted = Ceiling::pack(self.number, id);
         let _ = self.above[OF_NODE].wanted.compare_exchange(0, wanted, Ordering::AcqRel, Ordering::Relaxed);

@@ -221,8 +221,8 @@ impl Offers {
         is_mine
     }
 
-    /// The node has refused the secret `offered`. True if there is one among `choices` that it has not refused. Several connections may have
-    /// offered the same secret at the same time: that is one refusal.
+    /// Notes that the node has refused the secret `offered`. Returns true if there is one among `choices` that it has not refused. Several
+    /// connections may have offered the same secret at the same time: that is one refusal.
     pub(in crate::core) fn refused(&mut self, offered: usize, choices: usize) -> bool {
         if choices < 2 {
             return false;
@@ -974,7 +974,7 @@ impl Core {
         true
     }
 
-    /// Another worker wants a connection.
+    /// Handles another worker's request for a connection.
     pub(in crate::core) fn wanted(&mut self, key: &PoolKey, node: NodeId, from: usize) {
         let Some(p) = self.pools.find(key) else { return };
         // Clients that wait here are served first. Those that still wait after that need another node, so an idle
@@ -1134,7 +1134,7 @@ impl Core {
         self.rest(s);
     }
 
-    /// A connection could not be opened. The pause before the next attempt grows with each failure.
+    /// Handles a failure to open a connection. The pause before the next attempt grows with each failure.
     pub(in crate::core) fn open_failed(&mut self, s: usize, why: &str, is_node_down: bool) {
         let server = &self.servers[s];
         let (p, node) = (server.pool, server.node);

@@ -11,7 +11,7 @@ use super::{Budget, KEEP, PoolKey};
 use crate::core::{Core, Effect, Mail};
 
 impl Core {
-    /// Pool `p` may not open a connection to `node` because of a shared limit. True if there is room now; the connection
+    /// Looks for room for a connection of pool `p` to `node`, which a shared limit does not allow. Returns true if there is room now; the connection
     /// is then counted as open.
     pub(super) fn find_room(&mut self, p: usize, node: NodeId, late: bool) -> bool {
         let n = usize::from(node.0);

@@ -118,8 +118,8 @@ impl Names {
         Undo::Unnamed(self.unnamed.replace(statement))
     }
 
-    /// A Parse is sent; the client may have `most` bytes of named statements. The name must not be in use: such a Parse will fail, and changes
-    /// nothing.
+    /// Notes that a Parse is sent; the client may have `most` bytes of named statements. The name must not be in use: such a Parse will fail, and
+    /// changes nothing.
     pub(crate) fn parse(&mut self, name: &[u8], statement: Arc<Statement>, most: usize) -> Result<Undo, Full> {
         if name.is_empty() {
             return Ok(self.parse_unnamed(statement));
@@ -148,7 +148,7 @@ impl Names {
         }
     }
 
-    /// A Close or a DEALLOCATE of this name is sent. `None` if the name stands for no statement.
+    /// Notes that a Close or a DEALLOCATE of this name is sent. `None` if the name stands for no statement.
     pub(crate) fn close(&mut self, name: &[u8]) -> Option<Undo> {
         if name.is_empty() {
             return self.unnamed.take().map(|unnamed| Undo::Unnamed(Some(unnamed)));
@@ -162,8 +162,8 @@ impl Names {
         Some(Undo::Named(Box::new((name, entry))))
     }
 
-    /// `DEALLOCATE ALL` or `DISCARD ALL` is sent: drops all named statements, but not the unnamed one
-    /// (`DropAllPreparedStatements`). If it is sent as a Query, [`Names::query`] drops that one.
+    /// Drops all named statements, but not the unnamed one (`DropAllPreparedStatements`), when `DEALLOCATE ALL` or `DISCARD ALL` is sent. If it is
+    /// sent as a Query, [`Names::query`] drops that one.
     pub(crate) fn drop_all(&mut self) -> Undo {
         self.named.take().map_or(Undo::Nothing, Undo::All)
     }

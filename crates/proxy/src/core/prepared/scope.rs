@@ -278,8 +278,8 @@ impl Schema {
         u64::try_from(now.saturating_duration_since(self.born).as_millis()).unwrap_or(u64::MAX - 1)
     }
 
-    /// A client changes the schema, or may have committed a change. `declared`: by DDL, after which each Parse makes a
-    /// fresh statement, as it would without the proxy.
+    /// Notes that a client changes the schema, or may have committed a change. `declared`: by DDL, after which each Parse makes a fresh statement, as
+    /// it would without the proxy.
     pub(crate) fn changes(&self, now: Instant, declared: bool) {
         if declared {
             self.declared.fetch_add(1, Ordering::AcqRel);

@@ -283,20 +283,19 @@ impl<N: Note> Protocol<N> {
         }
     }
 
-    /// The proxy has kept a message of a unit back, so the unit has begun and its Sync is still to be sent. `skips`:
-    /// nothing more is sent before that Sync.
+    /// Begins a unit of which the proxy has kept a message back: its Sync is still to be sent. `skips`: nothing more is sent before that Sync.
     pub(crate) fn enters_unit(&mut self, skips: bool) {
         self.in_unit = true;
         self.skipping |= skips;
     }
 
-    /// An Execute is sent of a text that is not empty. In a failed transaction that succeeds only if it ends the transaction or its failed
-    /// part: COMMIT, ROLLBACK, ROLLBACK TO.
+    /// Notes that an Execute of a non-empty text is sent. In a failed transaction it succeeds only if it ends the transaction or its failed part:
+    /// COMMIT, ROLLBACK, ROLLBACK TO.
     pub(crate) fn recovers(&mut self) {
         self.recovers = true;
     }
 
-    /// A BEGIN was sent without a Sync behind it: if the connection is lost from here on, a transaction is lost.
+    /// Notes that a BEGIN was sent without a Sync behind it: if the connection is lost from here on, a transaction is lost.
     pub(crate) fn begins(&mut self) {
         self.status = Status::Transaction;
     }

@@ -123,7 +123,7 @@ impl Core {
         Step::Used(frame.total())
     }
 
-    /// PostgreSQL looks up the statement first, and checks for a failed transaction after that.
+    /// True if the statement does not exist, which PostgreSQL checks before it checks for a failed transaction.
     fn is_missing(&self, c: usize, name: &[u8]) -> bool {
         let client = &self.clients[c];
         client.aborted == Aborted::Told && client.names.get(name).is_none()

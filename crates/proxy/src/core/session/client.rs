@@ -244,8 +244,8 @@ pub(in crate::core) struct Unit {
     pub end: u8,
     /// True if every statement may run on a replica.
     pub read: bool,
-    /// Every statement is a read, or is only about its session or transaction (SET, SAVEPOINT). In a transaction
-    /// declared READ ONLY a replica can run these as well as the primary.
+    /// True if every statement is a read, or is only about its session or transaction (SET, SAVEPOINT). In a transaction declared READ ONLY a replica
+    /// can run these as well as the primary.
     pub writes_nothing: bool,
     /// True if sending the unit twice does no harm: it is one BEGIN, or only reads.
     pub repeatable: bool,

@@ -349,8 +349,7 @@ impl Core {
         cached().unwrap_or_else(|| self.classifier.changes(text).map(Arc::new))
     }
 
-    /// A text is sent to be run: records its changes. Gives those pins of its class that remain once the changes are
-    /// known.
+    /// Records the changes of a text that is sent to be run. Returns those pins of its class that remain once the changes are known.
     pub(super) fn note_text(&mut self, c: usize, s: usize, class: Class, changes: Option<&Changes>) -> Pins {
         if says_nothing(class) && changes.is_none() {
             return class.pins;
@@ -359,7 +358,7 @@ impl Core {
         self.note_bound_text(c, s, class, changes)
     }
 
-    /// Like `note_text`, for a text that is only bound: its changes take effect when the portal is executed.
+    /// Records as `note_text`, for a text that is only bound: its changes take effect when the portal is executed.
     pub(super) fn note_bound_text(&mut self, c: usize, s: usize, class: Class, changes: Option<&Changes>) -> Pins {
         let listens = class.flags.has(Flags::LISTENS);
         self.servers[s].tracker.text_sent(&self.clients[c].base, changes, listens);
@@ -380,7 +379,7 @@ impl Core {
         }
     }
 
-    /// A text is run: updates under which parameters later texts will be read.
+    /// Updates the parameters under which later texts will be read, when a text is run.
     pub(super) fn note_in_force(&mut self, c: usize, s: usize, class: Class, changes: Option<&Changes>) {
         if says_nothing(class) && changes.is_none() {
             return;

@@ -185,8 +185,8 @@ impl Core {
         }
     }
 
-    /// An error if there is no room for one more client. Checked before authentication. Operators have reserved places
-    /// for when applications have taken all others.
+    /// Returns an error if there is no room for one more client. Checked before authentication. Operators have reserved places for when applications
+    /// have taken all others.
     pub(in crate::core) fn room_for(&self, c: usize, console: bool, database: &str, user: &str) -> Result<(), String> {
         let reserved = if console { self.settings.reserved_clients } else { 0 };
         if self.shared.inside.load(Ordering::Relaxed) >= self.settings.max_clients + reserved {

@@ -268,8 +268,8 @@ impl Core {
         }
     }
 
-    /// The lane that a client's unit was in is lost. `mid_message`: the client may have received half a message. `last`: the server's last FATAL,
-    /// for the client whose unit ran.
+    /// Handles the loss of the lane that a client's unit was in. `mid_message`: the client may have received half a message. `last`: the server's
+    /// last FATAL, for the client whose unit ran.
     pub(in crate::core) fn seat_lost(
         &mut self,
         c: usize,

@@ -184,8 +184,8 @@ impl Core {
         }
     }
 
-    /// The server connection is lost, or could not be made: the client is closed. It gets no error of the proxy's once
-    /// bytes were passed on: an error may not stand in the middle of a message.
+    /// Closes the client after its server connection was lost, or could not be made. The client gets no error of the proxy once bytes were passed on:
+    /// an error may not stand in the middle of a message.
     pub(in crate::core) fn tunnel_lost(&mut self, s: usize, why: &str) {
         match self.servers[s].client {
             Some(c) if matches!(self.clients[c].phase, Phase::Login(_)) => {

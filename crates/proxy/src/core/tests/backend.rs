@@ -118,12 +118,11 @@ pub(super) struct Backend {
     /// Database and user.
     pub home: (String, String),
     parameters: Parameters,
-    /// For a reference: a statement whose columns the client never asked for may change its columns. Behind the proxy
-    /// that is so, because the statement is parsed anew wherever that is needed.
+    /// True for a reference in which a statement may change its columns if the client never asked for them. Behind the proxy that is so, because the
+    /// statement is parsed anew wherever that is needed.
     pub lenient: bool,
-    /// For the reference of a client whose server connection is cleaned of functions' state when it is released: a
-    /// value set by a function may be gone when its transaction is over. A value that is one or the other is shown as
-    /// `one|other`.
+    /// True for the reference of a client whose server connection is cleaned of functions' state when it is released: a value set by a function may
+    /// be gone when its transaction is over. A value that is one or the other is shown as `one|other`.
     pub forgetful: bool,
     /// Channels as changed by the current transaction.
     listening: BTreeSet<u64>,
@@ -585,7 +584,7 @@ impl Backend {
         Ok(())
     }
 
-    /// A statement is used again: PostgreSQL analyses it anew if names stand for something else by now.
+    /// Analyses a statement again, as PostgreSQL does if the meaning of its names has changed.
     fn revalidated(&mut self, name: &[u8]) -> Result<Prepared, Code> {
         let column = self.column();
         let prepared = self.prepared.get_mut(name).ok_or(b"26000")?;

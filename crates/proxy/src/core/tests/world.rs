@@ -1242,7 +1242,7 @@ impl Answered {
     }
 }
 
-/// A row of the reference may leave open which of two values it has.
+/// Compares a frame with the reference's; a row of the reference may allow two values.
 fn is_as_expected(expected: &[u8], frame: &[u8]) -> bool {
     let value = HEADER + 6;
     if expected == frame || expected[0] != b'D' || frame[0] != b'D' {
