@@ -214,8 +214,8 @@ pub struct ServerUser {
 }
 
 impl PartialEq for ServerUser {
-    /// A password that can be read again changes by itself (a token of a cloud, say). The connections that were opened with the last one are as good as new
-    /// ones: the user is the same.
+    /// Compares all but a renewable password, which changes by itself (a token of a cloud, say). The connections that were opened with the last one
+    /// are as good as new ones: the user is the same.
     fn eq(&self, other: &ServerUser) -> bool {
         self.name == other.name
             && self.renewable == other.renewable
@@ -731,7 +731,7 @@ fn rules(config: &ProxyConfig, certificates: bool) -> Result<Option<Rules>, Sett
     Ok(Some(rules))
 }
 
-/// The name maps; empty where there is no file.
+/// Returns the traffic rules.
 fn traffic(config: &ProxyConfig) -> Result<Vec<Rule>, SettingsError> {
     let mut rules: Vec<Rule> = Vec::new();
     for (index, entry) in config.traffic.iter().enumerate() {
@@ -744,6 +744,7 @@ fn traffic(config: &ProxyConfig) -> Result<Vec<Rule>, SettingsError> {
     Ok(rules)
 }
 
+/// Returns the name maps; none without a file.
 fn maps(config: &ProxyConfig, rules: Option<&Rules>) -> Result<Maps, SettingsError> {
     let maps = match &config.ident_file {
         None => Maps::default(),
@@ -769,7 +770,7 @@ fn parsed<T>(
     }
 }
 
-/// A file's text; one byte more than a file of rules may have is enough to say that it is too long.
+/// Reads a file's text, at most one byte more than the limit on a file of rules: that suffices to report that it is too long.
 fn read_bounded(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     std::fs::File::open(path)?.take(hba::MAX_TEXT as u64 + 1).read_to_string(&mut text)?;
@@ -784,7 +785,7 @@ impl Operator {
 }
 
 impl User {
-    /// `certificates`: clients can show theirs.
+    /// Creates a user from its configuration. `certificates`: clients can show theirs.
     fn new(entry: &UserConfig, config: &ProxyConfig, certificates: bool) -> Result<User, SettingsError> {
         if entry.auth == Some(AuthMethod::Trust) && config.auth != AuthMethod::Trust {
             return Err(SettingsError::Trusted(entry.name.clone()));

@@ -141,7 +141,7 @@ impl World {
         client
     }
 
-    /// A client's unit, and the answer of whichever server gets it.
+    /// Runs a unit of a client, with the answer of the server that gets it.
     fn exchange(&mut self, client: Token, request: &[u8], answer: &[u8]) {
         self.now += Duration::from_micros(100);
         self.core.turn(self.now);
@@ -156,7 +156,7 @@ impl World {
         assert!(self.heard >= before + answer.len() - 5, "the client hears the answer");
     }
 
-    /// One unit of each client in one turn, and all answers at once from the server connection that they share.
+    /// Runs one unit of each client in one turn, and all answers at once from the server connection that they share.
     fn together(&mut self, clients: &[Token], request: &[u8], answers: &[u8]) {
         self.now += Duration::from_micros(100);
         self.core.turn(self.now);
@@ -179,7 +179,7 @@ fn is_question(bytes: &[u8]) -> bool {
     bytes.windows(BEGIN.len()).any(|text| text == BEGIN)
 }
 
-/// The answer: of every server the same.
+/// Returns the answer that every server gives.
 fn same_settings() -> Vec<u8> {
     let mut out = Vec::new();
     message::text_row(&mut out, &[("statement_timeout", "0")]);
