@@ -29,12 +29,12 @@ pub(crate) enum Phase {
 /// An answer that is not the result of the request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Refusal {
-    /// With the peer that leads, where the store knows it.
+    /// With the leading peer, if the store knows it.
     NotLeader(Option<pdpb::Peer>),
     RegionNotFound,
     KeyNotInRegion,
     EpochNotMatch,
-    /// With the pause that the store asks for.
+    /// With the pause that the store requests.
     ServerIsBusy(Duration),
     StaleCommand,
     StoreNotMatch,
@@ -72,7 +72,7 @@ pub(crate) enum Done {
 /// The next receiver of a refused request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Next {
-    /// The peer that has refused.
+    /// The peer of the refused request.
     Here,
     /// Another peer of the region.
     Peer(pdpb::Peer),
@@ -110,7 +110,7 @@ pub(crate) fn verdict(phase: Phase, refusal: Refusal) -> (Done, Next) {
         R::RaftEntryTooLarge | R::FlashbackInProgress | R::FlashbackNotPrepared => (Done::No, Next::Fail),
         // Also the answer to a proposed command, which may be applied yet. A commit that is sent again is answered by the outcome of the first.
         R::StaleCommand | R::RegionNotFound => (Done::Unknown, Next::AskPd),
-        // Whether it will be applied the store itself does not know: to send it again proves nothing.
+        // The store itself does not know if it will be applied: to send it again proves nothing.
         R::UndeterminedResult | R::Unnamed if phase == Phase::CommitPrimary => (Done::Unknown, Next::Undetermined),
         R::UndeterminedResult | R::Unnamed => (Done::Unknown, Next::AskPd),
         // Sent before the request is read, perhaps by another server that has the store's address now.

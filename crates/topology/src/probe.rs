@@ -46,7 +46,7 @@ pub(crate) struct Signal {
 }
 
 impl Signal {
-    /// Has the node probed at once, after a failure that a client saw; the first failed probe counts.
+    /// Has the node probed at once after a failure seen elsewhere; one failed probe is then enough.
     pub(crate) fn suspect(&self) {
         if !self.suspected.swap(true, Ordering::AcqRel) {
             self.now.notify_one();
@@ -91,7 +91,7 @@ pub(crate) struct Prober {
 struct Next {
     /// Number of consecutive failed probes.
     failures: u32,
-    /// True after a failure that a client saw.
+    /// True after a request for an immediate probe.
     nudged: bool,
     /// True for a standby while a recent request wants standbys to catch up.
     wanted: bool,
