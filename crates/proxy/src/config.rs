@@ -597,7 +597,8 @@ pub struct HbaConfig {
     /// `10.0.0.0/8`, `10.0.0.0 255.0.0.0` or `all`; not for `local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// `trust`, `reject`, `scram-sha-256`, `md5`, `cert`, `peer`, `ldap`, `pam`, `gss`, `oauth`; `clientcert=verify-ca` or `=verify-full`, and `map=NAME`, may follow.
+    /// `trust`, `reject`, `scram-sha-256`, `md5`, `cert`, `peer`, `ldap`, `pam`, `gss`, `oauth`; `clientcert=verify-ca` or `=verify-full`, and
+    /// `map=NAME`, may follow.
     pub method: String,
 }
 

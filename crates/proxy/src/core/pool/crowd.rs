@@ -1,8 +1,8 @@
 //! Eviction of idle connections when a server accepts no more (53300), while other pools have idle ones to it.
 //!
-//! The limits of the proxy's configuration are in [`Budget`](super::Budget). A server's own are known only by its refusal. Then an idle connection of
-//! another pool that counts under the same limit is closed, the least recently used one of this worker first, else one of another worker; one for each
-//! refused attempt. If none is idle, the next one that comes back gives way.
+//! The limits of the proxy's configuration are in [`Budget`](super::Budget). A server's own limits are known only by its refusal. Then an idle
+//! connection of another pool that counts under the same limit is closed, the least recently used one of this worker first, else one of another
+//! worker; one for each refused attempt. If none is idle, the next one that comes back gives way.
 
 use topology::NodeId;
 use wire::payload;

@@ -54,7 +54,8 @@ impl Core {
         let (p, node) = (server.pool, server.node);
         let settings = self.view.node(node).map_or(0, |node| node.settings);
         let place = &self.pools[p].place;
-        // A client that replicates begins as it says, with the node that it names; a connection that listens runs nothing of a client's.
+        // A replication client decides by itself how its session begins, on the node that it names; a connection that listens runs no client's
+        // statements.
         let is_client_session = server.tunnel.is_none() && !server.listener;
         let (begins, renewals) = if self.view.nodes.len() > 1 && is_client_session {
             place.begins(self.asked_at(node, settings))
@@ -77,10 +78,10 @@ impl Core {
         of_client && server.renewals != self.pools[server.pool].place.renewals()
     }
 
-    /// Asks a session that has just begun for its values, and takes the answer in.
+    /// Asks a session that has just begun for its values, and takes its answer.
     pub(super) fn align(&mut self, s: usize) -> Step {
         if self.is_outdated(s) {
-            // Another session has told of a change meanwhile. Which of the two began later is not known: one that begins now is asked.
+            // Another session has reported a change meanwhile. Which of the two began later is not known: one that begins now is asked.
             self.begin_anew(s);
             return Step::Closed;
         }

@@ -237,7 +237,7 @@ impl Core {
                 return false;
             };
             let now = client.output.len();
-            // Bytes behind a gate are not the client's to take.
+            // The client cannot read bytes behind a gate.
             if now != *left || client.output.writable().is_empty() {
                 (*since, *left) = (self.now, now);
             }
