@@ -1,4 +1,4 @@
-//! Away from a primary that is lost, or on from where an earlier run stopped.
+//! Replacement of a lost primary, or the continuation of an interrupted run.
 
 use super::elect::Promoted;
 use super::judge::{Course, course};
@@ -6,7 +6,7 @@ use super::plan::Survey;
 use super::steps::{Guard, Steps};
 use crate::error::Failure;
 
-/// From the survey to the end.
+/// Runs a failover from the survey to the end.
 pub(super) async fn away(
     steps: &Steps,
     survey: &Survey,
@@ -27,7 +27,7 @@ pub(super) async fn away(
             let behind = survey.standing().filter(|(_, standing)| standing.timeline < timeline).count();
             let stale = survey.answering().filter(|(_, state)| !state.standby && state.timeline < timeline).count();
             let can_rejoin = !steps.config.failover.rejoin.is_empty();
-            // Of a failover that has ended nobody knows whether a server that is silent was the primary.
+            // After a completed failover, no record tells whether a silent server was the primary.
             let promoted = Promoted { node: primary.clone(), timeline, old: None };
             if (behind > 0 || (stale > 0 && can_rejoin)) && !dry_run {
                 steps.say(format_args!(
@@ -37,7 +37,7 @@ pub(super) async fn away(
                 return steps.settle(survey, &promoted, steps.proxies_look(&promoted)).await;
             }
             if stale > 0 && !dry_run {
-                // Nothing can be done for such a server here. It is said what a person can do.
+                // Such a server cannot be repaired from here; the report tells the operator what to do.
                 steps.rejoin(survey, &promoted).await;
             }
             return Err(Failure::runtime(format!(
@@ -80,7 +80,7 @@ pub(super) async fn away(
     steps.settle(survey, &promoted, steps.proxies_look(&promoted)).await
 }
 
-/// What is left to do once a node was promoted.
+/// Completes a failover after the promotion.
 async fn follow(steps: &Steps, survey: &Survey, primary: String, timeline: u32) -> Result<(), Failure> {
     let old = survey.state(&primary).and_then(|state| state.note.as_ref()?.after.clone());
     let promoted = Promoted { node: primary, timeline, old };

@@ -1,13 +1,13 @@
-//! From the fence to the promotion. Each step looks at what is there first, so that the whole may be begun again wherever it was
-//! cut off.
+//! Steps from the fence to the promotion. Each step first checks what has been done already, so the whole can be started again wherever it was
+//! interrupted.
 //!
 //! ```text
 //!  checked (nothing is changed before) ─▶ fence the relays ─▶ note the term on every standby ─▶ candidates catch up, side by side
 //!  ─▶ the first that has everything is elected, durably, on the relays ─▶ it is promoted
 //! ```
 //!
-//! *What must hold*: nothing is elected that has not replayed what the fenced relays have; nothing is promoted that is not elected, or on
-//! which another term is noted; a node that was elected is given up only when nobody can promote it any more.
+//! *What must hold*: no node is elected before it has replayed all that the fenced relays have; no node is promoted that is not elected, or that
+//! carries the note of another term; an elected node is given up only when no run can promote it any more.
 
 use std::time::{Duration, Instant};
 
@@ -22,28 +22,28 @@ use super::plan::{self, Candidate, Election, Situation, Survey, Target, Unfit};
 use super::steps::{Guard, Steps};
 use crate::error::Failure;
 
-/// How often something that is waited for is looked at.
+/// Interval between two checks of a condition that is waited for.
 const PACE: Duration = Duration::from_millis(50);
-/// How long a candidate of a higher priority is waited for when another has everything.
+/// Time that a complete candidate waits for one of a higher priority.
 const PREFERENCE: Duration = Duration::from_secs(1);
-/// How long relays are waited for once enough have carried out an order.
+/// Time to wait for further relays once enough have carried out an order.
 const OTHERS: Duration = Duration::from_secs(2);
-/// How long a candidate that receives from a relay with everything is given before it is led elsewhere.
+/// Grace time of a candidate that receives from a relay with the whole log, before it is switched to another relay.
 const UNLED: Duration = Duration::from_millis(500);
 
 /// A node that was promoted, and the timeline it writes.
 pub(super) struct Promoted {
     pub(super) node: String,
     pub(super) timeline: u32,
-    /// The primary in whose place it came, as far as it is known.
+    /// The primary that it replaces, if known.
     pub(super) old: Option<String>,
 }
 
 impl Steps {
-    /// Whether a failover can be begun, and with whom: everything that can be known before anything is changed.
+    /// Checks whether a failover can begin, and returns its candidates: every check that is possible before anything is changed.
     ///
     /// # Errors
-    /// It cannot; what to do about it.
+    /// The failover cannot begin; the error advises what to do.
     pub(super) fn prepared(&self, survey: &Survey, to: Option<&str>, old: Option<&str>) -> Result<Election, Failure> {
         let election = plan::candidates(survey, to, self.force, &self.rules(old)).map_err(no_candidate)?;
         let (answering, needed) = (survey.standing().count(), survey.needed());
@@ -76,10 +76,10 @@ impl Steps {
         Ok(election)
     }
 
-    /// From the fence to the promotion. `old` is the primary that is left, as far as it is known.
+    /// Runs the steps from the fence to the promotion. `old` is the replaced primary, if known.
     ///
     /// # Errors
-    /// Nothing was promoted.
+    /// No node was promoted.
     pub(super) async fn elect(
         &self,
         survey: &Survey,
@@ -90,7 +90,7 @@ impl Steps {
     ) -> Result<Promoted, Failure> {
         let fenced = self.fence(survey, timeline).await?;
         self.step("fenced");
-        // Again: what was seen before the fence may have changed until it was up.
+        // A second survey: the state seen before the fence may have changed until the fence was up.
         let now = fenced.seen_with(self.parts.survey_again(survey).await);
         if let Ok(Situation::Promoted { primary, timeline }) = now.situation() {
             self.say(format_args!("{primary} has been promoted meanwhile"));
@@ -109,7 +109,7 @@ impl Steps {
             NotNoted::Elected(why) => no_candidate(why),
         })?;
         if fenced.quorum < now.needed() {
-            // Nobody knows any more what was acknowledged: all that is left is the one that has most.
+            // The acknowledged position is no longer known: only the candidate with the most log remains.
             election.keep_furthest(&now);
         }
         if let Some(node) = withdraw {
@@ -129,7 +129,7 @@ impl Steps {
         Ok(Promoted { node, timeline, old: old.map(str::to_owned) })
     }
 
-    /// Has enough relays promise to a new term: nobody can get a commit acknowledged on `timeline` any more.
+    /// Has enough relays promise to a new term, after which no commit on `timeline` can be acknowledged.
     async fn fence(&self, survey: &Survey, timeline: u32) -> Result<Ballot, Failure> {
         let needed = survey.needed();
         let term = ballot::next_term(survey.highest_term(), self.run);
@@ -140,12 +140,12 @@ impl Steps {
             .collect();
         let mut waiting = survey.standing().count();
         let (mut relays, mut refused) = (Vec::new(), Vec::new());
-        // A relay that did not answer before is waited for only if there are too few without it.
+        // A relay that did not answer before is waited for only while there are too few without it.
         while waiting > 0 || relays.len() < needed {
             let next = orders.next();
             let next = match relays.len() < needed {
                 true => next.await,
-                // One that has fallen silent since it was looked at takes what it has taken by then with it, and no more is acknowledged.
+                // A relay that has fallen silent since the survey keeps only what it received by then, and acknowledges nothing more.
                 false => tokio::time::timeout(OTHERS, next).await.unwrap_or_default(),
             };
             let Some((relay, answer)) = next else { break };
@@ -183,7 +183,7 @@ impl Steps {
         Ok(ballot)
     }
 
-    /// Notes the term on every standby that answers, so that no earlier run promotes one any more; gives those on which it is noted.
+    /// Notes the term on every standby that answers, so that no earlier run can promote it; returns the standbys that carry the note.
     pub(super) async fn claim(&self, survey: &Survey, term: u64, old: Option<&str>) -> Vec<String> {
         let note = Note { term, after: old.map(str::to_owned) };
         let each = ballot::to_be_noted(survey)
@@ -198,7 +198,7 @@ impl Steps {
         claimed
     }
 
-    /// Gives up a node that an earlier run has elected.
+    /// Withdraws a node that an earlier run has elected.
     async fn withdraw(&self, fenced: &Ballot, node: &str) -> Result<(), Failure> {
         let each = fenced.stand_by(node).map(|relay| async {
             let order = Order::Withdraw { term: fenced.term, node: node.into() };
@@ -216,7 +216,7 @@ impl Steps {
         Ok(())
     }
 
-    /// Has all candidates receive what the relays have, side by side; gives the first that has replayed it.
+    /// Has all candidates receive the relays' log concurrently; returns the first that has replayed it.
     async fn catch_up(&self, candidates: &[Candidate], target: &Target) -> Result<String, Failure> {
         let mut running: FuturesUnordered<_> = candidates
             .iter()
@@ -240,7 +240,7 @@ impl Steps {
                         if there.is_none() {
                             preferred_until.as_mut().reset(tokio::time::Instant::now() + PREFERENCE);
                         }
-                        // Of equals the first that has everything.
+                        // Among candidates of equal priority, the first that is complete.
                         if there.is_none_or(|best| candidate.priority > best.priority) {
                             there = Some(candidate);
                         }
@@ -268,7 +268,7 @@ impl Steps {
         }
     }
 
-    /// Waits until the node has received and replayed what counts as acknowledged.
+    /// Waits until the node has received and replayed all that counts as acknowledged.
     async fn reach(&self, node: &str, target: &Target) -> Result<(), String> {
         let began = Instant::now();
         let mut led = false;
@@ -306,7 +306,7 @@ impl Steps {
         }
     }
 
-    /// Makes it known which node is to go on, before it does.
+    /// Records the election of a node on the relays, before the promotion.
     async fn choose(&self, fenced: &Ballot, node: &str) -> Result<(), Failure> {
         let term = fenced.term;
         let each = fenced.relays.iter().map(|(relay, _)| async {
@@ -337,7 +337,7 @@ impl Steps {
         Ok(())
     }
 
-    /// The point of no return. Gives the new timeline.
+    /// Promotes the node: the point of no return. Returns the new timeline.
     async fn promote(&self, node: &str, fenced: &Ballot, guard: &impl Guard) -> Result<u32, Failure> {
         let each = fenced.relays.iter().map(|(relay, _)| self.parts.order(&relay.name, Order::Look));
         let ours = join_all(each).await;
@@ -353,7 +353,7 @@ impl Steps {
         guard.before_promotion().await.map_err(|why| Failure::runtime(format!("{node} is not promoted: {why}")))?;
         self.step("promoting");
         let promoted = note::promote(&self.parts, node, fenced.term, self.limit()).await;
-        // Whatever became of it, it is looked at: the answer may have got lost.
+        // The server is queried whatever the result: the answer may have been lost.
         let began = Instant::now();
         loop {
             match (self.parts.look(node).await, &promoted) {
@@ -384,7 +384,7 @@ fn no_candidate(why: Unfit) -> Failure {
     };
     let failure = Failure::runtime(why.to_string());
     match why {
-        // The text says what to do.
+        // The error's text itself advises what to do.
         Unfit::Elected(..) | Unfit::Unknown(..) | Unfit::Delayed(..) | Unfit::Paused(_) | Unfit::Never(_) => failure,
         _ => failure.advise(advice),
     }

@@ -1,4 +1,4 @@
-//! After a promotion: proxies, relays and standbys follow the new primary.
+//! Steps after a promotion: proxies, relays and standbys follow the new primary.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -16,24 +16,23 @@ use super::plan::{ServerState, Survey};
 use super::steps::{Steps, same, split};
 use crate::error::Failure;
 
-/// How often something that is waited for is looked at.
+/// Interval between two checks of a condition that is waited for.
 const PACE: Duration = Duration::from_millis(100);
 /// Longest time for a server to take over its configuration.
 const RELOAD: Duration = Duration::from_secs(5);
-/// After this a relay that does not follow is told so again.
+/// Time after which a relay that does not follow gets the order again.
 const AGAIN: Duration = Duration::from_secs(3);
-/// How long relays are waited for once enough follow.
+/// Time to wait for further relays once enough follow.
 const OTHERS: Duration = Duration::from_secs(2);
-/// How long standbys are waited for.
+/// Time to wait for standbys.
 const STANDBYS: Duration = Duration::from_secs(15);
 
 impl Steps {
-    /// Does the rest once a node was promoted: proxies see it, by `proxies`, and relays and standbys follow it, side by side; then the old
-    /// primary comes back. Each part is tried, whatever fails of the others, and one that cannot be reached holds up no other. `before`: what
-    /// was seen last.
+    /// Completes a failover after the promotion: proxies detect the new primary, by `proxies`; relays and standbys follow it, concurrently; then the
+    /// old primary rejoins. Each part is attempted even if others fail, and an unreachable host delays no other. `before`: the last survey.
     ///
     /// # Errors
-    /// Too few relays follow for commits to end.
+    /// Too few relays follow for commits to complete.
     pub(super) async fn settle(
         &self,
         before: &Survey,
@@ -58,25 +57,25 @@ impl Steps {
         Ok(())
     }
 
-    /// Has proxies look for the new primary at once, and go on if they have paused.
+    /// Has proxies look for the new primary at once, and resume if they have paused.
     pub(super) async fn proxies_look(&self, promoted: &Promoted) {
         for (proxy, why) in pause::resume(&self.parts, promoted.timeline).await {
             self.say(format_args!("{proxy} does not know yet that {} is the primary: {why}", promoted.node));
         }
     }
 
-    /// Waits until the relays take from the new primary: with them as synchronous standbys, commits end only then.
+    /// Waits until the relays receive from the new primary: with them as synchronous standbys, commits complete only then.
     async fn relays_follow(&self, node: &str, timeline: u32) -> Result<(), Failure> {
         let relays = &self.config.failover.relays;
         let needed = self.config.failover.acknowledgements.min(relays.len());
-        // What each that does not follow yet has said last.
+        // The last message of each relay that does not follow yet.
         let last: RefCell<BTreeMap<&str, String>> = RefCell::default();
         let mut running: FuturesUnordered<_> =
             relays.iter().map(|relay| self.relay_follows(&relay.name, node, timeline, &last)).collect();
         let mut following = 0;
         let began = tokio::time::Instant::now();
         loop {
-            // Those that are away will follow when they are back.
+            // Relays that are down will follow when they are back.
             let patience = if following >= needed { OTHERS } else { self.limit() };
             match tokio::time::timeout_at(began + patience, running.next()).await {
                 Ok(Some(())) => following += 1,
@@ -98,7 +97,7 @@ impl Steps {
         .advise("look at the relays' logs; run it again to have them follow"))
     }
 
-    /// Returns when this relay takes from the new primary; tells it to, where it does not by itself.
+    /// Returns when this relay receives from the new primary; orders it to if it does not by itself.
     async fn relay_follows<'a>(
         &self,
         relay: &'a str,
@@ -117,7 +116,7 @@ impl Steps {
                     return;
                 }
                 Ok(standing) => {
-                    // Also one that watches the cluster, which would find the primary by itself, later.
+                    // A relay that watches the cluster gets the order, too: it would find the primary by itself, but later.
                     let recently = told.is_some_and(|at| at.elapsed() < AGAIN);
                     if !recently && !same(&standing.upstream, &address).await {
                         told = Some(Instant::now());
@@ -135,8 +134,8 @@ impl Steps {
         }
     }
 
-    /// Has every other standby that received from a server receive from the new primary, and waits for all to be on its timeline, side by side.
-    /// Standbys that do not come along are named, and no reason to fail.
+    /// Has every other standby that received from a server receive from the new primary, and waits, concurrently, until all are on its timeline.
+    /// Standbys that do not follow are named in a message; they do not fail the run.
     async fn replicas_follow(&self, before: &Survey, node: &str, timeline: u32) {
         let survey = self.parts.survey_again(before).await;
         let standbys = survey.answering().filter(|(server, state)| state.standby && server.name != node);
@@ -165,7 +164,7 @@ impl Steps {
         ));
     }
 
-    /// Whether a standby is configured to receive from there.
+    /// True if the standby is configured to receive from `address`.
     pub(super) async fn receives_from(&self, state: &ServerState, address: &str) -> bool {
         match state.conninfo.as_deref().and_then(conninfo::endpoint) {
             Some((host, port)) => same(&format!("{host}:{port}"), address).await,
@@ -173,7 +172,7 @@ impl Steps {
         }
     }
 
-    /// Has a standby receive from a relay, by the slot that it uses, which is made there.
+    /// Has a standby receive from a relay through the slot that it uses, which is created there.
     pub(super) async fn lead_to_relay(
         &self,
         node: &str,
@@ -188,7 +187,7 @@ impl Steps {
         self.lead_to(node, state, relay, address).await
     }
 
-    /// Has a standby receive from a server, by the slot that it uses, which is made there.
+    /// Has a standby receive from a server through the slot that it uses, which is created there.
     async fn lead_to_server(&self, node: &str, state: &ServerState, to: &str, address: &str) -> Result<(), String> {
         if let Some(slot) = &state.slot {
             let slot = slot.replace('\'', "''");
@@ -202,7 +201,7 @@ impl Steps {
         self.lead_to(node, state, to, address).await
     }
 
-    /// Has a standby receive from there, unless it does.
+    /// Has a standby receive from `address`, unless it already does.
     async fn lead_to(&self, node: &str, state: &ServerState, to: &str, address: &str) -> Result<(), String> {
         let Some(conninfo) = &state.conninfo else {
             self.say(format_args!(

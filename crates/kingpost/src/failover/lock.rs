@@ -1,8 +1,7 @@
-//! The lock on a primary that is to be left: nobody gets in any more, so that nothing can be acknowledged there that its
-//! successor has not got.
+//! The lock on a primary that is about to be replaced: no session can start, so the primary can acknowledge nothing that its successor lacks.
 //!
-//! `default_transaction_read_only` alone is not enough: a session says READ WRITE, and writes. So every session is ended, and new ones
-//! are refused, by a library that all sessions are to load and that does not exist:
+//! `default_transaction_read_only` alone is not enough: a session can set READ WRITE and write. So every session is ended, and new ones are refused
+//! by a setting that makes all sessions load a library that does not exist:
 //!
 //! ```text
 //! $ psql -h db1
@@ -10,12 +9,11 @@
 //! $ PGOPTIONS='-c session_preload_libraries=' psql -h db1 -U postgres      # a superuser who means it
 //! ```
 //!
-//! Who was in the middle of logging in when the lock came finds `default_transaction_read_only` on, too.
+//! A session that was logging in when the lock was taken starts with `default_transaction_read_only` on, too.
 //!
-//! **A lease.** At first the lock is only in the running server's memory, not in its files, and a session there sleeps for
-//! [`LEASE`] and then has the server read its files again: that lifts the lock, whatever has become of this program. Renewed, it
-//! holds on. [`Lock::make_permanent`] writes it into the file as well, right before the successor is elected: from then on the lock must
-//! not end by itself.
+//! **A lease.** At first the lock is only in the running server's memory, not in its files, and a session there sleeps for [`LEASE`] and then has the
+//! server reload its files: that lifts the lock, whatever has become of this program. Renewal extends the lease. [`Lock::make_permanent`] also writes
+//! the lock into the file, right before the successor is elected: from then on the lock must not end by itself.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,26 +25,26 @@ use watermark::Lsn;
 use super::parts::{Parts, Said, describe, first};
 use super::plan::Locked;
 
-/// What a refused session is told that it lacks. The text is what a person reads at the other end.
+/// Name of the missing library, in the error of a refused session. The person at the other end reads this text.
 pub(super) const LIBRARY: &str = "kingpost_switchover_has_locked_this_server";
-/// How long the lock lives without being renewed: so short that clients of a proxy still wait when it ends (`no_primary_timeout`).
+/// Lifetime of the lock without renewal: short enough that clients of a proxy still wait when it ends (`no_primary_timeout`).
 pub(super) const LEASE: Duration = Duration::from_secs(20);
-/// How often it is renewed.
+/// Interval of renewals.
 const RENEW: Duration = Duration::from_secs(5);
 /// Longest time for a server to take over its configuration.
 const RELOAD: Duration = Duration::from_secs(10);
-/// How often something that is waited for is looked at.
+/// Interval between two checks of a condition that is waited for.
 const PACE: Duration = Duration::from_millis(10);
-/// Sessions of this program on the locked server.
+/// Application name of this program's sessions on the locked server.
 const APPLICATION: &str = "kingpost switchover";
 
-/// What the configuration files say of `session_preload_libraries` and of `default_transaction_read_only`.
+/// Values of `session_preload_libraries` and `default_transaction_read_only` in the configuration files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Files {
-    /// What ALTER SYSTEM has set; none: nothing.
+    /// Value set by ALTER SYSTEM; None if not set.
     libraries: Option<String>,
     read_only: Option<String>,
-    /// What the other files say.
+    /// Value in the other files.
     other_libraries: String,
 }
 
@@ -55,22 +53,22 @@ pub(super) struct Lock {
     node: String,
     client: Arc<Client>,
     before: Files,
-    /// When the server last read its files; another time means that somebody else has had it do so, and that the lock is gone.
+    /// Time of the server's last configuration load; another time means that somebody else caused a reload, which has lifted the lock.
     loaded: String,
-    /// The number of the next transaction, once there are no sessions any more.
+    /// The next transaction ID, once all sessions have ended.
     next_transaction: String,
     lease: JoinHandle<()>,
 }
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // The lease goes on at the server until its time is over.
+        // At the server the lease continues until it expires.
         self.lease.abort();
     }
 }
 
 impl Lock {
-    /// Locks a server. It is not locked any more when this fails.
+    /// Locks a server. After an error the server is not locked.
     ///
     /// # Errors
     /// The server does not answer, or does not take over its configuration.
@@ -98,7 +96,7 @@ impl Lock {
             late(began, RELOAD, "it does not take over its configuration")?;
             tokio::time::sleep(PACE).await;
         }
-        // From memory it is not lost before somebody has the server read its files.
+        // The lock stays in memory until somebody has the server reload its files.
         before.set(&client).await?;
         let loaded = loop {
             let loaded = load_time(&client).await?;
@@ -113,19 +111,19 @@ impl Lock {
         Ok(Lock { node: node.to_owned(), client, before, loaded, next_transaction, lease })
     }
 
-    /// Ends every session, and gives the position where the log ends that clients have written.
+    /// Ends every session, and returns the end position of the log that clients have written.
     ///
     /// # Errors
     /// They do not end within `limit`, or the server does not answer.
     pub(super) async fn silence(&mut self, limit: Duration) -> Said<Lsn> {
         let began = Instant::now();
         loop {
-            // Also of those that were in the middle of logging in.
+            // Includes sessions that were logging in.
             while self.ask(&end_sessions()).await?.as_deref() != Some("0") {
                 late(began, limit, "its sessions do not end")?;
                 tokio::time::sleep(PACE).await;
             }
-            // Flushes what sessions had not: they may commit without waiting for the disk.
+            // Flushes what asynchronous commits have left unflushed.
             self.ask("SET synchronous_commit = local").await?;
             self.ask("SELECT pg_catalog.pg_logical_emit_message(true, 'kingpost', '')").await?;
             let end = self.ask("SELECT pg_catalog.pg_current_wal_flush_lsn() - '0/0'").await?;
@@ -137,10 +135,10 @@ impl Lock {
         }
     }
 
-    /// Whether nobody has got in or has committed anything since [`Lock::silence`].
+    /// Checks that no session has started and nothing was committed since [`Lock::silence`].
     ///
     /// # Errors
-    /// Somebody has; or the server does not answer.
+    /// A session has started or committed; or the server does not answer.
     pub(super) async fn still_silent(&self) -> Said<()> {
         if load_time(&self.client).await? != self.loaded {
             return Err(format!("somebody had {} read its configuration again, which has lifted the lock", self.node));
@@ -153,10 +151,10 @@ impl Lock {
         Ok(())
     }
 
-    /// Has the lock stay, also when this program ends: its successor is elected now.
+    /// Makes the lock outlive this program: the successor is about to be elected.
     ///
     /// # Errors
-    /// Somebody has got in since [`Lock::silence`], or the server does not answer.
+    /// A session has started since [`Lock::silence`], or the server does not answer.
     pub(super) async fn make_permanent(&self) -> Said<()> {
         self.before.set_locked_in_file(&self.client).await?;
         self.still_silent().await
@@ -167,7 +165,7 @@ impl Lock {
     }
 }
 
-/// Lifts a lock, of this run or one that an earlier run has left behind; true: there was one.
+/// Lifts a lock, of this run or left behind by an earlier one; returns true if there was one.
 ///
 /// # Errors
 /// The server does not answer, or does not take over its configuration.
@@ -188,17 +186,17 @@ pub(super) async fn unlock(parts: &Parts, node: &str) -> Said<bool> {
     Ok(true)
 }
 
-/// How a server is locked that is.
+/// Returns the kind of lock of a locked server.
 ///
 /// # Errors
-/// It does not answer.
+/// The server does not answer.
 pub(super) async fn kind(client: &Client) -> Said<Locked> {
     let files = Files::read(client).await?;
     Ok(if files.unlocked() == files { Locked::ByLease } else { Locked::ForGood })
 }
 
-/// Takes a lock out of a server's files, and leaves it locked for as long as it runs: it is about to be stopped and rewound, and
-/// `pg_rewind` may have to start it for itself.
+/// Removes a lock from a server's files, and leaves the running server locked: it is about to be stopped and rewound, and `pg_rewind` may have to
+/// start it.
 ///
 /// # Errors
 /// The server does not answer.
@@ -207,11 +205,11 @@ pub(super) async fn take_out_of_files(parts: &Parts, node: &str) -> Said<()> {
     Files::read(&client).await?.unlocked().set(&client).await
 }
 
-/// True if the files have sessions begin read-only. A session of ours does not tell: it begins with its own setting.
+/// True if the files make sessions begin read-only. A session of this program cannot tell by its own setting, which it overrides.
 pub(super) const READ_ONLY: &str = "SELECT setting::bool FROM pg_catalog.pg_file_settings \
     WHERE name = 'default_transaction_read_only' AND error IS NULL ORDER BY seqno DESC LIMIT 1";
 const NEXT_TRANSACTION: &str = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())";
-/// All but those of this program, and of others like it that look at the server: they got past the lock, and write nothing.
+/// Sessions other than those of this program and of its other runs, which got past the lock and write nothing.
 const SESSIONS: &str = "SELECT count(*) FROM pg_catalog.pg_stat_activity \
     WHERE backend_type = 'client backend' AND application_name NOT IN ('kingpost switchover', 'kingpost failover')";
 
@@ -219,7 +217,7 @@ fn end_sessions() -> String {
     SESSIONS.replace("count(*)", "count(pg_catalog.pg_terminate_backend(pid))")
 }
 
-/// When the server last read its files, as this session knows it.
+/// Returns the time of the server's last configuration load, as this session knows it.
 async fn load_time(client: &Client) -> Said<String> {
     first(client, "SELECT pg_catalog.pg_conf_load_time()")
         .await?
@@ -234,7 +232,7 @@ fn late(began: Instant, limit: Duration, what: &str) -> Said<()> {
     if began.elapsed() <= limit { Ok(()) } else { Err(format!("{what} within {limit:?}")) }
 }
 
-/// A session on the server that sleeps, and then has it read its files; gives its process id.
+/// Opens a session that sleeps and then has the server reload its files; returns its process ID.
 async fn sleep(parts: &Parts, node: &str) -> Said<u32> {
     let client = parts.session_past_lock(node, APPLICATION).await?;
     let limits = "SELECT set_config(name, '0', false) FROM pg_catalog.pg_settings \
@@ -242,17 +240,16 @@ async fn sleep(parts: &Parts, node: &str) -> Said<u32> {
     client.simple_query(limits).await.map_err(|error| describe(&error))?;
     let pid = first(&client, "SELECT pg_catalog.pg_backend_pid()").await?.and_then(|pid| pid.parse().ok());
     let pid = pid.ok_or("it does not say the number of its process")?;
-    // The one statement does both: nothing need be heard of this program in between.
+    // One statement does both, so nothing depends on this program in between.
     let statement = format!("SELECT pg_catalog.pg_reload_conf() FROM pg_catalog.pg_sleep({})", LEASE.as_secs());
     tokio::spawn(async move {
-        // Cancelled, when the lease is renewed or not needed any more; or nobody is left to hear.
+        // Cancelled when the lease is renewed or no longer needed; or this program has ended.
         let _ = client.simple_query(&statement).await;
     });
     Ok(pid)
 }
 
-/// Renews the lease until it is aborted. A server that cannot be reached lets the lock go when the time is over: that is noticed
-/// by [`Lock::still_silent`].
+/// Renews the lease until aborted. An unreachable server lifts the lock when the lease expires, which [`Lock::still_silent`] detects.
 async fn renew(parts: Parts, node: String, client: Arc<Client>, mut asleep: u32) {
     loop {
         tokio::time::sleep(RENEW).await;
@@ -284,26 +281,26 @@ impl Files {
         Ok(files)
     }
 
-    /// Libraries that sessions load without the lock.
+    /// Returns the libraries that sessions load without the lock.
     fn loaded(&self) -> Vec<String> {
         let all = items(self.libraries.as_deref().unwrap_or(&self.other_libraries));
         all.into_iter().filter(|library| library != LIBRARY).collect()
     }
 
-    /// The same without a lock in it.
+    /// Returns the files' values without a lock.
     fn unlocked(&self) -> Files {
         let locked =
             self.libraries.as_deref().is_some_and(|libraries| items(libraries).iter().any(|item| item == LIBRARY));
         if !locked {
             return self.clone();
         }
-        // Before the lock there was an entry of its own only if that said something else than the other files.
+        // Before the lock there was an ALTER SYSTEM entry only if it differed from the other files.
         let rest = self.loaded();
         let own = rest != items(&self.other_libraries);
         Files { libraries: own.then(|| rest.join(", ")), read_only: None, ..self.clone() }
     }
 
-    /// Writes what is meant into `postgresql.auto.conf`.
+    /// Writes the values into `postgresql.auto.conf`.
     async fn set(&self, client: &Client) -> Said<()> {
         let libraries = self.libraries.as_deref().map(|libraries| literals(&items(libraries)));
         let read_only = self.read_only.as_deref().map(|value| literals(&[value.to_owned()]));
@@ -332,7 +329,7 @@ async fn alter(client: &Client, name: &str, value: Option<String>) -> Said<()> {
     client.batch_execute(&statement).await.map_err(|error| describe(&error))
 }
 
-/// The items of a list as a setting of PostgreSQL has it: `a, "b, c"`.
+/// Parses a list in the syntax of a PostgreSQL setting: `a, "b, c"`.
 fn items(list: &str) -> Vec<String> {
     let (mut items, mut item, mut quoted) = (Vec::new(), String::new(), false);
     let mut chars = list.chars().peekable();
@@ -350,7 +347,7 @@ fn items(list: &str) -> Vec<String> {
     items
 }
 
-/// As ALTER SYSTEM takes a list: each item a literal; `''` for an empty one.
+/// Formats a list for ALTER SYSTEM: each item a literal; `''` for an empty one.
 fn literals(items: &[String]) -> String {
     if items.is_empty() {
         return "''".into();

@@ -1,11 +1,11 @@
-//! `kingpost failover` of servers of MariaDB behind relays: by GTID.
+//! `kingpost failover` of MariaDB servers behind relays, by GTID.
 //!
 //! ```text
 //!  survey ─▶ fence the relays in a term ─▶ a candidate catches up from the relay that has most ─▶ chosen on the relays ─▶ promoted ─▶ relays follow
 //! ```
 //!
-//! What must be remembered is on the relays, as for PostgreSQL: after a run was killed, the next one goes on where it stopped. Replicas stay with
-//! their relays: nothing changes for them.
+//! All state is on the relays, as for PostgreSQL: after a run was killed, the next one continues where it stopped. Replicas stay with their relays:
+//! nothing changes for them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::config::{Config, secret};
 use crate::error::Failure;
 use crate::out;
 
-/// A server, as it was found.
+/// A server, as the survey found it.
 #[derive(Debug, Clone)]
 struct Node {
     name: String,
@@ -30,12 +30,12 @@ struct Node {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct NodeState {
     server_id: u32,
-    /// What its binary log has.
+    /// Transactions in its binary log.
     log: State,
-    /// The last transaction of each domain that it has.
+    /// The last transaction that it has, per domain.
     position: Position,
     read_only: bool,
-    /// Whom it replicates from.
+    /// Address of the server that it replicates from.
     master: Option<String>,
 }
 
@@ -44,13 +44,13 @@ impl NodeState {
         wanted.iter().all(|gtid| self.log.contains(gtid) || self.position.get(gtid.domain) == Some(gtid))
     }
 
-    /// Transactions, as far as sequence numbers tell.
+    /// Returns the number of transactions, as far as sequence numbers tell.
     fn reach(&self) -> u64 {
         self.position.iter().map(|gtid| gtid.sequence).fold(0, u64::saturating_add)
     }
 }
 
-/// A relay, as it was found.
+/// A relay, as the survey found it.
 #[derive(Debug, Clone)]
 struct Seen {
     name: String,
@@ -58,19 +58,19 @@ struct Seen {
     standing: Result<BinlogStanding, String>,
 }
 
-/// What is to be done.
+/// Plan of a failover.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Plan {
     term: u64,
-    /// An earlier run has chosen it.
+    /// The server that an earlier run has chosen.
     chosen: Option<String>,
-    /// So many relays must be fenced, or follow the chosen server already.
+    /// Number of relays that must be fenced, or already follow the chosen server.
     fence: usize,
-    /// Names of relays that follow the chosen server already: fenced, they would take nothing more from it, for ever.
+    /// Names of relays that already follow the chosen server: once fenced, they would never take anything more from it.
     there: Vec<String>,
 }
 
-/// Why nothing is done.
+/// Reason to do nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum Refusal {
     #[error("{answer} of {relays} relays answer, and {fence} are needed: what was acknowledged could be lost")]
@@ -93,13 +93,13 @@ fn standing(relays: &[Seen]) -> impl Iterator<Item = (&Seen, &BinlogStanding)> {
     relays.iter().filter_map(|relay| relay.standing.as_ref().ok().map(|standing| (relay, standing)))
 }
 
-/// Whether a relay takes what a server writes: it has got over any fence, into an epoch of that server.
+/// True if the relay takes a server's writes: it has left any fence and entered an epoch of that server.
 fn follows(standing: &BinlogStanding, node: &Node) -> bool {
     let is_source = node.state.as_ref().is_ok_and(|state| state.server_id == standing.source);
     !standing.fenced && (is_source || standing.upstream == node.address)
 }
 
-/// What a survey comes to.
+/// Derives a plan from a survey.
 fn plan(
     nodes: &[Node],
     relays: &[Seen],
@@ -119,9 +119,9 @@ fn plan(
         .filter(|(_, standing)| node.is_some_and(|node| follows(standing, node)))
         .map(|(relay, _)| relay.name.clone())
         .collect();
-    // A relay follows the chosen server, so that choice was carried out. If the server is gone by now, this is the next failover.
+    // A relay follows the chosen server, so that choice was carried out. If the server is lost by now, this is the next failover.
     let done = !there.is_empty() && node.is_some_and(|node| node.state.is_err());
-    // An operator knows that the chosen server is gone for good.
+    // The operator has said that the chosen server is gone for good.
     let given_up = force && to.is_some() && to != elected.as_ref().map(|(_, name)| name.as_str());
     let (elected, there) = if done || given_up { (None, Vec::new()) } else { (elected, there) };
     if let Some((relay, standing)) = standing(relays).find(|(_, standing)| lives(standing))
@@ -140,7 +140,7 @@ fn plan(
     Ok(Plan { term, chosen, fence, there })
 }
 
-/// Whether the fences may be taken away: nothing is changed on any relay if a node was chosen on one.
+/// Checks that the fences may be removed: no relay is changed if any has recorded a chosen node.
 fn may_abort(relays: &[Seen]) -> Result<(), Refusal> {
     let chosen = standing(relays).find_map(|(relay, standing)| Some((relay, standing.chosen.as_ref()?)));
     match chosen {
@@ -149,7 +149,7 @@ fn may_abort(relays: &[Seen]) -> Result<(), Refusal> {
     }
 }
 
-/// The relay that has everything that any of them has.
+/// Returns the relay that has everything that any of them has.
 fn furthest(relays: &[Seen]) -> Result<(&Seen, &BinlogStanding), Refusal> {
     let mut best: Option<(&Seen, &BinlogStanding)> = None;
     for (relay, standing) in standing(relays).filter(|(_, standing)| standing.fenced) {
@@ -163,7 +163,7 @@ fn furthest(relays: &[Seen]) -> Result<(&Seen, &BinlogStanding), Refusal> {
     best.ok_or(Refusal::Nobody)
 }
 
-/// Servers that may be promoted, best first: the one named or chosen; or whoever answers, replicates and is not the old source.
+/// Returns the servers that may be promoted, best first: the named or chosen one; or every one that answers, replicates and is not the old source.
 fn candidates<'a>(nodes: &'a [Node], old: u32, only: Option<&str>) -> Vec<&'a Node> {
     let fits = |node: &&Node| match (&node.state, only) {
         (Err(_), _) => false,
@@ -175,7 +175,7 @@ fn candidates<'a>(nodes: &'a [Node], old: u32, only: Option<&str>) -> Vec<&'a No
     all
 }
 
-/// How servers and relays are reached.
+/// Access to servers and relays.
 struct Parts {
     config: Config,
     password: String,
@@ -231,7 +231,7 @@ impl Parts {
     }
 }
 
-/// Looks at all of them at the same time: those that do not answer take as long as one.
+/// Queries all of them concurrently: several that do not answer take as long as one.
 fn side_by_side<T: Sync, R: Send>(all: &[T], look: impl Fn(usize, &T) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let look = &look;
@@ -260,7 +260,7 @@ fn look(session: &mut MariaDbSession) -> Result<NodeState, String> {
     })
 }
 
-/// Makes a replica the source in place of one that is lost. Blocking.
+/// Promotes a replica to replace a lost source. Blocking.
 pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failure> {
     let limit = config.failover.step_timeout;
     let acknowledgements = config.failover.acknowledgements;
@@ -299,7 +299,7 @@ pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failur
         return Ok(());
     }
 
-    // From here on the old source has nothing acknowledged any more.
+    // From here on the old source gets nothing acknowledged.
     let mut fenced = Vec::new();
     for (index, relay) in relays.iter().enumerate() {
         let Ok(standing) = &relay.standing else { continue };
@@ -331,7 +331,7 @@ pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failur
                 return follow(&parts, node, &fenced, plan.term);
             }
             Err(NotPromoted::Not(error)) => failed.push(format!("{}: {error}", node.name)),
-            // Another one would be a second source.
+            // Promoting another server could make a second source.
             Err(NotPromoted::Unknown(error)) => {
                 return Err(Failure::runtime(format!(
                     "{} was chosen, and does not say whether it takes writes: {error}",
@@ -345,10 +345,10 @@ pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failur
         .advise("run it again to go on; `kingpost failover --abort` takes the fence away"))
 }
 
-/// Asks all servers and relays, shows how they stand, and changes nothing. Blocking.
+/// Queries all servers and relays, shows their state, and changes nothing. Blocking.
 ///
 /// # Errors
-/// One does not answer.
+/// A server or relay does not answer.
 pub(super) fn check(config: Config) -> Result<(), Failure> {
     let parts = Parts::new(config)?;
     let (nodes, relays) = (parts.nodes(), parts.relays());
@@ -361,11 +361,11 @@ fn standing_not(relays: &[Seen]) -> usize {
     relays.len() - standing(relays).count()
 }
 
-/// Why a server is not the source.
+/// Reason why a server is not the source.
 enum NotPromoted {
-    /// It takes no writes.
+    /// The server takes no writes.
     Not(String),
-    /// It was told to take them, and nothing was heard.
+    /// The server was told to take writes, and its answer is unknown.
     Unknown(String),
 }
 
@@ -375,7 +375,7 @@ impl From<String> for NotPromoted {
     }
 }
 
-/// Has a server catch up, chooses it in the term on `enough` relays at least, and makes it the source.
+/// Has a server catch up, chooses it in the term on at least `enough` relays, and makes it the source.
 fn promote(
     parts: &Parts,
     node: &Node,
@@ -421,7 +421,7 @@ fn promote(
     }
     for statement in [
         "STOP SLAVE",
-        // Its commits must wait as those of the old source did, from the first one on.
+        // Its commits must wait for a relay as the old source's did, from the first one on.
         "SET GLOBAL rpl_semi_sync_master_timeout = 4294967295",
         "SET GLOBAL rpl_semi_sync_master_wait_point = AFTER_SYNC",
         "SET GLOBAL rpl_semi_sync_master_wait_no_slave = ON",
@@ -431,7 +431,7 @@ fn promote(
         session.query(statement)?;
     }
     let Err(why) = session.query("SET GLOBAL read_only = 0") else { return Ok(()) };
-    // The answer may be lost, and not the statement.
+    // The answer may have been lost although the statement succeeded.
     match parts.server(&node.address).and_then(|mut session| look(&mut session)) {
         Ok(state) if !state.read_only => Ok(()),
         _ => Err(NotPromoted::Unknown(why)),
@@ -458,7 +458,7 @@ fn follow(parts: &Parts, node: &Node, fenced: &[(usize, Seen)], term: u64) -> Re
         .advise("run it again once the relays answer"))
 }
 
-/// Takes the fences away, unless a node was chosen.
+/// Removes the fences, unless a node was chosen.
 fn abort(parts: &Parts, relays: &[Seen]) -> Result<(), Failure> {
     may_abort(relays).map_err(|refusal| {
         Failure::runtime(refusal.to_string()).advise("`kingpost failover` goes on with that server")
@@ -478,7 +478,7 @@ fn abort(parts: &Parts, relays: &[Seen]) -> Result<(), Failure> {
     if failed.is_empty() { Ok(()) } else { Err(Failure::runtime(failed.join("; "))) }
 }
 
-/// What was found, a line each.
+/// Prints the survey, one line per server and relay.
 fn show(nodes: &[Node], relays: &[Seen]) {
     for node in nodes {
         let text = match &node.state {
@@ -590,7 +590,7 @@ mod tests {
             (gone.clone(), [left(), fence_stays], ok(Some("n2"), &[])),
             // The new source is lost, too.
             (gone.clone(), [left(), went("cannot connect")], ok(None, &[])),
-            // Only from here it cannot be seen.
+            // The server is only unreachable from here.
             (gone, [left(), went("streaming")], Err(lives)),
         ] {
             assert_eq!(plan(&[server], &relays, 1, None, false), expected, "{relays:?}");

@@ -1,4 +1,4 @@
-//! `kingpost failover` and `switchover`: another primary, and nothing that was acknowledged is lost.
+//! `kingpost failover` and `switchover`: promotion of another primary, without loss of acknowledged commits.
 //!
 //! ```text
 //!  survey (servers, relays) ─▶ plan (pure): checked before anything is changed ─▶ fence the relays in a term ─▶ candidates catch up
@@ -8,8 +8,8 @@
 //!  switchover: proxies pause ─▶ the primary stops cleanly, or is locked ─▶ as above; the proxies resume at the new primary
 //! ```
 //!
-//! What must be remembered is on the relays (term, fence, election) and the servers themselves (the note, the lock): this process keeps
-//! nothing, and after it was killed, the next one goes on where it stopped.
+//! All state is on the relays (term, fence, election) and the servers themselves (the note, the lock): this process stores nothing, and after it was
+//! killed, the next run continues where it stopped.
 
 mod abort;
 mod acknowledge;
@@ -60,7 +60,7 @@ pub(crate) use plan::needed;
 use plan::{Locked, ProxySeen, ProxyState, Situation, Survey};
 use steps::{NoGuard, Steps};
 
-/// Makes a standby the primary in place of one that is lost.
+/// Promotes a standby to replace a lost primary.
 pub(crate) fn failover(args: &FailoverArgs, log: &LogFlags) -> Result<(), Failure> {
     let config = read(&args.config, log)?;
     if config.failover.engine == ::relay::config::Engine::Mariadb {
@@ -91,7 +91,7 @@ pub(crate) fn switchover(args: &SwitchoverArgs, log: &LogFlags) -> Result<(), Fa
     })
 }
 
-/// Sees that the primary is lost, and says so, or replaces it.
+/// Detects the loss of the primary, and reports it or replaces the primary.
 pub(crate) fn watch(args: &WatchArgs, log: &LogFlags) -> Result<(), Failure> {
     let mut steps = prepare(&args.config, log)?;
     steps.stop = args.stop.clone();
@@ -101,7 +101,7 @@ pub(crate) fn watch(args: &WatchArgs, log: &LogFlags) -> Result<(), Failure> {
     })
 }
 
-/// Asks everything that [failover] names whether it agrees with the configuration, and changes nothing.
+/// Checks that every host in [failover] agrees with the configuration, and changes nothing.
 pub(crate) fn check(config: Config) -> Result<(), Failure> {
     if config.failover.engine == ::relay::config::Engine::Mariadb {
         return mariadb::check(config);
@@ -138,7 +138,7 @@ pub(crate) fn check(config: Config) -> Result<(), Failure> {
     })
 }
 
-/// Shows how everything stands, and what an interrupted run has left.
+/// Shows the state of all hosts, and what an interrupted run has left.
 pub(crate) fn status(path: &Path) -> Result<(), Failure> {
     let (config, _) = load(path)?.accept(path)?;
     let steps = Steps::new(passwords::filled(&config)?)?;
@@ -171,7 +171,7 @@ pub(crate) fn status(path: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Whatever asks a run to end: SIGINT, SIGTERM, or that the terminal it was begun in is gone.
+/// Signals that end a run: SIGINT, SIGTERM, or SIGHUP when its terminal is gone.
 struct Ends {
     stop: StopSignals,
     hangup: Signal,
@@ -182,7 +182,7 @@ impl Ends {
         Ok(Ends { stop: StopSignals::new()?, hangup: listen_for(SignalKind::hangup())? })
     }
 
-    /// The name of the next one.
+    /// Waits for a signal, and returns its name.
     async fn next(&mut self) -> &'static str {
         tokio::select! {
             name = self.stop.next() => name,
@@ -192,10 +192,10 @@ impl Ends {
 }
 
 impl Steps {
-    /// Takes back what an interrupted run has left on a cluster that is well; true: there was something.
+    /// Reverts what an interrupted run has left on a healthy cluster; returns true if there was something.
     ///
     /// # Errors
-    /// It ends by itself, and may be that of a run that is under way; or it stays.
+    /// The leftover ends by itself, and may belong to a run in progress; or it could not be removed.
     async fn mended(&self, survey: &Survey, proxies: &[ProxySeen]) -> Result<bool, Failure> {
         let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
         let found = leftovers::leftovers(survey, proxies, &situation);
@@ -217,7 +217,7 @@ impl Steps {
     }
 }
 
-/// Runs on threads of its own, and ends when `work` does: a thread that still waits for a host that is gone is not waited for.
+/// Runs `work` on its own threads, and ends when `work` does, without waiting for threads that still wait for a lost host.
 fn drive(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     let runtime = control_runtime()?;
     let result = runtime.block_on(work);
@@ -225,7 +225,7 @@ fn drive(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure>
     result
 }
 
-/// Runs to its end; a signal ends it wherever it is, and the next run goes on from there.
+/// Runs `work` to its end; a signal ends it anywhere, and the next run continues from there.
 fn run(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     drive(async {
         let mut stop = Ends::new()?;
@@ -255,14 +255,14 @@ fn read(which: &WhichConfig, log: &LogFlags) -> Result<Config, Failure> {
     passwords::filled(&config)
 }
 
-/// Looks at everything, and shows it.
+/// Surveys all hosts, and prints the result.
 async fn seen(steps: &Steps) -> (Survey, Vec<ProxySeen>) {
     let (survey, proxies) = tokio::join!(steps.parts.survey(), steps.parts.proxies());
     show(&survey, &proxies);
     (survey, proxies)
 }
 
-/// What was found, a line each.
+/// Prints the survey, one line per host.
 fn show(survey: &Survey, proxies: &[ProxySeen]) {
     for server in &survey.servers {
         let text = match &server.state {

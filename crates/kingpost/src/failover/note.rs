@@ -1,15 +1,13 @@
-//! What a failover notes on a server that it may promote: its term, and which primary it comes after. Whoever wants to promote the
-//! server must find its own term there; so a run that was overtaken cannot promote it any more.
+//! The note of a failover on a server that it may promote: its term, and the primary that is replaced. A run promotes a server only if it finds its
+//! own term there; so a run that was superseded cannot promote it any more.
 //!
-//! The note is a comment in `recovery_end_command`, which PostgreSQL 13 and later have, which a shell runs at the end of recovery, and to
-//! which the comment is nothing:
+//! The note is a comment in `recovery_end_command` (PostgreSQL 13 and later), which a shell runs at the end of recovery, ignoring the comment:
 //!
 //! ```text
 //! recovery_end_command = '/etc/postgresql/tell-somebody # kingpost: term=7 after=db1'
 //! ```
 //!
-//! A session-level advisory lock is held while the note is read and written, and while the server is promoted: the look and the
-//! promotion are one.
+//! A session-level advisory lock is held while the note is read and written, and while the server is promoted: check and promotion are atomic.
 
 use std::time::{Duration, Instant};
 
@@ -17,24 +15,24 @@ use tokio_postgres::Client;
 
 use super::parts::{Parts, Said, first};
 
-/// Where the note begins.
+/// Start of the note.
 const MARK: &str = "# kingpost: ";
-/// Of the advisory lock: "kingpost" in ASCII.
+/// Key of the advisory lock: "kingpost" in ASCII.
 const LOCK: i64 = 0x6b69_6e67_706f_7374;
-/// Longest wait for another run that holds it.
+/// Longest wait for another run that holds the lock.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// What an earlier failover has noted on a server.
+/// Note of an earlier failover on a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Note {
-    /// Its term.
+    /// Term of that failover.
     pub(super) term: u64,
-    /// The primary that it leads away from, as far as it was known.
+    /// The primary that it replaces, if known.
     pub(super) after: Option<String>,
 }
 
 impl Note {
-    /// What the user's own command is, and the note behind it.
+    /// Splits the setting into the user's own command and the note behind it.
     pub(super) fn read(command: &str) -> (&str, Option<Note>) {
         let Some(at) = command.rfind(MARK) else { return (command, None) };
         let (mut term, mut after) = (None, None);
@@ -48,7 +46,7 @@ impl Note {
         (command[..at].trim_end(), term.map(|term| Note { term, after }))
     }
 
-    /// The user's own command with the note behind it.
+    /// Returns the user's own command with the note behind it.
     fn write(&self, command: &str) -> String {
         let after = self.after.as_ref().map(|name| format!(" after={}", encode(name))).unwrap_or_default();
         let space = if command.is_empty() { "" } else { " " };
@@ -56,7 +54,7 @@ impl Note {
     }
 }
 
-/// Letters, digits, `.`, `_` and `-` as they are; every other byte as `~XX`. A percent sign would mean something in the command.
+/// Keeps letters, digits, `.`, `_` and `-`; encodes every other byte as `~XX`. A percent sign would have a meaning in the command.
 fn encode(name: &str) -> String {
     let mut text = String::new();
     for byte in name.bytes() {
@@ -86,22 +84,22 @@ fn decode(text: &str) -> Option<String> {
 }
 
 const IN_RECOVERY: &str = "SELECT pg_catalog.pg_is_in_recovery()";
-/// The setting as the files have it at this moment, not as the server has read them.
+/// Query of the setting as it is in the files now, not as the server has loaded it.
 pub(super) const COMMAND: &str =
     "SELECT setting FROM pg_catalog.pg_file_settings WHERE name = 'recovery_end_command' ORDER BY seqno DESC LIMIT 1";
 
-/// Whether a promotion is under way that was asked for: the file that asks for it, which is removed when it begins; and what the
-/// server says then.
+/// Queries that detect a promotion in progress: of the file that requests one, removed when the promotion begins; and of replay control, which fails
+/// from then on.
 const ASKED: &str = "SELECT (pg_catalog.pg_stat_file('promote', true)).size IS NOT NULL";
 const BEGUN: &str =
     "SELECT CASE WHEN NOT pg_catalog.pg_is_wal_replay_paused() THEN pg_catalog.pg_wal_replay_resume() END";
-/// How often a server that is being promoted is asked whether it has left recovery.
+/// Interval between two checks whether a server under promotion has left recovery.
 const PACE: Duration = Duration::from_millis(10);
 
-/// Notes a term on a standby: nobody with a lower one promotes it any more.
+/// Notes a term on a standby, after which no run of a lower term promotes it.
 ///
 /// # Errors
-/// It is no standby any more or is about to be none, a higher term is noted on it, or it does not answer.
+/// The server is no longer a standby or is about to be promoted, it carries a higher term, or it does not answer.
 pub(super) async fn claim(parts: &Parts, node: &str, note: &Note) -> Said<()> {
     let client = locked(parts, node).await?;
     let command = first(&client, COMMAND).await?.unwrap_or_default();
@@ -119,10 +117,10 @@ pub(super) async fn claim(parts: &Parts, node: &str, note: &Note) -> Said<()> {
     first(&client, &format!("ALTER SYSTEM SET recovery_end_command = '{text}'")).await.map(drop)
 }
 
-/// Promotes a standby on which this term is noted, and waits until it has left recovery.
+/// Promotes a standby that carries this term, and waits until it has left recovery.
 ///
 /// # Errors
-/// Another term is noted on it, it does not answer, or it does not leave recovery within `limit`.
+/// The standby carries another term, does not answer, or does not leave recovery within `limit`.
 pub(super) async fn promote(parts: &Parts, node: &str, term: u64, limit: Duration) -> Said<()> {
     let client = locked(parts, node).await?;
     let command = first(&client, COMMAND).await?.unwrap_or_default();
@@ -131,7 +129,7 @@ pub(super) async fn promote(parts: &Parts, node: &str, term: u64, limit: Duratio
         Some(held) => return Err(format!("a failover in term {} has begun on it since", held.term)),
         None => return Err("nothing is noted on it any more".into()),
     }
-    // Not pg_promote's own wait, which looks ten times a second.
+    // Instead of pg_promote's own wait, which checks ten times a second.
     let began = Instant::now();
     first(&client, "SELECT pg_catalog.pg_promote(false)").await?;
     while first(&client, IN_RECOVERY).await?.as_deref() != Some("f") {
@@ -143,7 +141,7 @@ pub(super) async fn promote(parts: &Parts, node: &str, term: u64, limit: Duratio
     Ok(())
 }
 
-/// A session on the server that holds the lock for as long as it lasts.
+/// Opens a session on the server that holds the lock until it ends.
 async fn locked(parts: &Parts, node: &str) -> Said<Client> {
     let client = parts.session(node).await?;
     first(&client, &format!("SET lock_timeout = {}", WAIT.as_millis())).await?;

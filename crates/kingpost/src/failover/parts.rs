@@ -1,4 +1,4 @@
-//! Talking to servers, relays and proxies. Decides nothing; every wait has a limit.
+//! Communication with servers, relays and proxies. No decisions are made here; every wait has a limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,21 +19,21 @@ use super::plan::{Locked, ProxySeen, ProxyState, RelaySeen, ServerSeen, ServerSt
 use crate::config::{Config, secret};
 use crate::error::Failure;
 
-/// What sessions are called on servers and in consoles.
+/// Application name of sessions on servers and in consoles.
 const APPLICATION: &str = "kingpost failover";
-/// Longest time for one look at a part, unless less is said.
+/// Default time limit of one query of a host.
 const LOOK: Duration = Duration::from_secs(2);
-/// The same where somebody else limits looks, on a clock that may stand still: then this ends what nobody waits for any more.
+/// Time limit where the caller limits queries on a clock that may stand still: it ends only queries that are no longer waited for.
 const PATIENT: Duration = Duration::from_secs(10);
-/// The same for one that has not answered a moment ago.
+/// Time limit for a host that has just not answered.
 const GLANCE: Duration = Duration::from_millis(300);
-/// Longest time for a relay to carry out an order; it has a limit of its own below.
+/// Time limit of a relay's order; the order has a shorter limit of its own.
 const ORDER: Duration = Duration::from_secs(50);
-/// Longest time for one quick statement on a server that has let this program in: more than such a statement may wait for a lock there. A host
-/// that is gone without a word answers nothing, and its own limits do not count.
+/// Time limit of one quick statement on a server that has accepted the connection: longer than such a statement may wait for a lock there. A host
+/// that vanished answers nothing, and its own limits do not count.
 const ANSWER: Duration = Duration::from_secs(7);
 
-/// See the topology's own question: a standby's timeline is the one being received, or what the control file says.
+/// The query is explained in the topology crate: a standby's timeline is the one being received, or the one in the control file.
 const ASK: &str = "\
     SELECT system_identifier, standby, \
            CASE WHEN standby THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END, \
@@ -52,16 +52,16 @@ const ASK: &str = "\
            current_setting('synchronous_standby_names') \
     FROM (SELECT pg_catalog.pg_is_in_recovery() AS standby OFFSET 0) AS role, pg_catalog.pg_control_system()";
 
-/// How to reach everything: made of the configuration once.
+/// Access to all hosts, built from the configuration once.
 #[derive(Debug, Clone)]
 pub(super) struct Parts {
     cluster: ClusterConfig,
     relays: Vec<Login>,
     proxies: Vec<Login>,
     acknowledgements: usize,
-    /// Longest time for one look at a part.
+    /// Time limit of one query of a host.
     look: Duration,
-    /// With relays and proxies.
+    /// TLS with relays and proxies.
     tls: tls::ConnectConfig,
     connector: Option<Arc<tls::Connector>>,
 }
@@ -70,9 +70,9 @@ pub(super) struct Parts {
 struct Login {
     part: PartConfig,
     password: Option<String>,
-    /// What a relay calls itself on servers.
+    /// Application name of a relay on servers.
     application: String,
-    /// A look at it is under way.
+    /// True while a query of it is in progress.
     looking: Arc<AtomicBool>,
 }
 
@@ -93,14 +93,14 @@ fn relay_seen(login: &Login, standing: Said<Standing>) -> RelaySeen {
     RelaySeen { name: part.name.clone(), address: part.address.clone(), application: application.clone(), standing }
 }
 
-/// An error in words.
+/// Result with an error in words.
 pub(super) type Said<T> = Result<T, String>;
 
 impl Parts {
     /// Reads the password files.
     ///
     /// # Errors
-    /// One cannot be read.
+    /// A file cannot be read.
     pub(super) fn new(config: &Config) -> Result<Parts, Failure> {
         let failover = &config.failover;
         let login = |part: PartConfig| -> Result<Login, Failure> {
@@ -117,7 +117,7 @@ impl Parts {
             cluster.password = own;
         }
         cluster.user.clone_from(&failover.user);
-        // What limits a statement; pg_promote has a limit of its own, which must be shorter.
+        // Limit of a statement; pg_promote has a limit of its own, which must be shorter.
         cluster.probe_timeout = failover.step_timeout + Duration::from_secs(5);
         let connector = tls::Connector::new(&failover.tls)
             .map_err(|error| Failure::config(format!("[failover.tls] {error}")))?
@@ -133,12 +133,12 @@ impl Parts {
         })
     }
 
-    /// From now on a look at a part takes no longer than this.
+    /// Sets the time limit of later queries of a host.
     pub(super) fn look_within_at_most(&mut self, limit: Duration) {
         self.look = limit;
     }
 
-    /// The same for somebody who limits each look on a clock of his own. Looks of the two are not in each other's way.
+    /// Returns a copy for a caller that limits each query on a clock of its own. Queries of the copy and the original do not block each other.
     pub(super) fn patient(&self) -> Parts {
         let relays = self.relays.iter().map(|login| Login { looking: Arc::default(), ..login.clone() }).collect();
         Parts { look: PATIENT, relays, ..self.clone() }
@@ -156,12 +156,12 @@ impl Parts {
         self.proxies.len()
     }
 
-    /// Looks at everything, side by side.
+    /// Queries all hosts concurrently.
     pub(super) async fn survey(&self) -> Survey {
         self.survey_within(|_| self.look).await
     }
 
-    /// Looks once more, and does not wait long again for those that have just not answered.
+    /// Queries all hosts again, with a short limit for those that have just not answered.
     pub(super) async fn survey_again(&self, before: &Survey) -> Survey {
         let answered = |name: &str| {
             let server = before.servers.iter().any(|server| server.name == name && server.state.is_ok());
@@ -181,12 +181,12 @@ impl Parts {
         survey
     }
 
-    /// Takes in what the servers of a survey say of how many relays their commits wait for.
+    /// Sets the number of relays that commits wait for, from what the servers of a survey report.
     pub(super) fn count(&self, survey: &mut Survey) {
         survey.acknowledgements = survey.acknowledged_by(self.acknowledgements);
     }
 
-    /// A survey in which nobody has been looked at.
+    /// Returns a survey in which no host has been queried.
     pub(super) fn unseen(&self) -> Survey {
         let why = "it has not been looked at yet";
         let servers = self.cluster.nodes.iter().map(|node| server_seen(node, Err(why.into())));
@@ -194,7 +194,7 @@ impl Parts {
         Survey { servers: servers.collect(), relays: relays.collect(), acknowledgements: self.acknowledgements }
     }
 
-    /// Looks at a server until `limit` is over.
+    /// Queries a server until `limit` is over.
     pub(super) async fn see_server(&self, node: &NodeConfig, limit: impl Future<Output = ()>) -> ServerSeen {
         let state = tokio::select! {
             biased;
@@ -204,7 +204,7 @@ impl Parts {
         server_seen(node, state)
     }
 
-    /// Looks at the relay of this index until `limit` is over.
+    /// Queries the relay of this index until `limit` is over.
     pub(super) async fn see_relay(&self, index: usize, limit: impl Future<Output = ()>) -> RelaySeen {
         let login = &self.relays[index];
         let standing = tokio::select! {
@@ -215,12 +215,12 @@ impl Parts {
         relay_seen(login, standing)
     }
 
-    /// A session on a server, also on one that lets nobody else in.
+    /// Opens a session on a server, even on a locked one.
     pub(super) async fn session(&self, node: &str) -> Said<Client> {
         self.session_and_lock(node).await.map(|(client, _)| client)
     }
 
-    /// A session on a server, and whether that lets nobody else in.
+    /// Opens a session on a server; the flag is true if the server is locked.
     async fn session_and_lock(&self, node: &str) -> Said<(Client, bool)> {
         match self.connect(node, APPLICATION, &Settings::catalog()).await {
             Err(why) if why.contains(lock::LIBRARY) => Ok((self.session_past_lock(node, APPLICATION).await?, true)),
@@ -228,12 +228,12 @@ impl Parts {
         }
     }
 
-    /// A superuser's session that a [`lock`] does not keep out.
+    /// Opens a superuser's session that a [`lock`] does not refuse.
     pub(super) async fn session_past_lock(&self, node: &str, application: &str) -> Said<Client> {
         self.connect(node, application, &Settings::catalog().with("session_preload_libraries", "")).await
     }
 
-    /// Whether a server refuses sessions because it is locked.
+    /// True if the server refuses sessions because it is locked.
     pub(super) async fn is_locked(&self, node: &str) -> Said<bool> {
         match self.connect(node, APPLICATION, &Settings::catalog()).await {
             Ok(_) => Ok(false),
@@ -249,7 +249,7 @@ impl Parts {
         client.map_err(|error| error.to_string())
     }
 
-    /// How a server stands.
+    /// Queries the state of a server.
     pub(super) async fn look(&self, node: &str) -> Said<ServerState> {
         let look = async {
             let (client, locked) = self.session_and_lock(node).await?;
@@ -268,7 +268,7 @@ impl Parts {
         within(self.look, look).await
     }
 
-    /// Runs quick statements on a server, each a transaction of its own; the first value of the last one.
+    /// Runs quick statements on a server, each in its own transaction; returns the first value of the last one.
     pub(super) async fn run(&self, node: &str, statements: &[&str]) -> Said<Option<String>> {
         let client = self.session(node).await?;
         let mut value = None;
@@ -281,7 +281,7 @@ impl Parts {
     /// Has a server make a checkpoint, which may take as long as a step.
     pub(super) async fn checkpoint(&self, node: &str) -> Said<()> {
         let client = self.session(node).await?;
-        // The server has a limit, too, which it cannot keep when it is gone.
+        // The server has a time limit, too, which a lost server cannot keep.
         within(self.cluster.probe_timeout + LOOK, ask(&client, "CHECKPOINT")).await.map(drop)
     }
 
@@ -290,7 +290,7 @@ impl Parts {
         let limit = if order == Order::Look { self.look } else { ORDER };
         let looking = (order == Order::Look).then(|| self.looking(relay)).flatten();
         if looking.as_ref().is_some_and(|looking| looking.swap(true, Ordering::AcqRel)) {
-            // The thread that asked last is still waiting: no second one waits beside it.
+            // The thread of the last query is still waiting: no second one waits beside it.
             return Err(format!("relay {relay} does not answer"));
         }
         self.ask_relay(relay, limit, move |relay| {
@@ -311,13 +311,13 @@ impl Parts {
         Some(Arc::clone(&login.looking))
     }
 
-    /// Makes a physical slot on a relay, unless it is there.
+    /// Creates a physical slot on a relay, unless it exists.
     pub(super) async fn make_slot(&self, relay: &str, slot: &str) -> Said<()> {
         let slot = slot.to_owned();
         self.ask_relay(relay, LOOK, move |relay| ::relay::make_slot(relay, &slot)).await
     }
 
-    /// Asks a relay something, off the runtime.
+    /// Runs a blocking request to a relay, off the runtime.
     async fn ask_relay<T: Send + 'static>(
         &self,
         relay: &str,
@@ -338,20 +338,20 @@ impl Parts {
             ask(&relay)
         });
         match tokio::time::timeout(limit, work).await {
-            // What was asked is known to whoever asked.
+            // The caller knows the request.
             Ok(Ok(result)) => result.map_err(|error| error.refusal().map_or_else(|| error.to_string(), str::to_owned)),
             Ok(Err(_)) => Err("asking it panicked".into()),
             Err(_) => Err(format!("relay {relay} does not answer within {limit:?}")),
         }
     }
 
-    /// Runs a command in the console of each proxy, side by side; the names and errors of those where it failed.
+    /// Runs a command in the console of each proxy, concurrently; returns the names and errors of those where it failed.
     pub(super) async fn consoles(&self, command: &str, limit: Duration) -> Vec<(String, String)> {
         let each = (0..self.proxies.len()).map(|proxy| self.at_console(proxy, command, limit));
         join_all(each).await.into_iter().flatten().collect()
     }
 
-    /// Runs a command in the console of the proxy of this index; its name and the error if it fails, or is not done within `limit`.
+    /// Runs a command in the console of the proxy of this index; returns its name and the error if the command fails, or does not end within `limit`.
     pub(super) async fn at_console(&self, proxy: usize, command: &str, limit: Duration) -> Option<(String, String)> {
         let login = &self.proxies[proxy];
         let work = async { ask(&self.console(login).await?, command).await.map(drop) };
@@ -360,7 +360,7 @@ impl Parts {
         done.err().map(|error| (login.part.name.clone(), error))
     }
 
-    /// Looks at every proxy, side by side.
+    /// Queries all proxies concurrently.
     pub(super) async fn proxies(&self) -> Vec<ProxySeen> {
         let each = self.proxies.iter().map(|login| async move {
             let look = async {
@@ -383,7 +383,7 @@ impl Parts {
     async fn console(&self, login: &Login) -> Said<Client> {
         let mut console = self.cluster.clone();
         (console.user, console.password) = (login.part.user.clone(), login.password.clone());
-        // That of this cluster alone, where the proxy has several: the others' clients have nothing to do with it.
+        // The console of this cluster alone, if the proxy has several: the other clusters' clients are not affected.
         console.database = match &login.part.cluster {
             Some(cluster) => format!("kingpost.{cluster}"),
             None => "kingpost".into(),
@@ -395,7 +395,7 @@ impl Parts {
     }
 }
 
-/// Two columns of a table of a console.
+/// Returns two columns of a console's table.
 async fn pairs(console: &Client, command: &str, first: &str, second: &str) -> Said<Vec<(String, String)>> {
     let messages = console.simple_query(command).await.map_err(|error| describe(&error))?;
     let row = |message: &SimpleQueryMessage| match message {
@@ -408,17 +408,17 @@ async fn pairs(console: &Client, command: &str, first: &str, second: &str) -> Sa
     Ok(messages.iter().filter_map(row).collect())
 }
 
-/// The result of some work, or that it takes too long.
+/// Returns the result of some work, or an error if it takes too long.
 async fn within<T>(limit: Duration, work: impl Future<Output = Said<T>>) -> Said<T> {
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(format!("no answer within {limit:?}")))
 }
 
-/// The first value of a quick statement's first row, as text.
+/// Returns the first value of a quick statement's first row, as text.
 pub(super) async fn first(client: &Client, statement: &str) -> Said<Option<String>> {
     within(ANSWER, ask(client, statement)).await
 }
 
-/// The same, for as long as it takes: the caller has a limit.
+/// Returns the first value of a statement's first row, without a time limit: the caller has one.
 async fn ask(client: &Client, statement: &str) -> Said<Option<String>> {
     let messages = client.simple_query(statement).await.map_err(|error| describe(&error))?;
     Ok(messages.into_iter().find_map(|message| match message {
@@ -451,7 +451,7 @@ fn read(row: &tokio_postgres::Row) -> Result<ServerState, tokio_postgres::Error>
     })
 }
 
-/// The server's own words where it said something.
+/// Returns the server's own message, if there is one.
 pub(super) fn describe(error: &tokio_postgres::Error) -> String {
     use std::error::Error;
     match (error.as_db_error(), error.source()) {

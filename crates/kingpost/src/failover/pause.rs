@@ -1,5 +1,4 @@
-//! The proxies' part in a switchover: clients wait, by a lease that ends by itself, and go on once their proxy has seen the new
-//! primary.
+//! The pause of the proxies in a switchover: clients wait, by a lease that ends by itself, and resume once their proxy has seen the new primary.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,21 +10,20 @@ use tokio::task::JoinHandle;
 
 use super::parts::Parts;
 
-/// How long a proxy pauses without being told again: as long as the [lock](super::lock) lasts.
+/// Duration of a proxy's pause without renewal: as long as the [lock](super::lock) lasts.
 const LEASE: Duration = super::lock::LEASE;
-/// How often it is told again, and the longest time for that.
+/// Interval of renewals, and the time limit of one.
 const RENEW: Duration = Duration::from_secs(5);
-/// Longest time that a proxy is waited for to see a primary that is there. One that is cut off from it takes as long as the cut; it goes on looking
-/// by itself.
+/// Longest wait until a proxy sees a primary that is up. A proxy that is cut off from it takes as long as the cut; it keeps looking by itself.
 const RESUME: Duration = Duration::from_secs(5);
 
-/// A proxy's name, and what it said.
+/// Proxies' names and errors.
 pub(super) type Refusals = Vec<(String, String)>;
 
-/// Proxies that have paused, and stay so for as long as this is held.
+/// Proxies that have paused, and stay paused as long as this value is held.
 pub(super) struct Pause {
     parts: Parts,
-    /// One for each proxy: one that does not answer holds up no other.
+    /// One lease for each proxy: a proxy that does not answer delays no other.
     leases: Vec<Lease>,
 }
 
@@ -42,24 +40,24 @@ impl Drop for Lease {
 }
 
 impl Lease {
-    /// Returns when no renewal is under way any more: one that came after the end would be a new pause.
+    /// Returns when no renewal is in progress any more: one that came after the end would be a new pause.
     async fn renew_no_more(mut self) {
         self.ended.0.store(true, Ordering::Release);
         self.ended.1.notify_one();
-        // What the task may have to say is of no use any more.
+        // The result of the task is no longer of use.
         let _ = (&mut self.renewing).await;
     }
 }
 
 impl Pause {
-    /// Has every proxy pause, and waits until no client has anything under way.
+    /// Has every proxy pause, and waits until no client has a transaction in progress.
     ///
     /// # Errors
-    /// Those that have not paused within `limit`; nobody waits any more.
+    /// Proxies that have not paused within `limit`; then no client waits any more.
     pub(super) async fn begin(parts: &Parts, limit: Duration) -> Result<Pause, Refusals> {
         let lease = |proxy| {
             let ended = Arc::<(AtomicBool, Notify)>::default();
-            // From the beginning: a long transaction may be waited for longer than a lease.
+            // Renewed from the beginning: a long transaction may be waited for longer than a lease lasts.
             let renewing = tokio::spawn(renew(parts.clone(), proxy, Arc::clone(&ended)));
             Lease { ended, renewing }
         };
@@ -72,12 +70,12 @@ impl Pause {
         Err(failed)
     }
 
-    /// Has them go on at whatever primary they know.
+    /// Resumes the proxies at the primary that they know.
     pub(super) async fn end(self) -> Refusals {
         self.end_at(1).await
     }
 
-    /// Has them go on once each has seen a primary on `timeline`, which they look for at once.
+    /// Resumes each proxy once it has seen a primary on `timeline`, for which all look at once.
     pub(super) async fn end_at(self, timeline: u32) -> Refusals {
         let parts = &self.parts;
         let each = self.leases.into_iter().enumerate().map(|(proxy, lease)| async move {
@@ -102,13 +100,13 @@ async fn renew(parts: Parts, proxy: usize, ended: Arc<(AtomicBool, Notify)>) {
             () = tokio::time::sleep(RENEW) => {}
             () = ended.1.notified() => continue,
         }
-        // One that is not renewed ends its pause: its clients find that the old primary lets nobody in, and wait.
+        // A pause that is not renewed ends: clients then find that the old primary refuses sessions, and wait.
         parts.at_console(proxy, &command(), RENEW).await;
     }
 }
 
-/// Has the proxies look for a primary on `timeline` or a later one at once, and ends a pause that a lease holds when it is there. For
-/// proxies that have not paused it only shortens the time until they know the primary. A proxy goes on looking after it is no longer waited for.
+/// Has the proxies look at once for a primary on `timeline` or a later one, and ends a leased pause when it is found. For proxies that have not
+/// paused this only shortens the time until they know the primary. A proxy keeps looking after the wait for it has ended.
 pub(super) async fn resume(parts: &Parts, timeline: u32) -> Refusals {
     parts.consoles(&resuming(timeline), RESUME).await
 }

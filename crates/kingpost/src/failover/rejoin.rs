@@ -1,4 +1,4 @@
-//! What becomes of the primary that was left.
+//! The return of the replaced primary as a standby.
 
 use ::relay::Order;
 
@@ -10,8 +10,8 @@ use super::steps::{Steps, split};
 use crate::out;
 
 impl Steps {
-    /// Brings the primary that was left back as a standby, by the configured program, or says how. Nobody else is touched: a server that
-    /// does not answer and was no primary may have been stopped for a reason.
+    /// Brings the replaced primary back as a standby, by the configured program, or prints how to. No other server is touched: a server that does not
+    /// answer and was no primary may have been stopped for a reason.
     pub(super) async fn rejoin(&self, before: &Survey, promoted: &Promoted) {
         let Promoted { node, old, .. } = promoted;
         let survey = self.parts.survey_again(before).await;
@@ -19,7 +19,7 @@ impl Steps {
             let is_old = old.as_ref() == Some(&server.name);
             match &server.state {
                 Ok(state) if state.standby => {}
-                // It takes itself for a primary, on an older timeline.
+                // The server still runs as a primary, on an older timeline.
                 Ok(state) => self.bring_back(&server.name, promoted, state.locked != Locked::No).await,
                 Err(_) if is_old => self.bring_back(&server.name, promoted, false).await,
                 Err(why) => self.say(format_args!(
@@ -32,7 +32,7 @@ impl Steps {
 
     async fn bring_back(&self, old: &str, promoted: &Promoted, locked: bool) {
         let (primary, upstream) = (self.address(&promoted.node), self.upstream(promoted).await);
-        // Until its first checkpoint the control file of a promoted server names the old timeline, and pg_rewind finds nothing to do.
+        // Until its first checkpoint the control file of a promoted server has the old timeline, and pg_rewind finds nothing to do.
         if let Err(why) = self.parts.checkpoint(&promoted.node).await {
             self.say(format_args!("{} made no checkpoint, which pg_rewind needs: {why}", promoted.node));
         }
@@ -61,7 +61,7 @@ impl Steps {
         }
     }
 
-    /// Where a standby is to receive from: a relay that follows the new primary, or that itself.
+    /// Returns the address that a standby should receive from: a relay that follows the new primary, or else the new primary.
     async fn upstream(&self, promoted: &Promoted) -> String {
         for relay in &self.config.failover.relays {
             let standing = self.parts.order(&relay.name, Order::Look).await;
@@ -73,7 +73,7 @@ impl Steps {
         first.map_or_else(|| self.address(&promoted.node), |relay| relay.address.clone())
     }
 
-    /// What a person has to do on the server's machine.
+    /// Returns instructions for a person on the server's machine.
     fn recipe(&self, primary: &str, upstream: &str, timeline: u32) -> String {
         let (primary_host, primary_port) = split(primary);
         let (host, port) = split(upstream);

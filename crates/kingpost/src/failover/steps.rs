@@ -1,4 +1,4 @@
-//! One failover under way, and what all of its steps need.
+//! One failover in progress, with the state shared by all of its steps.
 
 use std::time::{Duration, Instant};
 
@@ -11,31 +11,31 @@ use crate::config::Config;
 use crate::error::Failure;
 use crate::out;
 
-/// One failover under way.
+/// One failover in progress.
 pub(super) struct Steps {
     pub(super) config: Config,
     pub(super) parts: Parts,
     pub(super) began: Instant,
-    /// At random: tells its terms from those of others that begin at the same time.
+    /// Random number, which distinguishes its terms from those of runs that begin at the same time.
     pub(super) run: u16,
-    /// Whatever cannot be known any more counts as lost.
+    /// True if everything that cannot be known any more counts as lost.
     pub(super) force: bool,
-    /// There may be too few relays.
+    /// True if there may be too few relays.
     pub(super) accept_loss: bool,
-    /// For tests.
+    /// Test hook that stops the run.
     pub(super) stop: StopAt,
 }
 
-/// A word that is asked for before what cannot be undone.
+/// Checks before the irreversible steps.
 pub(super) trait Guard {
-    /// Before a node is elected: from then on a later run goes on with it. Err: it must not be.
+    /// Runs before a node is elected: from then on a later run continues with that node. Err: it must not be elected.
     fn before_election(&self) -> impl Future<Output = Result<(), String>>;
 
-    /// Before it is promoted. Err: somebody else is at it, or may be.
+    /// Runs before the node is promoted. Err: another run is in progress, or may be.
     fn before_promotion(&self) -> impl Future<Output = Result<(), String>>;
 }
 
-/// An operator's own responsibility.
+/// No checks: the operator is responsible.
 pub(super) struct NoGuard;
 
 impl Guard for NoGuard {
@@ -65,14 +65,14 @@ impl Steps {
         Ok(Steps { config, parts, began: Instant::now(), run, force: false, accept_loss: false, stop })
     }
 
-    /// Something has been done, and whatever comes next has not begun. Here a test may end this program, or have it stand still.
+    /// Marks the end of one step, before the next begins. A test may end or stop this program here.
     pub(super) fn step(&self, name: &str) {
         if self.stop.die_at.as_deref() == Some(name) {
             std::process::abort();
         }
         if self.stop.stop_at.as_deref() == Some(name) {
             self.say(format_args!("standing still after {name}"));
-            // It goes on when somebody says so.
+            // The program continues on SIGCONT.
             let _ = kill_process(getpid(), Signal::STOP);
         }
     }
@@ -85,20 +85,20 @@ impl Steps {
         self.config.failover.step_timeout
     }
 
-    /// Configured address of a node.
+    /// Returns the configured address of a node.
     pub(super) fn address(&self, node: &str) -> String {
         let known = self.parts.nodes().iter().find(|known| known.name == node);
         known.map(|known| known.address.clone()).unwrap_or_default()
     }
 
-    /// By what rules a candidate is found that takes the place of `old`.
+    /// Returns the rules for candidates that replace `old`.
     pub(super) fn rules(&self, old: Option<&str>) -> Rules {
         let zone = |old: &str| self.parts.nodes().iter().find(|node| node.name == old)?.zone.clone();
         let failover = &self.config.failover;
         Rules { zones: failover.zones.clone(), lag_limit: failover.lag_limit, home: old.and_then(zone) }
     }
 
-    /// The primary of a timeline: the one that answers, or the one that relays or standbys receive from or did when they last could.
+    /// Returns the primary of a timeline: the one that answers, or else the one that relays or standbys receive from or last received from.
     pub(super) async fn primary_of(&self, survey: &Survey, timeline: u32) -> Option<String> {
         let answers = survey.answering().find(|(_, state)| !state.standby && state.timeline == timeline);
         if let Some((server, _)) = answers {
@@ -127,10 +127,10 @@ pub(super) fn split(address: &str) -> (String, String) {
     (host.trim_matches(['[', ']']).to_owned(), port.to_owned())
 }
 
-/// Longest time for a name to be resolved.
+/// Time limit of a name resolution.
 const RESOLVE: Duration = Duration::from_secs(2);
 
-/// Whether two addresses lead to the same place: the same text, or a common resolved address.
+/// True if two addresses lead to the same host and port: the same text, or a common resolved address.
 pub(super) async fn same(one: &str, other: &str) -> bool {
     if one == other {
         return true;

@@ -1,12 +1,12 @@
-//! A planned change of the primary. Whatever goes wrong before the promotion, the old primary goes on, and clients with it.
+//! A planned change of the primary. After a failure before the promotion, the old primary continues, and clients with it.
 //!
 //! ```text
 //!  proxies pause, by a lease ─▶ the primary stops cleanly, or is locked ─▶ fence … promote ─▶ proxies resume, each when it has
 //!  seen the new primary ─▶ relays and standbys follow
 //! ```
 //!
-//! *What must hold*: from before the end of the old primary's log is taken until that server has become a standby, no session can
-//! have a commit acknowledged there.
+//! *What must hold*: from before the end of the old primary's log is read until that server has become a standby, no session can have a commit
+//! acknowledged there.
 
 use std::time::{Duration, Instant};
 
@@ -23,19 +23,19 @@ use super::plan::{Situation, Survey};
 use super::steps::{Guard, NoGuard, Steps};
 use crate::error::Failure;
 
-/// How often something that is waited for is looked at.
+/// Interval between two checks of a condition that is waited for.
 const PACE: Duration = Duration::from_millis(50);
 
-/// How the old primary is kept from acknowledging anything.
+/// State in which the old primary can acknowledge nothing.
 enum Silenced {
-    /// Its process has ended cleanly, everything it wrote was received.
+    /// Its process has ended cleanly, and all that it wrote was received.
     Stopped,
-    /// It runs, and nobody gets in.
+    /// The server runs, and refuses sessions.
     Locked(Lock),
 }
 
 impl Guard for Silenced {
-    /// From the election on the old primary must stay silent without this program.
+    /// From the election on, the old primary must stay silent without this program.
     async fn before_election(&self) -> Result<(), String> {
         match self {
             Silenced::Stopped => Ok(()),
@@ -48,14 +48,14 @@ impl Guard for Silenced {
     }
 }
 
-/// What a switchover has begun, and what has to be ended with it.
+/// The pause and the silence that a switchover has begun, and that must end with it.
 #[derive(Default)]
 struct Begun {
     pause: Option<Pause>,
     silenced: Option<Silenced>,
 }
 
-/// From the survey to the end.
+/// Runs a switchover from the survey to the end.
 pub(super) async fn run(
     steps: &Steps,
     survey: &Survey,
@@ -67,7 +67,7 @@ pub(super) async fn run(
     let anew;
     let (survey, old, timeline) = match situation {
         Situation::Healthy { primary, timeline } => (survey, primary, timeline),
-        // An earlier run was interrupted before it had elected anything: the old primary may have gone on since.
+        // An earlier run was interrupted before its election: the old primary may have written since.
         Situation::Fenced { old, timeline } if survey.elected().is_none() && !dry_run => {
             steps.say("an earlier run was interrupted: it is called off, and this one begins anew");
             steps.abort().await?;
@@ -131,7 +131,7 @@ pub(super) async fn run(
     }
 }
 
-/// Waits until so many relays receive again whose fences were taken away; what is seen then, or when that takes too long.
+/// Waits until enough relays whose fences were removed receive again; returns the last survey, also after the time limit.
 async fn relays_receive(steps: &Steps, needed: usize) -> Survey {
     let began = Instant::now();
     loop {
@@ -144,7 +144,7 @@ async fn relays_receive(steps: &Steps, needed: usize) -> Survey {
     }
 }
 
-/// Lets transactions end, and has clients wait.
+/// Waits for open transactions to end, and pauses clients.
 async fn pause(steps: &Steps) -> Result<Option<Pause>, Failure> {
     if steps.parts.proxy_count() == 0 {
         steps.say("no proxy is configured as [[failover.proxies]]: clients that have a transaction open now lose it");
@@ -163,7 +163,7 @@ async fn pause(steps: &Steps) -> Result<Option<Pause>, Failure> {
     }
 }
 
-/// Clients go on at the new primary.
+/// Resumes clients at the new primary.
 async fn resume(steps: &Steps, pause: Option<Pause>, promoted: &Promoted) {
     let Some(pause) = pause else { return };
     say_resumed(steps, pause.end_at(promoted.timeline).await);
@@ -180,7 +180,7 @@ fn say_resumed(steps: &Steps, failed: Refusals) {
     }
 }
 
-/// By the configured program; waits until the server answers no more.
+/// Stops the server by the configured program; waits until it no longer answers.
 async fn stop_by_hook(steps: &Steps, old: &str) -> Result<Silenced, Failure> {
     let address = steps.address(old);
     let hook = Hook {
@@ -216,7 +216,7 @@ async fn gone(steps: &Steps, old: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Lets nobody in any more, ends all sessions, and waits until the relays have what they have written.
+/// Locks the server, ends all sessions, and waits until the relays have all that these have written.
 async fn locked(steps: &Steps, old: &str, needed: usize) -> Result<Silenced, Failure> {
     let failed = |why: String| Failure::runtime(format!("cannot lock {old}: {why}"));
     let mut lock = Lock::take(&steps.parts, old).await.map_err(failed)?;
@@ -249,7 +249,7 @@ async fn relays_have(steps: &Steps, written: Lsn, needed: usize) -> Result<(), S
     }
 }
 
-/// The old primary stays the primary, unless another was promoted.
+/// Keeps the old primary as the primary, unless another was promoted.
 async fn go_on(steps: &Steps, old: &str, by_hook: bool, begun: Begun) {
     let survey = steps.parts.survey().await;
     if let Ok(Situation::Promoted { primary, timeline }) = survey.situation() {
@@ -258,7 +258,7 @@ async fn go_on(steps: &Steps, old: &str, by_hook: bool, begun: Begun) {
     if let Err(failure) = steps.abort().await {
         steps.say(failure);
     } else if !by_hook {
-        // Also a lock that was not complete.
+        // Also lifts a lock that was not complete.
         if let Err(why) = lock::unlock(&steps.parts, old).await {
             steps.say(format_args!("{old} may still be locked: {why}. Run `kingpost failover --abort`"));
         }
