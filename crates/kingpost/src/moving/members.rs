@@ -1,5 +1,5 @@
-//! Programs that list users for each database. Kingpost has one list of users, so rules say who may log in to what, and a setting of a user in one database has to find a
-//! place: for all, for the database, or for the user.
+//! Users of programs that list them per database. Kingpost has one list of users, so rules decide who may log in to which database, and each setting
+//! of a user in one database is placed in the pool, the database or the user.
 
 use std::collections::BTreeMap;
 
@@ -12,20 +12,20 @@ use super::report::Report;
 pub(super) struct Member {
     pub(super) database: String,
     pub(super) user: String,
-    /// By which errors have it: `pools.shop.users.0`.
+    /// Name in errors: `pools.shop.users.0`.
     pub(super) name: String,
-    /// The method of the rule by which it comes.
+    /// Method of the rule that admits the user.
     pub(super) method: &'static str,
-    /// What `proxy.users` has of its secret.
+    /// Lines of `proxy.users` with its secret.
     pub(super) secret: Vec<Line>,
-    /// Who logs in to the servers for it, and the password; None: itself.
+    /// User and password of its server logins; None: its own.
     pub(super) server: Option<(String, Option<String>)>,
     /// Settings as TOML, by their key in the other program.
     pub(super) settings: BTreeMap<&'static str, String>,
 }
 
 impl Member {
-    /// The login at the servers by which the member's statements run; None: the file has no password for it.
+    /// Returns the server login of the member's statements; None if the file has no password for it.
     fn login(&self) -> Option<Login> {
         let own = self.secret.iter().find(|(key, _)| *key == "password").map(|(_, password)| password.clone());
         let (user, password) = match &self.server {
@@ -36,7 +36,7 @@ impl Member {
     }
 }
 
-/// Where a setting of a member may go. The first that can hold it is taken: for all, for databases, for users.
+/// Possible places of a member's setting. The first that can hold it is used: for all, for databases, for users.
 #[derive(Debug)]
 pub(super) struct Place {
     /// The key in the other program.
@@ -47,11 +47,11 @@ pub(super) struct Place {
     pub(super) database: Option<&'static str>,
     /// In `[[proxy.users]]`.
     pub(super) user: Option<&'static str>,
-    /// Whether who has none may have another's.
+    /// True if a member without the setting may get another member's value.
     pub(super) shared: bool,
 }
 
-// Settings that PgCat and PgDog call alike.
+// Settings with the same names in PgCat and PgDog.
 pub(super) const POOL_SIZE: Place =
     Place { key: "pool_size", pool: Some("size"), database: Some("pool_size"), user: Some("pool_size"), shared: false };
 pub(super) const MIN_POOL_SIZE: Place =
@@ -73,15 +73,15 @@ pub(super) const STATEMENT_TIMEOUT: Place = Place {
     shared: false,
 };
 
-/// Where the mode of pools goes, which the program calls `key`.
+/// Returns the places of the pool mode, which the program names `key`.
 pub(super) const fn mode(key: &'static str) -> Place {
     Place { key, pool: Some("mode"), database: Some("pool_mode"), user: Some("pool_mode"), shared: false }
 }
 
-/// A user, as Kingpost lists it: with the cluster, where there are several.
+/// A user as Kingpost lists it: with the cluster, if there are several.
 type Account = (Option<String>, String);
 
-/// Writes down who may log in to what, and the settings of each. The databases are in the plan, with their clusters.
+/// Writes the rules and the settings of the members. The plan already has the databases, with their clusters.
 pub(super) fn settle(report: &mut Report<'_>, plan: &mut Plan, members: &[Member], places: &[Place]) {
     let account = |plan: &Plan, member: &Member| -> Account {
         let first = plan.first_cluster();
@@ -115,7 +115,7 @@ pub(super) fn settle(report: &mut Report<'_>, plan: &mut Plan, members: &[Member
     }
 }
 
-/// Rules: each database lets in its members and nobody else.
+/// Writes rules by which each database admits its members and nobody else.
 fn admit(report: &mut Report<'_>, plan: &mut Plan, members: &[Member]) {
     let databases: Vec<String> = plan.databases.iter().map(|(name, _)| name.clone()).collect();
     for database in databases {
@@ -139,7 +139,7 @@ fn admit(report: &mut Report<'_>, plan: &mut Plan, members: &[Member]) {
     }
 }
 
-/// A rule for clients from anywhere.
+/// Returns a rule for clients from any address.
 pub(super) fn rule(kind: &str, database: &str, user: &str, method: &str) -> Vec<Line> {
     vec![
         ("type", quoted(kind)),
@@ -150,7 +150,7 @@ pub(super) fn rule(kind: &str, database: &str, user: &str, method: &str) -> Vec<
     ]
 }
 
-/// A name as a word of a rule, which is not taken for a keyword or a list.
+/// Quotes a name as a word of a rule, so that it is not read as a keyword or a list.
 fn in_rule(name: &str) -> Option<String> {
     if name.contains(['\n', '\r', '\0']) || name.is_empty() {
         return None;
@@ -160,7 +160,7 @@ fn in_rule(name: &str) -> Option<String> {
     Some(if plain && !keyword { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) })
 }
 
-/// Whoever logs in to the servers in place of a database's users is one for all of them.
+/// Sets the server login of each database, which must be one for all of its users.
 fn towards_servers(report: &mut Report<'_>, plan: &mut Plan, members: &[Member]) {
     for (database, lines) in &mut plan.databases {
         let mut of = members.iter().filter(|member| member.database == *database);
@@ -187,7 +187,7 @@ fn settle_one(
 ) {
     let value = |at: usize| members[at].settings.get(place.key);
     let all = 0..members.len();
-    // The members that have another value than the first one that they are one with.
+    // Members whose value differs from that of the first member that they share the place with.
     let differ = |one: usize, other: usize| match (value(one), value(other)) {
         (None, _) | (_, None) if place.shared => false,
         (one, other) => one != other,

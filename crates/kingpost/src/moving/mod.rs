@@ -7,8 +7,8 @@
 //!  pgpool.conf, hba, pool_passwd ─▶ pgpool ────┘                               lost)       written)
 //! ```
 //!
-//! It is strict: a setting that can't be carried over is an error that names it, and nothing is written unless `--ignore` names it,
-//! too. What is written is what `kingpost check` finds good. `prober` chooses the login by which the written configuration watches the servers.
+//! The translation is strict: a setting that cannot be carried over is an error that names it, and nothing is written unless `--ignore` names it,
+//! too. The output always passes `kingpost check`. `prober` chooses the login by which the written configuration watches the servers.
 
 #[cfg(test)]
 mod checked;
@@ -36,24 +36,24 @@ use plan::Plan;
 pub(crate) use lookup::SAFE_QUERY;
 pub(crate) use pgbouncer::{carried_to, needless};
 
-/// Reads a file that the settings name.
+/// Function that reads a file named by the settings.
 type Read<'a> = &'a dyn Fn(&Path) -> Result<String, Failure>;
 
-/// Longest file that is read, in bytes.
+/// Size limit of a file, in bytes.
 const LONGEST: u64 = 16 << 20;
 
-/// How to translate.
+/// Options of a translation.
 #[derive(Debug, Default)]
 struct Options {
     /// Settings to leave out.
     ignored: Vec<String>,
-    /// Leaves out whatever can't be carried over.
+    /// Leaves out all that cannot be carried over.
     ignore_all: bool,
     /// Databases to translate; none: all.
     databases: Vec<String>,
-    /// All servers are one primary and its replicas.
+    /// True if all servers are one primary and its replicas.
     same_cluster: bool,
-    /// Who watches the nodes.
+    /// User of the probes.
     probe_user: Option<String>,
 }
 
@@ -67,7 +67,7 @@ enum Source {
 }
 
 impl Source {
-    /// The file that names the others.
+    /// Returns the main file, which names the others.
     fn file(&self) -> &Path {
         match self {
             Source::Pgbouncer { file } | Source::Pgcat { file } | Source::Pgdog { file, .. } => file,
@@ -88,7 +88,7 @@ impl Source {
     }
 }
 
-/// Prints the translation of a file, or writes it. `None`: this command translates nothing.
+/// Prints the translation of a file, or writes it. `None` for a command that translates nothing.
 pub(crate) fn command(command: &ConfigCommand) -> Option<Result<(), Failure>> {
     let (source, how, which) = match command {
         ConfigCommand::FromPgbouncer(args) => {
@@ -140,7 +140,7 @@ fn run(source: &Source, how: &Translation, options: &Options) -> Result<(), Fail
         Some(path) => {
             use std::io::Write;
             use std::os::unix::fs::OpenOptionsExt;
-            // It may hold passwords: for its owner alone, and nothing is overwritten.
+            // The file may hold passwords: only its owner can read it, and no file is overwritten.
             let mut options = std::fs::OpenOptions::new();
             options.write(true).create_new(true).mode(0o600);
             let written = options.open(path).and_then(|mut file| file.write_all(text.as_bytes()));
@@ -160,7 +160,7 @@ fn read_file(path: &Path) -> Result<String, Failure> {
     }
 }
 
-/// The translation of a text, without what can't be carried over; whatever it refers to is empty.
+/// Translates a text without the settings that cannot be carried over; files that it names are empty.
 pub(crate) fn translated(program: &str, text: &str) -> Result<String, Failure> {
     let file = PathBuf::from("text");
     let options = Options { ignore_all: true, ..Options::default() };
@@ -168,7 +168,7 @@ pub(crate) fn translated(program: &str, text: &str) -> Result<String, Failure> {
     let source = match program {
         "pgbouncer" => Source::Pgbouncer { file },
         "pgcat" => Source::Pgcat { file },
-        // One text for both: each finds its tables in it.
+        // One text for both files: each finds its own tables in it.
         "pgdog" => Source::Pgdog { users: file.clone(), file },
         "pgpool" => Source::Pgpool(pgpool::Files { conf: file, hba: None, passwords: None }),
         _ => {

@@ -1,4 +1,4 @@
-//! What is written: Kingpost's settings, table by table, and the text that they make.
+//! The output of a translation: Kingpost's settings, table by table, and their text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -14,14 +14,14 @@ pub(super) type Line = (&'static str, String);
 /// The configuration to write.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
-    /// The file that it is made from.
+    /// Path of the translated file.
     source: String,
-    /// The command that made it, `from-pgbouncer`.
+    /// The command that made the plan, such as `from-pgbouncer`.
     command: &'static str,
-    /// The program whose file it is made from.
+    /// The program whose file is translated.
     program: &'static str,
     pub(super) listen: Vec<String>,
-    /// Who may connect to the Unix socket among them.
+    /// Permissions of the Unix socket among them.
     pub(super) socket: Vec<Line>,
     pub(super) proxy: Vec<Line>,
     /// `(id, address)` of `proxy.peers`.
@@ -31,40 +31,40 @@ pub(super) struct Plan {
     pub(super) pool: Vec<Line>,
     pub(super) routing: Vec<Line>,
     pub(super) about_routing: &'static str,
-    /// Rules of who may come from where, in their order.
+    /// Rules of client authentication, in their order.
     pub(super) rules: Vec<Vec<Line>>,
     pub(super) databases: Vec<(String, Vec<Line>)>,
     pub(super) users: Vec<(String, Vec<Line>)>,
     pub(super) operators: Vec<(String, Vec<Line>)>,
     pub(super) cluster: Vec<Line>,
     pub(super) cluster_tls: Vec<Line>,
-    /// The servers, by cluster; the clusters have all else in common.
+    /// The servers, by cluster; all other settings are common to the clusters.
     clusters: Vec<Cluster>,
-    /// What else is said of a server, by its address.
+    /// Further settings of a server, by its address.
     pub(super) nodes: BTreeMap<String, Vec<Line>>,
-    /// What a reader should know of the clusters.
+    /// Remark about the clusters, for the reader.
     pub(super) about_clusters: Option<String>,
     pub(super) metrics: Vec<Line>,
     pub(super) log: Vec<Line>,
-    /// Logins at the servers, the best for probes first.
+    /// Logins at the servers, best for probes first.
     pub(super) logins: Vec<Login>,
-    /// What was left out, and why.
+    /// Names of the settings that were left out, and the reasons.
     pub(super) left_out: Vec<(String, String)>,
 }
 
-/// Servers that belong together.
+/// Servers of one cluster.
 #[derive(Debug)]
 struct Cluster {
-    /// None: there is no other one.
+    /// None: the only cluster.
     name: Option<String>,
-    /// Addresses.
+    /// Addresses of the servers.
     nodes: Vec<String>,
-    /// None: not chosen yet.
+    /// None until chosen.
     prober: Option<Prober>,
 }
 
 impl Plan {
-    /// An empty one.
+    /// Creates an empty plan.
     pub(super) fn new(source: &Path, command: &'static str, program: &'static str) -> Plan {
         Plan { source: source.display().to_string(), command, program, ..Plan::default() }
     }
@@ -78,7 +78,7 @@ impl Plan {
         }
     }
 
-    /// The entries of `proxy.databases` that lead to a cluster.
+    /// Returns the entries of `proxy.databases` that lead to a cluster.
     fn databases_of(&self, at: usize, cluster: &Cluster) -> Vec<Entry> {
         let name = cluster.name.as_deref().map(quoted);
         let of = |lines: &[Line], key: &str| lines.iter().find(|(of, _)| *of == key).map(|(_, value)| value.clone());
@@ -94,7 +94,7 @@ impl Plan {
         .collect()
     }
 
-    /// What the user is told beside the configuration.
+    /// Returns notes for the user beside the configuration.
     pub(super) fn notes(&self) -> Vec<String> {
         let about = self.about_clusters.iter().filter_map(|about| about.strip_prefix('D'));
         let mut notes: Vec<String> = about.map(|rest| format!("d{rest}")).collect();
@@ -108,18 +108,18 @@ impl Plan {
         notes
     }
 
-    /// The cluster that a database leads to; None: there is only one, or it is the first.
+    /// Returns the cluster of a database; None if it is the only one, or the first.
     pub(super) fn cluster_of(&self, database: &str) -> Option<String> {
         let (_, lines) = self.databases.iter().find(|(name, _)| name == database)?;
         lines.iter().find(|(key, _)| *key == "cluster").map(|(_, name)| name.clone())
     }
 
-    /// The name of the first of several clusters, as TOML.
+    /// Returns the name of the first of several clusters, as TOML.
     pub(super) fn first_cluster(&self) -> Option<String> {
         self.clusters.first()?.name.as_deref().map(quoted)
     }
 
-    /// Which servers belong together: databases that share one lead to one cluster, others each to their own. True if there are several.
+    /// Groups the servers into clusters: databases that share a server lead to one cluster, others each to their own. Returns true for several.
     pub(super) fn lead(&mut self, led: Servers, same_cluster: bool) -> bool {
         let apart = if same_cluster { Vec::new() } else { groups(&led) };
         if apart.len() < 2 {
@@ -136,7 +136,7 @@ impl Plan {
         for (databases, nodes) in apart {
             let first = databases.iter().find(|name| *name != "*").map_or("others", String::as_str).to_owned();
             for (name, lines) in &mut self.databases {
-                // The first cluster is meant where none is named.
+                // The first cluster is the default.
                 if databases.contains(name) && !self.clusters.is_empty() {
                     lines.insert(0, ("cluster", quoted(&first)));
                 }
@@ -151,7 +151,7 @@ impl Plan {
         true
     }
 
-    /// The configuration's text.
+    /// Returns the text of the configuration.
     pub(super) fn render(&self) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.
@@ -231,7 +231,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Writes all of a cluster but its name.
+    /// Writes a cluster without its name.
     fn write_cluster(&self, to: &mut String, table: &str, cluster: &Cluster) -> std::fmt::Result {
         if let Some(prober) = &cluster.prober {
             writeln!(to, "# {}", prober.comment())?;
@@ -247,7 +247,7 @@ impl Plan {
     }
 }
 
-/// A table, unless it is empty.
+/// Writes a table, unless it is empty.
 fn write_table(to: &mut String, name: &str, lines: &[Line]) -> std::fmt::Result {
     if lines.is_empty() {
         return Ok(());
@@ -260,18 +260,18 @@ fn write_lines(to: &mut String, lines: &[Line]) -> std::fmt::Result {
     lines.iter().try_for_each(|(key, value)| writeln!(to, "{key} = {value}"))
 }
 
-/// As a TOML string.
+/// Quotes a TOML string.
 pub(super) fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }
 
-/// As a TOML array of strings.
+/// Quotes a TOML array of strings.
 pub(super) fn quoted_list<T: AsRef<str>>(texts: &[T]) -> String {
     let texts: Vec<String> = texts.iter().map(|text| quoted(text.as_ref())).collect();
     format!("[{}]", texts.join(", "))
 }
 
-/// As part of a TOML comment, which has no control character but the tab: each as its escape.
+/// Escapes control characters but the tab, which a TOML comment cannot have.
 fn in_comment(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,9 +1,9 @@
-//! The user that watches the servers of a cluster: a login that the other program's files give, with its password.
+//! The user that watches the servers of a cluster: a login from the other program's files, with its password.
 
 use super::Options;
 use super::plan::quoted;
 
-/// What an operator runs on the primary where the files give no login.
+/// Statement for the operator to run on the primary if the files give no login.
 const CREATE: &str = "CREATE ROLE kingpost LOGIN PASSWORD '…'; GRANT pg_monitor TO kingpost";
 
 /// A login at the servers that the files describe. Values are TOML.
@@ -31,7 +31,7 @@ pub(super) struct Prober {
     user: String,
     password: Option<String>,
     database: Option<String>,
-    /// True if the user is one of clients.
+    /// True if the user is a user of clients.
     borrowed: bool,
 }
 
@@ -48,21 +48,21 @@ impl std::fmt::Debug for Prober {
 }
 
 impl Login {
-    /// A user whom the files name for checks or lookups in all databases.
+    /// Creates the login of a user that the files name for checks or lookups in all databases.
     pub(super) fn named(user: &str, password: Option<&str>, database: Option<&str>) -> Login {
         let [password, database] = [password, database].map(|value| value.map(quoted));
         Login { user: quoted(user), password, database, entry: None, named: true }
     }
 
-    /// A user of clients, in the entry of `proxy.databases` or in all of them.
+    /// Creates the login of a user of clients, in one entry of `proxy.databases` or in all of them.
     pub(super) fn of_clients(user: String, password: String, entry: Option<&str>) -> Login {
         Login { user, password: Some(password), database: None, entry: entry.map(str::to_owned), named: false }
     }
 }
 
 impl Prober {
-    /// The best of the logins that reach the cluster. A login with a password comes before one without: servers that ask for none let in
-    /// both. `databases`: the entries that lead to the cluster.
+    /// Chooses the best of the logins that reach the cluster. A login with a password comes before one without: servers that require none admit both.
+    /// `databases`: the entries that lead to the cluster.
     pub(super) fn choose(options: &Options, logins: &[Login], databases: &[Entry]) -> Prober {
         let reaches =
             |login: &&Login| login.entry.as_ref().is_none_or(|of| databases.iter().any(|entry| entry.name == *of));
@@ -80,7 +80,7 @@ impl Prober {
         Prober { user, password, database, borrowed: !login.named && asked.is_none() }
     }
 
-    /// The lines of `[cluster]`.
+    /// Returns the lines of `[cluster]`.
     pub(super) fn lines(&self) -> Vec<(&'static str, String)> {
         let mut lines = vec![("user", self.user.clone())];
         lines.extend(self.password.clone().map(|password| ("password", password)));
@@ -88,7 +88,7 @@ impl Prober {
         lines
     }
 
-    /// The comment above them.
+    /// Returns the comment above the lines.
     pub(super) fn comment(&self) -> String {
         let begin =
             "Probes log in to each node as this user: CONNECT is enough, pg_monitor gives a prompt view of failovers.";
@@ -99,7 +99,7 @@ impl Prober {
         }
     }
 
-    /// What to do without a password; None: there is one.
+    /// Returns advice for a login without a password; None if it has one.
     pub(super) fn missing(&self, program: &str, table: &str) -> Option<String> {
         if self.password.is_some() {
             return None;

@@ -1,4 +1,5 @@
-//! Every key that PgBouncer documents up to 1.26.1, those that 1.26 has dropped included, and what becomes of it. The table of docs/guide/pgbouncer.md is made from this one.
+//! Every key that PgBouncer documents up to 1.26.1, including those that 1.26 has dropped, with its fate. The table of docs/guide/pgbouncer.md is
+//! generated from this one.
 
 use super::super::keys::{
     CIPHERS, KEEP_ALIVE, Key, PROBED, RESOLVED, STANDARD_ERROR, Table, carried, needless, refused,
@@ -6,11 +7,11 @@ use super::super::keys::{
 
 /// `[pgbouncer]`
 pub(super) const P: &str = "pgbouncer";
-/// In a line of `[databases]`.
+/// Section of a line of `[databases]`.
 pub(super) const D: &str = "databases";
-/// In a line of `[users]`.
+/// Section of a line of `[users]`.
 pub(super) const U: &str = "users";
-/// In a line of `[peers]`.
+/// Section of a line of `[peers]`.
 pub(super) const R: &str = "peers";
 
 const INSIDE: &str = "concerns PgBouncer's inside only";

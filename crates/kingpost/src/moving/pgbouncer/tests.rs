@@ -1,4 +1,4 @@
-//! Whole files: what they come to, and what makes them refused.
+//! Whole files: their translations, and the refusals.
 
 use super::*;
 use crate::config;
@@ -64,7 +64,7 @@ fn with(ini: &str, options: &Options) -> Result<String, Failure> {
     Ok(plan.render())
 }
 
-/// The translation of a file that is to be good, checked as it is before it is written; files that it names are not looked at.
+/// Translates a valid file, and checks the result as before it is written; files that it names are not examined.
 fn table(ini: &str, options: &Options) -> toml::Table {
     let text = with(ini, options).unwrap_or_else(|error| panic!("{error}\n{ini}"));
     let checked = config::parse("text", &text, [], &|_| config::Stat::Readable { mode: 0o600, empty: false });
@@ -80,7 +80,7 @@ fn refusal(ini: &str) -> String {
     with(ini, &Options::default()).expect_err(ini).to_string()
 }
 
-/// A file with these lines in `[pgbouncer]`, which is good without them.
+/// Returns a file with these lines in `[pgbouncer]`, which is valid without them.
 fn settings(lines: &str) -> String {
     format!("[databases]\na = host=db1\n[pgbouncer]\nlisten_addr = 127.0.0.1\nauth_file = /etc/userlist.txt\n{lines}\n")
 }
@@ -146,7 +146,7 @@ fn peers_and_users_are_carried_over() {
     assert_eq!((operators[0]["name"].as_str(), operators[0].get("role")), (Some("boss"), None));
     assert_eq!((operators[1]["name"].as_str(), operators[1]["role"].as_str()), (Some("watcher"), Some("viewer")));
     assert_eq!(operators.len(), 2);
-    // By MD5 the hash is as good as any.
+    // With MD5 authentication a hash is enough.
     let by_md5 = good(&settings("auth_type = md5"));
     let names: Vec<_> =
         by_md5["proxy"]["users"].as_array().expect("users").iter().filter_map(|user| user["name"].as_str()).collect();
@@ -386,7 +386,7 @@ fn databases_of_several_clusters() {
     assert!(error.to_string().contains("databases.z: --database names it"), "{error}");
 }
 
-/// The user and database of a cluster's probes.
+/// Returns the user, password and database of a cluster's probes.
 fn prober(cluster: &toml::Value) -> [Option<&str>; 3] {
     ["user", "password", "database"].map(|key| cluster.get(key).and_then(toml::Value::as_str))
 }
@@ -397,11 +397,11 @@ fn probes_log_in_as_a_user_whose_password_is_known() {
         [("app", "s\"ecret"), ("boss", "b")].map(|(user, password)| [Some(user), Some(password), Some("a")]);
     for (lines, expected) in [
         ("", app),
-        // Operators need be no users of the servers.
+        // Operators need not be users of the servers.
         ("admin_users = app", boss),
         ("auth_type = scram-sha-256\nauth_user = app", app),
         ("auth_user = app\nauth_dbname = users", [Some("app"), Some("s\"ecret"), Some("users")]),
-        // auth_user is looked for in auth_file, and is not there.
+        // auth_user is looked up in auth_file, and is not in it.
         ("auth_user = finder", app),
         ("auth_file =\nauth_user = finder", [Some("finder"), None, Some("a")]),
         ("[databases]\na = host=db1 dbname=live user=writer password=w", [Some("writer"), Some("w"), Some("live")]),
@@ -411,14 +411,14 @@ fn probes_log_in_as_a_user_whose_password_is_known() {
         let table = good(&settings(lines));
         assert_eq!(prober(&table["cluster"]), expected, "{lines}");
     }
-    // Each cluster by itself.
+    // Clusters are handled separately.
     let ini = settings("[databases]\nb = host=db2 user=writer password=w\nc = host=db3 dbname=archive");
     let apart = good(&ini);
     let clusters = apart["clusters"].as_array().expect("further clusters");
     assert_eq!(prober(&apart["cluster"]), app);
     assert_eq!(prober(&clusters[0]), [Some("writer"), Some("w"), Some("b")]);
     assert_eq!(prober(&clusters[1]), [Some("app"), Some("s\"ecret"), Some("archive")]);
-    // Hashes are none, and a comment says what to do.
+    // Hashes give no login, and a comment tells what to do.
     let text = with(&settings("auth_file = /etc/hashes"), &Options::default()).expect("a translation");
     assert!(text.contains("CREATE ROLE kingpost LOGIN PASSWORD"), "{text}");
 }
@@ -446,7 +446,7 @@ fn the_old_auth_query_is_replaced() {
         assert_eq!(query["database"].as_str(), Some("a"));
         assert_eq!(table["cluster"]["user"].as_str(), Some("app"));
     }
-    // PgBouncer asks nobody without auth_user.
+    // Without auth_user PgBouncer looks up no users.
     let nobody = good(&settings("auth_query = SELECT * FROM lookup($1)"));
     assert!(nobody["proxy"].get("auth_query").is_none());
 }

@@ -1,4 +1,4 @@
-//! From PgBouncer's settings to Kingpost's. Whatever can't be carried over is a problem, and with a problem there is no translation.
+//! Translation of PgBouncer's settings to Kingpost's. A setting that cannot be carried over is a problem, and any problem prevents the translation.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -24,28 +24,28 @@ use crate::moving::{Options, Read};
 const TIME_LIMITS: [&str; 4] =
     ["client_idle_timeout", "idle_transaction_timeout", "query_timeout", "transaction_timeout"];
 
-/// What the servers' Unix sockets are called where nothing names their directory.
+/// Directory of the servers' Unix sockets if none is named.
 const SOCKET_DIR: &str = "/var/run/postgresql";
 
-/// How clients prove who they are.
+/// Authentication method of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Auth {
     Trust,
     Md5,
     Scram,
     Cert,
-    /// The rules say.
+    /// The method of the matching rule.
     Hba,
-    /// Somebody else judges passwords: PAM or a directory.
+    /// An external authenticator checks passwords: PAM or a directory.
     Elsewhere,
 }
 
-/// What auth_file has for a user.
+/// A user's secret in auth_file.
 enum Secret<'a> {
     None,
     Plain(&'a str),
     Verifier(&'a str),
-    /// Nobody can log in with it, and why.
+    /// A secret with which nobody can log in, and the reason.
     Useless(&'static str),
 }
 
@@ -101,9 +101,9 @@ struct Translator<'a> {
 }
 
 impl Translator<'_> {
-    /// Sorts the settings by section, the last of a name counting, and judges every key.
+    /// Sorts the settings by section, the last value of a name counting, and checks every key.
     fn sort(&mut self, entries: &[Entry]) {
-        // The settings of `[pgbouncer]`, and the lines that settings stand in.
+        // The settings of `[pgbouncer]`, and the line numbers of settings.
         let mut settings: BTreeMap<String, (String, usize)> = BTreeMap::new();
         let mut lines: BTreeMap<(&str, &str), usize> = BTreeMap::new();
         for entry in entries {
@@ -165,7 +165,7 @@ impl Translator<'_> {
             "scram-sha-256" => Auth::Scram,
             "cert" => Auth::Cert,
             "hba" => Auth::Hba,
-            // The service that PgBouncer asks PAM for; PostgreSQL's is another one.
+            // The PAM service that PgBouncer uses; PostgreSQL's is another one.
             "pam" => self.judged("pam pamservice=pgbouncer"),
             "ldap" => {
                 let options = self.get("auth_ldap_options").unwrap_or_default();
@@ -181,7 +181,7 @@ impl Translator<'_> {
             Auth::Trust => "trust",
             Auth::Scram => "scram-sha-256",
             Auth::Cert => "cert",
-            // The rules decide; as what this is any kind of secret may be written.
+            // The rules decide; with `md5` any kind of secret may be written.
             Auth::Md5 | Auth::Hba | Auth::Elsewhere => "md5",
         };
         self.plan.proxy.push(("auth", quoted(name)));
@@ -199,7 +199,7 @@ impl Translator<'_> {
         auth
     }
 
-    /// Has all clients log in by a method that only rules can name.
+    /// Makes all clients log in by a method that only rules can name.
     fn judged(&mut self, method: &str) -> Auth {
         let fields = |kind, address| Fields { kind, database: "all,replication", user: "all", address, method };
         let rules = [fields("local", None), fields("host", Some("all"))];
@@ -319,7 +319,7 @@ impl Translator<'_> {
         }
     }
 
-    /// A number of `[pgbouncer]` becomes one of `[proxy.pool]`; 0, which means none, is left out.
+    /// Carries a number of `[pgbouncer]` over to `[proxy.pool]`; 0, which means no limit, is left out.
     fn pool_number(&mut self, key: &'static str, to: &'static str, most: i64) {
         if let Some(value) = self.get(key).map(str::to_owned)
             && let Some(number) = self.report.limit(key, &value, most)
@@ -328,7 +328,7 @@ impl Translator<'_> {
         }
     }
 
-    /// A time of `[pgbouncer]`, or else `default`, becomes one of `[proxy.pool]`.
+    /// Carries a time of `[pgbouncer]`, or else `default`, over to `[proxy.pool]`.
     fn pool_time(&mut self, key: &'static str, to: &'static str, default: Option<&str>, never: bool) {
         if let Some(value) = self.get(key).or(default).map(str::to_owned)
             && let Some(time) = self.report.seconds(key, &value, never)
@@ -353,7 +353,7 @@ impl Translator<'_> {
         };
         let mut lines = vec![("mode", quoted(mode))];
         let files = self.tls_files("client_tls", true);
-        // PgBouncer asks for certificates in every mode: rules with `cert` work with `require`, too.
+        // PgBouncer requests certificates in every mode: rules with `cert` work with `require`, too.
         let asks = files.iter().any(|(key, _)| *key == "ca_file");
         lines.extend(files);
         if verifies || asks {
@@ -396,7 +396,7 @@ impl Translator<'_> {
         }
     }
 
-    /// Files and versions of `client_tls` or `server_tls`.
+    /// Returns the files and versions of `client_tls` or `server_tls`.
     fn tls_files(&mut self, side: &str, verifies: bool) -> Vec<Line> {
         let mut lines = Vec::new();
         for file in ["cert_file", "key_file", "ca_file"] {
@@ -432,7 +432,7 @@ impl Translator<'_> {
         lines
     }
 
-    /// `[proxy.auth_query]`; true if users are looked up.
+    /// Writes `[proxy.auth_query]`; returns true if users are looked up.
     fn auth_query(&mut self, auth: Auth) -> bool {
         let Some(user) = self.get("auth_user").filter(|user| !user.is_empty()).map(str::to_owned) else {
             for key in ["auth_query", "auth_dbname"] {
@@ -463,7 +463,7 @@ impl Translator<'_> {
             login.database = Some(quoted(target));
             lines.push(("database", quoted(target)));
         } else if let Some((name, pairs)) = self.databases.iter().find(|(name, _)| name != "*") {
-            // PgBouncer asks in the database that the client wants.
+            // PgBouncer runs the lookup in the database that the client requests.
             lines.push(("database", quoted(pairs.get("dbname").unwrap_or(name))));
         }
         self.plan.auth_query = lines;
@@ -471,7 +471,7 @@ impl Translator<'_> {
         true
     }
 
-    /// What auth_file has for a user, judged by how clients prove who they are.
+    /// Returns a user's secret in auth_file, as far as the authentication method can use it.
     fn secret(&self, auth: Auth, user: &str) -> Secret<'_> {
         let secret = self.secrets.iter().find(|(name, _)| name == user).map(|(_, secret)| secret.as_str());
         match secret {
@@ -593,7 +593,7 @@ impl Translator<'_> {
             );
         }
         if self.plan.lead(led, self.options.same_cluster) && self.get("auth_dbname").is_none_or(str::is_empty) {
-            // PgBouncer asks in the database that the client wants, and no other cluster has the first one's.
+            // PgBouncer runs the lookup in the database that the client requests, and other clusters lack the first one's.
             self.plan.auth_query.retain(|(key, _)| *key != "database");
         }
     }
@@ -621,7 +621,7 @@ impl Translator<'_> {
                     lines.push(("verifier", quoted(verifier)));
                     None
                 }
-                // Whoever judges has the secret.
+                // The external authenticator has the secret.
                 Secret::Useless(_) | Secret::None if auth == Auth::Elsewhere => None,
                 Secret::Useless(why) => Some(why),
                 Secret::None if listed && matches!(auth, Auth::Trust | Auth::Cert) => None,
@@ -680,7 +680,7 @@ impl Translator<'_> {
                 }
             }
             match pairs.get("max_user_client_connections").map(String::as_str) {
-                // Without a limit, whatever the others have.
+                // No limit for this user, although the others have one.
                 Some("0") if of_all.is_some() => lines.push(("max_clients", "1000000".into())),
                 Some(most) => {
                     let most = self.report.limit(&format!("users.{name}.max_user_client_connections"), most, 1_000_000);
@@ -724,7 +724,7 @@ impl Translator<'_> {
             }
             self.plan.operators.push((name.clone(), lines));
         }
-        // Whom a rule trusts is an operator where none is listed.
+        // Without listed operators, a user that a rule trusts is an operator.
         let trusts = match auth {
             Auth::Trust => true,
             Auth::Hba => self.get("auth_hba_file").is_some_and(|file| {
@@ -740,7 +740,7 @@ impl Translator<'_> {
         }
     }
 
-    /// Logins at the servers beside auth_user's, those first that the file gives for a database. Operators need not be roles of the servers.
+    /// Collects the server logins besides auth_user's, those first that the file gives for a database. Operators need not be roles of the servers.
     fn logins(&mut self) {
         for (entry, lines) in &self.plan.databases {
             let of = |key: &str| lines.iter().find(|(of, _)| *of == key).map(|(_, value)| value.clone());

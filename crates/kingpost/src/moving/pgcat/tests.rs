@@ -1,4 +1,4 @@
-//! Whole files: what they come to, and what makes them refused.
+//! Whole files: their translations, and the refusals.
 
 use std::path::Path;
 
@@ -84,7 +84,7 @@ fn with(text: &str, options: &Options) -> Result<String, Failure> {
     Ok(plan.render())
 }
 
-/// The translation of a file that is to be good, checked as it is before it is written.
+/// Translates a valid file, and checks the result as before it is written.
 fn good(text: &str) -> toml::Table {
     let text = with(text, &Options::default()).unwrap_or_else(|error| panic!("{error}\n{text}"));
     checked(&text)
@@ -94,7 +94,7 @@ fn refusal(text: &str) -> String {
     with(text, &Options::default()).expect_err(text).to_string()
 }
 
-/// A file with these lines in `[general]`, in its pool, and in its user.
+/// Returns a file with these lines in `[general]`, in its pool, and in its user.
 fn small(general: &str, pool: &str, user: &str) -> String {
     format!(
         "[general]\nhost = \"127.0.0.1\"\nport = 1\nadmin_username = \"boss\"\nadmin_password = \"b\"\n{general}\n[pools.a]\n{pool}\n\

@@ -1,4 +1,4 @@
-//! From PgCat's settings to Kingpost's: what is said of all pools.
+//! Translation of PgCat's settings to Kingpost's, as far as they concern all pools.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::moving::prober::Login;
 use crate::moving::report::Report;
 use crate::moving::{Options, Read};
 
-/// Settings of members, and where they may go.
+/// Settings of members, and their possible places.
 const PLACES: &[Place] = &[
     members::mode("pool_mode"),
     members::POOL_SIZE,
@@ -33,7 +33,7 @@ const PLACES: &[Place] = &[
     members::STATEMENT_TIMEOUT,
 ];
 
-/// Reads PgCat's file, and gives what to write.
+/// Reads PgCat's file, and returns the configuration to write.
 pub(in super::super) fn plan(file: &Path, read: Read<'_>, options: &Options) -> Result<Plan, Failure> {
     let document = document::read(file, read)?;
     let mut report = Report::new(options, &TABLE);
@@ -61,7 +61,7 @@ pub(in super::super) fn plan(file: &Path, read: Read<'_>, options: &Options) -> 
     Ok(plan)
 }
 
-/// Addresses and what is said of all clients.
+/// Translates addresses and the settings of all clients.
 fn listen(report: &mut Report<'_>, plan: &mut Plan, general: &Settings) {
     let host = general.filled("host").unwrap_or_else(|| "0.0.0.0".into());
     let mut address = |key: &str, default: &str| {
@@ -117,7 +117,7 @@ fn tls(report: &mut Report<'_>, plan: &mut Plan, general: &Settings) {
     };
 }
 
-/// The console's operator, and what `proxy.auth` is where no rule says otherwise.
+/// Translates the console's operator, and `proxy.auth`, the method where no rule names one.
 fn operators(report: &mut Report<'_>, plan: &mut Plan, general: &Settings, pools: &[Pool]) {
     let method = method_of(report, general, "admin_auth_type");
     let trusts =
@@ -132,13 +132,13 @@ fn operators(report: &mut Report<'_>, plan: &mut Plan, general: &Settings, pools
         None if trusts => plan.operators.push((name.clone(), Vec::new())),
         None => report.problem(&general.of("admin_password"), "it is missing: an operator needs a password"),
     }
-    // Without an operator whoever a rule trusts would be one.
+    // Without an operator, any user that a rule trusts would be one.
     if !plan.operators.is_empty() {
         plan.rules.push(rule("host", "kingpost,pgbouncer", "all", method));
     }
 }
 
-/// `md5` or `trust`.
+/// Returns the method: `md5` or `trust`.
 pub(super) fn method_of(report: &mut Report<'_>, settings: &Settings, key: &str) -> &'static str {
     match settings.get(key).map(|method| method.to_ascii_lowercase()).as_deref() {
         None | Some("md5") => "md5",
@@ -150,7 +150,7 @@ pub(super) fn method_of(report: &mut Report<'_>, settings: &Settings, key: &str)
     }
 }
 
-/// The databases, and the servers that they lead to.
+/// Assigns the databases and their servers to clusters.
 fn lead(plan: &mut Plan, pools: &[Pool], options: &Options) {
     let mut led = Vec::new();
     for pool in pools {
@@ -160,7 +160,7 @@ fn lead(plan: &mut Plan, pools: &[Pool], options: &Options) {
     plan.lead(led, options.same_cluster);
 }
 
-/// One lookup, for all pools that have users without a password.
+/// Writes the one lookup for all pools that have users without a password.
 fn auth_query(report: &mut Report<'_>, plan: &mut Plan, pools: &[Pool]) {
     let mut of: Vec<(&Pool, &Lookup)> = Vec::new();
     for pool in pools {
@@ -170,7 +170,7 @@ fn auth_query(report: &mut Report<'_>, plan: &mut Plan, pools: &[Pool]) {
                 report
                     .leave(&format!("pools.{}.auth_query", pool.name), "every user has a password: PgCat asks nobody");
             }
-            // What is missing was said of the user.
+            // The problem of the user names the missing setting.
             (None, _) => {}
         }
     }
@@ -182,7 +182,7 @@ fn auth_query(report: &mut Report<'_>, plan: &mut Plan, pools: &[Pool]) {
         }
     }
     let name = format!("pools.{}.auth_query", first.name);
-    // PgCat writes the name between the quotation marks.
+    // PgCat puts the name between the quotation marks.
     let query = lookup.query.replace("'$1'", "\u{0}");
     if query.contains("$1") || !query.contains('\u{0}') {
         report.problem(&name, "expected '$1' where PgCat writes the user's name, as a text of its own");
@@ -194,13 +194,13 @@ fn auth_query(report: &mut Report<'_>, plan: &mut Plan, pools: &[Pool]) {
         let login = Login::named(&lookup.user, Some(&lookup.password), Some(&pool.dbname));
         plan.logins.push(Login { entry: Some(pool.name.clone()), ..login });
     }
-    // PgCat asks in the database that the client wants; no other cluster has the first one's.
+    // PgCat runs the lookup in the database that the client requests; other clusters lack the first one's.
     if plan.first_cluster().is_none() {
         plan.auth_query.push(("database", quoted(&first.dbname)));
     }
 }
 
-/// The primary's share of reads is one for all databases.
+/// Translates the primary's share of reads, which is one for all databases.
 fn routing(report: &mut Report<'_>, plan: &mut Plan, pools: &[Pool]) {
     let mut weights = pools.iter().filter_map(|pool| match pool.reads {
         Reads::Everywhere { primary } => Some((pool, primary)),

@@ -1,4 +1,4 @@
-//! Whole files: what they come to, and what makes them refused.
+//! Whole files: their translations, and the refusals.
 
 use std::path::Path;
 
@@ -82,7 +82,7 @@ fn with(text: &str, users: &str, options: &Options) -> Result<String, Failure> {
     Ok(plan.render())
 }
 
-/// The translation of files that are to be good, checked as it is before it is written.
+/// Translates valid files, and checks the result as before it is written.
 fn good(text: &str, users: &str) -> toml::Table {
     let text = with(text, users, &Options::default()).unwrap_or_else(|error| panic!("{error}\n{text}"));
     checked(&text)
@@ -92,7 +92,7 @@ fn refusal(text: &str, users: &str) -> String {
     with(text, users, &Options::default()).expect_err(text).to_string()
 }
 
-/// A file with these lines in `[general]`, and a primary and a replica.
+/// Returns a file with these lines in `[general]`, and with a primary and a replica.
 fn small(general: &str) -> String {
     format!(
         "[general]\nhost = \"127.0.0.1\"\n{general}\n\

@@ -1,4 +1,4 @@
-//! From PgDog's settings to Kingpost's: what is said of all databases.
+//! Translation of PgDog's settings to Kingpost's, as far as they concern all databases.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::moving::plan::{Plan, quoted};
 use crate::moving::report::Report;
 use crate::moving::{Options, Read};
 
-/// Settings of members, and where they may go.
+/// Settings of members, and their possible places.
 const PLACES: &[Place] = &[
     members::mode("pooler_mode"),
     members::POOL_SIZE,
@@ -33,14 +33,14 @@ const PLACES: &[Place] = &[
     Place { key: "replication_mode", pool: None, database: None, user: Some("replication"), shared: false },
 ];
 
-/// Reads PgDog's files, and gives what to write.
+/// Reads PgDog's files, and returns the configuration to write.
 pub(in super::super) fn plan(file: &Path, users: &Path, read: Read<'_>, options: &Options) -> Result<Plan, Failure> {
     let document = document::read(file, read)?;
     let accounts = document::read(users, read)?;
     let mut report = Report::new(options, &TABLE);
     let mut plan = Plan::new(file, "from-pgdog", "PgDog");
     let general = document::one(&mut report, &document, G);
-    // What users.toml says of the operator counts.
+    // The operator in users.toml takes precedence.
     let admin = if accounts.contains_key(A) {
         document::one(&mut report, &accounts, A)
     } else {
@@ -73,7 +73,7 @@ pub(in super::super) fn plan(file: &Path, users: &Path, read: Read<'_>, options:
     Ok(plan)
 }
 
-/// Judges a table, or several of one name, of which nothing is carried over.
+/// Checks a table, or several of one name, of which nothing is carried over.
 fn others(report: &mut Report<'_>, section: &str, tree: Option<&Tree>) {
     match tree.map(|tree| &tree.value) {
         Some(crate::config::Value::Table(table)) => {
@@ -129,7 +129,7 @@ fn listen(report: &mut Report<'_>, plan: &mut Plan, general: &Settings) {
     }
 }
 
-/// Times, and what else is said of all connections.
+/// Translates times, and other settings of all connections.
 fn times(report: &mut Report<'_>, plan: &mut Plan, general: &Settings) {
     for (key, to, default) in
         [("connect_timeout", "connect_timeout", "5000"), ("checkout_timeout", "wait_timeout", "5000")]
@@ -213,7 +213,7 @@ fn server_tls(report: &mut Report<'_>, plan: &mut Plan, general: &Settings) {
     }
 }
 
-/// The console's operator, and what `proxy.auth` is where no rule says otherwise.
+/// Translates the console's operator, and `proxy.auth`, the method where no rule names one.
 fn operator(report: &mut Report<'_>, plan: &mut Plan, admin: &Settings, auth: Auth) {
     plan.proxy.insert(0, ("auth", quoted(auth.method())));
     let user = admin.filled("user").unwrap_or_else(|| "admin".into());
@@ -239,10 +239,10 @@ fn lag_limit(report: &mut Report<'_>, plan: &mut Plan, general: &Settings, lag: 
     }
 }
 
-/// The databases, the servers that they lead to, and the weights.
+/// Assigns the databases and their servers to clusters, and translates the weights.
 fn lead(report: &mut Report<'_>, plan: &mut Plan, databases: &[Database], options: &Options) {
     let mut led = Vec::new();
-    // The weight of each node and of each database's primary, and who said so.
+    // The weight of each node and of each database's primary, and the database that sets it.
     let mut weights: BTreeMap<&str, (&str, u32)> = BTreeMap::new();
     let mut primary: Option<(&str, u32)> = None;
     for database in databases {

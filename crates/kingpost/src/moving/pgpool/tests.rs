@@ -1,4 +1,4 @@
-//! Whole files: what they come to, and what makes them refused.
+//! Whole files: their translations, and the refusals.
 
 use std::path::Path;
 
@@ -70,7 +70,7 @@ fn with(conf: &str, hba: &str, passwords: &str, options: &Options) -> Result<Str
     Ok(plan.render())
 }
 
-/// The translation of files that are to be good, checked as it is before it is written.
+/// Translates valid files, and checks the result as before it is written.
 fn good(conf: &str, hba: &str) -> toml::Table {
     let text = with(conf, hba, PASSWD, &Options::default()).unwrap_or_else(|error| panic!("{error}\n{conf}"));
     checked(&text)
@@ -80,7 +80,7 @@ fn refusal(conf: &str, hba: &str, passwords: &str) -> String {
     with(conf, hba, passwords, &Options::default()).expect_err(conf).to_string()
 }
 
-/// A file with two backends and these lines.
+/// Returns a file with two backends and these lines.
 fn small(lines: &str) -> String {
     format!("backend_hostname0 = 'db1'\nbackend_weight0 = 1\nbackend_hostname1 = 'db2'\nbackend_weight1 = 1\n{lines}\n")
 }
@@ -168,7 +168,7 @@ fn defaults_are_those_of_pgpool() {
         assert_eq!(text(&table["proxy"]["routing"], "route"), Some("primary"), "{lines}");
         assert_eq!(text(&table["proxy"]["pool"], "mode"), Some("session"), "{lines}");
     }
-    // Without a user who checks the servers there is a limit, too; and a user of clients whose password is known.
+    // The limit applies without a user that checks the servers, too; the probes then use a client user with a known password.
     let lag = good(&small("delay_threshold_by_time = 500"), "");
     assert_eq!((text(&lag["cluster"], "lag_limit"), text(&lag["cluster"], "user")), (Some("500ms"), Some("ann")));
     let socket =

@@ -1,4 +1,4 @@
-//! From pgpool-II's settings to Kingpost's.
+//! Translation of pgpool-II's settings to Kingpost's.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::moving::prober::Login;
 use crate::moving::report::{Found, Report, boolean};
 use crate::moving::{Options, Read};
 
-/// The service that pgpool-II asks PAM for; PostgreSQL's is another one.
+/// The PAM service that pgpool-II uses; PostgreSQL's is another one.
 const PAM_SERVICE: &str = "pgpool";
 
 /// Users of pgpool-II's own sessions with the servers, each with its password and database.
@@ -31,16 +31,16 @@ const WATCHERS: [[&str; 3]; 2] = [
 #[derive(Debug)]
 pub(in super::super) struct Files {
     pub(in super::super) conf: PathBuf,
-    /// pool_hba.conf; None: beside pgpool.conf.
+    /// pool_hba.conf; None: in the directory of pgpool.conf.
     pub(in super::super) hba: Option<PathBuf>,
-    /// pool_passwd; None: where pgpool.conf says.
+    /// pool_passwd; None: the path in pgpool.conf.
     pub(in super::super) passwords: Option<PathBuf>,
 }
 
-/// The settings that are to be carried over, by their keys.
+/// The settings to carry over, by key.
 pub(super) struct Settings(BTreeMap<String, String>);
 
-/// The key in the table of a key in a file: `backend_portN` of `backend_port1`.
+/// Returns the documented key of a numbered key in a file: `backend_portN` for `backend_port1`.
 fn documented(key: &str) -> String {
     let stem = key.trim_end_matches(|c: char| c.is_ascii_digit());
     let numbered = format!("{stem}N");
@@ -49,7 +49,7 @@ fn documented(key: &str) -> String {
 }
 
 impl Settings {
-    /// Judges every setting, the last of a key counting.
+    /// Checks every setting; the last one of a key counts.
     fn judged(report: &mut Report<'_>, entries: Vec<Entry>) -> Settings {
         let mut last: BTreeMap<String, (String, usize)> = BTreeMap::new();
         for Entry { key, value, line } in entries {
@@ -58,7 +58,7 @@ impl Settings {
         let mut settings = BTreeMap::new();
         for (name, (value, line)) in last {
             let key = documented(&name);
-            // 0 and 1 are truth values, too.
+            // 0 and 1 are Boolean values, too.
             let truth = TABLE.find(C, &key).is_some_and(|known| match known.fate {
                 Fate::Refused(harmless) => harmless.iter().any(|value| ["on", "off"].contains(value)),
                 Fate::Carried(_) | Fate::Needless => false,
@@ -83,7 +83,7 @@ impl Settings {
         self.get(key).filter(|value| !value.is_empty())
     }
 
-    /// The numbers behind a key that may be there several times.
+    /// Returns the numbers behind a key that may occur several times.
     pub(super) fn numbers(&self, stem: &str) -> Vec<String> {
         let numbers = self.0.keys().filter_map(|key| key.strip_prefix(stem));
         numbers
@@ -104,7 +104,7 @@ impl Settings {
         }
     }
 
-    /// A time as TOML; `unit`: of a number alone.
+    /// Returns a time as TOML; `unit` is that of a bare number.
     fn time(
         &self,
         report: &mut Report<'_>,
@@ -129,7 +129,7 @@ impl Settings {
     }
 }
 
-/// Reads pgpool-II's files, and gives what to write.
+/// Reads pgpool-II's files, and returns the configuration to write.
 pub(in super::super) fn plan(files: &Files, read: Read<'_>, options: &Options) -> Result<Plan, Failure> {
     let file = files.conf.as_path();
     let mut report = Report::new(options, &TABLE);
@@ -193,10 +193,10 @@ fn listen(report: &mut Report<'_>, plan: &mut Plan, settings: &Settings) {
     plan.proxy.extend(idle.map(|time| ("client_idle_timeout", time)));
 }
 
-/// The rules of pool_hba.conf, in their order.
+/// Translates the rules of pool_hba.conf, in their order.
 fn rules(report: &mut Report<'_>, plan: &mut Plan, path: &Path, text: &str) {
     let name = |line: usize| format!("{}, line {line}", path.display());
-    // pgpool-II does not join lines, which would be another rule.
+    // pgpool-II does not join continued lines; joined, the rule would be another one.
     if let Some(at) = text.lines().position(|line| line.trim_end().ends_with('\\')) {
         report.insist(&name(at + 1), "found a backslash at the end of the line");
     }
@@ -209,7 +209,7 @@ fn rules(report: &mut Report<'_>, plan: &mut Plan, path: &Path, text: &str) {
             return;
         }
     };
-    // pgpool-II has no console: whoever a rule trusts would be its operator.
+    // pgpool-II has no console: any user that a rule trusts would be its operator.
     for kind in ["local", "host"] {
         let mut console = rule(kind, "kingpost,pgbouncer", "all", "reject");
         console.retain(|(key, _)| kind == "host" || *key != "address");
@@ -273,7 +273,7 @@ fn tls(report: &mut Report<'_>, plan: &mut Plan, settings: &Settings, beside: &d
 fn pool(report: &mut Report<'_>, plan: &mut Plan, settings: &Settings, balances: bool) {
     if balances {
         plan.pool.push(("mode", quoted("transaction")));
-        // pgpool-II's clients keep their server connections, with all that functions leave there.
+        // Clients of pgpool-II keep their server connections, with all state that functions leave there.
         plan.pool.push(("unknown_functions", quoted("pin")));
     } else {
         plan.pool.push(("mode", quoted("session")));
@@ -340,12 +340,12 @@ fn routing(report: &mut Report<'_>, plan: &mut Plan, settings: &Settings, balanc
         }
     }
     if !plan.databases.is_empty() {
-        // All others, which are all of them where none is listed.
+        // All other databases, which are all databases if none is listed.
         plan.databases.push(("*".to_owned(), Vec::new()));
     }
 }
 
-/// Who watches the servers, and what it looks at.
+/// Translates the lag limit, and the users and databases of the server checks.
 fn watch(
     report: &mut Report<'_>,
     plan: &mut Plan,
@@ -366,7 +366,7 @@ fn watch(
         let password = match secret {
             None => None,
             Some(Secret::Plain(password)) => Some(password),
-            // Another login is chosen, or there may be one.
+            // Another login is chosen, or may exist.
             Some(Secret::Useless(_) | Secret::Verifier(_)) if at > 0 || options.probe_user.is_some() => None,
             Some(Secret::Useless(why)) => {
                 report.problem(key, why);
