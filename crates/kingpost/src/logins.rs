@@ -1,4 +1,4 @@
-//! Logins of `kingpost check`: a warning where probes present nothing, and with `--online` the attempt itself at every node.
+//! Logins of `kingpost check`: a warning about probes without credentials, and with `--online` an attempt at every node.
 
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ use crate::error::Failure;
 use crate::passwords;
 use crate::serve::control_runtime;
 
-/// Longest time of one attempt.
+/// Time limit of one attempt.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// A login that the configuration gives, for every node of a cluster.
+/// A login in the configuration, for every node of a cluster.
 struct Login {
-    /// The key of its user.
+    /// Configuration key of its user.
     key: String,
     /// The cluster, with the login's user, password and database as those of its probes.
     cluster: ClusterConfig,
 }
 
-/// A warning for each cluster with a node over TCP whose probes have neither a password nor a certificate.
+/// Returns a warning for each cluster with a node over TCP whose probes have neither a password nor a certificate.
 pub(crate) fn doubts(config: &Config) -> Vec<String> {
     let doubt = |(path, cluster): (String, &ClusterConfig)| {
         let given = cluster.password.is_some()
@@ -39,10 +39,10 @@ pub(crate) fn doubts(config: &Config) -> Vec<String> {
     config.all_clusters().into_iter().filter_map(doubt).collect()
 }
 
-/// Logs in to every node that is listed: as the probes, as the lookup of users, and as `server_user` of each database.
+/// Logs in to every listed node: as the probes, as the lookup of users, and as `server_user` of each database.
 ///
 /// # Errors
-/// The logins that failed, each with what the server said.
+/// The logins that failed, each with the server's message.
 pub(crate) fn attempt(config: &Config) -> Result<(), Failure> {
     let filled = passwords::filled(config)?;
     let paths: Vec<String> = filled.all_clusters().into_iter().map(|(path, _)| path).collect();
@@ -63,7 +63,7 @@ pub(crate) fn attempt(config: &Config) -> Result<(), Failure> {
         .advise("pg_hba.conf of the server says whom it lets in; `CREATE ROLE … LOGIN PASSWORD …` makes a user, GRANT pg_monitor lets probes see more"))
 }
 
-/// The logins of one cluster. A password that is an MD5 hash is not tried: probes have none.
+/// Returns the logins of one cluster. A password that is an MD5 hash is not tried: probes cannot use it.
 fn logins_of(path: &str, config: &Config) -> Vec<Login> {
     let cluster = &config.cluster;
     let mut logins = vec![Login { key: format!("{path}.user"), cluster: cluster.clone() }];

@@ -545,7 +545,7 @@ fn reload(
     })
 }
 
-/// SIGINT and SIGTERM.
+/// The signals SIGINT and SIGTERM.
 pub(crate) struct StopSignals {
     interrupt: Signal,
     terminate: Signal,

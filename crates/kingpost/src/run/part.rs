@@ -1,4 +1,4 @@
-//! One cluster of the process: who watches its nodes, and the proxy in front of them.
+//! One cluster of the process: its topology, and the proxy in front of its nodes.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -18,25 +18,25 @@ use proxy::console::Orders;
 use proxy::fleet::Fleet;
 use proxy::{Prepared, Proxy, RenewalDesk, Socket};
 
-/// A cluster's topology and proxy, and what serves their questions.
+/// A cluster's topology and proxy, and the tasks that serve their requests.
 pub(crate) struct Part {
-    /// The cluster's name when it was started: by this one clients are led to it.
+    /// Name of the cluster at its start, by which clients are directed to it.
     name: String,
     topology: Arc<Topology>,
-    /// `None` once it was shut down.
+    /// `None` after the shutdown.
     proxy: RwLock<Option<Proxy>>,
     renewals: RenewalDesk,
     pulse: Mutex<Pulse>,
     lookup: Arc<Lookup>,
     judges: Arc<Judges>,
-    /// By which the open server connections were made.
+    /// TLS settings of the open server connections.
     tls: Mutex<tls::ConnectConfig>,
 }
 
-/// Whether each worker's loop still turns. An idle one turns at least once in [`Pulse::LIMIT`].
+/// Liveness of the workers' loops. An idle one turns at least once in [`Pulse::LIMIT`].
 #[derive(Debug, Default)]
 struct Pulse {
-    /// By worker: its turns, and since when it has had so many.
+    /// By worker: its number of turns, and the time since when it has had that number.
     last: Vec<(u64, Instant)>,
 }
 
@@ -44,7 +44,7 @@ impl Pulse {
     /// Longest time without a turn.
     const LIMIT: Duration = Duration::from_secs(10);
 
-    /// Compares with what was seen before; `now` never goes back.
+    /// Compares the workers' turns with the last ones; `now` never goes back.
     fn observe(&mut self, turns: &[u64], now: Instant) -> Result<(), String> {
         self.last.resize(turns.len(), (u64::MAX, now));
         for (worker, (last, turns)) in self.last.iter_mut().zip(turns).enumerate() {
@@ -61,11 +61,11 @@ impl Pulse {
 }
 
 impl Part {
-    /// Starts the proxy of a cluster that is being watched. `config` is the cluster's own, as [`Config::of_each_cluster`] gives it; `orders`: what operators
-    /// have ordered of another process's.
+    /// Starts the proxy of a cluster whose topology runs already. `config` is the cluster's own, from [`Config::of_each_cluster`]; `orders`:
+    /// operators' orders to another process.
     ///
     /// # Errors
-    /// The proxy cannot start; nobody watches the cluster any more.
+    /// The proxy cannot start; the topology is shut down.
     pub(super) fn start(
         config: &Config,
         topology: Arc<Topology>,
@@ -93,59 +93,59 @@ impl Part {
         }
     }
 
-    /// The cluster's name.
+    /// Returns the cluster's name.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Who watches the cluster's nodes.
+    /// Returns the topology.
     pub(crate) fn topology(&self) -> &Arc<Topology> {
         &self.topology
     }
 
-    /// Asks the proxy, as long as there is one.
+    /// Queries the proxy; returns the default after its shutdown.
     pub(super) fn ask<T: Default>(&self, question: impl FnOnce(&Proxy) -> T) -> T {
         self.proxy.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(question).unwrap_or_default()
     }
 
-    /// Does something to the proxy, as long as there is one.
+    /// Changes the proxy, unless it is shut down.
     pub(super) fn change(&self, change: impl FnOnce(&mut Proxy)) {
         if let Some(proxy) = self.proxy.write().unwrap_or_else(PoisonError::into_inner).as_mut() {
             change(proxy);
         }
     }
 
-    /// Has passwords read again by these where a server refuses one.
+    /// Makes `passwords` reread passwords when a server refuses one.
     pub(super) fn renew_by(&self, passwords: &Arc<Passwords>) {
         self.lookup.renew_by(Arc::clone(passwords));
         self.renewals.serve(passwords.bell());
     }
 
-    /// Requests to read passwords again.
+    /// Returns the requests to reread passwords.
     pub(super) fn renewals(&self) -> &RenewalDesk {
         &self.renewals
     }
 
-    /// Looks whether a configuration could be taken over, and changes nothing.
+    /// Checks whether a configuration could be applied, and changes nothing.
     ///
     /// # Errors
-    /// It could not.
+    /// The configuration could not be applied.
     pub(super) fn prepare(config: &Config) -> Result<Prepared, Failure> {
         check(config)?;
         Prepared::new(&config.proxy).map_err(|error| refused(&error))
     }
 
-    /// Takes over a new configuration.
+    /// Applies a new configuration.
     ///
     /// # Errors
-    /// The topology refuses it, for a reason that [`Part::prepare`] does not know.
+    /// The topology refuses the configuration, for a reason that [`Part::prepare`] does not detect.
     pub(super) fn adopt(&self, config: &Config, prepared: Prepared) -> Result<(), Failure> {
         self.ask(|proxy| proxy.adopt(prepared));
         self.lookup.reload(&config.proxy.auth_query);
         self.judges.reload(&config.proxy);
         self.topology.reload(config.cluster.clone()).map_err(|error| refused(&error))?;
         let mut tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
-        // What is open was made by the old ones: in clear, perhaps, or to a server that nobody has verified.
+        // Open connections were made with the old settings: in clear text, perhaps, or to an unverified server.
         if *tls != config.cluster.tls {
             tls.clone_from(&config.cluster.tls);
             self.ask(Proxy::reconnect);
@@ -153,10 +153,10 @@ impl Part {
         Ok(())
     }
 
-    /// Whether each worker's loop still turns.
+    /// Checks that each worker's loop still turns.
     ///
     /// # Errors
-    /// Which one does not; or there is no proxy any more.
+    /// Names the worker that does not turn; or the proxy is shut down.
     pub(super) fn alive(&self) -> Result<(), String> {
         let turns = self.ask(Proxy::turns);
         if turns.is_empty() {
@@ -165,7 +165,7 @@ impl Part {
         self.pulse.lock().unwrap_or_else(PoisonError::into_inner).observe(&turns, Instant::now())
     }
 
-    /// Adds what is measured of the proxy and of the cluster.
+    /// Adds the metrics of the proxy and of the cluster.
     pub(super) fn describe(&self, exposition: &mut Exposition) {
         shown::describe_proxy(&self.ask(Proxy::metrics), exposition);
         shown::describe_traffic(&self.ask(|proxy| proxy.observer().traffic()), exposition);
@@ -175,14 +175,14 @@ impl Part {
         shown::describe_oracle(&self.topology.oracle_times(), exposition);
     }
 
-    /// What the web console shows of the cluster, and of the proxy while there is one.
+    /// Returns the web console's view of the cluster, and of the proxy until its shutdown.
     pub(super) fn seen(&self) -> (Watched, Option<Observed>) {
         let watched = Watched { topology: Arc::clone(&self.topology), name: self.name.clone() };
         let observed = |proxy: &Proxy| Some(Observed { observer: proxy.observer(), addresses: proxy.addresses() });
         (watched, self.ask(observed))
     }
 
-    /// Lets transactions finish until `grace` is over, and closes everything. Blocks.
+    /// Waits up to `grace` for transactions to finish, and closes everything. Blocks.
     pub(super) fn shutdown(&self, grace: Duration) {
         if let Some(proxy) = self.proxy.write().unwrap_or_else(PoisonError::into_inner).take() {
             proxy.shutdown(grace);
@@ -191,10 +191,10 @@ impl Part {
     }
 }
 
-/// Whether a topology could take a cluster's configuration over.
+/// Checks whether a topology could apply a cluster's configuration.
 ///
 /// # Errors
-/// Why it could not.
+/// The reason why it could not.
 fn check(config: &Config) -> Result<(), Failure> {
     config.cluster.validate().map_err(|error| refused(&error))?;
     config.cluster.connector().map_err(|error| refused(&error))?;

@@ -1,4 +1,4 @@
-//! What the metrics say of a proxy, of its cluster and of the relays that the proxy hears.
+//! Metrics of a proxy, of its cluster and of the relays that report to the proxy.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +8,7 @@ use topology::{NodeView, OracleTimes, RelayStatus, Role, View, WEIGHT_SCALE};
 
 use crate::exposition::{Exposition, Type};
 
-/// The workers' metrics. Their names are the proxy's; the unit becomes seconds, counters get their suffix.
+/// Adds the workers' metrics. The names are the proxy's; the unit becomes seconds, counters get their suffix.
 pub(super) fn describe_proxy(snapshot: &Snapshot, exposition: &mut Exposition) {
     for (name, help, value) in &snapshot.counters {
         exposition.counter(&format!("{name}_total"), help, *value);
@@ -29,7 +29,7 @@ pub(super) fn describe_proxy(snapshot: &Snapshot, exposition: &mut Exposition) {
     }
 }
 
-/// The cluster's metrics.
+/// Adds the cluster's metrics.
 pub(crate) fn describe_view(view: &View, exposition: &mut Exposition) {
     exposition.gauge("topology_epoch", "Grows with each change of the cluster's picture.", view.epoch);
     exposition.gauge(
@@ -66,7 +66,7 @@ pub(crate) fn describe_view(view: &View, exposition: &mut Exposition) {
     each("node_slots_held_bytes", help, &|node| node.node.slots_held.load(Ordering::Relaxed) as f64);
 }
 
-/// The nodes' session settings: name of the node, how many differ, whether it refuses those that are used.
+/// Adds the nodes' session settings: the node's name, the number that differ from the primary's, and true if the node refuses the primary's.
 pub(super) fn describe_settings(nodes: &[(String, usize, bool)], exposition: &mut Exposition) {
     let help = "Session settings of a node that are others than the primary's.";
     let mut differ = exposition.metric(Type::Gauge, "node_settings_differ", help);
@@ -80,7 +80,7 @@ pub(super) fn describe_settings(nodes: &[(String, usize, bool)], exposition: &mu
     }
 }
 
-/// The traffic rules. Those that there are for a while only are among them: there are at most a hundred.
+/// Adds the traffic rules, including temporary ones: there are at most a hundred.
 pub(super) fn describe_traffic(rules: &[RuleReport], exposition: &mut Exposition) {
     type Count = fn(&RuleReport) -> u64;
     let counts: [(&str, Type, &str, Count); 3] = [
@@ -109,7 +109,7 @@ pub(super) fn describe_traffic(rules: &[RuleReport], exposition: &mut Exposition
     }
 }
 
-/// The relays that the proxy hears.
+/// Adds the relays that report to the proxy.
 pub(super) fn describe_relays(relays: &[RelayStatus], exposition: &mut Exposition) {
     let help = "1 while a relay confirms what is durable on the primary's timeline.";
     let mut confirms = exposition.metric(Type::Gauge, "cluster_relay_confirms", help);
@@ -123,7 +123,7 @@ pub(super) fn describe_relays(relays: &[RelayStatus], exposition: &mut Expositio
     }
 }
 
-/// The oracle's metrics.
+/// Adds the oracle's metrics.
 pub(super) fn describe_oracle(times: &OracleTimes, exposition: &mut Exposition) {
     for (name, help, times) in [
         ("oracle_wait_seconds", "Time from when a batch was wanted until it was sent.", &times.waited),
