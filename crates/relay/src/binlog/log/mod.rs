@@ -1,4 +1,4 @@
-//! Holds binary logs: one writer, any number of readers, positions that grow.
+//! Storage of binary logs: one writer, any number of readers, positions that grow.
 //!
 //! ```text
 //!  relay.dir/
@@ -9,11 +9,11 @@
 //!      mysql-bin.000001
 //! ```
 //!
-//! Two sources never write the same bytes, even of the same transactions: so each source that is followed gets a directory of its own, an
-//! *epoch*, and what leads from one to the next are GTIDs.
+//! Two sources never write the same bytes, even for the same transactions: so each source gets a directory of its own, an *epoch*, and GTIDs lead
+//! from one epoch to the next.
 //!
-//! A position ([`Lsn`]) counts the bytes of all files held since the process began; it is in no file. What is durable, and what GTIDs it has,
-//! is found in the files themselves ([`recover`]).
+//! A position ([`Lsn`]) counts the bytes of all files held since the process began; it is stored in no file. The durable end and its GTIDs are
+//! derived from the files themselves ([`recover`]).
 //!
 //! # Invariants
 //!
@@ -46,48 +46,48 @@ use watermark::{Lsn, Unparker, Watermark};
 use crate::log::flush::{Flush, Flushing};
 use crate::log::{Directory, FlushTimes, LogFailure, lock};
 
-/// How much may be written and not flushed, in bytes. An append that would go beyond waits for the disk.
+/// Limit of bytes written and not flushed. An append that would exceed it waits for the disk.
 pub(crate) const MAX_UNFLUSHED: u64 = 64 << 20;
 
-/// A file of the log. Shared by all who read it.
+/// A file of the log, shared by all of its readers.
 #[derive(Debug)]
 pub(crate) struct Held {
-    /// Of its directory.
+    /// Epoch of its directory.
     pub(crate) epoch: u64,
-    /// `server_id` of whoever wrote it.
+    /// `server_id` of the server that wrote it.
     pub(crate) source: u32,
-    /// As the source has it.
+    /// Name at the source.
     pub(crate) name: FileName,
     pub(crate) path: PathBuf,
     /// Position of its first byte.
     pub(crate) start: Lsn,
-    /// What the log had when the file began; not there before its list of GTIDs has come.
+    /// State of the log at the start of the file; not set before the file's list of GTIDs has arrived.
     pub(crate) begins: OnceLock<State>,
-    /// Position of its end, once another file was begun.
+    /// Position of its end, set once another file was begun.
     pub(crate) end: OnceLock<Lsn>,
 }
 
 impl Held {
-    /// Its bytes, given where the log ends.
+    /// Returns the number of its bytes, given the end of the log.
     fn bytes(&self, written: Lsn) -> u64 {
         self.end.get().copied().unwrap_or(written).0.saturating_sub(self.start.0)
     }
 }
 
-/// Up to where all is durable, in whole transactions.
+/// End of the durable log, in whole transactions.
 #[derive(Debug, Clone)]
 pub(crate) struct Durable {
     /// The position; 0 while nothing is held.
     pub(crate) at: Lsn,
     /// The file, and the offset in it.
     pub(crate) file: Option<(Arc<Held>, u64)>,
-    /// What the log has up to there.
+    /// Transactions of the log up to there.
     pub(crate) state: State,
-    /// The last place that the source waits for.
+    /// The last position whose acknowledgement the source waits for.
     pub(crate) wanted: Option<(Arc<Held>, u64)>,
 }
 
-/// A file with anything written and not flushed.
+/// A file with bytes written and not flushed.
 #[derive(Debug, Clone)]
 struct Unflushed {
     held: Arc<Held>,
@@ -105,13 +105,13 @@ pub(crate) struct Metrics {
     pub(crate) flushes: FlushTimes,
 }
 
-/// Binary logs in a directory; shared by readers and whoever looks after them. The [`Writer`] comes with it.
+/// Binary logs in a directory; shared by readers and maintenance. [`Log::open`] also returns the [`Writer`].
 #[derive(Debug)]
 pub(crate) struct Log {
     directory: Directory,
     /// Oldest first.
     held: Mutex<VecDeque<Arc<Held>>>,
-    /// Of the directory that is written, or was last; 0: there is none.
+    /// Epoch of the directory written now, or last; 0 if there is none.
     epoch: AtomicU64,
     pub(crate) written: Arc<Watermark>,
     pub(crate) flushed: Arc<Watermark>,
@@ -120,7 +120,7 @@ pub(crate) struct Log {
     durable: Mutex<Durable>,
     /// See [`Log::history`].
     history: Mutex<State>,
-    /// The source of the last epoch, also if nothing of it is held.
+    /// Source of the last epoch, even if no file of it is held.
     source: Option<u32>,
     /// Ends of transactions that are written and not durable, oldest first.
     marks: Mutex<VecDeque<Mark>>,
@@ -133,10 +133,10 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Opens the log: finds its end in the files, cuts off what a crash has left of a transaction, and starts the flusher.
+    /// Opens the log: finds its end in the files, truncates a transaction that a crash left incomplete, and starts the flusher.
     ///
     /// # Errors
-    /// [`LogError`]: something is damaged, or the operating system refuses.
+    /// [`LogError`]: a file is damaged, or the operating system refuses.
     pub(crate) fn open(directory: &Directory) -> Result<(Writer, Arc<Log>), LogError> {
         let found = recover::recover(directory.path())?;
         let end = found.end;
@@ -169,41 +169,41 @@ impl Log {
         Ok((writer, log))
     }
 
-    /// Up to where all is durable.
+    /// Returns the end of the durable log.
     pub(crate) fn durable(&self) -> Durable {
         lock(&self.durable).clone()
     }
 
-    /// The transactions of the epoch that is written: all of them came from its source, and are in that server's binary log.
+    /// Returns the transactions of the current epoch: all came from its source, and are in that server's binary log.
     pub(crate) fn history(&self) -> State {
         lock(&self.history).clone()
     }
 
-    /// The epoch for a source of which nothing is held. Where the log was given up, and the epoch was fenced ([`give_up`]), the same source gets
-    /// the same number again: the fence holds.
+    /// Returns the epoch for a source of which nothing is held. If the log was given up, and the epoch was fenced ([`give_up`]), the same source gets
+    /// the same number again, so the fence stays in force.
     pub(crate) fn next_epoch(&self, source: u32, fenced: u32) -> u64 {
         let epoch = self.epoch();
         let is_fenced = epoch > 0 && epoch <= u64::from(fenced) && lock(&self.held).is_empty();
         if is_fenced && self.source == Some(source) { epoch } else { epoch + 1 }
     }
 
-    /// The epoch that is written, or was last; 0: there is none.
+    /// Returns the epoch written now, or last; 0 if there is none.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(std::sync::atomic::Ordering::Acquire)
     }
 
-    /// All files, oldest first.
+    /// Returns all files, oldest first.
     pub(crate) fn held(&self) -> Vec<Arc<Held>> {
         lock(&self.held).iter().cloned().collect()
     }
 
-    /// The file that follows one that has ended; None: it was removed.
+    /// Returns the file that follows an ended one; None if it was removed.
     pub(crate) fn next(&self, file: &Held) -> Option<Arc<Held>> {
         let end = file.end.get()?;
         lock(&self.held).iter().find(|held| held.start == *end && held.path != file.path).cloned()
     }
 
-    /// Why it works no more; None while it does.
+    /// Returns the reason for the log's failure; None while it works.
     pub(crate) fn failure(&self) -> Option<&LogFailure> {
         self.failure.get()
     }
@@ -217,17 +217,17 @@ impl Log {
         self.directory.path()
     }
 
-    /// Bytes held.
+    /// Returns the number of bytes held.
     pub(crate) fn bytes(&self) -> u64 {
         let written = self.written.get();
         lock(&self.held).iter().map(|held| held.bytes(written)).sum()
     }
 
-    /// Removes the oldest files that nobody needs: never the last one, never one that `needed` or a later position is in, unless more than
-    /// `max_bytes` are held. `keep_bytes` stay anyway. Gives the paths removed.
+    /// Removes the oldest unneeded files: never the last one, never one at or after the position `needed`, unless more than `max_bytes` are held.
+    /// `keep_bytes` stay in any case. Returns the removed paths.
     ///
     /// # Errors
-    /// [`LogError::Io`]; what was removed before it stays removed.
+    /// [`LogError::Io`]; files removed before the error stay removed.
     pub(crate) fn retain(
         &self,
         needed: Option<Lsn>,
@@ -248,7 +248,7 @@ impl Log {
             self.metrics.files_removed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             removed.push(file.path.clone());
             if let Some(directory) = file.path.parent().filter(|_| file.epoch < self.epoch()) {
-                // Fails while there is another file in it.
+                // Fails while the directory has another file.
                 let _ = std::fs::remove_dir(directory);
             }
         }
@@ -263,7 +263,7 @@ impl Log {
         }
     }
 
-    /// Takes over the marks that have become durable.
+    /// Publishes the marks that have become durable.
     fn advance(&self, flushed: Lsn) {
         let mut marks = lock(&self.marks);
         let count = marks.partition_point(|mark| mark.at <= flushed);
@@ -274,7 +274,7 @@ impl Log {
         for mark in marks.drain(..count) {
             durable.at = mark.at;
             for gtid in &mark.gtids {
-                // A new epoch begins with transactions that the one before has too.
+                // A new epoch begins with transactions that the previous one has, too.
                 if !durable.state.contains(*gtid) && !durable.state.add(*gtid) {
                     tracing::warn!(%gtid, "too many domains and servers in the log's state");
                 }
@@ -291,7 +291,7 @@ impl Log {
     }
 }
 
-/// Files with anything written and not flushed, up to `written`.
+/// Files with bytes written and not flushed, up to `written`.
 pub(crate) struct Batch {
     written: Lsn,
     files: Vec<Unflushed>,
@@ -347,8 +347,8 @@ impl Flush for Log {
     }
 }
 
-/// How many of the oldest files say nothing of what the log has. An epoch's first file holds the place where the epoch before ended: while that file is
-/// the only one, it may not have come up to that place, and only the last file of the epoch before says how far the log goes.
+/// Returns the number of oldest files that do not determine the log's state. An epoch's first file contains the point where the previous epoch ended:
+/// while it is the only one, it may not have reached that point, and only the last file of the previous epoch gives the end of the log.
 fn behind(held: &VecDeque<Arc<Held>>) -> usize {
     let mut last = held.len().saturating_sub(1);
     while last > 0 && held[last - 1].epoch != held[last].epoch {
@@ -357,7 +357,7 @@ fn behind(held: &VecDeque<Arc<Held>>) -> usize {
     last
 }
 
-/// Adds the later of two lists of one mark: of each domain and server the last one stays, in order.
+/// Merges the later of two GTID lists of one mark: for each domain and server the last one stays, in order.
 fn merge(gtids: &mut Vec<Gtid>, more: &[Gtid]) {
     for gtid in more {
         gtids.retain(|held| (held.domain, held.server) != (gtid.domain, gtid.server));

@@ -1,9 +1,9 @@
-//! What a directory holds: found in the files alone.
+//! Recovery of a log's state from the files of a directory alone.
 //!
-//! Files before the last one were flushed before it was begun: of them only the beginning is read. The last one is walked, every event with its
-//! checksum. A crash may have left the beginning of an event, or of a transaction, at its end: that is cut off, for nobody was told of it. An
-//! event that is damaged is no such beginning, and nothing is cut off for its sake. What was written last is written again and flushed: a relay that was
-//! killed may have written bytes that no flush has reached.
+//! Files before the last one were flushed before it was begun: only their beginnings are read. The last one is read completely, with the checksum of
+//! every event. A crash may have left an incomplete event or transaction at its end, which is truncated: it was never acknowledged. A damaged event
+//! is not an incomplete one, and causes no truncation. The last bytes are written again and flushed: a relay that was killed may have written bytes
+//! that no flush has reached.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -21,49 +21,49 @@ use super::{FileName, Held, MAX_UNFLUSHED, names};
 
 /// Bytes read at once.
 const READ: usize = 1 << 20;
-/// Most bytes in which a file's list of GTIDs is looked for.
+/// Limit of the bytes in which a file's list of GTIDs is searched.
 const BEGINNING: u64 = 17 << 20;
 
-/// The log cannot be opened, or its files not looked after.
+/// The log cannot be opened, or its files cannot be maintained.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LogError {
     /// The operating system refused.
     #[error("cannot {tried} {}: {source}", path.display())]
     Io {
-        /// A verb.
+        /// The failed operation, a verb.
         tried: &'static str,
-        /// On what.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// What had been written is not readable any more.
+    /// Bytes that had been written are no longer readable.
     #[error(
         "{}: {reason}. Nothing was changed. Everything before offset {whole} is whole. If the source still has the file, end it there \
          (`truncate -s {whole}`), and the relay will take the rest from the source again; else copy the file from another relay", path.display()
     )]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// The damage.
         reason: String,
-        /// Up to where it is not.
+        /// End of the undamaged part.
         whole: u64,
     },
     /// Files are missing in the middle.
     #[error("{} follows number {before}, and has number {number}: a file is missing between them; copy it from another relay, or remove those before", path.display())]
     Missing {
-        /// The file behind the gap.
+        /// The file after the gap.
         path: PathBuf,
-        /// Number of the file before.
+        /// Number of the file before the gap.
         before: u64,
-        /// Its number.
+        /// Number of the file after the gap.
         number: u64,
     },
-    /// Two directories of one number.
+    /// Two directories have the same number.
     #[error("{} is there beside another directory of the same epoch: remove the one that was put there", path.display())]
     TwoEpochs {
-        /// One of them.
+        /// One of the directories.
         path: PathBuf,
     },
 }
@@ -73,7 +73,7 @@ pub(super) fn failed(tried: &'static str, path: &Path) -> impl FnOnce(io::Error)
     move |source| LogError::Io { tried, path, source }
 }
 
-/// What was found.
+/// Result of the recovery.
 pub(super) struct Found {
     pub(super) held: VecDeque<Arc<Held>>,
     pub(super) epoch: u64,
@@ -81,9 +81,9 @@ pub(super) struct Found {
     pub(super) state: State,
     /// The transactions of the last epoch.
     pub(super) history: State,
-    /// Offset in the last file at which the last transaction begins.
+    /// Offset of the last transaction in the last file.
     pub(super) last_group: u64,
-    /// Bytes that a crash had left of an event or of a transaction.
+    /// Bytes of an incomplete event or transaction that a crash had left.
     pub(super) cut_off: u64,
 }
 
@@ -98,28 +98,28 @@ fn list_directory(path: &Path) -> Result<Vec<String>, LogError> {
     Ok(names)
 }
 
-/// `server_id` of whoever wrote the last epoch in a relay's directory; none if there is none. Opens nothing.
+/// Returns the `server_id` of the server that wrote the last epoch in a relay's directory; None if there is none. Opens no file.
 pub(crate) fn last_source(dir: &Path) -> Option<u32> {
     epochs(dir).ok()?.pop().map(|(_, source)| source)
 }
 
-/// The epochs of a relay's directory, in order: number and source.
+/// Returns the epochs of a relay's directory, in order: number and source.
 fn epochs(dir: &Path) -> Result<Vec<(u64, u32)>, LogError> {
     let mut epochs: Vec<_> = list_directory(dir)?.iter().filter_map(|name| names::parse_epoch(name)).collect();
     epochs.sort_unstable();
     Ok(epochs)
 }
 
-/// True if a directory is that of a relay of a binary log.
+/// True if the directory has the binary log of a relay.
 pub(crate) fn is_log(dir: &Path) -> bool {
     epochs(dir).is_ok_and(|epochs| !epochs.is_empty())
 }
 
-/// Moves the files of all epochs to `to`; None: removes them. The directory of the last epoch stays, empty: it keeps the number, which fences
-/// name. Gives the names of the files, in order. May be done again where it was cut off.
+/// Moves the files of all epochs to `to`; None: removes them. The directory of the last epoch stays, empty: it keeps the number, which fences refer
+/// to. Returns the names of the files, in order. Can be repeated after an interruption.
 ///
 /// # Errors
-/// [`LogError::Io`]: what was moved before stays moved.
+/// [`LogError::Io`]: files moved before the error stay moved.
 pub(crate) fn give_up(dir: &Path, to: Option<&Path>) -> Result<Vec<String>, LogError> {
     let mut given_up = Vec::new();
     let epochs = epochs(dir)?;
@@ -184,7 +184,7 @@ pub(super) fn recover(dir: &Path) -> Result<Found, LogError> {
             (*epoch, *source, name, path)
         }));
     }
-    // A file that a crash left without its first events holds nothing: it goes, and the one before it is the last.
+    // A file that a crash left without its first events has no transactions: it is removed, and the one before it is the last.
     while let Some((_, _, _, path)) = files.last() {
         let walked = walk(path, None)?;
         if let Some(whole) = walked.whole {
@@ -202,7 +202,7 @@ pub(super) fn recover(dir: &Path) -> Result<Found, LogError> {
         remove(path)?;
         files.pop();
     }
-    // The last epoch may not have come up to where the one before it ended: see [`super::behind`].
+    // The last epoch may not have reached the end of the previous one: see [`super::behind`].
     let mut last = files.len().saturating_sub(1);
     while last > 0 && files[last - 1].0 != files[last].0 {
         last -= 1;
@@ -239,14 +239,14 @@ pub(super) fn recover(dir: &Path) -> Result<Found, LogError> {
 
 struct Walked {
     length: u64,
-    /// Up to here transactions are whole; None: not even the first events are.
+    /// End of the last whole transaction; None if even the first events are incomplete.
     whole: Option<u64>,
     begins: Option<State>,
     state: State,
     last_group: u64,
 }
 
-/// Walks a file, or (`most`) its beginning up to the list of GTIDs.
+/// Reads a file, or (`most`) its beginning up to the list of GTIDs.
 fn walk(path: &Path, most: Option<u64>) -> Result<Walked, LogError> {
     let mut file = File::open(path).map_err(failed("open", path))?;
     let length = file.metadata().map_err(failed("look at", path))?.len();
@@ -295,7 +295,7 @@ fn walk(path: &Path, most: Option<u64>) -> Result<Walked, LogError> {
                     }
                 }
                 Ok(Some(_)) => {}
-                // Where a crash has left only the length of the file, there are zeroes up to its end.
+                // If a crash has left only the length of the file, zeroes follow up to its end.
                 Err(WalkError::Length { length: 0, .. })
                     if is_zero(&mut file, input).map_err(failed("read", path))? =>
                 {
@@ -307,8 +307,9 @@ fn walk(path: &Path, most: Option<u64>) -> Result<Walked, LogError> {
     }
 }
 
-/// Looks for an event behind the beginning of the last one, which is at `at` and does not end in the file. An event there says that the last one is damaged in its
-/// length, and not the beginning of an event that a crash has left. It names the very place where it ends, and has the right checksum.
+/// Looks for an event after the beginning of the last one, which starts at `at` and does not end in the file. Such an event proves that the last
+/// one's length is damaged, and that it is not an event that a crash left incomplete. The found event has its own end position and a correct
+/// checksum.
 fn event_behind(file: &File, at: u64, length: u64, checksum: Checksum) -> io::Result<Option<u64>> {
     let mut buffer = vec![0; READ];
     let mut from = at + 1;
@@ -328,7 +329,7 @@ fn event_behind(file: &File, at: u64, length: u64, checksum: Checksum) -> io::Re
     Ok(None)
 }
 
-/// Whether the bytes from `at` to `end` are an event.
+/// True if the bytes from `at` to `end` are an event.
 fn is_event(file: &File, mut at: u64, end: u64, checksum: Checksum) -> io::Result<bool> {
     let mut walker = Walker::stream(at, checksum);
     let mut buffer = vec![0; READ.min(usize::try_from(end - at).unwrap_or(READ))];
@@ -368,14 +369,14 @@ fn take(walked: &mut Walked, groups: &mut Groups, event: &Event<'_>) -> Result<(
             }
         }
     }
-    // The format event alone does not say what came before the file.
+    // The format event alone does not give the transactions before the file.
     if groups.is_between() && walked.begins.is_some() {
         walked.whole = Some(event.end());
     }
     Ok(())
 }
 
-/// Whether `rest`, and what follows it in the file, is zeroes.
+/// True if `rest` and all bytes after it in the file are zeroes.
 fn is_zero(file: &mut File, rest: &[u8]) -> io::Result<bool> {
     let mut buffer = vec![0; READ];
     let mut zero = rest.iter().all(|byte| *byte == 0);
@@ -402,8 +403,8 @@ fn cut(path: &Path, length: u64) -> Result<(), LogError> {
     file.set_len(length).and_then(|()| file.sync_all()).map_err(failed("cut", path))
 }
 
-/// Makes the bytes from `from` to `to` of a file durable, whatever became of earlier flushes. After a flush that failed, the kernel may take pages for
-/// clean that never reached the disk, so that another flush would succeed and do nothing: written again, the pages are dirty again.
+/// Makes a file's bytes from `from` to `to` durable, regardless of earlier flushes. After a failed flush, the kernel may treat pages as clean that
+/// never reached the disk, so that another flush would succeed and do nothing: rewriting makes the pages dirty again.
 fn write_again(path: &Path, from: u64, to: u64) -> Result<(), LogError> {
     let file = open_for_writing(path)?;
     let mut buffer = vec![0; READ];
@@ -422,7 +423,7 @@ pub(super) fn open_for_writing(path: &Path) -> Result<File, LogError> {
     OpenOptions::new().read(true).write(true).open(path).map_err(failed("open", path))
 }
 
-/// Removes a file. One that is gone is no error.
+/// Removes a file. A missing one is no error.
 pub(super) fn remove(path: &Path) -> Result<(), LogError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
@@ -430,7 +431,7 @@ pub(super) fn remove(path: &Path) -> Result<(), LogError> {
     }
 }
 
-/// Makes a directory, durably, if it is not there.
+/// Creates a directory durably, unless it exists.
 pub(super) fn make_directory(path: &Path) -> Result<(), LogError> {
     match fs::create_dir(path) {
         Ok(()) => sync_parent(path),
@@ -439,7 +440,7 @@ pub(super) fn make_directory(path: &Path) -> Result<(), LogError> {
     }
 }
 
-/// A new, empty file, whose name is durable.
+/// Creates a new, empty file with a durable name.
 pub(super) fn create(path: &Path) -> Result<File, LogError> {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o640).open(path);
     let file = file.map_err(failed("create", path))?;

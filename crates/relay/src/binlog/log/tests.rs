@@ -1,4 +1,4 @@
-//! A log that is written, cut off anywhere, and opened again.
+//! A log that is written, truncated at any position, and opened again.
 
 #![allow(clippy::unwrap_used)]
 
@@ -41,8 +41,8 @@ fn list_body(last: u64) -> Vec<u8> {
     body
 }
 
-/// A file that begins behind transaction `last`, and the places where each of its transactions ends. Every other transaction is as MariaDB writes it since 11.4:
-/// events inside of it do not say where they end (`end_log_pos` is 0).
+/// Returns a file that begins after transaction `last`, and the ends of its transactions. Every other transaction is in the form of MariaDB 11.4 and
+/// later: its inner events do not carry their end (`end_log_pos` is 0).
 fn file(last: u64, transactions: u64) -> (Vec<u8>, Vec<(u64, u64)>) {
     let mut bytes = MAGIC.to_vec();
     let mut ends = Vec::new();
@@ -101,7 +101,7 @@ fn flushed(log: &Log) {
         flush::flush_here(log);
         std::thread::yield_now();
     }
-    // The flusher says that it has flushed before it says what is durable by that.
+    // The flusher publishes the flush before it publishes what is durable.
     flush::wait_settled(log);
 }
 
@@ -130,7 +130,7 @@ fn what_was_written_is_found_again() {
     assert!(log.next(&log.held()[2]).is_none());
 }
 
-/// In an epoch a file begins with what those before have, and each transaction is new: also in a process that has only the files.
+/// In an epoch a file begins with the transactions of the files before it, and each transaction is new: also for a process that has only the files.
 #[test]
 fn another_history_is_recognised() {
     let dir = tempfile::tempdir().unwrap();
@@ -148,7 +148,7 @@ fn another_history_is_recognised() {
         for (sequence, is_new) in [(1, false), (3, false), (4, true), (4, false)] {
             assert_eq!(!parted(writer.mark(true, true, again(sequence), 0)), is_new, "{sequence}");
         }
-        // Nothing of it was published: the same transaction may come once more.
+        // The transaction was not published: it may come again.
         writer.rewind().unwrap();
         assert!(!parted(writer.mark(true, true, again(4), 0)));
         writer.rewind().unwrap();
@@ -159,12 +159,12 @@ fn another_history_is_recognised() {
         assert!(error.contains("begun its history anew"), "{begins}: {error}");
     }
     writer.begins_with(gtids(3).parse().unwrap()).unwrap();
-    // Another source's first file begins anywhere before.
+    // Another source's first file may begin anywhere earlier.
     writer.begin(2, 2, name(1)).unwrap();
     writer.begins_with(gtids(1).parse().unwrap()).unwrap();
 }
 
-/// Given up, a log begins with the next epoch; the same source's with the same one, if it was fenced.
+/// After a log is given up, the next epoch begins; for the same source the same epoch, if it was fenced.
 #[test]
 fn a_log_is_given_up_and_its_number_is_kept() {
     for to in [Some("aside"), None] {
@@ -206,7 +206,7 @@ fn wherever_a_file_is_torn_whole_transactions_stay() {
         let length = fs::metadata(epoch.join("bin.000002")).ok().map(|metadata| metadata.len());
         assert_eq!(length, kept.map(|kept| kept.0), "cut at {cut}");
         if let Some((end, _)) = kept {
-            // The rest comes again.
+            // The rest arrives again.
             writer.take(&bytes[*end as usize..]).unwrap();
             writer.publish(bytes.len() as u64).unwrap();
             drop((writer, log));
@@ -230,7 +230,7 @@ fn a_damaged_file_is_an_error_and_stays_as_it_is() {
         assert!(error.contains("Nothing was changed"), "{error}");
         assert_eq!(fs::read(epoch.join("bin.000001")).unwrap(), broken);
     }
-    // Zeroes are what a crash leaves of a length that reached the disk before its bytes.
+    // A crash leaves zeroes if a file's length reached the disk before its bytes.
     let dir = tempfile::tempdir().unwrap();
     let epoch = dir.path().join("0000000001-1");
     fs::create_dir(&epoch).unwrap();
@@ -241,7 +241,7 @@ fn a_damaged_file_is_an_error_and_stays_as_it_is() {
     assert_eq!(fs::read(epoch.join("bin.000001")).unwrap(), bytes);
 }
 
-/// MariaDB 11.4 and later leave the end of most events out, so nothing but their length says where they end.
+/// MariaDB 11.4 and later omit the end of most events, so only the length determines it.
 #[test]
 fn a_damaged_length_is_no_torn_event() {
     let (mut bytes, _) = file(0, 2);
@@ -266,7 +266,7 @@ fn a_damaged_length_is_no_torn_event() {
         assert!(error.contains(&format!("another event begins at offset {}", torn.len())), "{error}");
         assert!(after == damaged, "nothing was cut off");
     }
-    // The same length where the file ends within the event: that is what a crash leaves.
+    // The same length, and the file ends within the event: that is what a crash leaves.
     let mut long = torn;
     long[rows + 10] ^= 0x40;
     let (state, after) = open_with(&long);
@@ -298,7 +298,7 @@ fn what_comes_again_is_compared() {
     other[25] ^= 1;
     let error = writer.compare(from, &other).unwrap_err();
     assert!(matches!(error, AppendError::Mismatch { offset, .. } if offset == from + 25), "{error}");
-    // What was taken of an event and not published is forgotten, also in the file.
+    // Bytes of an event taken and not published are forgotten, also in the file.
     writer.take(&vec![9; 3 << 20]).unwrap();
     writer.rewind().unwrap();
     flushed(&log);
@@ -327,7 +327,7 @@ fn the_oldest_files_go() {
     assert_eq!(open(dir.path()).unwrap().1.durable().state.to_string(), gtids(9));
 }
 
-/// What the log has never becomes less: a new epoch begins with transactions that the epoch before has too.
+/// The log's state never shrinks: a new epoch begins with transactions that the previous epoch has, too.
 #[test]
 fn an_epoch_that_begins_earlier_takes_nothing_away() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The writer: takes what the source sends, event by event.
+//! The writer: appends the source's stream, event by event.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -17,75 +17,75 @@ use super::{FileName, Held, Log, MAX_UNFLUSHED, Unflushed, merge, names};
 use crate::log::files::is_full;
 use crate::log::{LogFailure, flush, lock};
 
-/// Bytes gathered before they go to the file.
+/// Bytes collected before a write to the file.
 const GATHERED: usize = 1 << 20;
-/// Most ends of transactions that are remembered one by one while they are not durable; further ones count with the last.
+/// Limit of individually remembered ends of transactions that are not durable; further ones are merged with the last.
 const MAX_MARKS: usize = 4096;
-/// Held bytes are compared in pieces of this size.
+/// Size of the pieces in which held bytes are compared.
 const COMPARE: usize = 64 << 10;
 
-/// The end of a transaction, or of an event that is in none.
+/// The end of a transaction, or of an event outside of one.
 #[derive(Debug, Clone)]
 pub(crate) struct Mark {
     pub(crate) at: Lsn,
     pub(crate) file: Arc<Held>,
-    /// In the file.
+    /// Offset in the file.
     pub(crate) offset: u64,
-    /// Transactions that have ended since the mark before.
+    /// Transactions that ended since the previous mark.
     pub(crate) gtids: Vec<Gtid>,
-    /// Whether the source waits for an acknowledgement of it.
+    /// True if the source waits for its acknowledgement.
     pub(crate) wanted: bool,
 }
 
-/// Bytes were not taken. Nothing that was taken before is lost, and nothing was overwritten.
+/// Bytes were not accepted. No accepted bytes are lost, and nothing was overwritten.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AppendError {
-    /// The source's bytes are not the ones that are held.
+    /// The source's bytes differ from the held ones.
     #[error(
         "{} differs from what the source sends at offset {offset}: the source is not the server that wrote it, or has begun anew. Nothing \
          was overwritten", path.display()
     )]
     Mismatch {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The first byte that differs, or a little before.
+        /// Offset of the first different byte, or a little before it.
         offset: u64,
     },
-    /// The source's transactions are not those that follow what is held.
+    /// The source's transactions do not continue the held ones.
     #[error(
         "the source goes on with {given} in {file}, and this relay holds {held} of it: the source has begun its history anew (RESET MASTER), or \
          was put back. Nothing of that is taken"
     )]
     Parted {
-        /// The transaction, or the list at the beginning of a file.
+        /// The transaction, or the list at the start of a file.
         given: String,
         /// The source's file.
         file: String,
-        /// The last transactions held.
+        /// The last held transactions.
         held: State,
     },
-    /// No room. May be tried again.
+    /// The disk is full. May be retried.
     #[error("no room for the binary log in {}: {source}; nothing is acknowledged until there is room", path.display())]
     Full {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The operating system refused; may be tried again.
+    /// The operating system refused; may be retried.
     #[error("cannot {tried} {}: {source}", path.display())]
     Io {
-        /// A verb.
+        /// The failed operation, a verb.
         tried: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// See [`LogError`].
+    /// An error of the log's files.
     #[error("{0}")]
     Log(LogError),
-    /// The log works no more.
+    /// The log has failed.
     #[error("{0}")]
     Failed(LogFailure),
 }
@@ -102,25 +102,25 @@ impl From<LogError> for AppendError {
 struct Current {
     held: Arc<Held>,
     file: Arc<File>,
-    /// In the file: up to here bytes are published as written.
+    /// Offset in the file up to which bytes are published as written.
     published: u64,
-    /// Up to here they were taken; behind it nothing but what is in `gathered`.
+    /// Offset up to which bytes were taken; the last ones are in `gathered`.
     taken: u64,
     /// The last bytes before `taken`, which are not in the file yet.
     gathered: Vec<u8>,
 }
 
-/// The one that appends. When it is dropped, what is written is flushed, and the flusher ends.
+/// The only appender. When it is dropped, written bytes are flushed, and the flusher ends.
 pub(crate) struct Writer {
     log: Arc<Log>,
     current: Option<Current>,
-    /// Where the last transaction of the current file begins, or an event that is in none.
+    /// Offset of the last transaction of the current file, or of the last event outside of one.
     last_group: u64,
-    /// Of `taken`, not yet published.
+    /// Marks of `taken`, not yet published.
     marks: VecDeque<Mark>,
-    /// [`Log::history`], with what is marked and not yet published.
+    /// [`Log::history`], including what is marked and not yet published.
     history: State,
-    /// The history of the epoch is known: its first file's list of GTIDs has come.
+    /// True once the epoch's history is known: its first file's list of GTIDs has arrived.
     epoch_begun: bool,
     stop: Arc<AtomicBool>,
     flusher: Option<JoinHandle<()>>,
@@ -169,19 +169,19 @@ impl Writer {
         })
     }
 
-    /// The file that is written: epoch, source, name, and the offset from which on the source has to send: where the last transaction begins, so
+    /// Returns the current file, with epoch, source and name, and the offset from which the source must send: the start of the last transaction, so
     /// that it is compared.
     pub(crate) fn resume(&self) -> Option<(Arc<Held>, u64)> {
         let current = self.current.as_ref()?;
         Some((Arc::clone(&current.held), self.last_group.min(current.published)))
     }
 
-    /// Up to where the current file is held.
+    /// Returns the end of the current file.
     pub(crate) fn end(&self) -> u64 {
         self.current.as_ref().map_or(0, |current| current.published)
     }
 
-    /// Forgets what was taken of an event that is not whole: the connection has ended.
+    /// Discards the bytes of an incomplete event: the connection has ended.
     ///
     /// # Errors
     /// [`AppendError`].
@@ -193,15 +193,15 @@ impl Writer {
         let Some(current) = &mut self.current else { return Ok(()) };
         current.gathered.clear();
         current.taken = current.published;
-        // What was written of the event must not be found behind shorter ones.
+        // Written bytes of the event must not remain behind shorter events.
         let cut = current.file.set_len(current.published);
         cut.map_err(|source| AppendError::Io { tried: "cut", path: current.held.path.clone(), source })
     }
 
-    /// Begins a file. The one before it is flushed first, and is not written to any more. `epoch`: of the last file, or a higher one.
+    /// Begins a file. The previous one is flushed first, and never written again. `epoch`: that of the last file, or a higher one.
     ///
     /// # Errors
-    /// [`AppendError`]; the log goes on as it was.
+    /// [`AppendError`]; the log is unchanged.
     pub(crate) fn begin(&mut self, epoch: u64, source: u32, name: FileName) -> Result<(), AppendError> {
         self.rewind()?;
         self.wait_flushed(self.log.written.get())?;
@@ -217,7 +217,7 @@ impl Writer {
             Arc::new(Held { epoch, source, name, path, start, begins: Default::default(), end: Default::default() });
         {
             let mut unflushed = lock(&self.log.unflushed);
-            // All is flushed: what is left over is the file before.
+            // All is flushed: the remaining entry is the previous file.
             unflushed.clear();
             unflushed.push_back(Unflushed { held: Arc::clone(&held), file: Arc::clone(&file) });
         }
@@ -232,7 +232,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Compares `bytes`, which the source sends again, with what is held at `offset` of the current file.
+    /// Compares `bytes`, which the source sends again, with the held ones at `offset` of the current file.
     ///
     /// # Errors
     /// [`AppendError::Mismatch`].
@@ -253,8 +253,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Takes bytes of an event that is under way. Nobody sees them before [`Writer::mark`] and [`Writer::publish`]. They go to the file with
-    /// [`Writer::make_room`].
+    /// Takes bytes of the current event. They are invisible before [`Writer::mark`] and [`Writer::publish`], and may be written to
+    /// the file by [`Writer::make_room`].
     ///
     /// # Errors
     /// [`AppendError::Failed`].
@@ -268,10 +268,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes what was taken, if that is much.
+    /// Writes the taken bytes if there are many.
     ///
     /// # Errors
-    /// [`AppendError`]; may be tried again.
+    /// [`AppendError`]; may be retried.
     pub(crate) fn make_room(&mut self) -> Result<(), AppendError> {
         match &self.current {
             Some(current) if current.gathered.len() >= GATHERED => self.write(),
@@ -279,10 +279,11 @@ impl Writer {
         }
     }
 
-    /// An event is whole and right, up to the end of what was taken. `whole`: so are all transactions. `group`: where its transaction begins.
+    /// Marks the end of a whole, valid event at the end of the taken bytes. `whole`: all transactions are whole, too. `group`: the start of its
+    /// transaction.
     ///
     /// # Errors
-    /// [`AppendError::Parted`]: the source sends a transaction anew that it has sent before.
+    /// [`AppendError::Parted`]: the source sends a transaction that it has sent before.
     pub(crate) fn mark(
         &mut self,
         whole: bool,
@@ -295,7 +296,7 @@ impl Writer {
             if self.history.contains(gtid) {
                 return Err(self.parted(gtid.to_string()));
             }
-            // Where there are too many domains and servers, the list of the next file says so.
+            // If there are too many domains and servers, the list of the next file reports it.
             let _ = self.history.add(gtid);
         }
         self.last_group = group;
@@ -313,10 +314,10 @@ impl Writer {
         AppendError::Parted { given, file, held: self.history.clone() }
     }
 
-    /// The current file's list of GTIDs has come.
+    /// Takes the current file's list of GTIDs.
     ///
     /// # Errors
-    /// [`AppendError::Parted`]: it is not what the epoch's files before have.
+    /// [`AppendError::Parted`]: it differs from the transactions of the epoch's earlier files.
     pub(crate) fn begins_with(&mut self, state: State) -> Result<(), AppendError> {
         let Some(current) = &self.current else { return Ok(()) };
         if self.epoch_begun && !self.history.is_followed_by(&state) {
@@ -329,7 +330,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes and publishes all events that are whole: `at` is where the last of them ends in the current file.
+    /// Writes and publishes all whole events: `at` is the end of the last of them in the current file.
     ///
     /// # Errors
     /// [`AppendError`].
@@ -387,7 +388,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Waits for the disk while too much is not flushed.
+    /// Waits for the disk while too many bytes are not flushed.
     fn throttle(&self, written: Lsn) -> Result<(), AppendError> {
         let target = Lsn(written.0.saturating_sub(MAX_UNFLUSHED));
         if self.log.flushed.get() >= target {
@@ -402,7 +403,7 @@ impl Writer {
         let mut parker = Parker::new(Arc::clone(&self.log.flushed));
         *lock(&self.log.waiting) = Some(parker.unparker());
         let result = loop {
-            // After the unparker is where a failure finds it.
+            // Only after the unparker is set: a failure wakes through it.
             if let Some(failure) = self.log.failure() {
                 break Err(AppendError::Failed(failure.clone()));
             }
@@ -414,14 +415,14 @@ impl Writer {
         result
     }
 
-    /// Has the flusher flush what was published. Does not wait.
+    /// Has the flusher flush the published bytes. Does not wait.
     pub(crate) fn flush_behind(&self) {
         if let Some(flusher) = &self.flusher {
             flusher.thread().unpark();
         }
     }
 
-    /// Flushes what was published in this thread, unless the flusher is at it already or the disk was slow the last time.
+    /// Flushes the published bytes in this thread, unless the flusher is doing so or the disk was slow the last time.
     pub(crate) fn flush_here(&self) {
         if !flush::flush_here(&*self.log) {
             self.flush_behind();
