@@ -1,8 +1,7 @@
-//! Answers to the statements of a replica: decisions over texts.
+//! Answers to the statements of a replica: pure decisions, without I/O.
 //!
-//! [`meaning`] is the one table of what a replica may set: each variable is honoured, changes nothing for a reason that stands beside it, or is
-//! refused with an error that the replica shows. Sources: `slave.cc`, `semisync_slave.cc` and `mysqlbinlog.cc` of MariaDB 10.5 to 11.8,
-//! `rpl_replica.cc` of MySQL.
+//! [`meaning`] is the one table of the variables that a replica may set: each is honoured, has no effect for the reason beside it, or is refused with
+//! an error that the replica shows. Sources: `slave.cc`, `semisync_slave.cc` and `mysqlbinlog.cc` of MariaDB 10.5 to 11.8, `rpl_replica.cc` of MySQL.
 
 use std::time::Duration;
 
@@ -16,10 +15,10 @@ use super::feed::{Request, Until};
 
 /// Longest value of a variable, in bytes.
 const LONGEST: usize = 2 << 20;
-/// The capability of a replica that understands GTIDs, and events that are left out (MariaDB 10.0 and later).
+/// Capability level of a replica that understands GTIDs and omitted events (MariaDB 10.0 and later).
 const UNDERSTANDS_GTIDS: u64 = 4;
 
-/// The relay's own values, for a replica that asks.
+/// The relay's own values, for a replica's queries.
 #[derive(Debug, Clone)]
 pub(super) struct Facts {
     pub(super) server_id: u32,
@@ -33,21 +32,21 @@ pub(super) struct Facts {
 /// Effect of a variable that a replica sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Meaning {
-    /// Nanoseconds between two heartbeats; 0: none.
+    /// Nanoseconds between two heartbeats; 0 for none.
     Heartbeat,
     /// The replica understands checksums; the announcement before the first format event has this one.
     Checksum,
     /// See [`UNDERSTANDS_GTIDS`].
     Capability,
-    /// The position to begin at.
+    /// Start position.
     Position,
     /// A position in a gap of the log is an error.
     Strict,
-    /// A position that the log does not have yet is none.
+    /// A position that the log does not have yet is ignored.
     IgnoreDuplicates,
-    /// The position to end at.
+    /// End position.
     Until,
-    /// The transactions of that position are left out, too.
+    /// The transactions of the end position are left out, too.
     UntilBefore,
     /// Two bytes more before each event.
     SemiSync,
@@ -57,7 +56,8 @@ enum Meaning {
     None(#[allow(dead_code)] &'static str),
 }
 
-/// The effect of a user variable, or (`system`) a system variable of the session. None: it is refused, for nobody can say what a source would do.
+/// Returns the effect of a user variable, or (`system`) of a system variable of the session. None: refused, since the behaviour of a source is not
+/// known.
 fn meaning(system: bool, name: &str) -> Option<Meaning> {
     Some(match (system, name) {
         (false, "master_heartbeat_period" | "source_heartbeat_period") => Meaning::Heartbeat,
@@ -78,7 +78,7 @@ fn meaning(system: bool, name: &str) -> Option<Meaning> {
     })
 }
 
-/// The wishes of a replica, as it has set them.
+/// Requests of a replica, as its variables state them.
 #[derive(Debug, Default)]
 pub(super) struct Said {
     heartbeat: Option<Duration>,
@@ -93,37 +93,37 @@ pub(super) struct Said {
     skip_marked: bool,
 }
 
-/// An answer.
+/// An answer to a statement.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Ok,
     Rows(Vec<String>, Vec<Row>),
-    /// The connection with this number is to end.
+    /// Ends the connection with this number.
     Kill(u32),
     /// Number, SQLSTATE, text.
     Error(u16, &'static str, String),
 }
 
 impl Said {
-    /// The time between two heartbeats; None: it wants none.
+    /// Returns the time between two heartbeats; None if the replica wants none.
     pub(super) fn heartbeat(&self) -> Option<Duration> {
         self.heartbeat
     }
 
-    /// The checksum of the first announcement of a file; None: the replica knows no checksums.
+    /// Returns the checksum of the first announcement of a file; None if the replica does not understand checksums.
     pub(super) fn checksum(&self) -> Option<Checksum> {
         self.checksum
     }
 
-    /// True if each event has the header of a semi-synchronous source. No event asks for an acknowledgement: the relay is the durable copy.
+    /// True if each event has the header of a semi-synchronous source. No event requests an acknowledgement: the relay is the durable copy.
     pub(super) fn semisync(&self) -> bool {
         self.semisync
     }
 
-    /// The events that a request asks for.
+    /// Returns the events that a dump command requests.
     ///
     /// # Errors
-    /// In words: the relay cannot do what a source would do.
+    /// In words, if the relay cannot behave as a source would.
     pub(super) fn request(&self, dump: &Dump) -> Result<Request, String> {
         let Some(position) = self.position.clone() else {
             return Err("a relay feeds replicas by GTID: CHANGE MASTER TO MASTER_USE_GTID = slave_pos".into());
@@ -148,7 +148,7 @@ impl Said {
         })
     }
 
-    /// Takes over a variable.
+    /// Sets a variable.
     fn set(&mut self, system: bool, name: &str, value: &str, facts: &Facts) -> Result<(), (u16, &'static str, String)> {
         let Some(meaning) = meaning(system, name) else {
             return Err(match system {
@@ -248,7 +248,7 @@ fn variable(name: &str, facts: &Facts) -> Option<String> {
         "gtid_binlog_state" | "gtid_binlog_pos" | "gtid_current_pos" => facts.state.clone(),
         "log_bin" | "read_only" => "1".into(),
         "binlog_format" => "ROW".into(),
-        // As a source that could wait for replicas and does not. Without a row MariaDB 10.11 warns of a source that cannot.
+        // As a source that could wait for replicas but does not. Without a row MariaDB 10.11 warns about a source that cannot.
         "rpl_semi_sync_master_enabled" => "OFF".into(),
         _ => return None,
     })
@@ -274,7 +274,7 @@ mod tests {
         }
     }
 
-    /// All that MariaDB 10.11 and 11.8 have in their programs, in the order in which they say it.
+    /// All statements in the programs of MariaDB 10.11 and 11.8, in the order in which they send them.
     const ALL: &[(&str, &str)] = &[
         ("SELECT UNIX_TIMESTAMP()", "[\"1700000000\"]"),
         ("SHOW VARIABLES LIKE 'SERVER_ID'", "[\"server_id\", \"77\"]"),

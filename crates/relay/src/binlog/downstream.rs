@@ -1,10 +1,10 @@
-//! Feeding replicas. One tokio task a connection.
+//! Replica connections. One tokio task per connection.
 //!
 //! ```text
 //!  accept ─▶ greeting ─▶ login ─▶ statements … ─▶ COM_REGISTER_SLAVE ─▶ COM_BINLOG_DUMP ─▶ events, heartbeats
 //! ```
 //!
-//! *What must hold*: a replica gets what is durable, in whole transactions; a slow one costs itself time and nobody anything else.
+//! *What must hold*: a replica gets only durable events, in whole transactions; a slow replica delays only itself.
 
 use std::fs::File;
 use std::io;
@@ -35,18 +35,18 @@ use crate::log::lock;
 use crate::running::accept;
 use crate::socket::notice_a_dead_host;
 
-/// Longest message of a replica, in bytes: a position with very many domains.
+/// Size limit of a replica's message, in bytes: a position with very many domains.
 const MAX_MESSAGE: usize = 2 << 20;
-/// Longest time for a client to take an answer.
+/// Time limit for a client to take an answer.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
-/// Bytes of a file read at once, and gathered for a write.
+/// Bytes of a file read at once, and collected for one write.
 const READ: usize = 256 << 10;
-/// Shortest time between two heartbeats.
+/// Minimum time between two heartbeats.
 const HEARTBEAT: Duration = Duration::from_millis(100);
-/// Bytes before an event, and before one for a semi-synchronous replica: no acknowledgement is asked for.
+/// Bytes before an event, without and with semi-synchronous replication: no acknowledgement is requested.
 const PREFIX: (&[u8], &[u8]) = (&[0], &[0, SEMISYNC, 0]);
 
-/// Why a connection ends.
+/// Reason for the end of a connection.
 #[derive(Debug, thiserror::Error)]
 enum Gone {
     #[error("the client closed the connection")]
@@ -55,7 +55,7 @@ enum Gone {
     Io(#[from] io::Error),
     #[error("{0} took too long")]
     TooSlow(&'static str),
-    /// The client was told already.
+    /// The client has received the error.
     #[error("{0}")]
     Refused(String),
     #[error("another connection of the same server has come")]
@@ -79,7 +79,7 @@ struct Connection {
     user: String,
 }
 
-/// Accepts until the relay is stopped.
+/// Accepts connections until the relay is stopped.
 pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
     let take = |stream, peer| {
         shared.counts.accepted.fetch_add(1, Ordering::Relaxed);
@@ -156,7 +156,7 @@ impl Connection {
         self.write(&out).await
     }
 
-    /// Tells the client why the connection ends.
+    /// Sends the client the reason for the end of the connection.
     async fn refuse(&mut self, code: u16, state: &str, text: &str) -> Gone {
         match self.send(&reply::error(code, state, text)).await {
             Ok(()) => Gone::Refused(text.into()),
@@ -168,7 +168,7 @@ impl Connection {
         let settings = shared.settings();
         let mut nonce = [0; NONCE];
         getrandom::fill(&mut nonce).map_err(|error| Gone::Refused(error.to_string()))?;
-        // Clients take a zero for the end.
+        // Clients take a zero byte for the end of the nonce.
         nonce.iter_mut().for_each(|byte| *byte = *byte % 93 + 33);
         let version = format!("5.5.5-{}", version(shared));
         self.send(&Greeting::new(version, self.id, nonce, settings.acceptor.is_some()).encode()).await?;
@@ -177,7 +177,7 @@ impl Connection {
             let message = self.next().await?;
             match (ClientHello::parse(&message), &settings.acceptor) {
                 (Ok(ClientHello::Tls), Some(acceptor)) if !secure => {
-                    // What came behind the request in clear is not taken for what is encrypted.
+                    // Bytes in clear text behind the TLS request must not be taken for encrypted ones.
                     if !self.input.is_empty() {
                         return Err(Gone::Refused("bytes in clear behind the request for TLS".into()));
                     }
@@ -225,7 +225,7 @@ impl Connection {
                 },
                 Ok(Command::Dump(dump)) => {
                     self.dump(shared, &said, &dump).await?;
-                    // It has all that it asked for.
+                    // The replica has all that it requested.
                     shared.leave(self.id);
                 }
                 Ok(Command::DumpGtid) => {
@@ -252,11 +252,11 @@ impl Connection {
         }
     }
 
-    /// Ends another connection of the same user, as a semi-synchronous replica does with its own when it stops.
+    /// Ends another connection of the same user, as a semi-synchronous replica requests for its own when it stops.
     async fn kill(&mut self, shared: &Shared, id: u32) -> Result<(), Gone> {
         let fed = shared.fed().into_iter().find(|fed| fed.id == id);
         let answer = match fed {
-            // A source notices later than a relay that the replica has closed it, so this is no error there.
+            // A source notices later than a relay that the replica has closed the connection, so this is no error on a source.
             None if shared.was_given(id) => reply::ok(),
             None => reply::error(1094, "HY000", &format!("Unknown thread id: {id}")),
             Some(fed) if fed.user != self.user => {
@@ -270,7 +270,7 @@ impl Connection {
         self.send(&answer).await
     }
 
-    /// An operator's order, off the runtime: it waits for the disk.
+    /// Carries out an operator's order, off the runtime: it waits for the disk.
     async fn order(&mut self, shared: &Arc<Shared>, order: Order) -> Result<(), Gone> {
         if !shared.settings().is_operator(&self.user) {
             let text = format!(
@@ -293,7 +293,7 @@ impl Connection {
         self.answer(answer).await
     }
 
-    /// Sends events. Returns once all that was asked for is sent.
+    /// Sends events. Returns once all requested events are sent.
     async fn dump(&mut self, shared: &Arc<Shared>, said: &Said, dump: &Dump) -> Result<(), Gone> {
         let request = match said.request(dump) {
             Ok(request) => request,
@@ -324,7 +324,7 @@ impl Connection {
             until = asked.until.as_ref().map(|until| until.at.to_string()), semisync = said.semisync(), "feeding a replica"
         );
         let every = said.heartbeat().map(|every| every.max(HEARTBEAT));
-        // As a source: whoever does not say that it waits, or is no server, gets what there is.
+        // As a source: a client without the flag to wait, or that is no server, gets only the events that exist now.
         let waits = dump.flags & NON_BLOCK == 0 && dump.server_id != 0;
         let mut out = Vec::with_capacity(READ + HEADER);
         let announce =
@@ -339,7 +339,7 @@ impl Connection {
             match step {
                 Ok(Step::Gathered) => {}
                 Ok(Step::Long { mut left, mut at }) => {
-                    // An event of any length, in pieces.
+                    // An event of any length, in several packets.
                     let mut room = MAX_PACKET - self.prefix.len() - HEADER;
                     while left > 0 {
                         self.write(&std::mem::take(&mut out)).await?;
@@ -348,7 +348,7 @@ impl Connection {
                         feeder.file.read_exact_at(&mut out, at)?;
                         (left, at, room) = (left - part as u64, at + part as u64, room - part);
                         if room == 0 {
-                            // The packet is full; another one follows, perhaps an empty one.
+                            // The packet is full; another one follows, possibly empty.
                             room = MAX_PACKET;
                             let length = left.min(MAX_PACKET as u64) as usize;
                             out.extend_from_slice(&packet_header(length, self.sequence));
@@ -357,7 +357,7 @@ impl Connection {
                     }
                 }
                 Ok(Step::NextFile) => {
-                    // With the checksum of the file before: the new one's is in force behind its format event.
+                    // With the checksum of the file before: the new one takes effect after the format event.
                     self.packet(&mut out, &announce(&feeder.held, feeder.checksum));
                     fed.sent.store(feeder.held.start.0, Ordering::Relaxed);
                 }
@@ -387,7 +387,7 @@ impl Connection {
                         }
                         () = fed.replaced.notified() => return Err(Gone::Replaced),
                         () = fed.killed.notified() => return Err(Gone::Killed),
-                        // It has nothing to say: the end, or an acknowledgement that nobody asked for.
+                        // The replica sends nothing now but its end, or an acknowledgement that was not requested.
                         read = self.stream.read(&mut self.input) => {
                             if read? == 0 {
                                 return Err(Gone::Closed);
@@ -423,7 +423,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends what is left, and says that nothing follows.
+    /// Sends the rest, and the end-of-stream packet.
     async fn end(&mut self, shared: &Shared, out: Vec<u8>) -> Result<(), Gone> {
         shared.counts.sent_bytes.fetch_add(out.len() as u64, Ordering::Relaxed);
         let limit = shared.settings().downstream_timeout;
@@ -432,12 +432,12 @@ impl Connection {
         self.send(&reply::eof()).await
     }
 
-    /// A whole event as a message.
+    /// Appends a whole event as a message.
     fn packet(&mut self, out: &mut Vec<u8>, event: &[u8]) {
         self.begin_long(out, 0, event);
     }
 
-    /// Begins the message of an event of `left` bytes more than `bytes`.
+    /// Begins the message of an event with `left` bytes after `bytes`.
     fn begin_long(&mut self, out: &mut Vec<u8>, left: u64, bytes: &[u8]) {
         let length = left + (bytes.len() + self.prefix.len()) as u64;
         out.extend_from_slice(&packet_header(length.min(MAX_PACKET as u64) as usize, self.sequence));
@@ -460,7 +460,7 @@ fn facts(shared: &Shared) -> Facts {
     Facts { server_id, version: version(shared), checksum, state: durable.state.to_string(), now }
 }
 
-/// How the events of a file end.
+/// Returns the checksum algorithm of a file's events.
 fn checksum_of(held: &Held) -> io::Result<Checksum> {
     let file = File::open(&held.path)?;
     let mut header = [0; HEADER];
@@ -474,26 +474,26 @@ fn checksum_of(held: &Held) -> io::Result<Checksum> {
 
 enum Part<'a> {
     Event(&'a [u8]),
-    /// Of an event that is longer than a read.
+    /// The beginning of an event that is longer than a read.
     Begins {
         left: u64,
         bytes: &'a [u8],
     },
 }
 
-/// What came of a step.
+/// Result of a step.
 enum Step {
-    /// Some events were looked at.
+    /// Some events were processed.
     Gathered,
-    /// An event was begun: so many bytes of it follow, from this offset of the file on.
+    /// An event has begun: `left` bytes of it follow, from this offset of the file.
     Long {
         left: u64,
         at: u64,
     },
     NextFile,
-    /// The replica has what it asked for (`START SLAVE UNTIL`).
+    /// The replica has all that it requested (`START SLAVE UNTIL`).
     Ends,
-    /// All that is durable was sent.
+    /// All durable events were sent.
     UpToDate,
 }
 
@@ -521,14 +521,14 @@ impl From<feed::FeedError> for FeedError {
 struct Feeder {
     held: Arc<Held>,
     file: File,
-    /// Of the next event.
+    /// Offset of the next event.
     offset: u64,
-    /// How events of the stream end: as the replica has said, and from the first format event on as that says.
+    /// Checksum of the stream's events: the replica's choice, and after the first format event that event's.
     checksum: Checksum,
-    /// The replica understands checksums.
+    /// True if the replica understands checksums.
     aware: bool,
     feed: Feed,
-    /// No format event was sent yet.
+    /// True until a format event is sent.
     first: bool,
     buffer: Vec<u8>,
 }
@@ -541,12 +541,12 @@ impl Feeder {
         Ok(Feeder { held, file, offset, checksum, aware, feed, first: true, buffer: Vec::new() })
     }
 
-    /// Position in the log.
+    /// Returns the position in the log.
     fn at(&self) -> Lsn {
         Lsn(self.held.start.0 + self.offset)
     }
 
-    /// Reads on, up to `whole`.
+    /// Reads the next events, up to `whole`.
     fn next(&mut self, shared: &Shared, whole: Lsn, send: &mut dyn FnMut(Part<'_>)) -> Result<Step, FeedError> {
         let end = self.held.end.get().copied();
         let most = end.unwrap_or(whole).min(whole).0.saturating_sub(self.held.start.0);
@@ -601,7 +601,7 @@ impl Feeder {
         Ok(Step::Gathered)
     }
 
-    /// The event behind `used` bytes of the buffer is longer than a read.
+    /// Handles an event longer than a read, which starts after `used` bytes of the buffer.
     fn long(&mut self, header: Header, used: usize, send: &mut dyn FnMut(Part<'_>)) -> Result<Step, FeedError> {
         if used > 0 {
             return Ok(Step::Gathered);
@@ -631,7 +631,7 @@ impl Feeder {
             self.offset = MAGIC.len() as u64;
             return Ok(Step::NextFile);
         }
-        // Another source wrote what follows: the place is found by what the replica has now.
+        // Another source wrote the next epoch: its start file is found by the replica's current position.
         let durable = shared.log.durable();
         if durable.file.as_ref().is_none_or(|(held, _)| held.epoch < next.epoch) {
             return Ok(Step::UpToDate);
@@ -644,7 +644,7 @@ impl Feeder {
     }
 }
 
-/// The file that the request's position is in, or the last one that begins before it.
+/// Finds the file that contains the request's position, or else the last one that begins before it.
 fn among(
     held: &[Arc<Held>],
     state: &::binlog::gtid::mariadb::State,
@@ -654,7 +654,7 @@ fn among(
     let begins: Vec<_> = begins.collect();
     let index = first_file(begins.into_iter(), state, &mut request)?;
     let held = Arc::clone(&held[index]);
-    // It may be removed at any moment.
+    // The file may be removed at any moment.
     let file = File::open(&held.path).map_err(|_| Refused::Purged)?;
     let feed = held.begins.get().map(|begins| Feed::new(request, begins, state)).ok_or(Refused::Purged)?;
     Ok((held, file, feed))

@@ -1,37 +1,37 @@
-//! The events that a replica gets: from which file on, and which of them. Decisions, without I/O.
+//! Selection of a replica's events: the first file, and the events to send. Pure decisions, without I/O.
 
 use std::collections::BTreeMap;
 
 use ::binlog::event::{BodyError, Header, Kind, MariaDbGtid, SKIP_REPLICATION};
 use ::binlog::gtid::mariadb::{Gtid, Position, State};
 
-/// The events that a replica asks for.
+/// The events that a replica requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Request {
     /// The last transaction of each domain that the replica has.
     pub(super) position: Position,
-    /// A position in a gap of the log is an error (`gtid_strict_mode`).
+    /// True if a position in a gap of the log is an error (`gtid_strict_mode`).
     pub(super) strict: bool,
-    /// The replica may have more of a domain than the log, from another source (`gtid_ignore_duplicates`).
+    /// True if the replica may have more of a domain than the log, from another source (`gtid_ignore_duplicates`).
     pub(super) ignore_duplicates: bool,
-    /// Where the stream ends (`START SLAVE UNTIL`). None: nowhere.
+    /// End of the stream (`START SLAVE UNTIL`). None: no end.
     pub(super) until: Option<Until>,
-    /// Events that were marked with `@@skip_replication` are left out.
+    /// True if events marked with `@@skip_replication` are left out.
     pub(super) skip_marked: bool,
-    /// Events that only explain rows are wanted.
+    /// True if events that only annotate rows are sent.
     pub(super) annotate: bool,
 }
 
-/// The end of a stream: once each domain has come to its transaction. Domains that are not named are left out.
+/// The end of a stream: each domain has reached its transaction. Domains without one are left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Until {
-    /// The domains that have not come there.
+    /// The domains that have not reached their transaction.
     pub(super) at: Position,
-    /// The transactions themselves are left out, too (`SQL_BEFORE_GTIDS`).
+    /// True if the transactions themselves are left out, too (`SQL_BEFORE_GTIDS`).
     pub(super) before: bool,
 }
 
-/// Why a replica is not fed. In the words of a MariaDB source: people and tools match on them.
+/// Reason to refuse a replica, with the messages of a MariaDB source: people and tools match on them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
     #[error("Error: connecting slave requested to start from GTID {0}, which is not in the master's binlog")]
@@ -62,15 +62,15 @@ fn not_here(gtid: Gtid, last: Option<Gtid>) -> Refused {
     }
 }
 
-/// Returns the file, of those whose beginnings are given (oldest first), that `request` is to be served from: the last one that begins at or
-/// before its position. `state`: what all files have. Takes the domains out of `request.until` whose end lies before their beginning.
+/// Returns the file from which `request` is served, given the files' beginnings (oldest first): the last one that begins at or before its position.
+/// `state`: the transactions of all files. Removes from `request.until` the domains whose end lies before their beginning.
 pub(super) fn first_file<'a>(
     begins: impl DoubleEndedIterator<Item = (usize, &'a State)>,
     state: &State,
     request: &mut Request,
 ) -> Result<usize, Refused> {
     for gtid in request.position.iter() {
-        // A domain of which nothing is here may be another source's: see [`Feed::transaction`].
+        // A domain without any transaction here may be another source's: see [`Feed::transaction`].
         let Some(last) = state.last(gtid.domain).filter(|_| !state.contains(gtid)) else { continue };
         if request.ignore_duplicates && last.sequence < gtid.sequence {
             continue;
@@ -93,18 +93,18 @@ pub(super) fn first_file<'a>(
     begins.rev().find(|(_, begins)| reaches(begins)).map(|(file, _)| file).ok_or(Refused::Purged)
 }
 
-/// What is done with an event.
+/// Decision about an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Send,
     Skip,
-    /// Only the beginning of its body says: [`Feed::transaction`].
+    /// Undecided without the beginning of the event's body: [`Feed::transaction`].
     Look,
     /// The stream ends before the event.
     Stop,
 }
 
-/// Why an event cannot be judged.
+/// Reason why no decision about an event is possible.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FeedError {
     #[error("{0}")]
@@ -113,32 +113,32 @@ pub(super) enum FeedError {
     Refused(#[from] Refused),
 }
 
-/// A domain in which what comes is known to the replica.
+/// A domain whose next transactions the replica already has.
 #[derive(Debug, Clone, Copy)]
 struct Behind {
     /// The last transaction that the replica has.
     gtid: Gtid,
-    /// Nothing of the domain was in the log when the replica came.
+    /// True if the log had nothing of the domain when the replica connected.
     unknown: bool,
 }
 
-/// Follows the events of one epoch for one replica.
+/// Progress of one replica through the events of one epoch.
 #[derive(Debug)]
 pub(super) struct Feed {
-    /// What was asked for; its position grows with what is sent, its end shrinks.
+    /// The request; its position grows with the sent events, its end shrinks.
     request: Request,
     /// Domains in which the replica's position has not been passed.
     behind: BTreeMap<u32, Behind>,
-    /// The transaction under way is left out.
+    /// True while the current transaction is left out.
     skipping: bool,
-    /// The last transaction has begun: the stream ends behind it.
+    /// True once the last transaction has begun: the stream ends after it.
     ends: bool,
-    /// The transactions that were passed, for the list at the end of the stream.
+    /// Transactions that were passed, for the list at the end of the stream.
     passed: State,
 }
 
 impl Feed {
-    /// Serves `request` from the start of a file that begins at `begins`. `state`: what the log has.
+    /// Starts to serve `request` with a file that begins at `begins`. `state`: the transactions of the log.
     pub(super) fn new(mut request: Request, begins: &State, state: &State) -> Feed {
         let behind = request.position.iter().filter(|gtid| begins.last(gtid.domain) != Some(*gtid));
         let of = |gtid: Gtid| (gtid.domain, Behind { gtid, unknown: state.last(gtid.domain).is_none() });
@@ -152,27 +152,27 @@ impl Feed {
         Feed { request, behind, skipping: false, ends, passed: begins.clone() }
     }
 
-    /// The request, as far as it is not served.
+    /// Returns the part of the request that is not served yet.
     pub(super) fn request(&self) -> &Request {
         &self.request
     }
 
-    /// True if nothing is sent any more behind the transaction that was sent last.
+    /// True if the stream ends after the transaction that was sent last.
     pub(super) fn ends(&self) -> bool {
         self.ends
     }
 
-    /// The transactions before this place, also those that were left out.
+    /// Returns the transactions before this point, including those left out.
     pub(super) fn passed(&self) -> &State {
         &self.passed
     }
 
-    /// What to do with an event, by its header.
+    /// Decides about an event by its header.
     pub(super) fn header(&mut self, header: &Header) -> Verdict {
         match header.kind {
             Kind::MARIADB_GTID => return Verdict::Look,
             Kind::ROTATE | Kind::STOP if self.ends => return Verdict::Stop,
-            // Of the file, not of a transaction.
+            // Events of the file, not of a transaction.
             Kind::FORMAT | Kind::MARIADB_GTID_LIST | Kind::ROTATE | Kind::STOP | Kind::BINLOG_CHECKPOINT => {
                 self.skipping &= header.kind == Kind::BINLOG_CHECKPOINT;
                 return Verdict::Send;
@@ -188,7 +188,7 @@ impl Feed {
         self.request.skip_marked && header.flags & SKIP_REPLICATION != 0
     }
 
-    /// A transaction begins. `log`: what the log has now.
+    /// Decides about a transaction at its beginning. `log`: the current transactions of the log.
     pub(super) fn transaction(
         &mut self,
         header: &Header,
@@ -282,7 +282,7 @@ mod tests {
             let refused = choose(files, all, position).unwrap_err();
             assert!(refused.contains("have been purged"), "{position}: {refused}");
         }
-        // Two servers in one domain: the replica has what the first one wrote, and not yet what the second did.
+        // Two servers in one domain: the replica has the first one's transactions, and not yet the second one's.
         assert_eq!(choose(&["", "0-1-5", "0-1-5,0-2-8"], "0-1-5,0-2-9", "0-1-5"), Ok(1));
     }
 
@@ -290,7 +290,7 @@ mod tests {
         Header { timestamp: 1, kind, server_id, length: 42, end: 0, flags: 0 }
     }
 
-    /// Sequence numbers that are sent, and how the stream ends; an error with what came before it.
+    /// Returns the sequence numbers that are sent, and how the stream ends; or an error with the numbers before it.
     fn sent(feed: &mut Feed, state: &str, transactions: &[(u32, u32, u64)]) -> Result<Vec<u64>, String> {
         let mut out = Vec::new();
         for (domain, server_id, sequence) in transactions {
@@ -332,7 +332,7 @@ mod tests {
         }
     }
 
-    /// A position that the log has not got, although it has one before and one behind: an error in strict mode, else it goes on behind it.
+    /// A position that the log lacks between two that it has: an error in strict mode, else the stream starts after it.
     #[test]
     fn a_position_in_a_gap() {
         let log = [(0, 1, 6), (0, 1, 8), (0, 1, 9)];
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(first_file([(0, &begins)].into_iter(), &state, &mut ahead.clone()), Ok(0));
         let mut feed = Feed::new(ahead, &begins, &state);
         assert_eq!(sent(&mut feed, "0-1-9", &[(0, 1, 19), (0, 1, 20), (0, 1, 21)]).unwrap(), [21]);
-        // A domain that is not here when the replica comes, and then is.
+        // A domain that is unknown when the replica connects, and appears later.
         let unknown = request("0-1-5,7-7-7");
         for (later, expected) in
             [("7-7-7", Ok(vec![8])), ("7-7-6", Err(Refused::NotHere("7-7-7".parse().unwrap()).to_string()))]
@@ -370,11 +370,11 @@ mod tests {
             ("0-1-5,1-1-2", "0-1-7", true, vec![6], "0-1-7,1-1-3"),
             ("0-1-5,1-1-2", "0-1-6,1-1-4", false, vec![6, 3, 4], "0-1-7,0-2-8,1-1-4"),
             ("0-1-5,1-1-2", "0-1-6,1-1-2", false, vec![6], "0-1-6,1-1-2"),
-            // Behind the position, and at the beginning of the file: nothing.
+            // Positions behind this one, and at the start of the file: nothing is skipped.
             ("0-1-7,1-1-2", "0-1-6", false, vec![], "0-1-6,1-1-2"),
             ("0-1-5,1-1-2", "0-1-5", false, vec![], "0-1-5,1-1-2"),
             ("0-1-5,1-1-2", "", false, vec![], "0-1-5,1-1-2"),
-            // One that is not in the log: where it would have been.
+            // A transaction that is not in the log: the stream starts where it would have been.
             ("0-1-5,1-1-2", "1-1-2,2-1-0", false, vec![], "0-1-7,0-2-8,1-1-4,2-1-1"),
         ] {
             let request = Request { until: Some(Until { at: until.parse().unwrap(), before }), ..request(position) };
@@ -385,7 +385,7 @@ mod tests {
             let passed: State = passed.parse().unwrap();
             assert_eq!(feed.passed().position(), passed.position(), "{until}");
         }
-        // A replica that has more than the log, and asks for an end that the log has.
+        // A replica with more than the log, and an end that the log has.
         let (begins, state): (State, State) = ("".parse().unwrap(), "0-1-9".parse().unwrap());
         for (until, expected) in [("0-1-8", Ok(0)), ("0-1-11", Err(Refused::NotHere("0-1-12".parse().unwrap())))] {
             let until = Some(Until { at: until.parse().unwrap(), before: false });

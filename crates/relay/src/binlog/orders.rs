@@ -1,6 +1,6 @@
-//! What `kingpost failover` asks of a relay of MariaDB: as of one of PostgreSQL, where a timeline is an epoch of this relay.
+//! Orders of `kingpost failover` to a relay of MariaDB: as to one of PostgreSQL, with an epoch of this relay as the timeline.
 //!
-//! Orders are statements (`KINGPOST FENCE TERM 3 TIMELINE 1`) of a user who is an operator; the answer is a row that says how the relay stands.
+//! Orders are statements (`KINGPOST FENCE TERM 3 TIMELINE 1`) of an operator; the answer is a row with the relay's state.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,28 +16,28 @@ use super::shared::Shared;
 use crate::orders::{LIMIT, OrderError};
 use crate::promise::Choice;
 
-/// How a relay stands.
+/// State of a relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BinlogStanding {
-    /// The highest term that was promised to.
+    /// The highest promised term.
     pub term: u64,
-    /// The epoch that is written; 0: none yet. Each relay counts its own.
+    /// The epoch that is written; 0 for none yet. Each relay counts its own.
     pub epoch: u32,
-    /// `server_id` of whoever wrote it.
+    /// `server_id` of the server that wrote it.
     pub source: u32,
-    /// Whether nothing more is taken of that source.
+    /// True if nothing more is taken from that source.
     pub fenced: bool,
-    /// Which node is to go on from there, and the term in which it was chosen.
+    /// Name of the node chosen as the next source, and the term of the choice.
     pub chosen: Option<(u64, String)>,
-    /// What is durable.
+    /// The durable transactions.
     pub state: State,
-    /// Where events come from.
+    /// Address of the upstream.
     pub upstream: String,
-    /// `streaming`, or what stands in the way.
+    /// `streaming`, or the obstacle.
     pub upstream_state: String,
 }
 
-/// The order in a statement; None: it is none.
+/// Parses the order in a statement; None if it is not one.
 pub(super) fn order(text: &str) -> Option<Order> {
     match Command::parse(text) {
         Ok(Command::Operate(order)) => Some(order),
@@ -45,7 +45,7 @@ pub(super) fn order(text: &str) -> Option<Order> {
     }
 }
 
-/// Carries out one order; those that change something come one after the other. Blocking.
+/// Carries out one order; orders that change something run one at a time. Blocking.
 pub(super) fn carry_out(shared: &Shared, order: &Order) -> Result<BinlogStanding, OrderError> {
     let log = &shared.log;
     if *order == Order::Look {
@@ -66,7 +66,7 @@ pub(super) fn carry_out(shared: &Shared, order: &Order) -> Result<BinlogStanding
             if !shared.control.interrupt(end) {
                 return Err(OrderError::Slow { what: "receiving has not ended" });
             }
-            // What was received last must be durable: it is what the new source will be held against.
+            // The last received bytes must be durable: the new source is compared with them.
             let mut parker = Parker::new(Arc::clone(&log.flushed));
             match parker.wait(log.written.get(), Some(end)) {
                 Waited::Reached(_) => {}
@@ -122,7 +122,7 @@ fn look(shared: &Shared) -> BinlogStanding {
 }
 
 impl BinlogStanding {
-    /// As a row of text, with its columns' names.
+    /// Returns a row of text, with the columns' names.
     pub(super) fn columns(&self) -> Vec<(&'static str, String)> {
         let (term, node) = self.chosen.clone().map_or_else(Default::default, |(term, node)| (term.to_string(), node));
         vec![
@@ -138,7 +138,7 @@ impl BinlogStanding {
         ]
     }
 
-    /// What [`BinlogStanding::columns`] wrote; None if it is something else.
+    /// Parses a row of [`BinlogStanding::columns`]; None for any other row.
     fn read(row: &Row) -> Option<BinlogStanding> {
         let text = |index: usize| row.get(index)?.as_deref();
         Some(BinlogStanding {
@@ -157,21 +157,21 @@ impl BinlogStanding {
     }
 }
 
-/// How a server of MariaDB, or a relay of one, is reached.
+/// Address and login of a MariaDB server, or of a relay of one.
 #[derive(Clone)]
 pub struct MariaDbAccess<'a> {
     /// `host:port`, or the path of a Unix socket.
     pub address: &'a str,
-    /// As whom.
+    /// Name of the user.
     pub user: &'a str,
-    /// Its password.
+    /// Password of the user.
     pub password: &'a str,
-    /// None: without TLS.
+    /// None for a connection without TLS.
     pub connector: Option<Arc<tls::Connector>>,
 }
 
-/// A session with a server of MariaDB, or a relay of one. Blocking; each answer is waited for some seconds at most, or as long as
-/// [`MariaDbSession::patience`] says.
+/// A session with a MariaDB server, or a relay of one. Blocking; each answer is waited for a few seconds at most, or as long as
+/// [`MariaDbSession::patience`] sets.
 #[derive(Debug)]
 pub struct MariaDbSession(Client);
 
@@ -179,7 +179,7 @@ impl MariaDbSession {
     /// Connects and logs in.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// The reason in words.
     pub fn open(access: &MariaDbAccess<'_>) -> Result<MariaDbSession, String> {
         let MariaDbAccess { address, user, password, connector } = access.clone();
         let access = Access { address, user, password, connector, host_timeout: Duration::from_secs(20) };
@@ -187,10 +187,10 @@ impl MariaDbSession {
         client.map(MariaDbSession).map_err(|error| error.to_string())
     }
 
-    /// Waits so long for each answer from now on.
+    /// Sets the time limit of each later answer.
     ///
     /// # Errors
-    /// The socket's.
+    /// An error of the socket.
     pub fn patience(&mut self, limit: Duration) -> Result<(), String> {
         self.0.set_patience(limit).map_err(|error| error.to_string())
     }
@@ -198,7 +198,7 @@ impl MariaDbSession {
     /// Runs a statement.
     ///
     /// # Errors
-    /// Why not, in words: with the statement, so no secret may be in it.
+    /// The reason in words: with the statement, which must not contain a secret.
     pub fn query(&mut self, statement: &str) -> Result<Vec<Row>, String> {
         self.0.query(statement).map_err(|error| error.to_string())
     }
@@ -206,7 +206,7 @@ impl MariaDbSession {
     /// Has a relay carry out an order.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// The reason in words.
     pub fn order(&mut self, order: &Order) -> Result<BinlogStanding, String> {
         if *order != Order::Look {
             self.patience(LIMIT + Duration::from_secs(5))?;

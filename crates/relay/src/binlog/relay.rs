@@ -22,7 +22,7 @@ use crate::relay::bind;
 use crate::running::{Receiving, listen};
 use crate::upstream::Control;
 
-/// Time between two looks at what can be removed, and at the source's variables.
+/// Interval of the removal of files and of the checks of the source's variables.
 const MAINTENANCE: Duration = Duration::from_secs(5);
 
 /// A running relay of MariaDB.
@@ -34,7 +34,7 @@ pub struct BinlogRelay {
 }
 
 impl BinlogRelay {
-    /// Opens the log, listens, and begins to follow the source. Replicas are tasks of `runtime`.
+    /// Opens the log, listens, and starts to follow the source. Replicas are tasks of `runtime`.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -43,7 +43,7 @@ impl BinlogRelay {
         let listeners = bind(&config.listen)?;
         let addresses: Vec<SocketAddr> = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
         let failed = |source| StartError::Log { dir: config.dir.clone(), source };
-        // Its lock is what keeps two relays out of one directory.
+        // The directory's lock prevents two relays in one directory.
         let directory = Directory::open(&config.dir).map_err(failed)?;
         let promise = PromiseFile::open(directory.path())?;
         if !promise.exists() {
@@ -66,24 +66,24 @@ impl BinlogRelay {
         Ok(relay)
     }
 
-    /// Where replicas connect; port 0 resolved.
+    /// Returns the addresses for replicas, with port 0 resolved.
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// How it stands.
+    /// Returns the status of the relay.
     #[must_use]
     pub fn status(&self) -> BinlogStatus {
         BinlogStatus::of(&self.shared)
     }
 
-    /// How long flushes took.
+    /// Passes the durations of flushes to `look`.
     pub fn flush_times<T>(&self, look: impl FnOnce(&FlushTimes) -> T) -> T {
         look(&self.shared.log.metrics.flushes)
     }
 
-    /// Whether it does its work; if not, why. A source that is away is no reason.
+    /// Checks that the relay works. An unreachable source is no error.
     ///
     /// # Errors
     /// The log has failed, or the receiving thread has ended.
@@ -94,7 +94,7 @@ impl BinlogRelay {
         self.receiving.alive()
     }
 
-    /// Takes over everything but `listen` and `dir`, which need a restart.
+    /// Applies all settings but `listen` and `dir`, which need a restart.
     ///
     /// # Errors
     /// The new configuration cannot be used; the old one stays.
@@ -105,7 +105,7 @@ impl BinlogRelay {
         Ok(())
     }
 
-    /// Ends everything; what was received is durable afterwards. Blocks for some seconds at most.
+    /// Stops the relay; received bytes are durable afterwards. Blocks for some seconds at most.
     pub fn shutdown(&self) {
         self.shared.control.stop();
         self.shared.stopping.send_replace(true);
@@ -120,21 +120,21 @@ impl Drop for BinlogRelay {
     }
 }
 
-/// Asks the source that is configured why a commit there does not mean that the relay has it; none: it does. Blocking.
+/// Queries the configured source for reasons why a commit there may not be durable on the relay; empty if there are none. Blocking.
 ///
 /// # Errors
-/// Why it cannot be asked, in words.
+/// The reason why it cannot be queried, in words.
 pub fn source_concerns(config: &RelayConfig) -> Result<Vec<String>, String> {
     upstream::look(&config.upstream).map(|looked| looked.concerns).map_err(|failed| failed.to_string())
 }
 
-/// `server_id` of the source that a relay followed last, by the directory of its log; none if it has followed nobody.
+/// Returns the `server_id` of the source that a relay followed last, from the directory of its log; None if it has followed no source.
 #[must_use]
 pub fn last_source(dir: &Path) -> Option<u32> {
     super::log::last_source(dir)
 }
 
-/// Removes files that nobody needs, and looks whether the source's commits wait.
+/// Removes unneeded files, and checks that the source's commits wait.
 async fn maintain(shared: Arc<Shared>) {
     loop {
         tokio::select! {
@@ -149,9 +149,9 @@ async fn maintain(shared: Arc<Shared>) {
                 Ok(removed) => info!(files = removed.len(), "removed old binary logs"),
                 Err(error) => warn!(%error, "cannot remove old binary logs"),
             }
-            // A source that is away is said elsewhere.
+            // An unreachable source is reported elsewhere.
             if let Some((config, _)) = shared.control.wanted().filter(|_| shared.upstream().state == "streaming") {
-                // Before the source is asked: it may write more meanwhile, and not less.
+                // Read before the source is queried: meanwhile it may write more, but never less.
                 let (held, history) = (shared.log.durable().file, shared.log.history());
                 match upstream::look(&config) {
                     Ok(looked) => {
@@ -160,11 +160,11 @@ async fn maintain(shared: Arc<Shared>) {
                         if let Err(error) = looked.settings.still_has(&history)
                             && is_same
                         {
-                            // A source goes on with the stream as if nothing had happened. A new connection begins with the question.
+                            // The source would continue the stream without a sign. A new connection begins with this check.
                             warn!(%error, "connecting to the source again");
                             shared.control.interrupt(Instant::now());
                         }
-                        // A source that waits from now on waits for those who asked as semi-synchronous replicas: commits would wait for ever.
+                        // A source that waits from now on waits only for replicas that registered as semi-synchronous: commits would wait for ever.
                         let semisync = looked.settings.semisync;
                         if semisync != shared.semisync.load(Ordering::Relaxed) {
                             info!(semisync, "the source's semi-synchronous replication was switched: connecting again");

@@ -1,4 +1,4 @@
-//! What the parts of a relay have in common.
+//! State shared by the parts of a relay.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use crate::orders::Turns;
 use crate::promise::PromiseFile;
 use crate::upstream::Control;
 
-/// How it stands with the source.
+/// State of the connection to the source.
 #[derive(Debug, Clone)]
 pub(super) struct UpstreamState {
     pub(super) state: String,
@@ -24,7 +24,7 @@ pub(super) struct UpstreamState {
     pub(super) since: Instant,
 }
 
-/// Counts that only grow.
+/// Counters that only grow.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) received_bytes: AtomicU64,
@@ -35,18 +35,18 @@ pub(super) struct Counts {
     pub(super) refused: AtomicU64,
 }
 
-/// One replica that is fed.
+/// A connected replica.
 #[derive(Debug)]
 pub(super) struct Fed {
     pub(super) id: u32,
     pub(super) server_id: u32,
     pub(super) peer: String,
     pub(super) user: String,
-    /// Position in the log up to where it was sent.
+    /// Position in the log up to which events were sent.
     pub(super) sent: AtomicU64,
-    /// Told when another connection of the same server has come.
+    /// Notified when another connection of the same server arrives.
     pub(super) replaced: Notify,
-    /// Told when its server has ended this connection from another one.
+    /// Notified when its server has ended this connection from another one.
     pub(super) killed: Notify,
 }
 
@@ -60,12 +60,12 @@ pub(super) struct Shared {
     pub(super) stopping: watch::Sender<bool>,
     pub(super) counts: Counts,
     pub(super) orders: Turns,
-    /// The last version that the source named.
+    /// The last version reported by the source.
     pub(super) version: Mutex<String>,
-    /// Whether the connection in use was begun as that of a semi-synchronous replica. A source decides that when events are asked for.
+    /// True if the current connection was begun as that of a semi-synchronous replica. A source decides this when events are requested.
     pub(super) semisync: AtomicBool,
     upstream: Mutex<UpstreamState>,
-    /// Why a commit on the source does not mean that it is durable here.
+    /// Reasons why a commit on the source may not be durable here.
     concerns: Mutex<Vec<String>>,
     fed: Mutex<HashMap<u32, Arc<Fed>>>,
     next: AtomicU32,
@@ -96,7 +96,7 @@ impl Shared {
         Arc::clone(&self.settings.read().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// Returns once everything is to end.
+    /// Returns once the relay is being stopped.
     pub(super) async fn stopped(&self) {
         let _ = self.stopping.subscribe().wait_for(|stop| *stop).await;
     }
@@ -112,7 +112,7 @@ impl Shared {
         }
     }
 
-    /// The source is tried again. An alarm and its reason stand until something has come of that.
+    /// Marks the start of another attempt. An alarm and its reason remain until the attempt has a result.
     pub(super) fn upstream_is_tried(&self) {
         if !self.upstream().alarm {
             self.upstream_is("connecting", false);
@@ -123,7 +123,7 @@ impl Shared {
         lock(&self.concerns).clone()
     }
 
-    /// What stands in the way of "acknowledged is durable", as of now. What is new is said once.
+    /// Sets the current reasons why acknowledged may not mean durable. New ones are logged once.
     pub(super) fn set_concerns(&self, found: Vec<String>) {
         let mut concerns = lock(&self.concerns);
         for concern in found.iter().filter(|concern| !concerns.contains(concern)) {
@@ -144,10 +144,10 @@ impl Shared {
         (1..self.next.load(Ordering::Relaxed)).contains(&id)
     }
 
-    /// A replica is fed from now on. An earlier connection of the same server is one that it has lost: it ends.
+    /// Registers a replica. An earlier connection of the same server is lost to it, and is ended.
     pub(super) fn enter(&self, fed: Arc<Fed>) {
         let mut all = lock(&self.fed);
-        // 0 is no server: `mariadb-binlog`, for example.
+        // Zero is not a server: `mariadb-binlog`, for example.
         let same = |other: &&Arc<Fed>| other.server_id == fed.server_id && fed.server_id != 0;
         all.values().filter(same).for_each(|other| other.replaced.notify_one());
         all.insert(fed.id, fed);
@@ -157,14 +157,14 @@ impl Shared {
         lock(&self.fed).remove(&id);
     }
 
-    /// All that are fed, by id.
+    /// Returns all connected replicas, by ID.
     pub(super) fn fed(&self) -> Vec<Arc<Fed>> {
         let mut all: Vec<_> = lock(&self.fed).values().cloned().collect();
         all.sort_by_key(|fed| fed.id);
         all
     }
 
-    /// The lowest position that a connected replica still has to get.
+    /// Returns the lowest position that a connected replica still needs.
     pub(super) fn needed(&self) -> Option<Lsn> {
         self.fed().iter().map(|fed| Lsn(fed.sent.load(Ordering::Relaxed))).min()
     }

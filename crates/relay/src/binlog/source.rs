@@ -1,10 +1,10 @@
-//! What a source says of itself, and what that means: whether it waits for acknowledgements, and whether it has what the log has.
+//! The variables of a source, and conclusions from them: whether it waits for acknowledgements, and whether it has the log's transactions.
 
 use ::binlog::event::Checksum;
 use ::binlog::gtid::mariadb::{Position, State};
 use ::binlog::protocol::reply::Row;
 
-/// The variables that are asked for, in this order.
+/// The queried variables, in this order.
 const VARIABLES: [&str; 12] = [
     "server_id",
     "log_bin",
@@ -20,17 +20,17 @@ const VARIABLES: [&str; 12] = [
     "sync_binlog",
 ];
 
-/// A commit that waits for a shorter time than this, in milliseconds, is taken as one that does not wait: a day.
+/// Limit below which a semi-synchronous time-out, in milliseconds, counts as not waiting: a day.
 const LONG: u64 = 86_400_000;
 
-/// What a source says.
+/// Values of a source's variables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Settings {
     pub(crate) server_id: u32,
     pub(crate) checksum: Checksum,
-    /// What its binary log has.
+    /// Transactions of its binary log.
     pub(crate) state: State,
-    /// What it has, also by replication without a binary log of its own.
+    /// Its replication position, including transactions that it has not written to its own binary log.
     pub(crate) position: Position,
     pub(crate) version: String,
     pub(crate) semisync: bool,
@@ -40,7 +40,7 @@ pub(crate) struct Settings {
     sync_binlog: u64,
 }
 
-/// Why a server cannot be a source.
+/// Reason why a server cannot be a source.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SourceError {
     #[error("the server answers {name} with {value:?}, which is not understood")]
@@ -69,13 +69,13 @@ pub(crate) enum SourceError {
     Purged { has: State, own: State },
 }
 
-/// The statement that asks for all.
+/// Returns the statement that queries all variables.
 pub(crate) fn question() -> String {
     format!("SELECT {}", VARIABLES.map(|name| format!("@@global.{name}")).join(", "))
 }
 
 impl Settings {
-    /// Reads the answer to [`question`].
+    /// Parses the answer to [`question`].
     pub(crate) fn read(rows: &[Row]) -> Result<Settings, SourceError> {
         let text = |name: &'static str| -> String {
             let column = VARIABLES.iter().position(|known| *known == name);
@@ -109,7 +109,7 @@ impl Settings {
         })
     }
 
-    /// Why a commit on this server does not mean that the relay has it. None: it does.
+    /// Returns the reasons why a commit on this server may not be durable on the relay; empty if there are none.
     pub(crate) fn does_not_wait(&self) -> Vec<String> {
         let mut found = Vec::new();
         if !self.semisync {
@@ -138,16 +138,16 @@ impl Settings {
         found
     }
 
-    /// Whether its binary log still has what it sent of an epoch.
+    /// Checks that its binary log still has all that it sent of an epoch.
     pub(crate) fn still_has(&self, history: &State) -> Result<(), SourceError> {
         let lost = history.lost_by(&self.state);
         if lost.is_empty() { Ok(()) } else { Err(SourceError::Anew { has: self.state.clone(), lost }) }
     }
 
-    /// Whether it has everything of `own`, transaction by transaction of each domain's end.
+    /// Checks that it has everything of `own`, by the last transaction of each domain.
     pub(crate) fn has(&self, own: &State) -> Result<(), SourceError> {
         let mut lacks = self.state.lacks(&own.position());
-        // A server that was made from a copy has it without having written it to its own log.
+        // A server made from a copy has the transaction without having written it to its own log.
         for gtid in own.position().iter().filter(|gtid| self.position.get(gtid.domain) == Some(*gtid)) {
             lacks.remove(gtid.domain);
         }
@@ -155,7 +155,7 @@ impl Settings {
     }
 }
 
-/// Whether a file that begins at `begins` has everything that comes after `own`.
+/// True if a file that begins at `begins` has everything that comes after `own`.
 pub(crate) fn reaches_back(begins: &Position, own: &State) -> bool {
     begins.iter().all(|gtid| own.contains(gtid))
 }

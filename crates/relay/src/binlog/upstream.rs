@@ -1,4 +1,4 @@
-//! Receiving from the source: one thread that reads and appends.
+//! Reception from the source: one thread that reads and appends.
 //!
 //! ```text
 //!  connect ─▶ what are you? ─▶ are you still the same? where do we go on? ─▶ announce ourselves, ask for events ─▶ receive … ─▶ back off, and again
@@ -28,22 +28,22 @@ use crate::config::UpstreamConfig;
 use crate::error::UpstreamError;
 use crate::upstream::{jittered, password};
 
-/// First and longest pause before connecting again.
+/// First and longest pause between connection attempts.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 /// Pause while the disk is full.
 const FULL_PAUSE: Duration = Duration::from_millis(500);
-/// Pause after something that trying again does not help.
+/// Pause after an error that retrying does not fix.
 const ALARM_PAUSE: Duration = Duration::from_secs(5);
-/// Number of a source's error when it cannot send what was asked for.
+/// Error number of a source that cannot send the requested events.
 const FATAL_READ: u16 = 1236;
 /// Bytes read at once.
 const READ: usize = 256 << 10;
-/// Longest message of a source that is asked for a file's name, in bytes: a list of very many GTIDs.
+/// Size limit of a source's message in answer to the query for a file's name, in bytes: a list of very many GTIDs.
 const MAX_MESSAGE: usize = 17 << 20;
-/// Longest time to send an acknowledgement.
+/// Time limit of sending an acknowledgement.
 const WRITE: Duration = Duration::from_secs(10);
 
-/// Why nothing is received.
+/// Reason why nothing is received.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failed {
     #[error("{0}")]
@@ -71,7 +71,7 @@ pub(super) enum Failed {
 }
 
 impl Failed {
-    /// Whether trying again does not help, and somebody has to look.
+    /// True if retrying does not help, and an operator must act.
     fn is_alarm(&self) -> bool {
         match self {
             Failed::Client(error) => error.is_lasting(),
@@ -83,14 +83,14 @@ impl Failed {
         }
     }
 
-    /// True if the source cannot go on from what the relay holds: where the source is right, the relay has to give that up.
+    /// True if the source cannot continue from the relay's log: if the source is right, the relay has to give up its log.
     fn needs_reset(&self) -> bool {
         match self {
             Failed::Source(error) => {
                 matches!(error, SourceError::Behind { .. } | SourceError::Anew { .. } | SourceError::Purged { .. })
             }
             Failed::Append(error) => matches!(error, AppendError::Mismatch { .. } | AppendError::Parted { .. }),
-            // The file, or the place in it, is not there.
+            // The file, or the position in it, does not exist.
             Failed::Receive(ReceiveError::Refused(error)) => error.code == FATAL_READ,
             Failed::Gap { .. } => true,
             _ => false,
@@ -98,7 +98,7 @@ impl Failed {
     }
 }
 
-/// The receiving thread: until the relay is stopped, or the log has failed.
+/// Runs the receiving thread, until the relay is stopped or the log has failed.
 pub(super) fn run(shared: &Arc<Shared>, mut writer: Writer) {
     let mut back_off = BACK_OFF.0;
     let mut said = String::new();
@@ -141,7 +141,7 @@ pub(super) fn run(shared: &Arc<Shared>, mut writer: Writer) {
     }
 }
 
-/// With what to log in at the source.
+/// Returns the login at the source.
 pub(super) fn access<'a>(config: &'a UpstreamConfig, password: &'a str) -> Result<Access<'a>, Failed> {
     let connector = tls::Connector::new(&config.tls).map_err(|error| ClientError::Tls(error.to_string()))?;
     Ok(Access {
@@ -153,13 +153,13 @@ pub(super) fn access<'a>(config: &'a UpstreamConfig, password: &'a str) -> Resul
     })
 }
 
-/// From where a source is asked.
+/// Start position of a stream.
 struct Start {
     epoch: u64,
-    /// None: the source's first file.
+    /// None for the source's first file.
     file: Option<FileName>,
     offset: u64,
-    /// The file is the one that is written.
+    /// True if the file is the one that is being written.
     goes_on: bool,
 }
 
@@ -191,7 +191,7 @@ fn attempt(
     ] {
         client.query(statement)?;
     }
-    // The one that is in force until the first format event. It may have been set anew since the source was looked at.
+    // The checksum in force until the first format event. It may have been set anew since the variables were queried.
     let checksum = client.query("SELECT @master_binlog_checksum")?.into_iter().next();
     let checksum = match checksum.and_then(|row| row.into_iter().next().flatten()).as_deref() {
         Some("NONE") => Checksum::None,
@@ -204,7 +204,7 @@ fn attempt(
     let register = RegisterSlave { server_id: own_id, host: config.application_name.clone(), port: 0 };
     client.ask(&register.encode(), "COM_REGISTER_SLAVE")?;
     let Start { epoch, file, mut offset, goes_on } = start;
-    // What is asked for is taken as received before: it is durable, or nothing of the epoch is there yet.
+    // The requested position counts as received before: it is durable, or nothing of the epoch is here yet.
     let position = u32::try_from(offset).unwrap_or_else(|_| {
         offset = MAGIC.len() as u64;
         MAGIC.len() as u32
@@ -215,7 +215,7 @@ fn attempt(
     let io = ClientError::Io;
     channel.set_timeouts(config.timeout, WRITE).map_err(io)?;
     shared.control.hold(generation, channel.another().map_err(io)?)?;
-    // After the connection was made known: a fence that comes later interrupts it.
+    // After the connection was registered: a later fence interrupts it.
     let promise = shared.promise.now();
     if epoch <= u64::from(promise.fenced_up_to()) {
         let (term, source_id) = (promise.term(), settings.server_id);
@@ -226,7 +226,7 @@ fn attempt(
     let tell: Box<dyn Fn() + Send + Sync> = Box::new(move || flushed.flushed());
     shared.log.tell_of_flushes(settings.semisync.then_some(tell));
     if goes_on && writer.end() == 0 {
-        // The file was begun, and nothing of it has come.
+        // The file was begun, and none of its bytes have arrived.
         writer.take(&MAGIC)?;
     }
     info!(upstream = config.address, source = settings.server_id, epoch, file = name, offset, "asked for events");
@@ -250,7 +250,7 @@ fn attempt(
     stream.receive(channel, &read, config, back_off)
 }
 
-/// Where the source is to begin. None of the questions may wait for a commit of the source that waits for this relay, as SHOW BINARY LOGS and SHOW
+/// Determines the start position at the source. No query may wait for a commit of the source that waits for this relay, as SHOW BINARY LOGS and SHOW
 /// MASTER STATUS do.
 fn start(
     shared: &Shared,
@@ -263,7 +263,7 @@ fn start(
     let first = MAGIC.len() as u64;
     let epoch = shared.log.next_epoch(settings.server_id, shared.promise.now().fenced_up_to());
     let Some((held, group)) = writer.resume() else {
-        // Everything that the source has: whoever could be fed by it can be fed from here.
+        // The whole log of the source: any replica that the source could serve can be served from here.
         return Ok(Start { epoch, file: None, offset: first, goes_on: false });
     };
     if held.source == settings.server_id {
@@ -286,8 +286,8 @@ fn start(
     Ok(Start { epoch, file: Some(file), offset: first, goes_on: false })
 }
 
-/// The file from which the source would feed a replica that has `position`. None: it cannot. The source is asked as such a replica would ask it, and
-/// nothing of the answer but the file's name is read.
+/// Returns the file from which the source would serve a replica at `position`; None if it cannot. The source gets the request of such a replica, and
+/// only the file's name is read from the answer.
 fn file_at(
     shared: &Shared,
     config: &UpstreamConfig,
@@ -331,7 +331,7 @@ fn file_at(
                 _ => {}
             }
         }
-        // Nothing follows but the list at the end, unless the source has replicated the position without writing it to its own log.
+        // Only the list at the end follows, unless the source has replicated the position without writing it to its own log.
         if found.is_some() && total > READ {
             return Ok(found);
         }
@@ -350,15 +350,15 @@ struct Stream<'a> {
     writer: &'a mut Writer,
     source: u32,
     epoch: u64,
-    /// The file that comes. None: the source's first, whatever its name.
+    /// The next file. None: the source's first, whatever its name.
     file: Option<FileName>,
-    /// It is the one that is written.
+    /// True if that file is the one being written.
     begun: bool,
     asked: u64,
     announced: bool,
     /// Offset of the next byte.
     at: u64,
-    /// Up to here events of the file are whole.
+    /// Offset up to which events of the file are whole.
     ready: u64,
     acknowledger: Arc<Acknowledger>,
     receiver: Receiver,
@@ -378,7 +378,7 @@ impl Stream<'_> {
         buffer[..count].copy_from_slice(&read[..count]);
         loop {
             let taken = self.take(&buffer[..count]);
-            // Also what was whole before an error.
+            // Includes what was whole before an error.
             let ready = self.ready;
             self.write(|writer| writer.publish(ready))?;
             taken?;
@@ -429,7 +429,7 @@ impl Stream<'_> {
         Ok(())
     }
 
-    /// What follows is of another file, or of the one that was asked for.
+    /// Handles the announcement of a file: another one, or the one requested.
     fn announced(&mut self, rotate: &Rotate) -> Result<(), Failed> {
         let name = || String::from_utf8_lossy(&rotate.name).into_owned();
         let file = FileName::parse(&rotate.name).ok_or_else(|| Failed::Name(name()))?;
@@ -464,8 +464,8 @@ impl Stream<'_> {
         Ok(())
     }
 
-    /// Writes. When the disk is full it first gives up files that nobody needs, and then waits for room, with the connection open: a source of 10.11
-    /// may hang for good that is hung up on in the middle of an event. What is durable stays acknowledged meanwhile.
+    /// Writes. When the disk is full it first removes unneeded files, and then waits for room with the connection open: a source of version 10.11 may
+    /// hang for good if the connection ends in the middle of an event. Durable events stay acknowledged meanwhile.
     fn write(&mut self, mut work: impl FnMut(&mut Writer) -> Result<(), AppendError>) -> Result<(), Failed> {
         let mut told = false;
         loop {
@@ -495,7 +495,7 @@ impl Stream<'_> {
         }
     }
 
-    /// True if there were files that nobody needs, and they are gone now.
+    /// True if unneeded files existed, and were removed.
     fn made_room(&self) -> bool {
         match self.shared.log.retain(self.shared.needed(), 0, self.shared.settings().max_bytes) {
             Ok(removed) if removed.is_empty() => false,
@@ -511,7 +511,7 @@ impl Stream<'_> {
         }
     }
 
-    /// Bytes of the file: compared as far as they are held, else taken.
+    /// Handles bytes of the file: compares the held ones, appends the others.
     fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failed> {
         if !self.announced {
             return Err(ReceiveError::Protocol("events before the name of their file".into()).into());
@@ -530,14 +530,14 @@ impl Stream<'_> {
     }
 }
 
-/// What a look at the source's variables has found.
+/// Result of a query of the source's variables.
 pub(super) struct Looked {
-    /// Why a commit there does not mean that the relay has it; none: it does.
+    /// Reasons why a commit there may not be durable on the relay; empty if there are none.
     pub(super) concerns: Vec<String>,
     pub(super) settings: Settings,
 }
 
-/// Asks the source, over another connection, whether its commits wait. Blocking.
+/// Queries, over another connection, whether the source's commits wait. Blocking.
 pub(super) fn look(config: &UpstreamConfig) -> Result<Looked, Failed> {
     let password = password(config)?.unwrap_or_default();
     let known = |_| Ok::<(), Failed>(());
