@@ -16,7 +16,7 @@ use crate::orders;
 use crate::shared::{Shared, major};
 use crate::slots::SlotError;
 
-/// Longest silence between two commands. A standby that waits for something to replay is silent; it connects again.
+/// Longest silence between two commands. A standby that waits for WAL to replay is silent; it connects again.
 const IDLE: Duration = Duration::from_secs(600);
 
 /// Answers commands until the client leaves or the relay stops.
@@ -42,7 +42,7 @@ pub(super) async fn serve(connection: &mut Connection, shared: &Arc<Shared>) -> 
                 run(connection, shared, command.unwrap_or(Err(CommandError::Sql))).await?;
             }
             b'X' => return Ok(()),
-            // What was on its way when a copy ended.
+            // Messages that were under way when a copy ended.
             b'd' | b'c' | b'f' => {}
             _ => {
                 let text = "extended query protocol not supported in a replication connection";
@@ -52,7 +52,7 @@ pub(super) async fn serve(connection: &mut Connection, shared: &Arc<Shared>) -> 
     }
 }
 
-/// An error as the client gets it.
+/// An error response to the client.
 pub(super) struct Refusal {
     code: Sqlstate,
     pub(super) text: String,
@@ -107,7 +107,7 @@ async fn run(
     connection.send(&out).await
 }
 
-/// What a server could be asked as well, and `WATCH_FLUSHED`.
+/// Answers the commands that servers have, too, and `WATCH_FLUSHED`.
 async fn replicate(
     out: &mut Vec<u8>,
     connection: &mut Connection,
@@ -137,9 +137,9 @@ async fn replicate(
     })
 }
 
-/// Returns once nobody else uses a slot, or after [`IDLE`].
+/// Returns once no other connection uses a slot, or after [`IDLE`].
 async fn wait_until_free(connection: &mut Connection, shared: &Shared, name: &str) -> Result<(), Gone> {
-    /// Between two looks: nothing tells when a slot is given back.
+    /// Interval of the checks: no event reports the release of a slot.
     const LOOK: Duration = Duration::from_millis(100);
     let end = Instant::now() + IDLE;
     while shared.slots.is_used_by_another(name, connection.id) && Instant::now() < end {
@@ -147,7 +147,7 @@ async fn wait_until_free(connection: &mut Connection, shared: &Shared, name: &st
             () = tokio::time::sleep(LOOK) => {}
             heard = connection.read() => {
                 heard?;
-                // Commands that come meanwhile are answered afterwards; a client that sends without end is none.
+                // Commands that arrive meanwhile are answered afterwards; a client that sends without end is refused.
                 if connection.input.len() > MAX_MESSAGE {
                     return Err(Gone::Refused("more commands while DROP_REPLICATION_SLOT waits".into()));
                 }
@@ -162,7 +162,7 @@ async fn wait_until_free(connection: &mut Connection, shared: &Shared, name: &st
     Ok(())
 }
 
-/// What an operator wants, off the runtime: it waits for the disk.
+/// Carries out an operator's order, off the runtime: it waits for the disk.
 async fn answer_order(
     out: &mut Vec<u8>,
     connection: &Connection,
@@ -189,7 +189,7 @@ async fn answer_order(
     Ok(())
 }
 
-/// All commands but orders and those that begin a copy.
+/// Answers all commands but orders and those that begin a copy.
 fn answer(out: &mut Vec<u8>, id: u32, shared: &Shared, log: &Arc<Log>, command: Command) -> Result<(), Refusal> {
     let greeting = shared.slots.greeting();
     let version = greeting.as_ref().map(|greeting| greeting.server_version.as_str()).unwrap_or_default();
@@ -256,7 +256,7 @@ fn answer(out: &mut Vec<u8>, id: u32, shared: &Shared, log: &Arc<Log>, command: 
                 format!("{command} is not available from a relay"),
             ));
         }
-        // Dealt with by the caller.
+        // Handled by the caller.
         Command::Start { .. } | Command::Operate(_) | Command::Promise | Command::WatchFlushed => {
             return Err(Refusal::new(Sqlstate::INTERNAL_ERROR, "not a simple command"));
         }
@@ -265,7 +265,7 @@ fn answer(out: &mut Vec<u8>, id: u32, shared: &Shared, log: &Arc<Log>, command: 
     Ok(())
 }
 
-/// Up to where this relay serves.
+/// Returns the end of the WAL that this relay serves.
 pub(super) fn served(shared: &Shared, log: &Log) -> Lsn {
     let tail = log.tail();
     match shared.settings().serve {

@@ -1,4 +1,4 @@
-//! From accept to the first `ReadyForQuery`.
+//! Login of a connection, from accept to the first `ReadyForQuery`.
 
 use tls::{ClientCert, ListenMode};
 use wire::message::Status;
@@ -9,17 +9,17 @@ use super::{Connection, Gone};
 use crate::config::AuthMethod;
 use crate::shared::{Shared, major};
 
-/// Longest application name that is kept.
+/// Length limit of a stored application name.
 const MAX_NAME: usize = 64;
 
-/// What a startup packet asked for.
+/// Contents of a startup packet.
 #[derive(Debug, Default)]
 struct Asked {
     version: u32,
     user: String,
     application_name: String,
     replication: String,
-    /// Protocol options nobody knows.
+    /// Unknown protocol options.
     unknown: Vec<Vec<u8>>,
 }
 
@@ -48,13 +48,13 @@ pub(super) async fn log_in(connection: &mut Connection, shared: &Shared) -> Resu
         let text = "this is a relay of write-ahead log: it serves physical replication connections only";
         let hint = "Connect to a server or to the proxy for queries; a relay has no data. A standby that synchronizes slots needs the primary behind \
                     the relay in primary_conninfo.";
-        // With this code libpq goes on to the next host that it was given.
+        // On this code libpq tries the next host of its list.
         return Err(connection.fatal_with_hint(Sqlstate::CANNOT_CONNECT_NOW, text, hint).await);
     }
     connection.user.clone_from(&asked.user);
     connection.application_name = asked.application_name.chars().take(MAX_NAME).collect();
     authenticate(connection, shared, &asked.user).await?;
-    // A relay that has not reached its upstream yet can be asked what it promised, and no more.
+    // A relay that has not reached its upstream yet answers only queries about its promises.
     let version = shared.slots.greeting().map(|greeting| greeting.server_version).unwrap_or_default();
     message::authentication_ok(&mut out);
     for (name, value) in [
@@ -71,11 +71,11 @@ pub(super) async fn log_in(connection: &mut Connection, shared: &Shared) -> Resu
         message::parameter_status(&mut out, name, value);
     }
     if major(&version) >= 14 {
-        // For target_session_attrs: as a standby.
+        // Values of a standby, for target_session_attrs.
         message::parameter_status(&mut out, "default_transaction_read_only", "off");
         message::parameter_status(&mut out, "in_hot_standby", "on");
     }
-    // Nothing here can be cancelled; clients keep the key all the same.
+    // No request can be cancelled here; clients keep the key all the same.
     message::backend_key(&mut out, connection.id, &[0; 4]);
     message::ready(&mut out, Status::Idle);
     connection.send(&out).await
@@ -83,7 +83,7 @@ pub(super) async fn log_in(connection: &mut Connection, shared: &Shared) -> Resu
 
 async fn startup(connection: &mut Connection, shared: &Shared) -> Result<Asked, Gone> {
     let settings = shared.settings();
-    // Each kind of encryption may be asked for once.
+    // Each kind of encryption may be requested once.
     let mut asked_for = [false; 2];
     loop {
         let read = match startup::read(&connection.input) {
@@ -107,7 +107,7 @@ async fn startup(connection: &mut Connection, shared: &Shared) -> Result<Asked, 
                     None => Some((None, used)),
                 }
             }
-            // There is nothing to cancel, and no answer to a cancel request.
+            // No request can be cancelled here, and a cancel request gets no answer.
             Ok(Some((Startup::Cancel { .. }, _))) => return Err(Gone::Closed),
             Ok(Some((Startup::Login { version, parameters }, used))) => Some((Some(asked(version, parameters)), used)),
             Err(error) => return Err(refused(connection, error).await),
@@ -129,7 +129,7 @@ async fn startup(connection: &mut Connection, shared: &Shared) -> Result<Asked, 
     }
 }
 
-/// Gives a peer whose first packet is none of PostgreSQL's the answer that PostgreSQL gives.
+/// Answers a peer whose first packet is not PostgreSQL's as PostgreSQL does.
 async fn refused(connection: &mut Connection, error: StartupError) -> Gone {
     tracing::debug!(%error, "a connection that began with no start-up packet is closed");
     let mut out = Vec::new();
@@ -180,7 +180,7 @@ async fn authenticate(connection: &mut Connection, shared: &Shared, user: &str) 
         }
         AuthMethod::ScramSha256 => match settings.user(user).flatten() {
             Some(verifier) => scram::Server::new(verifier.clone()),
-            // An unknown user's exchange looks the same, and fails at its end.
+            // The exchange of an unknown user looks the same, and fails at its end.
             None => scram::Server::mock(user, &shared.secret),
         },
     };

@@ -1,4 +1,4 @@
-//! Feeding downstreams: standbys, `pg_receivewal`, other relays. One tokio task a connection.
+//! Downstream connections: standbys, `pg_receivewal`, other relays. One tokio task per connection.
 //!
 //! ```text
 //!  accept ─▶ login ─▶ commands ─START_REPLICATION─▶ stream ─▶ commands …
@@ -6,8 +6,8 @@
 //!                                └WATCH_FLUSHED─▶ watch: to a proxy that holds commits until they are durable here
 //! ```
 //!
-//! *What must hold*: a slow downstream costs itself time and nobody anything else: WAL goes from the page cache to its socket
-//! and is never kept in memory; in every state there is a limit on time and on bytes.
+//! *What must hold*: a slow downstream delays only itself: WAL goes from the page cache to its socket and is never queued in memory; every state has
+//! a time limit and a byte limit.
 
 mod command;
 mod login;
@@ -31,12 +31,12 @@ use crate::shared::Shared;
 use crate::socket::notice_a_dead_host;
 use transport::Transport;
 
-/// Longest message of a downstream, in bytes.
+/// Size limit of a downstream's message, in bytes.
 const MAX_MESSAGE: usize = 64 << 10;
-/// Longest time for a client to take an answer, other than WAL.
+/// Time limit for a client to take an answer other than WAL.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Why a connection ends.
+/// Reason for the end of a connection.
 #[derive(Debug, thiserror::Error)]
 enum Gone {
     #[error("the client closed the connection")]
@@ -45,27 +45,27 @@ enum Gone {
     Io(#[from] io::Error),
     #[error("{0} took too long")]
     TooSlow(&'static str),
-    /// The client was told already.
+    /// The client has received the error.
     #[error("{0}")]
     Refused(String),
     #[error("the relay is shutting down")]
     Stopping,
 }
 
-/// A connection, and what it has sent that was not looked at.
+/// A connection, and its input that was not processed yet.
 struct Connection {
-    /// Unique while the process lives; what the client sees as the process id.
+    /// Unique in this process; shown to the client as the process ID.
     id: u32,
     stream: Transport,
     input: Vec<u8>,
     peer: String,
     user: String,
     application_name: String,
-    /// Who it is, after TLS.
+    /// Identity of the client, after TLS.
     identity: Option<Box<tls::Identity>>,
 }
 
-/// Accepts until the relay is stopped.
+/// Accepts connections until the relay is stopped.
 pub(crate) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
     let take = |stream, peer| {
         shared.metrics.accepted.fetch_add(1, Ordering::Relaxed);
@@ -76,7 +76,7 @@ pub(crate) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
 }
 
 async fn connection(stream: TcpStream, peer: String, shared: Arc<Shared>) {
-    // Small answers must not wait for more; errors mean that the peer is gone, which the next read will tell.
+    // Small answers must not wait for more; errors mean that the peer is gone, which the next read reports.
     let _ = stream.set_nodelay(true);
     let id = shared.new_id();
     let mut connection = Connection {
@@ -124,7 +124,7 @@ async fn connection(stream: TcpStream, peer: String, shared: Arc<Shared>) {
 }
 
 impl Connection {
-    /// The next message, whole.
+    /// Returns the next whole message.
     async fn message(&mut self) -> Result<(u8, Vec<u8>), Gone> {
         loop {
             if let Some(message) = self.buffered()? {
@@ -134,7 +134,7 @@ impl Connection {
         }
     }
 
-    /// The next message if it has come already.
+    /// Returns the next message if it has arrived already.
     fn buffered(&mut self) -> Result<Option<(u8, Vec<u8>)>, Gone> {
         let refuse = |text: String| Gone::Refused(text);
         let Some(frame) = Frame::read(&self.input).map_err(|error| refuse(error.to_string()))? else {
@@ -163,7 +163,7 @@ impl Connection {
         }
     }
 
-    /// Tells the client why the connection ends.
+    /// Sends the client the reason for the end of the connection.
     async fn fatal(&mut self, code: Sqlstate, text: &str) -> Gone {
         self.fatal_with_hint(code, text, "").await
     }
@@ -178,8 +178,8 @@ impl Connection {
         Gone::Refused(text.into())
     }
 
-    /// Lets the client read what it was told: a socket that is closed with something unread in it takes back what is on its
-    /// way. Bounded in time and bytes.
+    /// Waits until the client has read the error: closing a socket with unread input discards the output under way. Has a time limit and a byte
+    /// limit.
     async fn linger(&mut self) {
         const LIMIT: Duration = Duration::from_secs(1);
         const MOST_READS: usize = 64;
@@ -196,11 +196,11 @@ impl Connection {
     }
 }
 
-/// Places for connections, counted; the limit may change while some are taken.
+/// A counter of connections; its limit may change while places are taken.
 #[derive(Debug, Default)]
 pub(crate) struct Places(Arc<std::sync::atomic::AtomicUsize>);
 
-/// Given back when dropped.
+/// A place, released when dropped.
 pub(crate) struct Place(Arc<std::sync::atomic::AtomicUsize>);
 
 impl Places {
@@ -209,7 +209,7 @@ impl Places {
         (self.0.fetch_add(1, Ordering::Relaxed) < limit).then_some(place)
     }
 
-    /// How many are taken.
+    /// Returns the number of taken places.
     pub(crate) fn taken(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Settings that `SHOW` gives: those that receivers and tools ask for. Any other name is unknown, as to a server.
+//! Settings for `SHOW`: those that receivers and tools query. Any other name is unknown, as on a server.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::log::Log;
 use crate::shared::{Shared, major};
 use crate::slots::MOST_SLOTS;
 
-/// A setting's name and value; None: there is none of that name.
+/// Returns a setting's name and value; None for an unknown name.
 pub(super) fn shown(name: &str, shared: &Shared, log: &Log) -> Option<(&'static str, String)> {
     let greeting = shared.slots.greeting();
     let version = greeting.as_ref().map(|greeting| greeting.server_version.as_str()).unwrap_or_default();
@@ -14,20 +14,20 @@ pub(super) fn shown(name: &str, shared: &Shared, log: &Log) -> Option<(&'static 
     let settings = || shared.settings();
     let known = NAMES.into_iter().find(|known| known.eq_ignore_ascii_case(name))?;
     let value = match known {
-        // pg_receivewal and pg_basebackup, relays.
+        // Queried by pg_receivewal, pg_basebackup and relays.
         "wal_segment_size" => size(log.identity().segment_size.bytes()),
         "data_directory_mode" => greeting.as_ref().map(|g| g.data_directory_mode.clone()).unwrap_or_default(),
-        // Drivers, monitoring, barman.
+        // Queried by drivers, monitoring and barman.
         "server_version" => version.to_owned(),
         "server_version_num" => number(version).to_string(),
         "block_size" | "wal_block_size" => "8192".into(),
         "integer_datetimes" | "standard_conforming_strings" => on(true),
         "ssl" => on(settings().acceptor.is_some()),
-        // libpq, for target_session_attrs: as a standby.
+        // Queried by libpq for target_session_attrs: values of a standby.
         "in_hot_standby" if major(version) < 14 => return None,
         "in_hot_standby" | "transaction_read_only" => on(true),
         "default_transaction_read_only" => on(false),
-        // Relays; nothing is committed here.
+        // Queried by relays; nothing is committed here.
         "synchronous_commit" => on(true),
         "max_wal_senders" => settings().max_downstreams.to_string(),
         "max_replication_slots" => MOST_SLOTS.to_string(),
@@ -60,12 +60,12 @@ const NAMES: [&str; 18] = [
     "kingpost.upstream",
 ];
 
-/// As `SHOW` writes a number of bytes.
+/// Formats a number of bytes as `SHOW` does.
 fn size(bytes: u64) -> String {
     if bytes.is_multiple_of(1 << 30) { format!("{}GB", bytes >> 30) } else { format!("{}MB", bytes >> 20) }
 }
 
-/// As `SHOW` writes a time: a whole number of the largest unit.
+/// Formats a time as `SHOW` does: a whole number of the largest unit.
 fn time(time: Duration) -> String {
     let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")];
@@ -76,7 +76,7 @@ fn time(time: Duration) -> String {
     }
 }
 
-/// `server_version_num` of a `server_version`: `150018` of `15.18 (Debian …)`.
+/// Returns the `server_version_num` of a `server_version`: `150018` for `15.18 (Debian …)`.
 fn number(version: &str) -> u32 {
     let minor = version.split_once('.').map_or(0, |(_, minor)| major(minor));
     major(version) * 10_000 + minor

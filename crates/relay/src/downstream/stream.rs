@@ -1,4 +1,4 @@
-//! One downstream's stream: WAL out, reports in, on one socket and in one task.
+//! One downstream's stream: sends WAL and receives reports, on one socket and in one task.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -18,11 +18,11 @@ use crate::log::{Chunk, Log, Next, Reader, Serve, Tail, Timeline};
 use crate::shared::{Feedback, Progress, Shared};
 use crate::upstream::now_micros;
 
-/// Most WAL in one message, in bytes: what PostgreSQL itself sends.
+/// Limit of the WAL in one message, in bytes: PostgreSQL's own.
 const CHUNK: usize = 128 << 10;
-/// Messages sent before the socket is looked at for reports, and other tasks get their turn.
+/// Messages sent before the socket is read for reports, and other tasks get their turn.
 const BURST: usize = 16;
-/// Time between two messages to a downstream, if there is nothing to send: below any sensible `wal_receiver_timeout`.
+/// Interval of messages to a downstream when there is nothing to send: below any sensible `wal_receiver_timeout`.
 const KEEPALIVE: Duration = Duration::from_secs(3);
 
 /// A stream that may begin.
@@ -32,43 +32,43 @@ pub(super) struct Stream {
     reader: Reader,
     serve: Serve,
     progress: Arc<Progress>,
-    /// What the reader said before the answer to the command was sent: a timeline may end where streaming starts.
+    /// The reader's result before the answer to the command was sent: a timeline may end where streaming starts.
     first: Option<Next>,
-    /// Written before anything else, unless a message is half out.
+    /// Control messages, sent before anything else, unless a message is partly sent.
     control: Vec<u8>,
     sending: Option<Sending>,
-    /// When the client was last heard, and sent something.
+    /// Times of the last message from the client, and of the last one to it.
     heard: Instant,
     sent: Instant,
-    /// An answer was asked for since the client was last heard.
+    /// True if a reply was requested since the last message from the client.
     asked: bool,
-    /// The client's CopyDone has come.
+    /// True once the client's CopyDone has arrived.
     client_done: bool,
-    /// Ours is on its way: nothing of the copy may follow it.
+    /// True once the relay's CopyDone is under way: nothing of the copy may follow it.
     done: bool,
 }
 
-/// A message of WAL on its way out.
+/// A WAL message that is being sent.
 struct Sending {
     header: [u8; WAL_HEADER],
-    /// Bytes of header and WAL that are out.
+    /// Bytes of header and WAL sent so far.
     done: usize,
     chunk: Chunk,
 }
 
-/// Where sending stands.
+/// State of sending.
 enum Push {
     /// The socket takes no more.
     Blocked,
-    /// Everything there is was sent.
+    /// All available WAL was sent.
     Idle,
-    /// There is more, but others come first.
+    /// More WAL is available, but other tasks come first.
     More,
     Ended(TimelineEnd),
 }
 
 impl Stream {
-    /// Checks that streaming can start there, and takes the slot.
+    /// Checks that streaming can start at the position, and acquires the slot.
     pub(super) fn begin(
         connection: &Connection,
         shared: &Arc<Shared>,
@@ -115,8 +115,7 @@ impl Stream {
         })
     }
 
-    /// Streams until the timeline ends, the client ends it, or the connection is lost. What follows for the client is only
-    /// `ReadyForQuery`.
+    /// Streams until the timeline ends, the client ends the copy, or the connection is lost. Only `ReadyForQuery` remains to be sent to the client.
     pub(super) async fn run(mut self, connection: &mut Connection) -> Result<(), Gone> {
         if let Some(Next::EndOfTimeline { next, at }) = &self.first {
             let end = TimelineEnd { next: next.0, at: at.0 };
@@ -132,13 +131,13 @@ impl Stream {
         connection.send(&out).await
     }
 
-    /// The copy itself, up to and with both sides' CopyDone. None: the client had enough.
+    /// Runs the copy itself, including both sides' CopyDone. None: the client ended it.
     async fn copy(&mut self, connection: &mut Connection) -> Result<Option<TimelineEnd>, Gone> {
         let patience = self.shared.settings().downstream_timeout;
         let log = Arc::clone(&self.log);
         let mut ended = None;
         loop {
-            // Both before the log is asked: what changes after that ends the wait below.
+            // Both are read before the log: later changes end the wait below.
             let (changes, tail) = (log.changes().get(), log.tail());
             self.take_reports(connection)?;
             let push = match ended {
@@ -184,7 +183,7 @@ impl Stream {
         }
     }
 
-    /// Waits until the log has more, or is another.
+    /// Waits until the log has grown, or another log is in use.
     async fn moved(&self, log: &Log, tail: &Tail, changes: u64) {
         let mark = match self.serve {
             Serve::Flushed => &tail.flushed,
@@ -202,14 +201,14 @@ impl Stream {
         (self.heard + silence).min(self.sent + KEEPALIVE)
     }
 
-    /// A keepalive, or the end of a connection that is dead.
+    /// Sends a keepalive, or ends a dead connection.
     fn on_time(&mut self, patience: Duration) -> Result<(), Gone> {
         let now = Instant::now();
         if now >= self.heard + patience {
             return Err(Gone::TooSlow("an answer of the downstream"));
         }
         let ask = !self.asked && now >= self.heard + patience / 2;
-        // One that the socket has not taken yet says it already; more would pile up.
+        // An unsent keepalive says it already; more would pile up.
         if ask || (now >= self.sent + KEEPALIVE && self.control.is_empty()) {
             self.keepalive(ask);
             self.asked |= ask;
@@ -225,9 +224,9 @@ impl Stream {
         replication::keepalive(&mut self.control, self.reader.position().0, now_micros(), reply);
     }
 
-    /// Reads what has come, without waiting.
+    /// Reads the received messages, without waiting.
     fn take_reports(&mut self, connection: &mut Connection) -> Result<(), Gone> {
-        // Bounded: who reports without end still gets WAL in between.
+        // Bounded: a client that reports without end still gets WAL in between.
         for _ in 0..BURST {
             while let Some((tag, payload)) = connection.buffered()? {
                 self.heard = Instant::now();
@@ -265,7 +264,7 @@ impl Stream {
                 if let Some(slot) = &self.progress.slot {
                     self.shared.slots.advance(slot, Lsn(flush), self.progress.timeline.load(Ordering::Relaxed));
                 }
-                // A client that asks without end gets one answer a socketful.
+                // A client that requests replies without end gets one per socketful.
                 if reply && self.control.is_empty() {
                     self.keepalive(false);
                 }
@@ -273,11 +272,11 @@ impl Stream {
             Reply::Feedback { xmin, catalog_xmin } => {
                 let feedback = Feedback { xmin, catalog_xmin };
                 match &self.progress.slot {
-                    // It outlives the stream, and this process.
+                    // The slot's feedback outlives the stream, and this process.
                     Some(slot) => {
                         if self.shared.slots.feed_back(slot, feedback) {
                             let shared = Arc::clone(&self.shared);
-                            // What cannot be written is tried again with everything else, and said then.
+                            // A failed write is retried with the next save, and reported then.
                             tokio::task::spawn_blocking(move || shared.slots.save());
                         }
                     }
@@ -319,7 +318,7 @@ impl Stream {
         Ok(if self.push_control(socket)? { Push::Blocked } else { Push::More })
     }
 
-    /// Sends what is under way and what is not WAL; true if the socket takes no more.
+    /// Sends the current message and the control messages; returns true if the socket takes no more.
     fn push_control(&mut self, socket: &mut Transport) -> Result<bool, Failed> {
         while let Some(sending) = &mut self.sending {
             match sending.push(socket) {
@@ -352,7 +351,7 @@ impl Stream {
         }
     }
 
-    /// An error in the middle of the copy: the connection ends with it.
+    /// Sends an error in the middle of the copy, which ends the connection.
     async fn refuse(&mut self, connection: &mut Connection, refusal: &Refusal) -> Gone {
         let mut out = std::mem::take(&mut self.control);
         refusal.write(&mut out);
@@ -365,7 +364,7 @@ impl Stream {
         }
     }
 
-    /// As a server that shuts down: the client knows that nothing more comes, and that nothing broke.
+    /// Ends the stream as a server that shuts down: the client learns that no more WAL comes, and that nothing broke.
     async fn farewell(&mut self, connection: &mut Connection) -> Gone {
         if self.sending.is_none() {
             self.keepalive(true);
@@ -378,7 +377,7 @@ impl Stream {
     }
 }
 
-/// What ends sending.
+/// Reason for the end of sending.
 enum Failed {
     Io(io::Error),
     Refused(Refusal),
@@ -396,7 +395,7 @@ impl Wait {
 }
 
 impl Sending {
-    /// One system call's worth; true when all of it is out.
+    /// Sends with one system call; returns true when the whole message is sent.
     fn push(&mut self, socket: &mut Transport) -> io::Result<bool> {
         if self.done < WAL_HEADER {
             // MORE: the header goes out in one packet with the WAL that follows.
@@ -415,13 +414,13 @@ impl Sending {
     }
 }
 
-/// What follows a copy; `ReadyForQuery` is the caller's.
+/// Returns the messages after a copy; the caller sends `ReadyForQuery`.
 fn closing(end: Option<TimelineEnd>) -> Vec<u8> {
     let mut out = Vec::new();
     if let Some(end) = end {
         replication::timeline_end(&mut out, end);
     }
-    // Twice: clients look for one that ends the copy and one that ends the command.
+    // Twice: clients expect one that ends the copy and one that ends the command.
     message::complete(&mut out, "START_STREAMING");
     message::complete(&mut out, "START_REPLICATION");
     out
