@@ -1,9 +1,8 @@
-//! What may be acknowledged: not the beginning of a record in a segment whose rest is in the next one.
+//! Acknowledgeable positions: an incomplete record that crosses into the next segment is not acknowledged past its own segment.
 //!
-//! An upstream's slot keeps the segments from the acknowledged position on, and no earlier one. After a crash the log goes back
-//! to the end of the last whole record: if the record that was on its way began in an earlier segment, that segment has to
-//! be there still. So while such a record is not whole, what is acknowledged stays in the segment in which it began.
-//! No commit waits longer for it: whatever is whole ends before.
+//! An upstream's slot keeps the segments from the acknowledged position on, and no earlier one. After a crash the log goes back to the end of the
+//! last whole record: if the incomplete record began in an earlier segment, that segment must still exist. So while such a record is not whole, the
+//! acknowledged position stays in the segment in which it began. No commit waits longer for it: every whole record ends before.
 
 use std::os::unix::fs::FileExt;
 
@@ -13,26 +12,26 @@ use super::segment::PAGE;
 use super::wal::{PAGE_BYTES, page_header, record_length};
 use super::{Identity, Log, Segment, lock, recover};
 
-/// A record that crosses a segment's start.
+/// A record that crosses a segment boundary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Crossing {
-    /// The segment's start.
+    /// Start of the later segment.
     at: Lsn,
-    /// Where the record ends.
+    /// End of the record.
     end: Lsn,
-    /// Pages before this one are known to continue it.
+    /// Pages before this one are known to continue the record.
     looked: Lsn,
 }
 
 impl Log {
-    /// The highest position that may be acknowledged when everything up to `flushed` is durable: `flushed`, unless a record that
-    /// began in an earlier segment is not whole there. `flushed` is the tail's.
+    /// Returns the highest position that may be acknowledged when all up to `flushed` is durable: `flushed`, unless a record that began in an earlier
+    /// segment is not whole there. `flushed` is the tail's.
     #[must_use]
     pub fn acknowledgeable(&self, flushed: Lsn) -> Lsn {
         let size = self.identity.segment_size;
         let mut acknowledgeable = flushed;
         let mut at = size.start_of(flushed);
-        // The length of a record is a number of 32 bits: so many segments before it may have begun.
+        // The length of a record has 32 bits: so many segments before may contain its start.
         for _ in 0..=u64::from(u32::MAX) / size.bytes() {
             match self.crossing(at) {
                 Some(crossing) if crossing.end > flushed => {
@@ -49,8 +48,8 @@ impl Log {
         acknowledgeable
     }
 
-    /// Whether the upstream crashed in the middle of the record that crosses `at`, and went on behind what it had sent of it:
-    /// its rest never comes, and nothing has to wait for it. Looks at each page once.
+    /// True if the upstream crashed in the middle of the record that crosses `at`, and continued after the sent part: the rest never comes, and
+    /// nothing has to wait for it. Reads each page once.
     fn overwritten(&self, at: Lsn, flushed: Lsn) -> bool {
         const HEADER: u64 = 40;
         let mut known = lock(&self.crossings);
@@ -78,7 +77,7 @@ impl Log {
         false
     }
 
-    /// The record that crosses `at`, a segment's start; `None` also if the segment before it is not held.
+    /// Returns the record that crosses `at`, a segment's start; `None` also if the previous segment is not held.
     fn crossing(&self, at: Lsn) -> Option<Crossing> {
         let mut known = lock(&self.crossings);
         if let Some((_, crossing)) = known.iter().find(|(start, _)| *start == at) {
@@ -101,9 +100,9 @@ impl Log {
     }
 }
 
-/// How much of a record there is behind the page at `at`, the last of its segment; `None` if a record ends with it.
+/// Returns the number of bytes that a record has after the page at `at`, the last of its segment; `None` if no record continues.
 fn rest_behind(identity: &Identity, at: Lsn, page: &[u8; PAGE_BYTES]) -> Option<u64> {
-    // Without a header it is the padding behind a segment switch.
+    // A page without a header is padding after a segment switch.
     let header = page_header(identity, at, page).ok()?;
     let mut offset = header.length;
     if header.continues() {
@@ -123,7 +122,7 @@ fn rest_behind(identity: &Identity, at: Lsn, page: &[u8; PAGE_BYTES]) -> Option<
     None
 }
 
-/// Where a record ends of which `rest` bytes come behind the header of the segment at `at`.
+/// Returns the end of a record with `rest` bytes after the header of the segment at `at`.
 fn end_of(at: Lsn, rest: u64) -> Lsn {
     const FIRST: u64 = PAGE - 40;
     const OTHER: u64 = PAGE - 24;

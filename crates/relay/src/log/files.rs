@@ -1,7 +1,7 @@
-//! Files, durably: what a crash may leave behind, and in which order.
+//! Durable file operations, in an order that is safe at a crash.
 //!
-//! Recovery changes files only through the functions of this module, one function a step that a crash can separate from the next.
-//! Tests stop it after each of the steps (`tests::disk`), with and without what no flush has reached.
+//! Recovery changes files only through the functions of this module, one function for each step that a crash can separate from the next. Tests stop
+//! it after each step (`tests::disk`), with and without the data that no flush has reached.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -12,10 +12,10 @@ use super::LogError;
 #[cfg(test)]
 use super::tests::disk;
 
-/// Ending of files that are not complete. What has it at a start is removed.
+/// Suffix of incomplete files, which are removed at a start.
 pub(super) const UNFINISHED: &str = ".unfinished";
 
-/// Zeroes are written in pieces of this size. Tests stop between two of them.
+/// Size of the pieces in which zeroes are written. Tests stop between two of them.
 const ZEROES: usize = if cfg!(test) { 256 << 10 } else { 1 << 20 };
 
 pub(super) fn failed(tried: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LogError {
@@ -23,7 +23,7 @@ pub(super) fn failed(tried: &'static str, path: &Path) -> impl FnOnce(io::Error)
     move |source| LogError::Io { tried, path, source }
 }
 
-/// Whether room is missing: a state that ends without anybody touching the log.
+/// True if the disk is full: a state that can end without any action on the log.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
@@ -52,7 +52,7 @@ pub(super) fn sync_dir(dir: &Path) -> Result<(), LogError> {
     sync().map_err(failed("sync directory", dir))
 }
 
-/// Gives `content` the name `path`, so that after a crash there is either what was there before, or all of it.
+/// Writes `content` to `path` atomically: after a crash there is either the old content, or all of the new one.
 pub(super) fn write_durably(path: &Path, content: &[u8]) -> Result<(), LogError> {
     let unfinished = unfinished(path);
     let written = create(&unfinished).and_then(|file| {
@@ -66,14 +66,14 @@ pub(super) fn write_durably(path: &Path, content: &[u8]) -> Result<(), LogError>
     rename_durably(&unfinished, path)
 }
 
-/// Renames. A file that had the name `to` is gone.
+/// Renames a file. An existing file `to` is replaced.
 fn rename(from: &Path, to: &Path) -> io::Result<()> {
     #[cfg(test)]
     disk::rename(from, to)?;
     std::fs::rename(from, to)
 }
 
-/// Renames, and makes that durable.
+/// Renames a file durably.
 pub(super) fn rename_durably(from: &Path, to: &Path) -> Result<(), LogError> {
     rename(from, to).map_err(failed("rename", from))?;
     to.parent().map_or(Ok(()), sync_dir)
@@ -86,27 +86,27 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
     std::fs::remove_file(path)
 }
 
-/// Removes a file, and makes that durable.
+/// Removes a file durably.
 pub(super) fn remove_durably(path: &Path) -> Result<(), LogError> {
     remove(path).map_err(failed("remove", path))?;
     path.parent().map_or(Ok(()), sync_dir)
 }
 
-/// The name that a file has until it is complete.
+/// Returns the name of a file until it is complete.
 pub(super) fn unfinished(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(UNFINISHED);
     name.into()
 }
 
-/// A new, empty file, for reading and writing; readable by its owner and group, as PostgreSQL's with group access.
+/// Creates an empty file for reading and writing; readable by its owner and group, as PostgreSQL's files with group access.
 pub(super) fn create(path: &Path) -> io::Result<File> {
     #[cfg(test)]
     disk::create(path)?;
     OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o640).open(path)
 }
 
-/// An existing file, for reading and writing.
+/// Opens an existing file for reading and writing.
 pub(super) fn open(path: &Path) -> Result<File, LogError> {
     OpenOptions::new().read(true).write(true).open(path).map_err(failed("open", path))
 }
@@ -123,8 +123,8 @@ pub(super) fn zero_fill(file: &File, from: u64, to: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes zeroes from `from` up to `to`, the last ones first: whoever reads from `from` on after a crash in the middle finds what was
-/// there, up to a point, and zeroes behind it.
+/// Writes zeroes from `from` up to `to`, the last ones first: a reader after a crash in the middle finds the old bytes up to a point, and zeroes
+/// after it.
 pub(super) fn zero_fill_from_the_end(file: &File, from: u64, to: u64) -> io::Result<()> {
     let mut at = to;
     while at > from {
@@ -135,7 +135,7 @@ pub(super) fn zero_fill_from_the_end(file: &File, from: u64, to: u64) -> io::Res
     Ok(())
 }
 
-/// Whether there is nothing but zeroes from `from` up to `to`.
+/// True if all bytes from `from` up to `to` are zeroes.
 pub(super) fn is_zero(file: &File, from: u64, to: u64) -> io::Result<bool> {
     let mut buffer = vec![0; ZEROES.min(to.saturating_sub(from) as usize)];
     let mut at = from;

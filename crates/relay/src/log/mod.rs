@@ -1,4 +1,4 @@
-//! Holds WAL in segment files: one writer, any number of readers, positions that grow.
+//! Storage of WAL in segment files: one writer, any number of readers, positions that grow.
 //!
 //! ```text
 //!  Writer ── pwrite ──▶ segment files ──(file, offset, length)──▶ Reader, Reader, …
@@ -9,20 +9,20 @@
 //!    ▼ flushed ──▶ acknowledger, senders
 //! ```
 //!
-//! The files are PostgreSQL's own, by name and content, so that `pg_waldump`, `restore_command` and `pg_archivecleanup` read
-//! them. Beside them: a lock file, and one small file that says whose WAL it is (`identity`). There is no file of positions:
-//! they are found in the WAL itself (`recover`).
+//! The files are PostgreSQL's own, by name and content, so that `pg_waldump`, `restore_command` and `pg_archivecleanup` can read them. Beside them: a
+//! lock file, and one small file that identifies the cluster (`identity`). Positions are stored in no file: they are derived from the WAL itself
+//! (`recover`).
 //!
 //! # Invariants
 //!
-//! - On each timeline `written >= flushed >= acknowledged`; none goes down. `written - flushed` is at most [`MAX_UNFLUSHED`].
-//! - A byte that was published as written is never changed. Bytes that come again are compared, not written.
-//! - A flush that failed is never tried again and believed: the log stops.
-//! - No reader makes the writer wait; the writer shares locks with them only when it begins a segment.
-//! - A file gets a new name only for a higher segment number, and only while nobody reads it: what it held is then told by
-//!   its page addresses from what is written later.
-//! - Names are durable before anything behind them is reported as flushed.
-//! - WAL of whole records is never cut off.
+//! - On each timeline `written >= flushed >= acknowledged`; none decreases. `written - flushed` is at most [`MAX_UNFLUSHED`].
+//! - A byte that was published as written never changes. Bytes that arrive again are compared, not written.
+//! - A failed flush is never retried and trusted: the log stops.
+//! - No reader makes the writer wait; the writer shares locks with readers only when it begins a segment.
+//! - A file is renamed only to a higher segment number, and only while it has no reader: its old contents then differ from later writes by their page
+//! addresses.
+//! - Names are durable before anything after them is reported as flushed.
+//! - WAL of whole records is never truncated.
 
 mod ahead;
 mod crossing;
@@ -80,21 +80,21 @@ use crossing::Crossing;
 use files::failed;
 use whole::Walked;
 
-/// How much may be written and not flushed. An append that would go beyond waits for the disk. Recovery relies on it.
+/// Limit of bytes written and not flushed. An append that would exceed it waits for the disk. Recovery relies on the limit.
 pub const MAX_UNFLUSHED: u64 = 64 << 20;
-/// Segments made ahead of time, at most.
+/// Limit of segments created ahead of time.
 pub const MAX_SPARES: usize = 8;
 
-/// Whose WAL it is, and in which pieces: fixed for a directory's life.
+/// The cluster and the segment size of the WAL: fixed for a directory's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// The cluster's system identifier, as `IDENTIFY_SYSTEM` says.
+    /// The cluster's system identifier, as in `IDENTIFY_SYSTEM`.
     pub system_id: u64,
     /// `SHOW wal_segment_size`.
     pub segment_size: SegmentSize,
 }
 
-/// Where a log that holds nothing begins.
+/// Start of an empty log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Start {
     /// The upstream's timeline.
@@ -103,35 +103,35 @@ pub struct Start {
     pub at: Lsn,
 }
 
-/// How to open a log.
+/// Options for opening a log.
 #[derive(Debug, Clone)]
 pub struct LogOptions {
-    /// Where it is.
+    /// Directory of the log.
     pub directory: Directory,
-    /// Whose WAL it is. Must be what the directory says, if it says something.
+    /// Expected identity. Must be equal to that of the directory, if it has one.
     pub identity: Identity,
     /// Used only if no WAL is held.
     pub start: Option<Start>,
-    /// Segments made ahead of time: 1 to [`MAX_SPARES`].
+    /// Segments created ahead of time: 1 to [`MAX_SPARES`].
     pub spares: usize,
 }
 
-/// The end of the log that grows: one timeline's positions. A new one comes with each timeline switch, and may begin below
-/// where the last one ended: the beginning of a record whose rest never came is cut off.
+/// The growing end of the log: one timeline's positions. Each timeline switch creates a new one, which may begin below the end of the last one: the
+/// beginning of a record whose rest never came is truncated.
 #[derive(Debug)]
 pub struct Tail {
     /// The timeline.
     pub timeline: Timeline,
-    /// Where this process began on it: what recovery found, or the switch point.
+    /// Start of this process's writing on the timeline: the end that recovery found, or the switch point.
     pub begin: Lsn,
-    /// Up to here bytes are in the files.
+    /// End of the bytes in the files.
     pub written: Arc<Watermark>,
-    /// Up to here they are on the disk.
+    /// End of the bytes on the disk.
     pub flushed: Arc<Watermark>,
-    /// Up to here the upstream has been told so. Published by whoever tells it.
+    /// End of the bytes acknowledged to the upstream. Published by the acknowledging thread.
     pub acknowledged: Arc<Watermark>,
-    /// Up to here they are on the disk, and the upstream that is followed at this moment has been told so; 0 while none is, or
-    /// before it was told. Unlike `acknowledged` it never stands for what only an earlier upstream has sent.
+    /// End of the bytes that are on the disk and acknowledged to the current upstream; 0 while there is none, or before the first acknowledgement.
+    /// Unlike `acknowledged` it never covers bytes that only an earlier upstream has sent.
     pub confirmed: Arc<Watermark>,
     ended: OnceLock<(Timeline, Lsn)>,
 }
@@ -151,34 +151,34 @@ impl Tail {
         })
     }
 
-    /// The next timeline and where it left this one; `None` while this one is written.
+    /// Returns the next timeline and its switch point; `None` while this timeline is written.
     #[must_use]
     pub fn ended(&self) -> Option<(Timeline, Lsn)> {
         self.ended.get().copied()
     }
 }
 
-/// How much is held.
+/// Amount of held WAL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
-    /// Segments, with those of timelines that have ended.
+    /// Number of segments, including those of ended timelines.
     pub segments: usize,
-    /// Their bytes, and those of the files made ahead of time and in reserve.
+    /// Bytes of the segments, and of the files created ahead of time and in reserve.
     pub bytes: u64,
-    /// Start of the oldest segment from which on none is missing.
+    /// Start of the oldest segment after which none is missing.
     pub oldest: Lsn,
 }
 
-/// What [`Log::retain`] did.
+/// Result of [`Log::retain`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Removed {
     /// Names of the segments that are no longer held.
     pub segments: Vec<String>,
-    /// How many of their files are used again.
+    /// Number of recycled files among them.
     pub recycled: usize,
 }
 
-/// WAL in a directory; shared by its readers and whoever looks after it. The [`Writer`] comes with it.
+/// WAL in a directory; shared by readers and maintenance. [`Log::open`] also returns the [`Writer`].
 #[derive(Debug)]
 pub struct Log {
     dir: PathBuf,
@@ -190,24 +190,24 @@ pub struct Log {
     failure: OnceLock<LogFailure>,
     /// Woken when the log fails: the writer, while it waits for a flush.
     writer: Mutex<Option<Unparker>>,
-    /// Segments with WAL. A file is opened once, and shared by all who have it open.
+    /// Segments with WAL. A file is opened once, and shared while it is open.
     held: Mutex<BTreeMap<Segment, Weak<File>>>,
-    /// Those of them that a reader has had. What the kernel sent of such a file it may still refer to, in sockets that nobody
-    /// here has open any more: it is never written over.
+    /// Segments that a reader has had. The kernel may still refer to sent pages of such a file, in sockets that are closed here: the file is never
+    /// overwritten.
     lent: Mutex<BTreeSet<Segment>>,
-    /// Segments with anything written and not flushed, oldest first; the last one is the one being written.
+    /// Segments with bytes written and not flushed, oldest first; the last one is being written.
     unflushed: Mutex<VecDeque<Unflushed>>,
     flushing: flush::Flushing,
     ahead: Mutex<Ahead>,
     histories: Mutex<BTreeMap<Timeline, Arc<[u8]>>>,
     metrics: LogMetrics,
-    /// The last segment starts that were looked at for a record that crosses them.
+    /// The last examined segment starts, with the records that cross them.
     crossings: Mutex<[(Lsn, Option<Crossing>); 2]>,
-    /// How far whole records have been walked.
+    /// Progress of the search for whole records.
     walked: Mutex<Option<Walked>>,
-    /// The last attempt to make a file found no room.
+    /// True if the last attempt to create a file found no room.
     short: AtomicBool,
-    /// The thread that makes files ahead of time.
+    /// The thread that creates files ahead of time.
     preallocator: OnceLock<std::thread::Thread>,
     #[cfg(test)]
     faults: tests::Faults,
@@ -233,7 +233,7 @@ impl Log {
         Log::open_within(options, MAX_UNFLUSHED)
     }
 
-    /// As [`Log::open`], where at most `unflushed` bytes had been written and not flushed.
+    /// Opens a log of which at most `unflushed` bytes had been written and not flushed; else as [`Log::open`].
     fn open_within(options: LogOptions, unflushed: u64) -> Result<(Writer, Arc<Log>), LogError> {
         let LogOptions { directory, identity, start, spares } = options;
         let spares = spares.clamp(1, MAX_SPARES);
@@ -282,75 +282,75 @@ impl Log {
         Ok((writer, log))
     }
 
-    /// Whose WAL it is.
+    /// Returns the cluster and the segment size of the WAL.
     #[must_use]
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// Where the files are.
+    /// Returns the directory of the files.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What was found when it was opened.
+    /// Returns the result of the recovery.
     #[must_use]
     pub fn recovery(&self) -> &Recovery {
         &self.recovery
     }
 
-    /// The timeline being written, with its positions.
+    /// Returns the timeline being written, with its positions.
     #[must_use]
     pub fn tail(&self) -> Arc<Tail> {
         self.tail.load_full()
     }
 
-    /// Start of the oldest segment from which on none is missing.
+    /// Returns the start of the oldest segment after which none is missing.
     #[must_use]
     pub fn start(&self) -> Lsn {
         self.held().oldest
     }
 
-    /// Goes up with each timeline switch, and when the log fails: to be awaited beside a position, since neither moves then.
+    /// Counts timeline switches and the log's failure: awaited together with a position, since positions do not move then.
     #[must_use]
     pub fn changes(&self) -> &Watermark<u64> {
         &self.changes
     }
 
-    /// Why it works no more; `None` while it does.
+    /// Returns the reason for the log's failure; `None` while it works.
     #[must_use]
     pub fn failure(&self) -> Option<&LogFailure> {
         self.failure.get()
     }
 
-    /// `tell` is called after each flush, by the thread that flushes: for who would be woken by each of them otherwise. It may wait for
-    /// a socket, for a bounded time: the next flush waits for it. None: nobody. A call may be under way when this returns.
+    /// Sets a function called after each flush, by the flushing thread: for a caller that each flush would wake otherwise. It may wait for a socket,
+    /// for a bounded time: the next flush waits for it. None removes it. A call may be in progress when this returns.
     pub fn tell_of_flushes(&self, tell: Option<Box<dyn Fn() + Send + Sync>>) {
         self.flushing.tell(tell);
     }
 
-    /// Whether the disk had no room the last time that a file was to be made ahead of time. Who is told so may give up WAL that nobody
-    /// needs, before receiving has to wait.
+    /// True if the disk had no room at the last attempt to create a file ahead of time. The caller may then discard unneeded WAL before receiving has
+    /// to wait.
     #[must_use]
     pub fn is_short_of_room(&self) -> bool {
         self.short.load(Ordering::Relaxed)
     }
 
-    /// Has what is missing made ahead of time, if there is room by now. Does not wait.
+    /// Has missing files created ahead of time, if there is room now. Does not wait.
     pub fn prepare(&self) {
         if let Some(thread) = self.preallocator.get() {
             thread.unpark();
         }
     }
 
-    /// Counters.
+    /// Returns the counters.
     #[must_use]
     pub fn metrics(&self) -> &LogMetrics {
         &self.metrics
     }
 
-    /// How much is held.
+    /// Returns the amount of held WAL.
     #[must_use]
     pub fn held(&self) -> Held {
         let size = self.identity.segment_size;
@@ -369,17 +369,16 @@ impl Log {
         Held { segments: held.len(), bytes, oldest: size.start(oldest) }
     }
 
-    /// Content of a timeline's history file; `None` if it is not held.
+    /// Returns the content of a timeline's history file; `None` if it is not held.
     #[must_use]
     pub fn history(&self, timeline: Timeline) -> Option<Arc<[u8]>> {
         lock(&self.histories).get(&timeline).cloned()
     }
 
-    /// Keeps a timeline's history file; durable before it returns. For the timeline that the log begins on and older ones: a
-    /// switch brings its own.
+    /// Stores a timeline's history file durably. For the timeline that the log begins on and older ones: a switch brings its own.
     ///
     /// # Errors
-    /// [`LogError`]: it makes no sense, another one is held for the timeline, or it cannot be written.
+    /// [`LogError`]: the content is invalid, another one is held for the timeline, or it cannot be written.
     pub fn store_history(&self, timeline: Timeline, content: &[u8]) -> Result<(), LogError> {
         let path = self.dir.join(timeline.history_name());
         History::parse(timeline, content).map_err(|source| LogError::History { path: path.clone(), source })?;
@@ -394,22 +393,22 @@ impl Log {
         Ok(())
     }
 
-    /// A reader that begins at `at` on `timeline`, which may have ended.
+    /// Returns a reader that begins at `at` on `timeline`, which may have ended.
     ///
     /// # Errors
-    /// [`ReadError`], in PostgreSQL's words.
+    /// [`ReadError`], with PostgreSQL's messages.
     pub fn reader(self: &Arc<Self>, timeline: Timeline, at: Lsn) -> Result<Reader, ReadError> {
         Reader::open(self.clone(), timeline, at)
     }
 
-    /// Removes what nobody needs, as `retention` says; never the last segment with WAL nor what is not flushed. Takes as long
-    /// as the file system does to remove files: not for threads that must not wait.
+    /// Removes unneeded WAL according to `retention`; never the last segment with WAL nor unflushed bytes. Takes as long as the file system does to
+    /// remove files: not for threads that must not wait.
     ///
     /// # Errors
-    /// [`LogError::Io`]; what was removed before it stays removed.
+    /// [`LogError::Io`]; files removed before the error stay removed.
     pub fn retain(&self, retention: &Retention) -> Result<Removed, LogError> {
         let size = self.identity.segment_size;
-        // The last segment with WAL stays, also when it is full: an upstream proves by it that it has the same history.
+        // The last segment with WAL stays, even when it is full: an upstream proves by it that it has the same history.
         let current = size.number(Lsn(self.tail.load().flushed.get().0.saturating_sub(1)));
         let old: Vec<(Segment, bool)> = {
             let mut held = lock(&self.held);
@@ -418,7 +417,7 @@ impl Log {
             let stay = held.split_off(&Segment { number: first, timeline: Timeline(0) });
             let old = std::mem::replace(&mut *held, stay);
             let mut lent = lock(&self.lent);
-            // Whoever has it open reads on: such a file only loses its name.
+            // A reader with the file open continues: such a file only loses its name.
             let unread = |segment: &Segment, file: &Weak<File>| file.strong_count() == 0 && !lent.contains(segment);
             let old = old.into_iter().map(|(segment, file)| (segment, unread(&segment, &file))).collect();
             *lent = lent.split_off(&Segment { number: first, timeline: Timeline(0) });
@@ -442,7 +441,7 @@ impl Log {
     fn remove(&self, segment: Segment) -> Result<(), LogError> {
         let path = self.path(segment);
         match fs::remove_file(&path) {
-            // pg_archivecleanup may have been there.
+            // pg_archivecleanup may have removed it.
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed("remove", &path)(error)),
             _ => Ok(()),
         }
@@ -452,14 +451,14 @@ impl Log {
         self.dir.join(segment.name(self.identity.segment_size))
     }
 
-    /// The history that ends with `timeline`.
+    /// Returns the history that ends with `timeline`.
     fn parsed_history(&self, timeline: Timeline) -> History {
         let content = self.history(timeline);
-        // It was parsed when it was taken in.
+        // It was parsed when it was stored.
         content.and_then(|content| History::parse(timeline, &content).ok()).unwrap_or_else(|| History::none(timeline))
     }
 
-    /// The open file of a held segment; opened if nobody has it open.
+    /// Returns the open file of a held segment, which is opened if necessary.
     fn file(&self, segment: Segment) -> Result<Option<Arc<File>>, LogError> {
         let mut held = lock(&self.held);
         let Some(slot) = held.get_mut(&segment) else { return Ok(None) };
@@ -478,7 +477,7 @@ impl Log {
         }
     }
 
-    /// The same for a reader, who may have the kernel send it.
+    /// Returns the file for a reader, which may have the kernel send it.
     fn lend(&self, segment: Segment) -> Result<Option<Arc<File>>, LogError> {
         let file = self.file(segment)?;
         if file.is_some() {
@@ -487,7 +486,7 @@ impl Log {
         Ok(file)
     }
 
-    /// Tells everyone who waits that something other than a position has changed.
+    /// Wakes all waiters: something other than a position has changed.
     fn changed(&self) {
         self.changes.publish(self.change_count.fetch_add(1, Ordering::AcqRel) + 1);
     }
@@ -502,8 +501,8 @@ impl Log {
     }
 }
 
-/// Compares the directory's identity with the expected one; gives it to an empty directory. A directory without WAL takes another size of segments,
-/// but no other cluster.
+/// Compares the directory's identity with the expected one; sets it in an empty directory. A directory without WAL accepts another segment size, but
+/// no other cluster.
 fn claim(dir: &Path, identity: Identity) -> Result<(), LogError> {
     let Some(content) = identity::read(dir)? else {
         if let Some(example) = recover::any_segment(dir)? {
@@ -516,7 +515,7 @@ fn claim(dir: &Path, identity: Identity) -> Result<(), LogError> {
         return Err(LogError::OtherCluster { dir: dir.into(), held: held.system_id, given: identity.system_id });
     }
     if held.segment_size != identity.segment_size {
-        // After a reset, where `pg_resetwal --wal-segsize` was the reason for it.
+        // After a reset, possibly because of `pg_resetwal --wal-segsize`.
         if recover::any_segment(dir)?.is_none() {
             return identity::write(dir, identity);
         }

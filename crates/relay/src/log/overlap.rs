@@ -1,8 +1,8 @@
-//! The part of the held WAL that an upstream sends again, so that a stream proves to be of the same history.
+//! The part of the held WAL that an upstream sends again, which proves that both have the same history.
 //!
-//! Two histories of one cluster look alike by position, and may be alike for many bytes: records carry the same transaction ids and the same
-//! rows where the same statements ran again on a copy. The end of a transaction and a checkpoint carry the time of day, to the microsecond and
-//! the second. So the overlap reaches back to a segment with such a record, as far as [`MOST`] allows.
+//! Two histories of one cluster look alike by position, and may be equal for many bytes: records have the same transaction IDs and the same rows if
+//! the same statements ran again on a copy. Commits and checkpoints contain the time of day, to the microsecond and the second. So the overlap
+//! reaches back to a segment with such a record, as far as [`MOST`] allows.
 
 use std::os::unix::fs::FileExt;
 
@@ -12,12 +12,12 @@ use super::segment::PAGE;
 use super::wal::{PAGE_BYTES, Walker, first_previous};
 use super::{History, Log, LogError, Segment, Timeline, lock, recover};
 
-/// The longest way back for a record with a time, in bytes; at least one segment.
+/// Limit of the search for a record with a time, in bytes; at least one segment.
 const MOST: u64 = 64 << 20;
 
 impl Log {
-    /// The position that an upstream is asked from: `resume`, or the start of an earlier segment, if no record with a time is held from `resume`
-    /// up to `position`. Never before the oldest segment held, nor before the one in which the timeline begins.
+    /// Returns the position from which an upstream must send: `resume`, or the start of an earlier segment if no record with a time is held from
+    /// `resume` up to `position`. Never before the oldest held segment, nor before the one in which the timeline begins.
     pub(super) fn overlap(&self, timeline: Timeline, resume: Lsn, position: Lsn) -> Lsn {
         let size = self.identity.segment_size;
         let history = self.parsed_history(timeline);
@@ -30,15 +30,15 @@ impl Log {
         from
     }
 
-    /// True if a whole record with a time begins and ends in the held WAL between `from`, a segment's start, and `end`. False also where a file
-    /// cannot be read.
+    /// True if a whole record with a time begins and ends in the held WAL between `from`, a segment's start, and `end`. False also if a file cannot
+    /// be read.
     fn is_dated(&self, history: &History, from: Lsn, end: Lsn) -> bool {
         let mut walker = Walker::new(self.identity, history.timeline, from);
         let _ = self.walk_held(history, &mut walker, end, |walker| walker.is_dated());
         walker.is_dated()
     }
 
-    /// Start of the last whole record before `at`, a segment's start. None: the segment before it is not held, or has no record.
+    /// Returns the start of the last whole record before `at`, a segment's start. None if the previous segment is not held, or has no record.
     pub(super) fn record_before(&self, timeline: Timeline, at: Lsn) -> Option<Lsn> {
         let from = Lsn(at.0.checked_sub(self.identity.segment_size.bytes())?);
         let mut walker = Walker::new(self.identity, timeline, from);
@@ -46,7 +46,7 @@ impl Log {
         walker.last_record()
     }
 
-    /// Gives the held pages before `end` to `walker`, until one is not taken or `enough` says so.
+    /// Passes the held pages before `end` to `walker`, until one is refused or `enough` returns true.
     fn walk_held(
         &self,
         history: &History,
@@ -79,10 +79,10 @@ impl Log {
     }
 }
 
-/// The record that WAL has to follow where nothing can be compared: the upstream has removed the segment before.
+/// The record that new WAL must follow if nothing can be compared: the upstream has removed the previous segment.
 #[derive(Debug)]
 pub struct Link {
-    /// A segment's start, where nothing more is held.
+    /// A segment's start, from which on nothing is held.
     at: Lsn,
     /// Start of the last record before it.
     previous: Lsn,
@@ -94,14 +94,14 @@ impl Link {
         Link { at, previous, head: Vec::new() }
     }
 
-    /// Takes `bytes`, the next ones from [`Link::at`] on. None: more are needed. Some: all that were taken, and whether they follow the record.
+    /// Takes `bytes`, the next ones from [`Link::at`] on. None: more are needed. Some: all taken bytes, and true if they follow the record.
     pub fn take(&mut self, bytes: &[u8]) -> Option<(Vec<u8>, bool)> {
         self.head.extend_from_slice(bytes);
         let previous = first_previous(&self.head)?;
         Some((std::mem::take(&mut self.head), previous == Some(self.previous)))
     }
 
-    /// The position of the first byte.
+    /// Returns the position of the first byte.
     #[must_use]
     pub fn at(&self) -> Lsn {
         self.at

@@ -1,6 +1,6 @@
-//! Where WAL ends: page headers and record checksums, followed page by page. No I/O.
+//! The end of WAL: checks page headers and record checksums, page by page. No I/O.
 //!
-//! Of PostgreSQL's format this needs what has not changed from 13 to 18 but for the magic number:
+//! This needs only parts of PostgreSQL's format that have not changed from 13 to 18, except the magic number:
 //!
 //! - A page (8 kB) begins with a header: `magic u16, info u16, timeline u32, address u64, remaining u32`, padded to 24 bytes;
 //!   on the first page of a segment `system id u64, segment size u32, page size u32` follow. `remaining` says how much of a
@@ -17,7 +17,7 @@ use super::{Identity, Timeline};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = PAGE as usize;
-/// Bytes of a page's header; on the first page of a segment; of a record's header.
+/// Bytes of a page's header, of that on the first page of a segment, and of a record's header.
 const SHORT_HEADER: usize = 24;
 const LONG_HEADER: usize = 40;
 const RECORD_HEADER: usize = 24;
@@ -34,30 +34,30 @@ const XLOG_MANAGER: u8 = 0;
 const XLOG_SWITCH: u8 = 0x40;
 /// Records of that manager with a time: two kinds of checkpoints.
 const XLOG_CHECKPOINTS: [u8; 2] = [0x00, 0x10];
-/// Resource manager 1 (`RM_XACT_ID`): its kinds up to this one end a transaction, and have the time at which they do.
+/// Resource manager 1 (`RM_XACT_ID`): its kinds up to this one end a transaction, and contain its time.
 const XACT_MANAGER: u8 = 1;
 const XACT_LAST_END: u8 = 0x40;
 const XACT_KIND: u8 = 0x70;
 
-/// Why the walk went no further.
+/// Reason for the end of the walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Stop {
     /// The page's magic number is not one of PostgreSQL 13 and later.
     #[error("no WAL page (magic {0:#06x})")]
     Magic(u16),
-    /// A page that belongs elsewhere: what a recycled file held before.
+    /// The page belongs elsewhere: old contents of a recycled file.
     #[error("the page is of position {0}")]
     Address(Lsn),
-    /// Flags that do not exist, or a long header where there is none.
+    /// Unknown flags, or a long header in the wrong place.
     #[error("page flags {0:#06x} are impossible here")]
     Flags(u16),
-    /// A timeline that has not begun, or had ended.
+    /// The timeline has not begun, or had ended.
     #[error("the page is of timeline {0}")]
     Timeline(u32),
-    /// Another cluster's.
+    /// The page is another cluster's.
     #[error("the page is of the cluster with system identifier {0}")]
     SystemId(u64),
-    /// Segment or page size differ from what is expected.
+    /// Segment or page size differ from the expected ones.
     #[error("the page says segments of {segment} and pages of {page} bytes")]
     Sizes {
         /// Bytes of a segment.
@@ -68,18 +68,18 @@ pub enum Stop {
     /// The page does not continue the record before it.
     #[error("the page does not continue the record before it")]
     Continuation,
-    /// No record: zeroes, or what cannot be a length.
+    /// No record: zeroes, or an impossible length.
     #[error("no record (length {0})")]
     Length(u32),
     /// The record does not follow the one before it.
     #[error("the record says that it follows the one at {0}")]
     Previous(Lsn),
-    /// The record's bytes are not what was written.
+    /// The record's bytes differ from what was written.
     #[error("wrong checksum")]
     Checksum,
 }
 
-/// Follows WAL from a segment's start, page by page.
+/// Walks through WAL from a segment's start, page by page.
 #[derive(Debug, Clone)]
 pub struct Walker {
     identity: Identity,
@@ -87,7 +87,7 @@ pub struct Walker {
     /// Start of the next page.
     at: Lsn,
     place: Place,
-    /// Of the last page.
+    /// Timeline of the last page.
     page_timeline: u32,
     last: Option<Lsn>,
     end: Option<Lsn>,
@@ -95,17 +95,17 @@ pub struct Walker {
     dated: bool,
 }
 
-/// Where in the WAL the walk is.
+/// State of the walk between pages.
 #[derive(Debug, Clone)]
 enum Place {
-    /// At the first page: it may begin with the rest of a record whose start is not seen.
+    /// At the first page: it may begin with the rest of a record whose start was not read.
     Start,
-    /// In the rest of that record: so many bytes are to come.
+    /// In the rest of that record: number of bytes to come.
     Skip(u32),
     /// A record begins here.
     Between,
     Record(Record),
-    /// After a segment switch: all that follows, from here up to the segment's end, is padding.
+    /// After a segment switch: all bytes from here up to the segment's end are padding.
     Padding(Lsn),
 }
 
@@ -115,12 +115,12 @@ struct Record {
     total: u32,
     got: u32,
     header: [u8; RECORD_HEADER],
-    /// Of what follows the header, so far.
+    /// Checksum so far of what follows the header.
     crc: u32,
 }
 
 impl Walker {
-    /// A walk that begins at `start`, the start of a segment, through the history that ends with `timeline`.
+    /// Creates a walk from `start`, the start of a segment, through the history that ends with `timeline`.
     #[must_use]
     pub fn new(identity: Identity, timeline: Timeline, start: Lsn) -> Walker {
         debug_assert_eq!(identity.segment_size.offset(start), 0);
@@ -137,27 +137,26 @@ impl Walker {
         }
     }
 
-    /// Where the next page is.
+    /// Returns the start of the next page.
     #[must_use]
     pub fn at(&self) -> Lsn {
         self.at
     }
 
-    /// End of the last whole record: where the next record would be written, headers aside. `None` before the first.
-    /// After a segment switch: the segment's end, since the padding is not in doubt.
+    /// Returns the end of the last whole record: the next record would be written there, headers aside. `None` before the first. After a segment
+    /// switch: the segment's end, since the padding is certain.
     #[must_use]
     pub fn end(&self) -> Option<Lsn> {
         self.end
     }
 
-    /// Start of the last whole record.
+    /// Returns the start of the last whole record.
     #[must_use]
     pub fn last_record(&self) -> Option<Lsn> {
         self.last
     }
 
-    /// Where the padding begins in which the next page is, if it is in one: zeroes up to the segment's end, which are not
-    /// looked at.
+    /// Returns the start of the padding that the next page is in, if any: zeroes up to the segment's end, which are not checked.
     #[must_use]
     pub fn padding(&self) -> Option<Lsn> {
         match self.place {
@@ -166,13 +165,13 @@ impl Walker {
         }
     }
 
-    /// Whole records seen.
+    /// Returns the number of whole records.
     #[must_use]
     pub fn records(&self) -> u64 {
         self.records
     }
 
-    /// True once a whole record was seen that carries a time: the end of a transaction, or a checkpoint.
+    /// True once a whole record with a time was read: the end of a transaction, or a checkpoint.
     #[must_use]
     pub fn is_dated(&self) -> bool {
         self.dated
@@ -181,7 +180,7 @@ impl Walker {
     /// Takes the next page.
     ///
     /// # Errors
-    /// [`Stop`]: WAL ends in this page, or before it. Another page must not be given then.
+    /// [`Stop`]: WAL ends in this page, or before it. No other page may be passed afterwards.
     pub fn page(&mut self, page: &[u8; PAGE_BYTES]) -> Result<(), Stop> {
         let at = self.at;
         self.at = Lsn(at.0.saturating_add(PAGE));
@@ -236,7 +235,7 @@ impl Walker {
         Ok(())
     }
 
-    /// Checks the page's header, and brings the state over the page's start. Returns the header's length.
+    /// Checks the page's header, and moves the state over the page's start. Returns the header's length.
     fn header(&mut self, at: Lsn, page: &[u8; PAGE_BYTES]) -> Result<usize, Stop> {
         let header = page_header(&self.identity, at, page)?;
         // Pages before the switch point are of older timelines; numbers never go down.
@@ -251,7 +250,7 @@ impl Walker {
             Place::Start | Place::Between | Place::Padding(_) => None,
         };
         match remaining {
-            // A server that crashed in the middle of a record goes on after what it had sent of it already.
+            // A server that crashed in the middle of a record continues after the sent part of it.
             Some(_) if header.flags & OVERWRITES_CONTINUATION != 0 => self.place = Place::Between,
             Some(remaining) if continues && remaining == header.remaining => {}
             Some(_) => return Err(Stop::Continuation),
@@ -277,7 +276,7 @@ impl Record {
             self.header[got..got + here].copy_from_slice(&bytes[..here]);
             bytes = &bytes[here..];
             if got + here == RECORD_HEADER {
-                // What a recycled file held before does not follow what was written over it.
+                // Old contents of a recycled file do not follow what was written over them.
                 let previous = Lsn(u64_at(&self.header, 8));
                 if last.map_or(previous >= self.start, |last| previous != last) {
                     return Err(Stop::Previous(previous));
@@ -288,7 +287,7 @@ impl Record {
         Ok(())
     }
 
-    /// Whether it is a segment switch.
+    /// Checks the record; returns true for a segment switch.
     fn finish(&self) -> Result<bool, Stop> {
         if crc32c::crc32c_append(self.crc, &self.header[..20]) != u32_at(&self.header, 20) {
             return Err(Stop::Checksum);
@@ -306,46 +305,46 @@ impl Record {
     }
 }
 
-/// The record that the first one of a segment says it follows, from the segment's first bytes; `Some(None)`: the segment begins with the rest
-/// of a record. None: that takes more bytes.
+/// Returns the previous-record link of the first record of a segment, from the segment's first bytes; `Some(None)` if the segment begins with the
+/// rest of a record. None if more bytes are needed.
 pub(super) fn first_previous(head: &[u8]) -> Option<Option<Lsn>> {
     let head = head.get(..LONG_HEADER + RECORD_HEADER)?;
     let continues = u16_at(head, 2) & FIRST_IS_CONTINUATION != 0;
     Some((!continues).then(|| Lsn(u64_at(head, LONG_HEADER + 8))))
 }
 
-/// A page's header.
+/// Header of a page.
 pub(super) struct PageHeader {
     flags: u16,
     timeline: u32,
-    /// Bytes to come of a record from the page before, if it continues one.
+    /// Remaining bytes of a record from the page before, if the page continues one.
     pub(super) remaining: u32,
     /// Bytes of the header.
     pub(super) length: usize,
 }
 
 impl PageHeader {
-    /// Whether it begins with the rest of a record.
+    /// True if the page begins with the rest of a record.
     pub(super) fn continues(&self) -> bool {
         self.flags & FIRST_IS_CONTINUATION != 0
     }
 
-    /// Whether it begins instead of the rest of a record that never comes.
+    /// True if the page begins in place of the rest of a record that never comes.
     pub(super) fn overwrites(&self) -> bool {
         self.flags & OVERWRITES_CONTINUATION != 0
     }
 }
 
-/// Length of the record that begins at `offset`, a multiple of 8; `None` if there is none. The field is the only limit: PostgreSQL 16 and later
-/// write no record of more than 1,020 MiB, earlier versions check nothing, and their standbys replay almost 1 GiB.
+/// Returns the length of the record that begins at `offset`, a multiple of 8; `None` if there is none. The field is the only limit: PostgreSQL 16 and
+/// later write no record of more than 1,020 MiB, earlier versions check nothing, and their standbys replay almost 1 GiB.
 pub(super) fn record_length(page: &[u8; PAGE_BYTES], offset: usize) -> Option<u32> {
     Some(u32_at(page, offset)).filter(|total| *total >= RECORD_HEADER as u32)
 }
 
-/// The header of the page at `at`, if it is one.
+/// Parses the header of the page at `at`, if it is a valid one.
 pub(super) fn page_header(identity: &Identity, at: Lsn, page: &[u8; PAGE_BYTES]) -> Result<PageHeader, Stop> {
     let magic = u16_at(page, 0);
-    // 13 has 0xD106, 18 has 0xD118; it rises with each format. Another format of pages or records would begin anew.
+    // 13 has 0xD106, 18 has 0xD118; the number rises with each format. Another format of pages or records would get a new range.
     if !(0xD106..=0xD1FF).contains(&magic) {
         return Err(Stop::Magic(magic));
     }
@@ -372,7 +371,7 @@ pub(super) fn page_header(identity: &Identity, at: Lsn, page: &[u8; PAGE_BYTES])
     Ok(PageHeader { flags, timeline: u32_at(page, 4), remaining: u32_at(page, 16), length })
 }
 
-/// Whether this is the page at `at` of the cluster's WAL, by its header alone.
+/// True if this is the page at `at` of the cluster's WAL, by its header alone.
 #[must_use]
 pub(super) fn is_page(identity: &Identity, at: Lsn, page: &[u8; PAGE_BYTES]) -> bool {
     page_header(identity, at, page).is_ok()

@@ -1,4 +1,4 @@
-//! The writer: takes what the upstream sends.
+//! The writer: appends the WAL that the upstream sends.
 
 use std::fs::File;
 use std::io;
@@ -18,22 +18,22 @@ use super::{
     Tail, Timeline, Unflushed, lock, recover,
 };
 
-/// Held bytes are compared in pieces of this size.
+/// Size of the pieces in which held bytes are compared.
 const COMPARE: usize = 64 << 10;
 
-/// The one that appends. When it is dropped, what is written is flushed, and the log's threads end.
+/// The only appender. When it is dropped, written bytes are flushed, and the log's threads end.
 #[derive(Debug)]
 pub struct Writer {
     log: Arc<Log>,
     tail: Arc<Tail>,
-    /// Where the next byte goes.
+    /// Position of the next byte.
     position: Lsn,
     /// The segment being written; `None` between two.
     current: Option<(Segment, Arc<File>)>,
     stop: Arc<AtomicBool>,
-    /// Flusher, preallocator.
+    /// Threads: flusher, preallocator.
     threads: Option<[JoinHandle<()>; 2]>,
-    /// Held to the end.
+    /// Held until the writer is dropped.
     _directory: Directory,
 }
 
@@ -78,34 +78,34 @@ impl Writer {
         Ok(writer)
     }
 
-    /// The timeline being written, with its positions.
+    /// Returns the timeline being written, with its positions.
     #[must_use]
     pub fn tail(&self) -> Arc<Tail> {
         self.tail.clone()
     }
 
-    /// Where the next byte goes.
+    /// Returns the position of the next byte.
     #[must_use]
     pub fn position(&self) -> (Timeline, Lsn) {
         (self.tail.timeline, self.position)
     }
 
-    /// Where to have the upstream begin: the start of the segment being written, so that what is held of it is compared; or of
-    /// an earlier one, in which a record began that is not whole. Another upstream may have left the timeline at that record.
+    /// Returns the position from which the upstream must send: the start of the segment being written, so that its held part is compared; or of an
+    /// earlier one, in which an incomplete record began. Another upstream may have left the timeline at that record.
     #[must_use]
     pub fn resume(&self) -> (Timeline, Lsn) {
         (self.tail.timeline, self.log.identity.segment_size.start_of(self.log.acknowledgeable(self.position)))
     }
 
-    /// Where to have the upstream begin so that it proves to have the same history: [`Writer::resume`], or the start of an earlier segment if what
-    /// is held behind that position tells no two histories apart. Reads what is held from there on.
+    /// Returns the position from which the upstream must send to prove the same history: [`Writer::resume`], or the start of an earlier segment if
+    /// the WAL held after that position cannot distinguish two histories. Reads the held WAL from there on.
     #[must_use]
     pub fn overlap(&self) -> (Timeline, Lsn) {
         let (timeline, resume) = self.resume();
         (timeline, self.log.overlap(timeline, resume, self.position))
     }
 
-    /// The record that new WAL has to follow, if nothing is held from [`Writer::resume`] on that it could be compared with.
+    /// Returns the record that new WAL must follow, if nothing is held from [`Writer::resume`] on that could be compared with it.
     #[must_use]
     pub fn link(&self) -> Option<Link> {
         let (timeline, resume) = self.resume();
@@ -116,19 +116,19 @@ impl Writer {
     /// Takes `bytes` and has the flusher flush them: [`Writer::take`] and [`Writer::flush_behind`].
     ///
     /// # Errors
-    /// As [`Writer::take`].
+    /// The errors of [`Writer::take`].
     pub fn append(&mut self, at: Lsn, bytes: &[u8]) -> Result<(), AppendError> {
         let taken = self.take(at, bytes);
         self.flush_behind();
         taken
     }
 
-    /// Takes `bytes`, whose first one is at `at`. What is held already is compared; the rest is written, and visible to
-    /// readers of the written position when this returns. Waits only while [`MAX_UNFLUSHED`] is not flushed. Afterwards, also after an
-    /// error, the caller has it flushed, by [`Writer::flush_behind`] or [`Writer::flush_here`]: nobody else begins to.
+    /// Takes `bytes`, whose first one is at `at`. Held bytes are compared; the rest is written, and visible to readers of the written position on
+    /// return. Waits only while more than [`MAX_UNFLUSHED`] bytes would be unflushed. Afterwards, also after an error, the caller must start the
+    /// flush, by [`Writer::flush_behind`] or [`Writer::flush_here`]: nothing else does.
     ///
     /// # Errors
-    /// [`AppendError`]; a part may have been written then, and the whole may be given again.
+    /// [`AppendError`]; a part may have been written, and all bytes may be passed again.
     pub fn take(&mut self, at: Lsn, bytes: &[u8]) -> Result<(), AppendError> {
         if let Some(failure) = self.log.failure() {
             return Err(AppendError::Failed(failure.clone()));
@@ -154,24 +154,24 @@ impl Writer {
         Ok(())
     }
 
-    /// Has the flusher flush what was taken. Does not wait.
+    /// Has the flusher flush the taken bytes. Does not wait.
     pub fn flush_behind(&self) {
         self.wake(0);
     }
 
-    /// Flushes what was taken in this thread, unless the flusher is at it already or the disk was slow the last time: then as
-    /// [`Writer::flush_behind`]. For who has nothing to take meanwhile.
+    /// Flushes the taken bytes in this thread, unless the flusher is doing so or the disk was slow the last time: then as [`Writer::flush_behind`].
+    /// For a caller that has nothing to take meanwhile.
     pub fn flush_here(&self) {
         if !flush::flush_here(&*self.log) {
             self.flush_behind();
         }
     }
 
-    /// Ends the timeline at `at` and goes on with `to`, whose history file is `history`. Everything written is flushed first.
-    /// A switch that a crash interrupted may be made again.
+    /// Ends the timeline at `at` and continues with `to`, whose history file is `history`. All written bytes are flushed first. A switch that a crash
+    /// interrupted may be repeated.
     ///
     /// # Errors
-    /// [`SwitchError`]: the log goes on as it was.
+    /// [`SwitchError`]: the log is unchanged.
     pub fn switch_timeline(&mut self, to: Timeline, at: Lsn, history: &[u8]) -> Result<Arc<Tail>, SwitchError> {
         let from = self.tail.timeline;
         let parsed = History::parse(to, history).map_err(|source| SwitchError::History { to, source })?;
@@ -182,7 +182,7 @@ impl Writer {
             return Err(SwitchError::Gap { to, expected: self.position, at });
         }
         if at < self.position {
-            // What is behind the switch point may be the beginning of a record whose rest never came; nothing else.
+            // After the switch point there may be the beginning of a record whose rest never came; nothing else.
             let held_end = self.end_of_records(at)?;
             if held_end > at {
                 return Err(SwitchError::Diverged { from, to, at, held_end });
@@ -197,7 +197,7 @@ impl Writer {
         let current = self.copy_to_fork(segment, at)?;
         let next = if current.is_some() { segment.number + 1 } else { segment.number };
         if let Err(error) = self.log.readdress_ahead(to, next).and_then(|()| files::sync_dir(&self.log.dir)) {
-            // A restart may find the log on either timeline: nothing may be added to the old one any more.
+            // A restart may find the log on either timeline: nothing may be appended to the old one any more.
             let (path, flushed) = (self.log.dir.clone(), self.tail.flushed.get());
             let failure = LogFailure { tried: "switch timelines in", path, reason: error.to_string(), flushed };
             self.log.fail(failure.clone());
@@ -206,7 +206,7 @@ impl Writer {
 
         let tail = Tail::new(to, at);
         lock(&self.log.unflushed).clear();
-        // The other timeline's records.
+        // These are records of the other timeline.
         *lock(&self.log.crossings) = Default::default();
         self.current = None;
         if let Some(file) = current {
@@ -222,7 +222,7 @@ impl Writer {
         Ok(tail)
     }
 
-    /// Waits until what is written is on the disk.
+    /// Waits until all written bytes are on the disk.
     ///
     /// # Errors
     /// The failure that stopped the log.
@@ -230,7 +230,7 @@ impl Writer {
         self.wait_flushed(self.position)
     }
 
-    /// The new timeline's first file, with what the old one has up to `at`; `None` if `at` is a segment's start.
+    /// Creates the new timeline's first file, with the old one's contents up to `at`; `None` if `at` is a segment's start.
     fn copy_to_fork(&self, segment: Segment, at: Lsn) -> Result<Option<Arc<File>>, SwitchError> {
         let size = self.log.identity.segment_size;
         let keep = size.offset(at);
@@ -260,7 +260,7 @@ impl Writer {
             Ok(file)
         };
         let reserved = |full: LogError| -> Result<File, LogError> {
-            // Half a file has taken the last of the room.
+            // The incomplete file has used the last room.
             let _ = files::remove(&unfinished);
             let file = self.log.take_reserve(&unfinished)?.ok_or(full)?;
             fill(&file)?;
@@ -276,7 +276,7 @@ impl Writer {
         }
     }
 
-    /// End of the last whole record held, looking from a little before `at`.
+    /// Returns the end of the last whole held record, searching from a little before `at`.
     fn end_of_records(&self, at: Lsn) -> Result<Lsn, LogError> {
         let size = self.log.identity.segment_size;
         let oldest = self.log.start();
@@ -286,7 +286,7 @@ impl Writer {
             let mut page = [0; PAGE_BYTES];
             while walker.at() < self.position {
                 let held = usize::try_from(self.position.0 - walker.at().0).unwrap_or(PAGE_BYTES).min(PAGE_BYTES);
-                // Behind what was written there may be what a recycled file held.
+                // After the written bytes there may be old contents of a recycled file.
                 page[held..].fill(0);
                 self.read_held(walker.at(), &mut page[..held])?;
                 if walker.page(&page).is_err() {
@@ -294,7 +294,7 @@ impl Writer {
                 }
             }
             match walker.end() {
-                // The padding behind a switch of segments counts as held only as far as it is.
+                // The padding after a segment switch counts as held only as far as it was written.
                 Some(end) => return Ok(end.min(self.position)),
                 None if from > oldest => from = Lsn(from.0.saturating_sub(size.bytes())).max(oldest),
                 None => return Ok(from),
@@ -302,7 +302,7 @@ impl Writer {
         }
     }
 
-    /// Compares `bytes` with what is held at `at`.
+    /// Compares `bytes` with the held ones at `at`.
     fn compare(&self, mut at: Lsn, mut bytes: &[u8]) -> Result<(), AppendError> {
         let mut buffer = vec![0; COMPARE.min(bytes.len())];
         while !bytes.is_empty() {
@@ -326,7 +326,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Reads what is held of this timeline's history, all of it before the position.
+    /// Reads held bytes of this timeline's history, all before the position.
     fn read_held(&self, mut at: Lsn, mut buffer: &mut [u8]) -> Result<(), LogError> {
         let size = self.log.identity.segment_size;
         while !buffer.is_empty() {
@@ -356,7 +356,7 @@ impl Writer {
         }
     }
 
-    /// Writes into one segment, and publishes what has been written, also when not all could be.
+    /// Writes into one segment, and publishes the written bytes, also after a partial write.
     fn write(&mut self, bytes: &[u8]) -> Result<(), AppendError> {
         let size = self.log.identity.segment_size;
         if self.current.as_ref().is_none_or(|(segment, _)| segment.number != size.number(self.position)) {
@@ -388,7 +388,7 @@ impl Writer {
         refused.map_or(Ok(()), Err)
     }
 
-    /// `segment` is the one being written; the flusher and the readers learn of it before anything is published in it.
+    /// Makes `segment` the one being written; the flusher and the readers learn of it before anything is published in it.
     fn begin(&mut self, segment: Segment, file: Arc<File>) {
         lock(&self.log.held).insert(segment, Arc::downgrade(&file));
         lock(&self.log.unflushed).push_back(Unflushed { segment, file: file.clone() });
@@ -412,7 +412,7 @@ impl Writer {
         let mut parker = Parker::new(self.tail.flushed.clone());
         *lock(&self.log.writer) = Some(parker.unparker());
         let waited = loop {
-            // After the unparker is where a failure finds it.
+            // Only after the unparker is set: a failure wakes through it.
             if let Some(failure) = self.log.failure() {
                 break Err(failure.clone());
             }
@@ -432,7 +432,7 @@ impl Writer {
     }
 }
 
-/// A piece is flushed by itself if need be.
+/// Size limit of a piece, so that it can be flushed by itself if necessary.
 const MAX_PIECE: usize = (MAX_UNFLUSHED / 4) as usize;
 const _: () = assert!(MAX_UNFLUSHED.is_multiple_of(PAGE));
 
@@ -440,7 +440,7 @@ fn not_taken(error: LogError) -> AppendError {
     match error {
         LogError::Io { path, source, .. } if files::is_full(&source) => AppendError::Full { path, source },
         LogError::Io { tried, path, source } => AppendError::Io { tried, path, source },
-        // Nothing else comes from making or writing a segment.
+        // Creating or writing a segment has no other errors.
         other => {
             AppendError::Io { tried: "make a segment in", path: Default::default(), source: io::Error::other(other) }
         }
@@ -455,7 +455,7 @@ impl Drop for Writer {
                 thread.thread().unpark();
             }
             for thread in threads {
-                // A thread that panicked has said so.
+                // A thread that panicked has reported it.
                 let _ = thread.join();
             }
         }

@@ -1,4 +1,4 @@
-//! The log as a whole, on real files and made-up WAL. Real WAL is in the end-to-end tests.
+//! The whole log, on real files and synthetic WAL. Real WAL is in the end-to-end tests.
 
 #![allow(clippy::unwrap_used)]
 
@@ -25,7 +25,7 @@ use watermark::Lsn;
 use super::{Directory, Identity, Log, LogError, LogOptions, SegmentSize, Start, Timeline, Writer};
 use synthetic::Wal;
 
-/// What goes wrong when a test wants it to.
+/// Faults that a test injects.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     pub(super) no_room: AtomicBool,
@@ -48,7 +48,7 @@ impl Faults {
 }
 
 const MB: u64 = 1 << 20;
-/// Where the tests' logs begin: the fifth segment.
+/// Start of the tests' logs: the fifth segment.
 const BEGIN: Lsn = Lsn(5 * MB);
 
 /// Small segments, so that tests cross many.
@@ -61,8 +61,8 @@ fn options(dir: &Path) -> LogOptions {
     LogOptions { directory: directory(dir), identity: identity(), start, spares: 2 }
 }
 
-/// A log's directory. A process that another test starts just now shares the lock of a directory that was open until it has replaced its image: that
-/// is waited for.
+/// Opens a log's directory. A process that another test starts at this moment shares the lock of an open directory until its exec: the function waits
+/// for that.
 pub(crate) fn directory(dir: &Path) -> Directory {
     for _ in 0..1_000 {
         match Directory::open(dir) {
@@ -77,7 +77,7 @@ fn open(dir: &Path) -> Result<(Writer, Arc<Log>), LogError> {
     Log::open(options(dir))
 }
 
-/// Records of these lengths.
+/// Returns WAL with records of these lengths.
 fn wal(lengths: impl IntoIterator<Item = usize>) -> Wal {
     let mut wal = Wal::new(identity(), 1, BEGIN);
     for length in lengths {
@@ -86,12 +86,12 @@ fn wal(lengths: impl IntoIterator<Item = usize>) -> Wal {
     wal
 }
 
-/// About three segments of records of many lengths.
+/// Returns about three segments of records of many lengths.
 fn some_wal() -> Wal {
     wal((0..700).map(|i| (i * 7919) % 9000))
 }
 
-/// Appends what is missing of `wal` up to `to`, from where the log says, in uneven pieces.
+/// Appends the missing part of `wal` up to `to`, from the log's resume position, in uneven pieces.
 fn feed(writer: &mut Writer, wal: &Wal, to: Lsn) {
     let (_, mut at) = writer.resume();
     let mut piece = 1;
@@ -103,7 +103,7 @@ fn feed(writer: &mut Writer, wal: &Wal, to: Lsn) {
     }
 }
 
-/// Waits for the preallocator to have nothing to do: two files ahead, and what is kept in reserve.
+/// Waits until the preallocator is done: two files ahead, and the reserve.
 fn settled(log: &Log) {
     for _ in 0..10_000 {
         if super::lock(&log.ahead).len() >= 2 && log.has_reserve() {
@@ -114,7 +114,7 @@ fn settled(log: &Log) {
     panic!("no segments were made ahead of time");
 }
 
-/// What the files of timeline 1 hold from BEGIN on.
+/// Returns the bytes of a timeline's files from `from` up to `to`.
 fn held_bytes(dir: &Path, timeline: u32, from: Lsn, to: Lsn) -> Vec<u8> {
     let size = identity().segment_size;
     let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! What an upstream sends again, so that it proves to have the same history.
+//! The overlap that an upstream sends again to prove the same history.
 
 use super::super::{Link, Retention};
 use super::*;
@@ -22,7 +22,7 @@ fn it_reaches_back_to_a_record_with_a_time() {
     assert_eq!(writer.resume().1, Lsn(BEGIN.0 + MB), "exactly at a segment's end");
     assert_eq!(from(&writer), 0);
     let mut link = writer.link().unwrap();
-    // Neither is removed, for nobody needs it, what this has to be told by.
+    // Retention removes none of the segments that the proof needs.
     writer.flush().unwrap();
     log.retain(&Retention::default()).unwrap();
     assert_eq!(from(&writer), 0);

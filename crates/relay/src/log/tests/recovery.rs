@@ -1,4 +1,4 @@
-//! What is found after a crash, at every kind of place.
+//! Recovery after a crash at any position.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ fn path(dir: &Path, number: u64) -> std::path::PathBuf {
     dir.join(Segment { number, timeline: Timeline(1) }.name(identity().segment_size))
 }
 
-/// Changes bytes from `from` up to `to`, wherever a file is there.
+/// Changes bytes from `from` up to `to`, in the files that exist.
 fn overwrite(dir: &Path, from: Lsn, to: Lsn, byte: impl Fn(u64) -> u8) {
     let size = identity().segment_size;
     let mut at = from;
@@ -27,7 +27,7 @@ fn overwrite(dir: &Path, from: Lsn, to: Lsn, byte: impl Fn(u64) -> u8) {
     }
 }
 
-/// A log with `wal` in it, closed.
+/// Returns the directory of a closed log with `wal` in it.
 fn stored(wal: &Wal) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let (mut writer, _) = open(dir.path()).unwrap();
@@ -36,7 +36,7 @@ fn stored(wal: &Wal) -> tempfile::TempDir {
     dir
 }
 
-/// Opens after a crash that kept `cut`, goes on, and must hold all of `wal` in the end.
+/// Opens the log after a crash that kept `cut`, appends the rest, and checks that all of `wal` is held in the end.
 fn goes_on(dir: &Path, wal: &Wal, expected: Lsn, what: &str) {
     let (mut writer, log) = open(dir).unwrap();
     assert_eq!(log.recovery().end, expected, "{what}");
@@ -101,7 +101,7 @@ fn at_every_kind_of_place() {
     }
 }
 
-/// Of whatever length that fits into the field: PostgreSQL to 15 writes records of more than 1,020 MiB.
+/// Any length that the field allows: PostgreSQL up to 15 writes records of more than 1,020 MiB.
 #[test]
 fn a_record_that_is_cut_off_may_be_of_any_length() {
     for total in [1020 << 20, (1020 << 20) + 1, (1 << 30) - 1, u32::MAX] {
@@ -154,7 +154,7 @@ fn looks_at_no_more_than_may_not_have_been_flushed() {
     drop(writer);
 }
 
-/// Where nothing that was walked has the start of a record, the walk begins earlier; what is damaged there had been durable.
+/// If no record starts in the examined part, the search begins earlier; damage there is in WAL that had been durable.
 #[test]
 fn wal_that_had_been_durable_is_not_given_up() {
     let wal = wal([100, 200, 71 << 20, 50]);
@@ -162,7 +162,7 @@ fn wal_that_had_been_durable_is_not_given_up() {
     let (writer, log) = open(dir.path()).unwrap();
     assert_eq!(log.recovery().end, wal.at());
     drop(writer);
-    // Without the record's end no record begins in what is walked.
+    // Without the record's end no record begins in the examined part.
     let last = wal.records[2].1;
     overwrite(dir.path(), Lsn(last.0 / 8192 * 8192), Lsn(last.0 + MB), |_| 0);
     overwrite(dir.path(), Lsn(BEGIN.0 + MB + 8192), Lsn(BEGIN.0 + MB + 8200), |_| 0x55);
@@ -206,7 +206,7 @@ fn a_missing_segment_ends_what_is_held() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Killed with bytes up to `cut` written; a power cut in addition may leave anything behind some earlier position.
+    /// Killed with bytes up to `cut` written; a power failure in addition may change anything after some earlier position.
     #[test]
     fn whatever_a_crash_leaves_behind(
         lengths in prop::collection::vec(prop_oneof![0_usize..60, 0_usize..9000, 0_usize..300_000], 1..40),
@@ -227,10 +227,10 @@ proptest! {
         drop(writer);
         let mut end = within(cut);
         if let Some((part, byte)) = torn {
-            // A page somewhere, of which the disk has got something else.
+            // A page of which the disk has other bytes.
             let page = Lsn(within(part).0 / 8192 * 8192);
             overwrite(dir.path(), page, Lsn(page.0 + 8192), |_| byte);
-            // It counts only if it was before the end, and not in padding, of which it is known what it was.
+            // The change matters only before the end, and not in padding, whose bytes are known.
             let whole = wal.end_before(page);
             if page >= end || whole <= page {
                 end = end.min(page);
@@ -238,7 +238,7 @@ proptest! {
         }
         let (mut writer, log) = match open(dir.path()) {
             Ok(opened) => opened,
-            // The first page of all is gone: with segments behind it, that is no new log.
+            // The first page is lost: with segments after it, the log is not a new one.
             Err(LogError::Damaged { .. }) if end < Lsn(BEGIN.0 + 8192) => return Ok(()),
             Err(error) => panic!("{error}"),
         };

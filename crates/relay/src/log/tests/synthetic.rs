@@ -1,4 +1,4 @@
-//! WAL made up for tests: valid pages and records without a server.
+//! Synthetic WAL for tests: valid pages and records without a server.
 
 use watermark::Lsn;
 
@@ -13,7 +13,7 @@ pub(super) struct Wal {
     pub(super) bytes: Vec<u8>,
     /// Start and end of each record.
     pub(super) records: Vec<(Lsn, Lsn)>,
-    /// End of each without what is known to follow: padding.
+    /// End of each record without the padding after it, whose bytes are known.
     whole: Vec<Lsn>,
 }
 
@@ -27,18 +27,18 @@ impl Wal {
         Lsn(self.start.0 + self.bytes.len() as u64)
     }
 
-    /// End of the last record that is whole, padding aside, if there are bytes up to `at`; the start if there is none.
+    /// Returns the end of the last record, without padding, that is whole in the bytes up to `at`; the start if there is none.
     pub(super) fn end_before(&self, at: Lsn) -> Lsn {
         let count = self.whole.iter().take_while(|whole| **whole <= at).count();
         count.checked_sub(1).map_or(self.start, |last| self.records[last].1)
     }
 
-    /// The bytes from `from` up to `to`.
+    /// Returns the bytes from `from` up to `to`.
     pub(super) fn range(&self, from: Lsn, to: Lsn) -> &[u8] {
         &self.bytes[(from.0 - self.start.0) as usize..(to.0 - self.start.0) as usize]
     }
 
-    /// A page's header, if one is due; `rest` is what is to come of a record.
+    /// Writes a page's header, if one is due; `rest` is the remaining length of a record.
     fn page(&mut self, rest: usize, flags: u16) {
         let at = self.at();
         if !at.0.is_multiple_of(PAGE) {
@@ -93,12 +93,12 @@ impl Wal {
         self.records.last().map_or(Lsn(self.start.0 - 64), |(start, _)| *start)
     }
 
-    /// A record with `length` bytes behind its header, and a time among them.
+    /// Writes a record with `length` bytes after its header, and a time among them.
     pub(super) fn record(&mut self, length: usize) {
         self.record_of(length, 0x10);
     }
 
-    /// The same without a time.
+    /// Writes a record without a time.
     pub(super) fn undated(&mut self, length: usize) {
         self.record_of(length, 0x50);
     }
@@ -111,7 +111,7 @@ impl Wal {
         self.records.push((start, self.at()));
     }
 
-    /// A segment switch, with the padding.
+    /// Writes a segment switch, with the padding.
     pub(super) fn switch(&mut self) {
         let record = Wal::body(0, 1, 0x40, self.previous());
         let start = self.put(&record);
@@ -124,7 +124,7 @@ impl Wal {
         self.records.push((start, self.at()));
     }
 
-    /// The first pages of a record of `total` bytes, whose rest has not come. Only what comes is made.
+    /// Writes the first pages of a record of `total` bytes, whose rest has not come. Only those pages are built.
     pub(super) fn begin_record(&mut self, total: u32, pages: u64) {
         self.page(0, 0);
         let stop = self.at().0 - self.at().0 % PAGE + pages * PAGE;
@@ -142,7 +142,7 @@ impl Wal {
         }
     }
 
-    /// The first pages of a record of `length` bytes, whose rest a crash of the server cut off; WAL goes on behind it.
+    /// Writes the first pages of a record of `length` bytes, whose rest a crash of the server cut off; WAL continues after it.
     pub(super) fn cut_off_record(&mut self, length: usize, pages: u64) {
         let record = Wal::body(length, 3, 0x10, self.previous());
         let start = self.put(&record);
@@ -152,7 +152,7 @@ impl Wal {
         self.page(0, 8);
     }
 
-    /// The same WAL up to `at`, then another timeline's.
+    /// Returns the same WAL up to `at`, continued on another timeline.
     pub(super) fn fork(&self, timeline: u32, at: Lsn) -> Wal {
         let mut fork = self.clone();
         fork.timeline = Timeline(timeline);
