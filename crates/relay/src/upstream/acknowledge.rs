@@ -1,8 +1,8 @@
-//! Reports of how far the log is: when `flushed` moves, at once when asked, and each status interval.
+//! Reports of the log's positions: when `flushed` moves, at once on request, and in each status interval.
 //!
-//! Who has flushed reports it: on a busy machine a thread that is woken for it comes late, and costs as much as the report does. Its write
-//! to the socket has a limit in time, and blocks only if the upstream has not read thousands of reports; then it sends nothing
-//! either that could be flushed.
+//! The flushing thread reports each flush itself: on a busy machine a thread woken for it comes late, and costs as much as the report does. Its write
+//! to the socket has a time limit, and blocks only if the upstream has not read thousands of reports; then the upstream sends nothing either that
+//! could be flushed.
 
 use std::borrow::Cow;
 use std::io::Write;
@@ -22,25 +22,25 @@ use crate::error::UpstreamError;
 use crate::log::{Log, Tail};
 use crate::shared::{Feedback, Shared};
 
-/// What the receiver tells the acknowledging thread.
+/// Information from the receiver for the acknowledging thread.
 #[derive(Debug, Default)]
 struct Told {
-    /// Up to here this upstream has sent, and it was appended or found to be what is held.
+    /// End of the WAL that this upstream has sent, and that was appended or found equal to the held bytes.
     received: AtomicU64,
     asked: AtomicBool,
     stop: AtomicBool,
-    /// Since when the receiver waits for the upstream, in microseconds after [`Reporter::born`]; [`BUSY`] while it does something else.
+    /// Time since when the receiver waits for the upstream, in microseconds after [`Reporter::born`]; [`BUSY`] while it does something else.
     waits_since: AtomicU64,
-    /// The relay says of the upstream that it does not answer.
+    /// True while the relay's state says that the upstream does not answer.
     unheard: AtomicBool,
 }
 
-/// Of [`Told::waits_since`].
+/// Value of [`Told::waits_since`] while the receiver does not wait.
 const BUSY: u64 = u64::MAX;
-/// What the relay says of an upstream that does not answer.
+/// State of a relay whose upstream does not answer.
 const UNHEARD: &str = "the upstream does not answer";
 
-/// What acknowledges one stream: the flusher after each flush, and a thread for what has another reason.
+/// Acknowledger of one stream: the flusher after each flush, and a thread for all other reasons.
 pub(super) struct Acknowledger {
     reporter: Arc<Reporter>,
     unparker: Unparker,
@@ -49,8 +49,8 @@ pub(super) struct Acknowledger {
 }
 
 impl Acknowledger {
-    /// `state`: what the relay says of itself while the stream goes on. `confirms`: whether what is reported counts for those who wait until
-    /// the log is durable here.
+    /// `state`: state of the relay while the stream continues. `confirms`: true if the reports count for clients that wait until the log is durable
+    /// here.
     pub(super) fn start(
         shared: &Arc<Shared>,
         config: &UpstreamConfig,
@@ -62,7 +62,7 @@ impl Acknowledger {
     ) -> Result<Acknowledger, UpstreamError> {
         tail.confirmed.reset(Lsn(0));
         let told = Told { received: AtomicU64::new(from.0), waits_since: AtomicU64::new(BUSY), ..Told::default() };
-        // Of its own: it waits for no number, only to be unparked.
+        // A parker of its own, without a position: it only waits to be unparked.
         let parker = Parker::new(Arc::<Watermark>::default());
         let unparker = parker.unparker();
         let another = socket.another().map_err(UpstreamError::Thread)?;
@@ -88,49 +88,49 @@ impl Acknowledger {
         };
         let flushed = Arc::clone(&reporter);
         reporter.log.tell_of_flushes(Some(Box::new(move || flushed.flushed())));
-        // What was flushed before that.
+        // Reports flushes from before the registration.
         unparker.unpark();
         Ok(Acknowledger { reporter, unparker, socket, thread })
     }
 
-    /// The receiver begins to wait for the upstream.
+    /// Marks the start of a wait for the upstream.
     pub(super) fn waits(&self) {
         let now = u64::try_from(self.reporter.born.elapsed().as_micros()).unwrap_or(BUSY - 1);
         self.reporter.told.waits_since.store(now, Ordering::Relaxed);
     }
 
-    /// Something came. The upstream's log ends at `end` (0: it did not say).
+    /// Records that a message arrived. The upstream's log ends at `end` (0: not reported).
     pub(super) fn heard(&self, end: u64) {
         let Reporter { shared, told, .. } = &*self.reporter;
         told.waits_since.store(BUSY, Ordering::Relaxed);
         shared.metrics.upstream_end.fetch_max(end, Ordering::Relaxed);
-        // With the one in `silent`: either this sees what was said of the upstream, or the other thread that something came.
+        // Pairs with the fence in `unheard`: either this thread sees the upstream's state, or the other one sees the message.
         fence(Ordering::SeqCst);
         if told.unheard.load(Ordering::Relaxed) {
             self.reporter.heard_again();
         }
     }
 
-    /// Everything before `end` was received from this upstream.
+    /// Records that all WAL before `end` was received from this upstream.
     pub(super) fn received(&self, end: Lsn, bytes: usize) {
         let Reporter { shared, told, tail, .. } = &*self.reporter;
         shared.metrics.received_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         told.received.store(end.0, Ordering::Release);
-        // With the one in `durable`: either the flusher sees this, or this thread what was flushed.
+        // Pairs with the fence in `durable`: either the flusher sees `received`, or this thread sees the flush.
         fence(Ordering::SeqCst);
-        // While what is held is sent again, nothing is flushed: somebody else has to tell.
+        // While held WAL is sent again, no flush happens: the acknowledging thread has to report.
         if tail.flushed.get() >= end {
             self.unparker.unpark();
         }
     }
 
-    /// Answer at once.
+    /// Requests an immediate report.
     pub(super) fn ask(&self) {
         self.reporter.told.asked.store(true, Ordering::Release);
         self.unparker.unpark();
     }
 
-    /// Ends it: when this returns nothing is acknowledged any more.
+    /// Stops the acknowledger: nothing is acknowledged after this returns.
     pub(super) fn stop(self) {
         let reporter = &self.reporter;
         reporter.log.tell_of_flushes(None);
@@ -140,7 +140,7 @@ impl Acknowledger {
             warn!("the acknowledging thread panicked");
             self.socket.shutdown();
         }
-        // The flusher may be in the middle of it, or come once more.
+        // The flusher may be in the middle of a report, or start one more.
         reporter.reports().open = false;
         reporter.tail.confirmed.reset(Lsn(0));
     }
@@ -156,11 +156,11 @@ struct Reporter {
     state: Cow<'static, str>,
     confirms: bool,
     interval: Duration,
-    /// Silence after which the upstream is asked whether it is there; and how long it has to answer.
+    /// Silence after which the upstream is asked for a reply; and the time that it has to answer.
     patience: Duration,
 }
 
-/// What has been reported, and where to. Held while a report is written.
+/// The last reports, and their destination. Locked while a report is written.
 struct Reports {
     socket: Channel,
     sent: Lsn,
@@ -173,22 +173,23 @@ impl Reporter {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The log has been flushed further. The flusher reports it itself: another thread would have to be woken for each flush.
+    /// Reports a flush, in the flushing thread: another thread would have to be woken for each flush.
     fn flushed(&self) {
         let mut reports = self.reports();
         if self.durable() > reports.sent {
-            // A connection that is gone is noticed by the receiver.
+            // The receiver notices a lost connection.
             let _ = self.report(&mut reports, false);
         }
     }
 
-    /// Reports what flushes do not: at once when asked, in the interval, what was sent again and had been flushed before. Asks an upstream
-    /// that is silent, and says so if it does not answer.
+    /// Sends the reports that flushes do not cause: on request, at each interval, and for WAL that was sent again and had been flushed before. Asks a
+    /// silent upstream for a reply, and sets the relay's state if it does not answer.
     fn run(&self, mut parker: Parker<Lsn>) {
         let (mut asked_at, mut look_at) = (None, self.born);
-        // A slot up there keeps what it was told last, perhaps by an earlier connection. None of that is taken back before standbys had time to come back.
+        // A slot at the upstream keeps the last feedback, perhaps of an earlier connection. None of it is withdrawn before standbys had time to
+        // reconnect.
         let (mut feedback, mut feedback_due) = (None, self.born + self.interval);
-        // An upstream that has nothing to send is to say so: only then the relay says that it streams.
+        // An upstream with nothing to send must confirm that: only then the relay's state is streaming.
         if !self.report(&mut self.reports(), true) {
             return;
         }
@@ -214,7 +215,7 @@ impl Reporter {
                     self.unheard();
                 }
             }
-            // To another relay nothing is said: what it is told it would pass on to the same upstream.
+            // Another relay gets no feedback: it would pass it on to the same upstream.
             let wanted = if self.confirms { self.shared.feedback() } else { Feedback::default() };
             let due = self.confirms && now >= feedback_due && feedback != Some(Feedback::default());
             if wanted != feedback.unwrap_or_default() || due {
@@ -228,13 +229,13 @@ impl Reporter {
         }
     }
 
-    /// Since when the receiver has waited in vain; None: it does something else, or there is something to be read.
+    /// Returns the time since when the receiver has waited in vain; None if it does something else, or input is available.
     fn silent_since(&self, reports: &Reports) -> Option<Instant> {
         let since = self.told.waits_since.load(Ordering::Relaxed);
         (since != BUSY && !reports.socket.is_readable()).then(|| self.born + Duration::from_micros(since))
     }
 
-    /// The upstream was asked, and did not answer: whoever asks is told. The connection stays: it may only be slow.
+    /// Sets the relay's state after the upstream did not answer. The connection stays: the upstream may only be slow.
     fn unheard(&self) {
         if self.told.unheard.swap(true, Ordering::Relaxed) {
             return;
@@ -252,15 +253,15 @@ impl Reporter {
         }
     }
 
-    /// What is durable here and known to be this upstream's; a little less while a record that crosses into another segment is
-    /// incomplete, so that the upstream keeps what a restart would have to read again.
+    /// Returns the end of the WAL that is durable here and known to be this upstream's; a little less while a record that crosses into another
+    /// segment is incomplete, so that the upstream keeps what a restart would have to read again.
     fn durable(&self) -> Lsn {
         let acknowledgeable = self.log.acknowledgeable(self.tail.flushed.get());
         fence(Ordering::SeqCst);
         acknowledgeable.min(Lsn(self.told.received.load(Ordering::Acquire)))
     }
 
-    /// False: the connection is gone.
+    /// Sends a report; false if the connection is lost.
     fn report(&self, reports: &mut Reports, reply: bool) -> bool {
         if !reports.open {
             return false;
@@ -283,14 +284,14 @@ impl Reporter {
 }
 
 impl Reports {
-    /// False: the connection is gone.
+    /// Writes to the socket; false if the connection is lost.
     fn write(&mut self, bytes: &[u8]) -> bool {
         self.open &= self.socket.write_all(bytes).inspect_err(|_| self.socket.shutdown()).is_ok();
         self.open
     }
 }
 
-/// Microseconds since 1970.
+/// Returns the microseconds since 1970.
 pub(crate) fn now_micros() -> i64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_micros() as i64)
 }

@@ -1,4 +1,4 @@
-//! One connection's work, from connecting to its end.
+//! One connection to an upstream, from connecting to its end.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -22,45 +22,45 @@ use crate::surroundings::OtherRelay;
 const FIRST_PAUSE: Duration = super::BACK_OFF.0;
 /// Pause while the disk is full.
 const FULL_PAUSE: Duration = Duration::from_millis(500);
-/// Most history files fetched of an upstream: those of the newest timelines.
+/// Limit of the history files fetched from an upstream: those of the newest timelines.
 const MOST_HISTORIES: u32 = 64;
-/// Most switches of timelines on one connection: each takes a promotion.
+/// Limit of timeline switches on one connection: each takes a promotion.
 const MOST_SWITCHES: u32 = 1000;
-/// Most bytes taken while there is more to read before the flusher begins.
+/// Bytes taken, while more input is available, before the flusher starts.
 const GATHER: usize = 256 << 10;
 
 /// The relay's slot on the upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Slot {
-    /// It was not there, and is now.
+    /// The slot was created now.
     Made,
     Existed,
     /// None is configured.
     None,
 }
 
-/// Where WAL comes from.
+/// Source of the WAL.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Source<'a> {
-    /// The upstream, for as long as it goes.
+    /// The upstream, for as long as the stream lasts.
     Upstream,
-    /// Another relay, up to where that is now: it has what the upstream has no longer. It is told what is durable, as by any other downstream;
-    /// nobody else counts that.
+    /// Another relay, up to its current end: it has WAL that the upstream has removed. It gets reports of durable positions, as from any other
+    /// downstream; they count for no client.
     Relay(&'a OtherRelay),
 }
 
 /// The bounds of one stream.
 struct Plan {
-    /// From another relay: no more is taken than it had.
+    /// End of a stream from another relay: its end when the stream began.
     until: Option<(Timeline, Lsn)>,
-    /// The position that was asked for.
+    /// The requested position.
     from: Lsn,
-    /// Up to here the upstream has what is held, and sends it again.
+    /// End of the held WAL that the upstream has as well, and sends again.
     compared: Lsn,
     link: Option<Link>,
 }
 
-/// One connection's work, from connecting to its end.
+/// One connection, from connecting to its end.
 pub(super) struct Attempt<'a> {
     pub(super) shared: &'a Arc<Shared>,
     pub(super) config: &'a UpstreamConfig,
@@ -68,12 +68,12 @@ pub(super) struct Attempt<'a> {
     pub(super) source: Source<'a>,
     /// The upstream refused to stream with the slot: it is made anew.
     pub(super) slot_is_lost: bool,
-    /// WAL that is held is asked for again, to be compared. False after [`UpstreamError::NoOverlap`].
+    /// True if held WAL is requested again, to be compared. False after [`UpstreamError::NoOverlap`].
     pub(super) overlaps: bool,
 }
 
 impl Attempt<'_> {
-    /// Why it ended.
+    /// Runs the connection; returns the reason for its end.
     pub(super) fn run(&self, writer: &mut Option<Writer>, back_off: &mut Duration) -> UpstreamError {
         match self.connection(writer, back_off) {
             Ok(never) => match never {},
@@ -109,7 +109,7 @@ impl Attempt<'_> {
         if let Source::Upstream = self.source {
             self.remember(&mut session, &login, remote)?;
         }
-        // After the connection was made known: a fence that comes later interrupts it.
+        // After the connection was registered: a later fence interrupts it.
         let promise = self.shared.promise.now();
         if remote.timeline <= promise.fenced_up_to() {
             let (term, fenced) = (promise.term(), promise.fenced_up_to());
@@ -167,7 +167,7 @@ impl Attempt<'_> {
         })
     }
 
-    /// What the relay says of itself while this goes on.
+    /// Returns the relay's state during this connection.
     fn state(&self, upstream: &'static str) -> Cow<'static, str> {
         match self.source {
             Source::Upstream => upstream.into(),
@@ -177,7 +177,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// Opens an empty directory: it begins with the segment that the upstream writes now.
+    /// Opens an empty directory: the log begins with the segment that the upstream writes now.
     fn first_open(&self, session: &mut Session, remote: Remote) -> Result<Writer, UpstreamError> {
         let segment_size = SegmentSize::new(segment_bytes(session)?)?;
         let at = segment_size.start_of(Lsn(remote.position));
@@ -185,7 +185,7 @@ impl Attempt<'_> {
         info!(system = remote.system, timeline = remote.timeline, %at, "a new log begins");
         let identity = crate::log::Identity { system_id: remote.system, segment_size };
         let directory = self.shared.directory().ok_or(UpstreamError::Interrupted)?;
-        // What this relay had in an earlier life it lacks now.
+        // The relay now lacks the WAL that it had before.
         let anew = self.shared.promise.change(|promise| Ok(promise.begun_anew(remote.timeline, Lsn(remote.position))));
         anew.map_err(|error| UpstreamError::NoMemory(error.to_string()))?;
         let (writer, log) = Log::open(LogOptions { directory, identity, start: Some(start), spares: SPARES })?;
@@ -193,7 +193,7 @@ impl Attempt<'_> {
         Ok(writer)
     }
 
-    /// Refuses WAL in segments of another size than those of the log: `pg_resetwal` changes it, and neither the cluster nor the timeline.
+    /// Refuses segments of another size than the log's: `pg_resetwal` changes it, but neither the cluster nor the timeline.
     fn compare_sizes(&self, session: &mut Session, log: &Log) -> Result<(), UpstreamError> {
         let (held, found) = (log.identity().segment_size.bytes(), segment_bytes(session)?);
         if held == found {
@@ -202,14 +202,14 @@ impl Attempt<'_> {
         Err(UpstreamError::OtherSegmentSize { held, found, dir: log.dir().display().to_string() })
     }
 
-    /// Keeps what downstreams are greeted with: they must not notice which of the two they talk to.
+    /// Stores the parameters for downstreams' greetings, which must not differ between the relay and its upstream.
     fn greet(&self, session: &mut Session) -> Result<(), UpstreamError> {
         let greeting = Greeting {
             server_version: session.server_version().to_owned(),
             data_directory_mode: show(session, "data_directory_mode")?,
         };
         if let Err(error) = self.shared.slots.greet(greeting) {
-            // With a full disk that is no reason to receive nothing: it is asked again each time.
+            // A full disk must not prevent receiving: the parameters are queried again each time.
             warn!(%error, "what downstreams are greeted with is not saved");
         }
         if show(session, "synchronous_commit")? == "remote_apply" {
@@ -221,7 +221,7 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    /// Makes the slot, if it is not there; makes it anew, if it keeps nothing.
+    /// Creates the slot if it does not exist; recreates it if it keeps nothing.
     pub(super) fn ensure_slot(&self, session: &mut Session) -> Result<Slot, SessionError> {
         let slot = &self.config.slot;
         if slot.is_empty() {
@@ -232,7 +232,7 @@ impl Attempt<'_> {
                 info!(slot, "made a replication slot on the upstream");
                 Ok(Slot::Made)
             }
-            // duplicate_object: as it should be, but for the first time.
+            // duplicate_object: the normal case, except for the first time.
             Err(error) if error.sqlstate() == Some("42710") => {
                 if self.slot_is_lost || self.keeps_nothing(session)? {
                     self.renew_slot(session)?;
@@ -243,14 +243,14 @@ impl Attempt<'_> {
         }
     }
 
-    /// Drops a slot that keeps nothing, and makes it again: it keeps what the upstream writes from now on, while the rest comes from another relay.
+    /// Drops a slot that keeps nothing, and recreates it: it keeps what the upstream writes from now on, while the rest comes from another relay.
     fn renew_slot(&self, session: &mut Session) -> Result<(), SessionError> {
         let slot = &self.config.slot;
         match session.ask(&format!("DROP_REPLICATION_SLOT \"{slot}\"")) {
             Ok(_) => info!(slot, "dropped the slot on the upstream, which had given up what it was to keep"),
-            // undefined_object: somebody else has dropped it.
+            // undefined_object: another client has dropped it.
             Err(error) if error.sqlstate() == Some("42704") => {}
-            // Another connection has it: it is in use, so it keeps something.
+            // Another connection uses it, so it keeps something.
             Err(error) if error.refusal().is_some() => {
                 warn!(slot, %error, "the slot on the upstream keeps nothing, and cannot be made anew");
                 return Ok(());
@@ -266,8 +266,8 @@ impl Attempt<'_> {
         format!("CREATE_REPLICATION_SLOT \"{}\" PHYSICAL {options}", self.config.slot)
     }
 
-    /// Whether the slot has no position: the upstream has given it up (`max_slot_wal_keep_size`). Before PostgreSQL 15 nobody can ask; there the slot
-    /// keeps WAL again once the relay has confirmed some.
+    /// True if the slot has no position: the upstream has invalidated it (`max_slot_wal_keep_size`). PostgreSQL before 15 does not report this; there
+    /// the slot keeps WAL again once the relay has confirmed some.
     fn keeps_nothing(&self, session: &mut Session) -> Result<bool, SessionError> {
         if crate::shared::major(session.server_version()) < 15 {
             return Ok(false);
@@ -276,7 +276,7 @@ impl Attempt<'_> {
         Ok(rows.first().is_some_and(|row| row.text(0).is_some() && row.text(1).is_none()))
     }
 
-    /// Fetches the history files that are missing: downstreams ask for each.
+    /// Fetches missing history files: downstreams request each of them.
     fn fetch_histories(&self, session: &mut Session, log: &Log, newest: u32) -> Result<(), UpstreamError> {
         let own = log.tail().timeline;
         for timeline in (newest.saturating_sub(MOST_HISTORIES).max(1) + 1)..=newest.min(own.0) {
@@ -323,10 +323,10 @@ impl Attempt<'_> {
         let (socket, tail) = (session.socket()?, writer.tail());
         let started = Acknowledger::start(self.shared, self.config, socket, tail, from, state.clone(), confirms);
         let acknowledger = started?;
-        // What is held and what the upstream has as well is compared first.
+        // WAL that both the log and the upstream have is compared first.
         let compared = writer.position().1.min(Lsn(remote.position)).max(from);
         let begun = || {
-            // Not before: a server says that it streams, and then that it has not got what it was asked for; or sends another history.
+            // Not earlier: a server first confirms the stream, and may then report that the WAL is missing; or send another history.
             info!(upstream = self.config.address, timeline = timeline.0, %from, "{state}");
             self.shared.upstream_is(&state, false);
             *back_off = FIRST_PAUSE;
@@ -337,13 +337,13 @@ impl Attempt<'_> {
         };
         let plan = Plan { until, from, compared, link };
         let result = self.receive(session, writer, log, plan, &acknowledger, begun);
-        // Whatever ended it: what was taken is flushed.
+        // After any end, the taken bytes are flushed.
         writer.flush_behind();
         acknowledger.stop();
         result.map(|()| None).map_err(gone)
     }
 
-    /// `begun` is told once the upstream has sent something that is taken, and what is held was compared.
+    /// Receives WAL. `begun` is called once the upstream has sent WAL that is taken, and the held part was compared.
     fn receive(
         &self,
         session: &mut Session,
@@ -357,7 +357,7 @@ impl Attempt<'_> {
         let mut received = from;
         let mut begun = Some(begun);
         let mut wal = Vec::with_capacity(1 << 20);
-        // Bytes taken since somebody was told to flush.
+        // Bytes taken since the last flush request.
         let mut gathered = 0;
         loop {
             let (timeline, at) = writer.position();
@@ -394,7 +394,7 @@ impl Attempt<'_> {
             if heard.reply {
                 acknowledger.ask();
             }
-            // One flush for all that has arrived; while there is more than that, it is read and flushed side by side.
+            // One flush for all that has arrived; while more is available, reading and flushing run concurrently.
             if gathered > 0 && !session.is_readable() {
                 writer.flush_here();
                 gathered = 0;
@@ -408,14 +408,13 @@ impl Attempt<'_> {
         }
     }
 
-    /// Appends. When the disk is full it first gives up WAL that nobody needs, and then waits for room. What is durable stays acknowledged
-    /// meanwhile.
+    /// Appends. When the disk is full it first removes unneeded WAL, and then waits for room. Durable WAL stays acknowledged meanwhile.
     fn append(&self, writer: &mut Writer, log: &Log, at: Lsn, wal: &[u8]) -> Result<(), UpstreamError> {
         let mut told = false;
         loop {
             match writer.take(at, wal) {
                 Err(error @ AppendError::Full { .. }) => {
-                    // What there was room for.
+                    // Flushes the part that fitted.
                     writer.flush_behind();
                     if self.made_room(log) {
                         continue;
@@ -440,7 +439,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// Whether there was WAL that nobody needs, and is gone now.
+    /// True if unneeded WAL existed, and was removed.
     fn made_room(&self, log: &Log) -> bool {
         match self.shared.retain(log, true) {
             Ok(removed) if removed.segments.is_empty() => false,
@@ -465,19 +464,20 @@ impl Attempt<'_> {
     }
 }
 
-/// Bytes of the upstream's segments.
+/// Returns the bytes of the upstream's segments.
 fn segment_bytes(session: &mut Session) -> Result<u64, UpstreamError> {
     let shown = show(session, "wal_segment_size")?;
     parse_size(&shown).ok_or_else(|| UpstreamError::Protocol(format!("wal_segment_size is {shown:?}")))
 }
 
-/// Refuses a primary that ends, on the timeline of the log, before a whole record that is durable here. A standby or a relay may be behind, and catches up.
+/// Refuses a primary that ends, on the log's timeline, before a whole record that is durable here. A standby or a relay may be behind, and catches
+/// up.
 fn must_not_be_behind(session: &mut Session, log: &Log, remote: Remote) -> Result<(), UpstreamError> {
     let (tail, at) = (log.tail(), Lsn(remote.position));
     if remote.timeline != tail.timeline.0 || at >= tail.flushed.get() || role(session)? == Role::Follower {
         return Ok(());
     }
-    // A primary that crashed goes on where a record was cut off: its beginning may have been sent.
+    // A primary that crashed continues where a record was cut off: its beginning may have been sent.
     let held = log.whole_records()?;
     if at >= held { Ok(()) } else { Err(UpstreamError::Behind { timeline: remote.timeline, at, held }) }
 }

@@ -1,7 +1,7 @@
-//! A gap: the upstream has removed WAL that comes next here. Another relay may still have it.
+//! Closing a gap: the upstream has removed the WAL that comes next here. Another relay may still have it.
 //!
-//! What comes from there is the same WAL: it is appended where this log ends, and compared as far as the upstream sends it again. Nothing of it is
-//! confirmed before the upstream has.
+//! The other relay's WAL is the same: it is appended at the end of this log, and compared as far as the upstream sends it again. It is confirmed only
+//! after the upstream has sent it, too.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::ask::recall;
 use crate::error::UpstreamError;
 use crate::log::Writer;
 
-/// Longest time for one step of asking a relay what it has.
+/// Time limit of one step of a relay's query.
 const STEP: Duration = Duration::from_secs(3);
 
-/// Receives from one of the other relays, up to where that is. Err: none has what is missing; what was tried.
+/// Receives from one of the other relays, up to its current end. Err: none has the missing WAL; the attempts.
 pub(super) fn catch_up(
     upstream: &Attempt<'_>,
     writer: &mut Option<Writer>,
@@ -30,7 +30,7 @@ pub(super) fn catch_up(
                 tried.push(error.to_string());
                 continue;
             }
-            // This one is listed too.
+            // This relay is listed, too.
             Ok(told) if told.instance == shared.instance => continue,
             Ok(_) => {}
         }

@@ -7,9 +7,9 @@
 //!         the upstream has no longer what comes next ─▶ catch up from another relay, and back to the upstream
 //! ```
 //!
-//! *What must hold*: while there is something to read, the receiver does not wait for the disk's flush, and when there is not, only on a
-//! disk that was quick the last time; nothing is acknowledged that was not durable here and sent, or sent again and compared, by this
-//! very upstream; nothing is cut off because an upstream says so.
+//! *What must hold*: while input is available, the receiver does not wait for a flush; while there is none, it waits only on a disk that was quick
+//! the last time. Only WAL is acknowledged that is durable here and that this very upstream has sent, or sent again with an equal comparison. Nothing
+//! is truncated because an upstream says so.
 
 mod acknowledge;
 mod attempt;
@@ -36,20 +36,20 @@ use crate::shared::Shared;
 use attempt::{Attempt, Source};
 use catch_up::catch_up;
 
-/// First and longest pause before connecting again.
+/// First and longest pause between connection attempts.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// Pause while nobody has the WAL that comes next: another relay may be about to start.
+/// Pause while no host has the WAL that comes next: another relay may be about to start.
 const GAP_PAUSE: Duration = Duration::from_secs(5);
-/// Pause after something that trying again does not help.
+/// Pause after an error that retrying does not fix.
 const ALARM_PAUSE: Duration = Duration::from_secs(30);
-/// Segments made ahead of time.
+/// Number of segments created ahead of time.
 pub(crate) const SPARES: usize = 2;
 
-/// The receiving thread: until [`Control::stop`], or until the log has failed.
+/// Runs the receiving thread, until [`Control::stop`], or until the log has failed.
 pub(crate) fn run(shared: &Arc<Shared>, mut writer: Option<Writer>) {
     let mut back_off = BACK_OFF.0;
     let mut said = String::new();
-    // The upstream lacks what comes next, and that was said.
+    // True if the upstream lacks the WAL that comes next, and this was logged.
     let mut lacks = false;
     let mut slot_is_lost = false;
     let mut overlaps = true;
@@ -101,7 +101,7 @@ pub(crate) fn run(shared: &Arc<Shared>, mut writer: Option<Writer>) {
             _ => None,
         };
         let pause = if let Some(pause) = waits_for_others {
-            // Others may begin to answer at any time: it is tried again soon, and said once.
+            // Other relays may begin to answer at any time: it is retried soon, and logged once.
             let text = failed.to_string();
             if said != text {
                 error!(upstream = config.address, error = text, "nothing is received");
@@ -125,7 +125,7 @@ pub(crate) fn run(shared: &Arc<Shared>, mut writer: Option<Writer>) {
     }
 }
 
-/// Between half and all of it, so that many relays do not come back at the same moment.
+/// Returns a random duration between half of `length` and `length`, so that many relays do not reconnect at the same moment.
 pub(crate) fn jittered(length: Duration) -> Duration {
     let mut byte = [0; 1];
     let share = getrandom::fill(&mut byte).map_or(255, |()| u32::from(byte[0]));
@@ -146,7 +146,7 @@ pub(crate) fn password(config: &UpstreamConfig) -> Result<Option<String>, Upstre
     }
 }
 
-/// `16MB`, `1GB`: as a setting of unit byte is shown.
+/// Parses `16MB` or `1GB`, the form of a setting with the unit byte.
 pub(crate) fn parse_size(text: &str) -> Option<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let number: u64 = text[..digits].parse().ok()?;
@@ -160,10 +160,10 @@ pub(crate) fn parse_size(text: &str) -> Option<u64> {
     number.checked_mul(1 << shift)
 }
 
-/// Whether an upstream can be configured so.
+/// Checks a configuration of an upstream.
 ///
 /// # Errors
-/// What is wrong, with the key's name.
+/// The problem, with the key's name.
 pub(crate) fn validate(config: &UpstreamConfig) -> Result<(), String> {
     if !config.slot.is_empty() && !is_slot_name(&config.slot) {
         return Err(format!(
