@@ -1,4 +1,4 @@
-//! Questions to a server or a relay, and orders to a relay, over a replication connection of their own.
+//! Queries to a server or a relay, and orders to a relay, over a replication connection of their own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,18 +11,18 @@ use crate::memory::Recollection;
 use crate::orders::{self, Standing};
 use crate::session::{Login, STEP, Session};
 
-/// How to reach a relay.
+/// Address and login of a relay.
 #[derive(Debug, Clone, Copy)]
 pub struct RelayAccess<'a> {
-    /// Its configured name, for errors.
+    /// Configured name, for errors.
     pub name: &'a str,
     /// `host:port`, or the path of a Unix socket.
     pub address: &'a str,
-    /// One of its users; for orders an operator.
+    /// A user of the relay; for orders an operator.
     pub user: &'a str,
-    /// Its password.
+    /// Password of the user.
     pub password: Option<&'a str>,
-    /// None: without TLS.
+    /// None for a connection without TLS.
     pub connector: Option<&'a Arc<tls::Connector>>,
 }
 
@@ -46,19 +46,19 @@ impl RelayAccess<'_> {
     }
 }
 
-/// Has a relay carry out an operator's order; what it says of itself afterwards. Blocking. The relay gives itself 20 s for an
-/// order, and is waited for a little longer, so that it says itself what it could not do in time.
+/// Has a relay carry out an operator's order; returns the relay's state afterwards. Blocking. The relay has a limit of 20 s for an order; the answer
+/// is waited for a little longer, so that the relay itself reports what it could not do in time.
 ///
 /// # Errors
-/// It cannot be reached, refuses, or is no relay. [`Cause::NoAnswer`]: the order may be carried out all the same.
+/// The relay cannot be reached, refuses, or is no relay. [`Cause::NoAnswer`]: the order may still be carried out.
 pub fn order(relay: &RelayAccess<'_>, order: &Order) -> Result<Standing, SessionError> {
     order_within(relay, order, STEP, orders::LIMIT + Duration::from_secs(5))
 }
 
-/// Asks a relay how it stands. Blocking: each step of the login, and the answer, for `limit` at most.
+/// Queries the state of a relay. Blocking: each step of the login, and the answer, for at most `limit`.
 ///
 /// # Errors
-/// As of [`order`].
+/// The errors of [`order`].
 pub fn look(relay: &RelayAccess<'_>, limit: Duration) -> Result<Standing, SessionError> {
     order_within(relay, &Order::Look, limit, limit)
 }
@@ -78,8 +78,7 @@ fn order_within(
     standing.ok_or_else(|| session.failed(Cause::Protocol(format!("the answer to {text} is none"))))
 }
 
-/// Makes a physical slot on a relay, from which on WAL is kept for a standby; nothing happens if it is there. Blocking; a few seconds at
-/// most.
+/// Creates a physical slot on a relay, which from then on keeps WAL for a standby; no effect if it exists. Blocking; a few seconds at most.
 ///
 /// # Errors
 /// The relay cannot be reached, or refuses.
@@ -93,25 +92,25 @@ pub fn make_slot(relay: &RelayAccess<'_>, slot: &str) -> Result<(), SessionError
     }
 }
 
-/// What a relay says of itself to whoever asks.
+/// Status of a relay, as any user may query it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probe {
     /// Identifier of the cluster.
     pub system: u64,
-    /// Timeline it is on.
+    /// The timeline that it is on.
     pub timeline: u32,
-    /// End of what it serves.
+    /// End of the WAL that it serves.
     pub position: Lsn,
-    /// How many stream from it.
+    /// Number of downstreams that stream from it.
     pub downstreams: u64,
-    /// `streaming`, or what stands between it and its upstream.
+    /// `streaming`, or the obstacle between the relay and its upstream.
     pub upstream: String,
 }
 
-/// Asks a relay over its own protocol. Blocking; a few seconds at most.
+/// Queries a relay's status over its own protocol. Blocking; a few seconds at most.
 ///
 /// # Errors
-/// It cannot be reached, or refuses, or is no relay.
+/// The relay cannot be reached, refuses, or is no relay.
 pub fn probe(relay: &RelayAccess<'_>) -> Result<Probe, SessionError> {
     let mut session = relay.open("kingpost status")?;
     let remote = identify(&mut session)?;
@@ -124,7 +123,7 @@ pub fn probe(relay: &RelayAccess<'_>) -> Result<Probe, SessionError> {
     })
 }
 
-/// What a relay remembers of its promises. Blocking; each step for so long.
+/// Queries the promises that a relay remembers. Blocking; `step` limits each step.
 pub(crate) fn recall(relay: &RelayAccess<'_>, step: Duration) -> Result<Recollection, SessionError> {
     let mut session = relay.open_within("kingpost relay", step)?;
     let rows = session.ask("KINGPOST PROMISE")?;
@@ -147,7 +146,7 @@ pub(crate) fn show(session: &mut Session, name: &str) -> Result<String, SessionE
 /// The role of the peer of a replication connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// A server that writes its own WAL: nobody sends it what it lacks.
+    /// A server that writes its own WAL: no host sends it WAL that it lacks.
     Primary,
     /// A server in recovery, or a relay: it may be behind, and catch up.
     Follower,
@@ -157,7 +156,7 @@ pub(crate) fn role(session: &mut Session) -> Result<Role, SessionError> {
     if session.is_relay() {
         return Ok(Role::Follower);
     }
-    // Before PostgreSQL 14 it is told by what recovery forbids; a primary whose default is read-only passes for a standby there.
+    // Before PostgreSQL 14 the role shows only in what recovery forbids; a primary whose default is read-only passes for a standby there.
     let recent = crate::shared::major(session.server_version()) >= 14;
     match show(session, if recent { "in_hot_standby" } else { "transaction_read_only" }) {
         Ok(shown) if shown == "off" => Ok(Role::Primary),
@@ -183,7 +182,7 @@ mod tests {
 
     use super::*;
 
-    /// A relay whose disk takes for ever: it lets anybody in, and answers nothing more.
+    /// A relay whose disk hangs: it accepts connections, and answers nothing.
     fn mute() -> (String, std::thread::JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -195,7 +194,7 @@ mod tests {
             wire::message::authentication_ok(&mut out);
             wire::message::ready(&mut out, wire::message::Status::Idle);
             socket.write_all(&out).unwrap();
-            // Until it is left.
+            // Until the client leaves.
             while socket.read(&mut buffer).is_ok_and(|n| n > 0) {}
         });
         (address, thread)

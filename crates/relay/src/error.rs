@@ -1,4 +1,4 @@
-//! What goes wrong with a relay.
+//! Errors of a relay.
 
 use std::fmt;
 use std::io;
@@ -9,31 +9,31 @@ use watermark::Lsn;
 
 use crate::log::{AppendError, LogError, LogFailure, SwitchError};
 
-/// A relay cannot start, or does not take a new configuration.
+/// A relay cannot start, or cannot apply a new configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The log cannot be opened.
     #[error("cannot open the log in {}: {source}", dir.display())]
     Log {
-        /// Its directory.
+        /// Directory of the log.
         dir: PathBuf,
-        /// Why.
+        /// The cause.
         source: LogError,
     },
     /// The binary log cannot be opened.
     #[error("cannot open the binary log in {}: {text}", dir.display())]
     Binlog {
-        /// Its directory.
+        /// Directory of the log.
         dir: PathBuf,
-        /// Why.
+        /// The cause, in words.
         text: String,
     },
     /// An address cannot be listened on.
     #[error("cannot listen on {address} for standbys: {source}")]
     Listen {
-        /// Which.
+        /// The address.
         address: String,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The configuration cannot be used.
@@ -44,9 +44,9 @@ pub enum StartError {
     File {
         /// `read` or `write`.
         tried: &'static str,
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// A thread cannot be started.
@@ -54,10 +54,10 @@ pub enum StartError {
     Thread(io::Error),
 }
 
-/// Whom a replication connection is with, as errors name it.
+/// Peer of a replication connection, for errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peer {
-    /// What a relay receives from: a server, or another relay.
+    /// The upstream that a relay receives from: a server, or another relay.
     Upstream,
     /// A relay, by its configured name.
     Relay(String),
@@ -75,23 +75,23 @@ impl fmt::Display for Peer {
     }
 }
 
-/// A replication connection failed. The text names whom it was with.
+/// A failed replication connection. The text names the peer.
 #[derive(Debug)]
 pub struct SessionError {
-    /// Whom it was with.
+    /// The peer.
     pub peer: Peer,
-    /// What went wrong.
+    /// The cause.
     pub cause: Cause,
 }
 
-/// What went wrong with a replication connection.
+/// Cause of a replication connection's failure.
 #[derive(Debug)]
 pub enum Cause {
-    /// There is no connection.
+    /// No connection could be made.
     Connect {
-        /// Where.
+        /// Address of the peer.
         address: String,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The connection broke.
@@ -100,32 +100,32 @@ pub enum Cause {
     Closed,
     /// The peer is being shut down, and has everything it wrote acknowledged.
     ShuttingDown,
-    /// Nothing came for so long.
+    /// Nothing was received for this time.
     Silent(Duration),
-    /// No answer came to an order of an operator within so long: it may be carried out all the same.
+    /// An order of an operator got no answer in time: it may still be carried out.
     NoAnswer {
         /// The order's first words: `KINGPOST FENCE`.
         order: String,
-        /// How long was waited.
+        /// The time limit.
         limit: Duration,
     },
     /// The peer answered with an error.
     Refused {
-        /// What was asked.
+        /// The request.
         doing: String,
-        /// Its code.
+        /// SQLSTATE of the error.
         code: String,
-        /// Its message and detail.
+        /// Message and detail of the error.
         text: String,
     },
-    /// The peer asks for a password, and none is configured.
+    /// The peer requires a password, and none is configured.
     NoPassword {
-        /// Whose.
+        /// Name of the user.
         user: String,
     },
-    /// The peer asks for something that is not spoken here.
+    /// The peer requires an authentication method that is not supported.
     Method,
-    /// The peer has no TLS, and is to have it.
+    /// The peer has no TLS, which is required.
     NoTls,
     /// TLS failed.
     Tls(tls::LinkError),
@@ -150,7 +150,7 @@ impl From<wire::scram::Error> for Cause {
 impl fmt::Display for SessionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let peer = &self.peer;
-        // The keys of a configuration that say how to reach it.
+        // The prefix of the configuration keys that describe the connection.
         let section = if *peer == Peer::Upstream { "relay.upstream." } else { "its " };
         match &self.cause {
             Cause::Connect { address, source } if matches!(peer, Peer::Relay(name) if name == address) => {
@@ -185,7 +185,7 @@ impl fmt::Display for SessionError {
 impl std::error::Error for SessionError {}
 
 impl SessionError {
-    /// Names a read that took longer than the socket's time-out: nothing came for `limit`.
+    /// Turns a read that hit the socket's time-out into [`Cause::Silent`]: nothing was received for `limit`.
     pub(crate) fn silent(self, limit: Duration) -> SessionError {
         match self.cause {
             Cause::Io(error) if is_timeout(&error) => SessionError { cause: Cause::Silent(limit), ..self },
@@ -193,7 +193,7 @@ impl SessionError {
         }
     }
 
-    /// The same of an answer to an order.
+    /// Turns such a read of an order's answer into [`Cause::NoAnswer`].
     pub(crate) fn unanswered(self, order: &str, limit: Duration) -> SessionError {
         match self.cause {
             Cause::Io(error) if is_timeout(&error) => {
@@ -203,7 +203,7 @@ impl SessionError {
         }
     }
 
-    /// The peer's own words, if it refused what was asked.
+    /// Returns the peer's own message if it refused the request.
     #[must_use]
     pub fn refusal(&self) -> Option<&str> {
         match &self.cause {
@@ -212,18 +212,18 @@ impl SessionError {
         }
     }
 
-    /// Whether the peer has no longer the WAL that was asked for.
+    /// True if the peer no longer has the requested WAL.
     pub(crate) fn is_removed(&self) -> bool {
         self.sqlstate() == Some("58P01") || self.refusal().is_some_and(|text| text.contains("has already been removed"))
     }
 
-    /// Whether what was asked for is on a timeline, or behind the end of one, that is not in the peer's history.
+    /// True if the requested position is on a timeline, or after the end of one, that is not in the peer's history.
     pub(crate) fn is_other_history(&self) -> bool {
-        // Servers give these errors no code of their own, so that the text is all there is to tell by.
+        // Servers give these errors no SQLSTATE of their own, so only the text distinguishes them.
         self.refusal().is_some_and(|text| text.contains("is not in this server's history"))
     }
 
-    /// The `SQLSTATE` of a refusal.
+    /// Returns the `SQLSTATE` of a refusal.
     #[must_use]
     pub fn sqlstate(&self) -> Option<&str> {
         match &self.cause {
@@ -233,32 +233,32 @@ impl SessionError {
     }
 }
 
-/// Why receiving from the upstream ended.
+/// Reason for the end of receiving from the upstream.
 #[derive(Debug, thiserror::Error)]
 pub enum UpstreamError {
-    /// The connection.
+    /// The connection failed.
     #[error(transparent)]
     Session(#[from] SessionError),
     /// The files for TLS cannot be used.
     #[error("[relay.upstream.tls] {0}")]
     TlsFiles(#[from] tls::Error),
-    /// It does not say what a relay must know of it.
+    /// The upstream does not report what a relay must know.
     #[error("the upstream does not speak the replication protocol: {0}")]
     Protocol(String),
-    /// It is another cluster's.
+    /// The upstream belongs to another cluster.
     #[error(
         "the upstream belongs to another cluster: the log in {dir} is of system {expected}, the upstream is of system \
          {found}; point the relay at the right server, or at an empty directory"
     )]
     OtherSystem {
-        /// Of the log.
+        /// System identifier of the log.
         expected: u64,
-        /// Of the upstream.
+        /// System identifier of the upstream.
         found: u64,
         /// The log's directory.
         dir: String,
     },
-    /// It writes segments of another size than the log has.
+    /// The upstream's segments have another size than the log's.
     #[error(
         "the upstream has WAL in segments of {found} bytes now, and the log in {dir} has segments of {held} bytes (pg_resetwal --wal-segsize). Nothing is \
          received; `kingpost relay reset` gives up what the relay holds, and it begins anew"
@@ -266,12 +266,12 @@ pub enum UpstreamError {
     OtherSegmentSize {
         /// Bytes of a segment of the log.
         held: u64,
-        /// Of the upstream.
+        /// Bytes of a segment of the upstream.
         found: u64,
         /// The log's directory.
         dir: String,
     },
-    /// A primary ends before what is durable here, on the same timeline: it has lost what it was told of as durable.
+    /// The log of a primary ends before what is durable here, on the same timeline: it has lost WAL that was acknowledged to it as durable.
     #[error(
         "the server lacks {} bytes of WAL that this relay has acknowledged: timeline {timeline} ends at {at} there, and whole records up to {held} are \
          durable here. It was put back from an older copy, or lost what it had written. Nothing is received from it, nothing was cut off. To keep what the \
@@ -286,47 +286,47 @@ pub enum UpstreamError {
         /// End of the last whole record that is durable here.
         held: Lsn,
     },
-    /// What is held is not to be had any more from the upstream, and so cannot be compared; what comes next may be.
+    /// The upstream has removed the held WAL, which therefore cannot be compared; it may still have what follows.
     #[error("the upstream has removed WAL that is held here: nothing can be compared with it")]
     NoOverlap,
-    /// WAL that comes next here is gone there, and nobody else has it.
+    /// The upstream has removed the WAL that comes next here, and no other host has it.
     #[error(
         "{error}: this relay lacks WAL that the upstream has no longer{}. It is tried again. If nobody has it, `kingpost relay reset` gives up \
          what the relay holds, and it begins anew",
         list(tried)
     )]
     Gap {
-        /// What the upstream said.
+        /// Error of the upstream.
         error: Box<UpstreamError>,
-        /// Other relays, and why they were of no use.
+        /// Other relays, and why they could not help.
         tried: Vec<String>,
     },
-    /// Everything was received that another relay had.
+    /// All WAL of another relay was received.
     #[error("caught up")]
     CaughtUp,
-    /// What this relay has promised is not known, and cannot be found out yet.
+    /// The promises of this relay are unknown, and cannot be found out yet.
     #[error("{0}")]
     NoMemory(String),
-    /// The log was fenced off from its timeline.
+    /// The log was fenced from its timeline.
     #[error(
         "fenced: for term {term} nothing more is taken on timeline {fenced}, and the upstream is on timeline {found}; it is not \
          the primary any more"
     )]
     Fenced {
-        /// The term that was promised to.
+        /// The promised term.
         term: u64,
         /// The last timeline that ended here.
         fenced: u32,
-        /// Of the upstream.
+        /// Timeline of the upstream.
         found: u32,
     },
-    /// The log did not take what came.
+    /// The log did not accept the received WAL.
     #[error("{0}")]
     Append(#[from] AppendError),
-    /// The log did not take a new timeline.
+    /// The log did not accept a new timeline.
     #[error("cannot follow to the upstream's timeline: {0}")]
     Switch(#[from] SwitchError),
-    /// The log cannot be opened, or a file of it not be stored.
+    /// The log cannot be opened, or one of its files cannot be stored.
     #[error("{0}")]
     Log(#[from] LogError),
     /// A file beside the log cannot be written.
@@ -338,13 +338,13 @@ pub enum UpstreamError {
     /// A thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
-    /// The relay is being stopped, or was pointed elsewhere.
+    /// The relay is being stopped, or was given another upstream.
     #[error("interrupted")]
     Interrupted,
 }
 
 impl UpstreamError {
-    /// Whether the upstream has no longer what comes next here.
+    /// True if the upstream no longer has the WAL that comes next here.
     #[must_use]
     pub fn is_gap(&self) -> bool {
         match self {
@@ -354,7 +354,7 @@ impl UpstreamError {
         }
     }
 
-    /// Whether the upstream gave up this relay's slot: PostgreSQL 18 refuses to stream with such a slot; earlier versions only miss WAL.
+    /// True if the upstream has invalidated this relay's slot: PostgreSQL 18 refuses to stream with such a slot; earlier versions only lack WAL.
     #[must_use]
     pub fn is_lost_slot(&self) -> bool {
         let UpstreamError::Session(error) = self else { return false };
@@ -362,7 +362,7 @@ impl UpstreamError {
             && error.refusal().is_some_and(|text| text.contains("can no longer access replication slot"))
     }
 
-    /// Whether trying again cannot help before somebody has looked: nothing is received, nothing is cut off.
+    /// True if retrying cannot help before an operator has acted: nothing is received, nothing is truncated.
     #[must_use]
     pub fn is_alarm(&self) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! The relay: makes WAL durable on another host than the primary's, and feeds replicas with it.
+//! The relay: makes WAL durable on another host than the primary's, and serves it to replicas.
 //!
 //! ```text
 //!  primary ──WAL──▶ receiver ─append─▶ log: segment files ─sendfile─▶ one sender a downstream ──WAL──▶ standbys, relays
@@ -6,17 +6,17 @@
 //!     └────────── acknowledger ◀────────┘
 //! ```
 //!
-//! [`log`] holds the WAL: one writer, any number of readers, and positions that grow. It knows files, not connections.
+//! [`log`] stores the WAL: one writer, any number of readers, and positions that grow. It handles files, not connections.
 
-//! Around it: `upstream` (a thread that receives, one that acknowledges) and `downstream` (a task a connection). [`Relay`]
-//! starts and ends them together.
+//! Around it: `upstream` (one thread that receives, one that acknowledges) and `downstream` (one task per connection). [`Relay`] starts and ends them
+//! together.
 //!
 //! # Invariants
 //!
-//! - Acknowledged is what is durable here, and what this very upstream has sent or sent again: never more.
-//! - No upstream makes the log give up whole records: what does not fit is an alarm, and receiving stops.
-//! - A slow downstream costs nobody else anything: it is fed from files, and falls behind on disk.
-//! - In every state of a connection there is a limit on time and on bytes.
+//! - Only WAL that is durable here, and that this very upstream has sent or sent again, is acknowledged.
+//! - The log never discards a whole record because an upstream disagrees: the relay raises an alarm and stops receiving.
+//! - A slow downstream delays no other: it is served from files, and falls behind on disk.
+//! - Every connection state has a time limit and a byte limit.
 
 mod ask;
 mod binlog;

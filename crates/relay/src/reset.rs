@@ -1,5 +1,5 @@
-//! `kingpost relay reset`: a relay gives up the WAL or the binary logs that it holds, and keeps what it has promised and its slots. The way back
-//! for one that has a gap, or more than a source that is to stay.
+//! `kingpost relay reset`: a relay discards the WAL or the binary logs that it holds, and keeps its promises and its slots. The remedy for a relay
+//! that has a gap, or more than a source that is to stay.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -9,24 +9,24 @@ use crate::error::StartError;
 use crate::log::{self, Directory};
 use crate::promise::{NotPromised, PromiseFile};
 
-/// What was given up.
+/// Result of a reset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GivenUp {
-    /// Names of the segments, sorted, also of those that were made ahead of time; or of the binary logs, with their directories.
+    /// Names of the segments, sorted, including those created ahead of time; or of the binary logs, with their directories.
     pub files: Vec<String>,
-    /// They are binary logs.
+    /// True if the files are binary logs.
     pub is_binlog: bool,
-    /// Where they are now; None: removed.
+    /// Directory that has the files now; None if they were removed.
     pub moved_to: Option<PathBuf>,
-    /// The term that the relay has promised to, and still does. None: it does not know what it promised.
+    /// The promised term, which stays in force. None: the relay does not know its promises.
     pub term: Option<u64>,
 }
 
-/// Gives up the WAL or the binary logs in `dir`; the relay must not run. It begins anew with what its upstream writes when it is started. Cut off in the middle, it
-/// is finished at the next start.
+/// Discards the WAL or the binary logs in `dir`; the relay must not run. At its start it begins anew with what its upstream writes. An interrupted
+/// reset is completed at the next start.
 ///
 /// # Errors
-/// [`StartError`]: the directory is in use, is none of a relay, or a file cannot be written.
+/// [`StartError`]: the directory is in use, does not belong to a relay, or a file cannot be written.
 pub fn reset(dir: &Path, remove: bool) -> Result<GivenUp, StartError> {
     let failed = |source| StartError::Log { dir: dir.into(), source };
     let is_binlog = binlog::is_log(dir);
@@ -34,7 +34,7 @@ pub fn reset(dir: &Path, remove: bool) -> Result<GivenUp, StartError> {
         return Err(StartError::Config(format!("{} holds no WAL of a relay, and no binary log", dir.display())));
     }
     let directory = Directory::open(dir).map_err(failed)?;
-    // What an earlier version promised must not be given up with the rest.
+    // Promises of an earlier version must not be discarded with the rest.
     let promise = match is_binlog {
         true => PromiseFile::open(directory.path())?,
         false => crate::relay::promised(&directory)?,
@@ -48,7 +48,7 @@ pub fn reset(dir: &Path, remove: bool) -> Result<GivenUp, StartError> {
     Ok(GivenUp { files, is_binlog, moved_to, term: promise.exists().then(|| promise.term()) })
 }
 
-/// Finishes what [`reset`] began, if it was cut off. What is left is moved aside.
+/// Completes an interrupted [`reset`]. Remaining files are moved aside.
 pub(crate) fn resume(directory: &Directory, promise: &PromiseFile) -> Result<(), StartError> {
     if promise.now().is_giving_up() {
         let to = aside(directory.path());
@@ -83,7 +83,7 @@ fn not_written(error: NotPromised) -> StartError {
     }
 }
 
-/// A directory that is not there.
+/// Returns the name of a directory that does not exist.
 fn aside(dir: &Path) -> PathBuf {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     (now..).map(|number| dir.join(format!("given-up-{number}"))).find(|path| !path.exists()).unwrap_or_default()
@@ -102,7 +102,7 @@ mod tests {
 
     const IDENTITY: Identity = Identity { system_id: 42, segment_size: SegmentSize::DEFAULT };
 
-    /// A relay's directory with something in it, closed.
+    /// Returns a closed relay's directory with some files.
     fn directory() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let directory = Directory::open(dir.path()).unwrap();
@@ -151,7 +151,7 @@ mod tests {
                 assert!(kept[..9000].iter().all(|byte| *byte == 7));
             }
             begins_anew(dir.path());
-            // After `pg_resetwal --wal-segsize`; of the same cluster only.
+            // After `pg_resetwal --wal-segsize`; only for the same cluster.
             let segment_size = SegmentSize::new(64 << 20).unwrap();
             let open = |system_id| {
                 let directory = Directory::open(dir.path()).unwrap();
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// Killed after the promise to give up, and after any of the files.
+    /// Killed after the promise to discard, and after any of the files.
     #[test]
     fn cut_off_it_is_finished_at_the_next_start() {
         let whole = files(directory().path()).len();

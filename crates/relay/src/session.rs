@@ -1,5 +1,4 @@
-//! A replication connection to a server or a relay: logging in, asking, streaming. Blocking; every wait is bounded by the
-//! socket's time-outs.
+//! A replication connection to a server or a relay: login, commands, streaming. Blocking; every wait is limited by the socket's time-outs.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
@@ -14,49 +13,49 @@ use crate::channel::Channel;
 use crate::error::{Cause, Peer, SessionError};
 use crate::socket::Socket;
 
-/// Bytes read at most at once.
+/// Size limit of one read, in bytes.
 const READ: usize = 1 << 20;
-/// Longest answer to a command, in bytes: a timeline's history may have very many lines.
+/// Size limit of an answer to a command, in bytes: a timeline's history may have very many lines.
 const MAX_ANSWER: usize = 4 << 20;
-/// Longest time to connect to one address: a host that is gone answers nothing.
+/// Time limit for a connection to one address: a lost host answers nothing.
 const CONNECT: Duration = Duration::from_secs(3);
-/// Longest time for any one step of a login or a command, where nothing else is said.
+/// Default time limit of any one step of a login or a command.
 pub(crate) const STEP: Duration = Duration::from_secs(10);
 
-/// Whom to talk to, and with what to log in.
+/// Address and login of a peer.
 #[derive(Clone)]
 pub(crate) struct Login<'a> {
-    /// As errors name it.
+    /// Name in errors.
     pub(crate) peer: Peer,
     /// `host:port`, or the path of a Unix socket.
     pub(crate) address: &'a str,
     pub(crate) user: &'a str,
     pub(crate) password: Option<&'a str>,
     pub(crate) application_name: &'a str,
-    /// None: without TLS.
+    /// None for a connection without TLS.
     pub(crate) connector: Option<Arc<tls::Connector>>,
-    /// A host that acknowledges nothing for this long is gone.
+    /// Time without a TCP acknowledgement after which a host counts as lost.
     pub(crate) host_timeout: Duration,
-    /// Longest time for any one step of the login or a command.
+    /// Time limit of any one step of the login or a command.
     pub(crate) step: Duration,
 }
 
-/// A connection that is logged in.
+/// A logged-in connection.
 pub(crate) struct Session {
     peer: Peer,
     socket: Channel,
     /// Hash of the server's certificate, for channel binding.
     end_point: Option<Vec<u8>>,
     buffer: Vec<u8>,
-    /// Bytes of the buffer that were read and not used yet.
+    /// Range of the buffer that was read and not processed yet.
     unread: std::ops::Range<usize>,
     stream: WalStream,
     server_version: String,
-    /// The peer reports at login what only relays do.
+    /// True if the peer reports at login what only relays do.
     is_relay: bool,
 }
 
-/// What `START_REPLICATION` came to.
+/// Result of `START_REPLICATION`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Started {
     /// WAL follows.
@@ -65,20 +64,20 @@ pub(crate) enum Started {
     Ended(TimelineEnd),
 }
 
-/// What one read of a stream had to say beyond WAL.
+/// Information other than WAL from one read of a stream.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Heard {
-    /// The server wants an answer at once.
+    /// True if the server requests an immediate reply.
     pub(crate) reply: bool,
-    /// The furthest end of the server's log that it named.
+    /// The furthest end of the server's log that it reported.
     pub(crate) end: u64,
-    /// The timeline has ended: no more WAL comes.
+    /// True if the timeline has ended: no more WAL comes.
     pub(crate) done: bool,
 }
 
 impl Session {
-    /// Connects and logs in. `known` gets a handle before anything is waited for, to end it by; of each address that the name has, if the first one does not
-    /// answer.
+    /// Connects and logs in. `known` gets a handle before anything is waited for, to end the connection by; a handle for each address of the name, if
+    /// the first one does not answer.
     pub(crate) fn open<E: From<SessionError>>(
         login: &Login<'_>,
         known: impl Fn(Channel) -> Result<(), E>,
@@ -91,7 +90,7 @@ impl Session {
         socket.notice_a_dead_host(login.host_timeout).map_err(connect)?;
         socket.set_timeouts(login.step, login.step).map_err(connect)?;
         let target = match &login.connector {
-            // As with servers: a Unix socket has no TLS.
+            // As with servers: TLS is not used on a Unix socket.
             Some(connector) if !address.starts_with('/') => {
                 let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
                 let named = tls::Target::new(Arc::clone(connector), host);
@@ -115,12 +114,12 @@ impl Session {
         Ok(session)
     }
 
-    /// An error of this connection.
+    /// Makes an error of this connection.
     pub(crate) fn failed(&self, cause: Cause) -> SessionError {
         SessionError { peer: self.peer.clone(), cause }
     }
 
-    /// As the server reported it: `15.8 (Debian …)`.
+    /// Returns the version as the server reported it: `15.8 (Debian …)`.
     pub(crate) fn server_version(&self) -> &str {
         &self.server_version
     }
@@ -130,7 +129,7 @@ impl Session {
         self.is_relay
     }
 
-    /// A second handle of the connection: to write by, or to end it by.
+    /// Returns a second handle of the connection, to write to it or to end it.
     pub(crate) fn socket(&self) -> Result<Channel, SessionError> {
         self.socket.another().map_err(|error| self.failed(error.into()))
     }
@@ -191,13 +190,13 @@ impl Session {
         }
     }
 
-    /// Runs a command; the rows that it gave.
+    /// Runs a command; returns its rows.
     pub(crate) fn ask(&mut self, command: &str) -> Result<Vec<Rows>, SessionError> {
         let sent = self.send(|out| message::query(out, command));
         sent.and_then(|()| self.rows(command)).map_err(|cause| self.failed(cause))
     }
 
-    /// The rows up to `ReadyForQuery`.
+    /// Reads the rows up to `ReadyForQuery`.
     fn rows(&mut self, command: &str) -> Result<Vec<Rows>, Cause> {
         let (mut rows, mut refused) = (Vec::new(), None);
         loop {
@@ -244,8 +243,8 @@ impl Session {
         }
     }
 
-    /// Reads from the stream, once, as much as there is, and gives the WAL of it as one piece: where it starts, and the bytes. There may be
-    /// nothing whole in it yet: that the upstream lives is known all the same.
+    /// Reads once from the stream, as much as there is, and returns its WAL as one piece: the start position, and the bytes. The read may contain no
+    /// whole message: it still proves that the upstream is alive.
     pub(crate) fn receive(&mut self, wal: &mut Vec<u8>) -> Result<(Heard, Option<u64>), SessionError> {
         self.receive_once(wal).map_err(|cause| self.failed(cause))
     }
@@ -254,7 +253,7 @@ impl Session {
         wal.clear();
         let (mut heard, mut start) = (Heard::default(), None);
         let mut progress = false;
-        // What came with the answer to the command is looked at before anything is waited for.
+        // Messages that arrived with the answer to the command are processed before any wait.
         for read in [false, true] {
             if progress {
                 break;
@@ -295,12 +294,12 @@ impl Session {
         Ok((heard, start))
     }
 
-    /// Whether [`Session::receive`] would not have to wait.
+    /// True if [`Session::receive`] would not have to wait.
     pub(crate) fn is_readable(&self) -> bool {
         self.socket.is_readable()
     }
 
-    /// After the server's end of a copy: ends it from this side too, and reads which timeline comes next.
+    /// Ends the copy from this side after the server has ended it, and reads the next timeline.
     pub(crate) fn finish_timeline(&mut self) -> Result<TimelineEnd, SessionError> {
         let sent = self.send(|out| message::empty(out, b'c'));
         let rows = sent.and_then(|()| self.rows("the end of a timeline"));
@@ -311,7 +310,7 @@ impl Session {
         end.map_err(|cause| self.failed(cause))
     }
 
-    /// Ends a copy and the connection in good order. Nothing is waited for.
+    /// Ends a copy and the connection in good order, without waiting.
     pub(crate) fn leave(mut self) {
         let _ = self.send(|out| {
             message::empty(out, b'c');
@@ -319,7 +318,7 @@ impl Session {
         });
     }
 
-    /// Sets how long a read and a write may wait from now on.
+    /// Sets the time limits of later reads and writes.
     pub(crate) fn set_patience(&self, read: Duration, write: Duration) -> Result<(), SessionError> {
         self.socket.set_timeouts(read, write).map_err(|error| self.failed(error.into()))
     }
@@ -335,7 +334,7 @@ impl Session {
         Ok(self.socket.write_all(&out)?)
     }
 
-    /// The next message; an error of the server ends the wait.
+    /// Returns the next message; an error of the server ends the wait.
     fn message(&mut self, doing: &str) -> Result<(u8, Vec<u8>), Cause> {
         match self.reply()? {
             (b'E', data) => Err(refusal(doing, &data)),
@@ -343,7 +342,7 @@ impl Session {
         }
     }
 
-    /// The next message, whatever it is.
+    /// Returns the next message of any kind.
     fn reply(&mut self) -> Result<(u8, Vec<u8>), Cause> {
         loop {
             let bytes = &self.buffer[self.unread.clone()];
@@ -364,14 +363,14 @@ impl Session {
         }
     }
 
-    /// Reads once, behind what is unread.
+    /// Reads once, after the unprocessed bytes.
     fn fill(&mut self) -> Result<(), Cause> {
         if self.unread.start > 0 {
             self.buffer.copy_within(self.unread.clone(), 0);
             self.unread = 0..self.unread.len();
         }
         if self.unread.end == self.buffer.len() {
-            // Only an unfinished control message can fill it.
+            // Only an incomplete control message can fill the buffer.
             self.buffer.resize(self.buffer.len() + MAX_CONTROL, 0);
         }
         loop {
@@ -396,7 +395,7 @@ fn password<'a>(login: &Login<'a>) -> Result<&'a str, Cause> {
     login.password.ok_or_else(|| Cause::NoPassword { user: login.user.into() })
 }
 
-/// An `ErrorResponse` as an error.
+/// Turns an `ErrorResponse` into an error.
 fn refusal(doing: &str, data: &[u8]) -> Cause {
     let field = |kind| payload::error_field(data, kind).map(String::from_utf8_lossy).unwrap_or_default().into_owned();
     let (mut text, detail) = (field(b'M'), field(b'D'));

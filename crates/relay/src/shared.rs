@@ -1,4 +1,4 @@
-//! What the parts of one relay share.
+//! State shared by the parts of a relay.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -20,87 +20,87 @@ use crate::upstream::Control;
 
 pub(crate) use crate::slots::{Feedback, Greeting};
 
-/// Everything that more than one thread of a relay looks at.
+/// State that several threads of a relay use.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// Until the relay is stopped.
+    /// The locked directory, until the relay is stopped.
     directory: Mutex<Option<Directory>>,
     pub(crate) settings: RwLock<Arc<Settings>>,
     pub(crate) control: Control,
     pub(crate) promise: PromiseFile,
     surroundings: RwLock<Arc<Surroundings>>,
-    /// An operator says that this relay runs for the first time.
+    /// True if an operator says that this relay runs for the first time.
     pub(crate) is_new: bool,
-    /// Of this process, at random: other relays are asked, and this one may be among them.
+    /// Random number of this process: when other relays are queried, this one may be among them.
     pub(crate) instance: u64,
-    /// Since when all servers have been seen on the upstream's timeline or an older one, by a relay that has lost its memory.
+    /// Time since when all servers have been seen on the upstream's timeline or an older one, by a relay that has lost its memory.
     pub(crate) seen_unpromoted: Mutex<Option<Instant>>,
     pub(crate) slots: Slots,
     pub(crate) metrics: Metrics,
     pub(crate) places: Places,
-    /// Held while an operator's order is carried out: one after the other.
+    /// Held while an operator's order is carried out: orders run one at a time.
     pub(crate) orders: Turns,
-    /// True once everything is to end.
+    /// True once the relay is being stopped.
     pub(crate) stopping: watch::Sender<bool>,
-    /// Random, so that unknown users look like known ones.
+    /// Random bytes that make unknown users look like known ones.
     pub(crate) secret: [u8; 32],
-    /// Set once the log is open, which on an empty directory the upstream has to allow.
+    /// Set once the log is open; on an empty directory that takes the upstream's consent.
     log: OnceLock<Arc<Log>>,
     upstream: Mutex<UpstreamState>,
     downstreams: Mutex<HashMap<u32, Arc<Progress>>>,
     next_downstream: AtomicU32,
 }
 
-/// How it stands with the upstream.
+/// State of the connection to the upstream.
 #[derive(Debug, Clone)]
 pub(crate) struct UpstreamState {
-    /// `streaming`, or what stands in the way.
+    /// `streaming`, or the obstacle.
     pub(crate) state: String,
-    /// Whether somebody has to look.
+    /// True if an operator must act.
     pub(crate) alarm: bool,
     pub(crate) since: Instant,
 }
 
-/// Counts that only grow, unless it says otherwise.
+/// Counters that only grow, unless stated otherwise.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
-    /// Bytes of WAL from the upstream, also those that were held already.
+    /// Bytes of WAL from the upstream, including those that were held already.
     pub(crate) received_bytes: AtomicU64,
     /// Reports sent to the upstream.
     pub(crate) acknowledgements: AtomicU64,
-    /// Times the connection to the upstream ended.
+    /// Number of times that the connection to the upstream ended.
     pub(crate) disconnects: AtomicU64,
-    /// The furthest end of the upstream's log that was heard of. A position.
+    /// The furthest reported end of the upstream's log. A position.
     pub(crate) upstream_end: AtomicU64,
-    /// Bytes of WAL to downstreams.
+    /// Bytes of WAL sent to downstreams.
     pub(crate) sent_bytes: AtomicU64,
     /// Connections accepted.
     pub(crate) accepted: AtomicU64,
-    /// Connections refused: too many, no login, not the protocol.
+    /// Refused connections: too many, no login, or a wrong protocol.
     pub(crate) refused: AtomicU64,
 }
 
-/// One downstream connection that streams.
+/// One streaming downstream connection.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    /// Unique while the process lives.
+    /// Unique in this process.
     pub(crate) id: u32,
     pub(crate) application_name: String,
     pub(crate) peer: String,
     pub(crate) slot: Option<String>,
     pub(crate) timeline: AtomicU32,
-    /// Sent; written, flushed and applied by its own report. Positions.
+    /// Positions: sent; written, flushed and applied by its own report.
     pub(crate) sent: AtomicU64,
     pub(crate) written: AtomicU64,
     pub(crate) flushed: AtomicU64,
     pub(crate) applied: AtomicU64,
-    /// Before its first report: where it started.
+    /// Start position, used before its first report.
     pub(crate) started: u64,
     pub(crate) feedback: Mutex<Feedback>,
 }
 
 impl Progress {
-    /// What must be kept for it.
+    /// Returns the oldest position that must be kept for it.
     pub(crate) fn needs(&self) -> Lsn {
         Lsn(match self.flushed.load(Ordering::Relaxed) {
             0 => self.started,
@@ -150,12 +150,12 @@ impl Shared {
         }
     }
 
-    /// The log's directory; None once the relay was stopped.
+    /// Returns the log's directory; None once the relay was stopped.
     pub(crate) fn directory(&self) -> Option<Directory> {
         self.directory.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Another relay may have the directory, as soon as the log is closed too.
+    /// Releases the directory: another relay may use it as soon as the log is closed, too.
     pub(crate) fn leave_directory(&self) {
         *self.directory.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -172,7 +172,7 @@ impl Shared {
         *self.surroundings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(surroundings);
     }
 
-    /// What it remembers of its promises, for other relays.
+    /// Returns the promises that the relay remembers, for other relays.
     pub(crate) fn recollection(&self) -> Recollection {
         let log = self.log();
         Recollection {
@@ -183,19 +183,19 @@ impl Shared {
         }
     }
 
-    /// Returns once everything is to end.
+    /// Returns once the relay is being stopped.
     pub(crate) async fn stopped(&self) {
-        // The sender is in here: it does not go away.
+        // The sender is a field of this struct, so it is not dropped.
         let _ = self.stopping.subscribe().wait_for(|stop| *stop).await;
     }
 
-    /// The log, once it is open.
+    /// Returns the log, once it is open.
     pub(crate) fn log(&self) -> Option<Arc<Log>> {
         self.log.get().cloned()
     }
 
     pub(crate) fn set_log(&self, log: Arc<Log>) {
-        // A second one cannot be: the directory is locked.
+        // No second log can exist: the directory is locked.
         let _ = self.log.set(log);
     }
 
@@ -206,7 +206,7 @@ impl Shared {
         }
     }
 
-    /// The upstream is tried, or tried again. An alarm and its reason stand until something has come of that: whoever looks now and then must see them.
+    /// Marks the start of another attempt. An alarm and its reason remain until the attempt has a result: an occasional observer must see them.
     pub(crate) fn upstream_is_tried(&self, state: &str) {
         if !self.upstream().alarm {
             self.upstream_is(state, false);
@@ -229,7 +229,7 @@ impl Shared {
         self.downstreams.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
     }
 
-    /// All that stream, by id.
+    /// Returns all streaming downstreams, by ID.
     pub(crate) fn downstreams(&self) -> Vec<Arc<Progress>> {
         let downstreams = self.downstreams.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all: Vec<_> = downstreams.values().cloned().collect();
@@ -237,7 +237,7 @@ impl Shared {
         all
     }
 
-    /// The oldest transactions that readers of standbys need, for the upstream: of all that stream, and of slots whose users are away.
+    /// Returns the oldest transactions that readers of standbys need, for the upstream: of all streaming downstreams, and of slots not in use.
     pub(crate) fn feedback(&self) -> Feedback {
         if !self.settings().hot_standby_feedback {
             return Feedback::default();
@@ -248,7 +248,7 @@ impl Shared {
         each.fold(self.slots.feedback(oldest), Feedback::and)
     }
 
-    /// Removes WAL that nobody needs. `all`: also what is only kept for whoever was away for a moment (`keep_bytes`).
+    /// Removes unneeded WAL. `all`: including the part kept only for downstreams that were disconnected for a moment (`keep_bytes`).
     pub(crate) fn retain(&self, log: &Log, all: bool) -> Result<Removed, LogError> {
         let settings = self.settings();
         log.retain(&Retention {
@@ -259,14 +259,14 @@ impl Shared {
         })
     }
 
-    /// The oldest position that a downstream or a slot needs; None if there is neither.
+    /// Returns the oldest position that a downstream or a slot needs; None if neither exists.
     pub(crate) fn needed(&self) -> Option<Lsn> {
         let streaming = self.downstreams().iter().map(|progress| progress.needs()).min();
         [streaming, self.slots.oldest()].into_iter().flatten().min()
     }
 }
 
-/// Major version of `server_version`; 0 if it is unknown.
+/// Returns the major version in a `server_version`; 0 if it is unknown.
 pub(crate) fn major(version: &str) -> u32 {
     let digits = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());
     version[..digits].parse().unwrap_or(0)

@@ -1,7 +1,7 @@
-//! Slots of downstreams, and what downstreams are greeted with: in memory, and in a small file beside the log.
+//! Slots of downstreams, and the greeting for downstreams: in memory, and in a small file beside the log.
 //!
-//! Positions of slots, and the transactions that their users need, are written now and then: old ones only keep more than needed. What must not be
-//! lost is elsewhere (`promise`).
+//! Positions of slots, and the transactions that their users need, are written at intervals: old values only keep more than needed. Data that must
+//! not be lost is elsewhere (`promise`).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,18 +22,18 @@ mod feedback;
 pub(crate) use feedback::Feedback;
 
 const FILE: &str = "kingpost-relay.json";
-/// What is written.
+/// Format number of the file.
 const FORMAT: u32 = 1;
-/// What an earlier version wrote while there was a fence, which this file had then.
+/// Format number of an earlier version's file with a fence.
 const FENCED_FORMAT: u32 = 2;
-/// Most slots.
+/// Limit of the number of slots.
 pub(crate) const MOST_SLOTS: usize = 1000;
-/// Most servers at which the relay has, or has left, a slot. The one that was followed first is forgotten.
+/// Limit of the servers at which the relay has, or has left, a slot. The one followed first is forgotten.
 const MOST_UPSTREAMS: usize = 32;
-/// Longest file that is read, in bytes.
+/// Size limit of the file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// What the upstream says of itself and downstreams hear in its place.
+/// Parameters of the upstream that downstreams get in its place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Greeting {
     /// `server_version`.
@@ -42,26 +42,26 @@ pub(crate) struct Greeting {
     pub(crate) data_directory_mode: String,
 }
 
-/// The fence as an earlier version wrote it.
+/// A fence in an earlier version's file.
 #[derive(Debug, Deserialize)]
 struct EarlierFence {
     timeline: u32,
     chosen: Option<(u64, String)>,
 }
 
-/// An upstream that an operator had named, as an earlier version wrote it.
+/// An upstream named by an operator, in an earlier version's file.
 #[derive(Debug, Deserialize)]
 struct EarlierFollow {
     configured: String,
     address: String,
 }
 
-/// Slots and greeting, in memory and on the disk.
+/// Slots and greeting, in memory and on disk.
 #[derive(Debug)]
 pub(crate) struct Slots {
     path: PathBuf,
     inner: Mutex<Inner>,
-    /// Held by who writes the file, and taken before `inner`. Whoever only looks does not wait for the disk.
+    /// Held while the file is written, and taken before `inner`. Readers do not wait for the disk.
     writing: Mutex<()>,
 }
 
@@ -71,7 +71,7 @@ struct Inner {
     slots: BTreeMap<String, Slot>,
     /// Servers at which the relay itself has a slot: address and slot, the newest last.
     upstreams: Vec<(String, String)>,
-    /// Something is not on disk yet.
+    /// True if a change is not on disk yet.
     dirty: bool,
 }
 
@@ -79,10 +79,10 @@ struct Inner {
 struct Slot {
     /// The oldest position that its user needs, and its timeline; None before the first use.
     restart: Option<(Lsn, u32)>,
-    /// The oldest transactions that its user needs, by the user's last report; also while the user is away.
+    /// The oldest transactions that its user needs, by the user's last report; kept while the user is disconnected.
     feedback: Feedback,
     temporary: bool,
-    /// The connection that uses it.
+    /// ID of the connection that uses it.
     user: Option<u32>,
 }
 
@@ -90,9 +90,9 @@ struct Slot {
 struct OnDisk {
     format: u32,
     greeting: Option<Greeting>,
-    /// By name: `X/X` and timeline.
+    /// By slot name: `X/X` and timeline.
     slots: BTreeMap<String, Option<(String, u32)>>,
-    /// By name, for slots with any. Earlier versions write none, and pass it over.
+    /// By slot name, for slots with feedback. Earlier versions do not write it, and ignore it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     feedback: BTreeMap<String, Feedback>,
     /// Servers at which the relay itself has a slot: address and slot.
@@ -104,12 +104,12 @@ struct OnDisk {
     follow: Option<EarlierFollow>,
 }
 
-/// Why something about a slot was refused: as PostgreSQL says it.
+/// Refusal of a slot command, with PostgreSQL's message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SlotError {
     pub(crate) code: Sqlstate,
     pub(crate) text: String,
-    /// Empty: none.
+    /// Empty for no hint.
     pub(crate) hint: &'static str,
 }
 
@@ -117,7 +117,7 @@ fn refused<T>(code: Sqlstate, text: String) -> Result<T, SlotError> {
     Err(SlotError { code, text, hint: "" })
 }
 
-/// Refuses a name that no slot can have.
+/// Checks that the name is a valid slot name.
 fn valid(name: &str) -> Result<(), SlotError> {
     if is_slot_name(name) {
         return Ok(());
@@ -131,7 +131,7 @@ fn valid(name: &str) -> Result<(), SlotError> {
     Err(SlotError { code, text: text("contains invalid character"), hint })
 }
 
-/// A slot as others see it.
+/// A slot, as shown to others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SlotView {
     pub(crate) name: String,
@@ -140,7 +140,7 @@ pub(crate) struct SlotView {
     pub(crate) active: bool,
 }
 
-/// Reads the file of a directory, if there is one.
+/// Reads the file of a directory, if it exists.
 fn read(path: &Path) -> Result<Option<OnDisk>, StartError> {
     let fail = |source| StartError::File { tried: "read", path: path.into(), source };
     match fs::metadata(path) {
@@ -160,11 +160,11 @@ fn read(path: &Path) -> Result<Option<OnDisk>, StartError> {
     Ok(Some(disk))
 }
 
-/// What an earlier version had promised, and kept in two files: the term beside the log, the rest here. None: there is nothing of that
-/// kind, or it was taken over.
+/// Reads the promises of an earlier version from its two files: the term beside the log, the rest in this one. None if there are none, or they were
+/// taken over already.
 ///
 /// # Errors
-/// A file cannot be read or believed.
+/// A file cannot be read, or is damaged.
 pub(crate) fn earlier_promise(dir: &Path) -> Result<Option<Promise>, StartError> {
     let failed = |source| StartError::Log { dir: dir.into(), source };
     let Some(term) = crate::log::earlier_term(dir).map_err(failed)? else { return Ok(None) };
@@ -176,7 +176,7 @@ pub(crate) fn earlier_promise(dir: &Path) -> Result<Option<Promise>, StartError>
 }
 
 impl Slots {
-    /// Reads the file of a directory, if there is one.
+    /// Reads the file of a directory, if it exists.
     pub(crate) fn open(dir: &Path) -> Result<Slots, StartError> {
         let path = dir.join(FILE);
         let inner = read(&path)?.map_or_else(Inner::default, |disk| {
@@ -199,7 +199,7 @@ impl Slots {
         self.lock().greeting.clone()
     }
 
-    /// Takes over what the upstream says.
+    /// Stores the upstream's parameters.
     pub(crate) fn greet(&self, greeting: Greeting) -> Result<(), StartError> {
         {
             let mut inner = self.lock();
@@ -211,10 +211,10 @@ impl Slots {
         self.write()
     }
 
-    /// The relay itself has this slot at that server.
+    /// Records that the relay itself has this slot at that server.
     ///
     /// # Errors
-    /// It is not saved, and tried again with the next change.
+    /// The record is not saved; saving is retried with the next change.
     pub(crate) fn has_slot_at(&self, address: &str, slot: &str) -> Result<(), StartError> {
         {
             let mut inner = self.lock();
@@ -229,23 +229,23 @@ impl Slots {
         self.write()
     }
 
-    /// The slots that the relay has at other servers than the one that it follows, or under another name.
+    /// Returns the slots that the relay has at servers other than the current one, or under another name.
     pub(crate) fn left(&self, address: &str, slot: &str) -> Vec<(String, String)> {
         let mut left = self.lock().upstreams.clone();
         left.retain(|known| known.0 != address || known.1 != slot);
         left
     }
 
-    /// The relay has no longer that slot at that server.
+    /// Removes the record of that slot at that server.
     ///
     /// # Errors
-    /// As [`Slots::has_slot_at`].
+    /// The errors of [`Slots::has_slot_at`].
     pub(crate) fn gone(&self, address: &str, slot: &str) -> Result<(), StartError> {
         self.lock().upstreams.retain(|known| known.0 != address || known.1 != slot);
         self.write()
     }
 
-    /// Makes a slot. `restart` is where it starts, if WAL is to be kept from now on. A temporary one belongs to connection `user`.
+    /// Creates a slot. `restart` is its start, if WAL must be kept from now on. A temporary one belongs to connection `user`.
     pub(crate) fn create(
         &self,
         name: &str,
@@ -274,7 +274,7 @@ impl Slots {
         })
     }
 
-    /// Removes a slot that nobody else uses.
+    /// Drops a slot that no other connection uses.
     pub(crate) fn drop_slot(&self, name: &str, user: u32) -> Result<(), SlotError> {
         let mut inner = self.lock();
         self.usable(&inner, name, user)?;
@@ -297,7 +297,7 @@ impl Slots {
         self.lock().slots.get(name).is_some_and(|slot| slot.user.is_some_and(|other| other != user))
     }
 
-    /// Takes a slot for a connection.
+    /// Acquires a slot for a connection.
     pub(crate) fn acquire(&self, name: &str, user: u32) -> Result<(), SlotError> {
         let mut inner = self.lock();
         self.usable(&inner, name, user)?;
@@ -307,7 +307,7 @@ impl Slots {
         Ok(())
     }
 
-    /// Gives back what a connection has taken; its temporary slots end, if it does.
+    /// Releases the slots of a connection; drops its temporary slots if the connection has ended.
     pub(crate) fn release(&self, user: u32, ended: bool) {
         let mut inner = self.lock();
         inner.slots.retain(|_, slot| !(ended && slot.temporary && slot.user == Some(user)));
@@ -316,7 +316,7 @@ impl Slots {
         }
     }
 
-    /// The user of a slot needs nothing before `at` any more.
+    /// Records that the user of a slot needs nothing before `at` any more.
     pub(crate) fn advance(&self, name: &str, at: Lsn, timeline: u32) {
         let mut inner = self.lock();
         let mut moved = false;
@@ -329,7 +329,7 @@ impl Slots {
         inner.dirty |= moved;
     }
 
-    /// The user of a slot reports the oldest transactions that it needs. True if it needed none before: that is worth a [`Slots::save`] at once.
+    /// Records the oldest transactions that the user of a slot needs. True if it needed none before: then a [`Slots::save`] at once is worthwhile.
     pub(crate) fn feed_back(&self, name: &str, feedback: Feedback) -> bool {
         let mut inner = self.lock();
         let Some(slot) = inner.slots.get_mut(name) else { return false };
@@ -338,8 +338,8 @@ impl Slots {
         before == Feedback::default() && before != feedback
     }
 
-    /// The oldest transactions that any slot needs. A slot whose WAL is gone, because `oldest` is the oldest position held, needs none while its user is
-    /// away: the user cannot go on from it.
+    /// Returns the oldest transactions that any slot needs. A slot whose WAL is gone, because `oldest` is the oldest held position, needs none while
+    /// its user is disconnected: the user cannot continue from it.
     pub(crate) fn feedback(&self, oldest: impl FnOnce() -> Lsn) -> Feedback {
         let inner = self.lock();
         let needing = || inner.slots.values().filter(|slot| slot.feedback != Feedback::default());
@@ -351,12 +351,12 @@ impl Slots {
         needing().filter(usable).map(|slot| slot.feedback).fold(Feedback::default(), Feedback::and)
     }
 
-    /// None: there is no such slot. Some(None): it was never used.
+    /// Returns the start of a slot. None: no such slot. Some(None): never used.
     pub(crate) fn restart(&self, name: &str) -> Option<Option<(Lsn, u32)>> {
         self.lock().slots.get(name).map(|slot| slot.restart)
     }
 
-    /// The oldest position that any slot needs.
+    /// Returns the oldest position that any slot needs.
     pub(crate) fn oldest(&self) -> Option<Lsn> {
         self.lock().slots.values().filter_map(|slot| slot.restart).map(|(at, _)| at).min()
     }
@@ -371,13 +371,13 @@ impl Slots {
         self.lock().slots.iter().map(view).collect()
     }
 
-    /// Writes positions that have moved.
+    /// Writes changed positions.
     pub(crate) fn save(&self) -> Result<(), StartError> {
         let dirty = self.lock().dirty;
         if dirty { self.write() } else { Ok(()) }
     }
 
-    /// Writes what there is now; durable when it returns. Blocks as long as the disk takes.
+    /// Writes the current state; durable on return. Blocks as long as the disk takes.
     fn write(&self) -> Result<(), StartError> {
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let text = {
@@ -404,7 +404,7 @@ impl Slots {
 }
 
 impl Inner {
-    /// The file's text.
+    /// Returns the contents of the file.
     fn render(&self) -> Vec<u8> {
         let kept = || self.slots.iter().filter(|(_, slot)| !slot.temporary);
         let feedback = kept().filter(|(_, slot)| slot.feedback != Feedback::default());
@@ -470,7 +470,7 @@ mod tests {
         slots.save().unwrap();
         let again = Slots::open(dir.path()).unwrap();
         assert_eq!(again.feedback(oldest), feedback(9, 7));
-        // Its WAL is gone, because more than `max_bytes` is not kept: only who streams all the same needs anything.
+        // Its WAL is gone, because no more than `max_bytes` is kept: only a user that still streams needs transactions.
         again.advance("b", Lsn(0x500_0000), 1);
         assert_eq!(again.feedback(|| Lsn(0x400_0000)), feedback(9, 8));
         again.acquire("a", 2).unwrap();
@@ -484,7 +484,7 @@ mod tests {
         assert!(!text.contains("feedback"), "as an earlier version wrote it: {text}");
     }
 
-    /// Streams report to their slots, and logins look at the greeting, also while a slow disk takes the file.
+    /// Streams report to their slots, and logins read the greeting, also while a slow disk writes the file.
     #[test]
     fn nobody_waits_for_the_file_but_who_writes_it() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What a relay shows of itself.
+//! Status of a relay.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -7,72 +7,72 @@ use watermark::Lsn;
 
 use crate::shared::Shared;
 
-/// A relay at one moment.
+/// Status of a relay at one moment.
 #[derive(Debug, Clone)]
 pub struct Status {
-    /// Where WAL comes from.
+    /// Address of the upstream.
     pub upstream: String,
-    /// `streaming`, or what stands in the way.
+    /// `streaming`, or the obstacle.
     pub upstream_state: String,
-    /// Whether somebody has to look: nothing is received any more, or the disk is full.
+    /// True if an operator must act: nothing is received any more, or the disk is full.
     pub alarm: bool,
-    /// How long it has been so.
+    /// Duration of the upstream's state.
     pub upstream_since: Duration,
-    /// The furthest end of the upstream's log that was heard of.
+    /// The furthest reported end of the upstream's log.
     pub upstream_end: Lsn,
-    /// The log; None before the upstream was reached for the first time.
+    /// Status of the log; None before the upstream was reached for the first time.
     pub log: Option<LogStatus>,
-    /// All that stream.
+    /// All streaming downstreams.
     pub downstreams: Vec<DownstreamStatus>,
-    /// Their slots.
+    /// Slots of downstreams.
     pub slots: Vec<SlotStatus>,
-    /// Connections, also those that do not stream.
+    /// Number of connections, including those that do not stream.
     pub connections: usize,
-    /// Totals since the start; the name is a metric's.
+    /// Totals since the start, with the names of metrics.
     pub counters: Vec<(&'static str, &'static str, u64)>,
 }
 
-/// The log at one moment.
+/// Status of the log at one moment.
 #[derive(Debug, Clone)]
 pub struct LogStatus {
-    /// Of the cluster.
+    /// System identifier of the cluster.
     pub system_id: u64,
     /// The timeline being written.
     pub timeline: u32,
-    /// The highest term that was promised to.
+    /// The highest promised term.
     pub term: u64,
-    /// Whether nothing more is taken on that timeline.
+    /// True if nothing more is taken on that timeline.
     pub fenced: bool,
     /// Oldest position held.
     pub oldest: Lsn,
-    /// Appended.
+    /// End of the appended WAL.
     pub written: Lsn,
-    /// Durable.
+    /// End of the durable WAL.
     pub flushed: Lsn,
-    /// Told to the upstream as durable.
+    /// End of the WAL acknowledged to the upstream as durable.
     pub acknowledged: Lsn,
-    /// Segments held.
+    /// Number of held segments.
     pub segments: u64,
-    /// Bytes of them.
+    /// Bytes of the segments.
     pub bytes: u64,
-    /// Whether a switch of timelines needs no room on the disk.
+    /// True if a timeline switch needs no room on the disk.
     pub reserve: bool,
-    /// Why nothing is written any more.
+    /// Reason why nothing is written any more.
     pub failure: Option<String>,
 }
 
-/// A downstream at one moment.
+/// Status of a downstream at one moment.
 #[derive(Debug, Clone)]
 pub struct DownstreamStatus {
-    /// Unique while the process lives.
+    /// Unique in this process.
     pub id: u32,
-    /// As it calls itself.
+    /// Application name of the downstream.
     pub application_name: String,
-    /// Its address.
+    /// Address of the downstream.
     pub peer: String,
-    /// Its slot.
+    /// Name of its slot.
     pub slot: Option<String>,
-    /// Sent to it.
+    /// End of the WAL sent to it.
     pub sent: Lsn,
     /// Written, flushed and applied by its own report; 0 before the first.
     pub written: Lsn,
@@ -82,18 +82,18 @@ pub struct DownstreamStatus {
     pub applied: Lsn,
 }
 
-/// A slot at one moment.
+/// Status of a slot at one moment.
 #[derive(Debug, Clone)]
 pub struct SlotStatus {
     /// Name.
     pub name: String,
-    /// Oldest position that it needs.
+    /// Oldest position that its user needs.
     pub restart: Option<Lsn>,
-    /// The oldest transaction whose rows its user needs, with its epoch, as `pg_current_xact_id` gives it; 0: none.
+    /// The oldest transaction whose rows its user needs, as a full transaction ID (`pg_current_xact_id`); 0 for none.
     pub xmin: u64,
-    /// The same for rows of catalogs.
+    /// The oldest transaction whose catalog rows its user needs.
     pub catalog_xmin: u64,
-    /// Whether a connection uses it.
+    /// True if a connection uses it.
     pub active: bool,
 }
 
@@ -104,7 +104,7 @@ impl Status {
         let metrics = &shared.metrics;
         let log = shared.log().map(|log| {
             let (tail, held, promise) = (log.tail(), log.held(), shared.promise.now());
-            // Read upwards, so that what is shown keeps its order.
+            // In ascending order, so that the shown positions keep their order.
             let (acknowledged, flushed, written) = (tail.acknowledged.get(), tail.flushed.get(), tail.written.get());
             LogStatus {
                 system_id: log.identity().system_id,

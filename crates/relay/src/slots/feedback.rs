@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Id and epoch of each; id 0 is none. The first field is for rows of tables, the second one for those of catalogs, which logical slots of a standby need.
+/// ID and epoch of each; ID 0 is none. The first field is for rows of tables, the second one for rows of catalogs, which logical slots of a standby
+/// need.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Feedback {
     pub(crate) xmin: (u32, u32),
@@ -10,12 +11,12 @@ pub(crate) struct Feedback {
 }
 
 impl Feedback {
-    /// Both as `pg_current_xact_id` gives them; 0 is none.
+    /// Returns both as full transaction IDs (`pg_current_xact_id`); 0 is none.
     pub(crate) fn ids(self) -> (u64, u64) {
         (whole(self.xmin), whole(self.catalog_xmin))
     }
 
-    /// The older of both, each for itself.
+    /// Returns the older value of each field.
     pub(crate) fn and(self, other: Feedback) -> Feedback {
         let older = |a: (u32, u32), b: (u32, u32)| match (a.0, b.0) {
             (0, _) => b,
@@ -26,7 +27,7 @@ impl Feedback {
     }
 }
 
-/// A transaction's id with its epoch, as `pg_current_xact_id` gives it; 0 is none.
+/// Returns a full transaction ID (`pg_current_xact_id`); 0 is none.
 fn whole((id, epoch): (u32, u32)) -> u64 {
     if id == 0 { 0 } else { u64::from(epoch) << 32 | u64::from(id) }
 }
