@@ -1,4 +1,4 @@
-//! Events: the header, and the bodies that whoever keeps and passes on a log has to understand. All others are bytes.
+//! Events: the header, and the bodies that a relay of a log must parse. All other bodies are opaque bytes.
 //!
 //! Sources of the format: the "Binlog Event" pages of MySQL's internals manual and of MariaDB's knowledge base ("Replication Protocol").
 
@@ -9,7 +9,7 @@ pub const HEADER: usize = 19;
 /// Bytes of an event's checksum, at its end.
 pub const CHECKSUM: usize = 4;
 
-/// What an event is: the byte in its header.
+/// Kind of an event: the type byte in its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Kind(pub u8);
 
@@ -41,13 +41,13 @@ impl Kind {
     pub const START_ENCRYPTION: Kind = Kind(164);
 }
 
-/// The file is open at its source. Only in the first event of a file; not part of its checksum.
+/// The source has the file open. Only in the first event of a file; not part of its checksum.
 pub const IN_USE: u16 = 0x1;
-/// The event was made for the stream and is in no file: an announcement of a file, for example.
+/// The event was made for the stream and is in no file, such as the announcement of a file.
 pub const ARTIFICIAL: u16 = 0x20;
-/// The event was written with `@@skip_replication = 1`: a replica may ask its source to leave such events out.
+/// The event was written with `@@skip_replication = 1`: a replica may request that its source omit such events.
 pub const SKIP_REPLICATION: u16 = 0x8000;
-/// In an artificial list of GTIDs: the stream ends here, because the replica asked for no more (`START SLAVE UNTIL`).
+/// In an artificial list of GTIDs: the stream ends here, at the position that the replica requested (`START SLAVE UNTIL`).
 pub const UNTIL_REACHED: u32 = 1 << 28;
 
 /// An event's header.
@@ -55,13 +55,13 @@ pub const UNTIL_REACHED: u32 = 1 << 28;
 pub struct Header {
     /// Seconds since 1970; 0 in artificial events.
     pub timestamp: u32,
-    /// What the event is.
+    /// Kind of the event.
     pub kind: Kind,
-    /// The server on which it happened first.
+    /// `server_id` of the server on which the change originated.
     pub server_id: u32,
-    /// Bytes of the event with header and checksum.
+    /// Bytes of the event, including header and checksum.
     pub length: u32,
-    /// Where the event ends in the source's file, modulo 2^32; 0 where the source does not say (MariaDB 11.4 and later, inside transactions).
+    /// End of the event in the source's file, modulo 2^32; 0 if the source omits it (MariaDB 11.4 and later, inside transactions).
     pub end: u32,
     /// See [`IN_USE`] and [`ARTIFICIAL`].
     pub flags: u16,
@@ -80,7 +80,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 impl Header {
-    /// Reads a header. Every 19 bytes are one.
+    /// Parses a header. Any 19 bytes are a header.
     #[must_use]
     pub fn parse(b: &[u8; HEADER]) -> Header {
         let four = |at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
@@ -94,7 +94,7 @@ impl Header {
         }
     }
 
-    /// As bytes.
+    /// Encodes the header.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER] {
         let mut b = [0; HEADER];
@@ -107,25 +107,25 @@ impl Header {
         b
     }
 
-    /// Whether the event is in no file, only in the stream: an artificial one, or a heartbeat.
+    /// True if the event is in no file, only in the stream: an artificial one, or a heartbeat.
     #[must_use]
     pub fn is_artificial(&self) -> bool {
         self.flags & ARTIFICIAL != 0 || matches!(self.kind, Kind::HEARTBEAT | Kind::HEARTBEAT_V2)
     }
 }
 
-/// How events end.
+/// Checksum algorithm of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Checksum {
-    /// With their body.
+    /// No checksum after the body.
     #[default]
     None,
-    /// With the CRC-32 of header and body.
+    /// CRC-32 of header and body.
     Crc32,
 }
 
 impl Checksum {
-    /// Bytes at the end of each event.
+    /// Returns the number of checksum bytes at the end of each event.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
@@ -134,7 +134,7 @@ impl Checksum {
         }
     }
 
-    /// As `binlog_checksum` is shown.
+    /// Returns the value of `binlog_checksum`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -144,13 +144,13 @@ impl Checksum {
     }
 }
 
-/// Why a body is not what its kind says.
+/// A body that does not conform to its kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("an event of kind {} says: {what}", kind.0)]
 pub struct BodyError {
-    /// The event's kind.
+    /// Kind of the event.
     pub kind: Kind,
-    /// What is wrong.
+    /// The problem.
     pub what: String,
 }
 
@@ -158,25 +158,25 @@ fn wrong(kind: Kind, what: impl Into<String>) -> BodyError {
     BodyError { kind, what: what.into() }
 }
 
-/// The first event of a file: how the others are to be read.
+/// The first event of a file, which describes the format of the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Format {
-    /// Of the server that wrote the file, as `10.11.6-MariaDB-log`.
+    /// Version of the server that wrote the file, such as `10.11.6-MariaDB-log`.
     pub server_version: String,
     /// Seconds since 1970, in the first file after a start of the server; else 0.
     pub created: u32,
-    /// How the events of the file end.
+    /// Checksum algorithm of the file's events.
     pub checksum: Checksum,
 }
 
-/// Where `created` is in the body of a format event.
+/// Offset of `created` in the body of a format event.
 pub const CREATED_AT: usize = 52;
 
 impl Format {
-    /// Reads a format event's body, with its checksum, which is there whatever `binlog_checksum` says.
+    /// Parses a format event's body, including its checksum, which exists regardless of `binlog_checksum`.
     ///
     /// # Errors
-    /// Another version of the format than 4, headers of another length, an unknown checksum, or too short.
+    /// The format has a version other than 4, headers of another length, or an unknown checksum; or the body is too short.
     pub fn parse(body: &[u8]) -> Result<Format, BodyError> {
         let fail = |what: String| wrong(Kind::FORMAT, what);
         let short = || fail(format!("{} bytes are too few", body.len()));
@@ -202,40 +202,40 @@ impl Format {
     }
 }
 
-/// Which file comes next, and where in it.
+/// Name of the next file, and the position in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rotate {
     /// Offset in the file.
     pub position: u64,
-    /// The file's name, as the source has it: any bytes.
+    /// Name of the file at the source: any bytes.
     pub name: Vec<u8>,
 }
 
 impl Rotate {
-    /// Reads a body without checksum.
+    /// Parses a body without checksum.
     ///
     /// # Errors
-    /// Too short.
+    /// The body is too short.
     pub fn parse(body: &[u8]) -> Result<Rotate, BodyError> {
         let position = u64_at(body, 0).ok_or_else(|| wrong(Kind::ROTATE, "no position"))?;
         Ok(Rotate { position, name: body[8..].to_vec() })
     }
 }
 
-/// What begins a transaction in MariaDB's log.
+/// Beginning of a transaction in MariaDB's log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MariaDbGtid {
-    /// Its name.
+    /// GTID of the transaction.
     pub gtid: mariadb::Gtid,
-    /// Whether the transaction is the statement that follows, without a COMMIT.
+    /// True if the transaction consists of the next statement, without a COMMIT.
     pub standalone: bool,
 }
 
 impl MariaDbGtid {
-    /// Reads a body without checksum: `sequence u64, domain u32, flags u8, …`. The server is the one in the header.
+    /// Parses a body without checksum: `sequence u64, domain u32, flags u8, …`. The server ID is in the header.
     ///
     /// # Errors
-    /// Too short.
+    /// The body is too short.
     pub fn parse(header: &Header, body: &[u8]) -> Result<MariaDbGtid, BodyError> {
         let short = || wrong(Kind::MARIADB_GTID, format!("{} bytes are too few", body.len()));
         let sequence = u64_at(body, 0).ok_or_else(short)?;
@@ -246,11 +246,11 @@ impl MariaDbGtid {
     }
 }
 
-/// Reads the body of MariaDB's list of GTIDs at the start of a file, without checksum: `count u32 (28 bits), (domain u32, server u32,
-/// sequence u64)…`. In each domain the last one comes last.
+/// Parses the body of MariaDB's list of GTIDs at the start of a file, without checksum: `count u32 (28 bits), (domain u32, server u32, sequence
+/// u64)…`. The last GTID of each domain comes last.
 ///
 /// # Errors
-/// Too short, or more than [`mariadb::MAX_ENTRIES`].
+/// The body is too short, or has more than [`mariadb::MAX_ENTRIES`].
 pub fn gtid_list(body: &[u8]) -> Result<Vec<mariadb::Gtid>, BodyError> {
     let fail = |what: String| wrong(Kind::MARIADB_GTID_LIST, what);
     let short = || fail(format!("{} bytes are too few", body.len()));
@@ -270,10 +270,10 @@ pub fn gtid_list(body: &[u8]) -> Result<Vec<mariadb::Gtid>, BodyError> {
     Ok(list)
 }
 
-/// Reads the body of what begins a transaction in MySQL's log: `flags u8, uuid 16 bytes, number u64, …`.
+/// Parses the body of the event that begins a transaction in MySQL's log: `flags u8, uuid 16 bytes, number u64, …`.
 ///
 /// # Errors
-/// Too short, or the number is 0.
+/// The body is too short, or the number is 0.
 pub fn mysql_gtid(body: &[u8]) -> Result<mysql::Gtid, BodyError> {
     let fail = |what: &str| wrong(Kind::MYSQL_GTID, what);
     let uuid = body.get(1..17).and_then(|uuid| uuid.try_into().ok()).ok_or_else(|| fail("too short"))?;
@@ -284,7 +284,7 @@ pub fn mysql_gtid(body: &[u8]) -> Result<mysql::Gtid, BodyError> {
     }
 }
 
-/// The statement of a QUERY event, without checksum; None: the body is too short for what it says, or only its beginning is here.
+/// Returns the statement of a QUERY event, without checksum; None if the body is too short for its lengths, or incomplete.
 #[must_use]
 pub fn statement(body: &[u8]) -> Option<&[u8]> {
     let database = usize::from(*body.get(8)?);
@@ -292,13 +292,13 @@ pub fn statement(body: &[u8]) -> Option<&[u8]> {
     body.get(13 + variables + database + 1..)
 }
 
-/// Whether a QUERY event with this statement ends a transaction.
+/// True if a QUERY event with this statement ends a transaction.
 #[must_use]
 pub fn ends_transaction(statement: &[u8]) -> bool {
     statement.eq_ignore_ascii_case(b"COMMIT") || statement.eq_ignore_ascii_case(b"ROLLBACK")
 }
 
-/// Makes an event for the stream: header, body, and the checksum if there is one.
+/// Makes an event for the stream: header, body, and the checksum if one is used.
 #[must_use]
 pub fn artificial(kind: Kind, server_id: u32, end: u32, flags: u16, body: &[u8], checksum: Checksum) -> Vec<u8> {
     let length = u32::try_from(HEADER + body.len() + checksum.bytes()).unwrap_or(u32::MAX);
@@ -311,7 +311,7 @@ pub fn artificial(kind: Kind, server_id: u32, end: u32, flags: u16, body: &[u8],
     event
 }
 
-/// The artificial ROTATE that announces a file in the stream.
+/// Makes the artificial ROTATE that announces a file in the stream.
 #[must_use]
 pub fn announce(server_id: u32, name: &str, position: u64, checksum: Checksum) -> Vec<u8> {
     let mut body = position.to_le_bytes().to_vec();
@@ -319,14 +319,14 @@ pub fn announce(server_id: u32, name: &str, position: u64, checksum: Checksum) -
     artificial(Kind::ROTATE, server_id, 0, ARTIFICIAL, &body, checksum)
 }
 
-/// A heartbeat: nothing has happened, and the source is at `position` of the file `name`.
+/// Makes a heartbeat: no new events, and the source is at `position` of the file `name`.
 #[must_use]
 pub fn heartbeat(server_id: u32, name: &str, position: u64, checksum: Checksum) -> Vec<u8> {
     artificial(Kind::HEARTBEAT, server_id, position as u32, 0, name.as_bytes(), checksum)
 }
 
-/// The artificial list of GTIDs with which a source ends a stream that was asked for up to a position: `state` is what came before `end`, also
-/// without being sent.
+/// Makes the artificial list of GTIDs with which a source ends a stream requested up to a position: `state` has the transactions before `end`,
+/// including those not sent.
 #[must_use]
 pub fn until_reached(server_id: u32, end: u64, state: &mariadb::State, checksum: Checksum) -> Vec<u8> {
     let gtids: Vec<_> = state.iter().collect();
@@ -343,8 +343,7 @@ pub fn until_reached(server_id: u32, end: u64, state: &mariadb::State, checksum:
     artificial(Kind::MARIADB_GTID_LIST, server_id, end as u32, ARTIFICIAL, &body, checksum)
 }
 
-/// Has a whole format event say that its server was not started then: a replica that merely connects again must not drop its temporary
-/// tables. Anything too short stays as it is.
+/// Clears the start time in a whole format event: a replica that only reconnects must not drop its temporary tables. A shorter event is unchanged.
 pub fn clear_created(event: &mut [u8], checksum: Checksum) {
     let at = HEADER + CREATED_AT;
     let Some(created) = event.get_mut(at..at + 4) else { return };

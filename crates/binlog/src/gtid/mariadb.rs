@@ -1,7 +1,7 @@
 //! MariaDB's GTIDs: `domain-server-sequence`, as `0-1-15`.
 //!
-//! In each domain transactions have one order, and sequence numbers grow (always under `gtid_strict_mode`). A replica says what it has by the
-//! last GTID of each domain ([`Position`]); a binary log knows the last one of each domain and server ([`State`]).
+//! In each domain transactions have one order, and sequence numbers grow (always under `gtid_strict_mode`). A replica's position is the last GTID of
+//! each domain ([`Position`]); a binary log has the last one of each domain and server ([`State`]).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,17 +9,17 @@ use std::str::FromStr;
 
 use super::{GtidError, refuse};
 
-/// Most entries of a state, and of a list in a file.
+/// Limit of the entries of a state, and of a list in a file.
 pub const MAX_ENTRIES: usize = 65_536;
 
-/// One transaction.
+/// Identifier of one transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Gtid {
-    /// `gtid_domain_id` of where it happened first.
+    /// `gtid_domain_id` at its origin.
     pub domain: u32,
-    /// `server_id` of where it happened first.
+    /// `server_id` of its origin.
     pub server: u32,
-    /// Its number in the domain.
+    /// Sequence number in the domain.
     pub sequence: u64,
 }
 
@@ -55,35 +55,35 @@ fn list(text: &str) -> Result<Vec<Gtid>, GtidError> {
     if gtids.len() > MAX_ENTRIES { Err(refuse(text, "a list of at most 65536 GTIDs")) } else { Ok(gtids) }
 }
 
-/// What a replica has: the last transaction of each domain. As text `0-1-15,1-2-3`.
+/// Position of a replica: the last transaction of each domain. As text `0-1-15,1-2-3`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Position(BTreeMap<u32, Gtid>);
 
 impl Position {
-    /// The last transaction of a domain.
+    /// Returns the last transaction of a domain.
     #[must_use]
     pub fn get(&self, domain: u32) -> Option<Gtid> {
         self.0.get(&domain).copied()
     }
 
-    /// All, by domain.
+    /// Returns all GTIDs, by domain.
     pub fn iter(&self) -> impl Iterator<Item = Gtid> + '_ {
         self.0.values().copied()
     }
 
-    /// `gtid` is the last of its domain from now on.
+    /// Sets the last transaction of its domain.
     pub fn set(&mut self, gtid: Gtid) {
         if self.0.len() < MAX_ENTRIES || self.0.contains_key(&gtid.domain) {
             self.0.insert(gtid.domain, gtid);
         }
     }
 
-    /// A domain is done with.
+    /// Removes a domain.
     pub fn remove(&mut self, domain: u32) {
         self.0.remove(&domain);
     }
 
-    /// Whether it says nothing.
+    /// True if the position has no domain.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -101,7 +101,7 @@ impl FromIterator<Gtid> for Position {
 impl FromStr for Position {
     type Err = GtidError;
 
-    /// Each domain once: of two of one domain nobody could say which is the last.
+    /// Each domain may occur once: with two GTIDs of one domain the last would be undefined.
     fn from_str(text: &str) -> Result<Position, GtidError> {
         let gtids = list(text)?;
         let position: Position = gtids.iter().copied().collect();
@@ -134,8 +134,8 @@ struct Domain {
     servers: BTreeMap<u32, u64>,
 }
 
-/// What a binary log has: in each domain the last transaction of each server, and which of them is the last of all. As text like
-/// `@@gtid_binlog_state`: the last of all comes last.
+/// State of a binary log: in each domain the last transaction of each server, and the last of all. As text like `@@gtid_binlog_state`: the last of
+/// all comes last.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct State {
     domains: BTreeMap<u32, Domain>,
@@ -143,7 +143,7 @@ pub struct State {
 }
 
 impl State {
-    /// `gtid` was written. False: it is the first of another server or domain, and there are [`MAX_ENTRIES`] already.
+    /// Adds a written transaction. False if it is the first of another server or domain, and [`MAX_ENTRIES`] exist already.
     #[must_use]
     pub fn add(&mut self, gtid: Gtid) -> bool {
         let is_new = !self.domains.get(&gtid.domain).is_some_and(|domain| domain.servers.contains_key(&gtid.server));
@@ -159,7 +159,7 @@ impl State {
         true
     }
 
-    /// Adds all of `other` that is not contained. False: there are too many domains and servers.
+    /// Adds all of `other` that is not contained. False if there are too many domains and servers.
     pub fn merge(&mut self, other: &State) -> bool {
         for (domain, of) in &other.domains {
             let gtid =
@@ -174,45 +174,45 @@ impl State {
         true
     }
 
-    /// As a file's list has it: the last of a domain comes last. None: too many.
+    /// Makes the state from a file's list: the last transaction of a domain comes last. None if there are too many.
     #[must_use]
     pub fn from_list(list: &[Gtid]) -> Option<State> {
         let mut state = State::default();
         list.iter().all(|gtid| state.add(*gtid)).then_some(state)
     }
 
-    /// The last transaction of each domain.
+    /// Returns the last transaction of each domain.
     #[must_use]
     pub fn position(&self) -> Position {
         self.domains.values().map(|domain| domain.last).collect()
     }
 
-    /// The last transaction of a domain.
+    /// Returns the last transaction of a domain.
     #[must_use]
     pub fn last(&self, domain: u32) -> Option<Gtid> {
         self.domains.get(&domain).map(|domain| domain.last)
     }
 
-    /// Whether `gtid` is in the log, as MariaDB itself judges: its server has come as far in its domain.
+    /// True if `gtid` is in the log, by MariaDB's own rule: the last sequence number of its server in its domain is not lower.
     #[must_use]
     pub fn contains(&self, gtid: Gtid) -> bool {
         let domain = self.domains.get(&gtid.domain);
         domain.and_then(|domain| domain.servers.get(&gtid.server)).is_some_and(|last| *last >= gtid.sequence)
     }
 
-    /// The transactions of `position` that are not in the log.
+    /// Returns the transactions of `position` that are not in the log.
     #[must_use]
     pub fn lacks(&self, position: &Position) -> Position {
         position.iter().filter(|gtid| !self.contains(*gtid)).collect()
     }
 
-    /// Whether nothing was ever written.
+    /// True if nothing was ever written.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.domains.is_empty()
     }
 
-    /// The last transaction of each domain and server, by domain; the last of a domain comes last.
+    /// Returns the last transaction of each domain and server, by domain; the last of a domain comes last.
     pub fn iter(&self) -> impl Iterator<Item = Gtid> + '_ {
         self.domains.values().flat_map(|domain| {
             let others = domain.servers.iter().filter(|(server, _)| **server != domain.last.server);
@@ -221,7 +221,7 @@ impl State {
         })
     }
 
-    /// True if a file that begins with `begins` may follow a log that has this: each of its domains is as it is here. Domains may be gone
+    /// True if a file that begins with `begins` may follow a log with this state: each of its domains has the same state here. Domains may be missing
     /// (`FLUSH BINARY LOGS DELETE_DOMAIN_ID`), but not all of them.
     #[must_use]
     pub fn is_followed_by(&self, begins: &State) -> bool {
@@ -229,8 +229,8 @@ impl State {
             && begins.domains.iter().all(|(domain, theirs)| self.domains.get(domain) == Some(theirs))
     }
 
-    /// The transactions of this log that a server whose binary log has `theirs` has lost since it wrote them. Domains may be gone, but not all
-    /// of them.
+    /// Returns the transactions of this log that a server whose binary log has `theirs` has lost since it wrote them. Domains may be missing, but not
+    /// all of them.
     #[must_use]
     pub fn lost_by(&self, theirs: &State) -> Position {
         let is_there = |gtid: &Gtid| theirs.is_empty() || theirs.domains.contains_key(&gtid.domain);

@@ -1,36 +1,36 @@
-//! What a client asks of a server, and what a replica and its source say to each other beside events.
+//! Commands of a client to a server, and messages other than events between a replica and its source.
 
 use super::{Cursor, ProtocolError, wrong};
 use crate::gtid::mysql;
 
-/// Dump: the stream ends where the log does, instead of waiting for more.
+/// Dump flag: the stream ends at the end of the log, instead of waiting for more.
 pub const NON_BLOCK: u16 = 1;
-/// Dump: events that only explain rows are wanted, too. Without it MariaDB leaves them out, and a copy has holes.
+/// Dump flag: events that only annotate rows are sent, too. Without it MariaDB omits them, and a copy has holes.
 pub const ANNOTATE_ROWS: u16 = 2;
 
-/// What a client asks.
+/// A command of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// It leaves.
+    /// COM_QUIT: the client leaves.
     Quit,
     /// A statement.
     Query(String),
-    /// Whether the server is there.
+    /// COM_PING.
     Ping,
-    /// A replica says who it is.
+    /// Registration of a replica.
     RegisterSlave(RegisterSlave),
-    /// A replica wants events.
+    /// Request for events.
     Dump(Dump),
-    /// A replica of MySQL wants events by a set of GTIDs.
+    /// Request of a MySQL replica for events by a set of GTIDs.
     DumpGtid,
-    /// Anything else, by its number.
+    /// Any other command, by its number.
     Other(u8),
 }
 
-/// Who a replica is.
+/// Identity of a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegisterSlave {
-    /// Its `server_id`.
+    /// `server_id` of the replica.
     pub server_id: u32,
     /// `report_host`.
     pub host: String,
@@ -39,7 +39,7 @@ pub struct RegisterSlave {
 }
 
 impl RegisterSlave {
-    /// As a message.
+    /// Encodes the message.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![0x15];
@@ -47,7 +47,7 @@ impl RegisterSlave {
         let host: Vec<u8> = self.host.bytes().take(255).collect();
         out.push(host.len() as u8);
         out.extend_from_slice(&host);
-        // Neither user nor password: they would be shown to whoever asks for the source's replicas.
+        // Neither user nor password: the source shows them in its list of replicas.
         out.extend_from_slice(&[0, 0]);
         out.extend_from_slice(&self.port.to_le_bytes());
         out.extend_from_slice(&[0; 8]);
@@ -55,21 +55,21 @@ impl RegisterSlave {
     }
 }
 
-/// From where a replica wants events.
+/// A replica's request for events from a position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dump {
-    /// Offset in the file. The source takes everything before as received.
+    /// Offset in the file. The source counts all before it as received.
     pub position: u32,
     /// See [`ANNOTATE_ROWS`].
     pub flags: u16,
-    /// Of the replica.
+    /// `server_id` of the replica.
     pub server_id: u32,
-    /// The file; empty: by GTID, or the first one.
+    /// Name of the file; empty: by GTID, or the first one.
     pub file: String,
 }
 
 impl Dump {
-    /// As a message.
+    /// Encodes the message.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![0x12];
@@ -81,7 +81,7 @@ impl Dump {
     }
 }
 
-/// A dump by a set of GTIDs, as a replica of MySQL asks for it: everything that is not in the set. Not tried against a server.
+/// Encodes a MySQL replica's request for all transactions that are not in a set of GTIDs. Not tried against a server.
 #[must_use]
 pub fn dump_gtid(server_id: u32, set: &mysql::Set) -> Vec<u8> {
     let data = set.encode();
@@ -95,7 +95,7 @@ pub fn dump_gtid(server_id: u32, set: &mysql::Set) -> Vec<u8> {
     out
 }
 
-/// A statement as a message.
+/// Encodes a statement as a message.
 #[must_use]
 pub fn query(statement: &str) -> Vec<u8> {
     let mut out = vec![3];
@@ -104,10 +104,10 @@ pub fn query(statement: &str) -> Vec<u8> {
 }
 
 impl Command {
-    /// Reads a client's message.
+    /// Parses a client's message.
     ///
     /// # Errors
-    /// Too short for what it is, or a statement that is no UTF-8.
+    /// The message is too short for its kind, or has a statement that is not UTF-8.
     pub fn parse(message: &[u8]) -> Result<Command, ProtocolError> {
         let mut c = Cursor(message);
         let short = || wrong("a command that is too short");
@@ -141,10 +141,10 @@ impl Command {
     }
 }
 
-/// What a semi-synchronous source puts before each event.
+/// First byte that a semi-synchronous source puts before each event.
 pub const SEMISYNC: u8 = 0xef;
 
-/// That everything up to `position` of `file` has been received, as a semi-synchronous replica says it. It goes out with packet number 0.
+/// Encodes a semi-synchronous replica's acknowledgement of all up to `position` of `file`. It is sent with packet number 0.
 #[must_use]
 pub fn acknowledgement(file: &str, position: u64) -> Vec<u8> {
     let mut out = vec![SEMISYNC];

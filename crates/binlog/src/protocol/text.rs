@@ -1,4 +1,4 @@
-//! The few statements that replicas send to their source, read without a parser: a replica's text is always the same.
+//! The few statements that replicas send to their source, matched without a parser: a replica's text is always the same.
 
 /// A statement of a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -7,11 +7,11 @@ pub enum Statement {
     Set(Vec<(String, String)>),
     /// `SET name = value`, one system variable of the session.
     SetSystem(String, String),
-    /// `SET NAMES name`: a replica of MariaDB sends this when it connects again.
+    /// `SET NAMES name`: sent by a replica of MariaDB when it reconnects.
     Names,
-    /// `KILL id`: a semi-synchronous replica ends its own connection so.
+    /// `KILL id`: by which a semi-synchronous replica ends its own connection.
     Kill(u32),
-    /// `SELECT @@name, …`: names without `global.`, and as they were written, for the columns.
+    /// `SELECT @@name, …`: names without `global.`, and as written, for the columns.
     Variables(Vec<(String, String)>),
     /// `SELECT @name`.
     UserVariable(String),
@@ -21,11 +21,11 @@ pub enum Statement {
     Timestamp,
     /// `SELECT VERSION()`.
     Version,
-    /// Nothing that is known.
+    /// Any other statement.
     Other,
 }
 
-/// Longest statement that is looked at.
+/// Length limit of a parsed statement.
 const LONGEST: usize = 64 << 10;
 
 fn unquoted(value: &str) -> String {
@@ -43,7 +43,7 @@ fn strip<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     head.eq_ignore_ascii_case(word).then(|| text[word.len()..].trim_start())
 }
 
-/// At the commas that are in no quotes.
+/// Splits at commas outside of quotes.
 fn parts(text: &str) -> Vec<&str> {
     let (mut parts, mut start, mut quote) = (Vec::new(), 0, None);
     for (at, character) in text.char_indices() {
@@ -70,7 +70,7 @@ fn variable(text: &str) -> Option<(String, String)> {
 }
 
 impl Statement {
-    /// Reads a statement.
+    /// Parses a statement.
     #[must_use]
     pub fn parse(text: &str) -> Statement {
         let text = text.trim().trim_end_matches(';').trim();
