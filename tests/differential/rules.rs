@@ -1,4 +1,4 @@
-//! Every difference from a direct connection that is meant: one table, for the comparer and for docs/conformance.md.
+//! Every intended difference from a direct connection: one table, for the comparer and for docs/conformance.md.
 
 use std::collections::BTreeMap;
 
@@ -7,47 +7,47 @@ use crate::compare::Oids;
 use crate::config::Config;
 use crate::reply::{Column, Fields, Reply};
 
-/// A difference that is meant.
+/// An intended difference.
 pub(crate) struct Rule {
-    /// By which it is counted, and switched off (`--strict`).
+    /// Name, for counting and for switching the rule off (`--strict`).
     pub(crate) name: &'static str,
-    /// What differs, as the documentation says it.
+    /// The difference, as in the documentation.
     pub(crate) what: &'static str,
-    /// Why that is meant.
+    /// The reason why it is intended.
     pub(crate) why: &'static str,
-    /// Whether it is this difference, and what follows; the replies are never both None.
+    /// Returns the verdict if the rule covers the difference; the replies are never both None.
     covers: fn(&Scene<'_>, Option<&Reply>, Option<&Reply>) -> Option<Verdict>,
 }
 
-/// What follows from a difference that is meant.
+/// Consequence of an intended difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Nothing: the two replies count as the same.
+    /// None: the two replies count as equal.
     Same,
-    /// What PostgreSQL says has no counterpart.
+    /// PostgreSQL's reply has no counterpart.
     Missing,
-    /// Nothing: the proxy says something more, which has no counterpart.
+    /// The proxy sends one more reply, which has no counterpart.
     More,
-    /// The worlds are not alike any more: the session ends without a difference.
+    /// The worlds differ from now on: the session ends without a difference.
     Over,
 }
 
-/// Where two replies were seen.
+/// Context of two replies.
 pub(crate) struct Scene<'a> {
     pub(crate) oids: &'a mut Oids,
     /// The client's database.
     pub(crate) database: &'a str,
     pub(crate) config: &'a Config,
-    /// What has happened before.
+    /// Earlier events that matter to rules.
     pub(crate) before: Before,
 }
 
-/// Which rules hold, and how often each was needed.
+/// The active rules, with the number of uses of each.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Allowed {
-    /// None of the rules holds.
+    /// True if no rule is active.
     strict: bool,
-    /// By name.
+    /// Number of uses by name.
     pub(crate) used: BTreeMap<&'static str, u64>,
 }
 
@@ -254,19 +254,19 @@ pub(crate) const RULES: &[Rule] = &[
 ];
 
 impl<'a> Scene<'a> {
-    /// For a client of this database.
+    /// Creates the scene of a client of this database.
     pub(crate) fn new(oids: &'a mut Oids, database: &'a str, config: &'a Config) -> Scene<'a> {
         Scene { oids, database, config, before: Before::default() }
     }
 }
 
 impl Allowed {
-    /// All rules hold; or none, if `strict`.
+    /// Activates all rules; none if `strict`.
     pub(crate) fn new(strict: bool) -> Allowed {
         Allowed { strict, used: BTreeMap::new() }
     }
 
-    /// What the first rule that covers this difference says.
+    /// Returns the verdict of the first rule that covers this difference.
     pub(crate) fn verdict(
         &mut self,
         scene: &Scene<'_>,
@@ -283,7 +283,7 @@ impl Allowed {
     }
 }
 
-/// An error's text with `?` for the name of a prepared statement, and whether that name was one of the proxy's or marked by it.
+/// Replaces the name of a prepared statement in an error's text by `?`; the flag is true if the name was one of the proxy's or marked by it.
 fn without_statement(message: &str) -> Option<(String, bool)> {
     const BEFORE: &str = "prepared statement \"";
     if message.starts_with("unnamed prepared statement") {
@@ -302,12 +302,12 @@ fn statement_name(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>
     (is_own && said == expected && others(direct) == others(proxied)).then_some(Verdict::Same)
 }
 
-/// True if it is an error with this SQLSTATE.
+/// True if the reply is an error with this SQLSTATE.
 fn is_error(reply: Option<&Reply>, code: &str) -> bool {
     matches!(reply, Some(Reply::Error(fields)) if fields.code() == code)
 }
 
-/// Kept out before replies are compared, or not generated.
+/// Covers nothing: the difference is removed before the comparison, or not generated.
 fn elsewhere(_: &Scene<'_>, _: Option<&Reply>, _: Option<&Reply>) -> Option<Verdict> {
     None
 }
@@ -332,20 +332,20 @@ fn replica_words(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Rep
     match direct {
         Some(Reply::Row(_)) if about("pg_current_xact_id") || about("NOTIFY") => Some(Verdict::Over),
         Some(Reply::Complete(tag)) if tag == "NOTIFY" && about("NOTIFY") => Some(Verdict::Over),
-        // Another error, too: a replica looks at that first (`COMMIT PREPARED` in a transaction).
+        // Another error, too: a replica checks that first (`COMMIT PREPARED` in a transaction).
         Some(Reply::Error(_)) => Some(Verdict::Same),
         Some(Reply::Complete(tag)) if tag == "LOCK TABLE" => Some(Verdict::Over),
         _ => scene.before.chains.then_some(Verdict::Over),
     }
 }
 
-/// Each notification's process is the place of its client, counted from 1; 0: nobody's that is known.
+/// The process of each notification is the number of its client, counted from 1; 0: an unknown one.
 fn notification_process(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     let unknown = matches!(proxied, Some(Reply::Notification { process: 0, .. }));
     (unknown && is_heard(direct, proxied)).then_some(Verdict::Same)
 }
 
-/// Both are the same notification, of whichever process.
+/// True if both are the same notification, from any process.
 fn is_heard(direct: Option<&Reply>, proxied: Option<&Reply>) -> bool {
     matches!(
         (direct, proxied),
@@ -357,7 +357,7 @@ fn is_heard(direct: Option<&Reply>, proxied: Option<&Reply>) -> bool {
 }
 
 fn notification_time(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
-    // Each of the two is looked at, so one that is missing is found.
+    // Each of the two is examined, so a missing one is found.
     if let (Some(Reply::Notification { channel: one, .. }), Some(Reply::Notification { channel: other, .. })) =
         (direct, proxied)
         && one != other
@@ -365,7 +365,8 @@ fn notification_time(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<
     {
         return Some(Verdict::Same);
     }
-    // PostgreSQL promises what is committed behind an instant within the commit of a LISTEN. A session that listens to something already hears more.
+    // PostgreSQL guarantees notifications committed after an instant within the commit of a LISTEN. A session that already listens to another channel
+    // receives more.
     let may_be_missing = scene.before.unlistens_behind_notify || scene.before.notified_before_listening;
     if matches!(direct, Some(Reply::Notification { .. })) && may_be_missing && !is_heard(direct, proxied) {
         return Some(Verdict::Missing);
@@ -374,7 +375,7 @@ fn notification_time(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<
     (early && scene.before.listens_behind_notify).then_some(Verdict::Over)
 }
 
-/// The server itself has ended the connection.
+/// Covers a connection that the server itself has ended.
 fn lost_server(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     let Some(Reply::Error(fields)) = direct else { return None };
     // `B '' s1; E; C S s3; E` with a COPY in s1: the proxy itself answers the Close of a name that the client does not have.
@@ -491,7 +492,7 @@ fn known_unit(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>
 
 fn inserted_parse(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     if matches!(direct, Some(Reply::Plain(b'I'))) && is_error(proxied, "34000") {
-        // Who has prepared no empty text has bound none: the portal is left of a Bind that failed.
+        // A client without an empty Parse has bound no empty statement: the portal is left from a failed Bind.
         return (!scene.before.parses_nothing).then_some(Verdict::Same);
     }
     let waited = |reply: Option<&Reply>| is_error(reply, "55P03");
@@ -543,7 +544,7 @@ fn application_name(_: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Repl
     same.then_some(Verdict::Same)
 }
 
-/// The table as docs/conformance.md has it; `differential rules` prints it.
+/// Returns the table for docs/conformance.md; `differential rules` prints it.
 pub(crate) fn markdown() -> String {
     let mut out = String::from("| rule | what differs | why |\n|---|---|---|\n");
     for rule in RULES {
@@ -573,7 +574,7 @@ mod tests {
         Reply::Row(vec![Some("x".into()), value.map(Into::into)])
     }
 
-    /// The rule that covers a difference, and its verdict.
+    /// Returns the rule that covers a difference, and its verdict.
     fn covered(before: Before, config: &str, direct: Reply, proxied: Reply) -> String {
         let mut oids = Oids::default();
         let config = CONFIGS.iter().find(|known| known.name == config).unwrap();

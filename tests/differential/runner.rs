@@ -1,4 +1,4 @@
-//! Runs a session in both worlds, step by step, and compares.
+//! Runs a session in both worlds, step by step, and compares them.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,33 +15,33 @@ use crate::session::{Client, Message, Packet, Session, Step, Way, client_name};
 use crate::wire::Wire;
 use crate::world::{Crashed, POOLED, Proxy, Worlds};
 
-/// How long PostgreSQL's answer may take. A machine that is busy with other things takes a second for what usually takes a millisecond.
+/// Time limit of PostgreSQL's answer. A busy machine takes a second for an answer that usually takes a millisecond.
 const ANSWER: Duration = Duration::from_secs(8);
 
-/// Channels on which sessions notify.
+/// Channels of the sessions' notifications.
 const CHANNELS: [&str; 2] = ["ch1", "ch2"];
 
-/// How long locks that may be others' are given to go away.
+/// Time in which locks that may belong to others must disappear.
 const OTHERS: Duration = Duration::from_millis(300);
 
-/// How long the tester waits for what the proxy owes.
+/// Time limits for the proxy.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
     /// For an answer.
     pub(crate) answer: Duration,
-    /// For notifications, and for locks of those who have left.
+    /// For notifications, and for locks of clients that have left.
     pub(crate) follows: Duration,
 }
 
 impl Patience {
     /// For judging.
     pub(crate) const LONG: Patience = Patience { answer: Duration::from_secs(6), follows: Duration::from_secs(4) };
-    /// For shrinking: who is wrong about it has a session that is longer than it need be.
+    /// For shrinking: a wrong verdict only leaves the session longer than necessary.
     pub(crate) const SHORT: Patience =
         Patience { answer: Duration::from_millis(1500), follows: Duration::from_secs(1) };
 }
 
-/// What was said to one client in one step, in both worlds.
+/// Replies to one client in one step, in both worlds.
 #[derive(Debug, Clone)]
 pub(crate) struct Exchange {
     /// What it was about, as the report prints it.
@@ -53,32 +53,32 @@ pub(crate) struct Exchange {
 /// A difference that no rule covers.
 #[derive(Debug, Clone)]
 pub(crate) struct Difference {
-    /// What kind of difference: shrinking keeps it.
+    /// Kind of the difference, which shrinking keeps.
     pub(crate) kind: String,
-    /// All that was said; the last is what differs.
+    /// All exchanges; the last one differs.
     pub(crate) exchanges: Vec<Exchange>,
-    /// How many replies of the last were alike.
+    /// Number of equal replies at the start of the last exchange.
     pub(crate) at: usize,
-    /// The step in which it was seen.
+    /// The step in which it was found.
     pub(crate) step: usize,
 }
 
-/// What came of a session.
+/// Result of a session.
 #[derive(Debug, Clone)]
 pub(crate) enum Outcome {
-    /// Both worlds said the same, or a rule covers the difference.
+    /// Both worlds replied the same, or a rule covers the difference.
     Alike,
-    /// They did not.
+    /// The worlds differ.
     Differs(Box<Difference>),
-    /// More clients held server connections than the pool has: nothing can be said.
+    /// More clients kept server connections than the pool has: no verdict.
     Starved,
-    /// PostgreSQL has crashed without the proxy, too: the session is no good.
+    /// PostgreSQL has crashed without the proxy, too: the session is unusable.
     Crashed,
-    /// PostgreSQL itself did not answer as the tester expects, or could not be prepared: the session is no good.
+    /// PostgreSQL itself did not answer as the tester expects, or could not be prepared: the session is unusable.
     Invalid(String),
 }
 
-/// Why a session ends before its last step.
+/// Reason to end a session before its last step.
 enum Stop {
     Over,
     Differs(Box<Difference>),
@@ -95,13 +95,13 @@ where
     }
 }
 
-/// What one session did.
+/// Actions of one session.
 #[derive(Default)]
 struct Did {
-    /// By the proxy's counters.
+    /// The proxy's counters.
     counters: BTreeMap<&'static str, u64>,
     operated: Operated,
-    /// A server has crashed.
+    /// True if a server has crashed.
     crashed: bool,
 }
 
@@ -119,34 +119,34 @@ struct Run<'a> {
     patience: Patience,
     proxy: &'a Kingpost,
     pairs: Vec<Option<Pair>>,
-    /// Process ids of connections that have ended, directly and through the proxy, with the client of each.
+    /// Process IDs of ended connections, directly and through the proxy, with the client of each.
     former: Vec<(usize, (u32, u32))>,
     oids: Oids,
     exchanges: Vec<Exchange>,
     step: usize,
-    /// Somebody listens and somebody notifies.
+    /// True if one client listens and one notifies.
     notifies: bool,
-    /// Clients that call functions which leave something that may be lost.
+    /// Clients that call functions which leave state that may be lost.
     excused: Vec<bool>,
     operator: Operator<'a>,
 }
 
-/// Both worlds, and what has been seen in them.
+/// Both worlds, and the statistics of all sessions.
 #[derive(Debug)]
 pub(crate) struct Runner {
     worlds: Worlds,
     needs: Needs,
     strict: bool,
-    /// How often each rule was needed.
+    /// Number of uses of each rule.
     pub(crate) used: BTreeMap<&'static str, u64>,
-    /// What the proxy says that it did, by configuration: counters of `Config::proof`.
+    /// Actions that the proxy reports, by configuration: counters of `Config::proof`.
     pub(crate) did: BTreeMap<(&'static str, &'static str), u64>,
-    /// What the operator did.
+    /// Actions of the operator.
     pub(crate) operated: Operated,
 }
 
 impl Runner {
-    /// Starts the servers that some configurations need. `strict`: no difference is meant.
+    /// Starts the servers that some configurations need. `strict`: no difference is intended.
     pub(crate) async fn start(needs: Needs, strict: bool) -> Runner {
         Runner {
             worlds: Worlds::start(needs).await,
@@ -158,7 +158,7 @@ impl Runner {
         }
     }
 
-    /// Runs a session with a proxy of its own. Servers that have crashed are replaced.
+    /// Runs a session with its own proxy. Crashed servers are replaced.
     async fn once(&mut self, session: &Session, config: &Config, patience: Patience) -> (Outcome, Allowed, Did) {
         let (mut allowed, mut did) = (Allowed::new(self.strict), Did::default());
         let outcome = run(&mut self.worlds, session, config, &mut allowed, patience, &mut did).await;
@@ -168,7 +168,7 @@ impl Runner {
         (outcome, allowed, did)
     }
 
-    /// Runs a session with a proxy of its own, and takes down what was seen.
+    /// Runs a session with its own proxy, and records the statistics.
     pub(crate) async fn judge(&mut self, session: &Session, config: &Config) -> Outcome {
         let (outcome, allowed, did) = self.once(session, config, Patience::LONG).await;
         for (rule, count) in allowed.used {
@@ -181,7 +181,7 @@ impl Runner {
         outcome
     }
 
-    /// The same for a session that is being shrunk: with less patience, and nothing is taken down.
+    /// Runs a session that is being shrunk: with shorter time limits, and without statistics.
     pub(crate) async fn attempt(&mut self, session: &Session, config: &Config) -> Outcome {
         self.once(session, config, Patience::SHORT).await.0
     }
@@ -255,7 +255,7 @@ async fn run(
     }
 }
 
-/// Texts that leave something in the session which none of their words says.
+/// Texts that leave state in the session which none of their words shows.
 const LEAVES: [&str; 4] = ["enter(", "scratch(", "take(", "do $$"];
 
 fn excused(session: &Session, config: &Config) -> Vec<bool> {
@@ -269,7 +269,7 @@ fn excused(session: &Session, config: &Config) -> Vec<bool> {
     excused
 }
 
-/// How a client logs in to PostgreSQL directly, to have the session that the proxy is to give it.
+/// Returns the direct login of a client that gives it the session which the proxy should give it.
 fn as_directly(spec: &Client, config: &Config) -> Client {
     if !config.takes_role || spec.past {
         return spec.clone();
@@ -324,7 +324,7 @@ impl Run<'_> {
         self.parameters(client).await
     }
 
-    /// Has clients send what they send, all at once, and takes their answers.
+    /// Has clients send their packets, all at once, and collects the answers.
     async fn send(&mut self, packets: &[Packet]) -> Result<(), Stop> {
         for packet in packets {
             let closed = |pair: &Pair| pair.direct.is_closed() && pair.proxied.is_closed();
@@ -375,7 +375,7 @@ impl Run<'_> {
             let mut scene = Scene { before, ..Scene::new(&mut self.oids, &spec.database, self.config) };
             compare(&mut scene, self.allowed, &direct, &proxied)
         };
-        // What is said apart from answers is worth a word only where it differs.
+        // An exchange outside of answers is recorded only if it differs.
         if compared != Compared::Alike || !title.starts_with('(') {
             self.exchanges.push(Exchange { title, direct, proxied });
         }
@@ -389,7 +389,7 @@ impl Run<'_> {
         }
     }
 
-    /// What of the steps so far, this one included, matters to rules.
+    /// Returns the facts of the steps so far, including this one, that matter to rules.
     fn before(&self, client: usize) -> Before {
         let open = self.pairs[client].as_ref().is_none_or(|pair| !pair.direct.is_idle());
         let others = |holds: fn(&Wire) -> bool| {
@@ -413,7 +413,7 @@ impl Run<'_> {
         }))
     }
 
-    /// Whether the other clients of the pool may well hold all of its connections.
+    /// True if the other clients of the pool may keep all of its connections.
     async fn is_starved(&self, client: usize) -> bool {
         let pinned = self.proxy.metrics().await.sum("kingpost_clients_pinned", &[]) as usize;
         let open = |pair: &Option<Pair>| pair.as_ref().is_some_and(|pair| !pair.direct.is_idle());
@@ -421,7 +421,7 @@ impl Run<'_> {
         pinned + others >= self.session.pool
     }
 
-    /// Compares what the client was told of its parameters.
+    /// Compares the parameters reported to the client.
     async fn parameters(&mut self, client: usize) -> Result<(), Stop> {
         let Some(pair) = &self.pairs[client] else { return Ok(()) };
         if self.excused[client] {
@@ -442,7 +442,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits until everybody who is idle has heard in the proxy's world what it has heard in the direct one.
+    /// Waits until every idle client has received in the proxy's world the notifications of the direct one.
     async fn notifications(&mut self) -> Result<(), Stop> {
         if !self.notifies {
             return Ok(());
@@ -452,7 +452,7 @@ impl Run<'_> {
             if !pair.direct.is_idle() || !pair.proxied.is_idle() {
                 continue;
             }
-            // Whoever notified has been answered, so the signal is there; PostgreSQL looks at it before it says that it is ready.
+            // The notifying client has been answered, so the signal was sent; PostgreSQL handles it before its ReadyForQuery.
             pair.direct.send(&[Message::Sync]).await;
             pair.direct.settle(ANSWER).await;
             let expected = pair.direct.notifications.len();
@@ -473,7 +473,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A client sends something, and ends. It gets what it is owed, and the connection is closed.
+    /// A client sends a packet, and ends. It gets the outstanding replies, and the connection is closed.
     async fn ends(&mut self, packet: &Packet, way: Way) -> Result<(), Stop> {
         let client = packet.client;
         let closed = |pair: &Pair| pair.direct.is_closed() && pair.proxied.is_closed();
@@ -485,7 +485,7 @@ impl Run<'_> {
         if way != Way::Reset {
             let (limit, patience) = (ANSWER, self.patience.answer);
             let (mut direct, mut proxied) = tokio::join!(pair.direct.settle(limit), pair.proxied.settle(patience));
-            // PostgreSQL runs what no Sync or Flush is behind, and may or may not say something about it.
+            // PostgreSQL runs messages without a Sync or Flush after them, and may or may not reply.
             let unfinished = pair.direct.is_unfinished();
             let (mut one, mut other) = tokio::join!(pair.direct.rest(limit), pair.proxied.rest(patience));
             if unfinished {
@@ -503,7 +503,7 @@ impl Run<'_> {
         self.left(client, process).await
     }
 
-    /// A client says goodbye.
+    /// A client terminates its connection.
     async fn leave(&mut self, client: usize) -> Result<(), Stop> {
         let Some(pair) = self.pairs[client].take() else { return Ok(()) };
         let process = pair.direct.process;
@@ -512,7 +512,7 @@ impl Run<'_> {
         self.left(client, process).await
     }
 
-    /// A client has left, with this process directly. What it has held is free before anybody else goes on.
+    /// A client has left, with this process directly. Its locks are released before any other client continues.
     async fn left(&mut self, client: usize, process: u32) -> Result<(), Stop> {
         if process != 0 {
             self.worlds.direct.wait_gone(process).await?;
@@ -541,7 +541,7 @@ impl Run<'_> {
         }
     }
 
-    /// What was said up to a difference, where something worse is behind it.
+    /// Removes the exchanges up to a difference if a worse one follows.
     fn take_back(&mut self, ended: Result<(), Stop>) {
         if let Err(Stop::Differs(difference)) = ended {
             self.exchanges = difference.exchanges;
@@ -553,8 +553,8 @@ impl Run<'_> {
         Stop::Differs(Box::new(Difference { kind: kind.into(), exchanges, at: 0, step: self.step }))
     }
 
-    /// Makes sure that whatever somebody was still to hear has come: a client of each database and user begins to listen, and the last
-    /// notification of all comes to it by the way by which others have come before.
+    /// Makes sure that all outstanding notifications have arrived: a client of each database and user begins to listen, and the last notification
+    /// reaches it by the same way as earlier ones.
     async fn last_notifications(&mut self) -> Result<(), Stop> {
         if !self.notifies {
             return Ok(());
@@ -587,7 +587,7 @@ impl Run<'_> {
         self.notifications().await
     }
 
-    /// Everybody leaves; then both databases hold the same.
+    /// All clients leave; then both databases must have the same contents.
     async fn end(&mut self) -> Result<(), Stop> {
         self.last_notifications().await?;
         for client in 0..self.pairs.len() {
@@ -623,7 +623,7 @@ fn processes(pair: &Pair) -> (u32, u32) {
     (pair.direct.process, pair.proxied.process)
 }
 
-/// Puts the client, counted from 1, in the place of the process id of its connection, or of one that it has had; 0: nobody's.
+/// Replaces the process ID of a connection, or of an earlier one of the client, by the client's number, counted from 1; 0: no client's.
 fn rename(replies: &mut [Reply], processes: &[(usize, u32)]) {
     for reply in replies {
         if let Reply::Notification { process, .. } = reply {
@@ -633,8 +633,8 @@ fn rename(replies: &mut [Reply], processes: &[(usize, u32)]) {
     }
 }
 
-/// What another client has left behind, in an answer to one whose own state may be lost: a value with another client's mark (`ta` is that of
-/// client `a`) that PostgreSQL did not show.
+/// Finds another client's value in an answer to a client whose own state may be lost: a value with another client's mark (`ta` is that of client `a`)
+/// that PostgreSQL did not return.
 fn foreign(client: usize, direct: &[Reply], proxied: &[Reply]) -> Option<Mismatch> {
     let is_mark = |value: &[u8]| matches!(value, [b't', letter @ b'a'..=b'z'] if *letter != b'a' + client as u8);
     let has_mark = |reply: &Reply| match reply {

@@ -1,65 +1,65 @@
-//! What a session is: clients, and what each of them sends, in one global order.
+//! A session: clients, and their messages in one global order.
 
 use kingpost_tests::raw;
 
-/// Clients of one server and of one proxy, and what they send in turn. The text form is in [`crate::text`].
+/// Clients of one server and of one proxy, and their packets in order. The text form is in [`crate::text`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Session {
     /// `[proxy.pool] size`.
     pub(crate) pool: usize,
-    /// What a superuser runs in both worlds before the first step: settings of roles and databases.
+    /// Statements that a superuser runs in both worlds before the first step: settings of roles and databases.
     pub(crate) setup: Vec<Setup>,
-    /// Who takes part. Steps name clients by their place here.
+    /// The clients. Steps refer to clients by their index here.
     pub(crate) clients: Vec<Client>,
-    /// One after the other; each is over when it has been answered in both worlds.
+    /// The steps, in order; each ends when it has been answered in both worlds.
     pub(crate) steps: Vec<Step>,
 }
 
 /// A statement that a superuser runs before the session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Setup {
-    /// In which database.
+    /// Database of the statement.
     pub(crate) database: String,
     /// The statement.
     pub(crate) sql: String,
 }
 
-/// How a client connects.
+/// Login of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Client {
     /// Role that logs in.
     pub(crate) user: String,
     /// Database.
     pub(crate) database: String,
-    /// Connects to the server itself in either world, so that the proxy sees nothing of what it does.
+    /// True for a connection to the server itself in both worlds, which the proxy does not see.
     pub(crate) past: bool,
     /// Further start-up parameters.
     pub(crate) parameters: Vec<(String, String)>,
 }
 
-/// What happens next.
+/// A step of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// A client sends this in one write.
+    /// A client sends a packet in one write.
     Send(Packet),
     /// Several clients send at the same time: plain reads, whose order does not matter.
     Together(Vec<Packet>),
-    /// A client leaves (`Terminate`) and comes back with a new connection.
+    /// A client leaves (`Terminate`) and reconnects.
     Reconnect(usize),
-    /// A client sends this, and ends in the same breath. It comes back when it sends something again.
+    /// A client sends a packet, and ends at once. It reconnects when it sends again.
     End(Packet, Way),
-    /// Somebody does something to the proxy, or to its server connections. Clients must not notice: directly nothing happens.
+    /// An operation on the proxy, or on its server connections. Clients must not notice it: directly nothing happens.
     Operate(Order),
 }
 
-/// How a client ends.
+/// The way in which a client ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     /// `Terminate`, and the socket stays open.
     Terminate,
-    /// Its sending direction is shut down.
+    /// Shutdown of its sending direction.
     HalfClose,
-    /// The connection is reset, once everything is answered: nothing is sent with it.
+    /// Reset of the connection, once everything is answered: nothing is sent with it.
     Reset,
 }
 
@@ -67,16 +67,16 @@ pub(crate) enum Way {
 pub(crate) const WAYS: [(Way, &str); 3] =
     [(Way::Terminate, "terminate"), (Way::HalfClose, "half-close"), (Way::Reset, "reset")];
 
-/// What is done to the proxy.
+/// An operation on the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     /// `RECONNECT`: server connections are replaced as they become free.
     Reconnect,
     /// `RELOAD` of the same file.
     Reload,
-    /// `PAUSE`. What the next step sends is sent while the proxy is paused; then `RESUME`.
+    /// `PAUSE`. The packets of the next step are sent while the proxy is paused; then `RESUME`.
     Pause,
-    /// The server ends all connections that wait in a pool.
+    /// The server ends all connections that are idle in a pool.
     Cut,
 }
 
@@ -84,16 +84,16 @@ pub(crate) enum Order {
 pub(crate) const ORDERS: [(Order, &str); 4] =
     [(Order::Reconnect, "reconnect"), (Order::Reload, "reload"), (Order::Pause, "pause"), (Order::Cut, "cut")];
 
-/// What one client sends in one write.
+/// Messages of one client in one write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Packet {
-    /// Place in [`Session::clients`].
+    /// Index in [`Session::clients`].
     pub(crate) client: usize,
-    /// In order.
+    /// The messages, in order.
     pub(crate) messages: Vec<Message>,
 }
 
-/// What Describe and Close are about.
+/// Target of Describe and Close.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Target {
     /// A prepared statement.
@@ -130,7 +130,7 @@ pub(crate) enum Message {
 }
 
 impl Target {
-    /// As Describe and Close spell it.
+    /// Returns the byte in Describe and Close.
     pub(crate) fn byte(self) -> u8 {
         match self {
             Target::Statement => b'S',
@@ -140,7 +140,7 @@ impl Target {
 }
 
 impl Message {
-    /// As it goes over the wire.
+    /// Encodes the message for the wire.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         let bytes = match self {
             Message::Query(text) => raw::query(text),
@@ -178,7 +178,7 @@ impl Message {
         out.extend_from_slice(&bytes);
     }
 
-    /// The SQL text in it, if it has one.
+    /// Returns the SQL text of the message, if it has one.
     pub(crate) fn sql(&self) -> Option<&str> {
         match self {
             Message::Query(text) | Message::Parse { text, .. } => Some(text),
@@ -188,21 +188,21 @@ impl Message {
 }
 
 impl Way {
-    /// Its word in the text form.
+    /// Returns the word in the text form.
     pub(crate) fn name(self) -> &'static str {
         WAYS.iter().find(|(way, _)| *way == self).map_or("", |(_, name)| name)
     }
 }
 
 impl Order {
-    /// Its word in the text form.
+    /// Returns the word in the text form.
     pub(crate) fn name(self) -> &'static str {
         ORDERS.iter().find(|(order, _)| *order == self).map_or("", |(_, name)| name)
     }
 }
 
 impl Step {
-    /// What is sent in it.
+    /// Returns the packets of the step.
     pub(crate) fn packets(&self) -> &[Packet] {
         match self {
             Step::Send(packet) | Step::End(packet, _) => std::slice::from_ref(packet),
@@ -211,7 +211,7 @@ impl Step {
         }
     }
 
-    /// What is sent in it, to be changed.
+    /// Returns the packets of the step, to be changed.
     pub(crate) fn packets_mut(&mut self) -> &mut [Packet] {
         match self {
             Step::Send(packet) | Step::End(packet, _) => std::slice::from_mut(packet),
@@ -222,13 +222,13 @@ impl Step {
 }
 
 impl Session {
-    /// All SQL texts that are sent.
+    /// Returns all SQL texts of the session.
     pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
         self.steps.iter().flat_map(Step::packets).flat_map(|packet| &packet.messages).filter_map(Message::sql)
     }
 }
 
-/// The name by which texts and reports call client `index`: `a`, `b`, …
+/// Returns the name of client `index` in texts and reports: `a`, `b`, …
 pub(crate) fn client_name(index: usize) -> String {
     char::from(b'a' + (index % 26) as u8).to_string()
 }

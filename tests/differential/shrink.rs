@@ -1,11 +1,11 @@
-//! Makes a session shorter for as long as it shows the same difference.
+//! Shortens a session as long as it shows the same difference.
 //!
-//! The shrinker runs nothing: it proposes a session ([`Shrinker::next`]) and is told whether that still shows the difference
-//! ([`Shrinker::tell`]). It is greedy: whatever can be left out is left out, coarse pieces first, until nothing more can.
+//! The shrinker runs nothing: it proposes a session ([`Shrinker::next`]) and learns whether that still shows the difference ([`Shrinker::tell`]). It
+//! is greedy: it removes all that can be removed, coarse pieces first, until nothing more can.
 
 use crate::session::{Message, Packet, Session, Step};
 
-/// In this order, again and again until a whole round leaves out nothing.
+/// Applied in this order, repeatedly, until a whole round removes nothing.
 const ROUND: [fn(&Session) -> Vec<Session>; 8] = [
     without_clients,
     |session| without_steps(session, 2),
@@ -17,7 +17,7 @@ const ROUND: [fn(&Session) -> Vec<Session>; 8] = [
     with_less_text,
 ];
 
-/// A session on its way to its shortest form.
+/// A session that is being shortened.
 #[derive(Debug)]
 pub(crate) struct Shrinker {
     best: Session,
@@ -28,13 +28,13 @@ pub(crate) struct Shrinker {
 }
 
 impl Shrinker {
-    /// Begins with a session that shows a difference in step `step` (or at its end, if that is behind the last).
+    /// Starts with a session that shows a difference in step `step` (or at its end, if that is after the last).
     pub(crate) fn new(mut session: Session, step: usize) -> Shrinker {
         session.steps.truncate(step + 1);
         Shrinker { best: session, tried: None, level: 0, at: 0, improved: false }
     }
 
-    /// The next session to be tried; None: it gets no shorter.
+    /// Returns the next session to try; None if it gets no shorter.
     pub(crate) fn next(&mut self) -> Option<Session> {
         loop {
             let pass = ROUND.get(self.level)?;
@@ -49,22 +49,22 @@ impl Shrinker {
         }
     }
 
-    /// Whether the session that [`Shrinker::next`] gave last shows the difference.
+    /// Takes the result of the session that [`Shrinker::next`] returned last: true if it shows the difference.
     pub(crate) fn tell(&mut self, shows: bool) {
         match self.tried.take() {
-            // What follows has moved up to this place.
+            // The following candidates have moved up to this index.
             Some(tried) if shows => (self.best, self.improved) = (tried, true),
             _ => self.at += 1,
         }
     }
 
-    /// The shortest that is known to show the difference.
+    /// Returns the shortest session known to show the difference.
     pub(crate) fn best(&self) -> &Session {
         &self.best
     }
 }
 
-/// Each without one of the clients.
+/// Returns the session without each one of the clients.
 fn without_clients(session: &Session) -> Vec<Session> {
     if session.clients.len() < 2 {
         return Vec::new();
@@ -97,14 +97,14 @@ fn without_client(session: &Session, gone: usize) -> Session {
     shorter
 }
 
-/// Each without a run of steps, of which there are `parts` in all.
+/// Returns the session without each of `parts` runs of steps.
 fn without_steps(session: &Session, parts: usize) -> Vec<Session> {
     let length = session.steps.len();
     let size = (length / parts).max(1);
     if parts < usize::MAX && size < 2 {
         return Vec::new();
     }
-    // From the end: what comes last depends on what came first, seldom the other way round.
+    // From the end: later steps depend on earlier ones, seldom the reverse.
     let starts: Vec<usize> = (0..length).step_by(size).collect();
     let without = |&start: &usize| {
         let mut shorter = session.clone();
@@ -114,7 +114,7 @@ fn without_steps(session: &Session, parts: usize) -> Vec<Session> {
     starts.iter().rev().map(without).collect()
 }
 
-/// Each without one message, or one packet of several that are sent together, or with those sent one by one.
+/// Returns the session without each message, without each packet of several sent together, or with those sent one by one.
 fn without_messages(session: &Session) -> Vec<Session> {
     let mut candidates = Vec::new();
     for (at, step) in session.steps.iter().enumerate() {
@@ -141,7 +141,7 @@ fn without_messages(session: &Session) -> Vec<Session> {
     candidates
 }
 
-/// Each with less around it: settings, start-up parameters, a smaller pool.
+/// Returns the session with fewer settings, fewer start-up parameters, or a smaller pool.
 fn without_surroundings(session: &Session) -> Vec<Session> {
     let mut candidates = Vec::new();
     for gone in 0..session.setup.len() {
@@ -163,7 +163,7 @@ fn without_surroundings(session: &Session) -> Vec<Session> {
     candidates
 }
 
-/// Each with one message that says less: one statement of several less, text for binary, all rows for some.
+/// Returns the session with one simpler message: one statement of several less, text for binary, all rows for some.
 fn with_less_text(session: &Session) -> Vec<Session> {
     let mut candidates = Vec::new();
     let mut change = |at: usize, place: usize, index: usize, message: Message| {
@@ -200,7 +200,7 @@ fn simpler(message: &Message) -> Vec<Message> {
     }
 }
 
-/// Each text of several statements without one of them. Statements are told apart by `; `, which the generator writes between them.
+/// Returns a text of several statements without each of them. Statements are separated by `; `, which the generator writes between them.
 fn without_statements(text: &str) -> Vec<String> {
     let parts: Vec<&str> = text.split("; ").collect();
     if parts.len() < 2 {
@@ -236,7 +236,7 @@ b: Q "select 6"
 c: Q "select 7"
 "#;
 
-    /// The shortest form of [`LONG`] that still has all of `wanted` in it, and after how many attempts.
+    /// Returns the shortest form of [`LONG`] that still has all of `wanted`, and the number of attempts.
     fn shrunk(wanted: &[&str]) -> (String, usize) {
         let session = parse(LONG).unwrap().session;
         let mut shrinker = Shrinker::new(session.clone(), session.steps.len());

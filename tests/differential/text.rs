@@ -26,20 +26,21 @@ use std::fmt::{self, Display, Write as _};
 
 use crate::session::{Client, Message, ORDERS, Packet, Session, Setup, Step, Target, WAYS, client_name};
 
-/// A session as a file holds it: with the configuration that it was found with.
+/// A session in a file, with the configurations in which it was found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Script {
-    /// Names of the proxy's configurations under which it is run.
+    /// Names of the proxy's configurations under which it runs.
     pub(crate) configs: Vec<String>,
-    /// Why the proxy differs here today, if that is known; empty: it does not differ.
+    /// Known reason why the proxy differs here today; empty if it does not differ.
     pub(crate) open: String,
-    /// What is sent.
+    /// The session.
     pub(crate) session: Session,
 }
 
 // === writing ===
 
-/// A text in double quotes, with `\n`, `\t`, `\"` and `\\`. Long runs of one letter stay as they are: shrinking takes them out.
+/// Quotes a text in double quotes, with `
+/// `, `\t`, `\"` and `\\`. Long runs of one letter stay as they are: shrinking removes them.
 pub(crate) fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
@@ -55,7 +56,7 @@ pub(crate) fn quoted(text: &str) -> String {
     out
 }
 
-/// A name of a statement, portal, user or database.
+/// Formats a name of a statement, portal, user or database.
 fn name(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-' || c == '.';
     match text {
@@ -141,7 +142,7 @@ impl Display for Session {
         }
         let mut joins = false;
         for step in &self.steps {
-            // An empty line tells two groups apart.
+            // An empty line separates two groups.
             let together = matches!(step, Step::Together(_));
             f.write_str(if together && joins { "\n" } else { "" })?;
             writeln!(f, "{step}")?;
@@ -202,7 +203,7 @@ fn tokens(line: &str) -> Result<Vec<Token>, String> {
     Ok(tokens)
 }
 
-/// The tokens of a line, taken one by one.
+/// The remaining tokens of a line.
 struct Line<'a>(&'a [Token]);
 
 impl Line<'_> {
@@ -236,7 +237,7 @@ impl Line<'_> {
         found
     }
 
-    /// What is between parentheses, if there are any.
+    /// Returns the tokens between parentheses, if there are any.
     fn list(&mut self) -> Result<Vec<Token>, String> {
         let mut list = Vec::new();
         if self.takes('(') {
@@ -353,10 +354,10 @@ fn step(first: &str, line: &mut Line<'_>, session: &Session, together: bool) -> 
     Ok(if together { Step::Together(vec![packet]) } else { Step::Send(packet) })
 }
 
-/// Reads a script.
+/// Parses a script.
 ///
 /// # Errors
-/// The first line that cannot be read, with its number.
+/// The first invalid line, with its number.
 pub(crate) fn parse(text: &str) -> Result<Script, String> {
     let mut script = Script { session: Session { pool: 1, ..Session::default() }, ..Script::default() };
     let mut joined = false;
@@ -371,7 +372,7 @@ pub(crate) fn parse(text: &str) -> Result<Script, String> {
     Ok(script)
 }
 
-/// `joined`: whether the line before was one of several that are sent together. Gives whether this one is.
+/// Parses a line; returns true if it is one of several sent together. `joined`: the value of the previous line.
 fn parse_line(line: &str, script: &mut Script, joined: bool) -> Result<bool, String> {
     let tokens = tokens(line)?;
     let mut line = Line(&tokens);

@@ -13,7 +13,7 @@ use crate::outstanding::Outstanding;
 use crate::reply::Reply;
 use crate::session::{Client, Message, Way};
 
-/// A message that claims to be longer is not read.
+/// Length limit of a message that is read.
 const LONGEST: usize = 64 << 20;
 
 /// A connection that has logged in, or was refused.
@@ -22,22 +22,22 @@ pub(crate) struct Wire {
     stream: TcpStream,
     buffer: Vec<u8>,
     outstanding: Outstanding,
-    /// Parameters as the server has reported them.
+    /// Parameters reported by the server.
     pub(crate) parameters: BTreeMap<String, String>,
-    /// The process id of BackendKeyData; 0: none was told.
+    /// Process ID of BackendKeyData; 0 if none was sent.
     pub(crate) process: u32,
-    /// Status in the last ReadyForQuery; 0: there was none.
+    /// Status in the last ReadyForQuery; 0 before the first.
     pub(crate) status: u8,
-    /// Notifications that have come, apart from the answers.
+    /// Received notifications, separate from the answers.
     pub(crate) notifications: Vec<Reply>,
     closed: bool,
 }
 
 impl Wire {
-    /// Connects and logs in; gives what the server said up to its first ReadyForQuery, or up to the end.
+    /// Connects and logs in; returns the server's replies up to its first ReadyForQuery, or up to the end.
     ///
     /// # Errors
-    /// When the port does not accept.
+    /// The port does not accept connections.
     pub(crate) async fn login(port: u16, client: &Client, limit: Duration) -> io::Result<(Wire, Vec<Reply>)> {
         let stream = TcpStream::connect(("127.0.0.1", port)).await?;
         stream.set_nodelay(true)?;
@@ -54,25 +54,25 @@ impl Wire {
         let mut parameters = vec![("user", &*client.user), ("database", &*client.database)];
         parameters.extend(client.parameters.iter().map(|(name, value)| (&**name, &**value)));
         let _ = wire.stream.write_all(&raw::startup(3 << 16, &parameters)).await;
-        // A login is answered as a Sync is: anything, then ReadyForQuery.
+        // A login is answered like a Sync: any replies, then ReadyForQuery.
         wire.outstanding.sent(&Message::Sync);
         let replies = wire.settle(limit).await;
         Ok((wire, replies))
     }
 
-    /// Sends messages in one write. That the peer has closed is found by the next read.
+    /// Sends messages in one write. The next read finds that the peer has closed.
     pub(crate) async fn send(&mut self, messages: &[Message]) {
         let mut bytes = Vec::new();
         for message in messages {
             message.encode(&mut bytes);
             self.outstanding.sent(message);
         }
-        // A peer that does not read is found by its silence.
+        // A peer that does not read is detected by its silence.
         let _ = timeout(Duration::from_secs(5), self.stream.write_all(&bytes)).await;
     }
 
-    /// Reads until nothing more is owed. The last reply is [`Reply::Closed`] or [`Reply::Silence`] (none for as long as `limit`) when it does not
-    /// come to that. ParameterStatus and notifications are kept apart.
+    /// Reads until no reply is outstanding. Otherwise the last reply is [`Reply::Closed`], or [`Reply::Silence`] after `limit` without one.
+    /// ParameterStatus and notifications are kept separately.
     pub(crate) async fn settle(&mut self, limit: Duration) -> Vec<Reply> {
         let mut replies = Vec::new();
         while !self.closed && !self.outstanding.is_settled() {
@@ -93,8 +93,8 @@ impl Wire {
         replies
     }
 
-    /// Reads what comes by itself until `enough` says so, or nothing has come by the end of `limit`. Gives what was not a notification or
-    /// ParameterStatus: there should be none.
+    /// Reads unsolicited messages until `enough` returns true, or nothing has arrived by the end of `limit`. Returns those other than notifications
+    /// and ParameterStatus: there should be none.
     pub(crate) async fn listen(&mut self, limit: Duration, enough: impl Fn(&Wire) -> bool) -> Vec<Reply> {
         let mut replies = Vec::new();
         let end = Instant::now() + limit;
@@ -122,7 +122,7 @@ impl Wire {
         }
     }
 
-    /// The next message; None: nothing came.
+    /// Returns the next message; None if nothing arrived.
     async fn read(&mut self, limit: Duration) -> io::Result<Option<Reply>> {
         let end = Instant::now() + limit;
         loop {
@@ -154,32 +154,32 @@ impl Wire {
         Ok(Some(reply))
     }
 
-    /// Whether the server waits for CopyData.
+    /// True if the server waits for CopyData.
     pub(crate) fn is_copying(&self) -> bool {
         self.outstanding.is_copying()
     }
 
-    /// Whether the server has nothing of this client to do, in no transaction.
+    /// True if the server has no work for this client, in no transaction.
     pub(crate) fn is_idle(&self) -> bool {
         self.status == b'I' && self.outstanding.is_empty() && !self.closed
     }
 
-    /// Whether messages were sent that the server need not have answered yet, for want of a Sync or Flush.
+    /// True if messages were sent that the server need not have answered yet, without a Sync or Flush.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.outstanding.is_settled() && self.outstanding.has_queued()
     }
 
-    /// Whether the client has prepared statements, or had them described, in no transaction, and has sent neither Bind nor Sync behind that.
+    /// True if the client has prepared or described statements, in no transaction, and has sent neither Bind nor Sync since.
     pub(crate) fn only_prepares(&self) -> bool {
         self.status == b'I' && self.outstanding.only_prepares()
     }
 
-    /// Whether the connection is closed, as far as is known.
+    /// True if the connection is closed, as far as is known.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Sends messages, and ends in this way. A connection that is to be reset is when it is dropped.
+    /// Sends messages, and ends the connection in this way. A reset happens when the connection is dropped.
     pub(crate) async fn end(&mut self, messages: &[Message], way: Way) {
         self.send(messages).await;
         let _ = match way {
@@ -204,7 +204,7 @@ impl Wire {
         replies
     }
 
-    /// Says goodbye.
+    /// Terminates the connection.
     pub(crate) async fn terminate(mut self) {
         let _ = self.stream.write_all(&raw::message(b'X', &[])).await;
         let _ = self.stream.shutdown().await;

@@ -1,4 +1,4 @@
-//! What sessions are made of, so that each can be left out (`--without`) or asked for (`--only`).
+//! Features of sessions, each of which can be excluded (`--without`) or required (`--only`).
 
 use crate::config::{Config, Functions};
 use crate::rng::Rng;
@@ -11,7 +11,7 @@ macro_rules! features {
             $($(#[doc = $doc])* $variant,)*
         }
 
-        /// Each with its name and in how many of 100 sessions it is.
+        /// Each feature with its name and its percentage of sessions.
         pub(crate) const FEATURES: &[(Feature, &str, usize)] = &[$((Feature::$variant, $name, $percent),)*];
     };
 }
@@ -33,13 +33,13 @@ features! {
     Pipeline "pipeline" 45,
     /// One unit in several packets.
     Split "split" 35,
-    /// A simple query behind messages that no Sync has ended.
+    /// A simple query after messages that no Sync has ended.
     Unsynced "unsynced" 8,
     /// Several statements in one simple query.
     Multi "multi" 30,
     /// Results in binary form.
     Binary "binary" 20,
-    /// Errors in every place of a unit.
+    /// Errors at every place of a unit.
     Errors "errors" 50,
     /// INSERT, UPDATE, DELETE.
     Writes "writes" 60,
@@ -49,7 +49,7 @@ features! {
     Savepoints "savepoints" 40,
     /// COMMIT AND CHAIN, ROLLBACK AND CHAIN.
     Chain "chain" 30,
-    /// BEGIN READ ONLY and its kin.
+    /// BEGIN READ ONLY and similar statements.
     ReadOnly "readonly" 30,
     /// Isolation levels.
     Isolation "isolation" 30,
@@ -95,17 +95,17 @@ features! {
     Listen "listen" 25,
     /// Changes of the schema by clients.
     Ddl "ddl" 25,
-    /// Changes of the schema past the proxy.
+    /// Changes of the schema that bypass the proxy.
     Past "past" 20,
     /// Tables that change places.
     Swap "swap" 20,
-    /// Functions that leave something in the session.
+    /// Functions that leave state in the session.
     Functions "functions" 60,
     /// Rows that depend on a setting.
     Rls "rls" 30,
-    /// Views, also one that writes.
+    /// Views, including one that writes.
     Views "views" 25,
-    /// Comments that say where a statement goes.
+    /// Comments that direct a statement to a node.
     Hints "hints" 20,
     /// Sequences.
     Sequences "sequences" 15,
@@ -113,7 +113,7 @@ features! {
     Reconnect "reconnect" 25,
     /// Clients that end in the middle of something: Terminate, half-close, reset.
     Ends "ends" 25,
-    /// Somebody operates the proxy: PAUSE, RECONNECT, RELOAD, server connections that end.
+    /// Operations on the proxy: PAUSE, RECONNECT, RELOAD, and server connections that end.
     Operator "operator" 25,
     /// Clients of two databases.
     Databases "databases" 35,
@@ -129,32 +129,32 @@ features! {
     Wide "wide" 4,
     /// Large answers.
     Large "large" 12,
-    /// Roles and databases that are new.
+    /// Newly created roles and databases.
     New "new" 8,
 }
 
-/// A set of them.
+/// A set of features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Features {
     set: u64,
-    /// Those of which there is more than of the others.
+    /// Features that occur more often than the others.
     themes: u64,
-    /// Asked for by name: each session has all of them that the configuration can do.
+    /// True if features were required by name: each session has all of them that the configuration supports.
     all: bool,
 }
 
 impl Features {
-    /// All of them.
+    /// The set of all features.
     pub(crate) const ALL: Features = Features { set: u64::MAX, themes: 0, all: false };
-    /// None of them.
+    /// The empty set.
     pub(crate) const NONE: Features = Features { set: 0, themes: 0, all: false };
 
-    /// Whether it is among them.
+    /// True if the set has the feature.
     pub(crate) fn has(self, feature: Feature) -> bool {
         self.set & (1 << feature as u64) != 0
     }
 
-    /// How often statements of a feature are chosen, beside others of the same weight: 0 if it is not among them.
+    /// Returns the weight of a feature's statements among the others: 0 if it is not in the set.
     pub(crate) fn weight(self, feature: Feature) -> usize {
         match (self.has(feature), self.themes & (1 << feature as u64) != 0) {
             (false, _) => 0,
@@ -163,34 +163,34 @@ impl Features {
         }
     }
 
-    /// Each session has all of these.
+    /// Returns the set as one that each session has in full.
     #[must_use]
     pub(crate) fn all(self) -> Features {
         Features { all: true, ..self }
     }
 
-    /// With one more.
+    /// Returns the set with one more feature.
     #[must_use]
     pub(crate) fn with(self, feature: Feature) -> Features {
         Features { set: self.set | 1 << feature as u64, ..self }
     }
 
-    /// With one less.
+    /// Returns the set without one feature.
     #[must_use]
     pub(crate) fn without(self, feature: Feature) -> Features {
         Features { set: self.set & !(1 << feature as u64), ..self }
     }
 
-    /// Without those of another set.
+    /// Returns the set without the features of another.
     #[must_use]
     pub(crate) fn minus(self, other: Features) -> Features {
         Features { set: self.set & !other.set, ..self }
     }
 
-    /// From names, separated by commas.
+    /// Parses names, separated by commas.
     ///
     /// # Errors
-    /// A name that is none, with all that there are.
+    /// An unknown name, with the list of all names.
     pub(crate) fn of(names: &str) -> Result<Features, String> {
         let mut set = Features::NONE;
         for name in names.split(',').map(str::trim).filter(|name| !name.is_empty()) {
@@ -201,12 +201,12 @@ impl Features {
         Ok(set)
     }
 
-    /// What one session has: each feature by its chance, of those that are allowed and that the configuration can do. Few at a time meet
-    /// more often than many.
+    /// Draws the features of one session: each by its chance, among those that are allowed and that the configuration supports. Small sets are more
+    /// frequent than large ones.
     pub(crate) fn swarm(rng: &mut Rng, allowed: Features, config: &Config) -> Features {
         let mut set = Features::NONE;
         for &(feature, _, percent) in FEATURES {
-            // Drawn in any case: what else is in a session should not depend on what is left out.
+            // Drawn in any case: the rest of a session should not depend on an excluded feature.
             let drawn = rng.chance(percent) || allowed.all;
             if drawn && allowed.has(feature) {
                 set = set.with(feature);
@@ -225,13 +225,13 @@ impl Features {
             out.extend([Feature::Past, Feature::Reconnect, Feature::Ends, Feature::Together, Feature::Databases]);
         }
         if config.takes_role {
-            // A role that is made later is none that the server's user is a member of.
+            // The server's user is not a member of a role that is created later.
             out.push(Feature::New);
         }
         match config.functions {
             Functions::None => out.push(Feature::Functions),
             Functions::Kept => {}
-            // What is lost must not change what others find in the databases.
+            // Lost state must not change what others find in the databases.
             Functions::Lost => {
                 set = if allowed.has(Feature::Functions) { set.with(Feature::Functions) } else { set };
                 out.extend([Feature::Writes, Feature::Ddl, Feature::Past, Feature::Swap, Feature::CopyIn]);

@@ -1,7 +1,7 @@
-//! Makes sessions from seeds.
+//! Generates sessions from seeds.
 //!
-//! A session is chosen beforehand, without knowing what servers answer: so it depends on its seed alone, and what is left out of it while it is
-//! shrunk changes nothing of the rest.
+//! A session is chosen in advance, without the servers' answers: so it depends on its seed alone, and removing parts during shrinking does not change
+//! the rest.
 
 mod feature;
 mod roads;
@@ -20,22 +20,22 @@ use feature::Feature;
 use roads::{Known, Unit};
 use vocabulary::{Effect, Speaker, Sql};
 
-/// Steps of a session.
+/// Number of steps of a session.
 const STEPS: (usize, usize) = (14, 34);
-/// Clients of a session.
+/// Number of clients of a session.
 const CLIENTS: (usize, usize) = (2, 4);
 
-/// A packet that a client will send.
+/// A planned packet of a client.
 struct Planned {
     messages: Vec<Message>,
-    /// It may keep its server connection until the next one.
+    /// True if the client may keep its server connection until its next packet.
     holds: bool,
 }
 
 struct Speakers {
     known: Known,
     planned: VecDeque<Planned>,
-    /// It may keep its server connection now.
+    /// True if the client may keep its server connection now.
     holds: bool,
 }
 
@@ -46,11 +46,11 @@ struct Generator {
     crowded: bool,
     session: Session,
     speakers: Vec<Speakers>,
-    /// What clients have prepared as drivers do, so that another one prepares the same.
+    /// Statements that clients have prepared as drivers do, so that another client prepares the same.
     prepared: Vec<Sql>,
 }
 
-/// The session of a seed under a configuration, of the features that are allowed.
+/// Generates the session of a seed under a configuration, with the allowed features.
 pub(crate) fn session(seed: u64, config: &Config, allowed: Features) -> Session {
     let mut rng = Rng::new(seed);
     let features = Features::swarm(&mut rng, allowed, config);
@@ -80,7 +80,7 @@ impl Generator {
         for _ in 0..count {
             let user = if self.has(Feature::Users) { self.rng.pick(&USERS) } else { USERS[0] };
             let database = if self.has(Feature::Databases) && self.rng.chance(50) { "shop" } else { "app" };
-            // Those of one user and database share server connections: there should be some.
+            // Clients of one user and database share server connections: some should exist.
             let (user, database) = match self.session.clients.last() {
                 Some(last) if self.rng.chance(45) => (&*last.user, &*last.database),
                 _ => (user, database),
@@ -123,7 +123,7 @@ impl Generator {
         parameters
     }
 
-    /// What a superuser has set for roles and databases.
+    /// Chooses the settings of roles and databases that a superuser makes.
     fn settings(&mut self) {
         const LIST: [&str; 9] = [
             "alter role bob set datestyle = 'German'",
@@ -187,7 +187,7 @@ impl Generator {
         self.session.pool = self.session.pool.max(1);
     }
 
-    /// A client ends, mostly with something that it sends in the same breath.
+    /// Ends a client, mostly with a packet that it sends together with the end.
     fn end(&mut self, client: usize) {
         let way = WAYS[self.rng.below(WAYS.len())].0;
         let mut messages = Vec::new();
@@ -204,7 +204,7 @@ impl Generator {
         speaker.planned.clear();
     }
 
-    /// Makes the pool large enough for this client to go on while the others hold what they hold.
+    /// Makes the pool large enough for this client to continue while the others keep their connections.
     fn needs(&mut self, client: usize) {
         let of = |index: usize| (&self.session.clients[index].user, &self.session.clients[index].database);
         let others = (0..self.speakers.len()).filter(|&other| other != client && of(other) == of(client));
@@ -217,7 +217,7 @@ impl Generator {
         Speaker { letter, in_transaction: self.speakers[client].known.open }
     }
 
-    /// What a client says next.
+    /// Chooses a client's next statement.
     fn choose(&mut self, client: usize) -> Sql {
         let who = self.speaker(client);
         let known = &self.speakers[client].known;
@@ -238,12 +238,12 @@ impl Generator {
         vocabulary::any(rng, features, who)
     }
 
-    /// Plans what a client sends up to the next Sync or further.
+    /// Plans a client's packets up to the next Sync or further.
     fn plan(&mut self, client: usize) {
         let held = self.speakers[client].known.maybe_open || self.speakers[client].known.pinned;
         let known = &self.speakers[client].known;
         if known.maybe_open && !known.open && self.rng.chance(60) {
-            // Whatever it is in, it is out of it now.
+            // The rollback ends any transaction.
             self.speakers[client].known.ran(Effect::End { chain: false }, true);
             self.plan_packet(client, vec![Message::Query("rollback".into())], held);
             return;
@@ -275,7 +275,7 @@ impl Generator {
         self.speakers[client].known.unit(rng, features, sql)
     }
 
-    /// A client prepares a statement and has it described, and does not run it yet: often one that somebody has prepared before.
+    /// A client prepares and describes a statement without running it yet: often one that another client has prepared before.
     fn only_prepares(&mut self, client: usize) -> Unit {
         let sql = if !self.prepared.is_empty() && self.rng.chance(65) {
             self.prepared[self.rng.below(self.prepared.len())].clone()
@@ -288,7 +288,7 @@ impl Generator {
         self.speakers[client].known.only_prepares(rng, features, sql)
     }
 
-    /// One list of messages, with a Sync where one is needed, and sometimes where none is.
+    /// Joins units to one list of messages, with a Sync where one is needed, and sometimes where none is.
     fn join_units(&mut self, units: Vec<Unit>) -> Vec<Message> {
         let mut messages: Vec<Message> = Vec::new();
         let mut open = false;
@@ -312,7 +312,7 @@ impl Generator {
         speaker.planned.push_back(Planned { messages, holds });
     }
 
-    /// All at once, or in several packets, most of them with a Flush at their end.
+    /// Plans the messages as one packet, or as several, most of them with a Flush at their end.
     fn plan_split(&mut self, client: usize, messages: Vec<Message>, held: bool) {
         if !self.has(Feature::Split) || messages.len() < 2 || self.rng.chance(65) {
             return self.plan_packet(client, messages, held);
@@ -332,13 +332,13 @@ impl Generator {
         self.plan_packet(client, packet, held);
     }
 
-    /// Several statements in one text.
+    /// Plans several statements in one text.
     fn plan_several(&mut self, client: usize, held: bool) {
         let mut texts = Vec::new();
         for _ in 0..self.rng.between(2, 4) {
             let sql = self.choose(client);
             if sql.values.is_empty() {
-                // What is behind a failure does not run.
+                // Statements after a failure do not run.
                 self.speakers[client].known.ran(sql.effect, false);
                 texts.push(sql.text);
             }
@@ -357,7 +357,7 @@ impl Generator {
         let mut first = unit.messages;
         if !unit.simple {
             rest.push(Message::Sync);
-            // Drivers send a Sync behind Execute, whatever comes of it.
+            // Drivers send a Sync after Execute, regardless of its result.
             first.push(if early && self.rng.chance(50) { Message::Sync } else { Message::Flush });
         }
         if early {
@@ -368,7 +368,7 @@ impl Generator {
         self.plan_packet(client, rest, held);
     }
 
-    /// Changes past the proxy: the schema, mostly.
+    /// Plans changes that bypass the proxy, mostly of the schema.
     fn plan_past(&mut self, client: usize) {
         let who = self.speaker(client);
         let swaps = self.has(Feature::Swap) && (self.rng.chance(40) || !self.has(Feature::Ddl));
@@ -380,10 +380,10 @@ impl Generator {
         self.plan_packet(client, vec![Message::Query(sql.text)], false);
     }
 
-    /// Several clients that are not in a transaction read at the same time, most of them the same.
+    /// Plans reads of several clients at the same time, none in a transaction, most of them the same read.
     fn together(&mut self) {
         if self.has(Feature::Views) {
-            // Under a name that is used again there may be a view that writes, which the others would see or not.
+            // A reused name may belong to a view that writes, whose effect the other clients might or might not see.
             return;
         }
         let free = |index: &usize| {
@@ -414,7 +414,7 @@ impl Generator {
         }
     }
 
-    /// A role or a database is made, and somebody comes with it.
+    /// Creates a role or a database, and a client that uses it.
     fn newcomer(&mut self) {
         let role = self.rng.chance(70);
         let sql = if role { "create role dora login in role owners" } else { "create database fresh" };

@@ -1,4 +1,4 @@
-//! The two worlds in which a session runs: PostgreSQL by itself, and PostgreSQL behind the proxy. Both begin each session alike.
+//! The two worlds of a session: PostgreSQL alone, and PostgreSQL behind the proxy. Both start each session with the same contents.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,9 +15,9 @@ use crate::session::Session;
 pub(crate) const DATABASES: [&str; 2] = ["app", "shop"];
 /// Users that clients log in as.
 pub(crate) const USERS: [&str; 3] = ["alice", "bob", "carol"];
-/// Whose server connections are where clients' users are only roles.
+/// User of the server connections if clients' users are only roles.
 pub(crate) const POOLED: &str = "pooled";
-/// Who changes things past the proxy.
+/// User of changes that bypass the proxy.
 pub(crate) const PAST_USER: &str = "boss";
 
 const ROLES: &str = include_str!("roles.sql");
@@ -29,13 +29,13 @@ const ROWS: &str = include_str!("rows.sql");
 const ROWS_APP: &str = include_str!("rows_app.sql");
 const ROWS_SHOP: &str = include_str!("rows_shop.sql");
 
-/// For so long after something went wrong a server is given to end its other connections, if it has crashed.
+/// Time after an error in which a crashed server must end its other connections.
 const CRASH: Duration = Duration::from_millis(500);
-/// How often a condition is looked at.
+/// Interval between two checks of a condition.
 pub(crate) const POLL: Duration = Duration::from_millis(2);
-/// A replica that has not replayed a step for so long is kept from it.
+/// Time after which a replica that has not replayed a step is considered blocked.
 const REPLAY: Duration = Duration::from_secs(2);
-/// After so many sessions the catalogs are vacuumed: each session's DDL leaves dead rows in them.
+/// Number of sessions after which the catalogs are vacuumed: each session's DDL leaves dead rows in them.
 const VACUUM_AFTER: u32 = 300;
 /// Session settings in the replica's own configuration: clients must not notice.
 const OWN_SETTINGS: [&str; 8] = [
@@ -48,16 +48,16 @@ const OWN_SETTINGS: [&str; 8] = [
     "statement_timeout = '1ms'",
     "default_text_search_config = 'pg_catalog.german'",
 ];
-/// What is no client's, and what clients' are.
+/// Condition for the backends of clients.
 const CLIENTS: &str = "backend_type = 'client backend' and usename <> 'postgres'";
 
-/// One primary with connections that prepare it and look into it.
+/// One primary with connections that prepare and inspect it.
 #[derive(Debug)]
 pub(crate) struct World {
     cluster: Cluster,
     admins: BTreeMap<&'static str, Client>,
     replica: Option<Client>,
-    /// The last session may have changed more than rows.
+    /// True if the last session may have changed more than rows.
     dirty: bool,
     sessions: u32,
 }
@@ -70,12 +70,12 @@ pub(crate) struct Worlds {
     relay: Option<Relay>,
 }
 
-/// Where PostgreSQL has crashed.
+/// The world in which PostgreSQL has crashed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Crashed {
-    /// Where clients are connected to it, and perhaps behind the proxy as well.
+    /// The direct world, and perhaps the one behind the proxy as well.
     Direct,
-    /// Behind the proxy alone.
+    /// Only the world behind the proxy.
     Proxied,
 }
 
@@ -83,12 +83,12 @@ pub(crate) enum Crashed {
 #[derive(Debug)]
 pub(crate) struct Proxy {
     pub(crate) kingpost: Kingpost,
-    /// Its log and its configuration.
+    /// Log and configuration of the proxy.
     files: [PathBuf; 2],
 }
 
 impl Proxy {
-    /// What its log says of a panic, or that the process has ended by itself.
+    /// Returns a panic from its log, or reports that the process has ended by itself.
     pub(crate) fn broken(&self) -> Option<String> {
         let log = String::from_utf8_lossy(&std::fs::read(&self.files[0]).unwrap_or_default()).into_owned();
         let panic = log.lines().find(|line| line.contains("panicked at")).map(str::to_owned);
@@ -105,7 +105,7 @@ impl Drop for Proxy {
     }
 }
 
-/// Whether a session may leave more behind than changed rows.
+/// True if a session may leave more than changed rows.
 fn is_dirty(session: &Session) -> bool {
     const WORDS: [&str; 10] =
         ["create", "alter", "drop", "rename", "grant", "revoke", "truncate", "security", "comment on", "scratch"];
@@ -116,7 +116,7 @@ fn is_dirty(session: &Session) -> bool {
         })
 }
 
-/// The first column of each row.
+/// Returns the first column of each row.
 async fn column(client: &Client, sql: &str) -> Result<Vec<String>, tokio_postgres::Error> {
     let messages = client.simple_query(sql).await?;
     let values = messages.iter().filter_map(|message| match message {
@@ -133,7 +133,7 @@ async fn value(client: &Client, sql: &str) -> Result<String, tokio_postgres::Err
 impl World {
     async fn start(replicas: usize) -> World {
         let builder = Cluster::builder().replicas(replicas);
-        // Who would block is refused, and soon. One at a time there are no deadlocks.
+        // A blocked client is refused, and soon. With one client at a time no deadlocks occur.
         let builder = builder.setting("lock_timeout", "150ms").setting("max_prepared_transactions", "10");
         let cluster = builder.setting("autovacuum", "off").setting("log_min_messages", "panic").start().await;
         let mut admins = BTreeMap::new();
@@ -162,7 +162,7 @@ impl World {
         World { cluster, admins, replica, dirty: true, sessions: 0 }
     }
 
-    /// Port of the primary.
+    /// Returns the port of the primary.
     pub(crate) fn port(&self) -> u16 {
         self.cluster.primary().port()
     }
@@ -171,7 +171,7 @@ impl World {
         self.admins.get(database).unwrap_or_else(|| &self.admins[DATABASES[0]])
     }
 
-    /// Ends whatever clients are left, and brings everything to where each session begins.
+    /// Ends the remaining clients, and restores the state in which each session begins.
     async fn reset(&mut self, session: &Session) -> Result<(), tokio_postgres::Error> {
         let admin = self.admin(DATABASES[0]);
         let end = Instant::now() + SOON;
@@ -217,7 +217,7 @@ impl World {
         Ok(())
     }
 
-    /// Waits until the replica has replayed all commits so far, and gives whether it has: who reads there may keep it from that.
+    /// Waits until the replica has replayed all commits so far; returns false if it has not: its readers may block it.
     pub(crate) async fn catch_up(&self) -> Result<bool, tokio_postgres::Error> {
         let Some(replica) = &self.replica else { return Ok(true) };
         let flushed = value(self.admin(DATABASES[0]), "select pg_current_wal_flush_lsn()").await?;
@@ -232,7 +232,7 @@ impl World {
         Ok(true)
     }
 
-    /// Has the replica replay nothing any more, or go on.
+    /// Pauses or resumes the replica's replay.
     async fn hold_replica(&self, hold: bool) -> Result<(), tokio_postgres::Error> {
         let Some(replica) = &self.replica else { return Ok(()) };
         let (act, state) = if hold { ("pause", "paused") } else { ("resume", "not paused") };
@@ -254,7 +254,7 @@ impl World {
         Ok(())
     }
 
-    /// Locks that clients hold and others would notice, as lines.
+    /// Returns, as lines, the locks of clients that other clients would notice.
     pub(crate) async fn locks(&self) -> Result<Vec<String>, tokio_postgres::Error> {
         let sql = format!(
             "select format('%s %s %s %s', l.locktype, d.datname, mode, \
@@ -265,7 +265,7 @@ impl World {
         column(self.admin(DATABASES[0]), &sql).await
     }
 
-    /// Waits until the server has no process of this id.
+    /// Waits until the server has no process with this ID.
     pub(crate) async fn wait_gone(&self, process: u32) -> Result<(), tokio_postgres::Error> {
         let sql = format!("select count(*) from pg_stat_activity where pid = {process}");
         let end = Instant::now() + SOON;
@@ -275,7 +275,7 @@ impl World {
         Ok(())
     }
 
-    /// Ends backends, each given by its server's port and its process id.
+    /// Ends backends, each given by its server's port and its process ID.
     pub(crate) async fn end_backends(&self, backends: &[(u32, u32)]) -> Result<(), tokio_postgres::Error> {
         for &(port, process) in backends {
             let primary = port == u32::from(self.port());
@@ -287,7 +287,7 @@ impl World {
         Ok(())
     }
 
-    /// Everything that a session may have changed, as lines.
+    /// Returns, as lines, all that a session may have changed.
     pub(crate) async fn dump(&self) -> Result<Vec<String>, tokio_postgres::Error> {
         let mut lines = Vec::new();
         for database in DATABASES {
@@ -311,7 +311,7 @@ impl Worlds {
         Worlds { direct, proxied, relay }
     }
 
-    /// Which of the servers ends all its connections: a backend of it has crashed. It takes a moment until the others hear of that.
+    /// Returns the server that ends all its connections because a backend crashed. The others learn of the crash after a moment.
     pub(crate) async fn crashed(&self) -> Option<Crashed> {
         let deadline = Instant::now() + CRASH;
         let is = |world: &World| world.admins.values().any(Client::is_closed);
@@ -329,7 +329,7 @@ impl Worlds {
     /// Prepares both worlds for a session, and starts the proxy.
     ///
     /// # Errors
-    /// When a server refuses what prepares a session.
+    /// A server refuses a statement that prepares a session.
     pub(crate) async fn begin(&mut self, session: &Session, config: &Config) -> Result<Proxy, tokio_postgres::Error> {
         self.proxied.hold_replica(false).await?;
         let (direct, proxied) = tokio::join!(self.direct.reset(session), self.proxied.reset(session));
