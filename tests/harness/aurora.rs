@@ -1,10 +1,10 @@
-//! A model of servers that are compatible with PostgreSQL and tell no position in their log, made of real ones.
+//! A model, made of real servers, of servers that are compatible with PostgreSQL and report no log positions.
 //!
-//! Real data, real replay, real promotions: only the answers to probes are different. Probes connect to a database of their own, [`PROBED`], in
-//! whose `pg_catalog` functions and views are replaced by others of the same names, which answer as Amazon's documentation and other
-//! programs' bug reports say that Aurora's do.
+//! Real data, real replay, real promotions: only the answers to probes differ. Probes connect to a database of their own, [`PROBED`], in whose
+//! `pg_catalog` functions and views are replaced by others of the same names, which answer as Aurora does according to Amazon's documentation and
+//! other programs' bug reports.
 //!
-//! What Aurora's shared storage makes sure of, the test has to: before a reader is promoted the writer is *stopped*
+//! The test has to guarantee what Aurora's shared storage guarantees: before a reader is promoted the writer is *stopped*
 //! ([`Node::stop`](crate::Node::stop)), not killed, so that no reader has what the new writer lacks.
 
 use crate::cluster::Cluster;
@@ -14,18 +14,18 @@ pub const PROBER: &str = "prober";
 /// The database that probes of a model connect to.
 pub const PROBED: &str = "probed";
 
-/// What the servers of a model tell.
+/// Information that the servers of a model report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tells {
-    /// As Aurora: a list of those that share the storage, and snapshots.
+    /// As Aurora: a list of the members that share the storage, and snapshots.
     Members,
-    /// Snapshots, and no list.
+    /// Snapshots, without a list.
     Snapshots,
-    /// Roles and nothing else.
+    /// Roles only.
     Roles,
 }
 
-/// Functions that are there and fail, and what they would return.
+/// Functions that exist and fail, with their return types.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("pg_last_wal_replay_lsn()", "pg_lsn"),
     ("pg_last_wal_receive_lsn()", "pg_lsn"),
@@ -34,7 +34,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("pg_get_replication_slots()", "TABLE (restart_lsn pg_lsn)"),
 ];
 
-/// The same on a writer with `wal_level` below `logical`.
+/// Further such functions on a writer with `wal_level` below `logical`.
 const NOT_LOGICAL: &[(&str, &str)] = &[
     ("pg_current_wal_lsn()", "pg_lsn"),
     ("pg_current_wal_insert_lsn()", "pg_lsn"),
@@ -52,10 +52,10 @@ fn failing(name: &str, returns: &str, code: &str, text: &str) -> String {
 }
 
 impl Cluster {
-    /// Makes all nodes servers of the model to sessions in [`PROBED`].
+    /// Turns all nodes into servers of the model for sessions in [`PROBED`].
     ///
     /// # Panics
-    /// When that does not come about in time.
+    /// When that does not succeed in time.
     pub async fn tell_only(&self, tells: Tells) {
         self.primary().execute_in("postgres", &format!("CREATE ROLE {PROBER} LOGIN")).await;
         self.primary().execute_in("postgres", &format!("CREATE DATABASE {PROBED}")).await;
@@ -84,7 +84,7 @@ impl Cluster {
             sql += &failing("pg_current_snapshot()", "pg_snapshot", "0A000", "snapshots are not supported");
         }
         if tells == Tells::Members {
-            // Of its rows only the own one, which is the one that a probe asks for.
+            // Only the server's own row, which is the one that a probe queries.
             sql += "CREATE FUNCTION pg_catalog.aurora_db_instance_identifier() RETURNS text LANGUAGE sql AS \
                     $$SELECT pg_catalog.current_setting('cluster_name')$$;\n\
                     CREATE FUNCTION pg_catalog.aurora_replica_status() \

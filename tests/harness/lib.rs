@@ -5,16 +5,15 @@
 //! test ── Endpoint ──▶ Kingpost ── (Cut) ──▶ Cluster: Node n0 (primary) ──WAL──▶ n1, n2 … (replicas)
 //! ```
 //!
-//! Whatever a test starts ends with it: by drop, also when it panics; by the parent-death signal of each child and a
-//! watchdog (see [`run_dir`]) when the whole test process is killed. Every wait has a bound and, when it is reached,
-//! shows the last lines of all logs involved.
+//! All processes of a test end with it: by drop, also when it panics; by the parent-death signal of each child and a watchdog (see [`run_dir`]) when
+//! the whole test process is killed. Every wait has a limit and, when that is reached, shows the last lines of all logs involved.
 //!
-//! Environment: `KINGPOST_BIN` (binary under test), `KINGPOST_TEST_DRIVER=io_uring` (its `proxy.driver`), `PG_BIN` (directory of PostgreSQL's programs),
-//! `KINGPOST_TESTS_SKIPPED` (file to which each test that is left out adds a line, see [`skipped()`]), `KINGPOST_TESTS_DIRECT=1` or
+//! Environment: `KINGPOST_BIN` (binary under test), `KINGPOST_TEST_DRIVER=io_uring` (its `proxy.driver`), `PG_BIN` (directory of PostgreSQL's
+//! programs), `KINGPOST_TESTS_SKIPPED` (file to which each skipped test adds a line, see [`skipped()`]), `KINGPOST_TESTS_DIRECT=1` or
 //! `KINGPOST_TESTS_PGBOUNCER=1` (run the tests against a stand-in, see [`Subject`]).
 
 mod aurora;
-/// Certificates, and TLS for tests' clients.
+/// Certificates, and TLS for clients of tests.
 pub mod certs;
 mod cluster;
 mod cut;
@@ -28,7 +27,7 @@ mod node;
 pub mod oracle;
 mod port;
 mod process;
-/// The wire protocol by hand.
+/// The wire protocol, message by message.
 pub mod raw;
 mod registry;
 mod relay;

@@ -1,4 +1,4 @@
-//! Servers of MariaDB, and a relay of their binary log: the real programs, each in a directory of its own.
+//! MariaDB servers, and a relay of their binary log: the real programs, each in a directory of its own.
 
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
@@ -16,9 +16,9 @@ use crate::run::{Files, new_dir, unique};
 use crate::template::run;
 use crate::wait::{SOON, wait_until};
 
-/// The replicas' and the relay's user on servers, and on relays.
+/// User of the replicas and the relay on servers, and of replicas on relays.
 const REPLICATOR: (&str, &str) = ("repl", "repl-secret");
-/// Who may give orders to relays.
+/// User that may give orders to relays.
 const OPERATOR: (&str, &str) = ("operator", "operator-secret");
 
 fn id_of(arguments: &[&str]) -> Option<u32> {
@@ -26,7 +26,7 @@ fn id_of(arguments: &[&str]) -> Option<u32> {
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }
 
-/// The account that servers run as where the tests run as root.
+/// Returns the account of the servers if the tests run as root.
 fn account() -> Option<(u32, u32)> {
     static ACCOUNT: OnceLock<Option<(u32, u32)>> = OnceLock::new();
     *ACCOUNT.get_or_init(|| {
@@ -38,12 +38,12 @@ fn account() -> Option<(u32, u32)> {
 }
 
 fn program(name: &str) -> PathBuf {
-    // Debian has the server where a user's PATH does not look.
+    // Debian installs the server outside of a user's PATH.
     let sbin = Path::new("/usr/sbin").join(name);
     if sbin.exists() { sbin } else { name.into() }
 }
 
-/// As the servers' account, ended with the test process.
+/// Returns a command that runs as the servers' account and ends with the test process.
 fn server_command(name: &str, death_signal: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", death_signal]);
@@ -54,7 +54,7 @@ fn server_command(name: &str, death_signal: &str) -> Command {
     command
 }
 
-/// The data directory of a server that was never started, made once and copied for each.
+/// Returns the data directory of a server that was never started, created once and copied for each server.
 fn template() -> &'static Path {
     static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
     TEMPLATE.get_or_init(|| {
@@ -71,7 +71,7 @@ fn template() -> &'static Path {
     })
 }
 
-/// A server. Ended when dropped.
+/// A MariaDB server, ended when dropped.
 #[derive(Debug)]
 pub struct MariaDb {
     id: u32,
@@ -83,11 +83,11 @@ pub struct MariaDb {
 }
 
 impl MariaDb {
-    /// A server with a `server_id`, which writes a binary log, and waits for semi-synchronous replicas (for as long as can be set) if
+    /// Creates a server with a `server_id`, which writes a binary log, and waits for semi-synchronous replicas (for the longest possible time) if
     /// `semisync`. Not started.
     ///
     /// # Panics
-    /// When its directory cannot be made.
+    /// When its directory cannot be created.
     pub fn new(id: u32, semisync: bool) -> MariaDb {
         let dir = new_dir(&format!("mariadb{id}"));
         run(Command::new("cp").arg("-a").arg(template()).arg(dir.join("data")));
@@ -123,14 +123,14 @@ impl MariaDb {
         MariaDb { id, port: Port::reserve(), options, process: Mutex::default(), _files: Files(dir.clone()), dir }
     }
 
-    /// Adds to its options from the next start on.
+    /// Adds an option, in effect from the next start on.
     #[must_use]
     pub fn option(mut self, option: &str) -> MariaDb {
         self.options.push(option.into());
         self
     }
 
-    /// Copies files into its directory, which only it can read.
+    /// Copies files into its directory, readable only by the server.
     ///
     /// # Panics
     /// When they cannot be copied.
@@ -146,25 +146,25 @@ impl MariaDb {
         self
     }
 
-    /// Where it listens, on 127.0.0.1.
+    /// Returns its port, on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// Its data directory.
+    /// Returns its data directory.
     pub fn data(&self) -> PathBuf {
         self.dir.join("data")
     }
 
-    /// Its directory, with its log.
+    /// Returns its directory, which contains its log.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Starts it, and waits until it answers.
+    /// Starts the server, and waits until it answers.
     ///
     /// # Panics
-    /// When it does not.
+    /// When it does not answer.
     pub async fn start(&self) {
         let mut server = server_command("mariadbd", "KILL");
         server.args([
@@ -187,14 +187,14 @@ impl MariaDb {
         .await;
     }
 
-    /// Starts it for the first time, with the replicas' user.
+    /// Starts the server for the first time, with the replicas' user.
     ///
     /// # Panics
     /// When it does not start.
     pub async fn start_new(&self) {
         self.start().await;
         let (user, password) = REPLICATOR;
-        // Each server by itself: nothing of it is to be in a binary log.
+        // On each server separately: the binary log must not contain it.
         self.run(&[
             "SET sql_log_bin = 0",
             &format!("CREATE USER {user}@'%' IDENTIFIED BY '{password}'"),
@@ -203,29 +203,29 @@ impl MariaDb {
         .await;
     }
 
-    /// Ends it at once.
+    /// Kills the server.
     ///
     /// # Panics
-    /// When it is not started.
+    /// When it is not running.
     pub async fn kill9(&self) {
         let process = self.process();
         process.signal(libc::SIGKILL);
         process.wait_exit(SOON).await;
     }
 
-    /// Its process.
+    /// Returns its process.
     ///
     /// # Panics
-    /// When it is not started.
+    /// When it is not running.
     pub fn process(&self) -> Arc<Process> {
         let process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(process.as_ref().expect("the server is started"))
     }
 
-    /// A connection as root.
+    /// Opens a connection as root.
     ///
     /// # Errors
-    /// The server's or the socket's.
+    /// An error of the server or the socket.
     pub async fn connect(&self) -> mysql_async::Result<mysql_async::Conn> {
         let socket = self.dir.join("socket");
         let options = mysql_async::OptsBuilder::default().user(Some("root")).socket(Some(socket.display().to_string()));
@@ -243,7 +243,7 @@ impl MariaDb {
         }
     }
 
-    /// The first column of the first row, as text.
+    /// Returns the first column of the first row, as text.
     ///
     /// # Panics
     /// When the statement fails, or there is no row.
@@ -254,7 +254,7 @@ impl MariaDb {
         value.unwrap_or_else(|| panic!("{statement}: no row")).unwrap_or_default()
     }
 
-    /// A column of what SHOW SLAVE STATUS says.
+    /// Returns a column of SHOW SLAVE STATUS.
     ///
     /// # Panics
     /// When it fails.
@@ -266,10 +266,10 @@ impl MariaDb {
         value.and_then(Result::ok).flatten().unwrap_or_default()
     }
 
-    /// Replicates from whoever listens on `port` from now on, by GTID.
+    /// Replicates by GTID from the server or relay on `port`.
     ///
     /// # Panics
-    /// When it does not take that.
+    /// When the server refuses.
     pub async fn replicate_from(&self, port: u16) {
         let (user, password) = REPLICATOR;
         self.run(&[
@@ -285,7 +285,7 @@ impl MariaDb {
     }
 }
 
-/// A relay of a binary log. Ended when dropped.
+/// A relay of a binary log, ended when dropped.
 #[derive(Debug)]
 pub struct BinlogRelay {
     name: String,
@@ -298,10 +298,10 @@ pub struct BinlogRelay {
 }
 
 impl BinlogRelay {
-    /// A relay that follows whatever listens on `upstream`; not started.
+    /// Creates a relay that follows the server on port `upstream`; not started.
     ///
     /// # Panics
-    /// When its directory cannot be made.
+    /// When its directory cannot be created.
     pub fn of(upstream: u16) -> BinlogRelay {
         let name = format!("binlog-relay{}", unique());
         let parent = new_dir(&name);
@@ -340,30 +340,30 @@ impl BinlogRelay {
         self
     }
 
-    /// Where replicas connect, on 127.0.0.1.
+    /// Returns the port for replicas, on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// Directory of its log.
+    /// Returns the directory of its log.
     pub fn dir(&self) -> PathBuf {
         self.parent.join("binlog")
     }
 
-    /// Its directory, with what it says.
+    /// Returns its directory, which contains its output.
     pub fn logs(&self) -> &Path {
         &self.parent
     }
 
-    /// What it has said so far.
+    /// Returns its output so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.parent.join("relay.log")).unwrap_or_default()).into_owned()
     }
 
-    /// Its process.
+    /// Returns its process.
     ///
     /// # Panics
-    /// When it is not started.
+    /// When it is not running.
     pub fn process(&self) -> &Process {
         self.process.as_ref().expect("the relay is started")
     }
@@ -373,7 +373,7 @@ impl BinlogRelay {
         std::fs::write(self.parent.join("relay.toml"), text).expect("write the relay's configuration");
     }
 
-    /// Starts the binary without waiting for anything.
+    /// Starts the relay without waiting.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -384,19 +384,19 @@ impl BinlogRelay {
         self.process = Some(Process::start(&self.name, relay, &self.parent.join("relay.log")));
     }
 
-    /// Starts it (again, on the same port), and waits until it receives.
+    /// Starts the relay, or restarts it on the same port, and waits until it receives.
     ///
     /// # Panics
-    /// When it ends, or does not receive in time.
+    /// When the relay ends, or does not receive in time.
     pub async fn start(&mut self) {
         self.launch();
         self.wait_for("receive", |metrics| metrics.sum("kingpost_relay_streaming", &[]) == 1.0).await;
     }
 
-    /// Waits until its metrics are so.
+    /// Waits until its metrics satisfy a condition.
     ///
     /// # Panics
-    /// When it ends, or they are not so in time.
+    /// When the relay ends, or the time is over.
     pub async fn wait_for(&self, what: &str, condition: impl Fn(&Metrics) -> bool) -> Metrics {
         wait_until(&format!("{} to {what}", self.name), SOON, &self.parent, async || {
             let ended = self.process().exit_status();
@@ -408,14 +408,14 @@ impl BinlogRelay {
         .await
     }
 
-    /// Follows whatever has another address from now on.
+    /// Follows a server at another address.
     pub fn follow(&mut self, upstream: &str) {
         set(&mut self.config, "relay.upstream.address", upstream.into());
         self.write_config();
         self.process().signal(libc::SIGHUP);
     }
 
-    /// Runs `kingpost failover` with this relay and these servers; whether it succeeded, and what it said.
+    /// Runs `kingpost failover` with this relay and these servers; returns true if it succeeded, and its output.
     ///
     /// # Panics
     /// When it cannot be run.
@@ -423,8 +423,8 @@ impl BinlogRelay {
         self.failover_with(&[], nodes, arguments).await
     }
 
-    /// Runs `kingpost failover` with this relay as `relay1`, with `others` as `relay2` and so on, and with these servers; whether it
-    /// succeeded, and what it said.
+    /// Runs `kingpost failover` with this relay as `relay1`, with `others` as `relay2` and so on, and with these servers; returns true if it
+    /// succeeded, and its output.
     ///
     /// # Panics
     /// When it cannot be run.
@@ -460,10 +460,10 @@ impl BinlogRelay {
         kingpost(&["failover"], &path, arguments).await
     }
 
-    /// Gives the relay an order as an operator, by hand: a statement such as `KINGPOST FENCE TERM 1 TIMELINE 1`.
+    /// Sends the relay an operator's order, without `kingpost failover`: a statement such as `KINGPOST FENCE TERM 1 TIMELINE 1`.
     ///
     /// # Panics
-    /// When the relay does not take it.
+    /// When the relay refuses.
     pub async fn order(&self, statement: &str) {
         let mut client = tokio::process::Command::new("mariadb");
         client.args(["--no-defaults", "--protocol=TCP", "--host=127.0.0.1"]).arg(format!("--port={}", self.port()));
@@ -472,7 +472,7 @@ impl BinlogRelay {
         assert!(output.status.success(), "{statement}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Runs `kingpost check --online` with its configuration; whether it is good, and what was said.
+    /// Runs `kingpost check --online` with its configuration; returns true if it succeeded, and its output.
     ///
     /// # Panics
     /// When it cannot be run.
@@ -480,10 +480,10 @@ impl BinlogRelay {
         kingpost(&["check", "--online"], &self.parent.join("relay.toml"), &[]).await
     }
 
-    /// Runs the command that an alarm names for a relay that has to give up its log; whether it succeeded, and what it said.
+    /// Runs the command that an alarm names for a relay that has to give up its log; returns true if it succeeded, and its output.
     ///
     /// # Panics
-    /// When the alarm names none, or it cannot be run.
+    /// When the alarm names no command, or it cannot be run.
     pub async fn reset(&self, alarm: &str) -> (bool, String) {
         let (_, named) = alarm.split_once("kingpost relay reset ").unwrap_or_else(|| panic!("no command in {alarm}"));
         let arguments = named.lines().next().unwrap_or_default().split_whitespace();
@@ -495,32 +495,32 @@ impl BinlogRelay {
         (output.status.success(), String::from_utf8_lossy(&said).into_owned())
     }
 
-    /// Ends it at once.
+    /// Kills the relay.
     ///
     /// # Panics
-    /// When it is not started.
+    /// When it is not running.
     pub async fn kill9(&self) {
         self.process().signal(libc::SIGKILL);
         self.process().wait_exit(SOON).await;
     }
 
-    /// Status and body of a GET on the metrics address; none if it does not answer.
+    /// Returns status and body of a GET on the metrics address; None without an answer.
     pub async fn http(&self, path: &str) -> Option<(u16, String)> {
         crate::metrics::get(self.metrics_port.number(), path).await
     }
 
-    /// The metrics now.
+    /// Returns the current metrics.
     ///
     /// # Panics
-    /// When they cannot be had, or are not valid.
+    /// When the metrics are not available or not valid.
     pub async fn metrics(&self) -> Metrics {
         Metrics::now(self.metrics_port.number()).await
     }
 
-    /// What it says is durable, as `@@gtid_binlog_state` says it.
+    /// Returns the transactions that it reports as durable, in the form of `@@gtid_binlog_state`.
     ///
     /// # Panics
-    /// When the metrics cannot be had.
+    /// When the metrics are not available.
     pub async fn gtids(&self) -> String {
         let metrics = self.metrics().await;
         let sample = metrics.samples.iter().find(|sample| sample.name == "kingpost_relay_durable_info");
@@ -528,7 +528,7 @@ impl BinlogRelay {
     }
 }
 
-/// Runs a command to its end; whether it succeeded, and what it said.
+/// Runs a command to its end; returns true if it succeeded, and its output.
 async fn kingpost(what: &[&str], config: &Path, arguments: &[&str]) -> (bool, String) {
     let mut run = command(&kingpost_bin(), RunAs::Tests, "KILL");
     run.args(what).arg("--config").arg(config).args(arguments);
