@@ -44,7 +44,7 @@ impl Patience {
 /// Replies to one client in one step, in both worlds.
 #[derive(Debug, Clone)]
 pub(crate) struct Exchange {
-    /// What it was about, as the report prints it.
+    /// Title of the exchange in the report.
     pub(crate) title: String,
     pub(crate) direct: Vec<Reply>,
     pub(crate) proxied: Vec<Reply>,
@@ -55,7 +55,7 @@ pub(crate) struct Exchange {
 pub(crate) struct Difference {
     /// Kind of the difference, which shrinking keeps.
     pub(crate) kind: String,
-    /// All exchanges; the last one differs.
+    /// The exchanges up to the difference, which is in the last one.
     pub(crate) exchanges: Vec<Exchange>,
     /// Number of equal replies at the start of the last exchange.
     pub(crate) at: usize,
@@ -541,7 +541,7 @@ impl Run<'_> {
         }
     }
 
-    /// Removes the exchanges up to a difference if a worse one follows.
+    /// Restores the exchanges of a difference that a worse one replaces.
     fn take_back(&mut self, ended: Result<(), Stop>) {
         if let Err(Stop::Differs(difference)) = ended {
             self.exchanges = difference.exchanges;
@@ -587,7 +587,7 @@ impl Run<'_> {
         self.notifications().await
     }
 
-    /// All clients leave; then both databases must have the same contents.
+    /// Ends all clients, and compares the contents of both databases.
     async fn end(&mut self) -> Result<(), Stop> {
         self.last_notifications().await?;
         for client in 0..self.pairs.len() {

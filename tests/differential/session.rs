@@ -107,13 +107,13 @@ pub(crate) enum Target {
 pub(crate) enum Message {
     /// Query.
     Query(String),
-    /// Parse, with the OIDs of the parameters' types (0: the server finds out).
+    /// Parse, with the OIDs of the parameters' types (0: the server infers the type).
     Parse { name: String, text: String, types: Vec<u32> },
     /// Bind, with values in text form (None: NULL) and results in text or binary form.
     Bind { portal: String, statement: String, values: Vec<Option<String>>, binary: bool },
     /// Describe.
     Describe(Target, String),
-    /// Execute, with the most rows to give; 0: all.
+    /// Execute, with the limit of rows; 0: all.
     Execute { portal: String, rows: u32 },
     /// Close.
     Close(Target, String),

@@ -5,7 +5,7 @@ use crate::rng::Rng;
 
 macro_rules! features {
     ($($(#[doc = $doc:literal])* $variant:ident $name:literal $percent:literal,)*) => {
-        /// Something that sessions may have in them.
+        /// A feature that sessions may have.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum Feature {
             $($(#[doc = $doc])* $variant,)*
