@@ -1,4 +1,4 @@
-//! Servers that tell no position in their log, such as Aurora's: roles, reads, own writes, and who is primary without timelines.
+//! Servers that report no log positions, such as Aurora's: roles, reads, own writes, and the detection of the primary without timelines.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,14 +10,14 @@ use tokio_postgres::Client;
 
 use crate::common::{only_kingpost, value};
 
-/// Users, each with a database of its own, of the same tables.
+/// Users, each with a database of its own, with the same tables.
 const TENANTS: [(&str, &str); 2] = [("alice", "app"), ("bob", "other")];
 const CLIENTS: usize = 3;
-/// Writes, by all clients together, in each state of the servers.
+/// Writes of all clients together, in each state of the servers.
 const WRITES_A_PHASE: usize = 80;
-/// In each read: to count on which nodes they ran.
+/// Marker of each read: to count the nodes on which they ran.
 const READ: &str = "own_read";
-/// What an application does between two statements: part of the load, nothing waits for it.
+/// Pause of an application between two statements: part of the load, not of any wait.
 const THINK: Duration = Duration::from_millis(8);
 
 async fn model(tells: Tells) -> Cluster {
@@ -49,13 +49,13 @@ struct History {
     writes: AtomicUsize,
     misses: AtomicUsize,
     strangers: AtomicUsize,
-    /// What was acknowledged, by tenant.
+    /// Acknowledged writes, by tenant.
     acknowledged: Mutex<Vec<(usize, i64)>>,
     stop: AtomicBool,
 }
 
 impl History {
-    /// Each client writes, and reads it back, and looks for what is not its user's.
+    /// Each client writes, reads the write back, and looks for rows of other users.
     async fn load(&self, kingpost: &Kingpost) {
         let one = |n: usize| async move {
             let tenant = n % TENANTS.len();
@@ -67,7 +67,7 @@ impl History {
                 }
                 let id = (turn * 100 + n) as i64;
                 let insert = format!("INSERT INTO own VALUES ({id}, '{user}')");
-                // During a failover it may fail, with the outcome unknown: then nothing need be seen of it.
+                // During a failover the write may fail, with an unknown outcome: then it need not be visible.
                 let acknowledged = match turn % 3 {
                     0 => client.simple_query(&insert).await.is_ok(),
                     1 => client.execute(&insert, &[]).await.is_ok(),
@@ -101,7 +101,7 @@ impl History {
     }
 }
 
-/// The readers lag in turn, and at the end the writer is replaced.
+/// Makes the readers lag in turn, and at the end replaces the writer.
 async fn disturb(cluster: &Cluster, kingpost: &Kingpost, history: &History) {
     let (writer, one, two) = (cluster.primary(), cluster.replica(0), cluster.replica(1));
     history.phase(cluster, "readers that keep up").await;
@@ -111,7 +111,7 @@ async fn disturb(cluster: &Cluster, kingpost: &Kingpost, history: &History) {
     history.phase(cluster, "both held back").await;
     one.resume_replay().await;
     two.resume_replay().await;
-    // It has an id, and stays open: what comes after it can't be proven to be everywhere.
+    // The transaction has an ID, and stays open: no later write can be proven to be on all nodes.
     let open = writer.admin().await;
     open.batch_execute("BEGIN; SELECT pg_current_xact_id()").await.unwrap();
     history.phase(cluster, "a transaction that stays open").await;
@@ -145,7 +145,7 @@ async fn run(consistency: &str) -> Seen {
     let all = join(history.load(&kingpost), disturb(&cluster, &kingpost, &history));
     within("writes and reads", Duration::from_secs(300), cluster.dir(), all).await;
     assert_eq!(history.strangers.into_inner(), 0, "rows of the other user's database");
-    // Nothing that was acknowledged is lost.
+    // No acknowledged write is lost.
     for (tenant, (_, database)) in TENANTS.iter().enumerate() {
         let acknowledged = history.acknowledged.lock().unwrap().clone();
         let ids: Vec<String> =
@@ -155,7 +155,7 @@ async fn run(consistency: &str) -> Seen {
             format!("SELECT count(*) FROM (VALUES {}) AS w (id) WHERE id NOT IN (SELECT id FROM own)", ids.join(","));
         assert_eq!(cluster.replica(0).query_in(database, &lost).await, "0", "lost, in {database}");
     }
-    // The first one was promoted: what it answered before and after is not told apart.
+    // The first reader was promoted: its answers before and after that are not distinguished.
     let on_readers = cluster.replica(1).log().matches(READ).count();
     Seen { misses: history.misses.into_inner(), writes: history.writes.into_inner(), on_readers }
 }
@@ -184,7 +184,7 @@ async fn eventual_reads_of_such_servers_miss_own_writes() {
     );
 }
 
-/// Reads by a marker of its own, `times` times, and gives how many of them each node got.
+/// Sends `times` reads with a marker of their own, and returns how many of them each node got.
 async fn spread(cluster: &Cluster, client: &Client, times: usize) -> Vec<usize> {
     let marker = format!("spread_{}", unique());
     for _ in 0..times {
@@ -198,7 +198,7 @@ async fn who_has_written_reads_at_the_primary_where_servers_tell_only_their_role
     if only_kingpost() {
         return;
     }
-    // What has no list of those that share a storage tells no history either, so its transaction ids are not used.
+    // A server without a list of members reports no history either, so its transaction IDs are not used.
     for tells in [Tells::Roles, Tells::Snapshots] {
         let cluster = model(tells).await;
         let _logs = ShowLogs(cluster.dir());
@@ -213,12 +213,12 @@ async fn who_has_written_reads_at_the_primary_where_servers_tell_only_their_role
         let others = spread(&cluster, &reads, 40).await;
         assert!(others[0] == 0 && others[1] > 0 && others[2] > 0, "{tells:?}: {others:?}");
 
-        // A token says that there was something to see, and no more.
+        // A token only says that there was a write.
         let token = value(&writes, "SHOW kingpost.token").await;
         let told = client(&kingpost, TENANTS[0]).await;
         told.batch_execute(&format!("SET kingpost.token = '{token}'")).await.unwrap();
         assert_eq!(spread(&cluster, &told, 10).await, [10, 0, 0], "{tells:?}: {token}");
-        // And nobody waits for what can't be told.
+        // And no client waits for a position that is not reported.
         reads.batch_execute("SET kingpost.consistency = 'strong'").await.unwrap();
         let strong = spread(&cluster, &reads, 10);
         let strong = within("strong reads", Duration::from_secs(60), cluster.dir(), strong).await;
@@ -241,12 +241,12 @@ async fn transaction_ids_are_used_where_somebody_says_so() {
         (nodes[1] > 0 && nodes[2] > 0).then_some(())
     };
     cluster.wait("reads on both readers", on_readers).await;
-    // A session that is given another's token reads at the primary until it is known where that was.
+    // A session that takes another's token reads at the primary until the node of that write is known.
     let token = value(&client, "SHOW kingpost.token").await;
     client.batch_execute(&format!("SET kingpost.token = '{token}'")).await.unwrap();
     cluster.wait("reads on both readers", on_readers).await;
 
-    // Said to be PostgreSQL's, they are down; and by what they have they are found again.
+    // With `positions = "wal"` the servers are down; with their real kind they are found again.
     kingpost.reload("cluster.positions", "wal");
     kingpost.wait_readyz(503).await;
     kingpost.reload("cluster.positions", "auto");
@@ -275,7 +275,7 @@ async fn of_two_writers_without_timelines_neither_gets_writes() {
         assert_eq!(node.query("SELECT count(*) FROM own WHERE id = 2").await, "0", "{}", node.name());
     }
 
-    // Its own servers say that the old one is no writer any more.
+    // Its own servers report that the old one is no longer a writer.
     old.execute_in(PROBED, &format!("INSERT INTO model.disowned VALUES ('{}')", old.name())).await;
     kingpost.wait_readyz(200).await;
     client.batch_execute("INSERT INTO own VALUES (3, 'alice')").await.unwrap();

@@ -29,7 +29,7 @@ pub(crate) async fn replica(id: u32, relay: &BinlogRelay) -> MariaDb {
     replica
 }
 
-/// Waits until a server has what the position says.
+/// Waits until a server has the transactions of a position.
 pub(crate) async fn wait_for_gtid(server: &MariaDb, gtid: &str) {
     wait_until(&format!("{gtid} on a replica"), SOON, server.dir(), async || {
         let reached = server.value(&format!("SELECT MASTER_GTID_WAIT('{gtid}', 1)")).await;
@@ -46,7 +46,7 @@ pub(crate) async fn checksum(server: &MariaDb) -> String {
     server.value("SELECT CONCAT(COUNT(*), ' ', COALESCE(SUM(CRC32(CONCAT(id, text))), 0)) FROM app.t").await
 }
 
-/// Files of an epoch, in order.
+/// Returns the files of an epoch, in order.
 fn files(relay: &BinlogRelay, epoch: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(relay.dir().join(epoch)).unwrap();
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -58,8 +58,8 @@ pub(crate) fn has_alarm(metrics: &kingpost_tests::Metrics) -> bool {
     metrics.sum("kingpost_relay_alarm", &[]) == 1.0
 }
 
-/// Stock replicas get everything over rotations, also an event of more than one packet; what the relay keeps are the source's bytes; who
-/// does not know the password gets nothing.
+/// Stock replicas receive all events over rotations, including one of more than one packet; the relay's files have the source's bytes; a client
+/// without the password gets nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn stock_replicas_are_fed_over_rotations() {
     let source = source().await;
@@ -87,7 +87,7 @@ async fn stock_replicas_are_fed_over_rotations() {
         assert_eq!(checksum(replica).await, checksum(&source).await);
         assert_eq!(replica.value("SELECT @@gtid_slave_pos").await, at);
     }
-    // The last file is open at the source, which its first event says.
+    // The source has the last file open, as its first event says.
     let kept = files(&relay, "0000000001-1");
     assert_eq!(kept.len(), 3);
     for file in &kept[..2] {
@@ -108,7 +108,7 @@ async fn stock_replicas_are_fed_over_rotations() {
     assert!(!relay.log().contains("wrong") && !relay.log().contains("repl-secret"), "{error}");
 }
 
-/// A replica that the log does not reach back to, or that has more than the log, is told so, as by a source.
+/// A replica whose position is before the log, or beyond it, gets the error that a source would send.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_that_does_not_fit_is_refused() {
     let source = source().await;
@@ -129,7 +129,7 @@ async fn a_replica_that_does_not_fit_is_refused() {
     }
 }
 
-/// Writes rows one by one, and remembers which commits were acknowledged. A connection that is lost is made again.
+/// Writes rows one by one, and records the acknowledged commits. A lost connection is reopened.
 struct Writers {
     stop: Arc<AtomicBool>,
     tasks: Vec<tokio::task::JoinHandle<BTreeSet<u64>>>,
@@ -175,7 +175,7 @@ impl Writers {
         Writers { stop: Arc::clone(&stop), tasks: tasks.collect(), acknowledged }
     }
 
-    /// Waits for so many more acknowledged commits.
+    /// Waits for `count` more acknowledged commits.
     async fn more(&self, count: u64, source: &MariaDb) {
         let target = self.acknowledged.load(Ordering::Relaxed) + count;
         wait_until("commits to be acknowledged", SOON * 2, source.dir(), async || {
@@ -200,15 +200,15 @@ async fn rows(server: &MariaDb) -> BTreeSet<u64> {
     ids.into_iter().collect()
 }
 
-/// How many commits wait for the acknowledgement of a replica.
+/// Returns the number of commits that wait for the acknowledgement of a replica.
 pub(crate) async fn waiting(source: &MariaDb) -> String {
     let sql = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for semi-sync ACK%'";
     source.value(sql).await
 }
 
-/// The relay and the replica are killed while commits are acknowledged, then the source for good: what was acknowledged is in the relay. A
-/// replica takes over by GTID, the relay follows it in a new epoch, and other replicas go on. The old source has a commit that nobody
-/// acknowledged: it is not followed.
+/// The relay and the replica are killed while commits are acknowledged, then the source for good: the relay has every acknowledged commit. A replica
+/// takes over by GTID, the relay follows it in a new epoch, and other replicas continue. The old source has a commit that was never acknowledged: it
+/// is not followed.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_acknowledged_is_lost_and_an_old_source_is_recognised() {
     let source = source().await;
@@ -226,7 +226,7 @@ async fn nothing_acknowledged_is_lost_and_an_old_source_is_recognised() {
     heir.start().await;
     shared.run(&["FLUSH BINARY LOGS"]).await;
     writers.more(50, &shared).await;
-    // What the source had written and not been told is durable is committed when it recovers.
+    // Transactions that the source had written, without an acknowledgement, are committed when it recovers.
     shared.kill9().await;
     shared.start().await;
     writers.more(50, &shared).await;
@@ -270,13 +270,13 @@ async fn nothing_acknowledged_is_lost_and_an_old_source_is_recognised() {
     let at = position(&heir).await;
     wait_for_gtid(&other, &at).await;
     assert_eq!(checksum(&other).await, checksum(&heir).await);
-    // One that begins with nothing gets it all, over both epochs.
+    // A replica that begins with nothing gets all transactions, over both epochs.
     let fresh = replica(4, &relay).await;
     wait_for_gtid(&fresh, &at).await;
     assert_eq!(checksum(&fresh).await, checksum(&heir).await);
 
-    // The old source comes back, with a commit that was never acknowledged: it is in the source's own binary log. What the writers waited for may all have
-    // been on the relay, so there is one more.
+    // The old source comes back, with a commit that was never acknowledged: it is in the source's own binary log. All waiting commits of the writers
+    // may have been on the relay, so there is one more.
     let source = shared;
     source.start().await;
     let late = Arc::clone(&source);
@@ -290,7 +290,7 @@ async fn nothing_acknowledged_is_lost_and_an_old_source_is_recognised() {
     source.start().await;
     let more = rows(&source).await;
     assert!(more.difference(&there).next().is_some(), "the old source has what nobody acknowledged");
-    // Another name for it: by the configured one the relay goes on with what the failover said.
+    // Another name for the old source: with the configured one the relay continues with the failover's choice.
     relay.follow(&format!("localhost:{}", source.port()));
     relay.wait_for("recognise the old source", has_alarm).await;
     let (_, why) = relay.http("/readyz").await.unwrap();
@@ -314,7 +314,7 @@ fn follows_anew(metrics: &kingpost_tests::Metrics) -> bool {
     metrics.sum("kingpost_relay_streaming", &[]) == 1.0 && metrics.sum("kingpost_relay_epoch", &[]) >= 2.0
 }
 
-/// A source with its table, two relays of it, and a replica behind each relay.
+/// Starts a source with its table, two relays of it, and a replica behind each relay.
 async fn two_relays() -> (Arc<MariaDb>, [BinlogRelay; 2], [MariaDb; 2]) {
     let source = Arc::new(source().await);
     let mut relays = [BinlogRelay::of(source.port()), BinlogRelay::of(source.port()).set("relay.server_id", 78)];
@@ -326,7 +326,7 @@ async fn two_relays() -> (Arc<MariaDb>, [BinlogRelay; 2], [MariaDb; 2]) {
     (source, relays, replicas)
 }
 
-/// Waits until a statement of somebody waits for an acknowledgement.
+/// Waits until a statement waits for an acknowledgement.
 async fn a_commit_waits(source: &MariaDb) {
     wait_until("a commit to wait", SOON, source.dir(), async || {
         let waiting = source
@@ -337,8 +337,8 @@ async fn a_commit_waits(source: &MariaDb) {
     .await;
 }
 
-/// Fences without a choice are taken away by `--abort`: the commit that waited is acknowledged, and all goes on with the same source. Once
-/// a node is chosen, even on one relay only, nothing is taken away, and the failover can be finished.
+/// `--abort` removes fences without a choice: the waiting commit is acknowledged, and all continue with the same source. Once a node is chosen, even
+/// on one relay only, no fence is removed, and the failover can be completed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failover_is_called_off_until_a_node_is_chosen() {
     let (source, relays, replicas) = two_relays().await;
@@ -370,7 +370,7 @@ async fn a_failover_is_called_off_until_a_node_is_chosen() {
     let (done, said) = failover(&[]).await;
     assert!(!done && said.contains("the source lives"), "{said}");
 
-    // One relay was told which node is to go on, and then the run ended.
+    // One relay has recorded the chosen node when the run ends.
     for relay in &relays {
         relay.order("KINGPOST FENCE TERM 7 TIMELINE 1").await;
     }
@@ -396,8 +396,8 @@ async fn a_failover_is_called_off_until_a_node_is_chosen() {
     assert_eq!(rows(&replicas[0]).await, BTreeSet::from([1, 3]));
 }
 
-/// Of two relays either acknowledges, so each may have what the other lacks: both must be there for a failover, and what either acknowledged
-/// is on the server that is promoted. The relay that lacked something follows too, with the replica behind it.
+/// Either of two relays acknowledges, so each may have transactions that the other lacks: a failover needs both, and the promoted server has all that
+/// either acknowledged. The relay that lacked transactions follows too, with the replica behind it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_one_of_two_relays_acknowledged_is_not_lost() {
     let (source, mut relays, replicas) = two_relays().await;
@@ -418,7 +418,7 @@ async fn what_one_of_two_relays_acknowledged_is_not_lost() {
     relays[1].launch();
     relays[1].wait_for("open its log", |metrics| metrics.sum("kingpost_relay_epoch", &[]) == 1.0).await;
     assert_ne!(relays[0].gtids().await, relays[1].gtids().await, "the second relay lacks something");
-    // The replica that is behind, for its relay was killed.
+    // The replica that is behind, because its relay was killed.
     let (done, said) = relays[0].failover_with(&[&relays[1]], &nodes, &["--to", "n3"]).await;
     assert!(done && said.contains("n3 is the source"), "{said}");
     for relay in &relays {
@@ -431,7 +431,7 @@ async fn what_one_of_two_relays_acknowledged_is_not_lost() {
     within("a commit on n3", SOON, relays[0].logs(), insert).await;
     wait_for_gtid(&replicas[0], &position(&replicas[1]).await).await;
     assert_eq!(checksum(&replicas[0]).await, checksum(&replicas[1]).await);
-    // Behind either relay one that begins with nothing gets it all.
+    // Behind either relay a replica that begins with nothing gets all transactions.
     for (id, relay) in [(4, &relays[0]), (5, &relays[1])] {
         let fresh = replica(id, relay).await;
         wait_for_gtid(&fresh, &position(&replicas[1]).await).await;
@@ -439,8 +439,8 @@ async fn what_one_of_two_relays_acknowledged_is_not_lost() {
     }
 }
 
-/// A way to a server that ends once the server was told to take writes: the statement arrives, and its answer does not, nor does anybody else until it
-/// is mended.
+/// A connection path to a server that fails once the server was told to take writes: the statement arrives, but its answer does not, and no new
+/// connection succeeds until the path is mended.
 struct Deaf {
     port: u16,
     passes: Arc<AtomicBool>,
@@ -476,7 +476,7 @@ impl Deaf {
                     std::thread::spawn(move || std::io::copy(&mut from, &mut to));
                     continue;
                 }
-                // One connection after the other until then, as the command makes them.
+                // One connection at a time until then, as the command opens them.
                 let (mut from, mut to, mut buffer) = (client, server, [0; 65536]);
                 while let Ok(n @ 1..) = from.read(&mut buffer) {
                     let sent = &buffer[..n];
@@ -497,8 +497,8 @@ impl Deaf {
     }
 }
 
-/// A server that was told to take writes, and whose answer is lost, may take them: no second one is made the source beside it, and the next run
-/// goes on with it.
+/// A server that was told to take writes, and whose answer is lost, may take them: no second one is made a source beside it, and the next run
+/// continues with it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_that_may_take_writes_already_stays_the_only_one() {
     let source = source().await;
@@ -515,7 +515,7 @@ async fn a_source_that_may_take_writes_already_stays_the_only_one() {
     source.kill9().await;
     let unheard = async || {
         let (done, said) = relay.failover(&nodes, &[]).await;
-        // Until the relay has noticed, the source lives.
+        // Until the relay has noticed the loss, it reports that the source lives.
         (!said.contains("the source lives")).then_some((done, said))
     };
     let (done, said) = wait_until("the relay to miss its source", SOON, relay.logs(), unheard).await;
@@ -532,8 +532,8 @@ async fn a_source_that_may_take_writes_already_stays_the_only_one() {
     assert_eq!(replicas[1].value("SELECT @@read_only").await, "1", "{said}");
 }
 
-/// A run that ended when one of two relays followed the new source already: the next run brings the other one there, too, and commits do
-/// not wait for ever.
+/// A run ended when one of two relays already followed the new source: the next run makes the other one follow, too, and commits do not wait for
+/// ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failover_that_ended_between_two_relays_is_finished() {
     let (source, relays, replicas) = two_relays().await;
@@ -575,7 +575,7 @@ async fn a_failover_that_ended_between_two_relays_is_finished() {
     assert_eq!(rows(&replicas[1]).await, BTreeSet::from([1, 2, 3]));
 }
 
-/// A crash leaves the beginning of an event: it is cut off, and the source sends it again. A byte that is wrong is no such beginning.
+/// A crash leaves an incomplete event: it is truncated, and the source sends it again. A wrong byte is not an incomplete event.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_position_is_found_in_the_files_alone() {
     let source = source().await;
@@ -587,7 +587,7 @@ async fn the_position_is_found_in_the_files_alone() {
     relay.kill9().await;
     let last = files(&relay, "0000000001-1").pop().unwrap();
     let whole = std::fs::read(&last).unwrap();
-    // The head of an event, and 14 bytes of it, as a torn write leaves them.
+    // The header of an event, and 14 bytes of it, as a torn write leaves them.
     let mut torn = whole.clone();
     torn.extend_from_slice(&event::artificial(Kind::XID, 1, 0, 0, &[0; 40], Checksum::Crc32)[..33]);
     std::fs::write(&last, &torn).unwrap();
@@ -611,7 +611,7 @@ async fn the_position_is_found_in_the_files_alone() {
     assert!(std::fs::read(&last).unwrap() == broken);
 }
 
-/// Settings by which a commit does not wait raise the alarm, and putting them right ends it.
+/// Settings by which a commit does not wait raise the alarm, and correcting them ends it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_that_does_not_wait_raises_the_alarm() {
     let source = source().await;
@@ -632,8 +632,8 @@ async fn a_source_that_does_not_wait_raises_the_alarm() {
     relay.wait_for("raise the alarm again", has_alarm).await;
 }
 
-/// Semi-synchronous replication that is switched on while the relay is connected: a source takes a replica for a semi-synchronous one only when it asks for
-/// events, so the relay has to ask again, or commits would wait for ever. Switched off, the relay goes on receiving, with its alarm.
+/// Semi-synchronous replication is enabled while the relay is connected: a source treats a replica as semi-synchronous only when it requests events,
+/// so the relay has to request them again, or commits would wait for ever. After it is disabled, the relay keeps receiving, with its alarm.
 #[tokio::test(flavor = "multi_thread")]
 async fn semi_sync_may_be_switched_while_connected() {
     let source = MariaDb::new(1, true).option("--rpl-semi-sync-master-enabled=OFF");
@@ -668,7 +668,7 @@ async fn semi_sync_may_be_switched_while_connected() {
     assert_eq!(status("RPL_SEMI_SYNC_MASTER_NO_TX").await, "0");
 }
 
-/// A source whose events are what `events` says, which lets everybody in. Gives its port, and what was acknowledged to it.
+/// Starts a source that sends `events`, and admits everybody. Returns its port, and the acknowledged position.
 fn hostile(events: Vec<Vec<u8>>) -> (u16, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (port, acknowledged) = (listener.local_addr().unwrap().port(), Arc::new(AtomicU64::new(0)));
@@ -751,7 +751,7 @@ fn converse(mut stream: TcpStream, events: &[Vec<u8>], acknowledged: &AtomicU64)
     }
 }
 
-/// A source that lies, or sends what nobody can take, gets a clear error, and no acknowledgement of anything.
+/// A source that sends lies, or unusable events, gets a clear error, and no acknowledgement.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hostile_source_gets_an_error_and_no_acknowledgement() {
     let sum = Checksum::Crc32;
@@ -780,7 +780,7 @@ async fn a_hostile_source_gets_an_error_and_no_acknowledgement() {
     }
 }
 
-/// Clients that are no replicas: refused or dropped, and the relay goes on.
+/// Clients that are not replicas: refused or disconnected, and the relay continues.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_are_no_replicas() {
     let source = source().await;
@@ -798,7 +798,7 @@ async fn clients_that_are_no_replicas() {
         });
         within("the relay to end a connection", SOON, relay.logs(), talk).await.unwrap();
     }
-    // Half-open ones take places only until the time for a login is over.
+    // Half-open connections take places only until the time limit of a login.
     let open: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(("127.0.0.1", relay.port())).unwrap()).collect();
     source.run(TABLE).await;
     let replica = replica(2, &relay).await;

@@ -1,4 +1,4 @@
-//! Faults of a relay of MariaDB and of its source, and the way back from each.
+//! Faults of a relay of MariaDB and of its source, and the recovery from each.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use kingpost_tests::{BinlogRelay, MariaDb, SOON, skipped, wait_until, within};
 use crate::binlog::{TABLE, checksum, has_alarm, position, replica, source, wait_for_gtid, waiting};
 use crate::relay_life::Small;
 
-/// Takes all that is left of the file system in `dir`.
+/// Fills the rest of the file system of `dir`.
 fn fill(dir: &Path) {
     let mut file = File::options().append(true).create(true).open(dir.join("filler")).unwrap();
     let mut piece = &[7; 1 << 20][..];
@@ -37,8 +37,8 @@ async fn why(relay: &BinlogRelay) -> String {
     relay.http("/readyz").await.unwrap().1
 }
 
-/// No room in the middle of an event: the relay waits with its connection open, and goes on when there is room. A file that nobody needs goes
-/// first.
+/// The disk is full in the middle of an event: the relay waits with its connection open, and continues when there is room. It first removes unneeded
+/// files.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_ends_no_connection() {
     let source = Arc::new(source().await);
@@ -51,7 +51,7 @@ async fn a_full_disk_ends_no_connection() {
     relay.start().await;
     source.run(TABLE).await;
     let replica = replica(2, &relay).await;
-    // More than the disk has room for; keep_bytes is 1 GiB.
+    // More than the disk can hold; keep_bytes is 1 GiB.
     for id in 1..=5 {
         source.run(&[&format!("INSERT INTO app.t VALUES ({id}, REPEAT('x', 20000000))"), "FLUSH BINARY LOGS"]).await;
         wait_for_gtid(&replica, &position(&source).await).await;
@@ -60,7 +60,7 @@ async fn a_full_disk_ends_no_connection() {
 
     let ended = relay.metrics().await.sum("kingpost_relay_upstream_disconnects_total", &[]);
     let large = |id: u64| format!("INSERT INTO app.t VALUES ({id}, REPEAT('y', 10000000))");
-    // What is left of the disk, also of what the relay gives up.
+    // Fills the rest of the disk, including the space that the relay frees.
     fill(&relay.dir());
     source.run(&[&large(9)]).await;
     wait_for_gtid(&replica, &position(&source).await).await;
@@ -89,8 +89,8 @@ async fn a_full_disk_ends_no_connection() {
     drop(small);
 }
 
-/// The source has begun anew, or has purged what comes next: the alarm is raised, nothing is acknowledged, and the command that the alarm names leads
-/// back, also while commits wait for each other.
+/// The source has begun anew, or has purged the next file: the alarm is raised, nothing is acknowledged, and the command that the alarm names is the
+/// remedy, also while commits wait for each other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_that_cannot_go_on_is_reset() {
     let source = Arc::new(source().await);
@@ -129,7 +129,7 @@ async fn a_relay_that_cannot_go_on_is_reset() {
         done.unwrap();
     }
     assert_eq!(relay.gtids().await, position(&source).await);
-    // A replica of the history before is told, as by the source itself.
+    // A replica with the earlier history gets the error that the source itself would send.
     let error = wait_until("the replica to be refused", SOON, replica.dir(), async || {
         let error = replica.slave_status("Last_IO_Error").await;
         error.contains("which is not in the master's binlog").then_some(error)
@@ -140,7 +140,7 @@ async fn a_relay_that_cannot_go_on_is_reset() {
     wait_for_gtid(&replica, &position(&source).await).await;
     assert_eq!(checksum(&replica).await, checksum(&source).await);
 
-    // The source goes on without the relay, and keeps nothing for it.
+    // The source continues without the relay, and keeps nothing for it.
     relay.kill9().await;
     source
         .run(&[

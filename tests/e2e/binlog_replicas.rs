@@ -1,11 +1,11 @@
-//! What stock replicas may ask of their source, asked of a relay of MariaDB: beside each of them one asks the source itself.
+//! Requests of stock replicas to a relay of MariaDB: beside each of them one replica sends the same to the source itself.
 
 use kingpost_tests::{BinlogRelay, MariaDb, SOON, wait_until, within};
 use mysql_async::prelude::Queryable as _;
 
 use crate::binlog::{TABLE, checksum, position, replica, source, wait_for_gtid};
 
-/// Waits until both threads of a replica have stopped, and says why: the errors, and what the replica has.
+/// Waits until both threads of a replica have stopped; returns the errors and the replica's position.
 async fn stopped(replica: &MariaDb) -> (String, String, String) {
     wait_until("a replica to stop", SOON, replica.dir(), async || {
         let running = [replica.slave_status("Slave_IO_Running").await, replica.slave_status("Slave_SQL_Running").await];
@@ -16,7 +16,7 @@ async fn stopped(replica: &MariaDb) -> (String, String, String) {
     (errors, replica.value("SELECT @@gtid_slave_pos").await, checksum(replica).await)
 }
 
-/// Bytes of the longest event in a server's first binary log.
+/// Returns the bytes of the longest event in a server's first binary log.
 async fn longest_event(server: &MariaDb) -> u64 {
     let mut connection = server.connect().await.unwrap();
     let events: Vec<(String, u64, String, u64, u64, String)> =
@@ -24,7 +24,7 @@ async fn longest_event(server: &MariaDb) -> u64 {
     events.iter().map(|event| event.4 - event.1).max().unwrap()
 }
 
-/// Lines of `mariadb-binlog` that name a transaction, read over the network from a position on.
+/// Returns the lines of `mariadb-binlog` that name a transaction, read over the network from a position on.
 async fn remote(port: u16, from: &str) -> Vec<String> {
     let mut tool = tokio::process::Command::new("mariadb-binlog");
     tool.args(["--no-defaults", "--read-from-remote-server", "--to-last-log", "--host=127.0.0.1", "--user=repl"]);
@@ -35,8 +35,8 @@ async fn remote(port: u16, from: &str) -> Vec<String> {
     text.lines().filter(|line| line.contains("GTID ") && line.contains(" trans")).map(str::to_owned).collect()
 }
 
-/// A semi-synchronous replica runs, with events over packets' ends, and ends its connection by KILL. Replicas stop where START SLAVE UNTIL
-/// says, and leave out what is marked, as those of the source do. A reader that does not wait comes to an end.
+/// A semi-synchronous replica runs, with events across packet boundaries, and ends its connection by KILL. Replicas stop at START SLAVE UNTIL, and
+/// leave out marked events, as those of the source do. A reader that does not wait reaches the end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_gets_what_it_asks_for() {
     let source = source().await;
@@ -78,7 +78,8 @@ async fn a_replica_gets_what_it_asks_for() {
         source.run(transaction).await;
         ends.push(position(&source).await);
     }
-    // Where it is; after one; in the middle, at the end of a file; behind; one domain alone, then both; an end that is not there.
+    // At the current position; after one transaction; in the middle, at the end of a file; behind the position; one domain alone, then both; an end
+    // that does not exist.
     let one_domain = ends[3].split(',').next().unwrap().to_owned();
     for until in [&begin, &ends[0], &ends[1], &ends[0], &one_domain, &ends[3], &ends[4]] {
         let start = format!("START SLAVE UNTIL master_gtid_pos = '{until}'");
@@ -114,8 +115,8 @@ async fn a_replica_gets_what_it_asks_for() {
     assert_eq!(lines, remote(source.port(), &ends[1]).await);
 }
 
-/// The source's checksums are switched off and on while replicas are fed, and the server that takes over has none: nobody notices, nor does a
-/// replica that comes back to a file of before.
+/// The source's checksums are disabled and enabled while replicas are connected, and the new source has none: no replica fails, not even one that
+/// returns to an earlier file.
 #[tokio::test(flavor = "multi_thread")]
 async fn checksums_may_change() {
     let source = source().await;
@@ -132,7 +133,7 @@ async fn checksums_may_change() {
         for replica in [&heir, &other] {
             wait_for_gtid(replica, &position(&source).await).await;
         }
-        // In a file with checksums: in one without, a stock replica of the source itself would not go on after this.
+        // In a file with checksums: in one without, a stock replica of the source itself would not continue after this.
         if id == 2 {
             wait_for_gtid(&away, &position(&source).await).await;
             away.run(&["STOP SLAVE"]).await;
@@ -149,7 +150,7 @@ async fn checksums_may_change() {
     for replica in [&other, &away] {
         wait_for_gtid(replica, &position(&heir).await).await;
         assert_eq!(checksum(replica).await, checksum(&heir).await);
-        // Without another connection: none has ended.
+        // The connection is the same: none has ended.
         assert_eq!(replica.slave_status("Last_IO_Errno").await, "0");
     }
 }

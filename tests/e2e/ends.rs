@@ -1,4 +1,4 @@
-//! How clients end: Terminate, the end of their stream, a reset, first bytes that are no start. PostgreSQL itself says what happens then.
+//! Ends of clients: Terminate, the end of their stream, a reset, first bytes that are no start-up packet. The expected result is PostgreSQL's own.
 
 use kingpost_tests::raw::{Message, Raw, bind, execute, flush, message, parse, query, startup, sync};
 use kingpost_tests::{Cluster, DATABASE, Kingpost, SOON, ShowLogs, USER, within};
@@ -6,16 +6,16 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::common::only_kingpost;
 
-/// How a client ends.
+/// The way in which a client ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// It says Terminate and leaves its socket open.
+    /// Terminate, with the socket left open.
     Terminate,
-    /// It shuts down its sending direction.
+    /// Shutdown of its sending direction.
     HalfClose,
 }
 
-/// What a client sends, write by write, and the type of message that each is answered with; then it ends.
+/// A client's writes, each with the types of the messages that answer it; then the client ends.
 struct Case {
     name: &'static str,
     writes: Vec<(Vec<u8>, Option<u8>)>,
@@ -120,7 +120,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// A message as far as it has to be the same. The place in PostgreSQL's source is not told.
+/// Returns the parts of a message that must be equal, without the position in PostgreSQL's source.
 fn told(message: &Message) -> String {
     let field = |code: u8| message.field(code).unwrap_or_default();
     match message.kind {
@@ -129,7 +129,7 @@ fn told(message: &Message) -> String {
     }
 }
 
-/// What came, without parameters, whose order is not defined; many rows as their number.
+/// Returns the messages without parameters, whose order is not defined; many rows as their number.
 fn tell(messages: &[Message]) -> Vec<String> {
     let rows = messages.iter().filter(|message| b"Dd".contains(&message.kind)).count();
     let shown = messages.iter().filter(|message| !b"SNKA".contains(&message.kind));
@@ -139,7 +139,7 @@ fn tell(messages: &[Message]) -> Vec<String> {
     told
 }
 
-/// Plays a case; gives all that came, up to the end of the connection, and what the table holds then, which nobody locks.
+/// Plays a case; returns all messages up to the end of the connection, and the contents of the table, which is not locked then.
 async fn play(port: u16, case: &Case, end: End, cluster: &Cluster) -> (Vec<String>, String) {
     let admin = cluster.primary().admin().await;
     admin.batch_execute("TRUNCATE ends").await.unwrap();
@@ -157,7 +157,7 @@ async fn play(port: u16, case: &Case, end: End, cluster: &Cluster) -> (Vec<Strin
     }
     let what = format!("the end of {:?} by {end:?}", case.name);
     came.extend(within(&what, SOON, cluster.dir(), raw.rest()).await);
-    // Locks are released though the client's socket is still open.
+    // Locks are released although the client's socket is still open.
     let locked = admin.batch_execute("BEGIN; LOCK TABLE ends; COMMIT");
     within(&format!("the locks of {:?} after {end:?}", case.name), SOON, cluster.dir(), locked).await.unwrap();
     (tell(&came), cluster.primary().query("SELECT coalesce(string_agg(n::text, ' ' ORDER BY n), '-') FROM ends").await)
@@ -201,7 +201,7 @@ async fn clients_end_as_they_do_at_postgresql() {
         raw.stream.shutdown().await.unwrap();
         let came = raw.rest().await;
         assert_eq!(came.iter().filter(|message| message.kind == b'Z').count(), 3, "{driver}: {came:?}");
-        // Of a COPY that ends in half a message, a server is told nothing more.
+        // A COPY that ends in half a message sends nothing more to the server.
         let mut raw = Raw::login(kingpost.port()).await;
         raw.send(&query("BEGIN; LOCK TABLE ends; COPY ends FROM STDIN")).await;
         raw.until(b'G').await;
@@ -210,7 +210,7 @@ async fn clients_end_as_they_do_at_postgresql() {
         let codes: Vec<_> = raw.rest().await.iter().map(|message| message.field(b'C').unwrap_or_default()).collect();
         assert_eq!(codes, ["08006", "08P01"], "{driver}");
         cluster.primary().execute("BEGIN; LOCK TABLE ends; COMMIT").await;
-        // A connection that is reset: what ran goes on, a transaction is rolled back.
+        // After a reset a running statement continues, and a transaction is rolled back.
         cluster.primary().execute("TRUNCATE ends").await;
         for (statements, rows) in [
             (&["BEGIN", "INSERT INTO ends VALUES (1)"][..], "0"),
@@ -230,7 +230,7 @@ async fn clients_end_as_they_do_at_postgresql() {
             cluster.primary().execute("BEGIN; LOCK TABLE ends; COMMIT").await;
             assert_eq!(cluster.primary().query("SELECT count(*) FROM ends").await, rows, "{driver}: {statements:?}");
         }
-        // One that waits for a server connection is served after it has ended.
+        // A client that waits for a server connection is served after its own end.
         let mut holders = Vec::new();
         for _ in 0..2 {
             let mut raw = Raw::login(kingpost.port()).await;
@@ -252,7 +252,7 @@ async fn clients_end_as_they_do_at_postgresql() {
     }
 }
 
-/// The answer to the first bytes: of an error what is said, but for details and its place in PostgreSQL's source.
+/// Returns the answer to the first bytes: of an error its message, without details and the position in PostgreSQL's source.
 fn first_answer(bytes: &[u8]) -> Vec<String> {
     // Each server names its own highest version.
     let text = String::from_utf8_lossy(bytes).replace("server supports 3.0 to 3.2", "server supports 3.0 to 3.0");
@@ -261,7 +261,7 @@ fn first_answer(bytes: &[u8]) -> Vec<String> {
     [before.chars().take_while(|c| *c != 'E').collect()].into_iter().chain(said).collect()
 }
 
-/// Bytes that begin a connection, and are no start of PostgreSQL's.
+/// First bytes of a connection that are not a start-up packet of PostgreSQL.
 #[tokio::test]
 async fn what_is_no_start_is_answered_as_by_postgresql() {
     if only_kingpost() {
@@ -310,19 +310,19 @@ async fn what_is_no_start_is_answered_as_by_postgresql() {
                 raw.stream.shutdown().await.unwrap();
             }
             let mut came = Vec::new();
-            // A server that closes without having read everything resets the connection.
+            // A server that closes with unread input resets the connection.
             let _ = within(name, SOON, shared.cluster.dir(), raw.stream.read_to_end(&mut came)).await;
             answers.push(first_answer(&came));
         }
         assert_eq!(answers[1], answers[0], "{name}");
     }
-    // The longest that is taken.
+    // The longest packet that is accepted.
     for port in [shared.cluster.primary().port(), shared.kingpost.port()] {
         let mut raw = Raw::connect(port).await;
         raw.send(&long(10_004)).await;
         raw.until(b'Z').await;
     }
-    // A kind of encryption that was not asked for may still be.
+    // A kind of encryption that was not requested yet may still be.
     let mut raw = Raw::connect(shared.kingpost.port()).await;
     for request in [&gss, &ssl] {
         raw.send(request).await;

@@ -1,4 +1,4 @@
-//! Settings of roles, databases and files that control sessions would inherit: probes, lookups, failovers go by none of them.
+//! Settings of roles, databases and files that control sessions would inherit: probes, lookups and failovers are not affected by them.
 
 use kingpost_tests::{Cluster, DATABASE, Kingpost, SCRAM_PASSWORD, SCRAM_USER, SOON, ShowLogs, sqlstate, within};
 use tokio_postgres::SimpleQueryMessage;
@@ -6,7 +6,7 @@ use tokio_postgres::SimpleQueryMessage;
 use crate::common::{only_kingpost, value};
 use crate::fleet::Fleet;
 
-/// Functions, tables and operators that lie to sessions which look into this schema before `pg_catalog`.
+/// Functions, tables and operators with false results for sessions that search this schema before `pg_catalog`.
 const LIES: &str = "\
     CREATE SCHEMA lies;
     GRANT USAGE ON SCHEMA lies TO PUBLIC;
@@ -27,7 +27,7 @@ const LIES: &str = "\
     CREATE TABLE lies.pg_authid (rolname name, rolvaliduntil timestamptz, rolpassword text, rolcanlogin bool);
     GRANT SELECT ON ALL TABLES IN SCHEMA lies TO PUBLIC;";
 
-/// Settings that any role can be given, and under which little works.
+/// Settings that any role can have, and that break most sessions.
 const UNKIND: &[(&str, &str)] = &[
     ("search_path", "lies, pg_catalog"),
     ("default_transaction_isolation", "serializable"),
@@ -76,12 +76,12 @@ async fn probes_and_lookups_go_by_no_settings_of_roles_or_files() {
     for role in ["prober", "finder"] {
         make_unkind(&cluster, role).await;
     }
-    // A function of an operator's own, which its role finds by `search_path`.
+    // An operator's own function, which its role finds by `search_path`.
     let own = "SET default_transaction_read_only = off; CREATE FUNCTION lies.found(who text, OUT name text, OUT secret text) LANGUAGE sql AS \
          'SELECT rolname::text, rolpassword FROM pg_authid WHERE rolname = who AND rolvaliduntil IS NULL'";
     primary.execute_in(DATABASE, own).await;
     cluster.wait_caught_up().await;
-    // Each session of this cluster begins at a level at which a standby runs nothing.
+    // Each session of this cluster begins at a level that a standby refuses.
     for node in cluster.nodes() {
         node.execute("ALTER SYSTEM SET default_transaction_isolation = serializable").await;
         node.execute("SELECT pg_reload_conf()").await;
@@ -117,7 +117,7 @@ async fn probes_and_lookups_go_by_no_settings_of_roles_or_files() {
                 messages.iter().any(on_replica).then_some(())
             })
             .await;
-        // At the level of the files a standby runs nothing: the primary answers, as it does directly.
+        // At the files' isolation level a standby refuses all statements: the primary answers, as it does directly.
         assert_eq!(value(&client, "SELECT 7").await, "7");
     }
 }

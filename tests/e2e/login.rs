@@ -1,4 +1,4 @@
-//! Users that are looked up, rules of who may come from where, and limits of clients.
+//! Looked-up users, rules of client authentication, and limits of clients.
 
 use futures_util::future::join_all;
 use kingpost_tests::raw::{Raw, query, startup};
@@ -10,7 +10,7 @@ use toml::Table;
 
 use crate::common::{only_kingpost, shared, value};
 
-/// What the guide gives as the `auth_query`, and PgBouncer's documentation since 1.24.1.
+/// The `auth_query` of the guide, and of PgBouncer's documentation since 1.24.1.
 const AUTH_QUERY: &str = "SELECT rolname, CASE WHEN rolvaliduntil < now() THEN NULL ELSE rolpassword END FROM pg_authid WHERE rolname=$1 AND rolcanlogin";
 
 fn config(kingpost: &Kingpost, user: &str, password: &str) -> Config {

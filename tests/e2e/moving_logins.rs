@@ -16,7 +16,7 @@ struct Pair {
     books: &'static str,
 }
 
-/// By the method that pg_hba.conf has for them.
+/// Users by their method in pg_hba.conf.
 const PAIRS: [(&str, Pair); 3] = [
     ("scram-sha-256", Pair { shop: "ann", books: "bob" }),
     ("md5", Pair { shop: "amy", books: "ben" }),
@@ -41,7 +41,7 @@ fn password(user: &str) -> String {
 /// A file's name and text.
 type File = (&'static str, String);
 
-/// Files of a program, and who logs in: user, password, database, and the user on the servers.
+/// Files of a program, and its logins: user, password, database, and the user on the servers.
 struct Input {
     command: &'static str,
     files: Vec<File>,
@@ -51,14 +51,14 @@ struct Input {
     trusts: bool,
 }
 
-/// Ways in which pgbouncer.ini knows users.
+/// Sources of users in pgbouncer.ini.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Users {
     /// auth_file has their passwords.
     Listed,
-    /// So it has, and clients need none.
+    /// auth_file has their passwords, and clients need none.
     Trusted,
-    /// Each database has a user of the servers.
+    /// Each database has one user on the servers.
     Forced,
     /// auth_user looks them up.
     LookedUp,
@@ -223,7 +223,7 @@ fn old(input: &Input) -> Old {
     old
 }
 
-/// Each login gets in, and finds what it has written in its own database.
+/// Checks that each login succeeds, and finds its own writes in its own database.
 async fn serves(what: &str, cluster: &Cluster, process: &Process, port: &Port, input: &Input) {
     for (user, password, database, role) in &input.logins {
         let client = first(cluster, process, &Door::clear(port), (user, password, database)).await;

@@ -1,5 +1,5 @@
-//! Moving from PgCat, PgDog and pgpool-II: what the commands write is checked and run, before two databases of two users on a primary and a replica. pgpool-II itself
-//! is asked whom it lets in.
+//! Moving from PgCat, PgDog and pgpool-II: the commands' output is checked and run, in front of two databases of two users on a primary and a
+//! replica. pgpool-II itself decides which logins must succeed.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -15,7 +15,7 @@ use tokio_postgres::{Client, Config, NoTls};
 use crate::clusters::named;
 use crate::common::{only_kingpost, simple, value};
 
-/// Files of another program, and what they come to.
+/// Files of another program, and their translation.
 pub(crate) struct Old {
     pub(crate) dir: PathBuf,
 }
@@ -33,7 +33,7 @@ impl Old {
         self.dir.join(name).to_str().unwrap().to_owned()
     }
 
-    /// Translates it to kingpost.toml, which is not there before.
+    /// Translates the file to kingpost.toml, which must not exist yet.
     pub(crate) fn translate(&self, command: &str, file: &str, further: &[&str]) -> Output {
         let (file, out) = (self.path(file), self.path("kingpost.toml"));
         let mut arguments = vec!["config", command, &file, "--out", &out];
@@ -41,7 +41,7 @@ impl Old {
         Kingpost::run(&arguments)
     }
 
-    /// The proxy with what was written.
+    /// Starts the proxy with the written configuration.
     pub(crate) fn start(&self, logs: &Path) -> Process {
         let (toml, metrics) = (self.path("kingpost.toml"), Port::reserve());
         let check = Kingpost::run(&["check", "--config", &toml]);
@@ -58,13 +58,13 @@ pub(crate) fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Somebody who logs in: user, password, database.
+/// A login: user, password, database.
 pub(crate) type Who<'w> = (&'w str, &'w str, &'w str);
 
 const ANN: Who<'_> = ("ann", "ann's own", "shop");
 const BOB: Who<'_> = ("bob", "bob's own", "books");
 
-/// Where to log in, and how.
+/// Address and method of a login.
 #[derive(Clone)]
 pub(crate) struct Door {
     port: u16,
@@ -91,7 +91,7 @@ pub(crate) async fn connect(door: &Door, (user, password, database): Who<'_>) ->
     Ok(client)
 }
 
-/// The first client that gets in.
+/// Returns the first client that gets in.
 pub(crate) async fn first(cluster: &Cluster, process: &Process, door: &Door, who: Who<'_>) -> Client {
     cluster
         .wait("the translated configuration to serve", async || {
@@ -101,7 +101,7 @@ pub(crate) async fn first(cluster: &Cluster, process: &Process, door: &Door, who
         .await
 }
 
-/// Users and databases of both, a table in each.
+/// Creates both users and databases, with a table in each.
 async fn furnish(cluster: &Cluster, databases: &[&str]) {
     let primary = cluster.primary();
     primary.execute("CREATE ROLE ann LOGIN; CREATE ROLE bob LOGIN").await;
@@ -114,7 +114,7 @@ async fn furnish(cluster: &Cluster, databases: &[&str]) {
     cluster.wait_caught_up().await;
 }
 
-/// Nobody gets in but to the own database with the own password. `refused`: how one who is known is kept out of another's database.
+/// Checks that a login succeeds only in the own database with the own password. `refused`: the error of a known user in another's database.
 async fn kept_apart(door: &Door) {
     let (ann, ann_password, shop) = ANN;
     let (bob, bob_password, books) = BOB;
@@ -137,14 +137,14 @@ async fn kept_apart(door: &Door) {
     }
 }
 
-/// Whether the replica, and nobody else, answers a read. The servers log each statement.
+/// True if only the replica answers a read. The servers log each statement.
 async fn reads_on_replica(cluster: &Cluster, client: &Client) -> bool {
     let marker = format!("mark{}end", unique());
     simple(client, &format!("SELECT what, '{marker}' FROM t")).await;
     cluster.replica(0).saw(&marker) && !cluster.primary().saw(&marker)
 }
 
-/// Waits for that: after a write a client reads at the primary until a replica is known to have it.
+/// Waits until reads go to the replica: after a write a client reads at the primary until a replica is known to have the write.
 async fn settles_on_replica(cluster: &Cluster, client: &Client) {
     cluster.wait("reads on the replica", async || reads_on_replica(cluster, client).await.then_some(())).await;
 }
@@ -279,7 +279,7 @@ async fn pgdogs_databases_on_two_clusters_run_with_the_same_users_and_reads() {
     ann.batch_execute("UPDATE t SET what = 'sold'").await.unwrap();
     assert_eq!(value(&ann, "SELECT what FROM t").await, "sold");
     assert_eq!(value(&ann, "SHOW lock_timeout").await, "7s");
-    // TLS on both sides: nobody comes in clear, and no server is spoken to in clear.
+    // TLS on both sides: no client and no server connection is in clear text.
     for client in [&ann, &bob] {
         assert_eq!(value(client, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").await, "t");
     }
@@ -292,7 +292,7 @@ async fn pgdogs_databases_on_two_clusters_run_with_the_same_users_and_reads() {
     assert!(boss.simple_query("SHOW POOLS").await.is_ok());
 }
 
-/// What a login came to, for comparisons: PostgreSQL's words for a refusal are not pgpool-II's.
+/// Returns the result of a login, for comparisons: PostgreSQL's message for a refusal is not pgpool-II's.
 async fn decided(door: &Door, who: Who<'_>) -> &'static str {
     match connect(door, who).await {
         Ok(client) if client.simple_query("SELECT 1").await.is_ok() => "let in",
@@ -314,7 +314,7 @@ async fn pgpools_rules_decide_as_in_pgpool_itself() {
     let authority = Authority::new();
     let pair = authority.issue("proxy", &["localhost"]);
     let tls = authority.client(None);
-    // Order matters: the rule that refuses dora stands before the one that lets everybody into books.
+    // The order matters: the rule that refuses dora comes before the one that admits everybody to books.
     let hba = "# TYPE DATABASE USER ADDRESS METHOD\n\
         host shop  ann  127.0.0.1 255.255.255.255 scram-sha-256\n\
         host all   carl 10.0.0.0/8   trust\n\
@@ -359,7 +359,7 @@ async fn pgpools_rules_decide_as_in_pgpool_itself() {
     settles_on_replica(&cluster, &ann).await;
     ann.batch_execute("UPDATE t SET what = 'sold'").await.unwrap();
     assert_eq!(value(&ann, "SELECT what FROM t").await, "sold");
-    // There is no operator: nobody gets to the console, whomever rules trust.
+    // There is no operator: no user gets to the console, even one that rules trust.
     for user in ["ann", "dora", "postgres"] {
         assert_eq!(decided(&door, (user, "x", "kingpost")).await, "refused", "{user}");
     }
@@ -371,7 +371,7 @@ async fn pgpools_rules_decide_as_in_pgpool_itself() {
         }
     }
     let logins = logins.into_iter().flat_map(|who| [(who, None), (who, Some(tls.clone()))]);
-    // Its key has to be its user's.
+    // Its key has to belong to its user.
     let key = authority.issue_server("pgpool", &["localhost"]);
     std::fs::copy(&pair.key, &key.key).unwrap();
     let Some(pgpool) = Pgpool::start(&old, &cluster, &conf(theirs.number(), &key.key), pcp.number()) else {
@@ -394,7 +394,7 @@ async fn pgpools_rules_decide_as_in_pgpool_itself() {
 struct Pgpool(Process);
 
 impl Drop for Pgpool {
-    /// Killed, it would leave its children and its semaphores behind.
+    /// A kill would leave its children and its semaphores behind.
     fn drop(&mut self) {
         self.0.signal(libc::SIGINT);
         let ended = (0..1_000).any(|_| {
@@ -408,7 +408,7 @@ impl Drop for Pgpool {
 }
 
 impl Pgpool {
-    /// None: it is not installed.
+    /// Returns None if it is not installed.
     fn start(old: &Old, cluster: &Cluster, conf: &str, pcp: u16) -> Option<Pgpool> {
         let binary =
             ["/usr/sbin/pgpool", "/usr/bin/pgpool"].map(PathBuf::from).into_iter().find(|path| path.exists())?;

@@ -108,7 +108,7 @@ async fn a_client_that_leaves_in_a_transaction_leaves_nothing() {
     assert_eq!(seen.await, "0");
 }
 
-/// A client that has pipelined very many statements does not keep the others waiting until the last of them.
+/// A client that has pipelined very many statements does not block the others until the last of them.
 #[tokio::test]
 async fn a_long_pipeline_lets_others_in() {
     let (shared, _logs) = shared().await;

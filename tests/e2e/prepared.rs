@@ -9,7 +9,7 @@ use kingpost_tests::{Cluster, Kingpost, ShowLogs, Subject, pg_bin, subject, with
 
 use crate::common::{name, only_kingpost, shared, value};
 
-/// Text of the first column of each row.
+/// Returns the text of the first column of each row.
 fn column(messages: &[Message]) -> Vec<String> {
     let rows = messages.iter().filter(|message| message.kind == b'D');
     rows.map(|row| String::from_utf8_lossy(&row.body[6..]).into_owned()).collect()
@@ -96,7 +96,7 @@ async fn a_statement_lives_until_it_is_closed() {
     assert_eq!(code(&messages).as_deref(), Some("26000"));
 }
 
-/// Whether the statement is known or not: drivers take ParseComplete to mean that it is there from now on.
+/// The Parse is refused even for a known statement: drivers take ParseComplete to mean that the statement exists from now on.
 #[tokio::test]
 async fn in_a_failed_transaction_a_parse_is_refused() {
     let (shared, _logs) = shared().await;
@@ -145,7 +145,7 @@ async fn in_a_failed_transaction_a_parse_is_refused() {
     }
 }
 
-/// libpq's manual has programs do it.
+/// A use that libpq's manual describes.
 #[tokio::test]
 async fn what_was_prepared_by_sql_is_used_by_the_protocol() {
     let (shared, _logs) = shared().await;
@@ -302,7 +302,7 @@ async fn a_table_that_changes_under_a_statement() {
     }
 }
 
-/// As pgjdbc does: what a portal was said to have is believed of each later one of the same statement.
+/// As pgjdbc does: it assumes the described columns of a portal for each later portal of the same statement.
 #[tokio::test]
 async fn columns_that_were_asked_for_by_a_portal_are_not_changed_in_silence() {
     let (shared, _logs) = shared().await;
@@ -378,7 +378,7 @@ async fn pgbench_prepared_does_not_deadlock() {
     }
 }
 
-/// What a statement's Parse and Describe are answered with is known from others: with every connection taken, a new client gets it.
+/// The answers to a statement's Parse and Describe are known from other clients: a new client gets them while every connection is taken.
 #[tokio::test]
 async fn a_known_statement_is_prepared_and_described_without_a_server() {
     let (shared, _logs) = shared().await;
@@ -422,7 +422,7 @@ async fn a_known_statement_is_prepared_and_described_without_a_server() {
     assert_ne!(changed[2], told[2]);
 }
 
-/// A statement that comes again without a name is parsed once by a server, and nobody can tell.
+/// A repeated unnamed statement is parsed once by a server, and clients cannot tell.
 #[tokio::test]
 async fn unnamed_statements_are_shared_where_nobody_can_tell() {
     let (shared, _logs) = shared().await;
@@ -496,8 +496,8 @@ async fn unnamed_statements_are_shared_where_nobody_can_tell() {
     assert_eq!(code(&heard).as_deref(), Some("26000"));
 }
 
-/// Columns come and go while everybody reads all of them: unnamed statements never notice, prepared ones at most by the error that their
-/// drivers know.
+/// Columns are added and dropped while all clients read all of them: unnamed statements never fail, prepared ones only with the error that their
+/// drivers handle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn alter_table_under_load() {
     let (shared, _logs) = shared().await;
@@ -601,7 +601,7 @@ async fn a_lower_limit_of_statements_is_kept_with_the_next_ones() {
     assert_eq!(value(&two, "SELECT count(*) FROM pg_prepared_statements").await, "40");
 }
 
-/// Named statements of one session are bounded by their bytes; the error names the setting.
+/// Named statements of one session are limited by their bytes; the error names the setting.
 #[tokio::test]
 async fn a_session_may_have_as_many_statements_as_fit() {
     let (shared, _logs) = shared().await;

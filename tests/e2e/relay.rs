@@ -1,4 +1,4 @@
-//! The relay between real servers: what it holds, whom it feeds, what it refuses.
+//! The relay between real servers: its log, its downstreams, its refusals.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 
 const SEGMENT: u64 = 16 << 20;
 
-/// A primary, and a relay that follows it from its first segment on.
+/// Starts a primary, and a relay that follows it from its first segment on.
 async fn primary_and_relay() -> (Cluster, Relay) {
     let cluster = Cluster::builder().start().await;
     let mut relay = Relay::of(&cluster, cluster.primary().port());
@@ -20,14 +20,14 @@ async fn primary_and_relay() -> (Cluster, Relay) {
     (cluster, relay)
 }
 
-/// About `megabytes` of WAL.
+/// Writes about `megabytes` of WAL.
 async fn write(primary: &Node, megabytes: u32) {
     primary.execute("CREATE TABLE IF NOT EXISTS load (n int, pad text)").await;
     let sql = format!("INSERT INTO load SELECT n, repeat('x', 1000) FROM generate_series(1, {}) n", megabytes * 900);
     primary.execute(&sql).await;
 }
 
-/// Waits until the relay has made durable what the primary has written so far.
+/// Waits until the relay has made durable all that the primary has written so far.
 pub(crate) async fn wait_durable(relay: &Relay, primary: &Node) -> u64 {
     let sql = "SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint";
     let target: u64 = primary.query(sql).await.parse().unwrap();
@@ -37,7 +37,7 @@ pub(crate) async fn wait_durable(relay: &Relay, primary: &Node) -> u64 {
     target
 }
 
-/// Files of a directory whose names are those of segments.
+/// Returns the segment files of a directory.
 fn segments(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let is_segment = |name: &str| name.len() == 24 && name.bytes().all(|b| b.is_ascii_hexdigit());
     std::fs::read_dir(dir)
@@ -49,7 +49,7 @@ fn segments(dir: &Path) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// Compares what two directories hold of timeline 1 before `end`; the number of segments in both.
+/// Compares the WAL of timeline 1 before `end` in two directories; returns the number of segments in both.
 pub(crate) fn same_before(ours: &Path, theirs: &Path, end: u64) -> usize {
     let (ours, theirs) = (segments(ours), segments(theirs));
     let mut compared = 0;
@@ -57,7 +57,7 @@ pub(crate) fn same_before(ours: &Path, theirs: &Path, end: u64) -> usize {
         let number =
             u64::from_str_radix(&name[8..16], 16).unwrap() << 8 | u64::from_str_radix(&name[16..], 16).unwrap();
         let length = end.saturating_sub(number * SEGMENT).min(SEGMENT) as usize;
-        // Both make segments ahead of time.
+        // Both create segments ahead of time.
         let Some(other) = theirs.get(name).filter(|_| length > 0) else { continue };
         assert!(bytes[..length] == other[..length], "{name} differs");
         compared += 1;
@@ -114,7 +114,7 @@ async fn holds_the_primarys_bytes_and_feeds_everyone_from_them() {
     let dump = tool("pg_waldump", &["-p", relay.dir().to_str().unwrap(), "-q", &first, &first]);
     assert!(dump.status.success(), "{}", String::from_utf8_lossy(&dump.stderr));
 
-    // What the relay shows.
+    // The relay's metrics.
     let metrics = relay.metrics().await;
     assert_eq!(metrics.sum("kingpost_relay_streaming", &[]), 1.0);
     assert_eq!(metrics.sum("kingpost_relay_alarm", &[]), 0.0);
@@ -182,7 +182,7 @@ async fn a_downstream_that_does_not_read_costs_the_others_nothing() {
     wait_durable(&relay, primary).await;
     let grown = relay.process().rss_kib().saturating_sub(before);
     assert!(grown < 20 << 10, "the relay has grown by {grown} KiB");
-    // And in the end they are dropped: they never answer.
+    // In the end they are disconnected: they never answer.
     let gone = async || (relay.metrics().await.sum("kingpost_relay_connections", &[]) <= 1.0).then_some(());
     wait_until("the silent ones to be dropped", SOON, cluster.dir(), gone).await;
 }
@@ -291,7 +291,7 @@ async fn refuses_with_reasons() {
     let text = String::from_utf8_lossy(&backup.stderr);
     assert!(!backup.status.success() && text.contains("a relay holds write-ahead log"), "{text}");
 
-    // What is not the protocol, and what is nothing at all, ends; who behaves is served all the while.
+    // Garbage and empty connections are ended; a correct client is served all the while.
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], &[0, 0, 0, 8, 0, 9, 0, 0], b""] {
         let mut socket = TcpStream::connect(("127.0.0.1", relay.port())).await.unwrap();
         socket.write_all(garbage).await.unwrap();
@@ -349,7 +349,7 @@ async fn commands_are_refused_as_a_server_refuses_them() {
         "SELECT 1",
     ] {
         let (mut ours, theirs) = (refusal(relay.port(), order).await, refusal(primary.port(), order).await);
-        // What of a text is wrong is said in addition.
+        // The relay adds a detail about the error in the text.
         if !theirs.contains_key(&'D') && ours.get(&'M').is_some_and(|text| text == "syntax error") {
             ours.remove(&'D');
         }
@@ -381,7 +381,7 @@ async fn commands_are_refused_as_a_server_refuses_them() {
     ] {
         assert_eq!(psql(relay.port(), order), psql(primary.port(), order), "{order}");
     }
-    // libpq goes on to the next host where it was to run queries, and looks for a primary elsewhere.
+    // libpq tries the next host if it was to run queries, or needs a primary.
     let hosts =
         format!("host=127.0.0.1,127.0.0.1 port={},{} user=postgres dbname=postgres", relay.port(), primary.port());
     let output = tool("psql", &["-X", "-A", "-t", "-w", "-c", "SHOW cluster_name", &hosts]);
@@ -396,7 +396,7 @@ async fn commands_are_refused_as_a_server_refuses_them() {
     }
 }
 
-/// What an order is refused with: the error's fields, but for where in its source it was raised; and with positions made alike.
+/// Returns the error of a refused order: its fields, without the position in the source that raised it, and with WAL positions made equal.
 pub(crate) async fn refusal(port: u16, order: &str) -> BTreeMap<char, String> {
     let mut socket = replication(port, "postgres").await;
     query(&mut socket, order).await;
@@ -421,7 +421,7 @@ pub(crate) async fn refusal(port: u16, order: &str) -> BTreeMap<char, String> {
     }
 }
 
-/// A text with each position (`X/X`) in it replaced by one and the same.
+/// Replaces each WAL position (`X/X`) in a text by the same one.
 fn alike(text: &str) -> String {
     let is_position = |word: &str| {
         let hex = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -430,7 +430,7 @@ fn alike(text: &str) -> String {
     text.split(' ').map(|word| if is_position(word) { "X/X" } else { word }).collect::<Vec<_>>().join(" ")
 }
 
-/// A replication connection without a password, by hand.
+/// Opens a replication connection without a password, message by message.
 async fn replication(port: u16, user: &str) -> TcpStream {
     let mut socket = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     let text = format!("user\0{user}\0database\0replication\0replication\0true\0\0");

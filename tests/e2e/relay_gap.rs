@@ -1,4 +1,4 @@
-//! A relay that lacks WAL which its upstream has no longer, or has more than a primary that is to stay: the ways back.
+//! A relay that lacks WAL which its upstream has removed, or that has more than a primary that is to stay: the remedies.
 
 use std::process::Command;
 
@@ -7,14 +7,14 @@ use kingpost_tests::{Cluster, Node, Relay, ShowLogs, kingpost_bin};
 use crate::relay::wait_durable;
 use crate::relay_orders::order;
 
-/// A primary that keeps next to nothing; with `all` also not for slots.
+/// Starts a primary that keeps next to no WAL; with `all` not even for slots.
 async fn forgetful(all: bool) -> Cluster {
     let builder = Cluster::builder().setting("wal_keep_size", "0").setting("min_wal_size", "32MB");
     let builder = builder.setting("max_wal_size", "32MB");
     if all { builder.setting("max_slot_wal_keep_size", "1MB").start().await } else { builder.start().await }
 }
 
-/// Writes until `done` says so.
+/// Writes until `done` holds.
 async fn write_until(primary: &Node, sql: &str, done: &str) {
     for _ in 0..20 {
         primary.execute("INSERT INTO t SELECT n, repeat('x', 1000) FROM generate_series(1, 20000) n").await;
@@ -27,22 +27,22 @@ async fn write_until(primary: &Node, sql: &str, done: &str) {
     panic!("{sql} is not {done}:\n{}", primary.log());
 }
 
-/// Writes until the slot of a relay that is away is lost.
+/// Writes until the slot of a stopped relay is lost.
 async fn until_it_is_lost(primary: &Node, relay: &Relay) {
     let sql = format!("SELECT coalesce(wal_status, '') FROM pg_replication_slots WHERE slot_name = '{}'", relay.name());
     write_until(primary, &sql, "lost").await;
 }
 
-/// The segment that a position is in.
+/// Returns the segment of a position.
 fn segment(position: u64) -> String {
     format!("{:08X}{:08X}{:08X}", 1, position >> 32, (position & 0xffff_ffff) >> 24)
 }
 
-/// The reason, once there is an alarm: it stands.
+/// Returns the reason of an alarm, once it is raised and stays.
 pub(crate) async fn alarm(cluster: &Cluster, relay: &Relay) -> String {
     cluster
         .wait("the alarm", async || {
-            // Until it listens.
+            // The relay may not listen yet.
             relay.http("/readyz").await?;
             let alarmed = relay.metrics().await.sum("kingpost_relay_alarm", &[]) == 1.0;
             let (_, text) = relay.http("/readyz").await?;
@@ -51,7 +51,7 @@ pub(crate) async fn alarm(cluster: &Cluster, relay: &Relay) -> String {
         .await
 }
 
-/// Exit code and output of `kingpost relay reset`.
+/// Runs `kingpost relay reset`; returns its exit code and output.
 pub(crate) fn reset(relay: &Relay) -> (Option<i32>, String) {
     let output = Command::new(kingpost_bin()).args(["relay", "reset", "--dir"]).arg(relay.dir()).output().unwrap();
     (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
@@ -64,7 +64,7 @@ async fn a_gap_is_filled_by_another_relay() {
     let primary = cluster.primary();
     let mut first = Relay::of(&cluster, primary.port());
     let mut second = Relay::of(&cluster, primary.port());
-    // Each lists both: the files of two relays are the same.
+    // Each configuration lists both: the files of two relays are the same.
     let both = [("relay1", first.port()), ("relay2", second.port())];
     for relay in [&mut first, &mut second] {
         relay.knows(&both);
@@ -75,7 +75,7 @@ async fn a_gap_is_filled_by_another_relay() {
     primary.execute("CREATE TABLE t (n int, pad text)").await;
     wait_durable(&first, primary).await;
 
-    // While the first is away somebody drops its slot. That of the second keeps what the second has not got.
+    // While the first is stopped, its slot is dropped. That of the second keeps what the second lacks.
     let held = first.position("flushed").await;
     first.stop().await;
     primary.execute(&format!("SELECT pg_drop_replication_slot('{}')", first.name())).await;
@@ -89,7 +89,7 @@ async fn a_gap_is_filled_by_another_relay() {
     assert!(first.log().contains("catching up from relay relay2"), "{}", first.log());
     assert_eq!(first.metrics().await.sum("kingpost_relay_alarm", &[]), 0.0);
 
-    // A standby with data from the beginning gets everything from it: nothing is missing, nothing is other.
+    // A standby with data from the beginning gets all WAL from it: nothing is missing or different.
     primary.kill9().await;
     second.kill9().await;
     let cold = cluster.standby("cold", first.port());
@@ -112,7 +112,7 @@ async fn a_gap_that_nobody_can_fill_ends_with_a_reset() {
     relay.wait_receiving().await;
     relay.stop().await;
     until_it_is_lost(primary, &relay).await;
-    // Counted: between two tries there is no slot, because the relay drops a lost one and makes it anew.
+    // Counted: between two attempts no slot exists, because the relay drops a lost one and recreates it.
     let restart = format!(
         "SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{}' AND wal_status <> 'lost' AND restart_lsn IS NOT NULL",
         relay.name()
@@ -120,7 +120,7 @@ async fn a_gap_that_nobody_can_fill_ends_with_a_reset() {
     relay.launch();
     let text = alarm(&cluster, &relay).await;
     assert!(text.contains("has already been removed") && text.contains("kingpost relay reset"), "{text}");
-    // The alarm stands while it is tried again.
+    // The alarm stays while the relay retries.
     let tries = async || relay.metrics().await.sum("kingpost_relay_upstream_disconnects_total", &[]);
     let before = tries().await;
     let again = async || {
@@ -130,9 +130,9 @@ async fn a_gap_that_nobody_can_fill_ends_with_a_reset() {
         (tries().await > before).then_some(())
     };
     cluster.wait("another try", again).await;
-    // The slot keeps what is written from now on. A checkpoint that was under way may give it up once more; the next try makes it anew.
+    // The slot keeps all later WAL. A checkpoint in progress may invalidate it once more; the next attempt recreates it.
     let kept = async || {
-        // Only a checkpoint notes that a slot's WAL is gone.
+        // Only a checkpoint detects that a slot's WAL is gone.
         primary.execute("CHECKPOINT").await;
         (primary.query(&restart).await == "1").then_some(())
     };
@@ -151,7 +151,7 @@ async fn a_gap_that_nobody_can_fill_ends_with_a_reset() {
     assert!(metrics.sum("kingpost_relay_slot_restart_bytes", &[("slot", "away")]) > 0.0, "slots are kept");
     primary.execute("INSERT INTO t VALUES (1)").await;
     wait_durable(&relay, primary).await;
-    // What it held is still there, for whoever wants to look at it.
+    // The old WAL is still there, for inspection.
     let aside = std::fs::read_dir(relay.dir()).unwrap().flatten();
     let aside = aside.filter(|entry| entry.file_name().to_string_lossy().starts_with("given-up-"));
     assert!(aside.map(|entry| entry.path().join("000000010000000000000001")).any(|segment| segment.exists()));
@@ -173,7 +173,7 @@ async fn more_than_a_primary_that_is_to_stay_ends_with_a_reset() {
     wait_durable(&relay, primary).await;
     primary.kill9().await;
     relay.stop().await;
-    // Somebody promotes it by hand, without what the relay has, and means it.
+    // An operator promotes it deliberately, without the relay's WAL.
     behind.start().await;
     behind.promote().await;
     behind.execute("INSERT INTO t VALUES (2)").await;

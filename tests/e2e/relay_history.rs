@@ -1,4 +1,4 @@
-//! A primary that has another history than the relay, or other segments, under the same system identifier and on the same timeline.
+//! A primary with another history than the relay's, or other segments, under the same system identifier and on the same timeline.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -15,7 +15,7 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A copy of a server's files, taken while it does not run.
+/// A copy of a server's files, taken while the server is stopped.
 struct Copy(PathBuf);
 
 impl Copy {
@@ -28,7 +28,7 @@ impl Copy {
         Copy(copy)
     }
 
-    /// Puts it in the place of the server's files, which are lost.
+    /// Replaces the server's files, which are lost, by the copy.
     async fn put_back(&self, node: &Node) {
         if node.is_running() {
             node.kill9().await;
@@ -42,7 +42,7 @@ async fn end(node: &Node) -> u64 {
     node.query("SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint").await.parse().unwrap()
 }
 
-/// The alarm of a primary that has lost rows which the relay acknowledged, before anybody writes there.
+/// Checks the alarm of a primary that has lost rows which the relay acknowledged, before any new write there.
 async fn lacks(cluster: &Cluster, relay: &Relay, primary: &Node, held: u64) {
     let text = alarm(cluster, relay).await;
     assert!(text.contains("bytes of WAL that this relay has acknowledged"), "{text}");
@@ -65,7 +65,7 @@ async fn a_primary_put_back_from_a_copy_is_an_alarm_at_once() {
     primary.execute("CREATE TABLE t (n int)").await;
     wait_durable(&relay, primary).await;
 
-    // The relay stands in the middle of a segment.
+    // The relay is in the middle of a segment.
     let copy = Copy::of(primary).await;
     relay.wait_receiving().await;
     primary.execute("INSERT INTO t SELECT generate_series(1, 20)").await;
@@ -75,7 +75,7 @@ async fn a_primary_put_back_from_a_copy_is_an_alarm_at_once() {
     primary.start().await;
     lacks(&cluster, &relay, primary, held).await;
 
-    // The way back for what was acknowledged: before it takes writes the copy gets from the relay what it lacks.
+    // The remedy for acknowledged rows: before the copy takes writes, it gets the missing WAL from the relay.
     copy.put_back(primary).await;
     primary.follow_port(relay.port());
     primary.start().await;
@@ -86,7 +86,7 @@ async fn a_primary_put_back_from_a_copy_is_an_alarm_at_once() {
     relay.wait_receiving().await;
     assert_eq!(relay.metrics().await.sum("kingpost_relay_timeline", &[]), 2.0);
 
-    // The relay stands exactly at a segment's end.
+    // The relay is exactly at a segment's end.
     let copy = Copy::of(primary).await;
     relay.wait_receiving().await;
     primary.execute("INSERT INTO t SELECT generate_series(21, 40)").await;
@@ -100,7 +100,7 @@ async fn a_primary_put_back_from_a_copy_is_an_alarm_at_once() {
     assert_eq!(relay.position("flushed").await, held);
     primary.start().await;
     lacks(&cluster, &relay, primary, held).await;
-    // Once the primary has passed that point its position tells nothing any more: the bytes do.
+    // Once the primary has passed that point its position proves nothing any more: the bytes do.
     while end(primary).await <= held {
         primary.execute("INSERT INTO t VALUES (-1)").await;
         primary.execute("SELECT pg_switch_wal()").await;
@@ -116,7 +116,7 @@ async fn a_primary_put_back_from_a_copy_is_an_alarm_at_once() {
     assert_eq!(relay.metrics().await.sum("kingpost_relay_alarm", &[]), 1.0);
     assert_eq!(relay.position("flushed").await, held, "nothing of the other history was taken");
 
-    // The other way: what only the relay has is given up.
+    // The opposite: the WAL that only the relay has is discarded.
     relay.stop().await;
     let (code, text) = reset(&relay);
     assert_eq!(code, Some(0), "{text}");
@@ -126,7 +126,7 @@ async fn a_primary_put_back_from_a_copy_is_an_alarm_at_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reset_takes_segments_of_another_size() {
-    // A server refuses less than two segments, and the segments are to grow.
+    // A server needs at least two segments, and their size is about to grow.
     let cluster = Cluster::builder().setting("min_wal_size", "256MB").start().await;
     let _logs = ShowLogs(cluster.dir());
     let primary = cluster.primary();
@@ -146,7 +146,7 @@ async fn a_reset_takes_segments_of_another_size() {
     relay.start().await;
     primary.execute("INSERT INTO t VALUES (1)").await;
     wait_durable(&relay, primary).await;
-    // And the next start reads what this one has written.
+    // The next start reads the files that this one has written.
     relay.kill9().await;
     relay.start().await;
     wait_durable(&relay, primary).await;

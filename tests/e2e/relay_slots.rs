@@ -6,7 +6,7 @@ use crate::relay_orders::order;
 
 const SLOTS: &str = "SELECT string_agg(slot_name, ' ' ORDER BY slot_name) FROM pg_replication_slots";
 
-/// A stopped former primary, and its standby that was promoted and that the relay follows.
+/// Starts a former primary, now stopped, and its promoted standby, which the relay follows.
 async fn promoted() -> (Cluster, Relay, Node) {
     let cluster = Cluster::builder().start().await;
     let primary = cluster.primary();
@@ -14,7 +14,7 @@ async fn promoted() -> (Cluster, Relay, Node) {
     relay.start().await;
     let heir = cluster.standby("heir", relay.port());
     heir.start().await;
-    // Somebody else's.
+    // A slot that is not the relay's.
     primary.execute("SELECT pg_create_physical_replication_slot('another', true)").await;
     primary.execute("CREATE TABLE t (n int)").await;
     heir.wait_caught_up(primary).await;
@@ -33,7 +33,7 @@ async fn promoted() -> (Cluster, Relay, Node) {
 async fn a_former_primary_that_is_a_standby_loses_the_relays_slot() {
     let (cluster, mut relay, heir) = promoted().await;
     let _logs = ShowLogs(cluster.dir());
-    // Also a relay that was started again in between knows of it.
+    // A relay that was restarted in between knows the old slot, too.
     relay.kill9().await;
     relay.start().await;
     let former = cluster.primary();
@@ -78,7 +78,7 @@ async fn what_a_primary_keeps_for_a_relay_that_is_away_is_seen_elsewhere() {
     assert!(least > 20e6, "{least}");
     cluster.wait("the metric to say so", async || (held(primary).await >= least).then_some(())).await;
     assert_eq!(held(cluster.replica(0)).await, 0.0, "the replica has no slot");
-    // Back again, it needs nothing of that.
+    // After its return it needs no old rows.
     away.start().await;
     cluster.wait("the metric to fall", async || (held(primary).await < least / 2.0).then_some(())).await;
 }
@@ -93,7 +93,7 @@ async fn rows_that_a_standby_needs_are_kept_while_it_is_away() {
     primary.execute("CREATE TABLE t AS SELECT generate_series(1, 10000) n").await;
     primary.execute("SELECT pg_create_physical_replication_slot('direct', true)").await;
     order(&relay, "CREATE_REPLICATION_SLOT behind PHYSICAL RESERVE_WAL").unwrap();
-    // One beside the relay, to compare with.
+    // A standby beside the relay, for comparison.
     let direct = cluster.standby("direct", primary.port());
     direct.follow_by_slot(primary.port(), "direct");
     let behind = cluster.standby("behind", relay.port());
@@ -108,7 +108,7 @@ async fn rows_that_a_standby_needs_are_kept_while_it_is_away() {
         format!("SELECT coalesce(xmin::text, '') FROM pg_replication_slots WHERE slot_name = '{}'", relay.name());
     let kept = "SELECT pg_relation_size('t') > 0";
 
-    // Those that could say what they need are away, then the relay for a moment, too.
+    // The standbys are stopped, and then the relay for a moment, too.
     direct.stop().await;
     behind.stop().await;
     let reports = async || relay.metrics().await.sum("kingpost_relay_acknowledgements_total", &[]);
@@ -134,7 +134,7 @@ async fn rows_that_a_standby_needs_are_kept_while_it_is_away() {
     let xmin = relay.metrics().await.sum("kingpost_relay_slot_xmin", &[("slot", "behind")]);
     assert_eq!(xmin.to_string(), before);
 
-    // A slot that is dropped lets go, here once its user has left.
+    // A dropped slot needs nothing more, here once its user has left.
     behind.start().await;
     behind.wait_caught_up(primary).await;
     assert!(order(&relay, "DROP_REPLICATION_SLOT behind").unwrap_err().contains("is active for PID"));

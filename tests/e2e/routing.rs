@@ -1,4 +1,4 @@
-//! Where statements go. Each statement holds a marker of its own, and every node logs each statement before running it.
+//! Routing of statements. Each statement has a marker of its own, and every node logs each statement before running it.
 
 use kingpost_tests::{Cluster, Kingpost, ShowLogs, database, sqlstate, unique};
 use tokio::sync::OnceCell;
@@ -41,20 +41,20 @@ async fn routed() -> (&'static Routed, ShowLogs<'static>) {
 }
 
 impl Routed {
-    /// Names of the nodes that were sent a statement with the marker.
+    /// Returns the names of the nodes that got a statement with the marker.
     fn ran_on(&self, marker: &str) -> Vec<&str> {
         self.cluster.nodes().iter().filter(|node| node.saw(marker)).map(kingpost_tests::Node::name).collect()
     }
 
-    /// Runs `sql`, in which `MARK` stands for the marker, and says where it ran.
+    /// Runs `sql`, in which `MARK` stands for the marker, and returns the nodes that ran it.
     async fn place(&self, client: &Client, sql: &str) -> Vec<&str> {
         let marker = format!("mark{}end", unique());
         client.simple_query(&sql.replace("MARK", &marker)).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
         self.ran_on(&marker)
     }
 
-    /// Runs `sql` until it ran on a replica: after a write, or what might be one, a client reads at the primary until the
-    /// proxy knows that a replica has caught up.
+    /// Runs `sql` until it runs on a replica: after a write, or a possible one, a client reads at the primary until the proxy knows that a replica
+    /// has caught up.
     async fn settles_on_replica(&self, client: &Client, sql: &str) {
         self.cluster
             .wait(&format!("{sql} on a replica"), async || {
@@ -112,7 +112,7 @@ async fn statements_that_a_replica_may_run() {
         "SELECT declared_read(1), 'MARK'",
         "BEGIN READ ONLY; SELECT 'MARK'; COMMIT",
     ] {
-        // A client of its own each: one that has written must see its writes.
+        // A separate client for each: a client that has written must see its writes.
         let client = routed.kingpost.connect().await;
         let nodes = routed.place(&client, sql).await;
         assert!(nodes == ["n1"] || nodes == ["n2"] || sql.starts_with("BEGIN"), "{sql} ran on {nodes:?}");
@@ -167,7 +167,7 @@ async fn transactions_go_where_their_begin_says() {
         let (one, two) =
             (routed.place(&client, "SELECT 'MARK'").await, routed.place_extended(&client, "SELECT 'MARK'").await);
         assert!(one == two && (one == ["n1"] || one == ["n2"]), "{begin}: {one:?}, {two:?}");
-        // The transaction is read-only by the client's own word.
+        // The client itself has declared the transaction read-only.
         let error = client.simple_query("INSERT INTO hits VALUES (1)").await.unwrap_err();
         assert_eq!(sqlstate(&error), "25006");
         client.batch_execute("ROLLBACK").await.unwrap();
@@ -202,7 +202,7 @@ async fn a_replicas_refusal_is_answered_by_the_primary() {
     client.batch_execute(&format!("{hint} INSERT INTO hits VALUES ({n})")).await.unwrap();
     client.execute(&format!("{hint} INSERT INTO hits VALUES ({n})"), &[]).await.unwrap();
     assert_eq!(value(&client, &format!("SELECT count(*) FROM hits WHERE n = {n}")).await, "2");
-    // Some of an answer has been sent when the replica finds out: then the client must see the error, not rows twice.
+    // The replica fails after a part of the answer was sent: then the client must get the error, not rows twice.
     let sql = format!("{hint} SELECT CASE WHEN n < 60000 THEN n ELSE hit(n) END FROM generate_series(1, 60000) n");
     if let Ok(rows) = client.query(&sql, &[]).await {
         let seen: Vec<i32> = rows.iter().map(|row| row.get(0)).collect();
@@ -265,8 +265,8 @@ async fn without_replicas_everything_goes_to_the_primary() {
     client.batch_execute("COMMIT").await.unwrap();
 }
 
-/// What needs the primary, in a later unit of a READ ONLY transaction: behind SHOW the transaction moves there, and all is as directly; behind a
-/// read it is on a replica for good, and says so.
+/// A statement that needs the primary, in a later unit of a READ ONLY transaction: after SHOW the transaction moves there, and the results are as
+/// directly; after a read the transaction stays on its replica, and the statement fails.
 #[tokio::test]
 async fn what_needs_the_primary_in_a_transaction_that_only_reads() {
     let (routed, _logs) = routed().await;
@@ -282,7 +282,7 @@ async fn what_needs_the_primary_in_a_transaction_that_only_reads() {
     let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
     let (direct, client) = (routed.cluster.primary().admin().await, routed.kingpost.connect().await);
     let other = routed.kingpost.connect().await;
-    // Statement, and its error behind a read; behind SHOW it is what PostgreSQL's is.
+    // Statement, and its error after a read; after SHOW the result is PostgreSQL's.
     let cases = [
         ("SELECT pg_export_snapshot()", Some("25006")),
         ("SELECT pg_advisory_xact_lock(77)", Some("25006")),
@@ -300,7 +300,7 @@ async fn what_needs_the_primary_in_a_transaction_that_only_reads() {
     for (sql, behind_read) in cases {
         for extended in [false, true] {
             let mut outcomes = Vec::new();
-            // A client that has exported a snapshot may have written, for all that is known: another one reads on a replica at once.
+            // A client that has exported a snapshot may have written: another one reads on a replica at once.
             let reader = routed.kingpost.connect().await;
             for (client, first) in
                 [(&direct, "SHOW port"), (&client, "SHOW port"), (&reader, "SELECT count(*) FROM facts")]
@@ -328,7 +328,7 @@ async fn what_needs_the_primary_in_a_transaction_that_only_reads() {
     assert_eq!(value(&client, "SHOW transaction_read_only").await, "on");
     other.batch_execute("COMMIT").await.unwrap();
     client.batch_execute("COMMIT").await.unwrap();
-    // What only shows and reads stays on its replica.
+    // A transaction that only shows and reads stays on its replica.
     let (marker, client) = (format!("mark{}end", unique()), routed.kingpost.connect().await);
     client.batch_execute(begin).await.unwrap();
     client.batch_execute("SHOW port").await.unwrap();

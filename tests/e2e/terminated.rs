@@ -1,12 +1,12 @@
-//! Server connections that the server itself ends: the client hears the server's reason, as by a direct connection; and is told that an outcome is
-//! unknown only where it is.
+//! Server connections that the server itself ends: the client gets the server's reason, as on a direct connection; and an error about an unknown
+//! outcome only if the outcome is unknown.
 
 use kingpost_tests::raw::{Message, Raw, query};
 use kingpost_tests::{DATABASE, Kingpost, SOON, USER, database, within};
 
 use crate::common::{name, only_kingpost, shared};
 
-/// The last error, as far as it is the same in every run, and whether the connection ended behind it.
+/// Fields of the last error that are the same in every run, and whether the connection ended after it.
 type End = (Option<String>, Option<String>, Option<String>);
 
 fn end(messages: &[Message]) -> End {
@@ -50,7 +50,7 @@ async fn a_session_that_the_server_ends_hears_the_servers_reason() {
         (USER, DATABASE, vec!["BEGIN", idle, "CREATE TEMP TABLE t (n int)", "INSERT INTO t VALUES (1)"], "25P03"),
         (USER, "sessions", vec!["BEGIN", idle, "SELECT 1"], "25P03"),
         (&hasty, DATABASE, vec!["BEGIN", "SELECT 1"], "25P03"),
-        // A transaction that has failed waits no longer.
+        // The limit applies to a failed transaction, too.
         (&hasty, DATABASE, vec!["BEGIN", "SELECT 1/0"], "25P03"),
         (&hasty, "sessions", vec!["BEGIN READ ONLY", "SELECT 1"], "25P03"),
         (USER, "sessions", vec!["SET idle_session_timeout = 200"], "57P05"),
@@ -65,7 +65,8 @@ async fn a_session_that_the_server_ends_hears_the_servers_reason() {
         let proxied = ended(kingpost.port(), user, database, &statements).await;
         assert_eq!(proxied, direct, "{user} in {database}: {statements:?}");
     }
-    // An administrator's order to one backend is no fault of the session: it goes on elsewhere, and its transaction can be run again.
+    // An administrator's termination of one backend is no fault of the session: it continues on another connection, and its transaction can be
+    // retried.
     let mut raw = Raw::login(kingpost.port()).await;
     raw.send(&query("BEGIN; SELECT pg_backend_pid()")).await;
     let row = raw.until(b'Z').await.into_iter().find(|message| message.kind == b'D').expect("a row");
@@ -79,7 +80,7 @@ async fn a_session_that_the_server_ends_hears_the_servers_reason() {
     assert_eq!(raw.kinds_until(b'Z').await + &raw.kinds_until(b'Z').await, "CZTDCZ");
 }
 
-/// The proxy stands still while the server closes an idle connection and a client sends a statement: the statement then goes to a connection that is closed.
+/// The proxy is suspended while the server closes an idle connection and a client sends a statement: the statement then goes to a closed connection.
 #[tokio::test]
 async fn a_statement_that_the_server_never_read_is_in_no_doubt() {
     let (shared, _logs) = shared().await;
@@ -111,7 +112,7 @@ async fn a_statement_that_the_server_never_read_is_in_no_doubt() {
             assert_eq!(said[0].field(b'C').as_deref(), Some("40001"), "turn {turn}: {said:?}");
             told += 1;
         }
-        // Either way the session goes on, and a retry helps.
+        // In both cases the session continues, and a retry succeeds.
         raw.send(&query(&format!("INSERT INTO {table} VALUES (2)"))).await;
         assert_eq!(raw.kinds_until(b'Z').await, "CZ");
         rows += 1;

@@ -1,11 +1,9 @@
-//! Everything is killed, cut off and switched over at random, while clients write and read; what they were told is held
-//! against what is there.
+//! Random kills, network failures and switchovers, while clients write and read; the answers to the clients are compared with the data.
 //!
-//! The sequence of faults comes from a seed, which is printed: `KINGPOST_TORTURE_SEED` gives it again, and
-//! `KINGPOST_TORTURE_FAILOVERS` how many changes of the primary to make (`make torture`): a quarter of them while commits wait in
-//! PostgreSQL's own synchronous replication, a quarter while they wait in the proxy's gate, a quarter while they wait there and leave
-//! their flush to its questions; and a quarter in a fleet with three relays and two watchers, which decide by themselves. What comes when depends on the machine as well:
-//! a seed gives the same faults again, not the same moments.
+//! The sequence of faults comes from a seed, which is printed: `KINGPOST_TORTURE_SEED` repeats it, and `KINGPOST_TORTURE_FAILOVERS` sets the number
+//! of changes of the primary (`make torture`): a quarter of them while commits wait in PostgreSQL's own synchronous replication, a quarter while they
+//! wait in the proxy's gate, a quarter while they wait there and leave their flush to its queries; and a quarter in a fleet with three relays and two
+//! watchers, which decide by themselves. The timing depends on the machine as well: a seed repeats the faults, not their moments.
 
 mod cut_off;
 mod history;
@@ -44,7 +42,7 @@ async fn nothing_that_was_flushed_with_others_is_lost_whatever_dies() {
     torture(Durability::Flush).await;
 }
 
-/// A quarter of the failovers.
+/// Runs a quarter of the failovers.
 async fn torture(durability: Durability) {
     if only_kingpost() {
         return;
@@ -80,7 +78,7 @@ fn seed() -> u64 {
     number("KINGPOST_TORTURE_SEED").unwrap_or(u64::from(now.subsec_nanos()))
 }
 
-/// Three relays, of which a commit waits for two, and watchers that decide: every kind of fault of one part, and of some two.
+/// Three relays, of which a commit waits for two, and watchers that decide: every kind of fault of one part, and of some pairs.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_and_there_is_one_primary_with_three_relays() {
     if only_kingpost() {
@@ -150,7 +148,7 @@ fn assert_none(violations: &[Violation], world: &World) {
     );
 }
 
-/// The suite itself: what a gate lets through too early must be found to be lost. This one may, by its configuration.
+/// Test of the suite itself: commits that a gate releases too early must be found lost. This gate may, by its configuration.
 #[tokio::test(flavor = "multi_thread")]
 async fn commits_that_are_answered_early_are_found_lost() {
     if only_kingpost() {
@@ -161,7 +159,7 @@ async fn commits_that_are_answered_early_are_found_lost() {
     let _logs = ShowLogs(&dir);
     let clients = world.clients(4).await;
     clients.progress(&world, 20).await;
-    // Not silent but cut: what a silent link holds back still arrives when it is mended.
+    // Cut, not silent: data held back by a silent link still arrives when the link is mended.
     world.relay_link(Link::Cut);
     clients.progress(&world, 50).await;
     world.primary().kill9().await;

@@ -1,5 +1,5 @@
-//! What one client must never see of another one: two databases, two users, two clients on few server connections, one file a
-//! subject. PostgreSQL itself is the oracle: the same talk is run directly and through the proxy, and must give the same answers.
+//! Isolation of clients: two databases, two users, two clients on few server connections, one file per subject. PostgreSQL itself is the oracle: the
+//! same talk runs directly and through the proxy, and must give the same answers.
 
 mod databases_and_users;
 mod functions;
@@ -18,11 +18,11 @@ use kingpost_tests::oracle::Talk;
 use kingpost_tests::{Cluster, Kingpost, ShowLogs, USER};
 use tokio::sync::OnceCell;
 
-/// A database beside the tests' usual one.
+/// A second database beside the tests' usual one.
 pub(crate) const OTHER_DATABASE: &str = "shop";
-/// A user beside the tests' usual one. Servers trust both.
+/// A second user beside the tests' usual one. Servers trust both.
 pub(crate) const OTHER_USER: &str = "bob";
-/// A role that both users may take by SET ROLE. It may read tables that are granted to everybody, no more.
+/// A role that both users may take by SET ROLE. It may only read tables that are granted to everybody.
 pub(crate) const LOW_ROLE: &str = "low";
 
 /// A primary and a replica that keeps up, with two databases and two users, shared by tests that use tables, schemas and roles of
@@ -31,7 +31,7 @@ pub(crate) struct World {
     pub(crate) cluster: Cluster,
 }
 
-/// The shared world, and a guard that shows its logs if the test panics.
+/// Returns the shared world, and a guard that shows its logs if the test panics.
 pub(crate) async fn world() -> (&'static World, ShowLogs<'static>) {
     static WORLD: OnceCell<World> = OnceCell::const_new();
     let world = WORLD
@@ -45,7 +45,7 @@ pub(crate) async fn world() -> (&'static World, ShowLogs<'static>) {
     (world, ShowLogs(world.cluster.dir()))
 }
 
-/// Makes the other database, the other user and the role.
+/// Creates the other database, the other user and the role.
 pub(crate) async fn people(cluster: &Cluster) {
     let primary = cluster.primary();
     primary.execute(&format!("CREATE ROLE {OTHER_USER} LOGIN")).await;
@@ -53,7 +53,7 @@ pub(crate) async fn people(cluster: &Cluster) {
     primary.execute(&format!("CREATE DATABASE {OTHER_DATABASE} OWNER {OTHER_USER}")).await;
 }
 
-/// A way to set up the proxy for a talk.
+/// Settings of the proxy for a talk.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Front {
     /// Server connections of one database and user on one node.
@@ -68,19 +68,19 @@ pub(crate) struct Front {
 
 /// One server connection, on the primary: each statement meets what the one before it left.
 pub(crate) const ONE: Front = Front { pool: 1, route: "primary", unnamed: "parsed", functions: "reset" };
-/// Two of them: a client's next statement may meet a connection that does not know it.
+/// Two server connections: a client's next statement may meet a connection that does not know it.
 pub(crate) const TWO: Front = Front { pool: 2, ..ONE };
 /// Reads on the replica.
 pub(crate) const REPLICA: Front = Front { route: "auto", ..TWO };
-/// As many as there are clients in any talk: the proxy may keep one for a client of whose texts it is not sure.
+/// As many as the clients of any talk: the proxy may keep one for a client whose statements it cannot classify.
 pub(crate) const WIDE: Front = Front { pool: 8, ..ONE };
 /// Unnamed statements are shared, too.
 pub(crate) const UNNAMED: Front = Front { unnamed: "shared", ..ONE };
-/// Who calls a function that nobody knows keeps its connection.
+/// A client that calls an unknown function keeps its connection.
 pub(crate) const PINNED: Front = Front { functions: "pin", ..TWO };
 
 impl Front {
-    /// The proxy. One worker: its clients and server connections meet in the order in which the talk goes.
+    /// Starts the proxy with one worker: its clients and server connections interact in the order of the talk.
     pub(crate) async fn start(self, cluster: &Cluster) -> Kingpost {
         Kingpost::of(cluster)
             .set("proxy.workers", 1)
@@ -94,17 +94,17 @@ impl Front {
 }
 
 impl World {
-    /// Runs a talk with the primary, then with a proxy of each of the kinds, and gives the first one.
+    /// Runs a talk with the primary, then with a proxy of each kind, and returns the first one.
     ///
     /// # Panics
-    /// When the talk itself panics, or an answer through a proxy is not the primary's: after all of them, with what was wrong with each.
+    /// When the talk itself panics, or an answer through a proxy differs from the primary's: after all of them, with the errors of each.
     pub(crate) async fn as_postgres(&self, fronts: &[Front], talk: impl AsyncFn(&mut Talk)) -> Talk {
         self.cluster.wait_caught_up().await;
         let mut direct = Talk::new(self.cluster.primary().port());
         talk(&mut direct).await;
         let mut wrong = Vec::new();
         for front in fronts {
-            // Replicas that have what the run before changed.
+            // Replicas that have the changes of the previous run.
             self.cluster.wait_caught_up().await;
             let kingpost = front.start(&self.cluster).await;
             let mut proxied = Talk::new(kingpost.port());

@@ -1,4 +1,4 @@
-//! Nodes with other session settings than the primary's: whatever node runs a statement, it runs under what its client was told.
+//! Nodes with other session settings than the primary's: on any node, a statement runs under the settings reported to its client.
 
 use kingpost_tests::oracle::Talk;
 use kingpost_tests::raw::{Raw, bind, describe, execute, parse, sync};
@@ -11,7 +11,7 @@ use crate::common::{only_kingpost, simple, value};
 use crate::console::{console, rows};
 use crate::isolation::{OTHER_DATABASE, OTHER_USER, REPLICA, World, people};
 
-/// Settings of the replica's own.
+/// Settings of the replica only.
 const OWN: [(&str, &str); 8] = [
     ("timezone", "Asia/Tokyo"),
     ("datestyle", "sql, dmy"),
@@ -23,7 +23,7 @@ const OWN: [(&str, &str); 8] = [
     ("intervalstyle", "sql_standard"),
 ];
 
-/// Reads whose results those settings change, or end.
+/// Reads whose results those settings change, or that they cancel.
 const READS: [&str; 9] = [
     "select extract(month from '01/02/2020'::date), date_trunc('day','2020-06-01 23:30+00'::timestamptz)='2020-06-01 00:00+00'",
     "select '2020-06-01 23:30+00'::timestamptz, '2020-03-04'::date",
@@ -48,7 +48,7 @@ async fn configure(node: &Node, settings: &[(&str, &str)]) {
     node.wait_value(&format!("SHOW {name}"), value).await;
 }
 
-/// A primary and a replica that keeps up, with two databases and two users. Schemas differ in what `things` says.
+/// Starts a primary and a replica that keeps up, with two databases and two users. The contents of `things` depend on the schema.
 async fn cluster() -> Cluster {
     let cluster = Cluster::builder().replicas(1).start().await;
     people(&cluster).await;
@@ -58,7 +58,7 @@ async fn cluster() -> Cluster {
                    GRANT USAGE ON SCHEMA elsewhere TO PUBLIC; GRANT SELECT ON public.things, elsewhere.things TO PUBLIC";
         cluster.primary().execute_in(database, sql).await;
     }
-    // The same on both nodes, and more than the files say.
+    // The same on both nodes, and different from the files.
     for sql in ["ALTER ROLE bob SET timezone = 'America/Lima'", "ALTER DATABASE shop SET datestyle = 'german'"] {
         cluster.primary().execute(sql).await;
     }
@@ -88,24 +88,24 @@ async fn reads(talk: &mut Talk) {
     }
 }
 
-/// How many statements the proxy has sent to the replica.
+/// Returns the number of statements that the proxy has sent to the replica.
 async fn on_replica(kingpost: &Kingpost) -> f64 {
     kingpost.metrics().await.sum("kingpost_statements_replica_total", &[])
 }
 
-/// The replica's row in SHOW NODES: settings that differ, and which are used.
+/// Returns from the replica's row in SHOW NODES the settings that differ, and those that are used.
 async fn shown(kingpost: &Kingpost) -> (String, String) {
     let rows = rows(&console(kingpost).await, "SHOW NODES").await;
     let replica = rows.iter().find(|row| row["role"] == "replica").expect("the replica");
     (replica["settings_differ"].clone(), replica["settings_used"].clone())
 }
 
-/// Two server connections for each database and user.
+/// Returns a proxy with two server connections for each database and user.
 fn proxy(cluster: &Cluster) -> KingpostBuilder<'_> {
     Kingpost::of(cluster).set("proxy.pool.size", 2)
 }
 
-/// `extract(month from '01/02/2020'::date)` was 1 or 2, and a statement ended by a time limit or not, by the node that a read happened to go to.
+/// Without this, `extract(month from '01/02/2020'::date)` was 1 or 2, and a time limit ended a statement or not, depending on the node of a read.
 #[tokio::test]
 async fn reads_run_under_what_the_login_was_told() {
     let cluster = cluster().await;
@@ -149,7 +149,7 @@ async fn reads_run_under_what_the_login_was_told() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// RESET and its kin come back to what the login was told, also where they run on the replica.
+/// RESET and similar statements restore the values reported at login, also on the replica.
 #[tokio::test]
 async fn resets_come_back_to_what_the_login_was_told() {
     let world = World { cluster: cluster().await };
@@ -210,7 +210,7 @@ async fn configurations_that_are_read_again() {
     assert_eq!(shown(&kingpost).await, (String::new(), String::new()));
 
     configure(cluster.replica(0), &OWN).await;
-    // At once, and also when the proxy has seen it.
+    // At once, and again when the proxy has noticed the reload.
     for (client, before) in clients.iter().zip(&before) {
         assert_eq!(reads(client).await, *before);
     }
@@ -224,7 +224,7 @@ async fn configurations_that_are_read_again() {
     let new = connect(&kingpost, OTHER_USER).await;
     assert_eq!(reads(&new).await, before[1]);
 
-    // The primary's settings become those of both.
+    // The primary's settings apply to both nodes.
     configure(cluster.primary(), &[("extra_float_digits", "-3"), ("intervalstyle", "iso_8601")]).await;
     let after = [direct(USER).await, direct(OTHER_USER).await];
     assert_ne!(before, after);
@@ -236,7 +236,7 @@ async fn configurations_that_are_read_again() {
     let told = told(&kingpost, USER).await;
     assert!(told.contains(&("IntervalStyle".into(), "iso_8601".into())), "{told:?}");
 
-    // ALTER ROLE … SET: RECONNECT has it learnt. (On a standby no transaction is serializable: then the primary answers.)
+    // ALTER ROLE … SET takes effect with RECONNECT. (A standby allows no serializable transaction: then the primary answers.)
     cluster.primary().execute("ALTER ROLE bob SET extra_float_digits = -5").await;
     cluster.primary().execute("ALTER ROLE bob SET default_transaction_isolation = serializable").await;
     cluster.wait_caught_up().await;
@@ -266,7 +266,7 @@ async fn told(kingpost: &Kingpost, user: &str) -> Vec<(String, String)> {
     status.map(|message| pair(&message.body)).collect()
 }
 
-/// A value that the replica can't have, because it has not replayed the role yet: it gets no reads until it can.
+/// A value that the replica cannot have, because it has not replayed the role yet: the replica gets no reads until then.
 #[tokio::test]
 async fn a_replica_that_refuses_a_setting_gets_no_reads() {
     if only_kingpost() {
@@ -291,7 +291,7 @@ async fn a_replica_that_refuses_a_setting_gets_no_reads() {
     cluster.wait("reads on the replica", async || (value(&bob, asks).await == "newcomer t").then_some(())).await;
 }
 
-/// After a failover clients go on under what they were told, though the new primary has other settings; RECONNECT takes the new primary's.
+/// After a failover clients keep the reported settings, although the new primary has others; RECONNECT takes the new primary's.
 #[tokio::test]
 async fn a_new_primary_with_other_settings() {
     if only_kingpost() {
@@ -338,7 +338,7 @@ async fn a_new_primary_with_other_settings() {
     assert_eq!(zone(&told(&kingpost, USER).await).map(|(_, zone)| zone).as_deref(), Some("Asia/Tokyo"));
 }
 
-/// A proxy that finds only a replica takes its settings; clients that were told them do not go on under the primary's.
+/// A proxy that finds only a replica takes its settings; clients with these settings do not continue under the primary's.
 #[tokio::test]
 async fn a_primary_that_comes_later() {
     if only_kingpost() {
@@ -371,7 +371,7 @@ async fn a_primary_that_comes_later() {
     }
 }
 
-/// A server that was started again with another configuration: new clients hear the new values, though the pool still has clients of before.
+/// A server restarted with another configuration: new clients get the new values, although the pool still has earlier clients.
 #[tokio::test]
 async fn a_server_that_was_started_again_otherwise() {
     if only_kingpost() {

@@ -1,4 +1,4 @@
-//! The old primary is cut off from everybody, with two proxies beside it, by a network that drops packets. The other side fails over.
+//! A network partition that drops packets isolates the old primary, with two proxies beside it. The other side fails over.
 //!
 //! ```text
 //!  clients ─▶ p0, p1 ─▶ n0   ┊   n1 n2 ◀─ p2 ◀─ clients
@@ -6,7 +6,7 @@
 //!                            ┊   relay, `kingpost failover`
 //! ```
 //!
-//! The command reaches the console of p0, as by a network of its own, and not that of p1.
+//! The command reaches the console of p0, as by a separate network, but not that of p1.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::common::only_kingpost;
 struct Sides {
     cluster: Cluster,
     relay: Relay,
-    /// To n0, from the other side; and from n0's side to the others, to the relay, and the console of p1.
+    /// Links to n0 from the other side; and from n0's side to the other nodes, to the relay, and to the console of p1.
     between: Vec<Cut>,
     proxies: [Kingpost; 3],
     failover: Failover,
@@ -58,7 +58,7 @@ impl Sides {
         let cluster = Cluster::builder().replicas(2).start().await;
         let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes") };
         let to_n0 = Cut::to(n0.port());
-        // Its configuration names the primary: it follows another one when it is told to.
+        // Its configuration names the primary: it follows another one only by order.
         let mut relay = Relay::of(&cluster, to_n0.port());
         relay.start().await;
         for replica in cluster.replicas() {
@@ -72,7 +72,7 @@ impl Sides {
         let proxy = |relay: u16| -> KingpostBuilder {
             let builder = Kingpost::of(&cluster).add("cluster.relays", part("relay", relay));
             let builder = builder.set("proxy.gate.commit_durability", "relay").set("proxy.gate.read_barrier", true);
-            // Clients that are cut off are told so soon.
+            // Isolated clients get an error soon.
             let builder = builder.set("proxy.gate.timeout", "2s").set("proxy.pool.no_primary_timeout", "2s");
             builder.set("cluster.probe_interval", "1s").set("cluster.probe_timeout", "2s")
         };
@@ -97,8 +97,8 @@ impl Sides {
     }
 }
 
-/// The side that has the relay goes on: the command ends within its own limits, names the proxies that it has not reached, and nothing that
-/// was acknowledged is lost or missed by a strong read.
+/// The side with the relay continues: the command ends within its own limits and names the proxies that it has not reached; no acknowledged commit is
+/// lost, or missed by a strong read.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_side_that_is_cut_off_holds_up_nobody_on_the_other() {
     if only_kingpost() {
@@ -113,7 +113,7 @@ async fn a_side_that_is_cut_off_holds_up_nobody_on_the_other() {
 
     sides.cut(Link::BlackHole);
     let began = Instant::now();
-    // Until the relay has noticed, it says that it hears the primary.
+    // Until the relay has noticed the partition, it reports that it hears the primary.
     let ended = async || {
         let ran = sides.failover.run(&["failover"]).await;
         eprintln!("{:?} after the cut: {}", began.elapsed(), ran.text);
@@ -126,7 +126,7 @@ async fn a_side_that_is_cut_off_holds_up_nobody_on_the_other() {
     let said = format!("{resuming} took longer than 5s");
     assert!(lines.iter().any(|line| line.contains("p0") && line.contains(&said)), "{text}");
     assert!(lines.iter().any(|line| line.contains("p1") && line.contains("no connection within 2s")), "{text}");
-    // The relay, for which the clients of p2 wait, is not led after them.
+    // The relay, for which the clients of p2 wait, is switched over before the unreachable proxies.
     let follows = text.find(&format!("{} follows on timeline 2", sides.relay.name()));
     assert!(follows.is_some() && follows < text.find("p0 does not know yet"), "{text}");
     sides.primary = if text.contains("promoted n1") { 1 } else { 2 };

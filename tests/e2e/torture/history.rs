@@ -1,4 +1,4 @@
-//! What clients did, what they were told, and what may not be.
+//! The clients' operations, their answers, and the violations to find.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,21 +11,21 @@ use tokio_postgres::{Client, Error};
 
 use super::scene::Scene;
 
-/// Codes that say that it may have been done; so does a connection that is lost.
+/// SQLSTATEs of an unknown outcome; a lost connection has one, too.
 const UNKNOWN: [&str; 3] = ["08007", "40003", ""];
 
-/// What must not be.
+/// A violation of the guarantees.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Violation {
-    /// Acknowledged, and not there.
+    /// Acknowledged, but missing.
     Lost { client: usize, n: i64 },
-    /// There more than once, and sent once.
+    /// Present more than once, but sent once.
     Twice { client: i32, n: i64 },
-    /// Refused, and there.
+    /// Refused, but present.
     Ghost { client: usize, n: i64 },
-    /// A read did not see what had been acknowledged to its own session, or, if it was a strong one, to anybody.
+    /// A read missed a write acknowledged to its own session, or, for a strong read, to any client.
     Stale { client: usize, n: i64, seen: i64 },
-    /// Somebody saw it, and it is not there: with read barriers that must not be.
+    /// Read by a client, but missing: with read barriers that must not happen.
     Vanished { client: usize, n: i64 },
 }
 
@@ -36,18 +36,18 @@ enum Outcome {
     Refused,
 }
 
-/// What one client was told, by number; and what it read and should not have.
+/// Answers to one client, by number; and its wrong reads.
 #[derive(Default)]
 struct Record {
     outcomes: BTreeMap<i64, Outcome>,
     stale: Vec<Violation>,
-    /// Of each client the highest number that this one saw.
+    /// The highest number of each client that this one has read.
     seen: BTreeMap<usize, i64>,
     reads: u64,
     reconnects: u64,
 }
 
-/// Clients that go on whatever happens.
+/// Clients that continue after any fault.
 pub(super) struct Clients {
     records: Vec<Arc<Mutex<Record>>>,
     stop: Arc<AtomicBool>,
@@ -60,7 +60,7 @@ impl Clients {
         Clients::start_at(&[endpoint], count)
     }
 
-    /// Spread over several endpoints, two by two.
+    /// Starts clients on several endpoints, in pairs.
     pub(super) fn start_at(endpoints: &[&Endpoint], count: usize) -> Clients {
         let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let highest: Arc<[AtomicI64]> = (0..count).map(|_| AtomicI64::new(0)).collect();
@@ -81,7 +81,7 @@ impl Clients {
         Clients { records, stop, acknowledged, tasks: Mutex::new(tasks) }
     }
 
-    /// Waits until so many more were acknowledged.
+    /// Waits for `more` further acknowledged writes.
     pub(super) async fn progress(&self, world: &impl Scene, more: u64) {
         let target = self.acknowledged.load(Ordering::Relaxed) + more;
         let what = format!("{more} more commits after {}", world.last());
@@ -91,7 +91,7 @@ impl Clients {
         .await;
     }
 
-    /// Ends them; a summary.
+    /// Ends the clients; returns a summary.
     pub(super) async fn end(&self, world: &impl Scene) -> String {
         self.stop.store(true, Ordering::Relaxed);
         let tasks: Vec<_> = self.tasks.lock().unwrap().drain(..).collect();
@@ -116,7 +116,7 @@ impl Clients {
         text
     }
 
-    /// Holds what was told until now against what is there.
+    /// Compares the answers so far with the data.
     pub(super) async fn check(&self, world: &impl Scene) -> Vec<Violation> {
         let mut violations = Vec::new();
         let told: Vec<BTreeMap<i64, Outcome>> =
@@ -146,7 +146,7 @@ impl Clients {
                 }
             }
         }
-        // PostgreSQL's own synchronous replication shows after a restart what the relay may not have.
+        // With PostgreSQL's own synchronous replication a restarted server shows commits that the relay may lack.
         if world.has_barriers() {
             let gone = seen.into_iter().filter(|(client, n)| !there[*client].contains_key(n));
             violations.extend(gone.map(|(client, n)| Violation::Vanished { client, n }));
@@ -163,7 +163,7 @@ struct One {
     endpoint: Endpoint,
     record: Arc<Mutex<Record>>,
     acknowledged: Arc<AtomicU64>,
-    /// Of each client the highest number that was acknowledged to it.
+    /// The highest number acknowledged to each client.
     highest: Arc<[AtomicI64]>,
     stop: Arc<AtomicBool>,
 }
@@ -171,7 +171,7 @@ struct One {
 impl One {
     async fn run(self) {
         let mut client: Option<Client> = None;
-        // Highest number that was acknowledged in this session.
+        // Highest number acknowledged in this session.
         let mut own = 0;
         for n in 1.. {
             if self.stop.load(Ordering::Relaxed) {
@@ -183,7 +183,7 @@ impl One {
                 client = match self.connect().await {
                     Ok(client) => Some(client),
                     Err(_) => {
-                        // The proxy is away. Nothing was sent: this number is just not used.
+                        // The proxy is down. Nothing was sent: this number is not used.
                         tokio::time::sleep(Duration::from_millis(20)).await;
                         continue;
                     }
@@ -205,12 +205,12 @@ impl One {
                 let acknowledged = self.highest[other].load(Ordering::SeqCst);
                 self.read(session, other, if self.is_strong() { acknowledged } else { 0 }).await;
             }
-            // Not for the test's sake: the machine has other things to do.
+            // Leaves time for the other work of the machine.
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 
-    /// Every other client's reads are strong.
+    /// True for every other client, whose reads are strong.
     fn is_strong(&self) -> bool {
         self.number.is_multiple_of(2)
     }
@@ -230,14 +230,14 @@ impl One {
             1 => told(client.execute(&insert, &[]).await.map(drop)),
             _ => {
                 if let Err(error) = client.batch_execute(&format!("BEGIN; {insert}")).await {
-                    // Nothing was committed, whatever became of it.
+                    // Nothing was committed, whatever the failure.
                     if !client.is_closed() {
                         let _ = client.batch_execute("ROLLBACK").await;
                     }
                     drop(error);
                     return Outcome::Refused;
                 }
-                // COMMIT of a transaction that has failed says ROLLBACK.
+                // COMMIT of a failed transaction returns ROLLBACK.
                 match client.simple_query("COMMIT").await {
                     Ok(_) => Outcome::Acknowledged,
                     Err(error) => told(Err(error)),
@@ -246,7 +246,7 @@ impl One {
         }
     }
 
-    /// Reads what this client has written, which must not end before `expected`.
+    /// Reads the writes of `client`, whose last number must not be below `expected`.
     async fn read(&self, session: &Client, client: usize, expected: i64) {
         let sql = format!("SELECT coalesce(max(n), 0) FROM log WHERE w = {client}");
         let Ok(row) = session.query_one(&sql, &[]).await else { return };
