@@ -100,7 +100,7 @@ pub enum Cause {
     Closed,
     /// The peer is being shut down, and has everything it wrote acknowledged.
     ShuttingDown,
-    /// Nothing was received for this time.
+    /// No message was received for this time.
     Silent(Duration),
     /// An order of an operator got no answer in time: it may still be carried out.
     NoAnswer {
@@ -301,7 +301,7 @@ pub enum UpstreamError {
         /// Other relays, and why they could not help.
         tried: Vec<String>,
     },
-    /// All WAL of another relay was received.
+    /// Another relay's WAL was received to its end.
     #[error("caught up")]
     CaughtUp,
     /// The promises of this relay are unknown, and cannot be found out yet.

@@ -22,7 +22,7 @@ pub struct Status {
     pub upstream_end: Lsn,
     /// Status of the log; None before the upstream was reached for the first time.
     pub log: Option<LogStatus>,
-    /// All streaming downstreams.
+    /// The streaming downstreams.
     pub downstreams: Vec<DownstreamStatus>,
     /// Slots of downstreams.
     pub slots: Vec<SlotStatus>,

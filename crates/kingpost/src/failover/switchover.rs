@@ -28,7 +28,7 @@ const PACE: Duration = Duration::from_millis(50);
 
 /// State in which the old primary can acknowledge nothing.
 enum Silenced {
-    /// Its process has ended cleanly, and all that it wrote was received.
+    /// The process has ended cleanly, and all that it wrote was received.
     Stopped,
     /// The server runs, and refuses sessions.
     Locked(Lock),

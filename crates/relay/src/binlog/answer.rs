@@ -274,7 +274,7 @@ mod tests {
         }
     }
 
-    /// All statements in the programs of MariaDB 10.11 and 11.8, in the order in which they send them.
+    /// Statements in the programs of MariaDB 10.11 and 11.8, in the order in which they send them.
     const ALL: &[(&str, &str)] = &[
         ("SELECT UNIX_TIMESTAMP()", "[\"1700000000\"]"),
         ("SHOW VARIABLES LIKE 'SERVER_ID'", "[\"server_id\", \"77\"]"),

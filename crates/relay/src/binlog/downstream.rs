@@ -493,7 +493,7 @@ enum Step {
     NextFile,
     /// The replica has all that it requested (`START SLAVE UNTIL`).
     Ends,
-    /// All durable events were sent.
+    /// The replica has every durable event.
     UpToDate,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Settings {
     pub(crate) checksum: Checksum,
     /// Transactions of its binary log.
     pub(crate) state: State,
-    /// Its replication position, including transactions that it has not written to its own binary log.
+    /// The replication position, including transactions that it has not written to its own binary log.
     pub(crate) position: Position,
     pub(crate) version: String,
     pub(crate) semisync: bool,

@@ -60,7 +60,7 @@ struct Sending {
 enum Push {
     /// The socket takes no more.
     Blocked,
-    /// All available WAL was sent.
+    /// The downstream has the available WAL.
     Idle,
     /// More WAL is available, but other tasks come first.
     More,

@@ -66,7 +66,7 @@ pub(super) struct Attempt<'a> {
     pub(super) config: &'a UpstreamConfig,
     pub(super) generation: u64,
     pub(super) source: Source<'a>,
-    /// The upstream refused to stream with the slot: it is made anew.
+    /// True if the upstream refused to stream with the slot: it is recreated.
     pub(super) slot_is_lost: bool,
     /// True if held WAL is requested again, to be compared. False after [`UpstreamError::NoOverlap`].
     pub(super) overlaps: bool,
