@@ -517,8 +517,9 @@ impl Run<'_> {
         if process != 0 {
             self.worlds.direct.wait_gone(process).await?;
         }
-        // What others hold in the middle of something may differ: statements are prepared elsewhere, units are kept. So may a lock that a
-        // function has taken for one whose own state may be lost: whoever asked first has it, and only PostgreSQL runs a unit before its end.
+        // The resources of clients in the middle of a unit may differ: statements are prepared elsewhere, units are kept. So may a lock that a
+        // function has taken for a client whose own state may be lost: the first to request it has it, and only PostgreSQL runs a unit before its
+        // end.
         let idle = |pair: &Pair| pair.direct.is_idle() && pair.proxied.is_idle();
         let mut others = self.pairs.iter().zip(&self.excused);
         let alone = others.all(|(pair, excused)| pair.as_ref().is_none_or(|pair| idle(pair) && !excused));

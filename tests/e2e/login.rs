@@ -41,14 +41,14 @@ async fn users_are_looked_up_and_passed_through_without_a_password_in_the_config
     let right = config(&kingpost, SCRAM_USER, SCRAM_PASSWORD);
     for _ in 0..10 {
         let client = kingpost.endpoint().connect_as(&right).await;
-        // Both servers ask for a password, and the proxy was never told one.
+        // Both servers require a password, and the proxy's configuration has none.
         for route in ["primary", "replica"] {
             let sql = format!("/* kingpost.route={route} */ SELECT current_user");
             assert_eq!(value(&client, &sql).await, SCRAM_USER);
         }
     }
     assert_eq!(kingpost.metrics().await.sum("kingpost_user_lookups_total", &[]), 1.0, "it is remembered");
-    // A wrong password, a user that is not there, and one that has no password look alike.
+    // A wrong password, an unknown user, and a user without a password get the same error.
     for (name, password) in [(SCRAM_USER, "wrong"), ("nobody_known", "x"), (USER, "x")] {
         for _ in 0..3 {
             assert_eq!(refusal(&kingpost, &config(&kingpost, name, password)).await.0, "28P01", "{name}");
@@ -56,14 +56,14 @@ async fn users_are_looked_up_and_passed_through_without_a_password_in_the_config
     }
     let lookups = kingpost.metrics().await.sum("kingpost_user_lookups_total", &[]);
     assert!(lookups <= 7.0, "who is not there is remembered, too: {lookups}");
-    // A password that changes is noticed by its not fitting.
+    // A changed password is detected when the old one no longer fits.
     cluster.primary().execute(&format!("ALTER ROLE {SCRAM_USER} PASSWORD 'battery staple'")).await;
     cluster.wait_caught_up().await;
     let changed = config(&kingpost, SCRAM_USER, "battery staple");
     let client = cluster
         .wait("the new password to be known", async || kingpost.endpoint().try_connect(&changed).await.ok())
         .await;
-    // Server connections from here on are made by it.
+    // From here on the proxy opens server connections with the new password.
     cluster.primary().execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'sam'").await;
     cluster
         .wait("a server connection by the new password", async || {
@@ -98,7 +98,7 @@ async fn who_may_not_log_in_any_more_loses_open_connections() {
         .set("proxy.auth_query.negative_cache", "100ms")
         .start()
         .await;
-    // From the start: the servers let both in without a password.
+    // From the start: the servers admit both without a password.
     for role in ["expired", "group_role"] {
         assert_eq!(refusal(&kingpost, &config(&kingpost, role, role)).await.0, "28P01", "{role}");
     }
@@ -113,7 +113,7 @@ async fn who_may_not_log_in_any_more_loses_open_connections() {
         ("loses", "ALTER ROLE loses NOLOGIN"),
         ("dropped", "DROP ROLE dropped"),
     ] {
-        // One that is idle, with its server connection in the pool; and one whose statement runs.
+        // An idle client, with its server connection in the pool; and a client with a running statement.
         let idle = kingpost.endpoint().connect_as(&config(&kingpost, role, role)).await;
         assert_eq!(value(&idle, "SELECT current_user").await, role);
         let busy = kingpost.endpoint().connect_as(&config(&kingpost, role, role)).await;
@@ -132,10 +132,10 @@ async fn who_may_not_log_in_any_more_loses_open_connections() {
         cluster.wait("its server connections to be closed", async || (backends(role).await == "0").then_some(())).await;
         assert_eq!(refusal(&kingpost, &config(&kingpost, role, role)).await.0, "28P01", "{role}");
     }
-    // Another user was looked up as often, and has noticed nothing: it is in the same transaction on the same connection.
+    // Another user was looked up as often, without any effect: it is in the same transaction on the same connection.
     assert_eq!(value(&stays, "SELECT pg_backend_pid()").await, pid);
     stays.batch_execute("COMMIT").await.unwrap();
-    // Who may again gets in again.
+    // A user that may log in again gets in again.
     primary.execute("ALTER ROLE expires VALID UNTIL 'infinity'").await;
     let right = config(&kingpost, "expires", "expires");
     cluster.wait("the role to be let in again", async || kingpost.endpoint().try_connect(&right).await.ok()).await;
@@ -181,7 +181,7 @@ async fn a_database_may_have_a_user_of_its_own_on_the_servers() {
     cluster.wait_caught_up().await;
     let alias = |name: &str, password: Option<&str>| {
         let mut table = database(name, "dbname", DATABASE);
-        // The servers ask this user for a password, by SCRAM.
+        // The servers require a password of this user, by SCRAM.
         table.insert("server_user".into(), SCRAM_USER.into());
         if let Some(password) = password {
             table.insert("server_password".into(), password.into());
@@ -192,7 +192,7 @@ async fn a_database_may_have_a_user_of_its_own_on_the_servers() {
         .set("proxy.auth", "scram-sha-256")
         .add("proxy.users", user(USER, "alice's own"))
         .add("proxy.users", user("ted", "ted's own"))
-        // A client of the name of the server_user, with another password.
+        // A client with the name of the server_user, and another password.
         .add("proxy.users", user(SCRAM_USER, "of the client"))
         .add("proxy.databases", alias("shop", Some(SCRAM_PASSWORD)))
         .add("proxy.databases", alias("wrong", Some("wrong")))
@@ -212,12 +212,12 @@ async fn a_database_may_have_a_user_of_its_own_on_the_servers() {
             assert_eq!(value(&client, &sql).await, SCRAM_USER, "{name}");
         }
     }
-    // Of another database each is who it is.
+    // In another database each client has its own user.
     for (name, password) in [(USER, "alice's own"), ("ted", "ted's own")] {
         let client = kingpost.endpoint().connect_as(&of(name, password, DATABASE)).await;
         assert_eq!(value(&client, "SELECT session_user").await, name);
     }
-    // The password of the server_user is no client's, and a client's is not the server_user's.
+    // The password of the server_user is not valid for a client, nor a client's for the server_user.
     assert_eq!(refusal(&kingpost, &of(SCRAM_USER, SCRAM_PASSWORD, "shop")).await.0, "28P01");
     assert_eq!(refusal(&kingpost, &of(SCRAM_USER, "of the client", DATABASE)).await.0, "28P01");
     for database in ["wrong", "none"] {
@@ -230,7 +230,7 @@ async fn a_database_may_have_a_user_of_its_own_on_the_servers() {
     assert!(!log.contains(SCRAM_PASSWORD), "{log}");
 }
 
-/// Row-level security by `current_user`, for two users whom the servers would not let in: one server_user with the role of each. In a second database the
+/// Row-level security by `current_user`, for two users that the servers would refuse: one server_user with the role of each. In a second database the
 /// clients are the server_user itself.
 #[tokio::test]
 async fn sessions_take_the_client_s_user_as_their_role() {
@@ -282,7 +282,7 @@ async fn sessions_take_the_client_s_user_as_their_role() {
             assert_eq!(value(client, &format!("/* kingpost.route=replica */ {seen}")).await, expected);
             let rows = client.query("SELECT owner FROM owned WHERE n = $1", &[&1]).await.unwrap();
             assert_eq!((rows.len(), rows[0].get::<_, &str>(0)), (1, *name));
-            // What changes or clears the role, by every road; what a DO leaves is cleared by the proxy.
+            // Statements that change or clear the role, in every protocol; a role left by a DO is cleared by the proxy.
             let reset = [
                 "RESET ROLE",
                 "DISCARD ALL",
@@ -297,11 +297,11 @@ async fn sessions_take_the_client_s_user_as_their_role() {
             client.batch_execute("COMMIT").await.unwrap();
         }
     }
-    // The client's own word at its login does not count.
+    // A role in the client's own start-up options does not count.
     let mut sly = of("ann", "shop");
     sly.options("-c role=ben");
     assert_eq!(value(&kingpost.endpoint().connect_as(&sly).await, seen).await, "ann1 ann2 ann3");
-    // Without set_role they are the server_user; who is no role, or none of its, does not get in.
+    // Without set_role they are the server_user; a user without a role, or with a role that the server_user is no member of, is refused.
     let plain = kingpost.endpoint().connect_as(&of("ann", "plain")).await;
     assert_eq!(value(&plain, "SELECT current_user").await, "shop_app");
     for name in ["eve", "none"] {
@@ -341,7 +341,7 @@ async fn md5_users_are_looked_up_and_passed_through() {
     let client = kingpost.endpoint().connect_as(&config(&kingpost, "mia", "old school")).await;
     assert_eq!(value(&client, "SELECT current_user").await, "mia");
     assert_eq!(refusal(&kingpost, &config(&kingpost, "mia", "new school")).await.0, "28P01");
-    // A database's own user may log in to the servers with a hash, too; a hash of something else gets nobody in.
+    // A database's own user may log in to the servers with a hash, too; a hash of another password is refused.
     let hash = cluster.primary().query("SELECT rolpassword FROM pg_authid WHERE rolname = 'mia'").await;
     let other = cluster.primary().query("SELECT 'md5' || md5('new school' || 'mia')").await;
     let of = |name: &str, password: &str| {
@@ -383,7 +383,7 @@ async fn trust_lets_in_only_who_is_found_where_users_are_looked_up() {
     cluster.primary().execute("CREATE ROLE found LOGIN; CREATE ROLE leaves LOGIN; CREATE ROLE group_role").await;
     let file = new_dir("trusting").join("pg_hba.conf");
     std::fs::write(&file, "host all all 127.0.0.1/32 trust\n").unwrap();
-    // By proxy.auth, and by a rule. All are one user on the servers, so that the servers refuse nobody.
+    // By proxy.auth, and by a rule. All are one user on the servers, so that the servers refuse none.
     for by_rule in [false, true] {
         let mut table = database("shop", "dbname", DATABASE);
         table.insert("server_user".into(), USER.into());
@@ -413,7 +413,7 @@ async fn trust_lets_in_only_who_is_found_where_users_are_looked_up() {
             let (code, said) = refusal(&kingpost, &of(name)).await;
             assert_eq!(code, "28000", "{name}: {said}");
         }
-        // Who is found no more is closed, and the other one is not.
+        // A client whose user is no longer found is closed, and the other one is not.
         let (stays, leaves) =
             (kingpost.endpoint().connect_as(&of("found")).await, kingpost.endpoint().connect_as(&of("leaves")).await);
         assert_eq!(value(&leaves, "SELECT 1").await, "1");
@@ -442,7 +442,7 @@ async fn a_lookup_that_fails_refuses_and_says_why_in_the_log() {
     assert!(!said.contains("no_such_table"), "{said}");
     let log = std::fs::read_to_string(kingpost.process().log()).unwrap();
     assert!(log.contains("no_such_table"), "{log}");
-    // Who is configured needs no lookup.
+    // A configured user needs no lookup.
     assert_eq!(refusal(&kingpost, &config(&kingpost, "configured", "wrong")).await.0, "28P01");
 }
 
@@ -478,14 +478,14 @@ async fn the_first_rule_that_fits_decides() {
         assert_eq!(code, "28000", "{said}");
         assert!(said.contains(says), "{said}");
     }
-    // It is read again.
+    // The reload reads the file again.
     std::fs::write(&file, rules.replace("255 trust", "255 reject")).unwrap();
     kingpost.reload("proxy.login_timeout", "14s");
     shared
         .cluster
         .wait("the new rules", async || kingpost.endpoint().try_connect(&kingpost.endpoint().config()).await.err())
         .await;
-    // One that makes no sense changes nothing, and is named with its line; `check` says the same.
+    // An invalid rule changes nothing, and the error names its line; `check` reports the same.
     std::fs::write(&file, rules.replace("reject", "regect")).unwrap();
     kingpost.reload("proxy.login_timeout", "13s");
     let log = || std::fs::read_to_string(kingpost.process().log()).unwrap_or_default();
@@ -528,7 +528,7 @@ async fn clients_of_a_user_a_database_and_an_address_are_limited() {
     let (code, said) = refusal(&kingpost, &kingpost.endpoint().config()).await;
     assert_eq!(code, "53300");
     assert!(said.contains(USER) && said.contains('4'), "{said}");
-    // Who leaves makes room.
+    // A client that leaves makes room.
     drop(first);
     let third = shared
         .cluster
@@ -536,7 +536,7 @@ async fn clients_of_a_user_a_database_and_an_address_are_limited() {
         .await;
     assert_eq!(value(&third, "SELECT 7").await, "7");
     drop((second, third));
-    // An address may have connections that say nothing, too: they count.
+    // Silent connections of an address count, too.
     let clients = async || kingpost.metrics().await.sum("kingpost_clients", &[]);
     shared.cluster.wait("everybody to be gone", async || (clients().await == 0.0).then_some(())).await;
     let silent = join_all((0..7).map(|_| Raw::connect(kingpost.port()))).await;
@@ -544,7 +544,7 @@ async fn clients_of_a_user_a_database_and_an_address_are_limited() {
     let (code, said) = refusal(&kingpost, &kingpost.endpoint().config()).await;
     assert_eq!(code, "53300");
     assert!(said.contains("max_clients_per_address"), "{said}");
-    // An operator comes from the same machine, and gets in.
+    // An operator from the same machine gets in.
     let mut console = kingpost.endpoint().config();
     console.dbname("kingpost");
     let operator = kingpost.endpoint().connect_as(&console).await;
@@ -561,7 +561,7 @@ async fn connections_that_never_log_in_make_way() {
     let kingpost = Kingpost::of(&shared.cluster).set("proxy.max_logins", 20).set("proxy.max_clients", 10).start().await;
     let memory = || kingpost.process().rss_kib();
     let before = memory();
-    // More than descriptors for clients are meant for; each sends the beginning of a packet, and no more.
+    // More connections than descriptors for clients; each sends only the beginning of a packet.
     let packet = startup(3 << 16, &[("user", USER), ("database", DATABASE)]);
     let mut slow = Vec::new();
     for n in 0..400 {
@@ -571,10 +571,10 @@ async fn connections_that_never_log_in_make_way() {
     }
     let clients = async || kingpost.metrics().await.sum("kingpost_clients", &[]);
     shared.cluster.wait("all but 20 to be gone", async || (clients().await <= 20.0).then_some(())).await;
-    // The oldest hear why.
+    // The oldest connections get the reason.
     let last = slow[0].rest().await;
     assert!(last.iter().any(|message| message.field(b'C').as_deref() == Some("53300")), "{last:?}");
-    // They take nobody's place.
+    // They take no client's place.
     let inside = join_all((0..10).map(|_| kingpost.connect())).await;
     for client in &inside {
         assert_eq!(value(client, "SELECT 7").await, "7");
@@ -613,11 +613,11 @@ async fn time_limits_of_each_state() {
         assert_eq!(last.field(b'C').as_deref(), Some(code), "{said:?}");
         assert!(last.field(b'M').unwrap().contains(says), "{said:?}");
     }
-    // The statement does not go on without its client.
+    // The statement ends with its client.
     let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query = 'SELECT {tag}'");
     shared.cluster.primary().wait_value(&sql, "0").await;
     assert_eq!(kingpost.metrics().await.sum("kingpost_clients_timed_out_total", &[]), 3.0);
-    // Who does something stays.
+    // An active client stays.
     let client = kingpost.connect().await;
     for _ in 0..20 {
         value(&client, "SELECT pg_sleep(0.1)").await;
@@ -656,7 +656,7 @@ async fn users_that_are_looked_up_are_limited_and_shown() {
         assert_eq!(code, "53300", "{said}");
         assert!(said.contains(name) && said.contains(limit), "{said}");
     }
-    // The other one has its own places, and all are in SHOW USERS.
+    // The other user has its own places, and all are in SHOW USERS.
     let more = connect("two", 1).await;
     assert_eq!(value(&more[0], "SELECT current_user").await, "two");
     let mut boss = config(&kingpost, "boss", "manages");
@@ -667,11 +667,11 @@ async fn users_that_are_looked_up_are_limited_and_shown() {
         assert_eq!((&*row["max_user_client_connections"], &*row["current_client_connections"]), (most, now), "{name}");
     }
     drop((one, two, free));
-    // Who leaves makes room.
+    // A client that leaves makes room.
     cluster.wait("a place", async || kingpost.endpoint().try_connect(&of("one")).await.ok()).await;
 }
 
-/// Class 28 is for credentials. A login that waits for a server hears what it has waited for, and drivers may try again.
+/// Class 28 is for credentials. A login that waits for a server gets the cause of the wait as its error, and drivers may retry.
 #[tokio::test]
 async fn a_login_that_waits_hears_what_for() {
     if only_kingpost() {
@@ -695,7 +695,7 @@ async fn a_login_that_waits_hears_what_for() {
         let said = raw.rest().await.pop().expect("a word");
         [b'S', b'C', b'M'].map(|field| said.field(field).unwrap_or_default())
     };
-    // The client says nothing: PostgreSQL closes without a word, and logs 57014.
+    // A silent client: PostgreSQL closes without a message, and logs 57014.
     let mut silent = Raw::connect(kingpost.port()).await;
     let last = silent.rest().await.pop().expect("a word");
     assert_eq!(last.field(b'C').as_deref(), Some("57014"), "{last:?}");
@@ -717,7 +717,7 @@ async fn a_login_that_waits_hears_what_for() {
     assert_eq!((&*severity, &*code), ("FATAL", "57P03"), "{text}");
     assert!(text.contains("paused by an operator"), "{text}");
     console.simple_query(&format!("RESUME {DATABASE}")).await.unwrap();
-    // There is no primary: neither for a login nor for a session's statement.
+    // The primary is down: for a login and for a session's statement.
     cluster.primary().stop().await;
     cluster
         .wait("the proxy to notice", async || {
@@ -732,7 +732,7 @@ async fn a_login_that_waits_hears_what_for() {
     cluster.wait("writes", async || holder.simple_query("INSERT INTO held VALUES (2)").await.ok()).await;
 }
 
-/// Clients with a name of their own each (`pod-7`), and with a schema of their own, log in while all server connections are in use.
+/// Clients with a separate name each (`pod-7`), and with a schema of their own, log in while all server connections are in use.
 #[tokio::test]
 async fn a_name_that_nobody_had_before_waits_for_no_server() {
     let (shared, _logs) = shared().await;
@@ -773,7 +773,7 @@ async fn a_name_that_nobody_had_before_waits_for_no_server() {
         inside.push((raw, parameters));
     }
     holder.batch_execute("COMMIT").await.unwrap();
-    // A server is asked about the others: what becomes of such a name depends on its version.
+    // A server is queried for the others: the result for such a name depends on its version.
     for name in ["caf\u{e9}", "a\tb"] {
         let parameters = [("application_name", name)];
         let (_, direct) = Raw::greeted(port, USER, DATABASE, &parameters).await;
@@ -781,7 +781,7 @@ async fn a_name_that_nobody_had_before_waits_for_no_server() {
         assert_eq!(named(&proxied), named(&direct), "{name:?}");
         drop(raw);
     }
-    // The session has what the client was told.
+    // The session has the parameters reported to the client.
     for (mut raw, parameters) in inside {
         let shown = format!("application_name\0{}\0", &parameters[0].1[..parameters[0].1.len().min(63)]);
         raw.send(&query("SELECT 'application_name' || chr(1) || current_setting('application_name') || chr(1)")).await;

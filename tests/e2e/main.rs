@@ -1,7 +1,7 @@
 //! End to end: the real binary, real PostgreSQL, real clients.
 //!
-//! One binary for all modules, as linking is slow. Tests that change nothing for others share a cluster (see
-//! `common::shared`); what kills or slows servers has a cluster of its own.
+//! One binary for all modules, as linking is slow. Tests without an effect on others share a cluster (see `common::shared`); tests that kill or slow
+//! servers have a cluster of their own.
 #![allow(clippy::unwrap_used)]
 
 mod activation;

@@ -1,4 +1,5 @@
-//! Logins at servers of what the translators write: one primary and its replica that ask for SCRAM, for MD5 and for no password, by user, and that let nobody else in.
+//! Logins at the servers with the translators' output: one primary and its replica that require SCRAM, MD5 or no password, by user, and refuse all
+//! others.
 
 use std::fmt::Write as _;
 
@@ -23,7 +24,7 @@ const PAIRS: [(&str, Pair); 3] = [
     ("trust", Pair { shop: "abe", books: "bea" }),
 ];
 
-/// The harness comes without TLS. Of all others only these users get in, with TLS and to their databases.
+/// The harness connects without TLS. Of all others only these users get in, with TLS and to their databases.
 fn hba() -> String {
     let mut text = "hostnossl all postgres 127.0.0.1/32 trust\nhostnossl replication all 127.0.0.1/32 trust\n\
                     hostssl shop kingpost,finder 127.0.0.1/32 scram-sha-256\n"
@@ -77,7 +78,7 @@ fn own_logins(pair: Pair) -> Vec<(String, String, &'static str, String)> {
     vec![login(pair.shop, "shop"), login(pair.books, "books")]
 }
 
-/// pgbouncer.ini: the replica is a database of its own, as PgBouncer has it.
+/// Returns pgbouncer.ini: the replica is a database of its own, as in PgBouncer.
 fn pgbouncer(ports: Ports, pair: Pair, of: Users) -> Input {
     let Ports { proxy, primary, replica } = ports;
     let user = |user: &str| match of {
@@ -102,7 +103,7 @@ fn pgbouncer(ports: Ports, pair: Pair, of: Users) -> Input {
     if of == Users::LookedUp {
         ini.push_str("auth_user = finder\nauth_query = SELECT * FROM lookup($1)\nauth_dbname = shop\n");
     }
-    // An operator is no user of the servers.
+    // An operator need not be a user of the servers.
     let mut users = "\"aboss\" \"boss's own\"\n".to_owned();
     for user in listed {
         let _ = writeln!(users, "\"{user}\" \"{}\"", password(user));
@@ -158,7 +159,7 @@ fn pgdog(ports: Ports, pair: Pair, trusts: bool) -> Input {
     Input { command: "from-pgdog", files, further: &[], logins: own_logins(pair), trusts }
 }
 
-/// `checks`: the password of sr_check_user, which is the shop's user; None: the file names one who has no password.
+/// `checks`: the password of sr_check_user, which is the shop's user; None: the file names a user without a password.
 fn pgpool(ports: Ports, pair: Pair, checks: bool) -> Input {
     let Ports { proxy, primary, replica } = ports;
     let checks = if checks {
@@ -281,7 +282,7 @@ async fn what_is_translated_logs_in_to_servers_by_scram_md5_and_trust() {
     }
 }
 
-/// The files have verifiers only: a role for probes has to be made, as the command says.
+/// The files have verifiers only: the operator has to create a role for probes, as the command says.
 #[tokio::test]
 async fn without_a_password_in_the_files_the_command_says_what_to_create() {
     if only_kingpost() {
@@ -292,7 +293,7 @@ async fn without_a_password_in_the_files_the_command_says_what_to_create() {
     for (name, port) in [("pgbouncer", Port::reserve()), ("pgdog", Port::reserve()), ("pgpool", Port::reserve())] {
         let ports =
             Ports { proxy: port.number(), primary: cluster.primary().port(), replica: cluster.replica(0).port() };
-        // Of verifiers pool_passwd has MD5 hashes only.
+        // The verifiers in pool_passwd are MD5 hashes only.
         let pair = PAIRS[usize::from(name == "pgpool")].1;
         let mut verifiers = Vec::new();
         for user in [pair.shop, pair.books] {
@@ -310,7 +311,7 @@ async fn without_a_password_in_the_files_the_command_says_what_to_create() {
                 *text = text.replace(&format!("password = \"{password}\""), &format!("password_hash = \"{verifier}\""));
                 *text = text.replace(password, verifier);
             }
-            // The operator's password is no login at the servers.
+            // The operator's password gives no login at the servers.
             *text = text.replace("admin_users = aboss\n", "").replace("\"aboss\" \"boss's own\"\n", "");
         }
         let old = old(&input);
@@ -335,7 +336,7 @@ async fn without_a_password_in_the_files_the_command_says_what_to_create() {
         }
         assert!(said(&online).contains("SQLSTATE 28"), "{name}: {}", said(&online));
 
-        // What the command has said is done.
+        // Runs the statement that the command has given.
         let role = "SET password_encryption = 'scram-sha-256'; DROP ROLE IF EXISTS kingpost; \
                     CREATE ROLE kingpost LOGIN PASSWORD 'of its own'; GRANT pg_monitor TO kingpost";
         cluster.primary().execute(role).await;

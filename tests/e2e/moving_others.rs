@@ -130,7 +130,7 @@ async fn kept_apart(door: &Door) {
     ] {
         match connect(door, who).await {
             Ok(_) => panic!("{who:?} was let in"),
-            // Without a password the client itself gives up.
+            // Without a password the client library itself gives up.
             Err(error) if error.as_db_error().is_none() => assert_eq!(who.1, "", "{who:?}: {error:?}"),
             Err(error) => assert_eq!(sqlstate(&error), code, "{who:?}: {error:?}"),
         }
@@ -157,7 +157,7 @@ async fn pgcats_pools_run_with_the_same_users_and_reads() {
     let cluster = Cluster::builder().replicas(1).log_statements().start().await;
     let _logs = ShowLogs(cluster.dir());
     furnish(&cluster, &["shop_live", "books"]).await;
-    // Two who are looked up, one of whom has expired.
+    // Two users for the lookup, one of which has expired.
     let roles = "SET password_encryption = md5; CREATE ROLE carl LOGIN PASSWORD 'carl''s own'; \
                  CREATE ROLE late LOGIN PASSWORD 'late''s own' VALID UNTIL '2020-01-01'";
     cluster.primary().execute(roles).await;

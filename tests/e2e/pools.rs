@@ -43,7 +43,7 @@ async fn connections_stay_within_the_pool() {
     assert!((1..=size).contains(&most), "{most} connections to one node, for a pool of {size}");
     assert_eq!(value(&clients[0], &format!("/* kingpost.route=primary */ SELECT count(*) FROM {table}")).await, "800");
     drop(clients);
-    // All descriptors of the 40 clients are given back; server connections may be fewer or, up to the pools, more.
+    // All descriptors of the 40 clients are closed; server connections may be fewer or, up to the pools, more.
     let limit = base - 40 + 2 * size + 4;
     cluster
         .wait("the proxy to close its clients' descriptors", async || {
@@ -158,12 +158,12 @@ async fn statement_mode_has_no_transaction_blocks() {
     for _ in 0..3 {
         assert_eq!(value(&client, "SELECT 1").await, "1");
         assert_eq!(client.query_one(&statement, &[&1]).await.unwrap().get::<_, i32>(0), 2);
-        // A batch in one message is one transaction of its own, as ever; also with its own BEGIN and COMMIT.
+        // A batch in one message is one transaction of its own; also with its own BEGIN and COMMIT.
         client.batch_execute(&format!("SET work_mem = '5MB'; INSERT INTO {table} VALUES (1)")).await.unwrap();
         client.batch_execute(&format!("BEGIN; INSERT INTO {table} VALUES (2); COMMIT")).await.unwrap();
         assert_eq!(value(&other, "SHOW work_mem").await, "4MB");
         assert_eq!(value(&client, "SHOW work_mem").await, "5MB");
-        // A block is refused, in either protocol, and the session goes on.
+        // A block is refused, in either protocol, and the session continues.
         for error in
             [client.simple_query("BEGIN").await.unwrap_err(), client.query("START TRANSACTION", &[]).await.unwrap_err()]
         {
@@ -171,7 +171,7 @@ async fn statement_mode_has_no_transaction_blocks() {
         }
     }
     assert_eq!(value(&other, &format!("SELECT count(*) FROM {table}")).await, "6");
-    // One that begins inside of a message is found when that ends: there is no going on then, and nothing of it stays.
+    // A block that begins inside of a message is detected at the end of the message: then the session cannot continue, and nothing is committed.
     let _ = client.simple_query(&format!("INSERT INTO {table} VALUES (3); BEGIN")).await;
     client.simple_query("SELECT 1").await.unwrap_err();
     assert_eq!(value(&other, &format!("SELECT count(*) FROM {table}")).await, "6");
@@ -218,7 +218,7 @@ async fn session_mode_keeps_the_server() {
             ("9MB".into(), "4MB".into())
         );
     }
-    // Both servers are taken for as long as their clients stay.
+    // Both servers are taken as long as their clients stay.
     let three = kingpost.endpoint().connect_as(&config).await;
     assert_eq!(sqlstate(&three.simple_query("SELECT 1").await.unwrap_err()), "53300");
     drop(one);
@@ -272,7 +272,7 @@ async fn who_has_only_said_begin_holds_no_server() {
     }
     first.batch_execute("ROLLBACK").await.unwrap();
     second.batch_execute("COMMIT").await.unwrap();
-    // What fails, is rolled back or committed in it is that as in any other.
+    // Failures, rollbacks and commits in it are as in any other transaction.
     first.batch_execute("BEGIN").await.unwrap();
     let error = first.batch_execute(&format!("INSERT INTO {table} VALUES (2)")).await.unwrap_err();
     assert_eq!(sqlstate(&error), "23505", "{error:?}");
@@ -309,7 +309,7 @@ async fn begin_is_put_off_in_the_extended_protocol_too() {
     assert_eq!(answers(&mut raw, &begin("b")).await, "2nCZ:T");
     assert_eq!(answers(&mut raw, &[parse("", "SELECT 1/0"), bind("", "", &[]), execute("", 0), sync()]).await, "1EZ:E");
     assert_eq!(answers(&mut raw, &[query("ROLLBACK")]).await, "CZ:I");
-    // A parameter too many is the server's to refuse.
+    // The server itself refuses a parameter too many.
     assert_eq!(answers(&mut raw, &[bind("", "b", &["1"]), execute("", 0), sync()]).await, "EZ:I");
 }
 
@@ -357,7 +357,7 @@ async fn idle_connections_of_others_make_room_on_a_full_server() {
         let client = kingpost.endpoint().connect_as(&config("single", database)).await;
         assert_eq!(value(&client, "/* kingpost.route=primary */ SELECT current_user").await, "single");
     }
-    // All are in use: the server's own error, as directly.
+    // All connections are in use: the server's own error, as directly.
     let busy =
         join_all(clients[..24].iter().map(async |client| client.batch_execute("BEGIN; SELECT pg_backend_pid()").await));
     let outcomes = busy.await;
@@ -371,14 +371,14 @@ async fn idle_connections_of_others_make_room_on_a_full_server() {
     assert!(inside.len() >= 8 && inside.len() < 24, "{inside:?}");
     let direct = primary.endpoint().try_connect(&primary.endpoint().config()).await;
     assert_eq!(sqlstate(&direct.map(drop).expect_err("it is full")), "53300");
-    // One that comes back makes room for a pool that waits, although its own clients go on with theirs.
+    // A released connection makes room for a waiting pool, although its own pool has active clients.
     let waits = async { value(&clients[29], "/* kingpost.route=primary */ SELECT 7").await };
     let leaves = async { clients[inside[0]].batch_execute("COMMIT").await.unwrap() };
     let (answer, ()) = futures_util::future::join(waits, leaves).await;
     assert_eq!(answer, "7");
 }
 
-/// `CREATE DATABASE` copies template1, and fails (55006) while somebody is connected there.
+/// `CREATE DATABASE` copies template1, and fails (55006) while any session is connected there.
 #[tokio::test]
 async fn no_idle_connection_stays_in_the_template() {
     let (shared, _logs) = shared().await;
@@ -393,14 +393,14 @@ async fn no_idle_connection_stays_in_the_template() {
     config.dbname("postgres");
     let other = kingpost.endpoint().connect_as(&config).await;
     let made = name("made");
-    // Directly the client in template1 would be in the way; here it has no server connection while it says nothing.
+    // Directly the client in template1 would be in the way; here it has no server connection while it is idle.
     for sql in [format!("CREATE DATABASE {made}"), format!("DROP DATABASE {made}")] {
         other.batch_execute(&sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
     }
     assert_eq!(value(&inside, "/* kingpost.route=primary */ SELECT 2").await, "2");
 }
 
-/// More pairs of database and user than one worker used to serve; all at once.
+/// More pairs of database and user than one worker's earlier limit; all at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pairs_of_database_and_user_have_no_limit_of_their_own() {
     if only_kingpost() {

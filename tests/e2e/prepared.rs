@@ -118,13 +118,13 @@ async fn in_a_failed_transaction_a_parse_is_refused() {
                 (Some("25P02"), &b"E"[..]),
                 "{text}"
             );
-            // What ends the transaction is another matter.
+            // The statement that ends the transaction is accepted.
             let end = [parse("end", "ROLLBACK"), bind("", "end", &[]), execute("", 0), close(b'S', "end"), sync()];
             let ended = run(&mut raw, &end).await;
             assert_eq!((code(&ended), &*ended.last().unwrap().body), (None, &b"I"[..]));
             assert_eq!(code(&run(&mut raw, &ask).await).as_deref(), Some("26000"), "{mode}: {text} was never prepared");
         }
-        // The same while nobody knows yet that it fails.
+        // The same before the failure is known.
         raw.send(
             &[query("BEGIN"), query("SELECT 1 / 0"), parse("s", "SELECT 40 + 2"), sync(), query("ROLLBACK")].concat(),
         )
@@ -135,7 +135,7 @@ async fn in_a_failed_transaction_a_parse_is_refused() {
         }
         assert_eq!(codes, [None, Some("22012".into()), Some("25P02".into()), None], "{mode}");
         assert_eq!(code(&run(&mut raw, &ask).await).as_deref(), Some("26000"), "{mode}");
-        // And where it does not fail.
+        // Without a failure.
         raw.send(&[query("BEGIN"), query("SELECT 1"), parse("s", "SELECT 40 + 2"), sync(), query("COMMIT")].concat())
             .await;
         for _ in 0..4 {
@@ -163,7 +163,7 @@ async fn what_was_prepared_by_sql_is_used_by_the_protocol() {
         }
         let described = run(&mut raw, &[describe(b'S', "adds"), sync()]).await;
         assert_eq!(described.iter().map(|message| message.kind).collect::<Vec<_>>(), b"tTZ", "{mode}");
-        // Names of the other kind are not touched by it.
+        // Names of the other kind are not affected.
         assert_eq!(code(&run(&mut raw, &[parse("mine", "SELECT 5"), sync()]).await), None);
         assert_eq!(column(&run(&mut raw, &[bind("", "mine", &[]), execute("", 0), sync()]).await), ["5"]);
         assert_eq!(code(&run(&mut raw, &[close(b'S', "adds"), sync()]).await), None);
@@ -323,7 +323,7 @@ async fn columns_that_were_asked_for_by_a_portal_are_not_changed_in_silence() {
         let again = [bind("", "s", &[]), execute("", 0), sync()];
         assert_eq!(column(&run(&mut raw, &again).await), ["1"]);
         run(&mut other, &[query(&format!("ALTER TABLE {table} ADD b text"))]).await;
-        // Others hold the connections that there are.
+        // Other clients hold the existing connections.
         let mut crowd = Vec::new();
         for _ in 1..size {
             let mut one = Raw::login(kingpost.port()).await;
@@ -332,7 +332,7 @@ async fn columns_that_were_asked_for_by_a_portal_are_not_changed_in_silence() {
         }
         let messages = run(&mut raw, &again).await;
         assert_eq!(code(&messages).as_deref(), Some("0A000"), "{size}: {messages:?}");
-        // It is parsed again, as a driver does that hears this.
+        // It is parsed again, as a driver does after this error.
         assert_eq!(code(&run(&mut raw, &[close(b'S', "s"), sync()]).await), None);
         assert_eq!(kinds(&run(&mut raw, &first).await), "12TDCZ");
         assert_eq!(kinds(&run(&mut raw, &again).await), "2DCZ");
@@ -396,7 +396,7 @@ async fn a_known_statement_is_prepared_and_described_without_a_server() {
     first.send(&ask("first")).await;
     let told = first.until(b'Z').await;
     assert_eq!(told.iter().map(|m| char::from(m.kind)).collect::<String>(), "1tTZ");
-    // What clients are greeted with a worker learns from a server.
+    // A worker learns the parameters for clients from a server.
     let mut others = Vec::new();
     for _ in 0..3 {
         others.push(Raw::login(kingpost.port()).await);
@@ -407,7 +407,7 @@ async fn a_known_statement_is_prepared_and_described_without_a_server() {
         raw.send(&ask(&name)).await;
         let heard = raw.until(b'Z').await;
         assert_eq!(heard, told, "another answer than the server's");
-        // Again, by itself; and ended by a Flush, as some drivers do.
+        // Again, alone; and ended by a Flush, as some drivers do.
         raw.send(&[describe(b'S', &name), flush()].concat()).await;
         assert_eq!(raw.until(b'T').await, told[1..3]);
         raw.send(&sync()).await;
@@ -415,7 +415,7 @@ async fn a_known_statement_is_prepared_and_described_without_a_server() {
     }
     assert!(kingpost.metrics().await.sum("kingpost_describes_local_total", &[]) >= 6.0);
     holder.batch_execute("COMMIT").await.unwrap();
-    // A change of the table is known at once: nobody is told of columns that are gone.
+    // A change of the table takes effect at once: no client gets columns that are gone.
     holder.batch_execute(&format!("ALTER TABLE {table} ALTER t TYPE int USING 1, ADD u text")).await.unwrap();
     let changed = run(&mut Raw::login(kingpost.port()).await, &[ask("x")]).await;
     assert_eq!(changed.iter().map(|m| char::from(m.kind)).collect::<String>(), "1tTZ");
@@ -446,7 +446,7 @@ async fn unnamed_statements_are_shared_where_nobody_can_tell() {
             assert_eq!(kinds(&heard), "12nCZ");
             let heard = run(raw, &[one(&format!("SELECT t FROM {table} WHERE n = $1"), &[&key])]).await;
             assert_eq!((&*kinds(&heard), column(&heard)), ("12TDCZ", vec!["x".into()]));
-            // Types are part of what it is; so is what fails.
+            // Types are part of the statement; failures are the same, too.
             let heard = run(raw, &[one("SELECT $1::int + 1", &[&key])]).await;
             assert_eq!(column(&heard), [(2 * n + i + 1).to_string()]);
             let heard = run(raw, &[one("SELECT 10 / $1::int", &["0"])]).await;
@@ -461,7 +461,7 @@ async fn unnamed_statements_are_shared_where_nobody_can_tell() {
         let shared = kingpost.metrics().await.sum("kingpost_unnamed_shared_total", &[]);
         assert!(shared >= 40.0, "only {shared} of them were shared");
     }
-    // In a transaction, with columns that change in between: what is parsed anew has the new ones.
+    // In a transaction, with columns that change in between: a new Parse has the new ones.
     let heard = run(&mut clients[0], &[query("BEGIN")]).await;
     assert_eq!(kinds(&heard), "CZ");
     let all = one(&format!("SELECT * FROM {table} WHERE n = $1"), &["1"]);
@@ -586,7 +586,7 @@ async fn a_lower_limit_of_statements_is_kept_with_the_next_ones() {
     }
     assert_eq!(count(&one, 0..0).await, "5");
     assert_eq!(count(&two, 0..0).await, "40", "a connection without a new statement");
-    // What was closed is there for its client all the same.
+    // A closed statement still exists for its client.
     let values = async |client: &tokio_postgres::Client, from: usize| {
         let mut values = Vec::new();
         for statement in &kept[from..from + 40] {
