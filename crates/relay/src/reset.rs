@@ -1,4 +1,4 @@
-//! `kingpost relay reset`: a relay discards the WAL or the binary logs that it holds, and keeps its promises and its slots. The remedy for a relay
+//! `kingpost relay reset`: a relay gives up the WAL or the binary logs that it holds, and keeps its promises and its slots. The remedy for a relay
 //! that has a gap, or more than a source that is to stay.
 
 use std::path::{Path, PathBuf};
@@ -22,8 +22,8 @@ pub struct GivenUp {
     pub term: Option<u64>,
 }
 
-/// Discards the WAL or the binary logs in `dir`; the relay must not run. At its start it begins anew with what its upstream writes. An interrupted
-/// reset is completed at the next start.
+/// Moves aside, or removes, the WAL or the binary logs in `dir`; the relay must not run. At its start it begins anew with what its upstream writes.
+/// An interrupted reset is completed at the next start.
 ///
 /// # Errors
 /// [`StartError`]: the directory is in use, does not belong to a relay, or a file cannot be written.
@@ -34,7 +34,7 @@ pub fn reset(dir: &Path, remove: bool) -> Result<GivenUp, StartError> {
         return Err(StartError::Config(format!("{} holds no WAL of a relay, and no binary log", dir.display())));
     }
     let directory = Directory::open(dir).map_err(failed)?;
-    // Promises of an earlier version must not be discarded with the rest.
+    // Promises of an earlier version must not be lost with the rest.
     let promise = match is_binlog {
         true => PromiseFile::open(directory.path())?,
         false => crate::relay::promised(&directory)?,
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// Killed after the promise to discard, and after any of the files.
+    /// Killed after the promise to give up, and after any of the files.
     #[test]
     fn cut_off_it_is_finished_at_the_next_start() {
         let whole = files(directory().path()).len();

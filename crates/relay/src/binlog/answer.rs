@@ -42,7 +42,7 @@ enum Meaning {
     Position,
     /// A position in a gap of the log is an error.
     Strict,
-    /// A position that the log does not have yet is ignored.
+    /// A position that the log does not have yet is no error.
     IgnoreDuplicates,
     /// End position.
     Until,

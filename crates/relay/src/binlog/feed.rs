@@ -370,11 +370,11 @@ mod tests {
             ("0-1-5,1-1-2", "0-1-7", true, vec![6], "0-1-7,1-1-3"),
             ("0-1-5,1-1-2", "0-1-6,1-1-4", false, vec![6, 3, 4], "0-1-7,0-2-8,1-1-4"),
             ("0-1-5,1-1-2", "0-1-6,1-1-2", false, vec![6], "0-1-6,1-1-2"),
-            // Positions behind this one, and at the start of the file: nothing is skipped.
+            // An end before the position, or at the start of the file: nothing is sent.
             ("0-1-7,1-1-2", "0-1-6", false, vec![], "0-1-6,1-1-2"),
             ("0-1-5,1-1-2", "0-1-5", false, vec![], "0-1-5,1-1-2"),
             ("0-1-5,1-1-2", "", false, vec![], "0-1-5,1-1-2"),
-            // A transaction that is not in the log: the stream starts where it would have been.
+            // An end that is not in the log: the stream ends where it would have been.
             ("0-1-5,1-1-2", "1-1-2,2-1-0", false, vec![], "0-1-7,0-2-8,1-1-4,2-1-1"),
         ] {
             let request = Request { until: Some(Until { at: until.parse().unwrap(), before }), ..request(position) };

@@ -308,8 +308,8 @@ fn walk(path: &Path, most: Option<u64>) -> Result<Walked, LogError> {
 }
 
 /// Looks for an event after the beginning of the last one, which starts at `at` and does not end in the file. Such an event proves that the last
-/// one's length is damaged, and that it is not an event that a crash left incomplete. The found event has its own end position and a correct
-/// checksum.
+/// one's length is damaged, and that it is not an event that a crash left incomplete. The found event's header has exactly the position where it
+/// ends, and its checksum is correct.
 fn event_behind(file: &File, at: u64, length: u64, checksum: Checksum) -> io::Result<Option<u64>> {
     let mut buffer = vec![0; READ];
     let mut from = at + 1;
