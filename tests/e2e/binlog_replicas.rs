@@ -78,7 +78,7 @@ async fn a_replica_gets_what_it_asks_for() {
         source.run(transaction).await;
         ends.push(position(&source).await);
     }
-    // At the current position; after one transaction; in the middle, at the end of a file; behind the position; one domain alone, then both; an end
+    // At the current position; after one transaction; in the middle, at the end of a file; before the position; one domain alone, then both; an end
     // that does not exist.
     let one_domain = ends[3].split(',').next().unwrap().to_owned();
     for until in [&begin, &ends[0], &ends[1], &ends[0], &one_domain, &ends[3], &ends[4]] {
