@@ -20,7 +20,7 @@
 //! - A failed flush is never retried and trusted: the log stops.
 //! - No reader makes the writer wait; the writer shares locks with readers only when it begins a segment.
 //! - A file is renamed only to a higher segment number, and only while it has no reader: its old contents then differ from later writes by their page
-//! addresses.
+//!   addresses.
 //! - Names are durable before anything after them is reported as flushed.
 //! - WAL of whole records is never truncated.
 
@@ -128,7 +128,7 @@ pub struct Tail {
     pub written: Arc<Watermark>,
     /// End of the bytes on the disk.
     pub flushed: Arc<Watermark>,
-    /// End of the bytes acknowledged to the upstream. Published by the acknowledging thread.
+    /// End of the bytes acknowledged to the upstream. Published by the acknowledger.
     pub acknowledged: Arc<Watermark>,
     /// End of the bytes that are on the disk and acknowledged to the current upstream; 0 while there is none, or before the first acknowledgement.
     /// Unlike `acknowledged` it never covers bytes that only an earlier upstream has sent.
