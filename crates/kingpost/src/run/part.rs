@@ -62,7 +62,7 @@ impl Pulse {
 
 impl Part {
     /// Starts the proxy of a cluster whose topology runs already. `config` is the cluster's own, from [`Config::of_each_cluster`]; `orders`:
-    /// operators' orders to another process.
+    /// operators' orders to the process that hands over to this one.
     ///
     /// # Errors
     /// The proxy cannot start; the topology is shut down.
