@@ -39,6 +39,17 @@ const CATALOG_FIRST: &str = "SELECT pg_catalog.set_config('search_path', \
     FROM pg_catalog.unnest(pg_catalog.array_remove(pg_catalog.current_schemas(false), 'pg_catalog')) \
     WITH ORDINALITY AS own(schema, place)";
 
+/// Asks a session with [`Settings::own_names`] for its `search_path` without `pg_catalog`: a row only if that is to be set, NULL for an empty list.
+/// Uses no operator.
+pub const OWN_PATH: &str = "SELECT pg_catalog.string_agg(pg_catalog.quote_ident(schema), ', ' ORDER BY place) \
+    FROM pg_catalog.unnest(pg_catalog.array_remove(pg_catalog.current_schemas(false), 'pg_catalog')) \
+    WITH ORDINALITY AS own(schema, place) \
+    HAVING pg_catalog.array_position(pg_catalog.current_schemas(false), 'pg_catalog') IS NOT NULL";
+
+/// Asks for the names of the limits that the prologue lifts, where they are set.
+pub const LIMITS: &str = "SELECT name FROM pg_catalog.pg_settings \
+    WHERE name IN ('transaction_timeout', 'idle_session_timeout') AND setting <> '0'";
+
 /// Settings that a control session begins with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
@@ -92,12 +103,11 @@ impl Settings {
         if self.own_names { format!("{CATALOG_FIRST}; {LIFT_LIMITS}") } else { LIFT_LIMITS.to_owned() }
     }
 
-    /// Returns the settings and the prologue as one simple query, for sessions behind a pooler that takes no `options`.
+    /// Returns the settings as `SET`s, for sessions behind a pooler. A pooler can follow these; it cannot follow the prologue, for which
+    /// [`OWN_PATH`] and [`LIMITS`] ask first.
     #[must_use]
     pub fn sql(&self) -> String {
-        let mut statements: Vec<String> = self.list.iter().map(|(name, value)| set(name, value)).collect();
-        statements.push(self.prologue());
-        statements.join("; ")
+        self.list.iter().map(|(name, value)| set(name, value)).collect::<Vec<_>>().join("; ")
     }
 }
 
@@ -137,13 +147,8 @@ mod tests {
         let settings = Settings::own_names().with("lock_timeout", "10s").with_statement_timeout(Duration::ZERO);
         let sql = settings.sql();
         assert_eq!(sql.matches("lock_timeout").count(), 1);
-        assert!(
-            sql.contains(
-                "SET lock_timeout = '10s'; SET statement_timeout = '1'; SELECT pg_catalog.set_config('search_path'"
-            ),
-            "{sql}"
-        );
-        assert!(!sql.contains("SET search_path"), "{sql}");
-        assert!(Settings::catalog().sql().contains("SET search_path = pg_catalog; SELECT pg_catalog.set_config(name"));
+        assert!(sql.ends_with("SET lock_timeout = '10s'; SET statement_timeout = '1'"), "{sql}");
+        assert!(!sql.contains("search_path"), "{sql}");
+        assert!(Settings::catalog().sql().ends_with("SET search_path = pg_catalog"));
     }
 }

@@ -11,7 +11,7 @@ use futures_util::StreamExt as _;
 use tokio::sync::{Mutex, Notify};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Connection, Row, Socket, Statement};
-use wire::control::Settings;
+use wire::control::{self, Settings};
 
 use self::address::Database;
 use super::plan::{Existing, plan};
@@ -498,8 +498,22 @@ async fn connect(database: &Database, news: Option<Arc<Notify>>) -> Result<Clien
     let secure = within("connecting", database.secure()).await??;
     let (client, connection) = within("connecting", database.config.connect(secure)).await?.map_err(error)?;
     tokio::spawn(drive(connection, news));
-    within("connecting", client.batch_execute(&session_settings().sql())).await?.map_err(error)?;
+    within("connecting", begin_session(&client)).await?.map_err(error)?;
     Ok(client)
+}
+
+/// Gives a session its settings, by statements that a pooler between can follow.
+async fn begin_session(client: &Client) -> Result<(), tokio_postgres::Error> {
+    client.batch_execute(&session_settings().sql()).await?;
+    if let Some(row) = client.query_opt(control::OWN_PATH, &[]).await? {
+        let path: Option<String> = row.try_get(0)?;
+        client.batch_execute(&format!("SET search_path = {}", path.as_deref().unwrap_or("''"))).await?;
+    }
+    for row in client.query(control::LIMITS, &[]).await? {
+        let name: String = row.try_get(0)?;
+        client.batch_execute(&format!("SET {name} = 0")).await?;
+    }
+    Ok(())
 }
 
 /// Drives a connection until it ends, and signals notifications of commits.
