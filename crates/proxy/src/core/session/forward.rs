@@ -41,7 +41,10 @@ impl Core {
             // Only part of the unit has been sent: a kept copy would overlap with the part that is still in the
             // client's input.
             self.give_up_replay(c);
-            self.clients[c].held_up = true;
+            if !std::mem::replace(&mut self.clients[c].held_up, true) {
+                // A server keeps short answers back until a Sync or a Flush, and the client's own waits behind the limit.
+                self.send(s, |out| message::empty(out, b'H'));
+            }
             return Step::Blocked;
         }
         if self.servers[s].protocol.is_skipping() && frame.tag != b'S' {
