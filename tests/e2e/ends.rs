@@ -223,7 +223,7 @@ async fn clients_end_as_they_do_at_postgresql() {
                     raw.until(b'Z').await;
                 }
             }
-            let sql = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT INTO ends%'";
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT INTO ends%' AND state <> 'idle'";
             cluster.primary().wait_value(sql, "1").await;
             raw.stream.set_zero_linger().unwrap();
             drop(raw);

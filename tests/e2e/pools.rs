@@ -319,7 +319,12 @@ async fn idle_connections_of_others_make_room_on_a_full_server() {
     if only_kingpost() {
         return;
     }
-    let cluster = Cluster::builder().setting("max_connections", "16").setting("max_wal_senders", "2").start().await;
+    let cluster = Cluster::builder()
+        .setting("max_connections", "16")
+        .setting("superuser_reserved_connections", "3")
+        .setting("max_wal_senders", "2")
+        .start()
+        .await;
     let _logs = ShowLogs(cluster.dir());
     let primary = cluster.primary();
     primary.execute("CREATE DATABASE second").await;

@@ -32,6 +32,7 @@ const INTERNAL: &[(&str, &str)] = &[
     ("observe/statistics.rs", "MOST_LOGGED"),
     ("session/journal.rs", "MOST"),
     ("session/traffic.rs", "MOST_FINGERPRINTS"),
+    ("server/align.rs", "MOST_SAID"),
     ("session/client.rs", "UNIT_MAX_KEPT"),
     ("session/statements.rs", "MOST_CLOSED"),
     ("session/replay.rs", "MOST_SPARE"),
