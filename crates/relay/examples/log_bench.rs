@@ -7,7 +7,7 @@
 //! 1. Durable appends of 8 and 128 kB into one file, one after the other: a file that grows, one with `fallocate`, one filled
 //!    with zeroes, and the log itself (append, then wait for the flusher). The four take turns within a round.
 //! 2. Throughput of the log: appends of 8 and 128 kB that do not wait for the disk, until all is flushed; and the CPU time per MB. The WAL has no
-//! meaning: the log does not parse it.
+//!    meaning: the log does not parse it.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 

@@ -14,7 +14,7 @@ use crate::place::Place;
 /// # use std::sync::Arc;
 /// # use watermark::{Waiters, Watermark};
 /// let durable = Arc::new(Watermark::new(0_u64));
-/// Called by the publisher: writes to an eventfd, for example. Then the loop calls `pop`.
+/// // Called by the publisher: writes to an eventfd, for example. Then the loop calls `pop`.
 /// let mut held = Waiters::new(Arc::clone(&durable), 1000, || {});
 /// let waiter = held.insert(7, "a client whose COMMIT is held")?;
 /// held.insert(5, "another")?;

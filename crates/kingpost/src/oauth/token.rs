@@ -2,7 +2,7 @@
 //!
 //! Invariants (RFC 8725):
 //! - The key decides which algorithms it can be used with, never the token alone. Only asymmetric algorithms are supported: `none` and those with a
-//! shared secret (HS256 …) are not, so a public key is never used as a secret.
+//!   shared secret (HS256 …) are not, so a public key is never used as a secret.
 //! - A token names its key by `kid`; keys in the token, or addresses of keys (`jwk`, `jku`, `x5c`, `x5u`), are ignored.
 //! - The claims of a token are used only after its signature was verified.
 //! - No error contains a part of a token.

@@ -9,7 +9,7 @@
 //! # Invariants
 //!
 //! - The relay acknowledges only whole transactions that are durable here, and that this source has sent or sent again. A request for events is an
-//! acknowledgement too, and always starts at the durable end.
+//!   acknowledgement too, and always starts at the durable end.
 //! - Receiving never waits for an acknowledgement to be sent, nor for the disk, unless [`log::MAX_UNFLUSHED`] bytes are not flushed.
 //! - The relay follows another server only if that has every transaction that is durable here. The log never discards anything because of a source.
 //! - A slow replica does not delay others: it is fed from files, and falls behind on disk.
