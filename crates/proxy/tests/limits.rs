@@ -33,6 +33,7 @@ const INTERNAL: &[(&str, &str)] = &[
     ("session/journal.rs", "MOST"),
     ("session/traffic.rs", "MOST_FINGERPRINTS"),
     ("server/align.rs", "MOST_SAID"),
+    ("prepared/baseline.rs", "MOST_UNTOLD"),
     ("session/client.rs", "UNIT_MAX_KEPT"),
     ("session/statements.rs", "MOST_CLOSED"),
     ("session/replay.rs", "MOST_SPARE"),
