@@ -28,25 +28,15 @@ const FIXED: &[(&str, &str)] = &[
     ("client_min_messages", "warning"),
 ];
 
-/// Lifts limits that older servers do not know, so that a start-up packet may not name them. The operators are found by `search_path`.
-const LIFT_LIMITS: &str = "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings \
-    WHERE name IN ('transaction_timeout', 'idle_session_timeout') AND setting <> '0'";
-
-/// Takes `pg_catalog` out of the session's own `search_path`: PostgreSQL then searches it first, and creates nothing there. Uses no operator, which
-/// that path would find.
-const CATALOG_FIRST: &str = "SELECT pg_catalog.set_config('search_path', \
-    COALESCE(pg_catalog.string_agg(pg_catalog.quote_ident(schema), ', ' ORDER BY place), ''), false) \
-    FROM pg_catalog.unnest(pg_catalog.array_remove(pg_catalog.current_schemas(false), 'pg_catalog')) \
-    WITH ORDINALITY AS own(schema, place)";
-
-/// Asks a session with [`Settings::own_names`] for its `search_path` without `pg_catalog`: a row only if that is to be set, NULL for an empty list.
-/// Uses no operator.
+/// Asks a session with [`Settings::own_names`] for its `search_path` without `pg_catalog`, which PostgreSQL then searches first, and in which it
+/// creates nothing: a row only if that is to be set, NULL for an empty list. Uses no operator, which the session's own path would find.
 pub const OWN_PATH: &str = "SELECT pg_catalog.string_agg(pg_catalog.quote_ident(schema), ', ' ORDER BY place) \
     FROM pg_catalog.unnest(pg_catalog.array_remove(pg_catalog.current_schemas(false), 'pg_catalog')) \
     WITH ORDINALITY AS own(schema, place) \
     HAVING pg_catalog.array_position(pg_catalog.current_schemas(false), 'pg_catalog') IS NOT NULL";
 
-/// Asks for the names of the limits that the prologue lifts, where they are set.
+/// Asks for the names of limits that are to be lifted, where they are set. Older servers do not know them, so a start-up packet may not name them.
+/// The operators are found by `search_path`.
 pub const LIMITS: &str = "SELECT name FROM pg_catalog.pg_settings \
     WHERE name IN ('transaction_timeout', 'idle_session_timeout') AND setting <> '0'";
 
@@ -100,7 +90,13 @@ impl Settings {
     /// Returns the simple query that a session which began with [`Settings::options`] runs before any other.
     #[must_use]
     pub fn prologue(&self) -> String {
-        if self.own_names { format!("{CATALOG_FIRST}; {LIFT_LIMITS}") } else { LIFT_LIMITS.to_owned() }
+        let lift = format!("SELECT pg_catalog.set_config(name, '0', false) FROM ({LIMITS}) AS limited");
+        if !self.own_names {
+            return lift;
+        }
+        format!(
+            "SELECT pg_catalog.set_config('search_path', COALESCE(path, ''), false) FROM ({OWN_PATH}) AS own(path); {lift}"
+        )
     }
 
     /// Returns the settings as `SET`s, for sessions behind a pooler. A pooler can follow these; it cannot follow the prologue, for which
