@@ -19,10 +19,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};
 
-use crate::error::Failure;
 use crate::exposition::Exposition;
 use crate::profile::{self, Order, ProfileError};
-use crate::upgrade;
+use process::Failure;
 use subtle::ConstantTimeEq;
 
 /// Most connections at a time; further ones wait in the kernel's queue.
@@ -64,7 +63,7 @@ impl Admin {
         inherited: Option<OwnedFd>,
         source: Arc<S>,
     ) -> Result<Admin, Failure> {
-        let listener = upgrade::listen(inherited, address).await.map_err(|error| {
+        let listener = process::listen(inherited, address).await.map_err(|error| {
             Failure::environment(format!("cannot listen on {address} for metrics: {error}"))
                 .advise("choose another address: metrics.listen in the configuration, --metrics-listen for `up`")
         })?;

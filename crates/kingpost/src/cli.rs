@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::LogFormat;
-use crate::error::EXIT_CODES;
 use crate::up::Engine;
+use process::EXIT_CODES;
+use process::LogFormat;
 
 /// A PostgreSQL proxy: one address over a primary and its replicas.
 #[derive(Debug, Parser)]

@@ -13,25 +13,23 @@
 //!
 //! This crate knows every part; no part knows it.
 
+mod activation;
 mod admin;
 mod cli;
 mod config;
 mod console;
-mod error;
 mod exposition;
 mod failover;
 mod gss;
 mod helper;
 mod judges;
 mod ldap;
-mod logging;
 mod logins;
 mod lookup;
 mod moving;
 mod oauth;
 mod orders;
 mod otlp;
-mod out;
 mod pam;
 mod passwords;
 mod profile;
@@ -41,8 +39,6 @@ mod relay_mariadb;
 mod reload;
 mod run;
 mod serve;
-mod systemd;
-mod token;
 mod up;
 mod upgrade;
 
@@ -53,7 +49,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 
 use crate::cli::{Cli, Command, ConfigCommand};
-use crate::error::Failure;
+use process::{Failure, terminal};
 
 /// Runs the command of the command line; returns the exit code of the process.
 #[must_use]
@@ -62,7 +58,7 @@ pub fn main() -> ExitCode {
     match dispatch(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            out::note(format_args!("kingpost: {failure}"));
+            terminal::note(format_args!("kingpost: {failure}"));
             ExitCode::from(failure.exit as u8)
         }
     }
@@ -90,7 +86,7 @@ pub fn translated(program: &str, text: &str) -> Result<String, String> {
 }
 
 fn dispatch(cli: Cli) -> Result<(), Failure> {
-    let log = config::LogFlags { level: cli.log_level, format: cli.log_format };
+    let log = process::LogFlags { level: cli.log_level, format: cli.log_format };
     match cli.command {
         Command::Proxy(args) => serve::proxy(&args, &log),
         Command::Relay(args) => relay::command(&args, &log),
@@ -99,9 +95,9 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Check(args) => serve::check(&args, &log),
         Command::Config(command) => moving::command(&command).unwrap_or_else(|| {
             if matches!(command, ConfigCommand::Schema) {
-                out::line(format!("{:#}", config::json_schema()));
+                terminal::line(format!("{:#}", config::json_schema()));
             } else {
-                out::raw(config::DESCRIBED);
+                terminal::raw(config::DESCRIBED);
             }
             Ok(())
         }),
@@ -117,7 +113,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "kingpost", &mut script);
-            out::raw(&String::from_utf8_lossy(&script));
+            terminal::raw(&String::from_utf8_lossy(&script));
             Ok(())
         }
         Command::Man { out: Some(dir) } => {
@@ -130,7 +126,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
             clap_mangen::Man::new(Cli::command())
                 .render(&mut page)
                 .map_err(|error| Failure::runtime(format!("cannot render the man page: {error}")))?;
-            out::raw(&String::from_utf8_lossy(&page));
+            terminal::raw(&String::from_utf8_lossy(&page));
             Ok(())
         }
     }

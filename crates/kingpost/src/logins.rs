@@ -8,9 +8,9 @@ use wire::control::Settings;
 use wire::md5;
 
 use crate::config::Config;
-use crate::error::Failure;
 use crate::passwords;
-use crate::serve::control_runtime;
+use process::Failure;
+use process::control_runtime;
 
 /// Time limit of one attempt.
 const LIMIT: Duration = Duration::from_secs(5);

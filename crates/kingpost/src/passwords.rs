@@ -15,8 +15,8 @@ use secret::{Renewed, Secret, Source, Store, Which};
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::config::{Config, PasswordsConfig};
-use crate::error::Failure;
 use crate::run::AskedAgain;
+use process::Failure;
 
 /// Interval between two checks of the files.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

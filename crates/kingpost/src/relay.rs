@@ -18,15 +18,16 @@ use watermark::Lsn;
 
 use crate::admin::{Admin, Source};
 use crate::cli::{FetchArgs, RelayArgs, RelayCommand, ResetArgs};
-use crate::config::{self, Config, LogFlags, secret};
+use crate::config::{self, Config, secret};
 use crate::console::{Scene, Shown, Watched};
-use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
 use crate::otlp::metrics::Pushing;
+use crate::relay_mariadb;
 use crate::reload::settle;
+use crate::reload::warn;
 use crate::run::{describe_view, primary_of};
-use crate::serve::{INTERRUPTED, StopSignals, control_runtime, listen_for, warn};
-use crate::{logging, out, relay_mariadb, systemd};
+use process::Failure;
+use process::{INTERRUPTED, LogFlags, StopSignals, control_runtime, listen_for, logging, systemd, terminal};
 
 /// Interval between two looks at the topology's primary and at the log.
 const WATCH: Duration = Duration::from_millis(500);
@@ -109,12 +110,14 @@ fn reset(args: &ResetArgs) -> Result<(), Failure> {
         [first, .., last] => format!("{} {many}, {first} to {last}", given_up.files.len()),
     };
     match &given_up.moved_to {
-        Some(to) => out::line(format_args!("given up: {held}; they are in {}", to.display())),
-        None => out::line(format_args!("given up and removed: {held}")),
+        Some(to) => terminal::line(format_args!("given up: {held}; they are in {}", to.display())),
+        None => terminal::line(format_args!("given up and removed: {held}")),
     }
     match given_up.term {
-        Some(term) => out::line(format_args!("kept: {slots}what was promised up to term {term}")),
-        None => out::line("kept: slots. What was promised is not known; the relay asks the others when it is started"),
+        Some(term) => terminal::line(format_args!("kept: {slots}what was promised up to term {term}")),
+        None => {
+            terminal::line("kept: slots. What was promised is not known; the relay asks the others when it is started")
+        }
     }
     Ok(())
 }

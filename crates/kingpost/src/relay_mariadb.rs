@@ -12,13 +12,12 @@ use tokio::signal::unix::SignalKind;
 use crate::admin::{Admin, Source};
 use crate::config::{self, Config};
 use crate::console::{Scene, ShownBinlog};
-use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
 use crate::otlp::metrics::Pushing;
 use crate::relay::{failure_of, say_what_comes_later};
 use crate::reload::settle;
-use crate::serve::{StopSignals, listen_for};
-use crate::systemd;
+use process::Failure;
+use process::{StopSignals, listen_for, systemd};
 
 /// Interval between two checks of the log.
 const WATCH: Duration = Duration::from_millis(500);

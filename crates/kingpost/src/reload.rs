@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use crate::config::{Config, Problem};
-use crate::error::Failure;
-use crate::serve::warn;
+use process::Failure;
 
 /// Takes over a configuration that was read and put into effect, with its warnings; or logs why the old one stays. `later` gets the old and the new
 /// configuration and reports the changes that take effect at the next start.
@@ -26,5 +25,12 @@ pub(crate) fn settle(
             tracing::error!(file = %path.display(), "not reloaded, the old configuration stays: {failure}");
             Err(failure)
         }
+    }
+}
+
+/// Logs the warnings of a configuration.
+pub(crate) fn warn(warnings: &[Problem]) {
+    for warning in warnings {
+        tracing::warn!(key = warning.key, origin = %warning.origin, "{}", warning.message);
     }
 }

@@ -6,25 +6,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::select_ok;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 use tokio::sync::{mpsc, oneshot};
 
 use ::relay::config::Engine;
 
 use crate::admin::Admin;
 use crate::cli::{CheckArgs, ProxyArgs};
-use crate::config::{self, Config, LogFlags, Overrides, Problem};
+use crate::config::{self, Config, Overrides, Problem};
 use crate::console::Serving;
-use crate::error::Failure;
 use crate::failover::config::FailoverConfig;
 use crate::orders::Ordered;
 use crate::otlp::metrics::Pushing;
 use crate::passwords::Passwords;
 use crate::registry::source::Sources;
 use crate::reload::settle;
+use crate::reload::warn;
 use crate::run::{self, Running};
 use crate::upgrade::{self, Heir, Sockets, inherited};
-use crate::{logging, logins, out, systemd};
+use crate::{activation, logins};
+use process::Failure;
+use process::{INTERRUPTED, LogFlags, StopSignals, control_runtime, listen_for, logging, systemd, terminal};
 use proxy::Socket;
 use proxy::config::{ProxyConfig, TracingConfig};
 use proxy::console::{Held, Process};
@@ -33,14 +35,11 @@ use topology::NodeConfig;
 /// Time for clients of a cluster that is no longer served to end their transactions.
 const GONE_WITHIN: Duration = Duration::from_secs(30);
 
-/// Exit code after a second signal, as a shell reports a death by SIGINT.
-pub(crate) const INTERRUPTED: i32 = 130;
-
 /// Checks a file and reports its problems.
 pub(crate) fn check(args: &CheckArgs, _log: &LogFlags) -> Result<(), Failure> {
     let (config, warnings) = config::load(&args.config)?.accept(&args.config)?;
     for warning in &warnings {
-        out::note(warning);
+        terminal::note(warning);
     }
     // The servers of the proxy are PostgreSQL, whatever a relay in the file is for.
     let serves = !config.needs_no_proxy() && !config.is_registry_only();
@@ -55,15 +54,15 @@ pub(crate) fn check(args: &CheckArgs, _log: &LogFlags) -> Result<(), Failure> {
         }
     } else if serves {
         for doubt in logins::doubts(&config) {
-            out::note(doubt);
+            terminal::note(doubt);
         }
     }
     if config.needs_no_proxy() && config.relay != ::relay::config::RelayConfig::default() {
-        out::line(format_args!("{}: good, a relay", args.config.display()));
+        terminal::line(format_args!("{}: good, a relay", args.config.display()));
         return Ok(());
     }
     if config.is_registry_only() {
-        out::line(format_args!("{}: good, a registry", args.config.display()));
+        terminal::line(format_args!("{}: good, a registry", args.config.display()));
         return Ok(());
     }
     if !config.clusters.is_empty() {
@@ -74,16 +73,16 @@ pub(crate) fn check(args: &CheckArgs, _log: &LogFlags) -> Result<(), Failure> {
             (nodes, true) => format!("{} ({nodes} nodes)", cluster.name),
         });
         let each: Vec<String> = each.collect();
-        out::line(format_args!("{}: good, {} clusters: {}", args.config.display(), all.len(), each.join(", ")));
+        terminal::line(format_args!("{}: good, {} clusters: {}", args.config.display(), all.len(), each.join(", ")));
         return Ok(());
     }
     if !config.cluster.from.urls.is_empty() {
         let service = &config.cluster.from.service;
-        out::line(format_args!("{}: good, nodes from the registry's service {service:?}", args.config.display()));
+        terminal::line(format_args!("{}: good, nodes from the registry's service {service:?}", args.config.display()));
         return Ok(());
     }
     let nodes = config.cluster.nodes.len();
-    out::line(format_args!("{}: good, {nodes} node{}", args.config.display(), if nodes == 1 { "" } else { "s" }));
+    terminal::line(format_args!("{}: good, {nodes} node{}", args.config.display(), if nodes == 1 { "" } else { "s" }));
     Ok(())
 }
 
@@ -106,22 +105,6 @@ fn of_a_proxy(path: &Path, overrides: &Overrides) -> Result<(Config, Vec<Problem
             .advise("list its users as [[proxy.users]]"));
     }
     Ok((config, warnings))
-}
-
-pub(crate) fn warn(warnings: &[Problem]) {
-    for warning in warnings {
-        tracing::warn!(key = warning.key, origin = %warning.origin, "{}", warning.message);
-    }
-}
-
-/// Makes the runtime of control work: probing, HTTP, signals. Sessions have threads of their own.
-pub(crate) fn control_runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .thread_name("control")
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::runtime(format!("cannot start the control threads: {error}")))
 }
 
 async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
@@ -167,7 +150,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
     }
     let sockets = match taken.as_mut() {
         Some(taken) => std::mem::take(&mut taken.sockets),
-        None => systemd::sockets(&config)?,
+        None => activation::sockets(&config)?,
     };
     let running = Arc::new(Running::start_on(&filled, topologies, sockets.proxy, ordered.clusters, &runtime)?);
     drop(filled);
@@ -543,33 +526,6 @@ fn reload(
             tracing::warn!("changes of [proxy.tracing] but for ratio and comments take effect at the next start");
         }
     })
-}
-
-/// The signals SIGINT and SIGTERM.
-pub(crate) struct StopSignals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl StopSignals {
-    pub(crate) fn new() -> Result<StopSignals, Failure> {
-        Ok(StopSignals {
-            interrupt: listen_for(SignalKind::interrupt())?,
-            terminate: listen_for(SignalKind::terminate())?,
-        })
-    }
-
-    /// Waits for the next signal and returns its name.
-    pub(crate) async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.interrupt.recv() => "SIGINT",
-            _ = self.terminate.recv() => "SIGTERM",
-        }
-    }
-}
-
-pub(crate) fn listen_for(kind: SignalKind) -> Result<Signal, Failure> {
-    signal(kind).map_err(|error| Failure::runtime(format!("cannot listen for signals: {error}")))
 }
 
 #[cfg(test)]

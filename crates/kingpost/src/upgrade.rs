@@ -33,8 +33,8 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::error::Failure;
 use crate::orders::Ordered;
+use process::Failure;
 
 const HELLO: &[u8] = b"kingpost take-over 1\n";
 const ORDERS: &[u8] = b"orders 1\n";
@@ -283,14 +283,6 @@ impl Sockets {
 /// Returns the descriptor that another process handed over, if it has this address.
 pub(crate) fn inherited(socket: Option<Socket>, address: &str) -> Option<OwnedFd> {
     socket.filter(|socket| socket.address == address).map(|socket| socket.fd)
-}
-
-/// Binds an address, or takes the socket that another process handed over for it.
-pub(crate) async fn listen(inherited: Option<OwnedFd>, address: &str) -> io::Result<tokio::net::TcpListener> {
-    match inherited {
-        Some(socket) => tokio::net::TcpListener::from_std(std::net::TcpListener::from(socket)),
-        None => tokio::net::TcpListener::bind(address).await,
-    }
 }
 
 /// Hands over sockets, and `orders` on request; once this is Ok, the other process serves.

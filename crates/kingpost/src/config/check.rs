@@ -10,7 +10,6 @@ mod registry;
 mod rules;
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::path::Path;
 
 use base64::Engine;
@@ -23,12 +22,10 @@ use super::Config;
 use super::problem::{Problem, Severity};
 use super::tree::Tree;
 use password::Password;
+use process::address::{Host, parse_address};
 use proxy::config::{AuthMethod, AuthQueryConfig, ProxyConfig, UserConfig};
 use proxy::secrets::Given;
 use wire::md5;
-
-/// Longest path of a Unix socket, in bytes, without the closing zero.
-const SOCKET_PATH_LIMIT: usize = 107;
 
 /// An error or a warning about a value.
 #[derive(Debug)]
@@ -468,66 +465,6 @@ fn check_metrics(config: &Config, findings: &mut Findings) {
     }
 }
 
-/// The host part of an address.
-#[derive(Debug, PartialEq, Eq)]
-enum Host {
-    Unix,
-    Ip(IpAddr),
-    Name(String),
-}
-
-impl Host {
-    fn is_local(&self) -> bool {
-        match self {
-            Host::Unix => true,
-            Host::Ip(ip) => ip.is_loopback(),
-            Host::Name(name) => name == "localhost",
-        }
-    }
-}
-
-/// True if an address (`host:port`, or a socket's path) can be reached from this machine only.
-pub(crate) fn is_loopback(address: &str) -> bool {
-    parse_address(address, true).is_ok_and(|host| host.is_local())
-}
-
-/// Parses `host:port`, `[v6]:port` or an absolute path.
-fn parse_address(text: &str, port_zero: bool) -> Result<Host, String> {
-    let expected = "expected host:port, [v6]:port, or the absolute path of a Unix socket";
-    if text.starts_with('/') {
-        return match text.len() {
-            ..=SOCKET_PATH_LIMIT => Ok(Host::Unix),
-            length => Err(format!("found a path of {length} bytes, expected at most {SOCKET_PATH_LIMIT}: {text:?}")),
-        };
-    }
-    let Some((host, port)) = text.rsplit_once(':') else {
-        return Err(format!("found {text:?} without a port, {expected}"));
-    };
-    let port_expected = if port_zero { "from 0 to 65535" } else { "from 1 to 65535" };
-    match port.parse::<u16>() {
-        Ok(0) if !port_zero => return Err(format!("found port 0 in {text:?}, expected a port {port_expected}")),
-        Ok(_) if port.bytes().all(|byte| byte.is_ascii_digit()) => {}
-        _ => return Err(format!("found {port:?} as the port in {text:?}, expected a port {port_expected}")),
-    }
-    if let Some(inner) = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
-        return match inner.parse() {
-            Ok(ip) => Ok(Host::Ip(IpAddr::V6(ip))),
-            Err(_) => Err(format!("found {inner:?} in brackets, expected an IPv6 address")),
-        };
-    }
-    if let Ok(ip) = host.parse::<IpAddr>() {
-        return match ip {
-            IpAddr::V4(_) => Ok(Host::Ip(ip)),
-            IpAddr::V6(_) => Err(format!("found {text:?}, expected brackets around an IPv6 address: [{host}]:{port}")),
-        };
-    }
-    let name = !host.is_empty()
-        && host.len() <= 253
-        && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
-        && !host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-    if name { Ok(Host::Name(host.into())) } else { Err(format!("found {host:?} as the host in {text:?}, {expected}")) }
-}
-
 /// Returns the reason why a text is not a SCRAM verifier, without any part of the text.
 fn verifier_error(verifier: &str) -> Result<(), &'static str> {
     let rest = verifier.strip_prefix("SCRAM-SHA-256$").ok_or("does not start with SCRAM-SHA-256$")?;
@@ -551,37 +488,6 @@ fn verifier_error(verifier: &str) -> Result<(), &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses() {
-        for (text, zero, expected) in [
-            ("127.0.0.1:5432", false, Some(true)),
-            ("127.3.2.1:1", false, Some(true)),
-            ("[::1]:5432", false, Some(true)),
-            ("localhost:5432", false, Some(true)),
-            ("/run/postgresql/.s.PGSQL.5432", false, Some(true)),
-            ("10.0.0.1:5432", false, Some(false)),
-            ("0.0.0.0:6432", true, Some(false)),
-            ("[::]:6432", true, Some(false)),
-            ("db-1.example:5432", false, Some(false)),
-            ("localhost.example:5432", false, Some(false)),
-            ("127.0.0.1:0", true, Some(true)),
-            ("127.0.0.1:0", false, None),
-            ("127.0.0.1", false, None),
-            ("127.0.0.1:+80", false, None),
-            ("127.0.0.1:65536", false, None),
-            ("127.0.0:5432", false, None),
-            ("::1:5432", false, None),
-            ("[::g]:5432", false, None),
-            (":5432", false, None),
-            ("a b:5432", false, None),
-            ("relative/path", false, None),
-        ] {
-            assert_eq!(parse_address(text, zero).ok().map(|host| host.is_local()), expected, "{text}");
-        }
-        assert!(parse_address(&format!("/{}", "x".repeat(107)), false).is_err());
-        assert!(parse_address(&format!("/{}", "x".repeat(106)), false).is_ok());
-    }
 
     #[test]
     fn verifiers() {

@@ -25,15 +25,15 @@ use console::ConsoleConfig;
 use serde::{Deserialize, Serialize};
 use topology::ClusterConfig;
 
-use crate::error::Failure;
 use crate::failover::config::FailoverConfig;
 use crate::otlp::metrics::OtlpConfig;
 use crate::registry::config::RegistryConfig;
+use process::{Failure, LogConfig};
 use proxy::config::ProxyConfig;
 use proxy::fleet::{Directory, Listed};
 use relay::config::RelayConfig;
 
-pub(crate) use check::{Stat, is_loopback, stat_file};
+pub(crate) use check::{Stat, stat_file};
 pub(crate) use json_schema::{DESCRIBED, json_schema};
 pub(crate) use overrides::Overrides;
 pub(crate) use problem::{Origin, Problem, Severity};
@@ -183,53 +183,6 @@ pub(crate) struct PasswordsConfig {
 impl Default for PasswordsConfig {
     fn default() -> Self {
         PasswordsConfig { interval: Duration::from_secs(300), timeout: Duration::from_secs(10) }
-    }
-}
-
-/// `[log]`.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct LogConfig {
-    /// A level, or a list of `target=level`.
-    pub(crate) level: String,
-    /// Format of the lines.
-    pub(crate) format: LogFormat,
-}
-
-impl Default for LogConfig {
-    fn default() -> Self {
-        LogConfig { level: "info".into(), format: LogFormat::Auto }
-    }
-}
-
-/// Format of the log's lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum LogFormat {
-    /// Human on a terminal, JSON otherwise
-    Auto,
-    /// For people
-    Human,
-    /// One JSON object a line
-    Json,
-}
-
-/// Log settings of the command line, which override the file and the environment.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct LogFlags {
-    /// `--log-level`.
-    pub(crate) level: Option<String>,
-    /// `--log-format`.
-    pub(crate) format: Option<LogFormat>,
-}
-
-impl LogFlags {
-    /// Returns the settings with the flags over them.
-    pub(crate) fn over(&self, config: &LogConfig) -> LogConfig {
-        LogConfig {
-            level: self.level.clone().unwrap_or_else(|| config.level.clone()),
-            format: self.format.unwrap_or(config.format),
-        }
     }
 }
 

@@ -643,7 +643,7 @@ fn the_schema_is_that_of_the_types() {
         (&["console"], known::<console::ConsoleConfig>(&[])),
         (&["console", "tokens"], known::<console::config::TokenConfig>(&[])),
         (&["metrics"], known::<MetricsConfig>(&[])),
-        (&["log"], known::<LogConfig>(&[])),
+        (&["log"], known::<process::LogConfig>(&[])),
     ] {
         let ours: BTreeSet<String> = inner(schema::ROOT, path).iter().map(|key| key.name.to_owned()).collect();
         assert_eq!(ours, known, "{path:?}");

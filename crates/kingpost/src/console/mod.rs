@@ -13,9 +13,8 @@ use tokio::task::JoinHandle;
 use topology::Topology;
 
 use crate::cli::ConsoleCommand;
-use crate::error::Failure;
-use crate::upgrade;
-use crate::{out, token};
+use process::Failure;
+use process::{terminal, token};
 
 pub(crate) use cluster::Watched;
 pub(crate) use proxy::Observed;
@@ -58,7 +57,7 @@ impl Scene {
         if config.listen.is_empty() {
             return Ok(None);
         }
-        let listener = upgrade::listen(inherited, &config.listen).await;
+        let listener = process::listen(inherited, &config.listen).await;
         let console = listener
             .map_err(|source| StartError::Listen { address: config.listen.clone(), source })
             .and_then(|listener| Console::serve(listener, config, self.parts.clone()))
@@ -111,10 +110,10 @@ pub(crate) fn command(command: &ConsoleCommand) -> Result<(), Failure> {
     let ConsoleCommand::Token { name, viewer } = command;
     let (text, sha256) = token::make()?;
     let role = if *viewer { "viewer" } else { "operator" };
-    out::note(format_args!(
+    terminal::note(format_args!(
         "the token, to sign in with; it is shown only now. For the configuration:\n\n\
          [[console.tokens]]\nname = {name:?}\nsha256 = \"{sha256}\"\nrole = \"{role}\"\n"
     ));
-    out::line(text);
+    terminal::line(text);
     Ok(())
 }

@@ -10,7 +10,7 @@ use super::lock;
 use super::pause;
 use super::plan::{Locked, RelaySeen, Situation, Survey, Unfit};
 use super::steps::Steps;
-use crate::error::Failure;
+use process::Failure;
 
 impl Steps {
     /// Removes the leftovers of a failover or switchover that has promoted no node: fences, the elected node, the lock on the old primary, the pause

@@ -4,7 +4,7 @@ use super::elect::Promoted;
 use super::judge::{Course, course};
 use super::plan::Survey;
 use super::steps::{Guard, Steps};
-use crate::error::Failure;
+use process::Failure;
 
 /// Runs a failover from the survey to the end.
 pub(super) async fn away(

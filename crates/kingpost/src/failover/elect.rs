@@ -20,7 +20,7 @@ use super::ballot::{self, Ballot, NotNoted, TooFew};
 use super::note::{self, Note};
 use super::plan::{self, Candidate, Election, Situation, Survey, Target, Unfit};
 use super::steps::{Guard, Steps};
-use crate::error::Failure;
+use process::Failure;
 
 /// Interval between two checks of a condition that is waited for.
 const PACE: Duration = Duration::from_millis(50);

@@ -6,7 +6,7 @@ use super::config::FailoverConfig;
 use super::etcd::{self, Etcd};
 use super::session::{self, Sessions};
 use crate::cli::WatchArgs;
-use crate::error::Failure;
+use process::Failure;
 
 /// The service that grants the lock.
 #[derive(Clone)]

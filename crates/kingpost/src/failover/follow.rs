@@ -14,7 +14,7 @@ use super::elect::Promoted;
 use super::pause;
 use super::plan::{ServerState, Survey};
 use super::steps::{Steps, same, split};
-use crate::error::Failure;
+use process::Failure;
 
 /// Interval between two checks of a condition that is waited for.
 const PACE: Duration = Duration::from_millis(100);

@@ -16,8 +16,8 @@ use ::relay::{BinlogStanding, MariaDbAccess, MariaDbSession, Order};
 use super::plan::needed;
 use crate::cli::FailoverArgs;
 use crate::config::{Config, secret};
-use crate::error::Failure;
-use crate::out;
+use process::Failure;
+use process::terminal;
 
 /// A server, as the survey found it.
 #[derive(Debug, Clone)]
@@ -290,7 +290,7 @@ pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failur
     }
     if args.dry_run {
         let names: Vec<&str> = found.iter().map(|node| node.name.as_str()).collect();
-        out::line(format_args!(
+        terminal::line(format_args!(
             "would fence {} or more relays in term {}, and promote {}",
             plan.fence,
             plan.term,
@@ -304,13 +304,13 @@ pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failur
     for (index, relay) in relays.iter().enumerate() {
         let Ok(standing) = &relay.standing else { continue };
         if plan.there.contains(&relay.name) {
-            out::line(format_args!("{}: follows the new source already", relay.name));
+            terminal::line(format_args!("{}: follows the new source already", relay.name));
             continue;
         }
         let order = Order::Fence { term: plan.term, timeline: standing.epoch };
         match parts.order(index, &order) {
             Ok(standing) => fenced.push((index, Seen { standing: Ok(standing), ..relay.clone() })),
-            Err(error) => out::line(format_args!("{}: not fenced: {error}", relay.name)),
+            Err(error) => terminal::line(format_args!("{}: not fenced: {error}", relay.name)),
         }
     }
     let seen: Vec<Seen> = fenced.iter().map(|(_, relay)| relay.clone()).collect();
@@ -320,14 +320,14 @@ pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failur
     }
     let (best, has) = furthest(&seen).map_err(refuse)?;
     let wanted = has.state.position();
-    out::line(format_args!("fenced {} relays in term {}; {} has {wanted}", seen.len(), plan.term, best.name));
+    terminal::line(format_args!("fenced {} relays in term {}; {} has {wanted}", seen.len(), plan.term, best.name));
 
     let mut failed = Vec::new();
     for node in found {
         let enough = plan.fence.saturating_sub(there);
         match promote(&parts, node, best, &wanted, &fenced, (plan.term, enough), limit) {
             Ok(()) => {
-                out::line(format_args!("{} is the source", node.name));
+                terminal::line(format_args!("{} is the source", node.name));
                 return follow(&parts, node, &fenced, plan.term);
             }
             Err(NotPromoted::Not(error)) => failed.push(format!("{}: {error}", node.name)),
@@ -412,7 +412,7 @@ fn promote(
     for (index, relay) in fenced {
         match parts.order(*index, &Order::Choose { term, node: node.name.clone() }) {
             Ok(_) => chosen += 1,
-            Err(error) => out::line(format_args!("{}: {error}", relay.name)),
+            Err(error) => terminal::line(format_args!("{}: {error}", relay.name)),
         }
     }
     if chosen < enough {
@@ -448,7 +448,7 @@ fn follow(parts: &Parts, node: &Node, fenced: &[(usize, Seen)], term: u64) -> Re
         }
     }
     if lost.is_empty() {
-        out::line(format_args!(
+        terminal::line(format_args!(
             "{} relays follow it; name it in their configuration (relay.upstream.address) too",
             fenced.len()
         ));
@@ -489,7 +489,7 @@ fn show(nodes: &[Node], relays: &[Seen]) {
                 format!("server_id {}, {role}{from}, has {}", state.server_id, state.position)
             }
         };
-        out::line(format_args!("{:<12} {:<22} {text}", node.name, node.address));
+        terminal::line(format_args!("{:<12} {:<22} {text}", node.name, node.address));
     }
     for relay in relays {
         let text = match &relay.standing {
@@ -504,7 +504,7 @@ fn show(nodes: &[Node], relays: &[Seen]) {
                 )
             }
         };
-        out::line(format_args!("{:<12} {:<22} relay, {text}", relay.name, relay.address));
+        terminal::line(format_args!("{:<12} {:<22} relay, {text}", relay.name, relay.address));
     }
 }
 

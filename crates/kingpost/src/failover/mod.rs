@@ -48,16 +48,16 @@ use std::path::{Path, PathBuf};
 use tokio::signal::unix::{Signal, SignalKind};
 
 use crate::cli::{FailoverArgs, SwitchoverArgs, WatchArgs, WhichConfig};
-use crate::config::{Config, LogConfig, LogFlags, load};
-use crate::error::Failure;
+use crate::config::{Config, load};
 use crate::passwords;
-use crate::serve::{INTERRUPTED, StopSignals, control_runtime, listen_for, warn};
-use crate::{logging, out};
+use crate::reload::warn;
 use away::away;
 use etcd::Etcd;
 use leftovers::Leftover;
 pub(crate) use plan::needed;
 use plan::{Locked, ProxySeen, ProxyState, Situation, Survey};
+use process::Failure;
+use process::{INTERRUPTED, LogConfig, LogFlags, StopSignals, control_runtime, listen_for, logging, terminal};
 use steps::{NoGuard, Steps};
 
 /// Promotes a standby to replace a lost primary.
@@ -147,11 +147,11 @@ pub(crate) fn status(path: &Path) -> Result<(), Failure> {
         let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
         let found = leftovers::leftovers(&survey, &proxies, &situation);
         for left in &found {
-            out::line(format_args!("left by an interrupted run: {left}"));
+            terminal::line(format_args!("left by an interrupted run: {left}"));
         }
         match situation {
             Situation::Healthy { primary, .. } if found.is_empty() => {
-                out::line(format_args!("{primary} is the primary"));
+                terminal::line(format_args!("{primary} is the primary"));
                 Ok(())
             }
             Situation::Healthy { primary, .. } => Err(Failure::runtime(format!("{primary} is the primary, and not all is well"))
@@ -232,7 +232,7 @@ fn run(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
         tokio::select! {
             result = work => result,
             name = stop.next() => {
-                out::note(format_args!("kingpost: ended by {name}; run it again to go on from here"));
+                terminal::note(format_args!("kingpost: ended by {name}; run it again to go on from here"));
                 std::process::exit(INTERRUPTED);
             }
         }
@@ -285,7 +285,7 @@ fn show(survey: &Survey, proxies: &[ProxySeen]) {
                 )
             }
         };
-        out::line(format_args!("{:<12} {:<22} {text}", server.name, server.address));
+        terminal::line(format_args!("{:<12} {:<22} {text}", server.name, server.address));
     }
     for relay in &survey.relays {
         let text = match &relay.standing {
@@ -299,7 +299,7 @@ fn show(survey: &Survey, proxies: &[ProxySeen]) {
                 )
             }
         };
-        out::line(format_args!("{:<12} {:<22} {text}", relay.name, relay.address));
+        terminal::line(format_args!("{:<12} {:<22} {text}", relay.name, relay.address));
     }
     for proxy in proxies {
         let text = match &proxy.state {
@@ -308,7 +308,7 @@ fn show(survey: &Survey, proxies: &[ProxySeen]) {
             Ok(ProxyState { lease: Some(left), .. }) => format!("proxy, paused for another {left:?}"),
             Ok(ProxyState { lease: None, .. }) => "proxy, paused by an operator".into(),
         };
-        out::line(format_args!("{:<12} {:<22} {text}", proxy.name, proxy.address));
+        terminal::line(format_args!("{:<12} {:<22} {text}", proxy.name, proxy.address));
     }
 }
 

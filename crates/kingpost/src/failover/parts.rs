@@ -17,7 +17,7 @@ use super::lock;
 use super::note::{self, Note};
 use super::plan::{Locked, ProxySeen, ProxyState, RelaySeen, ServerSeen, ServerState, Survey, Tags};
 use crate::config::{Config, secret};
-use crate::error::Failure;
+use process::Failure;
 
 /// Application name of sessions on servers and in consoles.
 const APPLICATION: &str = "kingpost failover";

@@ -7,7 +7,7 @@ use super::hooks::{self, Hook};
 use super::lock;
 use super::plan::{Locked, Survey};
 use super::steps::{Steps, split};
-use crate::out;
+use process::terminal;
 
 impl Steps {
     /// Brings the replaced primary back as a standby, by the configured program, or prints how to. No other server is touched: a server that does not
@@ -38,7 +38,7 @@ impl Steps {
         }
         if self.config.failover.rejoin.is_empty() {
             self.say(format_args!("{old} is not the primary any more, and gets neither reads nor writes"));
-            out::line(match &*self.config.failover.rejoined_by {
+            terminal::line(match &*self.config.failover.rejoined_by {
                 "" => self.recipe(&primary, &upstream, promoted.timeline),
                 who => format!("  {who} brings it back as a standby"),
             });

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use super::judge::Judgement;
 use crate::admin::Source;
 use crate::config::MetricsConfig;
-use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
+use process::Failure;
 
 /// Time without a finished look after which the watcher counts as stuck; a look takes a second or two.
 const STANDS_STILL: Duration = Duration::from_secs(30);

@@ -9,8 +9,8 @@ use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::cli::WatchArgs;
-use crate::error::Failure;
-use crate::registry::http::{Remote, segment};
+use process::Failure;
+use process::http::{Remote, segment};
 
 /// Longest answer read.
 const LARGEST: usize = 1 << 20;

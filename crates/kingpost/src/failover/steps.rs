@@ -8,8 +8,8 @@ use super::parts::Parts;
 use super::plan::{Rules, Survey};
 use crate::cli::StopAt;
 use crate::config::Config;
-use crate::error::Failure;
-use crate::out;
+use process::Failure;
+use process::terminal;
 
 /// One failover in progress.
 pub(super) struct Steps {
@@ -78,7 +78,7 @@ impl Steps {
     }
 
     pub(super) fn say(&self, text: impl std::fmt::Display) {
-        out::line(format_args!("{:6.1} s  {text}", self.began.elapsed().as_secs_f32()));
+        terminal::line(format_args!("{:6.1} s  {text}", self.began.elapsed().as_secs_f32()));
     }
 
     pub(super) fn limit(&self) -> Duration {

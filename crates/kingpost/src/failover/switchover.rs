@@ -21,7 +21,7 @@ use super::lock::{self, LEASE, Lock};
 use super::pause::{Pause, Refusals};
 use super::plan::{Situation, Survey};
 use super::steps::{Guard, NoGuard, Steps};
-use crate::error::Failure;
+use process::Failure;
 
 /// Interval between two checks of a condition that is waited for.
 const PACE: Duration = Duration::from_millis(50);

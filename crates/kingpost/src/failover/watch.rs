@@ -17,8 +17,8 @@ use super::steps::Steps;
 use crate::admin::Admin;
 use crate::cli::WatchArgs;
 use crate::config::Config;
-use crate::error::Failure;
 use crate::otlp::metrics::Pushing;
+use process::Failure;
 
 /// Longest time until the first answer of etcd or the registry.
 const STARTING: Duration = Duration::from_secs(10);

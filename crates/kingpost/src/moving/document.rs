@@ -6,7 +6,7 @@ use std::path::Path;
 use super::Read;
 use super::report::{Found, Report, boolean};
 use crate::config::{Origin, Tree, Value, parse_tree};
-use crate::error::Failure;
+use process::Failure;
 
 /// Most syntax errors reported of a file.
 const MOST: usize = 20;

@@ -29,9 +29,9 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::{ConfigCommand, Translation};
 use crate::config::{self, Problem, Severity};
-use crate::error::Failure;
-use crate::out;
 use plan::Plan;
+use process::Failure;
+use process::terminal;
 
 pub(crate) use lookup::SAFE_QUERY;
 pub(crate) use pgbouncer::{carried_to, needless};
@@ -119,7 +119,7 @@ fn run(source: &Source, how: &Translation, options: &Options) -> Result<(), Fail
     let plan = source.translate(&read_file, options)?;
     let text = plan.render();
     for note in plan.notes() {
-        out::note(format!("kingpost: {note}"));
+        terminal::note(format!("kingpost: {note}"));
     }
     let name = how.out.as_deref().unwrap_or(Path::new("the translation"));
     let checked = config::parse(&name.display().to_string(), &text, [], &config::stat_file);
@@ -133,10 +133,10 @@ fn run(source: &Source, how: &Translation, options: &Options) -> Result<(), Fail
         ));
     }
     for problem in checked.problems {
-        out::note(format!("kingpost: {problem}"));
+        terminal::note(format!("kingpost: {problem}"));
     }
     match &how.out {
-        None => out::raw(&text),
+        None => terminal::raw(&text),
         Some(path) => {
             use std::io::Write;
             use std::os::unix::fs::OpenOptionsExt;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::Options;
 use super::keys::{Fate, Table};
 use super::plan::quoted;
-use crate::error::Failure;
+use process::Failure;
 
 /// The report of one translation.
 pub(super) struct Report<'a> {

@@ -12,7 +12,7 @@ use tls::{Connector, Target};
 
 use super::Unable;
 use super::token::Keys;
-use crate::registry::http::exchange;
+use process::http::exchange;
 
 /// Longest document, in bytes.
 const LARGEST: usize = 256 << 10;

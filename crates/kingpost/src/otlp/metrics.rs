@@ -28,8 +28,8 @@ use tonic::transport::Channel;
 use super::collector::{Collector, Wrong, explained};
 use super::{FAREWELL, PATIENCE, host, instance_id};
 use crate::admin::Source;
-use crate::error::Failure;
 use crate::exposition::{Data, Exposition, Family, Number, Observations, Sample};
+use process::Failure;
 
 /// `[metrics.otlp]`: a collector that the metrics are sent to.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]

@@ -25,8 +25,8 @@ use tokio::task::JoinHandle;
 
 use super::collector::{Collector, Wrong};
 use super::{FAREWELL, PATIENCE, host, instance_id};
-use crate::error::Failure;
 use crate::exposition::Exposition;
+use process::Failure;
 
 /// Most spans that wait to be sent; further ones are dropped.
 const QUEUE: usize = 2_048;

@@ -7,11 +7,11 @@ use http_body_util::BodyExt;
 use hyper::Method;
 use serde_json::{Map, Value, json};
 
-use super::http::{Remote, segment};
 use super::import;
 use crate::cli::{RegisterArgs, RegistryCommand, RemoteArgs};
-use crate::error::Failure;
-use crate::out;
+use process::Failure;
+use process::http::{Remote, segment};
+use process::terminal;
 
 /// Instances in one request.
 pub(super) const BATCH: usize = 500;
@@ -55,7 +55,7 @@ fn of(args: &RemoteArgs) -> Result<Remote, Failure> {
 pub(super) fn report(answer: &Value) -> u64 {
     for row in answer["results"].as_array().into_iter().flatten() {
         if let Some(why) = row["error"]["message"].as_str() {
-            out::note(format_args!("{}: {why}", row["id"].as_str().unwrap_or_default()));
+            terminal::note(format_args!("{}: {why}", row["id"].as_str().unwrap_or_default()));
         }
     }
     answer["failed"].as_u64().unwrap_or(0)
@@ -97,7 +97,7 @@ async fn register(args: &RegisterArgs) -> Result<(), Failure> {
     let path = format!("/v1/namespaces/{}/instances", segment(&args.namespace));
     let answer = of(&args.remote)?.ask(Method::POST, &path, Some(&json!({ "instances": [instance] }))).await?;
     all_done(report(&answer))?;
-    out::line(answer["results"][0]["id"].as_str().unwrap_or_default());
+    terminal::line(answer["results"][0]["id"].as_str().unwrap_or_default());
     Ok(())
 }
 
@@ -122,7 +122,7 @@ async fn list(
     let mut table = vec![["ID", "ADDRESS", "HEALTH", "WEIGHT", "ZONE", "METADATA"].map(str::to_owned)];
     for instance in instances["instances"].as_array().into_iter().flatten() {
         if as_json {
-            out::line(instance);
+            terminal::line(instance);
             continue;
         }
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -144,7 +144,7 @@ async fn list(
         ]);
     }
     if !as_json {
-        out::raw(&columns(&table));
+        terminal::raw(&columns(&table));
     }
     Ok(())
 }
@@ -153,7 +153,7 @@ async fn services(remote: &Remote, base: &str, as_json: bool) -> Result<(), Fail
     let mut table = vec![["SERVICE", "INSTANCES", "USABLE", "REVISION"].map(str::to_owned)];
     for service in all_services(remote, base).await? {
         if as_json {
-            out::line(&service);
+            terminal::line(&service);
         } else {
             let name = service["service"].as_str().unwrap_or_default().to_owned();
             let number = |key: &str| service[key].to_string();
@@ -161,7 +161,7 @@ async fn services(remote: &Remote, base: &str, as_json: bool) -> Result<(), Fail
         }
     }
     if !as_json {
-        out::raw(&columns(&table));
+        terminal::raw(&columns(&table));
     }
     Ok(())
 }
@@ -215,7 +215,7 @@ async fn watch(remote: &Remote, namespace: &str, service: &str) -> Result<(), Fa
         while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = pending.drain(..=end).collect();
             if let Some(data) = line.strip_prefix(b"data: ") {
-                out::raw(&String::from_utf8_lossy(data));
+                terminal::raw(&String::from_utf8_lossy(data));
             }
         }
     }
@@ -242,7 +242,7 @@ async fn export(remote: &Remote, namespace: Option<&str>) -> Result<(), Failure>
             let path = format!("{base}/services/{}/instances", segment(name));
             let whole = remote.ask(Method::GET, &path, None).await?;
             for instance in whole["instances"].as_array().into_iter().flatten() {
-                out::line(line_of(&namespace, instance));
+                terminal::line(line_of(&namespace, instance));
             }
         }
     }

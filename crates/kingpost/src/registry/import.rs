@@ -9,10 +9,10 @@ use registry::api::identity;
 use serde_json::{Map, Value, json};
 
 use super::client::{BATCH, LONGEST, all_done, report};
-use super::http::{Remote, segment};
 use crate::cli::ImportArgs;
-use crate::error::Failure;
-use crate::out;
+use process::Failure;
+use process::http::{Remote, segment};
+use process::terminal;
 
 /// Most services of a Consul.
 const MOST_SERVICES: usize = 100_000;
@@ -26,7 +26,7 @@ pub(super) async fn run(remote: &Remote, args: &ImportArgs) -> Result<(), Failur
     }
     batches.send().await?;
     let Batches { sent, failed, same, .. } = batches;
-    out::note(format_args!("{} of {sent} instances registered, {same} of them were there already", sent - failed));
+    terminal::note(format_args!("{} of {sent} instances registered, {same} of them were there already", sent - failed));
     all_done(failed)
 }
 

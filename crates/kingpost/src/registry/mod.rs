@@ -8,7 +8,6 @@
 
 mod client;
 pub(crate) mod config;
-pub(crate) mod http;
 mod import;
 pub(crate) mod nodes;
 pub(crate) mod run;
@@ -20,18 +19,16 @@ use std::time::Duration;
 
 use crate::admin::Admin;
 use crate::cli::{RegistryArgs, RegistryCommand};
-use crate::config::{self as file, LogFlags};
+use crate::config as file;
 use crate::console::Scene;
-use crate::error::Failure;
 use crate::otlp::metrics::Pushing;
 use crate::reload::settle;
-use crate::serve::{StopSignals, control_runtime, listen_for, warn};
-use crate::{logging, out, systemd};
+use crate::reload::warn;
 use config::RegistryConfig;
+use process::Failure;
+use process::{LogFlags, StopSignals, control_runtime, listen_for, logging, systemd, terminal};
 use run::Running;
 use tokio::signal::unix::SignalKind;
-
-pub(crate) use http::Remote;
 
 /// Runs the registry until a signal ends it, or one of the client's commands.
 pub(crate) fn command(args: &RegistryArgs, log: &LogFlags) -> Result<(), Failure> {
@@ -113,7 +110,7 @@ async fn serve(path: &Path, mut config: file::Config, grace: Duration) -> Result
         () = running.shutdown(grace) => {}
         name = stop.next() => {
             tracing::warn!(signal = name, "stopping at once");
-            std::process::exit(crate::serve::INTERRUPTED);
+            std::process::exit(process::INTERRUPTED);
         }
     }
     tracing::info!("stopped");
@@ -138,11 +135,11 @@ fn reload(path: &Path, config: &mut file::Config, running: &Running) -> Result<(
 
 /// Makes a token and prints it, with the part for the registry's configuration.
 fn token(name: &str) -> Result<(), Failure> {
-    let (text, sha256) = crate::token::make()?;
-    out::note(format_args!(
+    let (text, sha256) = process::token::make()?;
+    terminal::note(format_args!(
         "the token, for the client; it is shown only now. For the registry's configuration:\n\n\
          [[registry.tokens]]\nname = {name:?}\nsha256 = \"{sha256}\"\nrole = \"write\"\nnamespaces = [\"default\"]\n"
     ));
-    out::line(text);
+    terminal::line(text);
     Ok(())
 }

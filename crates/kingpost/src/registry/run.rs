@@ -15,8 +15,8 @@ use tokio::sync::Mutex;
 use super::config::{AuthMethod, NACOS_GRPC, NACOS_LISTEN, RegistryConfig};
 use crate::admin::Source;
 use crate::console::Known;
-use crate::error::Failure;
 use crate::exposition::{Exposition, Type};
+use process::Failure;
 
 /// A running registry.
 pub(crate) struct Running {
@@ -91,7 +91,7 @@ impl Running {
             .map_err(|error| Failure::environment(format!("cannot start the registry: {error}")))?;
         registry.keep_from_probes(addresses.iter().copied().chain(dns.as_ref().map(|(address, _)| *address)));
         let mut limits = config.http();
-        limits.connections = affordable(limits.connections, crate::run::raise_descriptor_limit());
+        limits.connections = affordable(limits.connections, process::raise_descriptor_limit());
         let context = Context::new(registry.clone(), config.auth(), limits, config.node.clone(), audit.clone())
             .known_as(config.hosts.clone());
         let door = context.door();

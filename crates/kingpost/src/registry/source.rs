@@ -9,9 +9,9 @@ use serde_json::Value;
 use tokio::sync::watch;
 use topology::{MOST_NODES, NodeConfig, RegistrySource};
 
-use super::http::{Remote, segment};
 use crate::config::Config;
-use crate::error::Failure;
+use process::Failure;
+use process::http::{Remote, segment};
 
 /// Longest wait of a request at the registry for a change.
 const WAIT: &str = "20s";

@@ -13,10 +13,10 @@ use topology::{Address, Topology, View};
 use crate::admin::Source;
 use crate::config::Config;
 use crate::console::{Scene, Shown};
-use crate::error::Failure;
 use crate::exposition::Exposition;
 use crate::otlp::traces::Traces;
 use crate::passwords::Passwords;
+use process::Failure;
 use proxy::console::{Held, NoOrders, Orders, Process};
 use proxy::fleet::Fleet;
 use proxy::trace::Sink;
@@ -80,7 +80,7 @@ impl Running {
         mut orders: BTreeMap<String, Orders>,
         runtime: &tokio::runtime::Handle,
     ) -> Result<Running, Failure> {
-        raise_descriptor_limit();
+        process::raise_descriptor_limit();
         let (traces, sink) = Traces::start(&config.proxy.tracing, runtime)?.unzip();
         let fleet = Fleet::new(config.directory());
         // The others first: once the first one listens, clients come for all of them.
@@ -430,22 +430,4 @@ fn failure_of(error: &StartError) -> Failure {
         StartError::TooManyWorkers { .. } => Failure::config(what),
         StartError::System { .. } => Failure::environment(what),
     }
-}
-
-/// Raises the soft limit of descriptors, usually 1024, as each client needs one. Returns the resulting limit.
-pub(crate) fn raise_descriptor_limit() -> u64 {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    if limit.current != limit.maximum {
-        let before = limit.current;
-        limit.current = limit.maximum;
-        match setrlimit(Resource::Nofile, limit) {
-            Ok(()) => tracing::debug!(limit = ?limit.maximum, "raised the limit of open files"),
-            Err(error) => {
-                limit.current = before;
-                tracing::warn!(%error, "cannot raise the limit of open files");
-            }
-        }
-    }
-    limit.current.unwrap_or(u64::MAX)
 }

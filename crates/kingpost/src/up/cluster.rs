@@ -5,14 +5,14 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::children::{Account, Launcher};
 use super::dir::{Directory, Engine, FORMAT, NodeState, State};
 use super::install::{self, Installation};
 use super::plan::{Part, plan};
 use super::postgres::{self, Server};
-use super::process::{Account, Launcher};
 use super::relay::{self, LocalRelay};
 use super::stop::Stop;
-use crate::error::Failure;
+use process::Failure;
 
 /// Longest time for a replica with existing data to stream; after it, its data are made again.
 const FOLLOW_LIMIT: Duration = Duration::from_secs(20);
@@ -104,7 +104,7 @@ impl Cluster {
     /// Stops servers that an earlier `up` left behind and returns their names.
     pub(super) async fn stop_leftovers(&self) -> Vec<String> {
         let mut stopped = Vec::new();
-        for (name, data) in super::process::left_behind(&self.nodes_dir()) {
+        for (name, data) in super::children::left_behind(&self.nodes_dir()) {
             postgres::stop_data(&self.installation, &self.launcher, &data).await;
             stopped.push(name);
         }
@@ -227,7 +227,7 @@ impl Cluster {
         }
         let log = self.launcher.logs.join(format!("{name}.log"));
         Err(Failure::runtime(format!("{name} does not stream; the end of {}:", log.display()))
-            .advise(super::process::tail(&log, 12)))
+            .advise(super::children::tail(&log, 12)))
     }
 
     /// Starts a server and saves its port.

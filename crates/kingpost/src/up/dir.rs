@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::process::Identity;
-use crate::error::Failure;
+use super::children::Identity;
+use process::Failure;
 
 const MARKER: &str = "kingpost.marker";
 const MARKER_TEXT: &str =
@@ -271,7 +271,7 @@ fn secret(path: &Path) -> Result<String, Failure> {
     {
         return Ok(text.trim().to_owned());
     }
-    let (token, _) = crate::token::make()?;
+    let (token, _) = process::token::make()?;
     write_secret(path, &format!("{token}\n"))?;
     Ok(token)
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::error::Failure;
+use process::Failure;
 
 /// Supported major versions.
 const SUPPORTED: std::ops::RangeInclusive<u32> = 13..=18;

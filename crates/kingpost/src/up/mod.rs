@@ -7,6 +7,7 @@
 //! Every end takes the same order: proxy, replicas, primary, relay. After a kill -9, the next `up` and `down` find the servers left behind by their
 //! pid file and the working directory of that process.
 
+mod children;
 mod cluster;
 mod dir;
 mod install;
@@ -14,7 +15,6 @@ mod mariadb;
 mod plan;
 mod port;
 mod postgres;
-mod process;
 mod rejoin;
 mod relay;
 mod selfcheck;
@@ -30,16 +30,16 @@ use std::time::{Duration, Instant};
 
 use crate::admin::{self, Admin};
 use crate::cli::{DownArgs, Durability, StatusArgs, UpArgs};
-use crate::config::{self, LogConfig, LogFlags};
-use crate::error::Failure;
+use crate::config;
 use crate::registry::{nodes, run::Running as Registry};
 use crate::run::Running;
-use crate::serve::{control_runtime, end};
-use crate::{logging, out};
+use crate::serve::end;
+use children::{Identity, Launcher};
 use cluster::Cluster;
 pub(crate) use dir::Engine;
 use dir::{Directory, Lock, UpState};
-use process::{Identity, Launcher};
+use process::Failure;
+use process::{LogConfig, LogFlags, control_runtime, logging, terminal};
 use stop::Stop;
 
 /// Usual address of /metrics, if its port is free.
@@ -96,22 +96,22 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
     directory.save_running(&record)?;
     let started = Instant::now();
     for name in cluster.stop_leftovers().await {
-        out::line(format_args!("stopped {name}, which an earlier run had left"));
+        terminal::line(format_args!("stopped {name}, which an earlier run had left"));
     }
-    out::line(format_args!(
+    terminal::line(format_args!(
         "cluster in {} · PostgreSQL {}{}{}",
         directory.path.display(),
         cluster.version(),
         cluster.account().map(|name| format!(" as user {name}")).unwrap_or_default(),
         cluster.data_elsewhere().map(|data| format!(" · data in {}", data.display())).unwrap_or_default(),
     ));
-    let step = |text: &str| out::line(format_args!("  {:5.1} s  {text}", started.elapsed().as_secs_f32()));
+    let step = |text: &str| terminal::line(format_args!("  {:5.1} s  {text}", started.elapsed().as_secs_f32()));
     let result = match cluster.start(args.replicas, !args.no_relay, &step).await {
         Ok(()) => serve(args, &directory, &mut cluster, places, &mut record, &stop, &step).await,
         Err(failure) => Err(failure),
     };
     if !args.once || result.is_err() {
-        out::line("stopping");
+        terminal::line("stopping");
     }
     cluster.stop().await;
     if !cluster.is_complete() {
@@ -119,7 +119,7 @@ async fn start(args: &UpArgs, log: &LogFlags) -> Result<(), Failure> {
     }
     directory.clear_running();
     if result.is_ok() {
-        out::line(format_args!("stopped; the data stay in {}", directory.path.display()));
+        terminal::line(format_args!("stopped; the data stay in {}", directory.path.display()));
     }
     result
 }
@@ -241,26 +241,26 @@ async fn check_through_proxy(running: &Running, replicas: bool, step: &dyn Fn(&s
 }
 
 fn announce(record: &UpState, directory: &Directory) {
-    out::line("");
+    terminal::line("");
     for address in &record.proxy {
-        out::line(format_args!("proxy    {address}"));
+        terminal::line(format_args!("proxy    {address}"));
     }
     announce_services(record, directory);
     if let Some(address) = record.proxy.iter().find_map(|address| address.parse::<SocketAddr>().ok()) {
         let superuser = postgres::SUPERUSER;
-        out::line(format_args!("try      psql -h {} -p {} -U {superuser}", address.ip(), address.port()));
+        terminal::line(format_args!("try      psql -h {} -p {} -U {superuser}", address.ip(), address.port()));
     }
-    out::line("");
+    terminal::line("");
 }
 
 /// Prints the addresses of relay, metrics, registry and console.
 fn announce_services(record: &UpState, directory: &Directory) {
     if let Some(relay) = &record.relay {
-        out::line(format_args!("relay    {relay}"));
+        terminal::line(format_args!("relay    {relay}"));
     }
-    out::line(format_args!("metrics  http://{}/metrics", record.metrics));
-    out::line(format_args!("registry http://{}/v1/namespaces/{}/services", record.registry, nodes::NAMESPACE));
-    out::line(format_args!(
+    terminal::line(format_args!("metrics  http://{}/metrics", record.metrics));
+    terminal::line(format_args!("registry http://{}/v1/namespaces/{}/services", record.registry, nodes::NAMESPACE));
+    terminal::line(format_args!(
         "console  http://{}/ (to act there: the token in {})",
         record.console,
         directory.token_file().display()
@@ -285,7 +285,7 @@ fn written_config(
          [[console.tokens]]\nname = \"local\"\nsha256 = \"{}\"\nrole = \"operator\"\n\n\
          [cluster]\nname = \"local\"\nuser = \"{}\"\ndatabase = \"postgres\"\n",
         format!("sqlite:{}", store.display()),
-        crate::token::hash(token),
+        process::token::hash(token),
         postgres::SUPERUSER
     );
     for (name, port) in nodes {
@@ -336,8 +336,8 @@ fn listens(state: &UpState) -> String {
 /// Starts the log; on a terminal it goes to a file, because the table is redrawn in place.
 fn start_logging(directory: &Directory, flags: &LogFlags) -> Result<(), Failure> {
     let base = LogConfig { level: "warn".into(), ..LogConfig::default() };
-    let file = match out::is_terminal() {
-        true => Some(process::log_file(&directory.logs().join("kingpost.log"), false)?.0),
+    let file = match terminal::is_terminal() {
+        true => Some(children::log_file(&directory.logs().join("kingpost.log"), false)?.0),
         false => None,
     };
     logging::start(&flags.over(&base), file)
@@ -345,7 +345,7 @@ fn start_logging(directory: &Directory, flags: &LogFlags) -> Result<(), Failure>
 
 /// Refuses an address before servers are made.
 fn check_listen(listen: &str) -> Result<(), Failure> {
-    if listen.starts_with('/') || !config::is_loopback(listen) {
+    if listen.starts_with('/') || !process::address::is_loopback(listen) {
         return Err(Failure::config(format!(
             "cannot listen on {listen}: a local cluster has no passwords, so only loopback addresses such as \
              127.0.0.1:6432 are allowed"
@@ -370,7 +370,7 @@ fn free(wanted: Option<&str>, usual: &str, what: &str) -> Result<String, Failure
 /// Binds the wanted address; if none is wanted, the usual one, or a free port if that is taken.
 fn bind(wanted: Option<&str>, usual: &str, what: &str) -> Result<(TcpListener, SocketAddr), Failure> {
     let address = wanted.unwrap_or(usual);
-    if !config::is_loopback(address) {
+    if !process::address::is_loopback(address) {
         return Err(Failure::config(format!("cannot listen on {address} for {what}: it is not a loopback address")));
     }
     let listener = match TcpListener::bind(address) {
@@ -399,19 +399,19 @@ pub(crate) fn down(args: &DownArgs) -> Result<(), Failure> {
         if let Some(state) = directory.state()? {
             let installation = install::Installation { bin: state.bin.clone(), version: state.version };
             let launcher = Launcher {
-                account: process::Account::choose(&directory.path, state.engine)?,
+                account: children::Account::choose(&directory.path, state.engine)?,
                 logs: directory.logs(),
                 cwd: state.data.clone(),
                 stop: Stop::listen()?,
             };
             for node in &state.nodes {
                 let data = state.node_data(&node.name);
-                if process::server(&data).is_some() {
+                if children::server(&data).is_some() {
                     match state.engine {
                         Engine::Postgresql => postgres::stop_data(&installation, &launcher, &data).await,
                         Engine::Mariadb => mariadb::stop_data(&data, None).await,
                     }
-                    out::line(format_args!("stopped {}, which an earlier run had left", node.name));
+                    terminal::line(format_args!("stopped {}, which an earlier run had left", node.name));
                     stopped = true;
                 }
             }
@@ -419,8 +419,8 @@ pub(crate) fn down(args: &DownArgs) -> Result<(), Failure> {
         directory.clear_running();
         let path = directory.path.display();
         match stopped {
-            true => out::line(format_args!("stopped; the data stay in {path}")),
-            false => out::line(format_args!("nothing runs in {path}")),
+            true => terminal::line(format_args!("stopped; the data stay in {path}")),
+            false => terminal::line(format_args!("nothing runs in {path}")),
         }
         Ok(())
     })
@@ -489,22 +489,22 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
             "registered": known,
             "nodes": observed,
         });
-        out::line(format_args!("{document:#}"));
+        terminal::line(format_args!("{document:#}"));
         return Ok(());
     }
     if let Some(state) = &running {
         let listens = listens(state);
-        out::line(format_args!(
+        terminal::line(format_args!(
             "{listens} · metrics http://{}/metrics · console http://{}/ · process {}",
             state.metrics, state.console, state.process.pid
         ));
     }
     observed.extend(relay);
     status::fill_lag(&mut observed);
-    out::raw(&status::table(&observed, None));
+    terminal::raw(&status::table(&observed, None));
     if let (Some(state), false) = (&running, known.is_empty()) {
         let told: Vec<String> = known.iter().map(ToString::to_string).collect();
-        out::line(format_args!("registry http://{} · {}", state.registry, told.join(" · ")));
+        terminal::line(format_args!("registry http://{} · {}", state.registry, told.join(" · ")));
     }
     match running {
         Some(_) => Ok(()),

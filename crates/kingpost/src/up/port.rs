@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use crate::error::Failure;
+use process::Failure;
 
 /// Most ports that are tried.
 const MOST: u32 = 4;

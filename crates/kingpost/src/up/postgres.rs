@@ -7,11 +7,11 @@ use std::time::Duration;
 use tokio::process::{Child, Command};
 use tokio_postgres::{NoTls, SimpleQueryMessage, SimpleQueryRow};
 
+use super::children::{self, Launcher, Starting};
 use super::install::Installation;
 use super::plan::OnDisk;
 use super::port::Attempts;
-use super::process::{self, Launcher, Starting};
-use crate::error::Failure;
+use process::Failure;
 
 /// Superuser of the local cluster.
 pub(super) const SUPERUSER: &str = "postgres";
@@ -217,7 +217,7 @@ impl Server {
 
     /// True if the server's process has ended, or was never started.
     pub(super) fn is_down(&mut self) -> bool {
-        process::has_ended(&mut self.child)
+        children::has_ended(&mut self.child)
     }
 
     /// Promotes a replica.
@@ -244,7 +244,7 @@ impl Server {
 pub(super) async fn stop_data(installation: &Installation, launcher: &Launcher, data: &Path) {
     for mode in ["fast", "immediate"] {
         // pg_ctl trusts postmaster.pid; a pid that another process has got must not reach it.
-        if process::server(data).is_none() {
+        if children::server(data).is_none() {
             return;
         }
         let mut command = launcher.command(&installation.program("pg_ctl"));
@@ -256,7 +256,7 @@ pub(super) async fn stop_data(installation: &Installation, launcher: &Launcher, 
             other => tracing::warn!(data = %data.display(), mode, ?other, "pg_ctl stop did not work"),
         }
     }
-    process::kill_server(data);
+    children::kill_server(data);
 }
 
 /// Runs a statement on a server of the cluster as superuser, on a connection of its own, with a time limit.

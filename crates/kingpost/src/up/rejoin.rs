@@ -6,8 +6,8 @@ use std::time::Duration;
 use topology::{NodeId, Role, View};
 
 use super::cluster::Cluster;
-use crate::out;
 use crate::run::Running;
+use process::terminal;
 
 /// Interval between two looks.
 const PACE: Duration = Duration::from_secs(1);
@@ -40,11 +40,11 @@ pub(super) async fn former_primaries(cluster: &mut Cluster, running: &Running) {
                 continue;
             }
             (*looks, *attempts) = (0, *attempts + 1);
-            out::line(format_args!("{name} was the primary before {primary}: it becomes a replica"));
-            let step = |text: &str| out::line(format_args!("  {text}"));
+            terminal::line(format_args!("{name} was the primary before {primary}: it becomes a replica"));
+            let step = |text: &str| terminal::line(format_args!("  {text}"));
             match cluster.rejoin(name, &primary, &step).await {
-                Ok(()) => out::line(format_args!("{name} follows {primary}")),
-                Err(failure) => out::line(format_args!("{name} cannot follow {primary}: {failure}")),
+                Ok(()) => terminal::line(format_args!("{name} follows {primary}")),
+                Err(failure) => terminal::line(format_args!("{name} cannot follow {primary}: {failure}")),
             }
         }
     }

@@ -11,8 +11,8 @@ use ::relay::{Relay, Surroundings};
 use super::postgres::SUPERUSER;
 use super::status::{NodeStatus, relay_status};
 use super::stop::Stop;
-use crate::error::Failure;
 use crate::run::Running;
+use process::Failure;
 
 /// Name of the relay's slot on the primary.
 pub(super) const SLOT: &str = "kingpost_relay";

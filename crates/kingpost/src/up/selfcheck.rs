@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 use super::postgres::{SUPERUSER, describe};
-use crate::error::Failure;
+use process::Failure;
 
 /// Longest time for the whole check.
 const LIMIT: Duration = Duration::from_secs(60);

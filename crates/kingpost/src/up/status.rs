@@ -7,8 +7,9 @@ use ::relay::RelayAccess;
 use serde::Serialize;
 
 use super::postgres::{SUPERUSER, parse_lsn, query_at};
-use crate::registry::{Remote, nodes};
+use crate::registry::nodes;
 use crate::run::Traffic;
+use process::http::Remote;
 
 /// Longest time to ask one node.
 const LIMIT: Duration = Duration::from_millis(1500);

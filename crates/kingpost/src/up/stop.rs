@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 
-use super::process::quit_server;
-use crate::error::Failure;
-use crate::out;
-use crate::serve::StopSignals;
+use super::children::quit_server;
+use process::Failure;
+use process::StopSignals;
+use process::terminal;
 
 /// A receiver of the user's wish to stop.
 #[derive(Debug, Clone)]
@@ -28,7 +28,7 @@ impl Stop {
             signals.next().await;
             sender.send_replace(true);
             signals.next().await;
-            out::note("kingpost: stopping at once");
+            terminal::note("kingpost: stopping at once");
             for data in data.lock().unwrap_or_else(PoisonError::into_inner).iter() {
                 quit_server(data);
             }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use super::relay::LocalRelay;
 use super::status::{self, NodeStatus, Rate, Rates};
 use super::stop::Stop;
-use crate::out;
 use crate::run::{Running, Traffic};
+use process::terminal;
 
 /// Interval between two looks.
 const PACE: Duration = Duration::from_secs(1);
@@ -25,12 +25,12 @@ pub(super) async fn until_stopped(nodes: &[(String, u16)], running: &Running, re
 
 /// Shows the nodes that `look` returns until a signal comes. `traffic`: that of the proxy, if there is one.
 pub(super) async fn show(look: impl AsyncFn() -> Vec<NodeStatus>, traffic: impl Fn() -> Option<Traffic>, stop: &Stop) {
-    let terminal = out::is_terminal();
+    let terminal = terminal::is_terminal();
     let mut rates = Rates::default();
     let mut roles = HashMap::new();
     let mut drawn = 0;
     if !terminal {
-        out::line("ready");
+        terminal::line("ready");
     }
     loop {
         let observed = tokio::select! {
@@ -41,11 +41,11 @@ pub(super) async fn show(look: impl AsyncFn() -> Vec<NodeStatus>, traffic: impl 
         let rate = rates.next(Instant::now(), &observed, traffic.unwrap_or_default());
         if terminal {
             let text = picture(&observed, &rate, traffic);
-            out::raw(&redraw(&text, drawn));
+            terminal::raw(&redraw(&text, drawn));
             drawn = text.lines().count();
         } else {
             for change in changes(&mut roles, &observed) {
-                out::line(change);
+                terminal::line(change);
             }
         }
         tokio::select! {
@@ -54,7 +54,7 @@ pub(super) async fn show(look: impl AsyncFn() -> Vec<NodeStatus>, traffic: impl 
         }
     }
     if terminal {
-        out::line("");
+        terminal::line("");
     }
 }
 

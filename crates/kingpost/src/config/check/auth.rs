@@ -2,8 +2,9 @@
 
 use proxy::config::{AuthMethod, ProxyConfig};
 
+use super::Findings;
 use super::rules::{is_in_clear, warn_of_plain_directory};
-use super::{Findings, parse_address};
+use process::address::parse_address;
 
 /// Checks that each method in some `auth` can be used, and warns of doubtful ones.
 pub(super) fn check(proxy: &ProxyConfig, findings: &mut Findings) {

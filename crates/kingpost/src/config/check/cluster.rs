@@ -7,7 +7,8 @@ use topology::{ClusterConfig, Positions};
 
 use super::super::Config;
 use super::password::Password;
-use super::{Findings, Host, Stat, parse_address};
+use super::{Findings, Stat};
+use process::address::{Host, parse_address};
 
 /// Checks each cluster, and the settings that lead clients to it.
 pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
@@ -134,7 +135,7 @@ fn check_source(of: &str, cluster: &ClusterConfig, findings: &mut Findings) {
     }
     for (index, url) in from.urls.iter().enumerate() {
         let key = format!("{of}.from.urls[{index}]");
-        match crate::registry::Remote::new(url, None) {
+        match process::http::Remote::new(url, None) {
             Err(_) => findings.error(key, format!("found {url:?}, expected http://host:port or https://host:port")),
             Ok(remote) if from.token.is_some() && !remote.is_private() => {
                 findings.warn(key, "the token crosses the network in clear: https:// would hide it");

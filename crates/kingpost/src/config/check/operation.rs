@@ -4,8 +4,9 @@ use std::path::Path;
 
 use proxy::config::ProxyConfig;
 
-use super::{Findings, Host, SOCKET_PATH_LIMIT, parse_address};
+use super::Findings;
 use crate::otlp::collector::{Collector, EXPECTED, Wrong};
+use process::address::{Host, SOCKET_PATH_LIMIT, parse_address};
 
 pub(super) fn check(proxy: &ProxyConfig, findings: &mut Findings) {
     check_tracing(proxy, findings);

@@ -2,8 +2,9 @@
 
 use ::registry::{OpenError, PeerTlsMode};
 
-use super::{Config, Findings, Host, parse_address};
+use super::{Config, Findings};
 use crate::registry::config::{AuthMethod, NACOS_GRPC, NACOS_LISTEN, parse_hash};
+use process::address::{Host, parse_address};
 
 pub(super) fn check(config: &Config, findings: &mut Findings) {
     let registry = &config.registry;

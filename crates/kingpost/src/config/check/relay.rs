@@ -7,7 +7,8 @@ use proxy::config::UserConfig;
 use wire::replication::is_slot_name;
 
 use super::password::{self, Password};
-use super::{Findings, Stat, check_user, parse_address};
+use super::{Findings, Stat, check_user};
+use process::address::parse_address;
 
 pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     if *relay == RelayConfig::default() {

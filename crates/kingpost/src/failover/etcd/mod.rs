@@ -16,9 +16,10 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::config::{is_loopback, secret};
-use crate::error::Failure;
+use crate::config::secret;
 use endpoint::{Endpoint, Refused};
+use process::Failure;
+use process::address::is_loopback;
 
 /// Longest time for one endpoint: less than the shortest life of a lock, so that a dead endpoint costs no lock.
 const LIMIT: Duration = Duration::from_secs(1);

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use crate::error::Failure;
 use crate::moving::Read;
+use process::Failure;
 
 /// Deepest `%include` in an `%include`.
 const DEEPEST: usize = 10;

@@ -11,7 +11,7 @@ use std::path::Path;
 use super::keys::Fate;
 use super::plan::Plan;
 use super::{Options, Read};
-use crate::error::Failure;
+use process::Failure;
 
 /// Returns the key that a key of PgBouncer's `[pgbouncer]` is carried over to.
 pub(crate) fn carried_to(key: &str) -> Option<&'static str> {

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use super::*;
-use crate::error::Failure;
 use crate::moving::Options;
 use crate::moving::checked::{checked, text};
 use crate::moving::lookup::SAFE_QUERY;
+use process::Failure;
 
 const FILE: &str = r#"
 [general]

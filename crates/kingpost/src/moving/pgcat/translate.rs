@@ -4,8 +4,6 @@ use std::path::Path;
 
 use super::keys::{G, TABLE};
 use super::pools::{Lookup, Pool, Reads};
-use crate::config::is_loopback;
-use crate::error::Failure;
 use crate::moving::document::{self, Settings, tables};
 use crate::moving::keys::SYSTEM_CAS;
 use crate::moving::lookup;
@@ -14,6 +12,8 @@ use crate::moving::plan::{Plan, quoted};
 use crate::moving::prober::Login;
 use crate::moving::report::Report;
 use crate::moving::{Options, Read};
+use process::Failure;
+use process::address::is_loopback;
 
 /// Settings of members, and their possible places.
 const PLACES: &[Place] = &[

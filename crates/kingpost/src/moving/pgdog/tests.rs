@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use super::*;
-use crate::error::Failure;
 use crate::moving::Options;
 use crate::moving::checked::{checked, text};
+use process::Failure;
 
 const FILE: &str = r#"
 [general]

@@ -6,14 +6,15 @@ use std::path::Path;
 use super::databases::{self, Database};
 use super::keys::{A, G, LAG, OTHERS, TABLE};
 use super::users::{self, Auth};
-use crate::config::{Tree, is_loopback};
-use crate::error::Failure;
+use crate::config::Tree;
 use crate::moving::document::{self, Settings, tables};
 use crate::moving::keys::SYSTEM_CAS;
 use crate::moving::members::{self, Place, rule};
 use crate::moving::plan::{Plan, quoted};
 use crate::moving::report::Report;
 use crate::moving::{Options, Read};
+use process::Failure;
+use process::address::is_loopback;
 
 /// Settings of members, and their possible places.
 const PLACES: &[Place] = &[

@@ -4,8 +4,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::error::Failure;
 use crate::moving::Read;
+use process::Failure;
 
 /// Deepest `include` in an `include`.
 const DEEPEST: usize = 10;

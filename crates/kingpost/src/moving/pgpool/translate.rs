@@ -10,13 +10,13 @@ use super::conf::{self, Entry, list};
 use super::keys::{C, TABLE};
 use super::nodes;
 use super::passwords::{self, Secret};
-use crate::error::Failure;
 use crate::moving::keys::Fate;
 use crate::moving::members::rule;
 use crate::moving::plan::{Line, Plan, quoted, quoted_list};
 use crate::moving::prober::Login;
 use crate::moving::report::{Found, Report, boolean};
 use crate::moving::{Options, Read};
+use process::Failure;
 
 /// The PAM service that pgpool-II uses; PostgreSQL's is another one.
 const PAM_SERVICE: &str = "pgpool";

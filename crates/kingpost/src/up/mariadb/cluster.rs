@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use ::relay::config::{Engine as Of, RelayConfig, UpstreamConfig, UserConfig};
 use ::relay::{BinlogRelay, last_source};
 
+use super::super::children::{self, Account, Launcher};
 use super::super::cluster::{DEFAULT_REPLICAS, own_directory};
 use super::super::dir::{Directory, Engine, NodeState, State};
-use super::super::process::{self, Account, Launcher};
 use super::super::stop::Stop;
 use super::look::observe;
 use super::server::{Part, Programs, Server, USER, stop_data};
-use crate::error::Failure;
+use process::Failure;
 
 /// `server_id` of the relay; those of the servers count from 1.
 const RELAY_ID: u32 = 1_000_000;
@@ -91,7 +91,7 @@ impl Cluster {
     /// Stops servers that an earlier `up` left behind and returns their names.
     pub(super) async fn stop_leftovers(&self) -> Vec<String> {
         let mut stopped = Vec::new();
-        for (name, data) in process::left_behind(&self.state.data.join("nodes")) {
+        for (name, data) in children::left_behind(&self.state.data.join("nodes")) {
             stop_data(&data, None).await;
             stopped.push(name);
         }

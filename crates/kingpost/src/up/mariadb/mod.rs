@@ -30,12 +30,12 @@ use crate::admin::{self, Admin};
 use crate::cli::UpArgs;
 use crate::config;
 use crate::console::{Scene, ShownBinlog};
-use crate::error::Failure;
-use crate::out;
 use crate::registry::{nodes, run::Running as Registry};
 use crate::relay_mariadb::Relaying;
 use cluster::{Cluster, lock};
 pub(super) use look::observe;
+use process::Failure;
+use process::terminal;
 pub(super) use server::stop_data;
 use server::{USER, ask};
 
@@ -64,10 +64,10 @@ pub(super) async fn start(
     directory.save_running(record)?;
     let started = Instant::now();
     for name in cluster.stop_leftovers().await {
-        out::line(format_args!("stopped {name}, which an earlier run had left"));
+        terminal::line(format_args!("stopped {name}, which an earlier run had left"));
     }
     let elsewhere = (cluster.data() != directory.path).then(|| format!(" · data in {}", cluster.data().display()));
-    out::line(format_args!(
+    terminal::line(format_args!(
         "cluster in {} · MariaDB {}.{}{}{}",
         directory.path.display(),
         cluster.version() / 100,
@@ -75,18 +75,18 @@ pub(super) async fn start(
         cluster.account().map(|name| format!(" as user {name}")).unwrap_or_default(),
         elsewhere.unwrap_or_default(),
     ));
-    let step = |text: &str| out::line(format_args!("  {:5.1} s  {text}", started.elapsed().as_secs_f32()));
+    let step = |text: &str| terminal::line(format_args!("  {:5.1} s  {text}", started.elapsed().as_secs_f32()));
     let result = match cluster.start(args.replicas, &step).await {
         Ok(()) => serve(args, directory, &mut cluster, places, record, stop, &step).await,
         Err(failure) => Err(failure),
     };
     if !args.once || result.is_err() {
-        out::line("stopping");
+        terminal::line("stopping");
     }
     cluster.stop().await;
     directory.clear_running();
     if result.is_ok() {
-        out::line(format_args!("stopped; the data stay in {}", directory.path.display()));
+        terminal::line(format_args!("stopped; the data stay in {}", directory.path.display()));
     }
     result
 }
@@ -235,10 +235,10 @@ async fn former_primaries(cluster: &mut Cluster, relay: &BinlogRelay, seen: &Rec
                 continue;
             }
             (*looks, *attempts) = (0, *attempts + 1);
-            out::line(format_args!("{name} was the primary before {primary}: it becomes a replica"));
-            match cluster.rejoin(name, &|text: &str| out::line(format_args!("  {text}"))).await {
-                Ok(()) => out::line(format_args!("{name} follows {primary}")),
-                Err(failure) => out::line(format_args!("{name} cannot follow {primary}: {failure}")),
+            terminal::line(format_args!("{name} was the primary before {primary}: it becomes a replica"));
+            match cluster.rejoin(name, &|text: &str| terminal::line(format_args!("  {text}"))).await {
+                Ok(()) => terminal::line(format_args!("{name} follows {primary}")),
+                Err(failure) => terminal::line(format_args!("{name} cannot follow {primary}: {failure}")),
             }
         }
     }
@@ -296,7 +296,7 @@ fn written_config(directory: &Directory, places: &Places, nodes: &[(String, u16)
         places.metrics.1,
         places.registry,
         places.console.1,
-        crate::token::hash(&places.token)
+        process::token::hash(&places.token)
     );
     for (name, port) in nodes {
         let _ = write!(text, "\n[[cluster.nodes]]\nname = \"{name}\"\naddress = \"127.0.0.1:{port}\"\n");
@@ -307,20 +307,20 @@ fn written_config(directory: &Directory, places: &Places, nodes: &[(String, u16)
 fn announce(record: &UpState, directory: &Directory, seen: &[NodeStatus]) {
     let path = |name: &str| directory.path.join(name);
     let show = |path: &Path| path.display().to_string();
-    out::line("");
+    terminal::line("");
     for node in seen.iter().filter(|node| node.role != "relay") {
-        out::line(format_args!("{:<8} {} ({})", node.role, node.address, node.name));
+        terminal::line(format_args!("{:<8} {} ({})", node.role, node.address, node.name));
     }
     announce_services(record, directory);
     if let Some(primary) = seen.iter().find(|node| node.role == "primary") {
         let port = primary.address.rsplit(':').next().unwrap_or_default();
-        out::line(format_args!("try      mariadb --defaults-file={} --port={port}", show(&path("client.cnf"))));
-        out::line(format_args!(
+        terminal::line(format_args!("try      mariadb --defaults-file={} --port={port}", show(&path("client.cnf"))));
+        terminal::line(format_args!(
             "failover kill the primary's process (SHUTDOWN there, or kill -9), then: kingpost failover --config {}",
             show(&path("kingpost.toml"))
         ));
     }
-    out::line("");
+    terminal::line("");
 }
 
 #[cfg(test)]

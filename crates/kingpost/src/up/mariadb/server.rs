@@ -10,9 +10,9 @@ use ::binlog::protocol::reply::Row;
 use ::relay::{MariaDbAccess, MariaDbSession};
 use tokio::process::Child;
 
+use super::super::children::{self, Launcher, Starting};
 use super::super::port::Attempts;
-use super::super::process::{self, Launcher, Starting};
-use crate::error::Failure;
+use process::Failure;
 
 /// kingpost's user on the servers and on the relay; replicas log in as it, too.
 pub(super) const USER: &str = "kingpost";
@@ -207,7 +207,7 @@ impl Server {
         for (name, value) in [
             ("datadir", self.data.display().to_string()),
             ("socket", sockets.join(format!("{}.sock", self.name)).display().to_string()),
-            ("pid-file", self.data.join(process::PID_FILES[1]).display().to_string()),
+            ("pid-file", self.data.join(children::PID_FILES[1]).display().to_string()),
             ("init-file", init.display().to_string()),
             ("server-id", self.id.to_string()),
             ("port", self.port.to_string()),
@@ -260,12 +260,12 @@ fn settings(data: &Path) -> PathBuf {
 
 /// Stops the server of a data directory if one runs there: cleanly, then by force. `child`: the process, if this process started it.
 pub(in crate::up) async fn stop_data(data: &Path, child: Option<Child>) {
-    process::end_server(data);
+    children::end_server(data);
     let ended = async {
         match child {
             Some(mut child) => drop(child.wait().await),
             None => {
-                while process::server(data).is_some() {
+                while children::server(data).is_some() {
                     tokio::time::sleep(PACE).await;
                 }
             }
@@ -273,7 +273,7 @@ pub(in crate::up) async fn stop_data(data: &Path, child: Option<Child>) {
     };
     if tokio::time::timeout(STOP_LIMIT, ended).await.is_err() {
         tracing::warn!(data = %data.display(), "the server does not end by itself and is killed");
-        process::kill_server(data);
+        children::kill_server(data);
     }
 }
 

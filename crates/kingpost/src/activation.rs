@@ -1,19 +1,15 @@
-//! Communication with a service manager: the process reports its state (`Type=notify`, one datagram to `$NOTIFY_SOCKET`), and gets the sockets that
-//! the service manager listens on for it (socket activation, `$LISTEN_FDS`). Without those variables nothing happens.
+//! Sockets that the service manager listens on for this process (socket activation, `$LISTEN_FDS`). Without that variable there are none.
 
 use std::io;
 use std::net::ToSocketAddrs;
 use std::os::fd::OwnedFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use listenfd::ListenFd;
 use proxy::Socket;
 
 use crate::config::Config;
-use crate::error::Failure;
 use crate::upgrade::Sockets;
+use process::Failure;
 
 /// Returns the sockets that the service manager has opened, by their addresses in the configuration.
 ///
@@ -82,22 +78,4 @@ fn take(given: &mut ListenFd, index: usize) -> io::Result<(OwnedFd, At)> {
     listener.set_nonblocking(true)?;
     let at = At::Unix(listener.local_addr()?.as_pathname().map(Into::into));
     Ok((listener.into(), at))
-}
-
-/// Sends a state to the service manager, if there is one.
-pub(crate) fn notify(state: &str) {
-    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let address = match name.as_bytes().strip_prefix(b"@") {
-        Some(name) => SocketAddr::from_abstract_name(name),
-        None => SocketAddr::from_pathname(&name),
-    };
-    let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
-    if let Err(error) = sent {
-        tracing::warn!(%error, "cannot tell the service manager");
-    }
-}
-
-/// Reports that the process serves; from now on it is the service's main process.
-pub(crate) fn ready() {
-    notify(&format!("MAINPID={}\nREADY=1", std::process::id()));
 }

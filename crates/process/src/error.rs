@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Exit codes; `--help` lists them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Exit {
+pub enum Exit {
     /// Failure while running.
     Runtime = 1,
     /// Error in the configuration.
@@ -14,7 +14,7 @@ pub(crate) enum Exit {
 }
 
 /// Text below every `--help`. 2 is clap's own.
-pub(crate) const EXIT_CODES: &str = "\
+pub const EXIT_CODES: &str = "\
 Exit codes:
   0  success
   1  failed while running
@@ -24,13 +24,13 @@ Exit codes:
 
 /// A failure in the form that the user sees.
 #[derive(Debug, thiserror::Error)]
-pub(crate) struct Failure {
+pub struct Failure {
     /// Exit code.
-    pub(crate) exit: Exit,
+    pub exit: Exit,
     /// The attempted operation, its object, and the error.
-    pub(crate) what: String,
+    pub what: String,
     /// Advice to the user.
-    pub(crate) advice: Option<String>,
+    pub advice: Option<String>,
 }
 
 impl fmt::Display for Failure {
@@ -44,29 +44,34 @@ impl fmt::Display for Failure {
 }
 
 impl Failure {
-    pub(crate) fn runtime(what: impl Into<String>) -> Failure {
+    /// Makes a failure while running.
+    pub fn runtime(what: impl Into<String>) -> Failure {
         Failure { exit: Exit::Runtime, what: what.into(), advice: None }
     }
 
-    pub(crate) fn config(what: impl Into<String>) -> Failure {
+    /// Makes the failure of a configuration.
+    pub fn config(what: impl Into<String>) -> Failure {
         Failure { exit: Exit::Config, what: what.into(), advice: None }
     }
 
-    pub(crate) fn environment(what: impl Into<String>) -> Failure {
+    /// Makes the failure of a machine that lacks something.
+    pub fn environment(what: impl Into<String>) -> Failure {
         Failure { exit: Exit::Environment, what: what.into(), advice: None }
     }
 
     /// Makes the failure of an operation on a path, refused by the system.
-    pub(crate) fn path(tried: &str, path: &std::path::Path, error: &std::io::Error) -> Failure {
+    pub fn path(tried: &str, path: &std::path::Path, error: &std::io::Error) -> Failure {
         Failure::environment(format!("cannot {tried} {}: {error}", path.display()))
     }
 
     /// Copies the failure.
-    pub(crate) fn again(&self) -> Failure {
+    pub fn again(&self) -> Failure {
         Failure { exit: self.exit, what: self.what.clone(), advice: self.advice.clone() }
     }
 
-    pub(crate) fn advise(mut self, advice: impl Into<String>) -> Failure {
+    /// Adds advice to the user.
+    #[must_use]
+    pub fn advise(mut self, advice: impl Into<String>) -> Failure {
         self.advice = Some(advice.into());
         self
     }

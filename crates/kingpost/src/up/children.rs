@@ -13,7 +13,7 @@ use tokio::process::{Child, Command};
 
 use super::dir::Engine;
 use super::stop::Stop;
-use crate::error::Failure;
+use process::Failure;
 
 /// Longest time from the start of a server to an answer, recovery included.
 const START_LIMIT: Duration = Duration::from_secs(300);

@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// The step at which a request failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Broken {
+pub enum Broken {
     /// The connection.
     #[error("{0}")]
     Reach(std::io::Error),
@@ -49,7 +49,7 @@ impl Broken {
 }
 
 /// Sends a request over a connection of its own, with TLS if there is a target; returns the answer with its body unread.
-pub(crate) async fn exchange(
+pub async fn exchange(
     address: &str,
     tls: Option<&tls::Target>,
     request: Request<Full<Bytes>>,
@@ -67,7 +67,7 @@ pub(crate) async fn exchange(
 
 /// Address of a registry, and how to reach it.
 #[derive(Clone)]
-pub(crate) struct Remote {
+pub struct Remote {
     /// `host:port`.
     address: String,
     token: Option<String>,
@@ -81,7 +81,7 @@ impl Remote {
     ///
     /// # Errors
     /// The address is not `http://host:port`, `https://host:port` or `host:port`.
-    pub(crate) fn new(url: &str, token: Option<String>) -> Result<Remote, Failure> {
+    pub fn new(url: &str, token: Option<String>) -> Result<Remote, Failure> {
         let (is_secure, address) = match url.strip_prefix("https://") {
             Some(address) => (true, address),
             None => (false, url.strip_prefix("http://").unwrap_or(url)),
@@ -97,15 +97,15 @@ impl Remote {
     }
 
     /// True if nobody on the network can read the traffic: it uses TLS, or stays within this machine.
-    pub(crate) fn is_private(&self) -> bool {
-        self.is_secure || crate::config::is_loopback(&self.address)
+    pub fn is_private(&self) -> bool {
+        self.is_secure || crate::address::is_loopback(&self.address)
     }
 
     /// Adds the files for TLS; reads none of them for an `http://` address.
     ///
     /// # Errors
     /// A file cannot be used, or the host is no name for a certificate.
-    pub(crate) fn secured(self, ca: Option<&Path>, cert: Option<&Path>, key: Option<&Path>) -> Result<Remote, Failure> {
+    pub fn secured(self, ca: Option<&Path>, cert: Option<&Path>, key: Option<&Path>) -> Result<Remote, Failure> {
         if !self.is_secure {
             return Ok(self);
         }
@@ -128,12 +128,7 @@ impl Remote {
     }
 
     /// Sends a request; returns the answer with its body unread.
-    pub(crate) async fn send(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<&Value>,
-    ) -> Result<Response<Incoming>, Failure> {
+    pub async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Response<Incoming>, Failure> {
         let failed = |what: &str, error: &dyn std::fmt::Display| {
             Failure::runtime(format!("cannot {what} the registry at {}: {error}", self.address))
                 .advise("is it running? --url or KINGPOST_REGISTRY_URL name another one")
@@ -159,7 +154,7 @@ impl Remote {
     ///
     /// # Errors
     /// The registry cannot be reached, does not answer in time, or refuses.
-    pub(crate) async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
+    pub async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
         let whole = async {
             let response = self.send(method, path, body).await?;
             let status = response.status();
@@ -186,7 +181,7 @@ impl Remote {
 }
 
 /// Encodes a name as a segment of a path.
-pub(crate) fn segment(name: &str) -> String {
+pub fn segment(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
     for byte in name.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
