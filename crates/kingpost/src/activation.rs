@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use listenfd::ListenFd;
 use proxy::Socket;
 
-use crate::config::Config;
 use crate::upgrade::Sockets;
+use config::Config;
 use process::Failure;
 
 /// Returns the sockets that the service manager has opened, by their addresses in the configuration.

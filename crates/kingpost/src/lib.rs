@@ -16,7 +16,6 @@
 mod activation;
 mod admin;
 mod cli;
-mod config;
 mod console;
 mod exposition;
 mod failover;
@@ -36,7 +35,6 @@ mod profile;
 mod registry;
 mod relay;
 mod relay_mariadb;
-mod reload;
 mod run;
 mod serve;
 mod up;

@@ -7,8 +7,8 @@ use topology::{ClusterConfig, NodeConfig};
 use wire::control::Settings;
 use wire::md5;
 
-use crate::config::Config;
 use crate::passwords;
+use config::Config;
 use process::Failure;
 use process::control_runtime;
 

@@ -15,7 +15,7 @@ use proxy::config::TrafficConfig;
 use proxy::console::Orders;
 use serde::{Deserialize, Serialize};
 
-use crate::config::Overrides;
+use config::Overrides;
 
 /// Operators' orders to a process.
 #[derive(Clone, Default, PartialEq)]

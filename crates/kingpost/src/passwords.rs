@@ -14,8 +14,8 @@ use proxy::renewals::Bell;
 use secret::{Renewed, Secret, Source, Store, Which};
 use tokio::sync::{Notify, mpsc, watch};
 
-use crate::config::{Config, PasswordsConfig};
 use crate::run::AskedAgain;
+use config::{Config, PasswordsConfig};
 use process::Failure;
 
 /// Interval between two checks of the files.

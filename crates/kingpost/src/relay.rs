@@ -18,14 +18,14 @@ use watermark::Lsn;
 
 use crate::admin::{Admin, Source};
 use crate::cli::{FetchArgs, RelayArgs, RelayCommand, ResetArgs};
-use crate::config::{self, Config, secret};
 use crate::console::{Scene, Shown, Watched};
 use crate::exposition::{Exposition, Type};
 use crate::otlp::metrics::Pushing;
 use crate::relay_mariadb;
-use crate::reload::settle;
-use crate::reload::warn;
 use crate::run::{describe_view, primary_of};
+use config::settle;
+use config::warn;
+use config::{self, Config, secret};
 use process::Failure;
 use process::{INTERRUPTED, LogFlags, StopSignals, control_runtime, listen_for, logging, systemd, terminal};
 

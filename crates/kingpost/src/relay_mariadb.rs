@@ -10,12 +10,12 @@ use ::relay::{BinlogRelay, BinlogStatus};
 use tokio::signal::unix::SignalKind;
 
 use crate::admin::{Admin, Source};
-use crate::config::{self, Config};
 use crate::console::{Scene, ShownBinlog};
 use crate::exposition::{Exposition, Type};
 use crate::otlp::metrics::Pushing;
 use crate::relay::{failure_of, say_what_comes_later};
-use crate::reload::settle;
+use config::settle;
+use config::{self, Config};
 use process::Failure;
 use process::{StopSignals, listen_for, systemd};
 

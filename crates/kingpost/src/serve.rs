@@ -13,18 +13,18 @@ use ::relay::config::Engine;
 
 use crate::admin::Admin;
 use crate::cli::{CheckArgs, ProxyArgs};
-use crate::config::{self, Config, Overrides, Problem};
 use crate::console::Serving;
-use crate::failover::config::FailoverConfig;
+use crate::moving::alias;
 use crate::orders::Ordered;
 use crate::otlp::metrics::Pushing;
 use crate::passwords::Passwords;
 use crate::registry::source::Sources;
-use crate::reload::settle;
-use crate::reload::warn;
 use crate::run::{self, Running};
 use crate::upgrade::{self, Heir, Sockets, inherited};
 use crate::{activation, logins};
+use config::failover::FailoverConfig;
+use config::warn;
+use config::{self, Config, Overrides, Problem};
 use process::Failure;
 use process::{INTERRUPTED, LogFlags, StopSignals, control_runtime, listen_for, logging, systemd, terminal};
 use proxy::Socket;
@@ -253,7 +253,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
                     let _ = answer.send(result.map_err(|failure| failure.to_string()));
                 }
                 Order::Set { key, value, answer } => {
-                    let new = overrides.with(&key, &value);
+                    let new = overrides.with(&key, &value, alias);
                     let result = new.and_then(|new| {
                         reload(path, &mut config, &running, &passwords, &new).map_err(|failure| failure.to_string())?;
                         overrides = new;
@@ -455,7 +455,8 @@ fn renew(config: &Config, running: &Running, passwords: &Passwords) {
 fn set_again(path: &Path, config: &mut Config, settings: &[(String, String)]) -> Overrides {
     let mut overrides = Overrides::default();
     let mut set = |settings: &[(String, String)]| {
-        let with = settings.iter().try_fold(overrides.clone(), |with, (key, value)| with.with(key, value).ok())?;
+        let with =
+            settings.iter().try_fold(overrides.clone(), |with, (key, value)| with.with(key, value, alias).ok())?;
         let (new, _) = of_a_proxy(path, &with).ok()?;
         *config = keep_nodes(new, config);
         overrides = with;
@@ -512,7 +513,7 @@ fn reload(
         passwords.adopt(&new, store);
         Ok((new, warnings))
     });
-    settle(path, config, applied, |old, new| {
+    config::settle(path, config, applied, |old, new| {
         if new.metrics != old.metrics || new.log != old.log || new.console != old.console {
             tracing::warn!("changes of [metrics], [console] and [log] take effect at the next start");
         }

@@ -98,7 +98,7 @@ impl Survey {
                 Waits::Unknown => found.push(Disagreement::Unknown { node, setting }),
                 Waits::ForRelays(0) => found.push(Disagreement::WithoutRelays { node, setting, relays: relays() }),
                 Waits::ForRelays(waits) if waits < configured => {
-                    let needed = |acknowledgements| super::plan::needed(self.relays.len(), acknowledgements);
+                    let needed = |acknowledgements| config::failover::needed(self.relays.len(), acknowledgements);
                     let (needed, counted) = (needed(waits), needed(configured));
                     let acknowledgements = configured;
                     found.push(Disagreement::Fewer { node, setting, waits, acknowledgements, needed, counted });

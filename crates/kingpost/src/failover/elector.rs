@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::config::FailoverConfig;
 use super::etcd::{self, Etcd};
 use super::session::{self, Sessions};
 use crate::cli::WatchArgs;
+use config::failover::FailoverConfig;
 use process::Failure;
 
 /// The service that grants the lock.

@@ -13,9 +13,9 @@ use std::time::Duration;
 use ::binlog::gtid::mariadb::{Position, State};
 use ::relay::{BinlogStanding, MariaDbAccess, MariaDbSession, Order};
 
-use super::plan::needed;
 use crate::cli::FailoverArgs;
-use crate::config::{Config, secret};
+use config::failover::needed;
+use config::{Config, secret};
 use process::Failure;
 use process::terminal;
 

@@ -12,11 +12,11 @@ use topology::{Candidacy, ClusterConfig, NodeConfig};
 use watermark::Lsn;
 use wire::control::Settings;
 
-use super::config::{PartConfig, RelayPartConfig};
 use super::lock;
 use super::note::{self, Note};
 use super::plan::{Locked, ProxySeen, ProxyState, RelaySeen, ServerSeen, ServerState, Survey, Tags};
-use crate::config::{Config, secret};
+use config::failover::{PartConfig, RelayPartConfig};
+use config::{Config, secret};
 use process::Failure;
 
 /// Application name of sessions on servers and in consoles.

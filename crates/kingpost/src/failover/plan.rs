@@ -1,5 +1,6 @@
 //! Decisions of a failover, from the answers of servers and relays. Pure: no I/O, no clock.
 
+use config::failover::{needed, stopping};
 use std::time::Duration;
 
 use ::relay::Standing;
@@ -229,17 +230,6 @@ impl Survey {
             Situation::Healthy { primary, timeline }
         })
     }
-}
-
-/// Returns the number of `relays` to fence so that no commit can be acknowledged any more, and so that one of them has every acknowledged commit.
-fn stopping(relays: usize, acknowledgements: usize) -> usize {
-    (relays + 1).saturating_sub(acknowledgements.max(1)).max(1)
-}
-
-/// Returns the number of `relays` that a failover needs: enough to stop all commits ([`stopping`]), and more than half, or two runs could each get
-/// enough and elect two nodes.
-pub(crate) fn needed(relays: usize, acknowledgements: usize) -> usize {
-    stopping(relays, acknowledgements).max(relays / 2 + 1)
 }
 
 /// Position that the new primary must have reached: timeline, received, replayed.

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::judge::Judgement;
 use crate::admin::Source;
-use crate::config::MetricsConfig;
 use crate::exposition::{Exposition, Type};
+use config::MetricsConfig;
 use process::Failure;
 
 /// Time without a finished look after which the watcher counts as stuck; a look takes a second or two.

@@ -7,7 +7,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use super::parts::Parts;
 use super::plan::{Rules, Survey};
 use crate::cli::StopAt;
-use crate::config::Config;
+use config::Config;
 use process::Failure;
 use process::terminal;
 

@@ -16,8 +16,8 @@ use super::report::{Report, check_address};
 use super::steps::Steps;
 use crate::admin::Admin;
 use crate::cli::WatchArgs;
-use crate::config::Config;
 use crate::otlp::metrics::Pushing;
+use config::Config;
 use process::Failure;
 
 /// Longest time until the first answer of etcd or the registry.

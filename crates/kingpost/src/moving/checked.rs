@@ -1,7 +1,5 @@
 //! Check of a translation before it is written, for tests.
 
-use crate::config;
-
 /// Parses a translation. It must be a configuration without errors, except for missing certificates.
 pub(super) fn checked(translation: &str) -> toml::Table {
     let checked = config::parse("text", translation, [], &|_| config::Stat::Readable { mode: 0o600, empty: false });

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::Read;
 use super::report::{Found, Report, boolean};
-use crate::config::{Origin, Tree, Value, parse_tree};
+use config::{Origin, Tree, Value, parse_tree};
 use process::Failure;
 
 /// Most syntax errors reported of a file.

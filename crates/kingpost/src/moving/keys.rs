@@ -118,7 +118,7 @@ pub(super) mod tests {
             // The target of a key is a key of Kingpost.
             if let Fate::Carried(to) = key.fate {
                 for to in to.split(", ") {
-                    assert!(crate::config::is_key(to), "{}: Kingpost has no key {to}", key.name);
+                    assert!(config::is_key(to), "{}: Kingpost has no key {to}", key.name);
                 }
             }
         }

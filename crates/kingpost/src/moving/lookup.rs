@@ -1,9 +1,9 @@
 //! The query by which users are looked up.
 
+use config::SAFE_QUERY;
+
 use super::report::Report;
 
-/// The auth_query of PgBouncer from 1.24.1 on: it lets in no role that has expired or may not log in (CVE-2025-2291).
-pub(crate) const SAFE_QUERY: &str = "SELECT rolname, CASE WHEN rolvaliduntil < now() THEN NULL ELSE rolpassword END FROM pg_authid WHERE rolname=$1 AND rolcanlogin";
 /// Queries that do, without white space around `=`.
 const UNSAFE: [&str; 3] = [
     "select usename, passwd from pg_shadow where usename=$1",

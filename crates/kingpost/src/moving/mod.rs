@@ -28,13 +28,12 @@ mod server;
 use std::path::{Path, PathBuf};
 
 use crate::cli::{ConfigCommand, Translation};
-use crate::config::{self, Problem, Severity};
+use config::{self, Problem, Severity};
 use plan::Plan;
 use process::Failure;
 use process::terminal;
 
-pub(crate) use lookup::SAFE_QUERY;
-pub(crate) use pgbouncer::{carried_to, needless};
+pub(crate) use pgbouncer::alias;
 
 /// Function that reads a file named by the settings.
 type Read<'a> = &'a dyn Fn(&Path) -> Result<String, Failure>;

@@ -17,7 +17,6 @@ use opentelemetry_proto::tonic::metrics::v1::{
     ScopeMetrics, Sum,
 };
 use opentelemetry_proto::tonic::resource::v1::Resource;
-use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
@@ -25,56 +24,13 @@ use tonic::Request;
 use tonic::metadata::MetadataMap;
 use tonic::transport::Channel;
 
-use super::collector::{Collector, Wrong, explained};
-use super::{FAREWELL, PATIENCE, host, instance_id};
+use super::explained;
+use super::{FAREWELL, host, instance_id};
 use crate::admin::Source;
 use crate::exposition::{Data, Exposition, Family, Number, Observations, Sample};
+use config::otlp::PATIENCE;
+use config::otlp::{Collector, OtlpConfig, Wrong};
 use process::Failure;
-
-/// `[metrics.otlp]`: a collector that the metrics are sent to.
-#[derive(Clone, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct OtlpConfig {
-    /// `http://host:port` or `https://host:port` of a collector that takes OTLP over gRPC. Not set: nothing is sent.
-    pub(crate) endpoint: Option<String>,
-    /// Interval between two requests.
-    #[serde(with = "humantime_serde")]
-    pub(crate) interval: Duration,
-    /// The service name of the metrics.
-    pub(crate) service_name: String,
-    /// PEM: CAs that the collector's certificate is verified with; the system's if not set.
-    pub(crate) ca_file: Option<std::path::PathBuf>,
-    /// PEM: the certificate that is sent to the collector.
-    pub(crate) cert_file: Option<std::path::PathBuf>,
-    /// PEM: that certificate's private key.
-    pub(crate) key_file: Option<std::path::PathBuf>,
-    /// Headers of each request, each `name: value`.
-    #[serde(skip_serializing)]
-    pub(crate) headers: Vec<String>,
-}
-
-impl Default for OtlpConfig {
-    fn default() -> Self {
-        OtlpConfig {
-            endpoint: None,
-            interval: Duration::from_secs(30),
-            service_name: "kingpost".into(),
-            ca_file: None,
-            cert_file: None,
-            key_file: None,
-            headers: Vec::new(),
-        }
-    }
-}
-
-impl std::fmt::Debug for OtlpConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("OtlpConfig")
-            .field("endpoint", &self.endpoint)
-            .field("interval", &self.interval)
-            .finish_non_exhaustive()
-    }
-}
 
 /// A task that sends metrics. Dropping it ends the task without a last request.
 #[derive(Debug)]

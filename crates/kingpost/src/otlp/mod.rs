@@ -6,14 +6,11 @@
 //!  Source::metrics() ─▶ metrics::Pushing ─┘
 //! ```
 
-pub(crate) mod collector;
 pub(crate) mod metrics;
 pub(crate) mod traces;
 
 use std::time::Duration;
 
-/// Longest wait for the collector's answer.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest wait for the collector at the end of the process.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -25,4 +22,18 @@ fn instance_id(host: &str) -> String {
 /// Returns this machine's name; in a container that of the container.
 fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Describes an error with its causes: tonic's own text is "transport error".
+fn explained(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let more = error.to_string();
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = error.source();
+    }
+    text
 }

@@ -23,9 +23,10 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{self, Receiver};
 use tokio::task::JoinHandle;
 
-use super::collector::{Collector, Wrong};
-use super::{FAREWELL, PATIENCE, host, instance_id};
+use super::{FAREWELL, host, instance_id};
 use crate::exposition::Exposition;
+use config::otlp::PATIENCE;
+use config::otlp::{Collector, Wrong};
 use process::Failure;
 
 /// Most spans that wait to be sent; further ones are dropped.

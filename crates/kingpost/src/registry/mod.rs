@@ -7,7 +7,6 @@
 //! ```
 
 mod client;
-pub(crate) mod config;
 mod import;
 pub(crate) mod nodes;
 pub(crate) mod run;
@@ -19,12 +18,12 @@ use std::time::Duration;
 
 use crate::admin::Admin;
 use crate::cli::{RegistryArgs, RegistryCommand};
-use crate::config as file;
 use crate::console::Scene;
 use crate::otlp::metrics::Pushing;
-use crate::reload::settle;
-use crate::reload::warn;
-use config::RegistryConfig;
+use config as file;
+use config::registry::RegistryConfig;
+use config::settle;
+use config::warn;
 use process::Failure;
 use process::{LogFlags, StopSignals, control_runtime, listen_for, logging, systemd, terminal};
 use run::Running;

@@ -12,10 +12,10 @@ use registry::{Registry, dns};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
-use super::config::{AuthMethod, NACOS_GRPC, NACOS_LISTEN, RegistryConfig};
 use crate::admin::Source;
 use crate::console::Known;
 use crate::exposition::{Exposition, Type};
+use config::registry::{AuthMethod, NACOS_GRPC, NACOS_LISTEN, RegistryConfig};
 use process::Failure;
 
 /// A running registry.

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use topology::{MOST_NODES, NodeConfig, RegistrySource};
 
-use crate::config::Config;
+use config::Config;
 use process::Failure;
 use process::http::{Remote, segment};
 

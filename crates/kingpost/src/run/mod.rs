@@ -11,11 +11,11 @@ use ::console::{ClustersPart, ProxyPart, Served};
 use topology::{Address, Topology, View};
 
 use crate::admin::Source;
-use crate::config::Config;
 use crate::console::{Scene, Shown};
 use crate::exposition::Exposition;
 use crate::otlp::traces::Traces;
 use crate::passwords::Passwords;
+use config::Config;
 use process::Failure;
 use proxy::console::{Held, NoOrders, Orders, Process};
 use proxy::fleet::Fleet;

@@ -7,12 +7,12 @@ use topology::Topology;
 
 use super::failure_of;
 use super::shown;
-use crate::config::Config;
 use crate::console::{Observed, Watched};
 use crate::exposition::Exposition;
 use crate::judges::Judges;
 use crate::lookup::Lookup;
 use crate::passwords::Passwords;
+use config::Config;
 use process::Failure;
 use proxy::console::Orders;
 use proxy::fleet::Fleet;

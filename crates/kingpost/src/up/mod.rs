@@ -30,7 +30,6 @@ use std::time::{Duration, Instant};
 
 use crate::admin::{self, Admin};
 use crate::cli::{DownArgs, Durability, StatusArgs, UpArgs};
-use crate::config;
 use crate::registry::{nodes, run::Running as Registry};
 use crate::run::Running;
 use crate::serve::end;

@@ -3,120 +3,25 @@
 //! With a user, etcd issues a token for the password, which is sent with each request. Tokens expire (after five minutes without use, by default) and
 //! are lost when a member restarts: on such a refusal the client logs in once more.
 
-mod endpoint;
+mod request;
 
-use std::fmt;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::config::secret;
-use endpoint::{Endpoint, Refused};
+use config::etcd::{Endpoint, EtcdConfig, Wrong};
+use config::secret;
 use process::Failure;
-use process::address::is_loopback;
+use request::{Refused, ask};
 
 /// Longest time for one endpoint: less than the shortest life of a lock, so that a dead endpoint costs no lock.
 const LIMIT: Duration = Duration::from_secs(1);
 /// Prefix of Patroni's keys, whose presence is checked.
 pub(super) const PATRONI: &str = "/service/";
-
-/// `[failover.etcd]`: the etcd with the lock of `kingpost watch --etcd`.
-#[derive(Clone, PartialEq, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct EtcdConfig {
-    /// `https://host:port`, or `http://host:port`.
-    pub(crate) endpoints: Vec<String>,
-    /// A user of etcd; empty: its access control is off.
-    pub(crate) user: String,
-    /// The user's password.
-    #[serde(skip_serializing)]
-    pub(crate) password: Option<String>,
-    /// File whose first line is the password.
-    pub(crate) password_file: Option<PathBuf>,
-    /// PEM: CAs that etcd's certificate is verified with; None: those of the system.
-    pub(crate) ca_file: Option<PathBuf>,
-    /// PEM: the client certificate for etcd.
-    pub(crate) cert_file: Option<PathBuf>,
-    /// PEM: that certificate's private key, without a passphrase.
-    pub(crate) key_file: Option<PathBuf>,
-}
-
-impl fmt::Debug for EtcdConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EtcdConfig")
-            .field("endpoints", &self.endpoints)
-            .field("user", &self.user)
-            .field("ca_file", &self.ca_file)
-            .field("cert_file", &self.cert_file)
-            .finish_non_exhaustive()
-    }
-}
-
-/// An error of `[failover.etcd]`: the key, and the reason.
-pub(crate) type Wrong = (&'static str, String);
-
-impl EtcdConfig {
-    /// Checks the settings, including the files for TLS.
-    ///
-    /// # Errors
-    /// The first error.
-    pub(crate) fn check(&self) -> Result<(), Wrong> {
-        self.endpoints().map(drop)
-    }
-
-    /// Returns the endpoints, ready for requests. Reads the files for TLS, but no password.
-    ///
-    /// # Errors
-    /// The first error.
-    fn endpoints(&self) -> Result<Vec<Endpoint>, Wrong> {
-        let read = |text: &String| Endpoint::read(text).map_err(|why| ("endpoints", why));
-        let mut endpoints: Vec<Endpoint> = self.endpoints.iter().map(read).collect::<Result<_, _>>()?;
-        if let Some(other) = endpoints.iter().find(|endpoint| endpoint.is_secure != endpoints[0].is_secure) {
-            return Err(("endpoints", format!("found {other} among others: expected https for all, or http for all")));
-        }
-        let has_password = self.password.is_some() || self.password_file.is_some();
-        if self.password.is_some() && self.password_file.is_some() {
-            return Err(("password", "found password and password_file, expected at most one of them".into()));
-        }
-        match (self.user.is_empty(), has_password) {
-            (false, false) => return Err(("user", "found no password: expected password or password_file".into())),
-            (true, true) => return Err(("password", "found no user that it is of".into())),
-            _ => {}
-        }
-        if let Some(open) = endpoints.iter().find(|endpoint| !endpoint.is_secure && !is_loopback(&endpoint.address))
-            && has_password
-        {
-            return Err((
-                "endpoints",
-                format!("found {open} and a password, which anybody on the way could read: expected https"),
-            ));
-        }
-        let has_files = self.ca_file.is_some() || self.cert_file.is_some() || self.key_file.is_some();
-        if endpoints.iter().any(|endpoint| endpoint.is_secure) {
-            let config = tls::ConnectConfig {
-                mode: tls::ConnectMode::VerifyFull,
-                ca_file: Some(self.ca_file.clone().unwrap_or_else(|| tls::system_authorities().to_owned())),
-                cert_file: self.cert_file.clone(),
-                key_file: self.key_file.clone(),
-                ..tls::ConnectConfig::default()
-            };
-            let connector = tls::Connector::new(&config).map_err(|error| (error.setting(), error.to_string()))?;
-            let connector = connector.map(Arc::new);
-            for endpoint in &mut endpoints {
-                endpoint.secure(connector.as_ref()).map_err(|why| ("endpoints", why))?;
-            }
-        } else if has_files && !endpoints.is_empty() {
-            return Err(("endpoints", "found http and files for TLS: expected https".into()));
-        }
-        Ok(endpoints)
-    }
-}
 
 /// Endpoints of one etcd.
 #[derive(Clone)]
@@ -286,7 +191,7 @@ impl Etcd {
         let first = self.answered.load(Ordering::Relaxed);
         for index in (0..self.endpoints.len()).map(|index| (first + index) % self.endpoints.len()) {
             let endpoint = &self.endpoints[index];
-            match tokio::time::timeout(LIMIT, endpoint.ask(path, body, token)).await {
+            match tokio::time::timeout(LIMIT, ask(endpoint, path, body, token)).await {
                 Ok(Ok(answer)) => {
                     self.answered.store(index, Ordering::Relaxed);
                     return Ok(answer);
@@ -327,32 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_configured() {
-        let user = |config: EtcdConfig| EtcdConfig { user: "u".into(), password: Some("secret".into()), ..config };
-        let missing = Some(PathBuf::from("/does/not/exist"));
-        for (what, config, wrong) in [
-            ("nothing", config(&[]), None),
-            ("an address", config(&["127.0.0.1:2379"]), None),
-            ("two", config(&["http://a:2379", "http://b:2379/"]), None),
-            ("no port", config(&["http://a"]), Some("endpoints")),
-            ("a path", config(&["a:1/x"]), Some("endpoints")),
-            ("both kinds", config(&["http://a:1", "https://a:2"]), Some("endpoints")),
-            ("a user, here", user(config(&["http://127.0.0.1:1"])), None),
-            ("a user, elsewhere", user(config(&["http://a:1"])), Some("endpoints")),
-            ("no password", EtcdConfig { user: "u".into(), ..config(&["http://127.0.0.1:1"]) }, Some("user")),
-            ("no user", EtcdConfig { user: String::new(), ..user(config(&["http://127.0.0.1:1"])) }, Some("password")),
-            (
-                "two passwords",
-                EtcdConfig { password_file: missing.clone(), ..user(config(&["http://127.0.0.1:1"])) },
-                Some("password"),
-            ),
-            ("no such CA", EtcdConfig { ca_file: missing.clone(), ..config(&["https://a:1"]) }, Some("ca_file")),
-            ("a CA for nothing", EtcdConfig { ca_file: missing, ..config(&["http://a:1"]) }, Some("endpoints")),
-        ] {
-            let found = config.endpoints().err();
-            assert_eq!(found.as_ref().map(|(key, _)| *key), wrong, "{what}: {found:?}");
-            assert!(!format!("{config:?} {found:?}").contains("secret"), "{what}");
-        }
+    fn endpoints_of_the_command_line_come_first() {
         let both = Etcd::new(&config(&["http://a:1"]), "b:2, c:3").unwrap();
         assert_eq!(both.endpoints.iter().map(ToString::to_string).collect::<Vec<_>>(), ["http://b:2", "http://c:3"]);
         assert!(Etcd::new(&config(&[]), "").is_err());

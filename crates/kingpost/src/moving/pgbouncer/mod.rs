@@ -11,20 +11,17 @@ use std::path::Path;
 use super::keys::Fate;
 use super::plan::Plan;
 use super::{Options, Read};
+use config::Alias;
 use process::Failure;
 
-/// Returns the key that a key of PgBouncer's `[pgbouncer]` is carried over to.
-pub(crate) fn carried_to(key: &str) -> Option<&'static str> {
-    match keys::TABLE.find(keys::P, key)?.fate {
-        Fate::Carried(to) => Some(to),
-        Fate::Needless | Fate::Refused(_) => None,
-    }
-}
-
-/// Returns the reason why a key of PgBouncer's `[pgbouncer]` is not needed; `None`: it is, or there is no such key.
-pub(crate) fn needless(key: &str) -> Option<&'static str> {
+/// Returns the meaning of a key of PgBouncer's `[pgbouncer]` for an operator who sets it.
+pub(crate) fn alias(key: &str) -> Option<Alias> {
     let key = keys::TABLE.find(keys::P, key)?;
-    matches!(key.fate, Fate::Needless).then_some(key.note)
+    match key.fate {
+        Fate::Carried(to) => Some(Alias::Path(to)),
+        Fate::Needless => Some(Alias::Needless(key.note)),
+        Fate::Refused(_) => None,
+    }
 }
 
 /// Reads `file` and the files that it refers to, and plans the translation.

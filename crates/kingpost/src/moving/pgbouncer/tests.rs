@@ -1,8 +1,7 @@
 //! Whole files: their translations, and the refusals.
 
 use super::*;
-use crate::config;
-use crate::moving::lookup::SAFE_QUERY;
+use config::SAFE_QUERY;
 
 const INI: &str = r#"
 ;; a usual file

@@ -12,12 +12,13 @@ use wire::scram::Verifier;
 use super::ini::{self, Entry};
 use super::keys::{D, P, R, TABLE, U};
 use crate::moving::keys::SYSTEM_CAS;
-use crate::moving::lookup::{self, SAFE_QUERY};
+use crate::moving::lookup;
 use crate::moving::plan::{Line, Plan, quoted};
 use crate::moving::prober::Login;
 use crate::moving::report::{Found, Report};
 use crate::moving::server::{Servers, address};
 use crate::moving::{Options, Read};
+use config::SAFE_QUERY;
 use process::Failure;
 
 /// Time limits that have the same names in Kingpost: in general, and for a user.

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use super::keys::{L, P, S, U};
 use super::translate::method_of;
-use crate::config::{Tree, Value};
 use crate::moving::document::{Settings, table, tables, text_of};
 use crate::moving::members::Member;
 use crate::moving::plan::{Line, quoted};
 use crate::moving::report::{Found, Report};
 use crate::moving::server::address;
+use config::{Tree, Value};
 
 /// A pool, as far as it is carried over.
 #[derive(Debug)]

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::keys::D;
-use crate::config::Tree;
 use crate::moving::document::{Settings, tables};
 use crate::moving::plan::{Line, quoted, quoted_list};
 use crate::moving::report::Report;
 use crate::moving::server::address;
+use config::Tree;
 
 /// Keys with equal values in all entries of one name.
 const COMMON: [&str; 14] = [

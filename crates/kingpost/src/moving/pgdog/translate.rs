@@ -6,13 +6,13 @@ use std::path::Path;
 use super::databases::{self, Database};
 use super::keys::{A, G, LAG, OTHERS, TABLE};
 use super::users::{self, Auth};
-use crate::config::Tree;
 use crate::moving::document::{self, Settings, tables};
 use crate::moving::keys::SYSTEM_CAS;
 use crate::moving::members::{self, Place, rule};
 use crate::moving::plan::{Plan, quoted};
 use crate::moving::report::Report;
 use crate::moving::{Options, Read};
+use config::Tree;
 use process::Failure;
 use process::address::is_loopback;
 
@@ -77,7 +77,7 @@ pub(in super::super) fn plan(file: &Path, users: &Path, read: Read<'_>, options:
 /// Checks a table, or several of one name, of which nothing is carried over.
 fn others(report: &mut Report<'_>, section: &str, tree: Option<&Tree>) {
     match tree.map(|tree| &tree.value) {
-        Some(crate::config::Value::Table(table)) => {
+        Some(config::Value::Table(table)) => {
             Settings::judged(report, section, section, table, &[]);
         }
         _ => {

@@ -5,11 +5,11 @@ use wire::scram::Verifier;
 
 use super::databases::{self, Database};
 use super::keys::U;
-use crate::config::Tree;
 use crate::moving::document::{Settings, tables};
 use crate::moving::members::Member;
 use crate::moving::plan::{Line, quoted, quoted_list};
 use crate::moving::report::Report;
+use config::Tree;
 
 /// Authentication method of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -28,7 +28,6 @@ use super::stop::Stop;
 use super::{GRACE, Places, Task, announce_services, watch};
 use crate::admin::{self, Admin};
 use crate::cli::UpArgs;
-use crate::config;
 use crate::console::{Scene, ShownBinlog};
 use crate::registry::{nodes, run::Running as Registry};
 use crate::relay_mariadb::Relaying;

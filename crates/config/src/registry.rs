@@ -4,91 +4,91 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use registry::api::{Auth, HttpLimits, RateLimit, Role, Token, TokenHash};
-use registry::{HealthSettings, KvLimits, Limits, NamespaceName, PeerSettings, PeerTls, RuleLimits, Settings, dns};
+use ::registry::api::{Auth, HttpLimits, RateLimit, Role, Token, TokenHash};
+use ::registry::{HealthSettings, KvLimits, Limits, NamespaceName, PeerSettings, PeerTls, RuleLimits, Settings, dns};
 use serde::{Deserialize, Serialize};
 
 /// Distance from the port of `nacos_listen` to the one at which Nacos' clients expect gRPC.
-pub(crate) const NACOS_GRPC: u16 = 1000;
+pub const NACOS_GRPC: u16 = 1000;
 /// Key of the address of Nacos' API.
-pub(crate) const NACOS_LISTEN: &str = "nacos_listen";
+pub const NACOS_LISTEN: &str = "nacos_listen";
 
 /// `[registry]`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct RegistryConfig {
+pub struct RegistryConfig {
     /// `host:port` that serves all fronts.
-    pub(crate) listen: String,
+    pub listen: String,
     /// `host:port` that serves only Consul's API; empty for none.
-    pub(crate) consul_listen: String,
+    pub consul_listen: String,
     /// `host:port` that serves only Eureka's API; empty for none.
-    pub(crate) eureka_listen: String,
+    pub eureka_listen: String,
     /// `host:port` that serves only Nacos' API: HTTP at this port, gRPC at the port [`NACOS_GRPC`] above; empty: HTTP on `listen` only.
-    pub(crate) nacos_listen: String,
+    pub nacos_listen: String,
     /// `host:port` that serves only xDS; empty for none.
-    pub(crate) xds_listen: String,
+    pub xds_listen: String,
     /// `host:port` for other nodes on the same store; empty: a port chosen by the system, at the address of `listen`.
-    pub(crate) peer_listen: String,
+    pub peer_listen: String,
     /// Address announced to the other nodes instead: `host` or `host:port`.
-    pub(crate) peer_advertise: String,
+    pub peer_advertise: String,
     /// TLS between the nodes.
-    pub(crate) peer_tls: PeerTls,
+    pub peer_tls: PeerTls,
     /// The DNS server.
-    pub(crate) dns: DnsConfig,
+    pub dns: DnsConfig,
     /// TLS on all addresses but that of DNS.
-    pub(crate) tls: tls::ListenConfig,
+    pub tls: tls::ListenConfig,
     /// Rate of requests of one client.
-    pub(crate) rate: RateConfig,
+    pub rate: RateConfig,
     /// Log of all changes.
-    pub(crate) audit: AuditConfig,
+    pub audit: AuditConfig,
     /// Address of the store.
-    pub(crate) store: StoreAddress,
+    pub store: StoreAddress,
     /// Name of this node for Consul's clients.
-    pub(crate) node: String,
+    pub node: String,
     /// Method of authentication.
-    pub(crate) auth: AuthMethod,
+    pub auth: AuthMethod,
     /// Host names, beside those of this machine, that requests to a registry without authentication may have.
-    pub(crate) hosts: Vec<String>,
+    pub hosts: Vec<String>,
     /// Most connections.
-    pub(crate) connections: usize,
+    pub connections: usize,
     /// Most connections from one address, loopback excepted.
-    pub(crate) connections_per_address: usize,
+    pub connections_per_address: usize,
     /// Most bytes of a request's line and headers.
-    pub(crate) header_bytes: usize,
+    pub header_bytes: usize,
     /// Most bytes of a body.
-    pub(crate) body_bytes: usize,
+    pub body_bytes: usize,
     /// Longest time to the last header of the next request.
     #[serde(with = "humantime_serde")]
-    pub(crate) header_timeout: Duration,
+    pub header_timeout: Duration,
     /// Longest time to the last byte of a body.
     #[serde(with = "humantime_serde")]
-    pub(crate) body_timeout: Duration,
+    pub body_timeout: Duration,
     /// Longest time for which a client may read nothing of an answer.
     #[serde(with = "humantime_serde")]
-    pub(crate) write_timeout: Duration,
+    pub write_timeout: Duration,
     /// Most requests that wait for a change at a time.
-    pub(crate) waiting: usize,
+    pub waiting: usize,
     /// Longest time that a request may wait for a change.
     #[serde(with = "humantime_serde")]
-    pub(crate) wait: Duration,
+    pub wait: Duration,
     /// Most items in one batch.
-    pub(crate) batch: usize,
+    pub batch: usize,
     /// Limits on the registry's content.
-    pub(crate) limits: Limits,
+    pub limits: Limits,
     /// Limits of keys and sessions.
-    pub(crate) kv: KvLimits,
+    pub kv: KvLimits,
     /// Limits of Polaris' rules.
-    pub(crate) rules: RuleLimits,
+    pub rules: RuleLimits,
     /// Settings of heartbeats and probes.
-    pub(crate) health: HealthSettings,
+    pub health: HealthSettings,
     /// Tokens and their permissions.
-    pub(crate) tokens: Vec<TokenConfig>,
+    pub tokens: Vec<TokenConfig>,
 }
 
 /// Address of a store. `Debug` shows its kind only: it may hold a password.
 #[derive(Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(transparent)]
-pub(crate) struct StoreAddress(pub(crate) String);
+pub struct StoreAddress(pub String);
 
 impl fmt::Debug for StoreAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -100,7 +100,7 @@ impl fmt::Debug for StoreAddress {
 /// Method of authentication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum AuthMethod {
+pub enum AuthMethod {
     /// Accepts everybody, on loopback addresses only.
     None,
     /// Accepts holders of a token.
@@ -110,26 +110,26 @@ pub(crate) enum AuthMethod {
 /// `[[registry.tokens]]`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct TokenConfig {
+pub struct TokenConfig {
     /// Name of the token, for logs.
-    pub(crate) name: String,
+    pub name: String,
     /// SHA-256 of the token in hexadecimal.
-    pub(crate) sha256: String,
+    pub sha256: String,
     /// Role of the token.
-    pub(crate) role: RoleName,
+    pub role: RoleName,
     /// Namespaces of the token; `*` for all.
     #[serde(default = "everywhere")]
-    pub(crate) namespaces: Vec<String>,
+    pub namespaces: Vec<String>,
 }
 
 /// `[registry.rate]`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct RateConfig {
+pub struct RateConfig {
     /// Requests a second of one token, or of one address without a token; 0 for no limit.
-    pub(crate) per_second: u32,
+    pub per_second: u32,
     /// Most requests at once after a pause.
-    pub(crate) burst: u32,
+    pub burst: u32,
 }
 
 impl Default for RateConfig {
@@ -141,11 +141,11 @@ impl Default for RateConfig {
 /// `[registry.audit]`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct AuditConfig {
+pub struct AuditConfig {
     /// File with one line of JSON for each change; empty: only in the log and in memory.
-    pub(crate) file: String,
+    pub file: String,
     /// Most bytes of the file; before a write beyond them it is renamed to `FILE.1`.
-    pub(crate) max_bytes: u64,
+    pub max_bytes: u64,
 }
 
 impl Default for AuditConfig {
@@ -157,25 +157,25 @@ impl Default for AuditConfig {
 /// `[registry.dns]`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct DnsConfig {
+pub struct DnsConfig {
     /// `host:port` of the DNS server, UDP and TCP; empty for none.
-    pub(crate) listen: String,
+    pub listen: String,
     /// True if `listen` may be reachable from other machines: there is no login.
-    pub(crate) allow_remote: bool,
+    pub allow_remote: bool,
     /// Domain of all names.
-    pub(crate) domain: String,
+    pub domain: String,
     /// Time for which answers may be cached.
     #[serde(with = "humantime_serde")]
-    pub(crate) ttl: Duration,
+    pub ttl: Duration,
     /// The namespaces that are served; names without one belong to the first.
-    pub(crate) namespaces: Vec<String>,
+    pub namespaces: Vec<String>,
     /// Most answers a second in datagrams to one network of other machines; 0 for no limit.
-    pub(crate) per_second: u32,
+    pub per_second: u32,
     /// Most TCP connections.
-    pub(crate) connections: usize,
+    pub connections: usize,
     /// Longest idle time of a TCP connection.
     #[serde(with = "humantime_serde")]
-    pub(crate) idle_timeout: Duration,
+    pub idle_timeout: Duration,
 }
 
 impl Default for DnsConfig {
@@ -196,7 +196,7 @@ impl Default for DnsConfig {
 
 impl DnsConfig {
     /// Returns the served zone. A malformed namespace was refused at the check of the configuration; here it is left out.
-    pub(crate) fn zone(&self) -> dns::Zone {
+    pub fn zone(&self) -> dns::Zone {
         dns::Zone {
             domain: self.domain.trim_end_matches('.').to_owned(),
             ttl: self.ttl,
@@ -205,7 +205,7 @@ impl DnsConfig {
     }
 
     /// Returns the server's limits.
-    pub(crate) fn limits(&self) -> dns::Limits {
+    pub fn limits(&self) -> dns::Limits {
         dns::Limits {
             connections: self.connections,
             idle: self.idle_timeout,
@@ -222,7 +222,7 @@ fn everywhere() -> Vec<String> {
 /// Name of a role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum RoleName {
+pub enum RoleName {
     /// May discover and watch.
     Read,
     /// May register, send heartbeats, change and remove instances.
@@ -273,14 +273,14 @@ impl Default for RegistryConfig {
 
 impl RegistryConfig {
     /// Returns the settings of the core; `peers`: its address for other nodes.
-    pub(crate) fn settings(&self, peers: SocketAddr) -> Settings {
+    pub fn settings(&self, peers: SocketAddr) -> Settings {
         let peers = PeerSettings { listen: peers, advertise: self.peer_advertise.clone(), tls: self.peer_tls.clone() };
         let (limits, kv, rules) = (self.limits.clone(), self.kv.clone(), self.rules.clone());
         Settings { limits, kv, rules, health: self.health.clone(), peers, ..Settings::default() }
     }
 
     /// Returns the limits of the fronts.
-    pub(crate) fn http(&self) -> HttpLimits {
+    pub fn http(&self) -> HttpLimits {
         HttpLimits {
             connections: self.connections,
             connections_per_address: self.connections_per_address,
@@ -297,7 +297,7 @@ impl RegistryConfig {
     }
 
     /// Returns the authentication. A malformed hash was refused at the check of the configuration; here it is left out.
-    pub(crate) fn auth(&self) -> Auth {
+    pub fn auth(&self) -> Auth {
         match self.auth {
             AuthMethod::None => Auth::None,
             AuthMethod::Tokens => Auth::tokens(self.tokens.iter().filter_map(|token| {
@@ -316,7 +316,7 @@ impl RegistryConfig {
     }
 
     /// Returns the addresses that are set, with their keys.
-    pub(crate) fn addresses(&self) -> impl Iterator<Item = (&'static str, &str)> {
+    pub fn addresses(&self) -> impl Iterator<Item = (&'static str, &str)> {
         [
             ("listen", &self.listen),
             ("consul_listen", &self.consul_listen),
@@ -331,7 +331,7 @@ impl RegistryConfig {
 }
 
 /// Parses 64 hexadecimal digits.
-pub(crate) fn parse_hash(text: &str) -> Option<TokenHash> {
+pub fn parse_hash(text: &str) -> Option<TokenHash> {
     if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use proxy::config::ProxyConfig;
 
 use super::Findings;
-use crate::otlp::collector::{Collector, EXPECTED, Wrong};
+use crate::otlp::{Collector, EXPECTED, Wrong};
 use process::address::{Host, SOCKET_PATH_LIMIT, parse_address};
 
 pub(super) fn check(proxy: &ProxyConfig, findings: &mut Findings) {

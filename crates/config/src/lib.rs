@@ -1,4 +1,4 @@
-//! Configuration: one TOML file, and environment variables over it.
+//! Configuration of every part of Kingpost: one TOML file, and environment variables over it.
 //!
 //! ```text
 //!  file ──tree──▶ Tree (values with positions) ◀──env── KINGPOST__PROXY__POOL__SIZE=30
@@ -9,9 +9,14 @@
 
 mod check;
 mod env;
+pub mod etcd;
+pub mod failover;
 mod json_schema;
+pub mod otlp;
 mod overrides;
 mod problem;
+pub mod registry;
+mod reload;
 mod schema;
 #[cfg(test)]
 mod tests;
@@ -25,60 +30,60 @@ use console::ConsoleConfig;
 use serde::{Deserialize, Serialize};
 use topology::ClusterConfig;
 
-use crate::failover::config::FailoverConfig;
-use crate::otlp::metrics::OtlpConfig;
-use crate::registry::config::RegistryConfig;
+use crate::failover::FailoverConfig;
+use crate::otlp::OtlpConfig;
+use crate::registry::RegistryConfig;
 use process::{Failure, LogConfig};
 use proxy::config::ProxyConfig;
 use proxy::fleet::{Directory, Listed};
 use relay::config::RelayConfig;
 
-pub(crate) use check::{Stat, stat_file};
-pub(crate) use json_schema::{DESCRIBED, json_schema};
-pub(crate) use overrides::Overrides;
-pub(crate) use problem::{Origin, Problem, Severity};
-#[cfg(test)]
-pub(crate) use schema::has as is_key;
-pub(crate) use tree::{Tree, Value, parse as parse_tree};
+pub use check::{SAFE_QUERY, Stat, stat_file};
+pub use json_schema::{DESCRIBED, json_schema};
+pub use overrides::{Alias, Aliases, Overrides};
+pub use problem::{Origin, Problem, Severity};
+pub use reload::{settle, warn};
+pub use schema::has as is_key;
+pub use tree::{Tree, Value, parse as parse_tree};
 
 /// Returns a password that is given in place, or as the first line of a file.
 ///
 /// # Errors
 /// The file cannot be used.
-pub(crate) fn secret(password: Option<&String>, file: Option<&Path>) -> Result<Option<String>, Failure> {
+pub fn secret(password: Option<&String>, file: Option<&Path>) -> Result<Option<String>, Failure> {
     ::secret::given(password, file).map_err(|error| Failure::environment(error.to_string()))
 }
 
 /// The whole file.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Config {
+pub struct Config {
     /// `[proxy]`.
-    pub(crate) proxy: ProxyConfig,
+    pub proxy: ProxyConfig,
     /// `[cluster]`.
-    pub(crate) cluster: ClusterConfig,
+    pub cluster: ClusterConfig,
     /// `[[clusters]]`: further clusters behind the same proxy.
-    pub(crate) clusters: Vec<ClusterConfig>,
+    pub clusters: Vec<ClusterConfig>,
     /// `[relay]`.
-    pub(crate) relay: RelayConfig,
+    pub relay: RelayConfig,
     /// `[failover]`.
-    pub(crate) failover: FailoverConfig,
+    pub failover: FailoverConfig,
     /// `[registry]`.
-    pub(crate) registry: RegistryConfig,
+    pub registry: RegistryConfig,
     /// `[passwords]`.
-    pub(crate) passwords: PasswordsConfig,
+    pub passwords: PasswordsConfig,
     /// `[console]`.
-    pub(crate) console: ConsoleConfig,
+    pub console: ConsoleConfig,
     /// `[metrics]`.
-    pub(crate) metrics: MetricsConfig,
+    pub metrics: MetricsConfig,
     /// `[log]`.
-    pub(crate) log: LogConfig,
+    pub log: LogConfig,
 }
 
 impl Config {
     /// True if the file has no settings of a proxy, and has settings of a relay or of failovers, which need none. It may name servers for those, and
     /// a relay's file the other relays.
-    pub(crate) fn needs_no_proxy(&self) -> bool {
+    pub fn needs_no_proxy(&self) -> bool {
         let (relay, failover) = (self.relay != RelayConfig::default(), self.failover != FailoverConfig::default());
         let no_nodes = self.clusters.is_empty() && self.cluster.nodes.is_empty() && self.cluster.from.urls.is_empty();
         let silent = self.proxy == ProxyConfig::default();
@@ -86,7 +91,7 @@ impl Config {
     }
 
     /// True if the file has settings of a registry and none of a proxy, which it then does not need.
-    pub(crate) fn is_registry_only(&self) -> bool {
+    pub fn is_registry_only(&self) -> bool {
         self.registry != RegistryConfig::default()
             && self.proxy == ProxyConfig::default()
             && self.cluster == ClusterConfig::default()
@@ -95,14 +100,14 @@ impl Config {
 
     /// Returns every cluster with its path in the file (`cluster`, `clusters[0]`), in the order of precedence for clients: `[cluster]`, if it has any
     /// settings, then each of `[[clusters]]`.
-    pub(crate) fn all_clusters(&self) -> Vec<(String, &ClusterConfig)> {
+    pub fn all_clusters(&self) -> Vec<(String, &ClusterConfig)> {
         let further = self.clusters.iter().enumerate().map(|(at, cluster)| (format!("clusters[{at}]"), cluster));
         let one = self.clusters.is_empty() || self.cluster != ClusterConfig::default();
         one.then(|| ("cluster".to_owned(), &self.cluster)).into_iter().chain(further).collect()
     }
 
     /// Returns the configuration of each cluster: with its own databases and users, and without listen addresses for all but the first.
-    pub(crate) fn of_each_cluster(&self) -> Vec<Config> {
+    pub fn of_each_cluster(&self) -> Vec<Config> {
         let several = !self.clusters.is_empty();
         let of = |(at, (_, cluster)): (usize, (String, &ClusterConfig))| Config {
             proxy: if several { self.proxy.of_cluster(&cluster.name, at == 0) } else { self.proxy.clone() },
@@ -114,7 +119,7 @@ impl Config {
     }
 
     /// Returns the directory that leads clients to their cluster; empty if there is only one.
-    pub(crate) fn directory(&self) -> Directory {
+    pub fn directory(&self) -> Directory {
         if self.clusters.is_empty() {
             return Directory::default();
         }
@@ -127,7 +132,7 @@ impl Config {
     }
 
     /// Returns the cluster of this name.
-    pub(crate) fn cluster_mut(&mut self, name: &str) -> Option<&mut ClusterConfig> {
+    pub fn cluster_mut(&mut self, name: &str) -> Option<&mut ClusterConfig> {
         let one = self.clusters.is_empty() || self.cluster != ClusterConfig::default();
         let all = one.then_some(&mut self.cluster).into_iter().chain(&mut self.clusters);
         all.into_iter().find(|cluster| cluster.name == name)
@@ -137,16 +142,16 @@ impl Config {
 /// `[metrics]`: the admin HTTP address, and a collector.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct MetricsConfig {
+pub struct MetricsConfig {
     /// `host:port` of /metrics, /healthz and /readyz; empty switches them off.
-    pub(crate) listen: String,
+    pub listen: String,
     /// True if `listen` may be reachable from other machines: there is no login.
-    pub(crate) allow_remote: bool,
+    pub allow_remote: bool,
     /// Token that gives access to profiles; without one there are none.
     #[serde(skip_serializing)]
-    pub(crate) profiler_token: Option<String>,
+    pub profiler_token: Option<String>,
     /// A collector that the metrics are sent to.
-    pub(crate) otlp: OtlpConfig,
+    pub otlp: OtlpConfig,
 }
 
 impl std::fmt::Debug for MetricsConfig {
@@ -170,14 +175,14 @@ impl Default for MetricsConfig {
 /// `[passwords]`: reading of passwords from files and commands.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct PasswordsConfig {
+pub struct PasswordsConfig {
     /// Time that a password is used before its command is run, or its file read, again; zero: until the file changes, or a server refuses the
     /// password.
     #[serde(with = "humantime_serde")]
-    pub(crate) interval: Duration,
+    pub interval: Duration,
     /// Longest time of a command.
     #[serde(with = "humantime_serde")]
-    pub(crate) timeout: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for PasswordsConfig {
@@ -188,16 +193,16 @@ impl Default for PasswordsConfig {
 
 /// Result of reading a configuration.
 #[derive(Debug)]
-pub(crate) struct Loaded {
+pub struct Loaded {
     /// The configuration, if it has no errors.
-    pub(crate) config: Option<Config>,
+    pub config: Option<Config>,
     /// Errors and warnings, by position.
-    pub(crate) problems: Vec<Problem>,
+    pub problems: Vec<Problem>,
 }
 
 impl Loaded {
     /// Returns the configuration and the warnings, or all errors as one failure.
-    pub(crate) fn accept(self, path: &Path) -> Result<(Config, Vec<Problem>), Failure> {
+    pub fn accept(self, path: &Path) -> Result<(Config, Vec<Problem>), Failure> {
         match self.config {
             Some(config) => Ok((config, self.problems)),
             None => {
@@ -214,7 +219,7 @@ impl Loaded {
 ///
 /// # Errors
 /// The file cannot be read. Errors in it are in [`Loaded`].
-pub(crate) fn load(path: &Path) -> Result<Loaded, Failure> {
+pub fn load(path: &Path) -> Result<Loaded, Failure> {
     load_with(path, Vec::new())
 }
 
@@ -222,7 +227,7 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, Failure> {
 ///
 /// # Errors
 /// The file cannot be read.
-pub(crate) fn load_with(path: &Path, further: Vec<(OsString, OsString)>) -> Result<Loaded, Failure> {
+pub fn load_with(path: &Path, further: Vec<(OsString, OsString)>) -> Result<Loaded, Failure> {
     let text = std::fs::read_to_string(path).map_err(|error| {
         Failure::config(format!("cannot read the configuration {}: {error}", path.display()))
             .advise("name the file with --config, or by the variable KINGPOST_CONFIG")
@@ -233,7 +238,7 @@ pub(crate) fn load_with(path: &Path, further: Vec<(OsString, OsString)>) -> Resu
 }
 
 /// Parses a text. `name`: the file's name in messages; `stat` looks at password files.
-pub(crate) fn parse(
+pub fn parse(
     name: &str,
     text: &str,
     variables: impl IntoIterator<Item = (OsString, OsString)>,

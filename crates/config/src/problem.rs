@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Origin of a value. Ordered by position, files before the environment.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Origin {
+pub enum Origin {
     /// A place in a file; lines and columns (in characters) start at 1.
     File {
         /// File name that the user gave.
@@ -29,7 +29,7 @@ impl fmt::Display for Origin {
 
 /// Severity of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Severity {
+pub enum Severity {
     /// An error: the configuration is not used.
     Error,
     /// A warning: the configuration is used.
@@ -38,21 +38,22 @@ pub(crate) enum Severity {
 
 /// A problem of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Problem {
+pub struct Problem {
     /// Place of the problem.
-    pub(crate) origin: Origin,
+    pub origin: Origin,
     /// Path of the key, such as `proxy.pool.size` or `cluster.nodes[0].name`; empty for a syntax error.
-    pub(crate) key: String,
+    pub key: String,
     /// The value found and the value expected. Holds no secret.
-    pub(crate) message: String,
+    pub message: String,
     /// Severity of the problem.
-    pub(crate) severity: Severity,
+    pub severity: Severity,
     /// True if a required key is missing.
-    pub(crate) missing: bool,
+    pub missing: bool,
 }
 
 impl Problem {
-    pub(crate) fn new(origin: Origin, key: &str, message: String) -> Problem {
+    /// Makes an error at a place, about a key.
+    pub fn new(origin: Origin, key: &str, message: String) -> Problem {
         Problem { origin, key: key.into(), message, severity: Severity::Error, missing: false }
     }
 }

@@ -9,10 +9,10 @@ use super::Config;
 use super::schema::{Key, Kind, ROOT};
 
 /// The file that describes every key: `kingpost config default` prints it.
-pub(crate) const DESCRIBED: &str = include_str!("../../../../docs/guide/kingpost.toml");
+pub const DESCRIBED: &str = include_str!("../../../docs/guide/kingpost.toml");
 
 /// Makes the schema of the whole file.
-pub(crate) fn json_schema() -> Value {
+pub fn json_schema() -> Value {
     let described = descriptions(DESCRIBED);
     let defaults = serde_json::to_value(Config::default()).unwrap_or(Value::Null);
     let Value::Object(mut schema) = table(ROOT, "", &described, &defaults) else { return Value::Null };

@@ -3,13 +3,13 @@
 use ::registry::{OpenError, PeerTlsMode};
 
 use super::{Config, Findings};
-use crate::registry::config::{AuthMethod, NACOS_GRPC, NACOS_LISTEN, parse_hash};
+use crate::registry::{AuthMethod, NACOS_GRPC, NACOS_LISTEN, parse_hash};
 use process::address::{Host, parse_address};
 
 pub(super) fn check(config: &Config, findings: &mut Findings) {
     let registry = &config.registry;
     // A file without settings of a registry needs no tokens.
-    let spoken = *registry != crate::registry::config::RegistryConfig::default();
+    let spoken = *registry != crate::registry::RegistryConfig::default();
     for (key, address) in registry.addresses() {
         let path = format!("registry.{key}");
         match parse_address(address, true) {

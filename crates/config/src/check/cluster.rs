@@ -5,9 +5,9 @@ use std::path::Path;
 
 use topology::{ClusterConfig, Positions};
 
-use super::super::Config;
 use super::password::Password;
 use super::{Findings, Stat};
+use crate::Config;
 use process::address::{Host, parse_address};
 
 /// Checks each cluster, and the settings that lead clients to it.

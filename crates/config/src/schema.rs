@@ -49,8 +49,7 @@ pub(super) struct Key {
 }
 
 /// True if a key or table has this path, such as `proxy.users.password`, also in a list of tables.
-#[cfg(test)]
-pub(crate) fn has(path: &str) -> bool {
+pub fn has(path: &str) -> bool {
     let mut keys = ROOT;
     for step in path.split('.') {
         let Some(key) = keys.iter().find(|key| key.name == step) else { return false };

@@ -9,7 +9,7 @@ use super::check::Stat;
 use super::schema::{self, Key, Kind};
 use super::*;
 
-const EXAMPLE: &str = include_str!("../../../../docs/guide/kingpost.toml");
+const EXAMPLE: &str = include_str!("../../../docs/guide/kingpost.toml");
 
 /// State of the password files in the table tests.
 fn stat(path: &Path) -> Stat {
@@ -594,7 +594,7 @@ fn known<T: DeserializeOwned>(required: &[(&str, &str)]) -> BTreeSet<String> {
 
 #[test]
 fn the_schema_is_that_of_the_types() {
-    use crate::failover::config::{FailoverConfig, PartConfig, RelayPartConfig};
+    use crate::failover::{FailoverConfig, PartConfig, RelayPartConfig};
     use proxy::config::{DatabaseConfig, PoolConfig, RoutingConfig, TrafficConfig, UserConfig};
     let inner = |keys: &'static [Key], path: &[&str]| -> &'static [Key] {
         path.iter().fold(keys, |keys, step| match keys.iter().find(|key| key.name == *step).unwrap().kind {
@@ -625,21 +625,21 @@ fn the_schema_is_that_of_the_types() {
         (&["relay", "upstream"], known::<relay::config::UpstreamConfig>(&[])),
         (&["relay", "users"], known::<relay::config::UserConfig>(&[])),
         (&["failover"], known::<FailoverConfig>(&[])),
-        (&["failover", "etcd"], known::<crate::failover::etcd::EtcdConfig>(&[])),
+        (&["failover", "etcd"], known::<crate::etcd::EtcdConfig>(&[])),
         (&["failover", "relays"], known::<RelayPartConfig>(&[])),
         (&["failover", "proxies"], known::<PartConfig>(&[])),
         (&["registry"], known::<RegistryConfig>(&[])),
-        (&["registry", "dns"], known::<crate::registry::config::DnsConfig>(&[])),
+        (&["registry", "dns"], known::<crate::registry::DnsConfig>(&[])),
         (&["registry", "tls"], known::<::tls::ListenConfig>(&[])),
         (&["registry", "peer_tls"], known::<::registry::PeerTls>(&[])),
-        (&["registry", "rate"], known::<crate::registry::config::RateConfig>(&[])),
-        (&["registry", "audit"], known::<crate::registry::config::AuditConfig>(&[])),
+        (&["registry", "rate"], known::<crate::registry::RateConfig>(&[])),
+        (&["registry", "audit"], known::<crate::registry::AuditConfig>(&[])),
         (&["registry", "limits"], known::<::registry::Limits>(&[])),
         (&["registry", "kv"], known::<::registry::KvLimits>(&[])),
         (&["registry", "rules"], known::<::registry::RuleLimits>(&[])),
         (&["registry", "health"], known::<::registry::HealthSettings>(&[])),
         (&["registry", "health", "brake"], known::<::registry::BrakeSettings>(&[])),
-        (&["registry", "tokens"], known::<crate::registry::config::TokenConfig>(&[])),
+        (&["registry", "tokens"], known::<crate::registry::TokenConfig>(&[])),
         (&["console"], known::<console::ConsoleConfig>(&[])),
         (&["console", "tokens"], known::<console::config::TokenConfig>(&[])),
         (&["metrics"], known::<MetricsConfig>(&[])),

@@ -6,27 +6,71 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use proxy::config::TracingConfig;
+use serde::{Deserialize, Serialize};
 use tls::{ConnectConfig, ConnectMode, Connector, Target};
 use tonic::metadata::{Ascii, MetadataKey, MetadataMap, MetadataValue};
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use super::PATIENCE;
-use super::metrics::OtlpConfig;
-
+/// Longest wait for the collector's answer.
+pub const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest time to connect.
 const CONNECT: Duration = Duration::from_secs(5);
 /// Interval of HTTP/2 keep-alive pings on a connection, and longest wait for their answer.
 const ALIVE: Duration = Duration::from_secs(20);
 /// Expected form of an endpoint, for messages.
-pub(crate) const EXPECTED: &str =
-    "expected http://host:port or https://host:port of a collector that takes OTLP over gRPC";
+pub const EXPECTED: &str = "expected http://host:port or https://host:port of a collector that takes OTLP over gRPC";
 /// Most headers.
 const MOST_HEADERS: usize = 32;
 
+/// `[metrics.otlp]`: a collector that the metrics are sent to.
+#[derive(Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OtlpConfig {
+    /// `http://host:port` or `https://host:port` of a collector that takes OTLP over gRPC. Not set: nothing is sent.
+    pub endpoint: Option<String>,
+    /// Interval between two requests.
+    #[serde(with = "humantime_serde")]
+    pub interval: Duration,
+    /// The service name of the metrics.
+    pub service_name: String,
+    /// PEM: CAs that the collector's certificate is verified with; the system's if not set.
+    pub ca_file: Option<std::path::PathBuf>,
+    /// PEM: the certificate that is sent to the collector.
+    pub cert_file: Option<std::path::PathBuf>,
+    /// PEM: that certificate's private key.
+    pub key_file: Option<std::path::PathBuf>,
+    /// Headers of each request, each `name: value`.
+    #[serde(skip_serializing)]
+    pub headers: Vec<String>,
+}
+
+impl Default for OtlpConfig {
+    fn default() -> Self {
+        OtlpConfig {
+            endpoint: None,
+            interval: Duration::from_secs(30),
+            service_name: "kingpost".into(),
+            ca_file: None,
+            cert_file: None,
+            key_file: None,
+            headers: Vec::new(),
+        }
+    }
+}
+
+impl std::fmt::Debug for OtlpConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OtlpConfig")
+            .field("endpoint", &self.endpoint)
+            .field("interval", &self.interval)
+            .finish_non_exhaustive()
+    }
+}
+
 /// The configuration of a collector. `Debug` shows no header: headers are usually tokens.
-pub(crate) struct Collector<'a> {
+pub struct Collector<'a> {
     /// `http://host:port` or `https://host:port`.
-    pub(crate) endpoint: &'a str,
+    pub endpoint: &'a str,
     ca_file: Option<&'a Path>,
     cert_file: Option<&'a Path>,
     key_file: Option<&'a Path>,
@@ -35,14 +79,16 @@ pub(crate) struct Collector<'a> {
 
 /// An error of the configuration: the key, below that of the collector, and the values found and expected. Never a header's value.
 #[derive(Debug)]
-pub(crate) struct Wrong {
-    pub(crate) key: &'static str,
-    pub(crate) why: String,
+pub struct Wrong {
+    /// Name of the setting.
+    pub key: &'static str,
+    /// Reason, without the value of a header.
+    pub why: String,
 }
 
 impl<'a> Collector<'a> {
     /// Returns the collector for spans, if there is one.
-    pub(crate) fn of_traces(config: &'a TracingConfig) -> Option<Collector<'a>> {
+    pub fn of_traces(config: &'a TracingConfig) -> Option<Collector<'a>> {
         Some(Collector {
             endpoint: config.endpoint.as_deref()?,
             ca_file: config.ca_file.as_deref(),
@@ -53,7 +99,7 @@ impl<'a> Collector<'a> {
     }
 
     /// Returns the collector for metrics, if there is one.
-    pub(crate) fn of_metrics(config: &'a OtlpConfig) -> Option<Collector<'a>> {
+    pub fn of_metrics(config: &'a OtlpConfig) -> Option<Collector<'a>> {
         Some(Collector {
             endpoint: config.endpoint.as_deref()?,
             ca_file: config.ca_file.as_deref(),
@@ -64,7 +110,7 @@ impl<'a> Collector<'a> {
     }
 
     /// Returns `host:port`, and true if the connection uses TLS; `None` if the endpoint has another scheme.
-    pub(crate) fn address(&self) -> Option<(&'a str, bool)> {
+    pub fn address(&self) -> Option<(&'a str, bool)> {
         let (rest, secure) = match self.endpoint.strip_prefix("https://") {
             Some(rest) => (rest, true),
             None => (self.endpoint.strip_prefix("http://")?, false),
@@ -73,12 +119,12 @@ impl<'a> Collector<'a> {
     }
 
     /// True if a file is configured that only TLS uses.
-    pub(crate) fn has_tls_files(&self) -> bool {
+    pub fn has_tls_files(&self) -> bool {
         self.ca_file.is_some() || self.cert_file.is_some() || self.key_file.is_some()
     }
 
     /// True if there are headers: they may be tokens.
-    pub(crate) fn has_headers(&self) -> bool {
+    pub fn has_headers(&self) -> bool {
         !self.headers.is_empty()
     }
 
@@ -86,7 +132,7 @@ impl<'a> Collector<'a> {
     ///
     /// # Errors
     /// The endpoint is malformed, or a TLS file cannot be used.
-    pub(crate) fn channel(&self) -> Result<Channel, Wrong> {
+    pub fn channel(&self) -> Result<Channel, Wrong> {
         let (endpoint, target) = self.way()?;
         let connector = target.map(|target| target.connector);
         let connector = tower::service_fn(move |uri: Uri| {
@@ -102,7 +148,7 @@ impl<'a> Collector<'a> {
     ///
     /// # Errors
     /// The endpoint is malformed, or a TLS file cannot be used.
-    pub(crate) fn way(&self) -> Result<(Endpoint, Option<Target>), Wrong> {
+    pub fn way(&self) -> Result<(Endpoint, Option<Target>), Wrong> {
         let no_endpoint = || Wrong { key: "endpoint", why: format!("found {:?}, {EXPECTED}", self.endpoint) };
         let (address, secure) = self.address().ok_or_else(no_endpoint)?;
         let scheme = if secure { "https" } else { "http" };
@@ -130,7 +176,7 @@ impl<'a> Collector<'a> {
     ///
     /// # Errors
     /// An entry is no header. The error shows its name, never its value.
-    pub(crate) fn metadata(&self) -> Result<MetadataMap, Wrong> {
+    pub fn metadata(&self) -> Result<MetadataMap, Wrong> {
         let wrong = |why: String| Wrong { key: "headers", why };
         if self.headers.len() > MOST_HEADERS {
             return Err(wrong(format!("found {} headers, expected at most {MOST_HEADERS}", self.headers.len())));
@@ -160,20 +206,6 @@ impl std::fmt::Debug for Collector<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Collector").field("endpoint", &self.endpoint).finish_non_exhaustive()
     }
-}
-
-/// Describes an error with its causes: tonic's own text is "transport error".
-pub(super) fn explained(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let more = error.to_string();
-        if !text.ends_with(&more) {
-            text = format!("{text}: {more}");
-        }
-        source = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -1,8 +1,6 @@
-//! One endpoint of etcd: its address, its TLS, and one request to it.
+//! One request to an endpoint of etcd.
 
-use std::fmt;
-use std::sync::Arc;
-
+use config::etcd::Endpoint;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
@@ -16,16 +14,6 @@ const LARGEST: usize = 1 << 20;
 /// Most characters of a non-JSON answer in an error.
 const LONGEST: usize = 200;
 
-/// A member of an etcd cluster.
-#[derive(Clone)]
-pub(crate) struct Endpoint {
-    /// `host:port`.
-    pub(super) address: String,
-    /// True for `https://`.
-    pub(super) is_secure: bool,
-    tls: Option<tls::Target>,
-}
-
 /// The reason for a missing answer.
 pub(super) struct Refused {
     /// Text of the reason, without secrets.
@@ -34,74 +22,36 @@ pub(super) struct Refused {
     pub(super) is_for_the_token: bool,
 }
 
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", if self.is_secure { "https" } else { "http" }, self.address)
+/// Sends one request on its own connection, and reads the answer.
+pub(super) async fn ask(endpoint: &Endpoint, path: &str, body: &Value, token: Option<&str>) -> Result<Value, Refused> {
+    if endpoint.is_secure && endpoint.tls.is_none() {
+        return Err(Refused::because("TLS is not set up".into()));
     }
-}
-
-impl Endpoint {
-    /// Parses `host:port`, `http://host:port` or `https://host:port`. The last one is not ready before [`Endpoint::secure`].
-    ///
-    /// # Errors
-    /// The text has none of these forms.
-    pub(super) fn read(text: &str) -> Result<Endpoint, String> {
-        let (is_secure, address) = match text.strip_prefix("https://") {
-            Some(address) => (true, address),
-            None => (false, text.strip_prefix("http://").unwrap_or(text)),
-        };
-        let address = address.trim_end_matches('/');
-        let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
-        if !matches!(port, Some(Ok(_))) || address.contains(['/', '@']) {
-            return Err("one is no endpoint of etcd: expected https://host:port or http://host:port".into());
-        }
-        Ok(Endpoint { address: address.to_owned(), is_secure, tls: None })
+    let stream = TcpStream::connect(&endpoint.address).await?;
+    let stream = tls::secured(stream, endpoint.tls.as_ref(), &[b"http/1.1"]).await.map_err(explained)?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(async move {
+        // The request reports an error.
+        let _ = connection.await;
+    });
+    let mut request = Request::builder()
+        .method(Method::POST)
+        .uri(path)
+        .header(HOST, &endpoint.address)
+        .header(CONTENT_TYPE, "application/json")
+        .body(Full::new(Bytes::from(body.to_string())))?;
+    if let Some(token) = token {
+        let mut value = HeaderValue::from_str(token).map_err(|_| Refused::because("its token is odd".into()))?;
+        value.set_sensitive(true);
+        request.headers_mut().insert(AUTHORIZATION, value);
     }
-
-    /// Sets up TLS for the endpoint.
-    ///
-    /// # Errors
-    /// No certificate can be issued for its host.
-    pub(super) fn secure(&mut self, connector: Option<&Arc<tls::Connector>>) -> Result<(), String> {
-        let host = self.address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
-        self.tls = connector.and_then(|connector| tls::Target::new(Arc::clone(connector), host));
-        match &self.tls {
-            Some(_) => Ok(()),
-            None => Err(format!("{host:?} is no name that a certificate can be for")),
-        }
-    }
-
-    /// Sends one request on its own connection, and reads the answer.
-    pub(super) async fn ask(&self, path: &str, body: &Value, token: Option<&str>) -> Result<Value, Refused> {
-        if self.is_secure && self.tls.is_none() {
-            return Err(Refused::because("TLS is not set up".into()));
-        }
-        let stream = TcpStream::connect(&self.address).await?;
-        let stream = tls::secured(stream, self.tls.as_ref(), &[b"http/1.1"]).await.map_err(explained)?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-        tokio::spawn(async move {
-            // The request reports an error.
-            let _ = connection.await;
-        });
-        let mut request = Request::builder()
-            .method(Method::POST)
-            .uri(path)
-            .header(HOST, &self.address)
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(body.to_string())))?;
-        if let Some(token) = token {
-            let mut value = HeaderValue::from_str(token).map_err(|_| Refused::because("its token is odd".into()))?;
-            value.set_sensitive(true);
-            request.headers_mut().insert(AUTHORIZATION, value);
-        }
-        let response = sender.send_request(request).await?;
-        let status = response.status();
-        let bytes = Limited::new(response.into_body(), LARGEST).collect().await?.to_bytes();
-        match serde_json::from_slice(&bytes) {
-            Ok(answer) if status.is_success() => Ok(answer),
-            Ok(answer) => Err(refused(status.as_u16(), &answer)),
-            Err(_) => Err(not_json(status.as_u16(), &bytes)),
-        }
+    let response = sender.send_request(request).await?;
+    let status = response.status();
+    let bytes = Limited::new(response.into_body(), LARGEST).collect().await?.to_bytes();
+    match serde_json::from_slice(&bytes) {
+        Ok(answer) if status.is_success() => Ok(answer),
+        Ok(answer) => Err(refused(status.as_u16(), &answer)),
+        Err(_) => Err(not_json(status.as_u16(), &bytes)),
     }
 }
 

@@ -5,11 +5,22 @@ use std::ffi::OsString;
 
 use super::env;
 use super::schema::Kind;
-use crate::moving::{carried_to, needless};
+
+/// Meaning of another program's name for a setting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Alias {
+    /// Path of the setting here.
+    Path(&'static str),
+    /// Reason why no setting is needed here.
+    Needless(&'static str),
+}
+
+/// Look-up of such a name; `None`: the other program has no such setting, or none that is carried over.
+pub type Aliases = fn(&str) -> Option<Alias>;
 
 /// Settings over the file and the environment: values by path, in the form of variables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Overrides(BTreeMap<String, String>);
+pub struct Overrides(BTreeMap<String, String>);
 
 /// Keys that take effect only at the next start; each includes the keys below it.
 const AT_START: [&str; 11] = [
@@ -30,19 +41,25 @@ const MOST: usize = 100;
 
 impl Overrides {
     /// Returns these settings and one more. `key`: its path in the file, without `proxy.pool.`, `proxy.routing.` or `proxy.` if that is unambiguous,
-    /// or PgBouncer's name.
+    /// or a name that `aliases` knows.
     ///
     /// # Errors
     /// The key does not exist, or cannot be changed while the process runs. The value is checked later, with all others.
-    pub(crate) fn with(&self, key: &str, value: &str) -> Result<Overrides, String> {
+    pub fn with(&self, key: &str, value: &str, aliases: Aliases) -> Result<Overrides, String> {
         let short =
             [key.to_owned(), format!("proxy.pool.{key}"), format!("proxy.routing.{key}"), format!("proxy.{key}")];
-        let translated = carried_to(key).map(str::to_owned);
+        let alias = aliases(key);
+        let translated = match alias {
+            Some(Alias::Path(path)) => Some(path.to_owned()),
+            _ => None,
+        };
         let found = translated.into_iter().chain(short).find_map(|path| Some((env::kind_of(&path)?, path)));
         let Some((kind, path)) = found else {
-            return Err(match needless(key) {
-                Some(why) => format!("{key} is a setting of PgBouncer's that is not needed here: {why}"),
-                None => format!("no setting is called {key:?}: SHOW CONFIG and docs/guide/kingpost.toml list them"),
+            return Err(match alias {
+                Some(Alias::Needless(why)) => {
+                    format!("{key} is a setting of PgBouncer's that is not needed here: {why}")
+                }
+                _ => format!("no setting is called {key:?}: SHOW CONFIG and docs/guide/kingpost.toml list them"),
             });
         };
         let live = path.starts_with("proxy.") || path.starts_with("cluster.");
@@ -77,12 +94,12 @@ impl Overrides {
     }
 
     /// Returns each path with its value.
-    pub(crate) fn each(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub fn each(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(path, value)| (path.as_str(), value.as_str()))
     }
 
     /// Returns the settings as environment variables.
-    pub(crate) fn variables(&self) -> Vec<(OsString, OsString)> {
+    pub fn variables(&self) -> Vec<(OsString, OsString)> {
         self.0.iter().map(|(path, value)| (env::variable(path).into(), value.into())).collect()
     }
 }
@@ -90,6 +107,17 @@ impl Overrides {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn aliases(key: &str) -> Option<Alias> {
+        Some(match key {
+            "default_pool_size" => Alias::Path("proxy.pool.size"),
+            "query_wait_timeout" => Alias::Path("proxy.pool.wait_timeout"),
+            "pool_mode" => Alias::Path("proxy.pool.mode"),
+            "listen_port" => Alias::Path("proxy.listen"),
+            "server_login_retry" => Alias::Needless("Kingpost waits longer"),
+            _ => return None,
+        })
+    }
 
     #[test]
     fn settings_are_found_by_their_names() {
@@ -110,7 +138,7 @@ mod tests {
             ("nonsense", "1", Err("no setting is called")),
             ("server_login_retry", "1", Err("not needed here: Kingpost waits longer")),
         ] {
-            let found = Overrides::default().with(key, value);
+            let found = Overrides::default().with(key, value, aliases);
             match expected {
                 Ok((name, value)) => assert_eq!(found.expect(key).variables(), [(name.into(), value.into())]),
                 Err(text) => assert!(found.as_ref().is_err_and(|error| error.contains(text)), "{key}: {found:?}"),

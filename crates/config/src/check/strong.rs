@@ -2,8 +2,8 @@
 
 use proxy::config::Consistency;
 
-use super::super::Config;
 use super::Findings;
+use crate::Config;
 
 /// Checks that all relays are listed: a strong read asks them whether its primary's term still stands.
 pub(super) fn check(config: &Config, findings: &mut Findings) {

@@ -27,6 +27,9 @@ use proxy::config::{AuthMethod, AuthQueryConfig, ProxyConfig, UserConfig};
 use proxy::secrets::Given;
 use wire::md5;
 
+/// The auth_query of PgBouncer from 1.24.1 on: it lets in no role that has expired or may not log in (CVE-2025-2291).
+pub const SAFE_QUERY: &str = "SELECT rolname, CASE WHEN rolvaliduntil < now() THEN NULL ELSE rolpassword END FROM pg_authid WHERE rolname=$1 AND rolcanlogin";
+
 /// An error or a warning about a value.
 #[derive(Debug)]
 pub(super) struct Finding {
@@ -45,7 +48,7 @@ impl Finding {
 
 /// State of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Stat {
+pub enum Stat {
     /// The file can be read.
     Readable {
         /// Permission bits.
@@ -58,7 +61,7 @@ pub(crate) enum Stat {
 }
 
 /// Examines a password file, or the program of a password command. Reads at most 8 KiB.
-pub(crate) fn stat_file(path: &Path) -> Stat {
+pub fn stat_file(path: &Path) -> Stat {
     use std::io::{BufRead, BufReader, Read};
     use std::os::unix::fs::PermissionsExt;
     let look = || -> std::io::Result<Stat> {
@@ -343,10 +346,7 @@ fn check_auth_query(query: &AuthQueryConfig, stat: &dyn Fn(&Path) -> Stat, findi
     let of = "proxy.auth_query";
     if !query.is_on() {
         if *query != AuthQueryConfig::default() {
-            findings.error(
-                format!("{of}.query"),
-                format!("missing, expected a query such as {:?}", crate::moving::SAFE_QUERY),
-            );
+            findings.error(format!("{of}.query"), format!("missing, expected a query such as {:?}", SAFE_QUERY));
         }
         return;
     }
@@ -356,7 +356,7 @@ fn check_auth_query(query: &AuthQueryConfig, stat: &dyn Fn(&Path) -> Stat, findi
             format!("{of}.query"),
             format!(
                 "lets in roles that have expired, for pg_shadow has their passwords, too; better is {:?}",
-                crate::moving::SAFE_QUERY
+                SAFE_QUERY
             ),
         );
     }
@@ -442,7 +442,7 @@ fn check_metrics(config: &Config, findings: &mut Findings) {
     if config.metrics.profiler_token.as_ref().is_some_and(|token| token.len() < 16) {
         findings.error("metrics.profiler_token", "found fewer than 16 characters, expected a long random text");
     }
-    if let Some(collector) = crate::otlp::collector::Collector::of_metrics(&config.metrics.otlp) {
+    if let Some(collector) = crate::otlp::Collector::of_metrics(&config.metrics.otlp) {
         operation::check_collector(&collector, "metrics.otlp", "the metrics", findings);
     }
     let listen = &config.metrics.listen;

@@ -7,44 +7,44 @@ use std::time::Duration;
 use ::relay::config::Engine;
 use serde::{Deserialize, Serialize};
 
-use super::etcd::EtcdConfig;
+use crate::etcd::EtcdConfig;
 
 /// `[failover]`: settings of `kingpost failover`, `switchover` and `watch` beside `[cluster]`.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct FailoverConfig {
+pub struct FailoverConfig {
     /// Kind of the servers.
-    pub(crate) engine: Engine,
+    pub engine: Engine,
     /// User on the servers that may promote and set `primary_conninfo`: a superuser.
-    pub(crate) user: String,
+    pub user: String,
     /// Password of the user.
     #[serde(skip_serializing)]
-    pub(crate) password: Option<String>,
+    pub password: Option<String>,
     /// File whose first line is the password.
-    pub(crate) password_file: Option<PathBuf>,
+    pub password_file: Option<PathBuf>,
     /// `[failover.tls]`: TLS with relays and proxies; servers are reached as `[cluster.tls]` says.
-    pub(crate) tls: tls::ConnectConfig,
+    pub tls: tls::ConnectConfig,
     /// Number of relays that must have a commit before it is acknowledged: the others may be missing at a failover.
-    pub(crate) acknowledgements: usize,
+    pub acknowledgements: usize,
     /// Longest time for one step.
     #[serde(with = "humantime_serde")]
-    pub(crate) step_timeout: Duration,
+    pub step_timeout: Duration,
     /// Zones whose nodes may become the primary without being named; none: all.
-    pub(crate) zones: Vec<String>,
+    pub zones: Vec<String>,
     /// A standby that lacks more than this many bytes does not become the primary without being named; None: there is no limit.
-    pub(crate) lag_limit: Option<u64>,
+    pub lag_limit: Option<u64>,
     /// Program that stops a server cleanly, with its arguments; empty: none.
-    pub(crate) stop: Vec<String>,
+    pub stop: Vec<String>,
     /// Program that brings a former primary back as a standby; empty: none, and a message gives advice.
-    pub(crate) rejoin: Vec<String>,
+    pub rejoin: Vec<String>,
     /// Name of whatever brings a former primary back by itself, for messages; empty: nothing does.
-    pub(crate) rejoined_by: String,
+    pub rejoined_by: String,
     /// `[failover.etcd]`.
-    pub(crate) etcd: EtcdConfig,
+    pub etcd: EtcdConfig,
     /// `[[failover.relays]]`.
-    pub(crate) relays: Vec<RelayPartConfig>,
+    pub relays: Vec<RelayPartConfig>,
     /// `[[failover.proxies]]`.
-    pub(crate) proxies: Vec<PartConfig>,
+    pub proxies: Vec<PartConfig>,
 }
 
 impl Default for FailoverConfig {
@@ -92,50 +92,50 @@ impl fmt::Debug for FailoverConfig {
 /// A proxy that is paused; or the address of a relay.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct PartConfig {
+pub struct PartConfig {
     /// Unique among its kind.
-    pub(crate) name: String,
+    pub name: String,
     /// `host:port`, for a relay's downstreams or a proxy's clients.
-    pub(crate) address: String,
+    pub address: String,
     /// An operator there.
     #[serde(default = "operator")]
-    pub(crate) user: String,
+    pub user: String,
     /// Password of the operator.
     #[serde(default, skip_serializing)]
-    pub(crate) password: Option<String>,
+    pub password: Option<String>,
     /// File whose first line is the password.
     #[serde(default)]
-    pub(crate) password_file: Option<PathBuf>,
+    pub password_file: Option<PathBuf>,
     /// The proxy's name for this cluster, if it has several; without it, the proxy has only this one.
     #[serde(default)]
-    pub(crate) cluster: Option<String>,
+    pub cluster: Option<String>,
 }
 
 /// A relay that is fenced.
 #[derive(Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct RelayPartConfig {
+pub struct RelayPartConfig {
     /// See [`PartConfig`] for all keys but the last.
-    pub(crate) name: String,
+    pub name: String,
     /// Address for its downstreams.
-    pub(crate) address: String,
+    pub address: String,
     /// An operator there.
     #[serde(default = "operator")]
-    pub(crate) user: String,
+    pub user: String,
     /// Password of the operator.
     #[serde(default, skip_serializing)]
-    pub(crate) password: Option<String>,
+    pub password: Option<String>,
     /// File whose first line is the password.
     #[serde(default)]
-    pub(crate) password_file: Option<PathBuf>,
+    pub password_file: Option<PathBuf>,
     /// Name of the relay on servers, as in `synchronous_standby_names`; by default `name`.
     #[serde(default)]
-    pub(crate) application_name: Option<String>,
+    pub application_name: Option<String>,
 }
 
 impl RelayPartConfig {
     /// Returns the address and login of the relay.
-    pub(crate) fn part(&self) -> PartConfig {
+    pub fn part(&self) -> PartConfig {
         PartConfig {
             name: self.name.clone(),
             address: self.address.clone(),
@@ -165,4 +165,15 @@ impl fmt::Debug for PartConfig {
             .field("user", &self.user)
             .finish_non_exhaustive()
     }
+}
+
+/// Returns the number of `relays` that a failover needs: enough to stop all commits ([`stopping`]), and more than half, or two runs could each get
+/// enough and elect two nodes.
+pub fn needed(relays: usize, acknowledgements: usize) -> usize {
+    stopping(relays, acknowledgements).max(relays / 2 + 1)
+}
+
+/// Returns the number of `relays` to fence so that no commit can be acknowledged any more, and so that one of them has every acknowledged commit.
+pub fn stopping(relays: usize, acknowledgements: usize) -> usize {
+    (relays + 1).saturating_sub(acknowledgements.max(1)).max(1)
 }

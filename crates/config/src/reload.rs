@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use crate::config::{Config, Problem};
+use crate::{Config, Problem};
 use process::Failure;
 
 /// Takes over a configuration that was read and put into effect, with its warnings; or logs why the old one stays. `later` gets the old and the new
 /// configuration and reports the changes that take effect at the next start.
-pub(crate) fn settle(
+pub fn settle(
     path: &Path,
     config: &mut Config,
     applied: Result<(Config, Vec<Problem>), Failure>,
@@ -29,7 +29,7 @@ pub(crate) fn settle(
 }
 
 /// Logs the warnings of a configuration.
-pub(crate) fn warn(warnings: &[Problem]) {
+pub fn warn(warnings: &[Problem]) {
     for warning in warnings {
         tracing::warn!(key = warning.key, origin = %warning.origin, "{}", warning.message);
     }

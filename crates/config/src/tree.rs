@@ -9,22 +9,31 @@ use super::problem::{Origin, Problem};
 
 /// A value and its place.
 #[derive(Debug, Clone)]
-pub(crate) struct Tree {
-    pub(crate) value: Value,
+pub struct Tree {
+    /// The value.
+    pub value: Value,
     /// Place of the value.
-    pub(crate) origin: Origin,
+    pub origin: Origin,
     /// Place of the key before it; the same as `origin` for elements of arrays.
-    pub(crate) key_origin: Origin,
+    pub key_origin: Origin,
 }
 
+/// A value as TOML has it.
 #[derive(Debug, Clone)]
-pub(crate) enum Value {
+pub enum Value {
+    /// A string.
     Text(String),
+    /// An integer.
     Integer(i64),
+    /// A number with a fraction.
     Float(f64),
+    /// `true` or `false`.
     Boolean(bool),
+    /// A date, a time or both.
     Datetime(toml::value::Datetime),
+    /// An array, in its order.
     Array(Vec<Tree>),
+    /// A table, by key.
     Table(BTreeMap<String, Tree>),
     /// The text of a value that TOML cannot hold, such as an integer of more than 64 bits.
     Unreadable(String),
@@ -32,7 +41,7 @@ pub(crate) enum Value {
 
 impl Value {
     /// Describes the value for a message; with `secret` without its content.
-    pub(crate) fn describe(&self, secret: bool) -> String {
+    pub fn describe(&self, secret: bool) -> String {
         match self {
             Value::Text(_) if secret => "a string".into(),
             Value::Text(text) => format!("{text:?}"),
@@ -94,7 +103,7 @@ impl Positions<'_> {
 }
 
 /// Parses a document. Syntax errors go to `problems`; the readable rest is returned.
-pub(crate) fn parse(name: &str, text: &str, problems: &mut Vec<Problem>) -> Tree {
+pub fn parse(name: &str, text: &str, problems: &mut Vec<Problem>) -> Tree {
     let positions = Positions { name, text };
     let (table, errors) = DeTable::parse_recoverable(text);
     let mut last_line = 0;

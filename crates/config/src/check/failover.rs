@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use super::super::Config;
 use super::password::{self, Password};
 use super::{Findings, Stat};
-use crate::failover::config::{FailoverConfig, PartConfig, RelayPartConfig};
+use crate::Config;
+use crate::failover::{FailoverConfig, PartConfig, RelayPartConfig};
 use process::address::parse_address;
 
 pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
