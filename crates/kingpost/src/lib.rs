@@ -1,44 +1,18 @@
 //! The `kingpost` binary, except `main`.
 //!
 //! ```text
-//!  cli ──▶ proxy ─▶ config (file + environment, checked) ─▶ run (topology + proxy) ◀─ admin (HTTP)
-//!      ├─▶ relay ─▶ config ─▶ relay (the crate, and topology where it follows the primary) ◀─ admin
-//!      ├─▶ registry ─▶ config ─▶ registry (the crate) ◀─ admin; or a client of one
-//!      ├─▶ failover, switchover ─▶ config ─▶ failover (orders to relays, SQL to servers, commands to proxies' consoles)
-//!      ├─▶ check ─▶ config
-//!      ├─▶ console ─▶ the parts as a web page shows them; a token for it
-//!      ├─▶ config from-… ─▶ a configuration's text
-//!      └─▶ up ───▶ PostgreSQL servers in a directory ─▶ config (generated) ─▶ run, registry ◀─ admin
+//!  cli ─▶ daemon (proxy, relay, registry, console) ─▶ auth, handover, registry-client ─▶ metrics ─▶ config ─▶ process
+//!     ├─▶ failover, switchover, watch ─▶ failover
+//!     ├─▶ up, down, status ───────────▶ local ─▶ daemon
+//!     ├─▶ config from-… ──────────────▶ translate
+//!     └─▶ check
 //! ```
 //!
-//! This crate knows every part; no part knows it.
+//! The crate holds the command line and `check`; every command is the function of another crate.
 
-mod activation;
-mod admin;
+mod check;
 mod cli;
-mod console;
-mod exposition;
-mod failover;
-mod gss;
-mod helper;
-mod judges;
-mod ldap;
 mod logins;
-mod lookup;
-mod moving;
-mod oauth;
-mod orders;
-mod otlp;
-mod pam;
-mod passwords;
-mod profile;
-mod registry;
-mod relay;
-mod relay_mariadb;
-mod run;
-mod serve;
-mod up;
-mod upgrade;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -72,7 +46,7 @@ pub fn problems(text: &str, variables: impl IntoIterator<Item = (OsString, OsStr
 /// Reads the orders of operators as an old process sends them, and writes them again; `None` for anything else.
 #[must_use]
 pub fn orders_again(bytes: &[u8]) -> Option<Vec<u8>> {
-    orders::Ordered::read(bytes).ok().and_then(|(ordered, _)| ordered.write().ok())
+    handover::Ordered::read(bytes).ok().and_then(|(ordered, _)| ordered.write().ok())
 }
 
 /// Translates a text as `kingpost config from-PROGRAM`; files that it names are empty.
@@ -80,30 +54,34 @@ pub fn orders_again(bytes: &[u8]) -> Option<Vec<u8>> {
 /// # Errors
 /// The text cannot be translated.
 pub fn translated(program: &str, text: &str) -> Result<String, String> {
-    moving::translated(program, text).map_err(|failure| failure.to_string())
+    translate::translated(program, text).map_err(|failure| failure.to_string())
 }
 
 fn dispatch(cli: Cli) -> Result<(), Failure> {
     let log = process::LogFlags { level: cli.log_level, format: cli.log_format };
     match cli.command {
-        Command::Proxy(args) => serve::proxy(&args, &log),
-        Command::Relay(args) => relay::command(&args, &log),
-        Command::Registry(args) => registry::command(&args, &log),
-        Command::Console(command) => console::command(&command),
-        Command::Check(args) => serve::check(&args, &log),
-        Command::Config(command) => moving::command(&command).unwrap_or_else(|| {
-            if matches!(command, ConfigCommand::Schema) {
-                terminal::line(format!("{:#}", config::json_schema()));
-            } else {
-                terminal::raw(config::DESCRIBED);
-            }
+        Command::Proxy(args) => daemon::proxy(&args, &log),
+        Command::Relay(args) => daemon::relay(&args, &log),
+        Command::Registry(args) => daemon::registry(&args, &log),
+        Command::Console(command) => daemon::console(&command),
+        Command::Check(args) => check::check(&args),
+        Command::Config(ConfigCommand::FromPgbouncer(args)) => translate::from_pgbouncer(&args),
+        Command::Config(ConfigCommand::FromPgcat(args)) => translate::from_pgcat(&args),
+        Command::Config(ConfigCommand::FromPgdog(args)) => translate::from_pgdog(&args),
+        Command::Config(ConfigCommand::FromPgpool(args)) => translate::from_pgpool(&args),
+        Command::Config(ConfigCommand::Schema) => {
+            terminal::line(format!("{:#}", config::json_schema()));
             Ok(())
-        }),
-        Command::Up(args) => up::up(&args, &log),
-        Command::Down(args) => up::down(&args),
+        }
+        Command::Config(ConfigCommand::Default) => {
+            terminal::raw(config::DESCRIBED);
+            Ok(())
+        }
+        Command::Up(args) => local::up(&args, &log),
+        Command::Down(args) => local::down(&args),
         Command::Status(args) => match &args.config {
             Some(path) => failover::status(path),
-            None => up::status(&args),
+            None => local::status(&args),
         },
         Command::Failover(args) => failover::failover(&args, &log),
         Command::Switchover(args) => failover::switchover(&args, &log),

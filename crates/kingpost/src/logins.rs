@@ -7,7 +7,6 @@ use topology::{ClusterConfig, NodeConfig};
 use wire::control::Settings;
 use wire::md5;
 
-use crate::passwords;
 use config::Config;
 use process::Failure;
 use process::control_runtime;
@@ -44,7 +43,7 @@ pub(crate) fn doubts(config: &Config) -> Vec<String> {
 /// # Errors
 /// The logins that failed, each with the server's message.
 pub(crate) fn attempt(config: &Config) -> Result<(), Failure> {
-    let filled = passwords::filled(config)?;
+    let filled = auth::filled(config)?;
     let paths: Vec<String> = filled.all_clusters().into_iter().map(|(path, _)| path).collect();
     let of_each = filled.of_each_cluster();
     let logins: Vec<Login> = paths.iter().zip(&of_each).flat_map(|(path, config)| logins_of(path, config)).collect();

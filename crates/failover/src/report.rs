@@ -1,0 +1,181 @@
+//! Status of `kingpost watch` over HTTP: `/metrics`, `/healthz`, `/readyz`, so that its death is noticed.
+
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::judge::Judgement;
+use config::MetricsConfig;
+use metrics::Source;
+use metrics::{Exposition, Type};
+use process::Failure;
+
+/// Time without a finished look after which the watcher counts as stuck; a look takes a second or two.
+const STANDS_STILL: Duration = Duration::from_secs(30);
+
+/// Actions and looks so far.
+#[derive(Debug)]
+pub(super) struct Report(Mutex<Seen>);
+
+#[derive(Debug)]
+struct Seen {
+    acts: bool,
+    looks: u64,
+    last: Instant,
+    judgement: Option<Judgement>,
+    /// True while its own failover is under way: no look ends meanwhile, and each of its steps has a limit.
+    working: bool,
+    failovers: u64,
+    failures: u64,
+}
+
+impl Report {
+    /// Makes a report. `acts`: the watcher replaces a lost primary by itself.
+    pub(super) fn new(acts: bool) -> Report {
+        let (looks, failovers, failures) = (0, 0, 0);
+        Report(Mutex::new(Seen {
+            acts,
+            looks,
+            last: Instant::now(),
+            judgement: None,
+            working: false,
+            failovers,
+            failures,
+        }))
+    }
+
+    pub(super) fn looked(&self, judgement: &Judgement) {
+        self.with(|seen| {
+            (seen.looks, seen.last) = (seen.looks + 1, Instant::now());
+            seen.judgement = Some(judgement.clone());
+        });
+    }
+
+    pub(super) fn begins(&self) {
+        self.with(|seen| seen.working = true);
+    }
+
+    /// Records the end of a failover. `done`: true if it did the work, false if somebody else has the lock; None: it has failed.
+    pub(super) fn ends(&self, done: Option<bool>) {
+        self.with(|seen| {
+            (seen.working, seen.last) = (false, Instant::now());
+            seen.failovers += u64::from(done == Some(true));
+            seen.failures += u64::from(done.is_none());
+        });
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut Seen) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Source for Report {
+    fn metrics(&self) -> Exposition {
+        let mut exposition = Exposition::of_this_build();
+        self.with(|seen| {
+            exposition.gauge("watch_acts", "1 if it replaces a lost primary by itself.", seen.acts);
+            exposition.gauge("watch_working", "1 while a failover of its own is under way.", seen.working);
+            exposition.counter("watch_looks_total", "Looks at servers and relays.", seen.looks);
+            exposition.counter("watch_failovers_total", "Failovers that it has carried out.", seen.failovers);
+            exposition.counter(
+                "watch_failures_total",
+                "Failovers that have failed; each is tried again.",
+                seen.failures,
+            );
+            let help = "1 for what the last look came to.";
+            let mut judged = exposition.metric(Type::Gauge, "watch_judgement", help);
+            for name in ["healthy", "unsure", "lost", "unfinished"] {
+                judged.sample(&[("judgement", name)], seen.judgement.as_ref().is_some_and(|last| word(last) == name));
+            }
+        });
+        exposition
+    }
+
+    fn alive(&self) -> Result<(), String> {
+        self.with(|seen| match seen.last.elapsed() {
+            still if still > STANDS_STILL && !seen.working => {
+                Err(format!("no look has ended for {} s", still.as_secs()))
+            }
+            _ => Ok(()),
+        })
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        self.with(|seen| match &seen.judgement {
+            Some(Judgement::Healthy(_)) => Ok(()),
+            Some(Judgement::Unsure(why)) => Err(format!("no primary answers: {why}")),
+            Some(Judgement::Lost) => Err("no primary answers, and no relay hears one".into()),
+            Some(Judgement::Unfinished) => Err("a failover was begun, and has not ended".into()),
+            None => Err("nothing has been looked at yet".into()),
+        })
+    }
+}
+
+fn word(judgement: &Judgement) -> &'static str {
+    match judgement {
+        Judgement::Healthy(_) => "healthy",
+        Judgement::Unsure(_) => "unsure",
+        Judgement::Lost => "lost",
+        Judgement::Unfinished => "unfinished",
+    }
+}
+
+/// Checks that the address may be used: there is no login.
+///
+/// # Errors
+/// Other machines could reach it, and the configuration does not allow that; or the address is invalid.
+pub(super) fn check_address(address: &str, config: &MetricsConfig) -> Result<(), Failure> {
+    let read: Result<SocketAddr, _> = address.parse();
+    match read {
+        Ok(read) if read.ip().is_loopback() || config.allow_remote => Ok(()),
+        Ok(_) => Err(Failure::config(format!(
+            "--metrics-listen {address} may be reached from other machines, and has no login"
+        ))
+        .advise("give a loopback address, or say metrics.allow_remote = true in the configuration")),
+        Err(_) => Err(Failure::config(format!("--metrics-listen is {address:?}: expected ip:port"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said() {
+        let report = Report::new(true);
+        assert!(report.alive().is_ok() && report.ready().is_err());
+        for (judgement, ready, metric) in [
+            (Judgement::Healthy("a".into()), true, "healthy"),
+            (Judgement::Unsure("r hears it".into()), false, "unsure"),
+            (Judgement::Lost, false, "lost"),
+            (Judgement::Unfinished, false, "unfinished"),
+        ] {
+            report.looked(&judgement);
+            assert_eq!(report.ready().is_ok(), ready, "{judgement:?}");
+            let text = report.metrics().render();
+            assert!(text.contains(&format!("kingpost_watch_judgement{{judgement=\"{metric}\"}} 1\n")), "{text}");
+            assert_eq!(text.matches("kingpost_watch_judgement{").count(), 4, "{text}");
+        }
+        report.begins();
+        for done in [Some(true), Some(false), None] {
+            report.ends(done);
+        }
+        let text = report.metrics().render();
+        assert!(text.contains("kingpost_watch_failovers_total 1\n"), "{text}");
+        assert!(text.contains("kingpost_watch_failures_total 1\n"), "{text}");
+    }
+
+    #[test]
+    fn what_may_be_listened_on() {
+        for (address, remote, good) in [
+            ("127.0.0.1:9700", false, true),
+            ("[::1]:9700", false, true),
+            ("0.0.0.0:9700", false, false),
+            ("0.0.0.0:9700", true, true),
+            ("db:9700", true, false),
+        ] {
+            let config = MetricsConfig { allow_remote: remote, ..MetricsConfig::default() };
+            assert_eq!(check_address(address, &config).is_ok(), good, "{address}");
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! A client of registries: the commands of `kingpost registry`, imports from Consul and Eureka, and lists of servers for a proxy.
+
+mod args;
+mod client;
+mod import;
+pub mod nodes;
+mod source;
+
+pub use args::{ImportArgs, RegisterArgs, RegistryCommand, RemoteArgs};
+pub use client::run;
+pub use source::Sources;
