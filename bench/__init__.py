@@ -1,6 +1,6 @@
 """Kingpost's proxy measured side by side with its peers, in one run on one machine.
 
-    plan  ──▶  run  ──▶  results (JSON)  ──▶  table (Markdown), plot (SVG), README
+    plan  ──▶  run  ──▶  results (JSON)  ──▶  table (Markdown), plot (SVG), page
      │          │
      │          ├── cluster    one primary and two streaming replicas
      │          ├── peers      the processes that are measured

@@ -18,8 +18,8 @@ from bench.runner import ROOT, execute
 
 BENCH = ROOT / "bench"
 OUT = BENCH / "out"
-README = BENCH / "README.md"
-README_PLOT = BENCH / "results.svg"
+PAGE = BENCH / "results" / "proxy.md"
+PAGE_PLOT = BENCH / "results" / "proxy.svg"
 # Descriptors that clients, the pool and the program itself need beyond a case's connections.
 SPARE_FILES = 500
 
@@ -77,8 +77,8 @@ def parser():
 
     text = "print the table; write .md and .svg again"
     option(later, "--table", text, nargs="?", const="", metavar="JSON")
-    text = "put the table and the plot into bench/README.md"
-    option(later, "--write-readme", text, nargs="?", const="", metavar="JSON")
+    text = "put the table and the plot into bench/results/proxy.md"
+    option(later, "--write-page", text, nargs="?", const="", metavar="JSON")
     return top
 
 
@@ -87,7 +87,7 @@ def main(arguments=None):
     options = parser().parse_args(arguments)
     options.command = "bench/run " + " ".join(_without_paths(sys.argv[1:] if arguments is None else arguments))
     try:
-        if options.table is not None or options.write_readme is not None:
+        if options.table is not None or options.write_page is not None:
             return render(options)
         return measure(options)
     except BenchError as error:
@@ -218,8 +218,8 @@ def make_plan(options, inventory, files):
 
 
 def render(options):
-    """`--table` and `--write-readme`."""
-    given = options.write_readme if options.write_readme is not None else options.table
+    """`--table` and `--write-page`."""
+    given = options.write_page if options.write_page is not None else options.table
     path = pathlib.Path(given) if given else latest()
     try:
         results = json.loads(path.read_text())
@@ -228,11 +228,11 @@ def render(options):
     write(results, path)
     if options.table is not None:
         print(report.markdown(results))
-    if options.write_readme is not None:
-        README_PLOT.write_text(plot.svg(results))
-        shown = report.markdown(results, level=3, plot=README_PLOT.name)
-        README.write_text(report.into_readme(README.read_text(), shown))
-        say(f"{README.relative_to(ROOT)} shows {path.name}")
+    if options.write_page is not None:
+        PAGE_PLOT.write_text(plot.svg(results))
+        shown = report.markdown(results, level=3, plot=PAGE_PLOT.name)
+        PAGE.write_text(report.into_page(PAGE.read_text(), shown))
+        say(f"{PAGE.relative_to(ROOT)} shows {path.name}")
     return 0
 
 

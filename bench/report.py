@@ -218,11 +218,11 @@ def conditions(results):
     return "\n".join(lines)
 
 
-def into_readme(readme, text):
-    """`readme` with the text between its two marks replaced."""
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(BEGIN) > readme.index(END):
-        raise BenchError(f"bench/README.md must hold {BEGIN} and after it {END}, each once.")
-    before, _, rest = readme.partition(BEGIN)
+def into_page(page, text):
+    """`page` with the text between its two marks replaced."""
+    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
+        raise BenchError(f"bench/results/proxy.md must hold {BEGIN} and after it {END}, each once.")
+    before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
 

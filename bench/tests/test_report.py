@@ -101,12 +101,12 @@ class Markdown(unittest.TestCase):
 class Readme(unittest.TestCase):
     def test_only_what_is_between_the_marks_changes(self):
         text = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
-        self.assertEqual(report.into_readme(text, "new"), f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n")
+        self.assertEqual(report.into_page(text, "new"), f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n")
 
     def test_marks_must_be_there_once(self):
         for text in ["", report.BEGIN, f"{report.END}{report.BEGIN}", report.BEGIN * 2 + report.END]:
             with self.subTest(text=text), self.assertRaises(BenchError):
-                report.into_readme(text, "new")
+                report.into_page(text, "new")
 
 
 class Plot(unittest.TestCase):
