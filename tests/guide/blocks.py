@@ -34,7 +34,8 @@ class Plan:
 
 UP = "plain:up"
 README, QUICK, OPERATIONS = "README.md", "docs/guide/quickstart.md", "docs/guide/operations.md"
-REGISTRY, RELAY, FAULTS = "docs/guide/registry.md", "docs/guide/relay.md", "docs/guide/runbooks/relay-faults.md"
+REGISTRY, REGISTRY_OPERATIONS = "docs/guide/registry.md", "docs/guide/registry-operations.md"
+RELAY, FAULTS = "docs/guide/relay.md", "docs/guide/runbooks/relay-faults.md"
 CONFIGURATION, FAILOVER = "docs/guide/configuration.md", "docs/guide/failover.md"
 RELAYS, PIECES = "relays:relays", "plain:configuration"
 # A file of a server that is to be restored.
@@ -99,8 +100,8 @@ RUNS: list[tuple[str, str, str, Run]] = [
     ("plain:registry", REGISTRY, "grpcurl", Run(beside=("grpcurl -plaintext -d '{\"service\"",), check=registry.grpc_registered)),
     ("plain:registry", REGISTRY, "scrape_configs:", Run(into="cat > prometheus.yml; promtool check service-discovery --timeout=2s prometheus.yml services", check=registry.prometheus_finds_it)),
     # From registries of ours that stand for Consul and Eureka: there is no package of either.
-    ("plain:registry", REGISTRY, "kingpost registry import", Run(before=registry.other_registries, check=registry.both_came)),
-    ("plain:registry", REGISTRY, '{"time_ms"', Run(into="cat", check=registry.has_the_same_keys)),
+    ("plain:registry", REGISTRY_OPERATIONS, "kingpost registry import", Run(before=registry.other_registries, check=registry.both_came)),
+    ("plain:registry", REGISTRY_OPERATIONS, '{"time_ms"', Run(into="cat", check=registry.has_the_same_keys)),
     # From other programs.
     ("plain:moving", "docs/guide/moving.md", "kingpost config from-pgcat", Run(before=moving.files(("/etc/pgcat/pgcat.toml", moving.PGCAT)), check=moving.is_translated)),
     (
