@@ -17,8 +17,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::{fs, io};
 
+use super::error::LogError;
 use super::files::{failed, write_durably};
-use super::{Identity, LogError, SegmentSize};
+use super::segment::SegmentSize;
 
 /// Name of the file.
 pub const STATE_FILE: &str = "kingpost-log.state";
@@ -27,6 +28,15 @@ const VERSION_LINE: &str = "kingpost-log 2";
 const EARLIER_VERSION_LINE: &str = "kingpost-log 1";
 /// Upper bound of its length.
 const MAX_BYTES: usize = 4096;
+
+/// The cluster and the segment size of the WAL: fixed for a directory's life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// The cluster's system identifier, as in `IDENTIFY_SYSTEM`.
+    pub system_id: u64,
+    /// `SHOW wal_segment_size`.
+    pub segment_size: SegmentSize,
+}
 
 /// Content of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -64,12 +64,12 @@ pub use error::{AppendError, FetchError, LogError, LogFailure, ReadError, Switch
 pub use fetch::fetch;
 pub use give_up::give_up;
 pub use history::{History, HistoryError, MAX_HISTORY_BYTES};
-pub use identity::{STATE_FILE, earlier_term, take_over};
+pub use identity::{Identity, STATE_FILE, earlier_term, take_over};
 pub use metrics::{FLUSH_BUCKETS_US, FlushTimes, LogMetrics};
 pub use new_file::NewFile;
 pub use overlap::Link;
 pub use reader::{Chunk, Next, Reader, Serve};
-pub use recover::{Recovery, identify};
+pub use recover::{MAX_SPARES, Recovery, Start, identify};
 pub use retention::Retention;
 pub use segment::{PAGE, Segment, SegmentSize, Timeline};
 pub use wal::{PAGE_BYTES, Stop, Walker};
@@ -82,26 +82,6 @@ use whole::Walked;
 
 /// Limit of bytes written and not flushed. An append that would exceed it waits for the disk. Recovery relies on the limit.
 pub const MAX_UNFLUSHED: u64 = 64 << 20;
-/// Limit of segments created ahead of time.
-pub const MAX_SPARES: usize = 8;
-
-/// The cluster and the segment size of the WAL: fixed for a directory's life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity {
-    /// The cluster's system identifier, as in `IDENTIFY_SYSTEM`.
-    pub system_id: u64,
-    /// `SHOW wal_segment_size`.
-    pub segment_size: SegmentSize,
-}
-
-/// Start of an empty log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Start {
-    /// The upstream's timeline.
-    pub timeline: Timeline,
-    /// A segment's start.
-    pub at: Lsn,
-}
 
 /// Options for opening a log.
 #[derive(Debug, Clone)]

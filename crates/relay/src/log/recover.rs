@@ -22,10 +22,21 @@ use super::files::{self, failed};
 use super::history::MAX_HISTORY_BYTES;
 use super::segment::PAGE;
 use super::wal::{PAGE_BYTES, Stop, Walker, is_page};
-use super::{History, Identity, LogError, MAX_SPARES, STATE_FILE, Segment, SegmentSize, Start, Timeline};
+use super::{History, Identity, LogError, STATE_FILE, Segment, SegmentSize, Timeline};
 
+/// Limit of segments created ahead of time.
+pub const MAX_SPARES: usize = 8;
 /// Files are read in pieces of this size.
 const PIECE: usize = 128 * PAGE_BYTES;
+
+/// Start of an empty log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Start {
+    /// The upstream's timeline.
+    pub timeline: Timeline,
+    /// A segment's start.
+    pub at: Lsn,
+}
 
 /// Report of the recovery of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
