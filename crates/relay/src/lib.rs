@@ -28,6 +28,7 @@ mod fetch;
 pub mod log;
 mod memory;
 mod orders;
+mod places;
 mod promise;
 mod relay;
 mod reset;

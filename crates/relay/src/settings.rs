@@ -3,12 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use wire::replication::is_slot_name;
 use wire::scram::Verifier;
 
-use crate::config::{AuthMethod, RelayConfig, ServeUpTo, UserConfig};
+use crate::config::{AuthMethod, RelayConfig, ServeUpTo, UpstreamConfig, UserConfig};
 use crate::error::StartError;
 use crate::log::Serve;
-use crate::upstream;
 
 /// Settings that downstream connections use. Immutable; a reload makes a new value.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(crate) struct Settings {
 impl Settings {
     /// Reads password files and computes verifiers.
     pub(crate) fn new(config: &RelayConfig) -> Result<Settings, StartError> {
-        upstream::validate(&config.upstream).map_err(StartError::Config)?;
+        validate(&config.upstream).map_err(StartError::Config)?;
         // Read again for each connection; errors are better found now.
         tls::Connector::new(&config.upstream.tls)
             .map_err(|error| StartError::Config(format!("[relay.upstream.tls] {error}")))?;
@@ -73,6 +73,23 @@ impl Settings {
     pub(crate) fn any_user(&self) -> bool {
         self.users.is_empty()
     }
+}
+
+/// Checks a configuration of an upstream.
+///
+/// # Errors
+/// The problem, with the key's name.
+fn validate(config: &UpstreamConfig) -> Result<(), String> {
+    if !config.slot.is_empty() && !is_slot_name(&config.slot) {
+        return Err(format!(
+            "relay.upstream.slot is {:?}: expected 1 to 63 lower-case letters, digits and underscores, or \"\" for none",
+            config.slot
+        ));
+    }
+    if config.password.is_some() && config.password_file.is_some() {
+        return Err("relay.upstream: give at most one of password and password_file".into());
+    }
+    Ok(())
 }
 
 fn verifier(user: &UserConfig) -> Result<Option<Verifier>, StartError> {

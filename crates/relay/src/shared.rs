@@ -8,10 +8,10 @@ use std::time::Instant;
 use tokio::sync::watch;
 use watermark::Lsn;
 
-use crate::downstream::Places;
 use crate::log::{Directory, Log, LogError, Removed, Retention};
 use crate::memory::Recollection;
 use crate::orders::Turns;
+use crate::places::Places;
 use crate::promise::PromiseFile;
 use crate::settings::Settings;
 use crate::slots::Slots;

@@ -10,9 +10,9 @@ use watermark::Lsn;
 
 use super::log::Log;
 use super::settings::Settings;
-use crate::downstream::Places;
 use crate::log::lock;
 use crate::orders::Turns;
+use crate::places::Places;
 use crate::promise::PromiseFile;
 use crate::upstream::Control;
 

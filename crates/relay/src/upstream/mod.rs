@@ -27,7 +27,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::{error, info, warn};
-use wire::replication::is_slot_name;
 
 use crate::config::UpstreamConfig;
 use crate::error::{Cause, SessionError, UpstreamError};
@@ -158,23 +157,6 @@ pub(crate) fn parse_size(text: &str) -> Option<u64> {
         _ => return None,
     };
     number.checked_mul(1 << shift)
-}
-
-/// Checks a configuration of an upstream.
-///
-/// # Errors
-/// The problem, with the key's name.
-pub(crate) fn validate(config: &UpstreamConfig) -> Result<(), String> {
-    if !config.slot.is_empty() && !is_slot_name(&config.slot) {
-        return Err(format!(
-            "relay.upstream.slot is {:?}: expected 1 to 63 lower-case letters, digits and underscores, or \"\" for none",
-            config.slot
-        ));
-    }
-    if config.password.is_some() && config.password_file.is_some() {
-        return Err("relay.upstream: give at most one of password and password_file".into());
-    }
-    Ok(())
 }
 
 #[cfg(test)]
