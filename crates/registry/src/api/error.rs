@@ -2,6 +2,8 @@
 
 use hyper::StatusCode;
 
+use crate::{Invalid, WatchError, WriteError};
+
 /// An error of a request. Its text says what was wrong with what, and never contains a secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ApiError {
@@ -157,6 +159,34 @@ impl ApiError {
             | ApiError::BodyTimeout { limit, value }
             | ApiError::Busy { limit, value, .. } => Some((limit, *value)),
             _ => None,
+        }
+    }
+}
+
+impl From<Invalid> for ApiError {
+    fn from(invalid: Invalid) -> ApiError {
+        ApiError::Invalid(invalid.to_string())
+    }
+}
+
+impl From<WatchError> for ApiError {
+    fn from(error: WatchError) -> ApiError {
+        ApiError::Unavailable(error.to_string())
+    }
+}
+
+impl From<WriteError> for ApiError {
+    fn from(error: WriteError) -> ApiError {
+        let text = error.to_string();
+        match error {
+            WriteError::Invalid(_) | WriteError::Full { .. } => ApiError::Invalid(text),
+            WriteError::NotFound { .. } => ApiError::Missing(text),
+            WriteError::NotEmpty { .. } => ApiError::Conflict(text),
+            WriteError::Undetermined { .. } => ApiError::Undetermined(text),
+            WriteError::Overloaded { .. }
+            | WriteError::Contended { .. }
+            | WriteError::Unavailable { .. }
+            | WriteError::Stopped => ApiError::Unavailable(text),
         }
     }
 }

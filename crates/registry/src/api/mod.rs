@@ -19,6 +19,7 @@ mod audit;
 mod auth;
 mod complaint;
 mod consul;
+mod dispatch;
 mod error;
 mod eureka;
 mod grpc;
@@ -52,12 +53,15 @@ use tokio::time::Instant;
 
 pub use audit::{AuditLog, Change as Audited};
 pub use auth::{Auth, Role, Token, TokenHash, hash_of};
+pub(crate) use consul::has_tag;
 pub use error::ApiError;
+pub use identity::RESERVED;
 pub use limits::HttpLimits;
 #[doc(hidden)]
 pub use polaris::read_any as read_polaris_rules;
 pub use rate::RateLimit;
 pub use reply::{Body, Reply};
+use request::namespace;
 pub use request::{Request, format_duration, parse_duration};
 pub use server::{Mount, Server, Tls};
 pub use stats::{BUCKETS_MICROS, FrontStats, HttpStats};
@@ -65,10 +69,7 @@ pub use whole::Pieces;
 use whole::Whole;
 pub use xds::XdsStats;
 
-use crate::{Invalid, NamespaceName, Registry, Revision, ServiceKey, WatchError, WriteError};
-
-/// Prefix of metadata keys reserved for fronts: attributes of Consul and Eureka instances that the model lacks. Only the native front shows them.
-pub const RESERVED: &str = "kingpost.";
+use crate::{NamespaceName, Registry, Revision, ServiceKey, WriteError};
 
 /// A protocol of the registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,50 +151,6 @@ impl Front {
             Front::Polaris => "polaris",
             Front::Nacos => "nacos",
             Front::Xds => "xds",
-        }
-    }
-
-    /// Returns the front that serves a path.
-    fn of_path(path: &str) -> Option<Front> {
-        let mut segments = path.split('/').skip(1);
-        match (segments.next()?, segments.next()) {
-            ("eureka", _) => Some(Front::Eureka),
-            ("prometheus", _) => Some(Front::Prometheus),
-            ("nacos", _) => Some(Front::Nacos),
-            ("v1", Some("namespaces" | "openapi.json")) => Some(Front::Native),
-            ("v1", Some("agent" | "catalog" | "health" | "status" | "kv" | "session" | "txn" | "event")) => {
-                Some(Front::Consul)
-            }
-            ("v1", Some(part)) if consul::ABSENT.contains(&part) => Some(Front::Consul),
-            ("v1", Some("RegisterInstance" | "DeregisterInstance" | "Heartbeat" | "Discover" | "ReportClient")) => {
-                Some(Front::Polaris)
-            }
-            ("naming", Some("v1" | "v2")) => Some(Front::Polaris),
-            _ => None,
-        }
-    }
-
-    async fn handle(self, context: &Arc<Context>, request: Request) -> Result<Reply, ApiError> {
-        match self {
-            Front::Native => native::handle(context, &request).await,
-            Front::Consul => consul::handle(context, &request).await,
-            Front::Eureka => eureka::handle(context, &request).await,
-            Front::Prometheus => prometheus::handle(context, &request).await,
-            Front::Polaris => polaris::handle(context, &request).await,
-            Front::Nacos => nacos::handle(context, &request).await,
-            Front::Xds => Err(ApiError::NoSuchPath(format!("/{}", request.segments.join("/")))),
-        }
-    }
-
-    /// Encodes an error in the front's own form.
-    fn show(self, error: &ApiError) -> Reply {
-        match self {
-            Front::Native | Front::Prometheus => native::show(error),
-            Front::Polaris => polaris::show(error),
-            // Consul, Eureka and Nacos return plain text; their clients check only the status.
-            Front::Consul | Front::Eureka | Front::Nacos | Front::Xds => {
-                Reply::text(error.status(), format!("{error}\n"))
-            }
         }
     }
 }
@@ -400,41 +357,4 @@ fn several(ids: &[crate::InstanceId]) -> String {
 fn changed(ids: Vec<crate::InstanceId>, rows: &[Result<crate::Written, WriteError>]) -> Vec<crate::InstanceId> {
     let written = rows.iter().map(|row| row.as_ref().is_ok_and(crate::Written::changed));
     ids.into_iter().zip(written).filter_map(|(id, changed)| changed.then_some(id)).collect()
-}
-
-/// True if an instance has a tag; only Consul clients set tags.
-pub(crate) fn has_tag(instance: &crate::Instance, tag: &str) -> bool {
-    consul::has_tag(instance, tag)
-}
-
-fn namespace(name: &str) -> Result<NamespaceName, ApiError> {
-    Ok(NamespaceName::new(name)?)
-}
-
-impl From<Invalid> for ApiError {
-    fn from(invalid: Invalid) -> ApiError {
-        ApiError::Invalid(invalid.to_string())
-    }
-}
-
-impl From<WatchError> for ApiError {
-    fn from(error: WatchError) -> ApiError {
-        ApiError::Unavailable(error.to_string())
-    }
-}
-
-impl From<WriteError> for ApiError {
-    fn from(error: WriteError) -> ApiError {
-        let text = error.to_string();
-        match error {
-            WriteError::Invalid(_) | WriteError::Full { .. } => ApiError::Invalid(text),
-            WriteError::NotFound { .. } => ApiError::Missing(text),
-            WriteError::NotEmpty { .. } => ApiError::Conflict(text),
-            WriteError::Undetermined { .. } => ApiError::Undetermined(text),
-            WriteError::Overloaded { .. }
-            | WriteError::Contended { .. }
-            | WriteError::Unavailable { .. }
-            | WriteError::Stopped => ApiError::Unavailable(text),
-        }
-    }
 }

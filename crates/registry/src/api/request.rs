@@ -11,6 +11,7 @@ use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 
 use super::error::ApiError;
+use crate::NamespaceName;
 
 /// Maximum number of segments of a path, and of pairs of a query.
 const MOST_PARTS: usize = 64;
@@ -205,6 +206,19 @@ pub fn format_duration(duration: Duration) -> String {
         0 => "0s".into(),
         _ if !millis.is_multiple_of(1000) => format!("{millis}ms"),
         _ => format!("{}s", millis / 1000),
+    }
+}
+
+/// Returns the namespace of a name.
+pub(super) fn namespace(name: &str) -> Result<NamespaceName, ApiError> {
+    Ok(NamespaceName::new(name)?)
+}
+
+/// Returns the namespace that a request names; the default one if it names none.
+pub(super) fn named(name: Option<&str>) -> Result<NamespaceName, ApiError> {
+    match name {
+        None | Some("") => Ok(NamespaceName::default()),
+        Some(name) => namespace(name),
     }
 }
 

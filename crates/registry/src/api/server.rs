@@ -29,7 +29,7 @@ use super::error::ApiError;
 use super::grpc::{self, Services};
 use super::reply::Body;
 use super::request::Request;
-use super::{Context, Front, nacos};
+use super::{Context, Front, dispatch, nacos};
 
 /// Pause after a failed accept: without free file descriptors, only time helps.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -391,13 +391,13 @@ async fn answer(
     // True until the whole body has been read.
     unread.store(!request.body().is_end_stream(), Ordering::Relaxed);
     let path = request.uri().path();
-    let front = Front::of_path(path).filter(|front| fronts.contains(front));
+    let front = dispatch::of_path(path).filter(|front| fronts.contains(front));
     // For a path that is not served, the first front of the address encodes the error.
     let speaker = front.or_else(|| fronts.first().copied()).unwrap_or(Front::Native);
     let result = match (front, context.meant(request.uri(), request.headers())) {
         (_, Err(error)) => Err(error),
         (Some(front), _) => match read(request, peer, context, unread).await {
-            Ok(request) => front.handle(context, request).await,
+            Ok(request) => dispatch::handle(front, context, request).await,
             Err(error) => Err(error),
         },
         (None, _) => Err(ApiError::NoSuchPath(path.chars().take(200).collect())),
@@ -405,7 +405,7 @@ async fn answer(
     let reply = result.unwrap_or_else(|error| {
         context.refused(&error);
         let cut = matches!(error, ApiError::TooLarge { .. } | ApiError::BodyTimeout { .. });
-        let reply = speaker.show(&error).with_error_headers(&error);
+        let reply = dispatch::show(speaker, &error).with_error_headers(&error);
         // The rest of the body is not read.
         if cut { reply.header(hyper::header::CONNECTION, "close") } else { reply }
     });

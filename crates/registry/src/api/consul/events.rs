@@ -7,17 +7,17 @@
 //! The index of a list is not a revision: it is derived from the id of the last event, as Consul's clients do to find the events that are new to
 //! them. So a list waits while its last event is the one that the client names.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use super::patterns::{PATTERN_BYTES, Patterns};
 use super::session::uuid;
 use super::wire::{FROM, Kept};
 use super::{Blocked, Call, DEFAULT_WAIT, Scope, entry, filter, machine};
@@ -33,10 +33,6 @@ const VERSION: u32 = 1;
 const REMOTE_EXEC: &str = "_rexec";
 /// Maximum number of a host's services that are checked against an event's filters.
 const MOST_SERVICES: usize = 4096;
-/// Maximum size of a compiled regular expression, and number of compiled ones kept.
-const PATTERN_BYTES: usize = 64 << 10;
-const PATTERNS: usize = 128;
-
 /// A stored event.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -78,10 +74,6 @@ struct Node {
     /// The node's services with their tags.
     services: BTreeMap<String, BTreeSet<String>>,
 }
-
-/// Cache of compiled regular expressions: a watching client is woken by each event, and then all events are evaluated again.
-#[derive(Debug, Default)]
-pub(in crate::api) struct Patterns(Mutex<VecDeque<(String, Option<Regex>)>>);
 
 pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     match path {
@@ -287,27 +279,6 @@ impl Node {
     }
 }
 
-impl Patterns {
-    /// True if `pattern` matches anywhere in `text`. An invalid pattern, which [`fire`] rejects, matches nothing.
-    fn fits(&self, pattern: &str, text: &str) -> bool {
-        self.get(pattern).is_some_and(|regex| regex.is_match(text))
-    }
-
-    fn get(&self, pattern: &str) -> Option<Regex> {
-        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, known)) = lock().iter().find(|(text, _)| text == pattern) {
-            return known.clone();
-        }
-        let regex = filter::pattern(pattern, PATTERN_BYTES).ok();
-        let mut known = lock();
-        if known.len() >= PATTERNS {
-            known.pop_front();
-        }
-        known.push_back((pattern.to_owned(), regex.clone()));
-        regex
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -340,8 +311,6 @@ mod tests {
                 assert_eq!(event.is_for(&node, &patterns), expected, "{name:?} {service:?} {tag:?}");
             }
         }
-        let many = (0..2 * PATTERNS).filter(|n| patterns.fits(&format!("^{n}$"), "7")).count();
-        assert_eq!((many, patterns.0.lock().map(|known| known.len()).ok()), (1, Some(PATTERNS)));
     }
 
     /// Compares with a value of Go's `IDToIndex`.

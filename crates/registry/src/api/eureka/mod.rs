@@ -8,13 +8,14 @@
 //!
 //! Format: <https://github.com/Netflix/eureka/wiki/Eureka-REST-operations>.
 
+mod delta;
 mod view;
 mod whole;
 mod wire;
 mod xml;
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper::header::{ACCEPT, CONTENT_TYPE};
@@ -29,40 +30,16 @@ use crate::{
     Beat, Check, CheckKind, Edit, Instance, InstanceId, Metadata, NamespaceName, Patch, Registration, Revision,
     ServiceKey, ServiceSnapshot,
 };
+pub(super) use delta::DeltaWindow;
 use view::{Form, app_name};
 use wire::{KEPT, Kept};
 
 /// Default namespace, if the token is not for a single one: Eureka's clients cannot name a namespace.
 const NAMESPACE: &str = "default";
-/// Time that a delta covers.
-const WINDOW: Duration = Duration::from_secs(180);
 /// Maximum number of instances with one id, of any application, that are searched.
 const MOST_OF_ID: usize = 64;
 /// Number of leases without a heartbeat after which an instance is removed.
 const LEASES: u32 = 3;
-
-/// History of revisions, which gives a delta its start. At most one entry per second, and only those of the window.
-#[derive(Debug, Default)]
-pub(super) struct DeltaWindow(Mutex<VecDeque<(Instant, Revision)>>);
-
-impl DeltaWindow {
-    /// Records a revision that a client is about to see.
-    pub(super) fn note(&self, now: Instant, revision: Revision) {
-        let mut revisions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if revisions.back().is_none_or(|(last, _)| now.duration_since(*last) >= Duration::from_secs(1)) {
-            revisions.push_back((now, revision));
-        }
-        // One entry older than the window is kept: the window begins there.
-        while revisions.get(1).is_some_and(|(second, _)| now.duration_since(*second) >= WINDOW) {
-            revisions.pop_front();
-        }
-    }
-
-    /// Returns the revision at the beginning of the window.
-    fn begin(&self) -> Option<Revision> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).front().map(|(_, revision)| *revision)
-    }
-}
 
 struct Call<'a> {
     context: &'a Arc<Context>,
@@ -424,17 +401,5 @@ mod tests {
         ] {
             assert_eq!(isolated(&now, before.as_ref()), expected, "{now:?} after {before:?}");
         }
-    }
-
-    #[test]
-    fn the_window_of_a_delta() {
-        let window = DeltaWindow::default();
-        let start = Instant::now();
-        assert_eq!(window.begin(), None);
-        for second in 0..400_u64 {
-            window.note(start + Duration::from_secs(second), Revision(second));
-        }
-        let begin = window.begin().map(|revision| revision.0);
-        assert_eq!(begin, Some(399 - 180), "the last one that is as old as the window");
     }
 }

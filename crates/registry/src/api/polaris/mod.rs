@@ -5,6 +5,7 @@
 //! detection (`rules`). Not supported: other rules (lanes, lossless, allow lists …), which are always answered with an empty list; contracts,
 //! configuration, aliases.
 
+pub(super) mod code;
 mod http;
 mod rules;
 
@@ -14,12 +15,14 @@ use std::time::Duration;
 
 use super::auth::{Caller, Role};
 use super::grpc::proto::polaris as pb;
-use super::{ApiError, Context, RESERVED, namespace};
+use super::request::named;
+use super::{ApiError, Context, RESERVED};
 use crate::{
     Beat, Check, CheckKind, Health, Instance, InstanceId, Location, Metadata, NamespaceName, Registration, ServiceKey,
     ServiceSnapshot, WriteError,
 };
 
+use code::code_of;
 pub(super) use http::{handle, show};
 pub(super) use rules::Shared;
 #[doc(hidden)]
@@ -34,42 +37,6 @@ const DEFAULT_TTL: u32 = 5;
 const HEARTBEAT: i32 = 1;
 /// Maximum number of services, or namespaces, in an answer.
 const MOST: usize = 10_000;
-
-/// Codes of answers.
-pub(super) mod code {
-    pub(in super::super) const OK: u32 = 200_000;
-    pub(in super::super) const NO_CHANGE: u32 = 200_001;
-    pub(in super::super) const BAD: u32 = 400_000;
-    pub(in super::super) const UNREADABLE: u32 = 400_001;
-    pub(in super::super) const EMPTY: u32 = 400_002;
-    pub(in super::super) const BATCH_TOO_LARGE: u32 = 400_003;
-    pub(in super::super) const NO_SUCH_RESOURCE: u32 = 400_004;
-    pub(in super::super) const INVALID: u32 = 400_103;
-    pub(in super::super) const BAD_SERVICE: u32 = 400_120;
-    pub(in super::super) const BAD_COMMENT: u32 = 400_128;
-    pub(in super::super) const NO_HEALTH_CHECK: u32 = 400_141;
-    pub(in super::super) const BAD_LIMIT_ID: u32 = 400_151;
-    pub(in super::super) const BAD_AMOUNTS: u32 = 400_153;
-    pub(in super::super) const BAD_LIMIT_NAME: u32 = 400_154;
-    pub(in super::super) const BAD_BREAKER_ID: u32 = 400_160;
-    pub(in super::super) const BAD_BREAKER_NAME: u32 = 400_162;
-    pub(in super::super) const NOT_FOUND: u32 = 400_202;
-    pub(in super::super) const BREAKER_EXISTS: u32 = 400_209;
-    pub(in super::super) const FULL: u32 = 400_230;
-    pub(in super::super) const NO_ROUTING: u32 = 400_302;
-    pub(in super::super) const NO_LIMIT: u32 = 400_307;
-    pub(in super::super) const NO_BREAKER: u32 = 400_308;
-    pub(in super::super) const BAD_ROUTING_ID: u32 = 400_700;
-    pub(in super::super) const BAD_ROUTING_NAME: u32 = 400_702;
-    pub(in super::super) const BAD_PRIORITY: u32 = 400_703;
-    pub(in super::super) const DETECTOR_EXISTS: u32 = 400_903;
-    pub(in super::super) const UNAUTHORIZED: u32 = 401_000;
-    pub(in super::super) const NOT_ALLOWED: u32 = 401_001;
-    pub(in super::super) const CONFLICT: u32 = 409_000;
-    pub(in super::super) const TOO_MANY: u32 = 429_001;
-    pub(in super::super) const FAILED: u32 = 500_000;
-    pub(in super::super) const STORE: u32 = 500_001;
-}
 
 /// Values of `DiscoverRequest.type`.
 mod kind {
@@ -88,24 +55,6 @@ pub(super) struct Asking<'a> {
     pub(super) peer: IpAddr,
 }
 
-/// Returns the code of an error.
-pub(super) fn code_of(error: &ApiError) -> u32 {
-    match error {
-        ApiError::BadRequest(_) | ApiError::Invalid(_) | ApiError::UnsupportedMediaType { .. } => code::INVALID,
-        ApiError::NoSuchPath(_) | ApiError::NotImplemented(_) | ApiError::MethodNotAllowed { .. } => {
-            code::NO_SUCH_RESOURCE
-        }
-        ApiError::NotFound { .. } | ApiError::Missing(_) => code::NOT_FOUND,
-        ApiError::Unauthorized => code::UNAUTHORIZED,
-        ApiError::Forbidden { .. } | ApiError::Misdirected { .. } => code::NOT_ALLOWED,
-        ApiError::TooLarge { .. } => code::BATCH_TOO_LARGE,
-        ApiError::Busy { .. } => code::TOO_MANY,
-        ApiError::Conflict(_) => code::CONFLICT,
-        ApiError::BodyTimeout { .. } | ApiError::Undetermined(_) => code::FAILED,
-        ApiError::Unavailable(_) => code::STORE,
-    }
-}
-
 /// Returns an answer with only a code and a text.
 pub(super) fn response(code: u32, info: impl Into<String>) -> pb::Response {
     pb::Response { code: Some(code), info: Some(info.into()), ..Default::default() }
@@ -113,13 +62,6 @@ pub(super) fn response(code: u32, info: impl Into<String>) -> pb::Response {
 
 fn answer(result: Result<pb::Response, ApiError>) -> pb::Response {
     result.unwrap_or_else(|error| response(code_of(&error), error.to_string()))
-}
-
-fn named(name: Option<&str>) -> Result<NamespaceName, ApiError> {
-    match name {
-        None | Some("") => Ok(NamespaceName::default()),
-        Some(name) => namespace(name),
-    }
 }
 
 /// Returns an instance's id: the given one, or one derived from service, host and port. The protocol is not included, because heartbeats do not have

@@ -16,9 +16,10 @@ mod serve;
 
 use prost::Message as _;
 
-use super::{code, named, pb};
+use super::{code, pb};
 use crate::NamespaceName;
 use crate::api::ApiError;
+use crate::api::request::named;
 
 pub use json::read_any;
 pub(super) use json::shown;

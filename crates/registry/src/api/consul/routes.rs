@@ -1,0 +1,72 @@
+//! The way of a request to the part of the API that answers it.
+
+use std::sync::Arc;
+
+use hyper::{Method, StatusCode};
+
+use super::{Call, Wanted, agent, catalog, events, health, kv, session, txn};
+use crate::api::{ApiError, Context, Reply, Request, namespace};
+
+/// Parts of Consul that are not served. Consul's clients take a 404 for "no such key", and a watch of a key then repeats the request at once: so
+/// these are answered with 501.
+pub(in crate::api) const ABSENT: [&str; 8] =
+    ["query", "acl", "config", "connect", "coordinate", "operator", "snapshot", "internal"];
+
+pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) -> Result<Reply, ApiError> {
+    let path = request.path();
+    // Requests of load balancers need no token.
+    if let ["v1", "status", what] = path.as_slice() {
+        return status(request, what);
+    }
+    let caller = context.identify(request)?;
+    if let ["v1", part, ..] = path.as_slice()
+        && ABSENT.contains(part)
+    {
+        return Err(ApiError::NotImplemented(format!("Consul's /v1/{part} is not served here")));
+    }
+    if let ["v1", part @ ("kv" | "session" | "txn" | "event"), ..] = path.as_slice()
+        && !context.registry.has_keys()
+    {
+        return Err(ApiError::NotImplemented(format!(
+            "Consul's /v1/{part} is not served here: keys, sessions and events need a store in SQLite, PostgreSQL, MySQL, MariaDB or TiKV"
+        )));
+    }
+    let named = request.param("ns").or_else(|| request.named_header("x-consul-namespace"));
+    // As at Consul, the token's namespace is the default: many clients have no setting for it.
+    let name = named.or_else(|| caller.only_namespace()).unwrap_or("default").to_owned();
+    let call = Call { context, request, caller, namespace: namespace(&name)?, wanted: Wanted::of(request)? };
+    call.supported()?;
+    match path.as_slice() {
+        ["v1", "agent", rest @ ..] => agent::handle(&call, rest).await,
+        ["v1", "catalog", rest @ ..] => catalog::handle(&call, rest).await,
+        ["v1", "health", rest @ ..] => health::handle(&call, rest).await,
+        ["v1", "kv", ..] => plainly(kv::handle(&call).await),
+        ["v1", "session", rest @ ..] => plainly(session::handle(&call, rest).await),
+        ["v1", "event", rest @ ..] => plainly(events::handle(&call, rest).await),
+        ["v1", "txn"] => plainly(txn::handle(&call).await),
+        _ => Err(call.no_such_path()),
+    }
+}
+
+/// Maps a temporary failure to status 500 as at Consul, which clients retry: Go's client keeps waiting for a lock, Patroni keeps asking.
+fn plainly(reply: Result<Reply, ApiError>) -> Result<Reply, ApiError> {
+    match reply {
+        Err(error @ (ApiError::Unavailable(_) | ApiError::Undetermined(_))) => {
+            Ok(Reply::text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+        }
+        reply => reply,
+    }
+}
+
+fn status(request: &Request, what: &str) -> Result<Reply, ApiError> {
+    // Any address will do: clients only check that there is one.
+    let leader = "127.0.0.1:8300";
+    match (what, &request.method) {
+        ("leader" | "peers", method) if method != Method::GET && method != Method::HEAD => {
+            Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" })
+        }
+        ("leader", _) => Ok(Reply::ok(&leader)),
+        ("peers", _) => Ok(Reply::ok(&[leader])),
+        _ => Err(ApiError::NoSuchPath(format!("/v1/status/{what}"))),
+    }
+}

@@ -1,0 +1,48 @@
+//! The way of a request to its front.
+
+use std::sync::Arc;
+
+use super::{ApiError, Context, Front, Reply, Request, consul, eureka, nacos, native, polaris, prometheus};
+
+/// Returns the front that serves a path.
+pub(super) fn of_path(path: &str) -> Option<Front> {
+    let mut segments = path.split('/').skip(1);
+    match (segments.next()?, segments.next()) {
+        ("eureka", _) => Some(Front::Eureka),
+        ("prometheus", _) => Some(Front::Prometheus),
+        ("nacos", _) => Some(Front::Nacos),
+        ("v1", Some("namespaces" | "openapi.json")) => Some(Front::Native),
+        ("v1", Some("agent" | "catalog" | "health" | "status" | "kv" | "session" | "txn" | "event")) => {
+            Some(Front::Consul)
+        }
+        ("v1", Some(part)) if consul::ABSENT.contains(&part) => Some(Front::Consul),
+        ("v1", Some("RegisterInstance" | "DeregisterInstance" | "Heartbeat" | "Discover" | "ReportClient")) => {
+            Some(Front::Polaris)
+        }
+        ("naming", Some("v1" | "v2")) => Some(Front::Polaris),
+        _ => None,
+    }
+}
+
+/// Answers a request by its front.
+pub(super) async fn handle(front: Front, context: &Arc<Context>, request: Request) -> Result<Reply, ApiError> {
+    match front {
+        Front::Native => native::handle(context, &request).await,
+        Front::Consul => consul::handle(context, &request).await,
+        Front::Eureka => eureka::handle(context, &request).await,
+        Front::Prometheus => prometheus::handle(context, &request).await,
+        Front::Polaris => polaris::handle(context, &request).await,
+        Front::Nacos => nacos::handle(context, &request).await,
+        Front::Xds => Err(ApiError::NoSuchPath(format!("/{}", request.segments.join("/")))),
+    }
+}
+
+/// Encodes an error in the front's own form.
+pub(super) fn show(front: Front, error: &ApiError) -> Reply {
+    match front {
+        Front::Native | Front::Prometheus => native::show(error),
+        Front::Polaris => polaris::show(error),
+        // Consul, Eureka and Nacos return plain text; their clients check only the status.
+        Front::Consul | Front::Eureka | Front::Nacos | Front::Xds => Reply::text(error.status(), format!("{error}\n")),
+    }
+}
