@@ -1,10 +1,6 @@
 //! Read-modify-write of instances: read, decide, write only if the instance is unchanged, else start over.
 
-use std::hash::BuildHasher as _;
 use std::sync::Arc;
-
-use foldhash::fast::RandomState;
-use tokio::sync::Mutex;
 
 use crate::error::WriteError;
 use crate::model::{Instance, InstanceId, Patch, Registration, Revision};
@@ -26,28 +22,6 @@ pub enum Edit {
 
 /// Attempts before a contended change fails.
 const ATTEMPTS: u32 = 64;
-/// Locks, shared by all ids.
-const STRIPES: usize = 256;
-
-/// Locks for repeated attempts: a change that is tried again waits for the other ones of this node on the same instance, so that each of them
-/// succeeds in turn.
-#[derive(Debug)]
-pub(crate) struct Turns {
-    hasher: RandomState,
-    stripes: Vec<Mutex<()>>,
-}
-
-impl Default for Turns {
-    fn default() -> Turns {
-        Turns { hasher: RandomState::default(), stripes: (0..STRIPES).map(|_| Mutex::new(())).collect() }
-    }
-}
-
-impl Turns {
-    fn of(&self, id: &InstanceId) -> &Mutex<()> {
-        &self.stripes[(self.hasher.hash_one(id) as usize) % STRIPES]
-    }
-}
 
 impl Registry {
     /// Calls `decide` with the present instance (`None`: not registered) and carries out its decision. The write takes effect only if the instance is

@@ -37,6 +37,7 @@ mod retry;
 mod settings;
 mod status;
 pub mod store;
+mod turns;
 mod writable;
 mod writer;
 

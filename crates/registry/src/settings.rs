@@ -87,16 +87,6 @@ pub enum PeerTlsMode {
     Require,
 }
 
-impl PeerTls {
-    /// Reads and validates the files.
-    ///
-    /// # Errors
-    /// The first fault found.
-    pub fn check(&self) -> Result<(), OpenError> {
-        crate::peers::check(self)
-    }
-}
-
 /// Heartbeats and probes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -16,23 +16,22 @@
 pub(crate) mod leases;
 mod probing;
 pub(crate) mod several;
+mod tasks;
 mod verdicts;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use tokio::task::JoinSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use self::leases::Leases;
 use self::probing::Probing;
 pub(crate) use self::probing::Range;
 use self::several::Several;
+pub(crate) use self::tasks::start;
 use self::verdicts::Verdicts;
 pub(crate) use self::verdicts::ask_all;
 
 use crate::cache::Changes;
 use crate::error::OpenError;
 use crate::model::InstanceId;
-use crate::registry::Inner;
 use crate::settings::HealthSettings;
 
 /// The result of a heartbeat.
@@ -105,15 +104,4 @@ impl Watch {
 /// Locks even after a panic, which must not end the health part: the state consists of independent entries.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Starts the tasks.
-pub(crate) fn start(inner: &Arc<Inner>, tasks: &mut JoinSet<()>) {
-    inner.health.leases.start();
-    tasks.spawn(leases::stay_awake(Arc::clone(inner)));
-    tasks.spawn(verdicts::revive(Arc::clone(inner)));
-    if inner.settings.health.enabled {
-        tasks.spawn(verdicts::run(Arc::clone(inner)));
-        tasks.spawn(probing::run(Arc::clone(inner)));
-    }
 }

@@ -31,6 +31,7 @@ mod own;
 mod plan;
 mod rules;
 mod state;
+mod tasks;
 mod watch;
 mod writer;
 
@@ -39,7 +40,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 pub(crate) use model::{Ask, LONGEST_LOCK_DELAY, LONGEST_TTL, MOST_OPERATIONS, TTL_MULTIPLE};
@@ -49,13 +49,14 @@ pub(crate) use watch::Subject;
 
 use plan::Answer;
 use state::{State, Touched};
+pub(crate) use tasks::start;
 use watch::Watchers;
 use writer::Queued;
 
 use crate::error::{StoreError, WatchError, WriteError};
 use crate::health::Watch;
 use crate::model::{NamespaceName, Revision};
-use crate::registry::{Inner, Registry};
+use crate::registry::Registry;
 use crate::store::{KvRead, KvStore};
 
 /// The key-value part of a node.
@@ -107,15 +108,6 @@ pub struct KvStatus {
 
 /// Time after which a store that is behind this node is taken for another history, not for a lagging replica.
 const LAG: Duration = Duration::from_secs(10);
-/// Interval between two reads of the counter while keys are in use and other nodes may change them.
-const POLL: Duration = Duration::from_millis(50);
-/// The interval otherwise.
-const IDLE_POLL: Duration = Duration::from_secs(1);
-/// Milliseconds after the last use during which the store counts as used.
-const USED: u64 = 60_000;
-/// Interval between two collections of deleted keys, and rows collected at a time.
-const COLLECT: Duration = Duration::from_secs(30);
-const COLLECT_ROWS: usize = 10_000;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -274,64 +266,6 @@ impl Kv {
         let state = self.state();
         let (keys, sessions) = state.counts();
         KvStatus { keys, sessions, bytes: state.bytes(), revision: state.v }
-    }
-}
-
-/// Starts the tasks that write, follow the store, collect and judge.
-pub(crate) fn start(inner: &Arc<Inner>, asks: mpsc::Receiver<Queued>, tasks: &mut JoinSet<()>) {
-    tasks.spawn(writer::run(Arc::clone(inner), asks));
-    tasks.spawn(feed(Arc::clone(inner)));
-    tasks.spawn(collect(Arc::clone(inner)));
-    tasks.spawn(judge::run(Arc::clone(inner)));
-}
-
-/// Follows the store.
-async fn feed(inner: Arc<Inner>) {
-    let Some(kv) = &inner.kv else { return };
-    let mut stop = inner.stop.subscribe();
-    let mut pause = Duration::ZERO;
-    loop {
-        let used = kv.now().saturating_sub(kv.used.load(Ordering::Relaxed)) < USED || !kv.watchers.is_empty();
-        let poll = if used && !inner.peers.is_alone() { POLL } else { IDLE_POLL };
-        let turn = async {
-            tokio::select! {
-                () = kv.wanted.notified() => {}
-                () = tokio::time::sleep(poll) => {}
-            }
-            tokio::time::sleep(pause).await;
-            kv.catch_up().await
-        };
-        let result = tokio::select! {
-            biased;
-            _ = stop.wait_for(|stop| *stop) => return,
-            result = turn => result,
-        };
-        pause = match result {
-            Ok(()) => Duration::ZERO,
-            Err(error) => {
-                tracing::warn!(store = inner.store.name(), "following the key-value store: {error}");
-                (pause * 2).clamp(Duration::from_millis(100), Duration::from_secs(5))
-            }
-        };
-    }
-}
-
-/// Collects deleted keys and ended sessions, once they have reached the age of tombstones.
-async fn collect(inner: Arc<Inner>) {
-    let Some(kv) = &inner.kv else { return };
-    let mut stop = inner.stop.subscribe();
-    let keep = i64::try_from(inner.settings.tombstones.as_millis()).unwrap_or(i64::MAX);
-    loop {
-        tokio::select! {
-            biased;
-            _ = stop.wait_for(|stop| *stop) => return,
-            () = tokio::time::sleep(COLLECT) => {}
-        }
-        let seen = kv.state().v;
-        let before = crate::registry::now_millis().saturating_sub(keep);
-        if let Err(error) = kv.store.collect(seen, before, COLLECT_ROWS).await {
-            tracing::warn!(store = inner.store.name(), "collecting deleted keys: {error}");
-        }
     }
 }
 

@@ -13,6 +13,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
 use super::Contact;
+use super::ended::{Ended, HANDSHAKE};
 use super::secure::{Binding, Reading, Way, Writing};
 use super::wire::{self, Direction, Handshake, Introduced, Message, PeerError, Silence};
 use crate::registry::Inner;
@@ -22,8 +23,6 @@ use crate::store::{Interner, NodeRow};
 const SAYINGS: usize = 256;
 /// Maximum number of unanswered questions.
 const QUESTIONS: usize = 1024;
-/// Time limit of the handshake.
-pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Time limit of writing a message.
 const WRITE: Duration = Duration::from_secs(5);
 /// Maximum interval between two messages of each side.
@@ -47,31 +46,6 @@ type Answers = oneshot::Sender<Vec<Option<Silence>>>;
 struct Saying {
     body: Bytes,
     question: Option<(u64, Answers)>,
-}
-
-/// Reason why a connection ended.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Ended {
-    #[error("{0}")]
-    Io(std::io::Error),
-    #[error("{0}")]
-    Peer(#[from] PeerError),
-    #[error("nothing for {0:?}")]
-    Late(Duration),
-    #[error("the secret of the store is not known yet")]
-    Secret,
-    #[error("what answers there is not TLS, which registry.peer_tls of this node asks for: that node does not have it")]
-    NoTls,
-    #[error(
-        "it takes connections and has said nothing for {HANDSHAKE:?}: it hangs, or takes TLS only: it has registry.peer_tls, this node does not"
-    )]
-    Mute,
-}
-
-impl From<std::io::Error> for Ended {
-    fn from(error: std::io::Error) -> Ended {
-        Ended::Io(tls::explain(error))
-    }
 }
 
 impl Link {

@@ -21,6 +21,7 @@
 //! - A peer's commit is applied only if it follows directly on the cache; otherwise the store is read.
 //! - Only the judgement of silence waits for a peer, and not for long. A peer's message is applied, and answered, without waiting for the store.
 
+mod ended;
 mod link;
 mod members;
 mod secure;
@@ -293,11 +294,6 @@ impl Contact {
     fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Acquire)
     }
-}
-
-/// Validates the TLS files.
-pub(crate) fn check(settings: &PeerTls) -> Result<(), OpenError> {
-    Secure::new(settings).map(drop)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

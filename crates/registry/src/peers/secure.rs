@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::link::Ended;
+use super::ended::Ended;
 use crate::error::OpenError;
 use crate::settings::{PeerTls, PeerTlsMode};
 
@@ -39,6 +39,16 @@ pub(super) struct Way {
     pub(super) write: Writing,
     /// None: in clear.
     pub(super) binding: Option<Binding>,
+}
+
+impl PeerTls {
+    /// Reads and validates the files.
+    ///
+    /// # Errors
+    /// The first fault found.
+    pub fn check(&self) -> Result<(), OpenError> {
+        Secure::new(self).map(drop)
+    }
 }
 
 impl Secure {

@@ -9,7 +9,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Duration;
 
-use super::link::{Ended, Frames, HANDSHAKE, SILENCE, Voice, handshake};
+use super::ended::{Ended, HANDSHAKE};
+use super::link::{Frames, SILENCE, Voice, handshake};
 use super::secure::Way;
 use super::wire::{self, Message, PeerError};
 use crate::registry::Inner;

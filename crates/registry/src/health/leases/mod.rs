@@ -1,5 +1,6 @@
 //! Leases of instances and sessions: heartbeats and renewals at this node, and those that other nodes report on request.
 
+mod awake;
 mod clock;
 mod instance;
 pub(crate) mod session;
@@ -9,27 +10,24 @@ use std::collections::HashMap;
 use std::hash::BuildHasher as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+pub(super) use self::awake::stay_awake;
 use self::clock::Clock;
 use self::instance::{Renewed, Shard};
 use self::session::Sessions;
 use super::several::watched;
 use super::verdicts::Missing;
 use super::{Alive, lock};
-use crate::cache::Changes;
+use crate::cache::{Cache, Changes};
 use crate::model::{Instance, InstanceId, NamespaceName, ServiceKey};
 use crate::peers::wire::Silence;
-use crate::registry::Inner;
 
 /// Number of shards of the leases of instances, each with a lock.
 const SHARDS: usize = 32;
-/// Interval between two looks at the clock.
-const TICK: Duration = Duration::from_millis(100);
 /// Wheel entries taken at one look, for each shard.
 const LOOK_ENTRIES: usize = 2000;
 /// Instances sampled to count the missing ones of a service, or of the whole registry.
@@ -229,8 +227,8 @@ impl Leases {
     }
 
     /// Returns the late ones in a service's sample.
-    pub(super) fn late_ones_of(&self, inner: &Inner, key: &ServiceKey, now: u64) -> Vec<InstanceId> {
-        let Some(snapshot) = inner.cache.snapshot(key) else { return Vec::new() };
+    pub(super) fn late_ones_of(&self, cache: &Cache, key: &ServiceKey, now: u64) -> Vec<InstanceId> {
+        let Some(snapshot) = cache.snapshot(key) else { return Vec::new() };
         let late = |id: &Cow<'_, InstanceId>| self.shard(id).is_late(id, now) == Some(true);
         let ids = snapshot.instances.iter().take(SAMPLE).flat_map(|instance| watched(instance));
         ids.filter(late).map(Cow::into_owned).collect()
@@ -247,24 +245,11 @@ impl Leases {
     }
 
     /// Counts the late leases in a sample of a service.
-    pub(super) fn late_of(&self, inner: &Inner, key: &ServiceKey, now: u64) -> Missing {
-        let Some(snapshot) = inner.cache.snapshot(key) else { return Missing::default() };
+    pub(super) fn late_of(&self, cache: &Cache, key: &ServiceKey, now: u64) -> Missing {
+        let Some(snapshot) = cache.snapshot(key) else { return Missing::default() };
         let ids = snapshot.instances.iter().take(SAMPLE).flat_map(|instance| watched(instance));
         let known = ids.filter_map(|id| self.shard(&id).is_late(&id, now));
         let (missing, of) = known.fold((0, 0), |(late, of), is_late| (late + usize::from(is_late), of + 1));
         Missing { missing, of }
-    }
-}
-
-/// Looks at the clock in a task of its own, which waits for neither a store nor a peer, and so notices suspensions.
-pub(super) async fn stay_awake(inner: Arc<Inner>) {
-    let mut stop = inner.stop.subscribe();
-    loop {
-        tokio::select! {
-            biased;
-            _ = stop.wait_for(|stop| *stop) => return,
-            () = tokio::time::sleep(TICK) => {}
-        }
-        inner.health.leases.stood_still();
     }
 }

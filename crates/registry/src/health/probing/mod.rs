@@ -5,6 +5,7 @@ mod mysql;
 mod probe;
 mod reach;
 mod resolver;
+mod run;
 mod secure;
 
 use std::collections::{BTreeSet, HashMap};
@@ -14,20 +15,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tokio::task::JoinSet;
 
-use self::probe::{Found, Question, Row};
+use self::probe::{Question, Row};
 pub(crate) use self::reach::Range;
 use self::reach::Reach;
-use self::resolver::Resolver;
+pub(crate) use self::run::run;
 use self::secure::Secure;
 use super::lock;
-use super::verdicts::{Cause, Missing, set_health};
+use super::verdicts::Missing;
 use crate::cache::Changes;
 use crate::model::{Health, Instance, InstanceId, Pace, ServiceKey};
-use crate::registry::Inner;
 use crate::settings::HealthSettings;
-use crate::status::add;
 
 /// The targets of probes, and the addresses that may be probed.
 pub(crate) struct Probing {
@@ -87,8 +85,6 @@ struct Target {
 
 /// Maximum delay in milliseconds before a probe that could not be made is tried again.
 const LATER: u64 = 1000;
-/// Interval between two looks at due probes and at results.
-const TICK: Duration = Duration::from_millis(20);
 
 impl Targets {
     /// Applies a new or changed instance, or (`None`) a removed one. The first probe of a new one comes within an interval from `now`, at a time
@@ -196,75 +192,6 @@ impl Targets {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Makes the probes, and writes the resulting health.
-pub(crate) async fn run(inner: Arc<Inner>) {
-    let mut stop = inner.stop.subscribe();
-    let mut ticks = tokio::time::interval(TICK);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut asking: JoinSet<(InstanceId, Question, Option<Found>, u64)> = JoinSet::new();
-    let resolver = Arc::new(Resolver::default());
-    let (mut gone, mut refused, mut back) = (Vec::new(), Vec::new(), Vec::new());
-    loop {
-        tokio::select! {
-            biased;
-            // Dropping the set ends the probes under way.
-            _ = stop.wait_for(|stop| *stop) => return,
-            _ = ticks.tick() => {}
-        }
-        let (probing, verdicts) = (&inner.health.probing, &inner.health.verdicts);
-        let now = inner.health.leases.now();
-        while let Some(answer) = asking.try_join_next() {
-            let Ok((id, question, found, asked)) = answer else { continue };
-            let Some(found) = found else {
-                lock(&probing.targets).later(&id, &question, now);
-                continue;
-            };
-            add(&inner.counters.probes, 1);
-            add(&inner.counters.failed_probes, u64::from(found.health == Health::Critical));
-            match lock(&probing.targets).answered(&id, &question, found.health, asked, now) {
-                Some((instance, Health::Critical)) if found.refused => refused.push(instance),
-                Some((instance, Health::Critical)) => gone.push(instance),
-                Some((instance, verdict)) => back.push((instance, verdict)),
-                None => {}
-            }
-        }
-        let wanted = !gone.is_empty() || verdicts.braking(Cause::Probe);
-        let (whole, each) = if wanted { lock(&probing.targets).missing() } else { Default::default() };
-        let missing = |key: &ServiceKey| each.get(key).copied().unwrap_or_default();
-        if gone.is_empty() {
-            verdicts.release(Cause::Probe, now, |key| key.map_or(whole, missing));
-        }
-        let gone = std::mem::take(&mut gone);
-        let (believed, held) = verdicts.believed(Cause::Probe, gone, now, missing, || whole);
-        add(&inner.counters.held, held as u64);
-        set_health(&inner, believed, Health::Critical).await;
-        // Without a brake: a refused connection proves that nothing listens.
-        set_health(&inner, std::mem::take(&mut refused), Health::Critical).await;
-        for health in [Health::Passing, Health::Warning] {
-            let (these, others): (Vec<_>, Vec<_>) = back.drain(..).partition(|(_, verdict)| *verdict == health);
-            back = others;
-            let these = these.into_iter().map(|(instance, _)| instance).collect();
-            // A result that could not be written is found again by the next probe.
-            let (changed, _) = set_health(&inner, these, health).await;
-            add(&inner.counters.revived, changed);
-        }
-        let room = inner.settings.health.probes.saturating_sub(asking.len());
-        let due = lock(&probing.targets).due(now, room);
-        for (id, question) in due {
-            if !inner.peers.owns(&id) {
-                lock(&probing.targets).skip(&id, now);
-                continue;
-            }
-            let (resolver, reach) = (Arc::clone(&resolver), probing.reach.load_full());
-            let secure = Arc::clone(&probing.secure);
-            asking.spawn(async move {
-                let found = question.ask(id.namespace(), &resolver, &reach, &secure).await;
-                (id, question, found, now)
-            });
-        }
-    }
 }
 
 #[cfg(test)]
