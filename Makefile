@@ -75,7 +75,8 @@ clients: ## Every client in every language, also Go, Java and Rust (those in Pyt
 	@tests/tikv/setup > /dev/null || test $$? = 3
 	KINGPOST_TESTS_TIKV=1 KINGPOST_BIN=$(CURDIR)/target/debug/kingpost \
 		cargo test --locked --workspace --test e2e -- --include-ignored clients
-	KINGPOST_TESTS_TIKV=1 cargo test --locked -p tikv -p registry --test rig --test tikv
+	KINGPOST_TESTS_TIKV=1 cargo test --locked -p tikv --test rig
+	KINGPOST_TESTS_TIKV=1 cargo test --locked -p registry --test it -- tikv::
 
 # How many reads all drivers together make.
 READS ?= 1000000

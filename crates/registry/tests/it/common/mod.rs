@@ -1,5 +1,9 @@
 //! Helpers for the tests of the stores.
-#![allow(dead_code)]
+
+pub(crate) mod authority;
+pub(crate) mod fire;
+pub(crate) mod kv;
+pub(crate) mod suite;
 
 use std::sync::Arc;
 use std::time::Duration;

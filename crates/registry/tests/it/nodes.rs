@@ -1,16 +1,14 @@
 //! Several nodes on one store, in one process: their messages, and the choice of judges.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::*;
 use registry::store::{Batch, BoxFuture, Committed, NodeId, NodeRow, Roll, Sink};
 use registry::{Beat, Check, Health, Registration, Registry, Revision, Settings, Store, StoreError, store};
 use tokio::time::Instant;
+
+use crate::common::*;
 
 async fn on(directory: &tempfile::TempDir) -> Arc<dyn Store> {
     store::open(&format!("sqlite:{}", directory.path().join("registry.db").display())).await.unwrap()

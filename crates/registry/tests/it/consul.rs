@@ -1,13 +1,11 @@
 //! Consul's catalog over HTTP: nodes, their metadata, filters, and lists assembled from pieces.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::*;
 use registry::api::{AuditLog, Auth, Context, Front, HttpLimits, Mount, Server};
 use registry::{Registry, Settings, store};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::common::*;
 
 struct Node {
     _directory: tempfile::TempDir,

@@ -1,8 +1,8 @@
 //! Stores whose server requires TLS, and one whose server has none. Encryption is verified on the server: by users that require TLS, and by its count
 //! of handshakes.
 
-use super::authority::Authority;
 use super::*;
+use crate::common::authority::Authority;
 
 /// A server with databases of the users `a` and `b`, who have passwords and require TLS; of `free`, who does not; and of `shown`, who needs a
 /// certificate of this name.

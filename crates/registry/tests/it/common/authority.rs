@@ -1,5 +1,4 @@
 //! Certificates for the servers of stores.
-#![allow(dead_code)]
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};

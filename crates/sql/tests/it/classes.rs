@@ -1,5 +1,4 @@
 //! Classes of statements.
-#![allow(clippy::unwrap_used)]
 
 use sql::{Access, Class, Classifier, ClassifierConfig, Control, Flags, Hint, Local, Pins};
 

@@ -1,7 +1,7 @@
 //! Stores whose server requires TLS for connections over TCP, and one whose server has none. Encryption is verified on the server, in pg_stat_ssl.
 
-use super::authority::Authority;
 use super::*;
+use crate::common::authority::Authority;
 
 /// A server with databases of the users `a` and `b`, who have passwords; and a user who logs in by certificate alone.
 struct Encrypted {

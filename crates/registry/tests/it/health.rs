@@ -1,14 +1,12 @@
 //! Health in real time: short times to live, real sockets. Every wait is for a condition; no duration is checked.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::*;
 use registry::{Beat, Check, CheckKind, Health, Pace, Registration, Registry, Revision, Settings, store};
 use tokio::time::Instant;
+
+use crate::common::*;
 
 async fn node(directory: &tempfile::TempDir, settings: Settings) -> Registry {
     let address = format!("sqlite:{}", directory.path().join("registry.db").display());

@@ -1,17 +1,6 @@
 //! The store in MySQL or MariaDB, on a real server: MariaDB's of the system, or the `mysqld` named by KINGPOST_TESTS_MYSQLD.
-#![allow(clippy::unwrap_used)]
 
-#[path = "common/authority.rs"]
-mod authority;
-mod common;
-#[path = "common/fire.rs"]
-mod fire;
-#[path = "common/kv.rs"]
-mod kv;
-#[path = "common/mysql_tls.rs"]
-mod mysql_tls;
-#[path = "common/suite.rs"]
-mod suite;
+mod tls;
 
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
@@ -20,9 +9,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::*;
 use mysql_async::prelude::Queryable as _;
 use registry::{Store, StoreError, store};
+
+use crate::common::*;
+use crate::common::{fire, kv, suite};
 
 /// A server in a temporary directory, ended even if the test panics; on a socket, and on a port for probes.
 struct Server {

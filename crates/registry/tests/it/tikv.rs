@@ -1,24 +1,17 @@
 //! The store in TiKV: a real PD, with unistore in place of TiKV (`tests/tikv`). Without them these tests are skipped.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-#[path = "common/fire.rs"]
-#[allow(dead_code, reason = "its comparison of cursors is for the other stores")]
-mod fire;
-#[path = "common/kv.rs"]
-mod kv;
-#[path = "../../../tests/tikv/rig.rs"]
+#[path = "../../../../tests/tikv/rig.rs"]
 mod rig;
-#[path = "common/suite.rs"]
-mod suite;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::*;
 use registry::store::WriteKind;
 use registry::{Revision, Store, StoreError, store};
 use rig::Rig;
+
+use crate::common::*;
+use crate::common::{fire, kv, suite};
 
 async fn opened(rig: &Rig, prefix: &str) -> Result<Arc<dyn Store>, StoreError> {
     store::open(&rig.address(prefix)).await

@@ -1,7 +1,4 @@
 //! Sessions and locks over several nodes on one store, in one process: each node has a path of its own to the store, which can be cut.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,7 +6,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::*;
 use registry::api::{AuditLog, Auth, Context, Front, HttpLimits, Mount, Server};
 use registry::kv::{Behavior, Given, Operation, Refusal, Renewal, Session, Verb};
 use registry::store::{Batch, BoxFuture, Committed, Head, KvPlan, KvRead, KvStore, NodeId, NodeRow, Roll, Sink};
@@ -19,6 +15,8 @@ use registry::{
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
+
+use crate::common::*;
 
 /// A store with a path to it that can be cut, or hang.
 struct Cut {

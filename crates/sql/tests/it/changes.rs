@@ -1,7 +1,5 @@
 //! Changes of run-time parameters by texts.
 
-#![allow(clippy::unwrap_used)]
-
 use sql::{Change, Changes, Classifier, ClassifierConfig, Value};
 
 fn changes(text: &str) -> Option<Changes> {

@@ -1,17 +1,15 @@
 //! The path to the store is cut, for one node or for all: an instance that sends heartbeats becomes neither critical nor deregistered, during the
 //! outage or after it.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::*;
 use registry::store::{Batch, BoxFuture, Committed, NodeId, NodeRow, Roll, Sink};
 use registry::{Beat, Check, CheckKind, Health, Registration, Registry, Revision, Settings, Store, StoreError, store};
 use tokio::time::Instant;
+
+use crate::common::*;
 
 /// A store with a path to it that can be cut.
 struct Cut {

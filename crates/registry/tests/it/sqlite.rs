@@ -1,18 +1,11 @@
 //! The embedded store.
-#![allow(clippy::unwrap_used)]
-
-mod common;
-#[path = "common/fire.rs"]
-mod fire;
-#[path = "common/kv.rs"]
-mod kv;
-#[path = "common/suite.rs"]
-mod suite;
 
 use std::sync::Arc;
 
-use common::*;
 use registry::{Outcome, Registry, Settings, Store, store};
+
+use crate::common::*;
+use crate::common::{fire, kv, suite};
 
 async fn in_directory(directory: &tempfile::TempDir) -> Result<Arc<dyn Store>, registry::StoreError> {
     store::open(&format!("sqlite:{}", directory.path().join("registry.db").display())).await

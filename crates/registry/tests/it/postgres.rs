@@ -1,16 +1,5 @@
 //! The store in PostgreSQL, on a real server.
-#![allow(clippy::unwrap_used)]
 
-#[path = "common/authority.rs"]
-mod authority;
-mod common;
-#[path = "common/fire.rs"]
-mod fire;
-#[path = "common/kv.rs"]
-mod kv;
-#[path = "common/suite.rs"]
-mod suite;
-#[path = "common/tls.rs"]
 mod tls;
 
 use std::net::TcpListener;
@@ -20,9 +9,11 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::*;
 use registry::{Store, StoreError, store};
 use tokio_postgres::NoTls;
+
+use crate::common::*;
+use crate::common::{fire, kv, suite};
 
 /// A server in a temporary directory, ended even if the test panics.
 struct Server {

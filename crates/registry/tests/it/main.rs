@@ -1,0 +1,15 @@
+//! Registries on real stores: their interfaces, several nodes, outages.
+//!
+//! One program for all modules, as linking is slow.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod consul;
+mod health;
+mod mysql;
+mod nodes;
+mod outage;
+mod postgres;
+mod sessions;
+mod sqlite;
+mod tikv;
