@@ -4,6 +4,7 @@
 mod auth;
 mod cluster;
 mod failover;
+mod findings;
 mod operation;
 mod password;
 mod registry;
@@ -19,8 +20,8 @@ mod relay;
 mod strong;
 
 use super::Config;
-use super::problem::{Problem, Severity};
-use super::tree::Tree;
+use findings::{Finding, Findings};
+pub use findings::{Stat, stat_file};
 use password::Password;
 use process::address::{Host, parse_address};
 use proxy::config::{AuthMethod, AuthQueryConfig, ProxyConfig, UserConfig};
@@ -30,105 +31,9 @@ use wire::md5;
 /// The auth_query of PgBouncer from 1.24.1 on: it lets in no role that has expired or may not log in (CVE-2025-2291).
 pub const SAFE_QUERY: &str = "SELECT rolname, CASE WHEN rolvaliduntil < now() THEN NULL ELSE rolpassword END FROM pg_authid WHERE rolname=$1 AND rolcanlogin";
 
-/// An error or a warning about a value.
-#[derive(Debug)]
-pub(super) struct Finding {
-    path: String,
-    message: String,
-    severity: Severity,
-}
-
-impl Finding {
-    /// Adds the place of the value in the file, or that of the table it belongs in.
-    pub(super) fn at(self, tree: &Tree) -> Problem {
-        let origin = tree.nearest(&self.path).origin.clone();
-        Problem { severity: self.severity, ..Problem::new(origin, &self.path, self.message) }
-    }
-}
-
-/// State of a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Stat {
-    /// The file can be read.
-    Readable {
-        /// Permission bits.
-        mode: u32,
-        /// True if the first line is empty.
-        empty: bool,
-    },
-    /// The file cannot be read, with the reason.
-    Unreadable(String),
-}
-
-/// Examines a password file, or the program of a password command. Reads at most 8 KiB.
-pub fn stat_file(path: &Path) -> Stat {
-    use std::io::{BufRead, BufReader, Read};
-    use std::os::unix::fs::PermissionsExt;
-    let look = || -> std::io::Result<Stat> {
-        let file = std::fs::File::open(path)?;
-        let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Ok(Stat::Unreadable("not a file".into()));
-        }
-        // A program is not text.
-        let mut line = Vec::new();
-        BufReader::new(file.take(8 << 10)).read_until(b'\n', &mut line)?;
-        Ok(Stat::Readable {
-            mode: metadata.permissions().mode(),
-            empty: line.iter().all(|byte| matches!(byte, b'\r' | b'\n')),
-        })
-    };
-    look().unwrap_or_else(|error| Stat::Unreadable(error.to_string()))
-}
-
-struct Findings(Vec<Finding>);
-
-impl Findings {
-    fn error(&mut self, path: impl Into<String>, message: impl Into<String>) {
-        self.0.push(Finding { path: path.into(), message: message.into(), severity: Severity::Error });
-    }
-
-    fn warn(&mut self, path: impl Into<String>, message: impl Into<String>) {
-        self.0.push(Finding { path: path.into(), message: message.into(), severity: Severity::Warning });
-    }
-
-    /// Reports every name that occurred before for the same cluster.
-    fn unique_by_cluster<'a>(&mut self, list: &str, names: impl Iterator<Item = (Option<&'a str>, &'a str)>) {
-        let mut seen = HashMap::new();
-        for (index, (cluster, name)) in names.enumerate() {
-            let path = format!("{list}[{index}].name");
-            if name.is_empty() {
-                self.error(path, "found \"\", expected something that is not empty");
-            } else if let Some(first) = seen.get(&(cluster, name)) {
-                let text = format!("found {name:?}, which {list}[{first}] has already; expected a different one");
-                self.error(path, text);
-            } else {
-                seen.insert((cluster, name), index);
-            }
-        }
-    }
-
-    /// Reports every value that occurred before.
-    fn unique<'a>(&mut self, list: &str, field: &str, values: impl Iterator<Item = &'a str>) {
-        let mut seen: HashMap<&str, usize> = HashMap::new();
-        for (index, value) in values.enumerate() {
-            let path = format!("{list}[{index}]{field}");
-            if value.is_empty() {
-                self.error(path, "found \"\", expected something that is not empty");
-            } else if let Some(first) = seen.insert(value, index) {
-                self.error(
-                    path,
-                    format!("found {value:?}, which {list}[{first}] has already; expected a different one"),
-                );
-                seen.insert(value, first);
-            }
-        }
-    }
-}
-
 /// Returns all errors and warnings of a configuration with correct keys and types.
-pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Finding> {
-    let mut findings = Findings(Vec::new());
+pub(crate) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat) -> Vec<Finding> {
+    let mut findings = Findings::default();
     // A file for a relay, a registry or failovers only needs no settings of a proxy.
     let proxy = !config.needs_no_proxy() && !config.is_registry_only();
     let lists_nodes =

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::Read;
+use super::options::Read;
 use super::report::{Found, Report, boolean};
 use config::{Origin, Tree, Value, parse_tree};
 use process::Failure;

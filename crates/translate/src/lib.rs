@@ -17,6 +17,7 @@ mod document;
 mod keys;
 mod lookup;
 mod members;
+mod options;
 mod pgbouncer;
 mod pgcat;
 mod pgdog;
@@ -30,6 +31,7 @@ use std::path::{Path, PathBuf};
 
 use args::{Translation, WhichDatabases};
 use config::{self, Problem, Severity};
+use options::{Options, Read};
 use plan::Plan;
 use process::Failure;
 use process::terminal;
@@ -37,26 +39,8 @@ use process::terminal;
 pub use args::{FromDatabasesArgs, FromPgdogArgs, FromPgpoolArgs};
 pub use pgbouncer::alias;
 
-/// Function that reads a file named by the settings.
-type Read<'a> = &'a dyn Fn(&Path) -> Result<String, Failure>;
-
 /// Size limit of a file, in bytes.
 const LONGEST: u64 = 16 << 20;
-
-/// Options of a translation.
-#[derive(Debug, Default)]
-struct Options {
-    /// Settings to leave out.
-    ignored: Vec<String>,
-    /// Leaves out all that cannot be carried over.
-    ignore_all: bool,
-    /// Databases to translate; none: all.
-    databases: Vec<String>,
-    /// True if all servers are one primary and its replicas.
-    same_cluster: bool,
-    /// User of the probes.
-    probe_user: Option<String>,
-}
 
 /// The files of a program.
 #[derive(Debug)]

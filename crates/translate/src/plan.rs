@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use super::Options;
+use super::options::Options;
 use super::prober::{Entry, Login, Prober};
 use super::server::{Servers, groups};
 

@@ -1,6 +1,6 @@
 //! The user that watches the servers of a cluster: a login from the other program's files, with its password.
 
-use super::Options;
+use super::options::Options;
 use super::plan::quoted;
 
 /// Statement for the operator to run on the primary if the files give no login.

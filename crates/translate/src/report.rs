@@ -6,8 +6,8 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
-use super::Options;
 use super::keys::{Fate, Table};
+use super::options::Options;
 use super::plan::quoted;
 use process::Failure;
 

@@ -2,7 +2,7 @@
 
 use proxy::config::{AuthMethod, ProxyConfig};
 
-use super::Findings;
+use super::findings::Findings;
 use super::rules::{is_in_clear, warn_of_plain_directory};
 use process::address::parse_address;
 

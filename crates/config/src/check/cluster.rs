@@ -5,8 +5,8 @@ use std::path::Path;
 
 use topology::{ClusterConfig, Positions};
 
+use super::findings::{Findings, Stat};
 use super::password::Password;
-use super::{Findings, Stat};
 use crate::Config;
 use process::address::{Host, parse_address};
 

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use super::findings::{Findings, Stat};
 use super::password::{self, Password};
-use super::{Findings, Stat};
 use crate::Config;
 use crate::failover::{FailoverConfig, PartConfig, RelayPartConfig};
 use process::address::parse_address;

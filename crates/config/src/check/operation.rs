@@ -4,7 +4,7 @@ use std::path::Path;
 
 use proxy::config::ProxyConfig;
 
-use super::Findings;
+use super::findings::Findings;
 use crate::otlp::{Collector, EXPECTED, Wrong};
 use process::address::{Host, SOCKET_PATH_LIMIT, parse_address};
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Findings, Stat};
+use super::findings::{Findings, Stat};
 
 /// A password as the configuration gives it.
 #[derive(Clone, Copy, Default)]

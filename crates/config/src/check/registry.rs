@@ -2,7 +2,8 @@
 
 use ::registry::{OpenError, PeerTlsMode};
 
-use super::{Config, Findings};
+use super::findings::Findings;
+use crate::Config;
 use crate::registry::{AuthMethod, NACOS_GRPC, NACOS_LISTEN, parse_hash};
 use process::address::{Host, parse_address};
 

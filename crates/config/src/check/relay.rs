@@ -6,8 +6,9 @@ use ::relay::config::{AuthMethod, Engine, RelayConfig};
 use proxy::config::UserConfig;
 use wire::replication::is_slot_name;
 
+use super::check_user;
+use super::findings::{Findings, Stat};
 use super::password::{self, Password};
-use super::{Findings, Stat, check_user};
 use process::address::parse_address;
 
 pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {

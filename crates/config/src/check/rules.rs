@@ -8,7 +8,7 @@ use proxy::hba::{self, Rule, Rules};
 use proxy::ident::Maps;
 use proxy::verify::Judge;
 
-use super::Findings;
+use super::findings::Findings;
 
 /// The login rules and the name maps, each file read once.
 pub(super) struct Access {

@@ -2,7 +2,7 @@
 
 use proxy::config::Consistency;
 
-use super::Findings;
+use super::findings::Findings;
 use crate::Config;
 
 /// Checks that all relays are listed: a strong read asks them whether its primary's term still stands.

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::Read;
+use crate::options::Read;
 use process::Failure;
 
 /// Deepest `%include` in an `%include`.

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use super::keys::Fate;
 use super::plan::Plan;
-use super::{Options, Read};
+use crate::options::{Options, Read};
 use config::Alias;
 use process::Failure;
 

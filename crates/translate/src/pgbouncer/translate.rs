@@ -13,11 +13,11 @@ use super::ini::{self, Entry};
 use super::keys::{D, P, R, TABLE, U};
 use crate::keys::SYSTEM_CAS;
 use crate::lookup;
+use crate::options::{Options, Read};
 use crate::plan::{Line, Plan, quoted};
 use crate::prober::Login;
 use crate::report::{Found, Report};
 use crate::server::{Servers, address};
-use crate::{Options, Read};
 use config::SAFE_QUERY;
 use process::Failure;
 

@@ -8,10 +8,10 @@ use crate::document::{self, Settings, tables};
 use crate::keys::SYSTEM_CAS;
 use crate::lookup;
 use crate::members::{self, Place, rule};
+use crate::options::{Options, Read};
 use crate::plan::{Plan, quoted};
 use crate::prober::Login;
 use crate::report::Report;
-use crate::{Options, Read};
 use process::Failure;
 use process::address::is_loopback;
 

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::Read;
+use crate::options::Read;
 use process::Failure;
 
 /// Deepest `include` in an `include`.

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::*;
-use crate::Options;
 use crate::checked::{checked, text};
+use crate::options::Options;
 use process::Failure;
 
 const CONF: &str = "\

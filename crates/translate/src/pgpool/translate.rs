@@ -12,10 +12,10 @@ use super::nodes;
 use super::passwords::{self, Secret};
 use crate::keys::Fate;
 use crate::members::rule;
+use crate::options::{Options, Read};
 use crate::plan::{Line, Plan, quoted, quoted_list};
 use crate::prober::Login;
 use crate::report::{Found, Report, boolean};
-use crate::{Options, Read};
 use process::Failure;
 
 /// The PAM service that pgpool-II uses; PostgreSQL's is another one.
