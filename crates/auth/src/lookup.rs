@@ -10,7 +10,7 @@ use topology::session::Login;
 use topology::{NodeId, Role, Topology};
 
 use proxy::LookupDesk;
-use proxy::accounts::Answer;
+use proxy::accounts::LookupResult;
 use proxy::config::AuthQueryConfig;
 use proxy::settings::User;
 
@@ -101,7 +101,7 @@ impl Lookup {
                 (Err(error), Duration::ZERO)
             }
         };
-        let answer: Answer = answer;
+        let answer: LookupResult = answer;
         self.desk.answer(user, &answer, keep);
     }
 

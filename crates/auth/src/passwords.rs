@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use proxy::renewals::Bell;
+use proxy::renewals::WakeFn;
 use secret::{Renewed, Secret, Source, Store, Which};
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -100,7 +100,7 @@ impl Passwords {
     }
 
     /// Returns the bell of a request to read passwords again.
-    pub fn bell(self: &Arc<Self>) -> Bell {
+    pub fn bell(self: &Arc<Self>) -> WakeFn {
         let bell = Arc::downgrade(self);
         Box::new(move || {
             if let Some(passwords) = bell.upgrade() {

@@ -23,7 +23,7 @@ use process::Failure;
 use process::{INTERRUPTED, LogFlags, StopSignals, control_runtime, listen_for, logging, systemd};
 use proxy::Socket;
 use proxy::config::{ProxyConfig, TracingConfig};
-use proxy::console::{Held, Process};
+use proxy::console::{ChangeFreeze, Process};
 use registry_client::Sources;
 use topology::NodeConfig;
 use translate::alias;
@@ -279,7 +279,7 @@ fn sockets_of(
 }
 
 /// A process that is ready to take over, and the lock that keeps operators from giving orders that it would not get.
-type Handed = (UnixStream, Option<Held>);
+type Handed = (UnixStream, Option<ChangeFreeze>);
 
 /// Hands over the sockets and the operators' orders; reports when the other process is ready.
 fn give(

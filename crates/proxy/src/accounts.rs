@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  core: begins a login ─Effect::LookUp─▶ Accounts ─(the lookup service)─▶ a server
-//!        continues the login ◀─Mail::Account──    └ caches users, and the absence of users
+//!        continues the login ◀─CoreMessage::Account──    └ caches users, and the absence of users
 //! ```
 //!
 //! Limits: cached names, names being looked up, and waiting clients. A found account is cached for `cache`, the absence of a user for
@@ -31,7 +31,7 @@ pub type Ask = Box<dyn Fn(Arc<str>) -> bool + Send + Sync>;
 pub(crate) type Waiting = (usize, Token);
 
 /// Result of a lookup: `None` if the user does not exist, or has no password.
-pub type Answer = Result<Option<Arc<User>>, String>;
+pub type LookupResult = Result<Option<Arc<User>>, String>;
 
 /// Accounts of users that are not configured.
 #[derive(Default)]
@@ -42,7 +42,7 @@ pub struct Accounts {
 
 /// Permission of a user with open connections to log in again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum AccountState {
     /// Granted, by the cached account.
     Good,
     /// Unknown: the lookup is under way, or failed.
@@ -97,7 +97,7 @@ impl Accounts {
     }
 
     /// Returns the permission of a user with open connections to log in again. Starts a lookup if the entry has expired, but does not wait for it.
-    pub(crate) fn standing(&self, user: &str, now: Instant) -> Standing {
+    pub(crate) fn account_state(&self, user: &str, now: Instant) -> AccountState {
         let mut state = self.state();
         let known =
             state.known.get(user).map(|known| (known.until, known.account.as_ref().map(|user| user.has_secret())));
@@ -105,12 +105,12 @@ impl Accounts {
             self.renew(&mut state, user, now);
         }
         match known {
-            None => Standing::Unknown,
+            None => AccountState::Unknown,
             // An entry that the user is gone stays valid until another answer replaces it.
-            Some((_, None)) => Standing::Gone,
-            Some((_, Some(false))) => Standing::NoPassword,
-            Some((until, Some(true))) if now < until => Standing::Good,
-            Some((_, Some(true))) => Standing::Unknown,
+            Some((_, None)) => AccountState::Gone,
+            Some((_, Some(false))) => AccountState::NoPassword,
+            Some((until, Some(true))) if now < until => AccountState::Good,
+            Some((_, Some(true))) => AccountState::Unknown,
         }
     }
 
@@ -159,7 +159,7 @@ impl Accounts {
     }
 
     /// Takes the result of a lookup, caches it for `keep`, and returns the clients that wait for it. An error is not cached.
-    pub(crate) fn answer(&self, user: &str, answer: &Answer, keep: Duration, now: Instant) -> Vec<Waiting> {
+    pub(crate) fn answer(&self, user: &str, answer: &LookupResult, keep: Duration, now: Instant) -> Vec<Waiting> {
         let mut state = self.state();
         let asked = state.asked.remove(user).unwrap_or(Asked { waiting: Vec::new(), outdated: false });
         state.waiting -= asked.waiting.len();
@@ -178,7 +178,7 @@ impl Accounts {
     }
 
     /// Drops the cached account after a wrong password, so that the next login looks the user up again. A new account stays.
-    pub(crate) fn doubt(&self, user: &str, now: Instant) {
+    pub(crate) fn invalidate(&self, user: &str, now: Instant) {
         let mut state = self.state();
         if state.known.get(user).is_some_and(|known| now.saturating_duration_since(known.since) >= LEAST_AGE) {
             state.known.remove(user);
@@ -240,9 +240,9 @@ mod tests {
         let (accounts, _) = counting();
         let now = Instant::now();
         accounts.answer("a", &Ok(None), KEEP, now);
-        accounts.doubt("a", now + LEAST_AGE / 2);
+        accounts.invalidate("a", now + LEAST_AGE / 2);
         assert!(accounts.get("a", now + LEAST_AGE).is_some());
-        accounts.doubt("a", now + LEAST_AGE);
+        accounts.invalidate("a", now + LEAST_AGE);
         assert!(accounts.get("a", now + LEAST_AGE).is_none());
     }
 
@@ -282,27 +282,27 @@ mod tests {
         let now = Instant::now();
         let good = || Arc::new(User::looked_up("a", Some("secret")).unwrap());
         accounts.answer("a", &Ok(Some(good())), KEEP, now);
-        assert_eq!((accounts.standing("a", now), count()), (Standing::Good, 0));
+        assert_eq!((accounts.account_state("a", now), count()), (AccountState::Good, 0));
         // Expired: one lookup, however often the account is read meanwhile.
         let later = now + KEEP;
         assert_eq!(
-            (accounts.standing("a", later), accounts.standing("a", later), count()),
-            (Standing::Unknown, Standing::Unknown, 1)
+            (accounts.account_state("a", later), accounts.account_state("a", later), count()),
+            (AccountState::Unknown, AccountState::Unknown, 1)
         );
         // An error keeps the entry; the lookup is repeated, but not at once.
         accounts.answer("a", &Err("down".into()), Duration::ZERO, later);
-        assert_eq!((accounts.standing("a", later + LEAST_AGE / 2), count()), (Standing::Unknown, 1));
-        assert_eq!((accounts.standing("a", later + LEAST_AGE), count()), (Standing::Unknown, 2));
+        assert_eq!((accounts.account_state("a", later + LEAST_AGE / 2), count()), (AccountState::Unknown, 1));
+        assert_eq!((accounts.account_state("a", later + LEAST_AGE), count()), (AccountState::Unknown, 2));
         // No such role: valid beyond the entry's expiry.
         accounts.answer("a", &Ok(None), Duration::ZERO, later + LEAST_AGE);
-        assert_eq!(accounts.standing("a", later + LEAST_AGE * 3), Standing::Gone);
+        assert_eq!(accounts.account_state("a", later + LEAST_AGE * 3), AccountState::Gone);
         assert_eq!(count(), 3);
         let bare = Arc::new(User::looked_up("a", None).unwrap());
         accounts.answer("a", &Ok(Some(bare)), KEEP, later);
-        assert_eq!(accounts.standing("a", later), Standing::NoPassword);
+        assert_eq!(accounts.account_state("a", later), AccountState::NoPassword);
         // Another user is not affected.
         accounts.answer("b", &Ok(Some(good())), KEEP, later);
-        assert_eq!(accounts.standing("b", later), Standing::Good);
+        assert_eq!(accounts.account_state("b", later), AccountState::Good);
     }
 
     #[test]

@@ -19,9 +19,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 
 use crate::config::ProxyConfig;
-use crate::console::{self, Changes, Desk};
+use crate::console::{self, Changes, ConsoleHandle};
 use crate::core::MOST_WORKERS;
-use crate::driver::mailbox::{Letter, Mailbox};
+use crate::driver::mailbox::{Mailbox, WorkerCommand};
 use crate::metrics::Metrics;
 
 /// Name of the first cluster if no clusters are configured.
@@ -86,17 +86,17 @@ pub struct Fleet {
 #[derive(Default)]
 struct State {
     directory: Arc<Directory>,
-    crews: HashMap<Arc<str>, Crew>,
+    clusters: HashMap<Arc<str>, ClusterWorkers>,
 }
 
 /// Workers of one cluster's proxy.
 #[derive(Clone)]
-struct Crew {
+struct ClusterWorkers {
     /// Numbers of the workers among those of all clusters.
     numbers: Range<usize>,
     mailboxes: Arc<Vec<Mailbox>>,
     metrics: Vec<Arc<Metrics>>,
-    console: Desk,
+    console: ConsoleHandle,
 }
 
 /// Place of a cluster's proxy among those of its process.
@@ -256,7 +256,7 @@ impl Fleet {
     /// Replaces the directory by which clients are assigned.
     pub fn set_directory(&self, directory: Directory) {
         let directory = Arc::new(directory);
-        self.change(|state| State { directory: directory.clone(), crews: state.crews.clone() });
+        self.change(|state| State { directory: directory.clone(), clusters: state.clusters.clone() });
     }
 
     /// Returns the directory by which clients are assigned.
@@ -275,20 +275,20 @@ impl Fleet {
         cluster: &Arc<str>,
         mailboxes: &Arc<Vec<Mailbox>>,
         metrics: &[Arc<Metrics>],
-        console: &Desk,
+        console: &ConsoleHandle,
     ) -> Option<usize> {
         let mut first = None;
         self.change(|state| {
-            let taken: Vec<Range<usize>> = state.crews.values().map(|crew| crew.numbers.clone()).collect();
+            let taken: Vec<Range<usize>> = state.clusters.values().map(|workers| workers.numbers.clone()).collect();
             first = free(&taken, mailboxes.len());
-            let mut crews = state.crews.clone();
+            let mut clusters = state.clusters.clone();
             if let Some(first) = first {
                 let numbers = first..first + mailboxes.len();
                 let (mailboxes, console) = (mailboxes.clone(), console.clone());
-                let crew = Crew { numbers, mailboxes, metrics: metrics.to_vec(), console };
-                crews.insert(cluster.clone(), crew);
+                let workers = ClusterWorkers { numbers, mailboxes, metrics: metrics.to_vec(), console };
+                clusters.insert(cluster.clone(), workers);
             }
-            State { directory: state.directory.clone(), crews }
+            State { directory: state.directory.clone(), clusters }
         });
         first
     }
@@ -296,45 +296,45 @@ impl Fleet {
     /// Removes a cluster's workers, which end.
     pub(crate) fn dismiss(&self, cluster: &str, first_worker: usize) {
         self.change(|state| {
-            let mut crews = state.crews.clone();
+            let mut clusters = state.clusters.clone();
             // A cluster of the same name may have started meanwhile.
-            if crews.get(cluster).is_some_and(|crew| crew.numbers.start == first_worker) {
-                crews.remove(cluster);
+            if clusters.get(cluster).is_some_and(|workers| workers.numbers.start == first_worker) {
+                clusters.remove(cluster);
             }
-            State { directory: state.directory.clone(), crews }
+            State { directory: state.directory.clone(), clusters }
         });
     }
 
     /// Returns the cluster of this worker, by its number among all.
     pub(crate) fn of_worker(&self, number: usize) -> Option<Arc<str>> {
         let state = self.state.load();
-        let found = state.crews.iter().find(|(_, crew)| crew.numbers.contains(&number));
+        let found = state.clusters.iter().find(|(_, workers)| workers.numbers.contains(&number));
         found.map(|(name, _)| name.clone())
     }
 
     /// Returns the consoles of the clusters, in the order of the directory.
-    pub(crate) fn consoles(&self) -> Vec<(Arc<str>, Desk)> {
+    pub(crate) fn consoles(&self) -> Vec<(Arc<str>, ConsoleHandle)> {
         let state = self.state.load();
-        let desk = |entry: &Entry| Some((entry.name.clone(), state.crews.get(&entry.name)?.console.clone()));
-        state.directory.entries.iter().filter_map(desk).collect()
+        let console = |entry: &Entry| Some((entry.name.clone(), state.clusters.get(&entry.name)?.console.clone()));
+        state.directory.entries.iter().filter_map(console).collect()
     }
 
     /// Returns the consoles of all clusters, by the clusters' names.
-    pub(crate) fn desks(&self) -> Vec<(Arc<str>, Desk)> {
-        self.state.load().crews.iter().map(|(name, crew)| (name.clone(), crew.console.clone())).collect()
+    pub(crate) fn console_handles(&self) -> Vec<(Arc<str>, ConsoleHandle)> {
+        self.state.load().clusters.iter().map(|(name, workers)| (name.clone(), workers.console.clone())).collect()
     }
 
     /// Posts a message to the worker of the cluster that has the fewest clients; returns the message if the cluster has no workers.
-    pub(crate) fn post(&self, cluster: &str, letter: Letter) -> Result<(), Letter> {
+    pub(crate) fn post(&self, cluster: &str, command: WorkerCommand) -> Result<(), WorkerCommand> {
         let state = self.state.load();
-        let Some(crew) = state.crews.get(cluster).filter(|crew| !crew.mailboxes.is_empty()) else {
-            return Err(letter);
+        let Some(workers) = state.clusters.get(cluster).filter(|workers| !workers.mailboxes.is_empty()) else {
+            return Err(command);
         };
         let turn = self.handed.fetch_add(1, Ordering::Relaxed) as usize;
-        let count = crew.mailboxes.len();
+        let count = workers.mailboxes.len();
         let in_turn = (0..count).map(|i| (turn + i) % count);
-        let worker = in_turn.min_by_key(|&worker| crew.metrics.get(worker).map_or(0, |of| of.clients.get()));
-        crew.mailboxes[worker.unwrap_or(0)].post(letter);
+        let worker = in_turn.min_by_key(|&worker| workers.metrics.get(worker).map_or(0, |of| of.clients.get()));
+        workers.mailboxes[worker.unwrap_or(0)].post(command);
         Ok(())
     }
 }

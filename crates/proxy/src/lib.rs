@@ -44,11 +44,11 @@ use topology::Topology;
 
 pub use crate::core::{statistics, trace};
 
-use crate::console::{Observer, Operation, Orders, Process, Room};
-use crate::core::{Core, Mail, Shared};
+use crate::console::{ConsoleContext, Observer, Operation, Orders, Process};
+use crate::core::{Core, CoreMessage, Shared};
 use config::{Driver, ProxyConfig};
 use driver::acceptor::{self, Listener, Stop};
-use driver::mailbox::{Letter, Mailbox};
+use driver::mailbox::{Mailbox, WorkerCommand};
 use driver::worker::Worker;
 use fleet::{Fleet, Membership};
 use metrics::{Metrics, Snapshot};
@@ -107,7 +107,7 @@ pub struct Proxy {
     /// None after the proxy has stopped accepting.
     listeners: Option<Arc<Vec<Listener>>>,
     shared: Arc<Shared>,
-    room: Arc<Room>,
+    context: Arc<ConsoleContext>,
     console: Option<JoinHandle<()>>,
     stop: Arc<Stop>,
     acceptor: Option<JoinHandle<()>>,
@@ -160,8 +160,8 @@ pub struct RenewalDesk {
 
 impl RenewalDesk {
     /// Sets the function that is called at each request. Only the first call has an effect.
-    pub fn serve(&self, bell: renewals::Bell) {
-        self.shared.renewals.serve(bell);
+    pub fn serve(&self, wake: renewals::WakeFn) {
+        self.shared.renewals.serve(wake);
     }
 
     /// Returns the last ticket. To be called before passwords are read.
@@ -172,7 +172,7 @@ impl RenewalDesk {
 
     /// Answers all tickets up to this one: passwords were read, and a reload has applied the changes.
     pub fn answer(&self, ticket: u64) {
-        self.mailboxes.iter().for_each(|mailbox| mailbox.post(Letter::Core(Mail::Renewed(ticket))));
+        self.mailboxes.iter().for_each(|mailbox| mailbox.post(WorkerCommand::Core(CoreMessage::Renewed(ticket))));
     }
 }
 
@@ -192,7 +192,7 @@ impl VerifyDesk {
     /// Delivers the answer to a question.
     pub fn answer(&self, question: &verify::Question, verdict: verify::Verdict) {
         let (worker, client) = question.waiting;
-        self.mailboxes[worker].post(Letter::Core(Mail::Verified { client, verdict }));
+        self.mailboxes[worker].post(WorkerCommand::Core(CoreMessage::Verified { client, verdict }));
     }
 }
 
@@ -203,9 +203,9 @@ impl LookupDesk {
     }
 
     /// Delivers the result of a lookup, to be cached for `keep`.
-    pub fn answer(&self, user: &str, answer: &accounts::Answer, keep: Duration) {
+    pub fn answer(&self, user: &str, answer: &accounts::LookupResult, keep: Duration) {
         for (worker, client) in self.shared.accounts.answer(user, answer, keep, Instant::now()) {
-            self.mailboxes[worker].post(Letter::Core(Mail::Account { client, answer: answer.clone() }));
+            self.mailboxes[worker].post(WorkerCommand::Core(CoreMessage::Account { client, answer: answer.clone() }));
         }
     }
 }
@@ -257,16 +257,16 @@ impl Proxy {
             (0..count).map(|_| Mailbox::new()).collect::<io::Result<Vec<_>>>().map_err(system("mailboxes"))?;
         let mailboxes = Arc::new(mailboxes);
         let metrics: Vec<Arc<Metrics>> = (0..count).map(|_| Arc::default()).collect();
-        let (desk, errands) = console::desk();
+        let (console, tasks) = console::console_handle();
         let cluster: Arc<str> = cluster.into();
         let first_worker = fleet
-            .enroll(&cluster, &mailboxes, &metrics, &desk)
+            .enroll(&cluster, &mailboxes, &metrics, &console)
             .ok_or(StartError::TooManyWorkers { most: MOST_WORKERS })?;
         let enrolled = Enrolled(Membership { fleet: fleet.clone(), cluster, first_worker });
         let shared = Shared::of(topology.clone(), count, secret, enrolled.0.clone());
         shared.traffic.configure(&settings.traffic);
         let ring = rings(config.driver);
-        let room = Arc::new(Room {
+        let context = Arc::new(ConsoleContext {
             driver: if ring { "io_uring" } else { "epoll" },
             shared: shared.clone(),
             mailboxes: mailboxes.clone(),
@@ -276,11 +276,11 @@ impl Proxy {
             process: OnceLock::new(),
             started: Instant::now(),
         });
-        let lease = room.follow(orders, Instant::now());
+        let lease = context.follow(orders, Instant::now());
         let mut workers = Vec::new();
         for (id, metrics) in metrics.iter().enumerate() {
             let core = Core::new(id, shared.clone(), settings.clone(), metrics.clone(), Instant::now());
-            let mut worker = Worker::new(id, core, mailboxes.clone(), fleet.clone(), desk.clone(), ring)
+            let mut worker = Worker::new(id, core, mailboxes.clone(), fleet.clone(), console.clone(), ring)
                 .map_err(system("a worker"))?;
             let thread = std::thread::Builder::new().name(format!("worker-{id}")).stack_size(8 << 20);
             let body = move || {
@@ -301,12 +301,12 @@ impl Proxy {
             Some(thread.spawn(body).map_err(system("the acceptor"))?)
         };
         // The workers hold the handles: the console's thread ends with the last of them.
-        drop(desk);
+        drop(console);
         let console = {
-            let room = room.clone();
+            let context = context.clone();
             let body = move || {
                 or_abort("the console", || {
-                    console::run(room, &errands, lease);
+                    console::run(context, &tasks, lease);
                     Ok(())
                 });
             };
@@ -320,7 +320,7 @@ impl Proxy {
             addresses,
             listeners: Some(listeners),
             shared,
-            room,
+            context,
             console: Some(console),
             stop,
             acceptor,
@@ -339,18 +339,18 @@ impl Proxy {
     /// process.
     pub fn adopt(&self, prepared: Prepared) {
         let settings = prepared.0;
-        *self.room.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings.clone();
+        *self.context.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings.clone();
         self.shared.accounts.clear();
         self.shared.traffic.configure(&settings.traffic);
         for mailbox in self.mailboxes.iter() {
-            mailbox.post(Letter::Core(Mail::Settings(settings.clone())));
+            mailbox.post(WorkerCommand::Core(CoreMessage::Settings(settings.clone())));
         }
     }
 
     /// Replaces all server connections as they become free, like `RECONNECT` in the console.
     pub fn reconnect(&self) {
         for mailbox in self.mailboxes.iter() {
-            mailbox.post(Letter::Core(Mail::Operate(Operation::Reconnect(None))));
+            mailbox.post(WorkerCommand::Core(CoreMessage::Operate(Operation::Reconnect(None))));
         }
     }
 
@@ -378,13 +378,13 @@ impl Proxy {
 
     /// Permits operators to reload and stop the process from the console. Only the first call has an effect.
     pub fn serve_operators(&self, process: Box<dyn Process>) {
-        let _ = self.room.process.set(process);
+        let _ = self.context.process.set(process);
     }
 
     /// Returns a view of the proxy that stays valid after its end.
     #[must_use]
     pub fn observer(&self) -> Observer {
-        Observer::new(self.room.clone())
+        Observer::new(self.context.clone())
     }
 
     /// Returns the sums of the workers' counters.
@@ -445,14 +445,14 @@ impl Proxy {
             return;
         }
         for mailbox in self.mailboxes.iter() {
-            mailbox.post(Letter::Core(Mail::Drain));
+            mailbox.post(WorkerCommand::Core(CoreMessage::Drain));
         }
         let until = Instant::now() + grace;
         while self.shared.clients.load(Ordering::Relaxed) > 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(10));
         }
         for mailbox in self.mailboxes.iter() {
-            mailbox.post(Letter::Stop);
+            mailbox.post(WorkerCommand::Stop);
         }
         for worker in self.workers.drain(..) {
             let _ = worker.join();

@@ -1,8 +1,8 @@
 //! Passwords that a server has refused, and that can be read again.
 //!
 //! ```text
-//!  core: a server refuses a password ─ask: ticket n─▶ Renewals ─bell─▶ the reader of passwords
-//!        tries once more ◀─Mail::Renewed(m ≥ n)──  new settings, after a change, are sent before
+//!  core: a server refuses a password ─ask: ticket n─▶ Renewals ─wake─▶ the reader of passwords
+//!        tries once more ◀─CoreMessage::Renewed(m ≥ n)──  new settings, after a change, are sent before
 //! ```
 //!
 //! A ticket is taken after the refusal, and answered only by a read that began after the ticket was taken. So a password that was changed before the
@@ -12,26 +12,26 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Notifies the reader of passwords of a request. Must not block.
-pub type Bell = Box<dyn Fn() + Send + Sync>;
+pub type WakeFn = Box<dyn Fn() + Send + Sync>;
 
 /// Requests for passwords to be read again.
 #[derive(Default)]
 pub struct Renewals {
     asked: AtomicU64,
-    bell: OnceLock<Bell>,
+    wake: OnceLock<WakeFn>,
 }
 
 impl Renewals {
     /// Sets the function that notifies the reader of passwords. Only the first call has an effect.
-    pub fn serve(&self, bell: Bell) {
-        let _ = self.bell.set(bell);
+    pub fn serve(&self, wake: WakeFn) {
+        let _ = self.wake.set(wake);
     }
 
     /// Requests a read, and returns its ticket. `None`: there is no reader of passwords.
     pub(crate) fn ask(&self) -> Option<u64> {
-        let bell = self.bell.get()?;
+        let wake = self.wake.get()?;
         let ticket = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
-        bell();
+        wake();
         Some(ticket)
     }
 

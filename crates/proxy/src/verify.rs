@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  core: has a client's proof ─Effect::Verify─▶ Verifier ─▶ the service that asks the authenticator
-//!        accepts or refuses ◀─Mail::Verified──────────────────┘
+//!        accepts or refuses ◀─CoreMessage::Verified───────────┘
 //! ```
 //!
 //! That service limits the number of concurrent questions. The answer for a client that has left meanwhile is ignored: its token matches no client.

@@ -17,7 +17,7 @@ use metrics::Exposition;
 use metrics::Source;
 use metrics::Traces;
 use process::Failure;
-use proxy::console::{Held, NoOrders, Orders, Process};
+use proxy::console::{ChangeFreeze, NoOrders, Orders, Process};
 use proxy::fleet::Fleet;
 use proxy::trace::Sink;
 use proxy::{Proxy, Socket, StartError};
@@ -289,7 +289,7 @@ impl Running {
     ///
     /// # Errors
     /// The orders are already held for another process, or a console does not answer.
-    pub fn orders(&self) -> Result<(BTreeMap<String, Orders>, Held), NoOrders> {
+    pub fn orders(&self) -> Result<(BTreeMap<String, Orders>, ChangeFreeze), NoOrders> {
         self.fleet.orders()
     }
 

@@ -4,7 +4,7 @@ use topology::{RelayStatus, Topology};
 use watermark::Lsn;
 
 use super::report::{GateReport, PoolReport};
-use super::table::Of::{Number, Text};
+use super::table::ColumnType::{Number, Text};
 use super::table::{Table, Value};
 
 /// Adds the report of another worker for the same pool.

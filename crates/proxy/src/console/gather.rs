@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use wire::{Severity, Sqlstate, message};
 
-use super::table::{Of, Table, Value};
+use super::table::{ColumnType, Table, Value};
 use crate::core::token::Token;
 
 /// Requester of a command, which receives the result.
@@ -20,12 +20,12 @@ pub(crate) enum Asker {
         client: Token,
     },
     /// The console of all clusters.
-    Console(SyncSender<Said>),
+    Console(SyncSender<CommandResult>),
 }
 
 /// Result of a command.
 #[derive(Debug)]
-pub(crate) enum Said {
+pub(crate) enum CommandResult {
     /// The rows of a `SHOW`.
     Table(Table),
     /// Success, with the command tag.
@@ -40,28 +40,28 @@ pub(crate) enum Said {
 
 /// A command carried out by several consoles.
 pub(super) struct Gathering {
-    parts: Vec<Part>,
+    results: Vec<ClusterResult>,
     /// Deadline; consoles without a result by then are left out.
     until: Option<Instant>,
 }
 
-struct Part {
+struct ClusterResult {
     cluster: Arc<str>,
-    from: Receiver<Said>,
-    said: Option<Said>,
+    from: Receiver<CommandResult>,
+    result: Option<CommandResult>,
     /// True if no result will come: the cluster is gone.
     gone: bool,
 }
 
-impl Said {
+impl CommandResult {
     /// Encodes the result for an operator's connection.
     pub(super) fn bytes(self) -> Vec<u8> {
         let mut out = Vec::new();
         match self {
-            Said::Table(table) => table.write(&mut out),
-            Said::Done(tag) => message::complete(&mut out, tag),
-            Said::Nothing => message::empty(&mut out, b'I'),
-            Said::Refused(code, text) | Said::NotHere(code, text) => {
+            CommandResult::Table(table) => table.write(&mut out),
+            CommandResult::Done(tag) => message::complete(&mut out, tag),
+            CommandResult::Nothing => message::empty(&mut out, b'I'),
+            CommandResult::Refused(code, text) | CommandResult::NotHere(code, text) => {
                 message::error(&mut out, Severity::Error, code, &text, "");
             }
         }
@@ -72,54 +72,56 @@ impl Said {
 
 impl Gathering {
     /// Creates a gathering of the results of these clusters, in their order. Clusters without a result at `until` are left out.
-    pub(super) fn new(parts: Vec<(Arc<str>, Receiver<Said>)>, until: Option<Instant>) -> Gathering {
-        let part = |(cluster, from)| Part { cluster, from, said: None, gone: false };
-        Gathering { parts: parts.into_iter().map(part).collect(), until }
+    pub(super) fn new(parts: Vec<(Arc<str>, Receiver<CommandResult>)>, until: Option<Instant>) -> Gathering {
+        let awaited = |(cluster, from)| ClusterResult { cluster, from, result: None, gone: false };
+        Gathering { results: parts.into_iter().map(awaited).collect(), until }
     }
 
     /// Receives new results; returns true once no more results are awaited.
     pub(super) fn is_complete(&mut self, now: Instant) -> bool {
-        for part in &mut self.parts {
-            if part.said.is_none() && !part.gone {
-                match part.from.try_recv() {
-                    Ok(said) => part.said = Some(said),
-                    Err(TryRecvError::Disconnected) => part.gone = true,
+        for cluster in &mut self.results {
+            if cluster.result.is_none() && !cluster.gone {
+                match cluster.from.try_recv() {
+                    Ok(result) => cluster.result = Some(result),
+                    Err(TryRecvError::Disconnected) => cluster.gone = true,
                     Err(TryRecvError::Empty) => {}
                 }
             }
         }
-        self.until.is_some_and(|until| until <= now) || self.parts.iter().all(|part| part.gone || part.said.is_some())
+        self.until.is_some_and(|until| until <= now)
+            || self.results.iter().all(|cluster| cluster.gone || cluster.result.is_some())
     }
 
     /// Merges the results: tables one below the other, with the cluster's name at the end of each row. If one cluster refuses, the result is its
     /// refusal; a cluster that only lacks the command's object does not count if another one has it.
-    pub(super) fn sum(&mut self) -> Said {
+    pub(super) fn sum(&mut self) -> CommandResult {
         let (mut all, mut done, mut refused, mut not_here): (Option<Table>, _, _, _) = (None, None, None, None);
-        for part in &mut self.parts {
-            match part.said.take() {
-                Some(Said::Table(table)) => {
+        for cluster in &mut self.results {
+            match cluster.result.take() {
+                Some(CommandResult::Table(table)) => {
                     let sum = all.get_or_insert_with(|| {
-                        let cluster = ("cluster", Of::Text);
+                        let cluster = ("cluster", ColumnType::Text);
                         Table { columns: table.columns.iter().copied().chain([cluster]).collect(), rows: Vec::new() }
                     });
                     sum.rows.extend(table.rows.into_iter().map(|mut row| {
-                        row.push(Value::from(&*part.cluster));
+                        row.push(Value::from(&*cluster.cluster));
                         row
                     }));
                 }
-                Some(Said::Done(tag)) => done = Some(Said::Done(tag)),
-                Some(Said::Nothing) => done = Some(Said::Nothing),
-                Some(Said::Refused(code, text)) => {
-                    let cluster = &part.cluster;
-                    refused.get_or_insert_with(|| Said::Refused(code, format!("cluster {cluster:?}: {text}")));
+                Some(CommandResult::Done(tag)) => done = Some(CommandResult::Done(tag)),
+                Some(CommandResult::Nothing) => done = Some(CommandResult::Nothing),
+                Some(CommandResult::Refused(code, text)) => {
+                    let cluster = &cluster.cluster;
+                    refused.get_or_insert_with(|| CommandResult::Refused(code, format!("cluster {cluster:?}: {text}")));
                 }
-                Some(Said::NotHere(code, text)) => not_here = Some(Said::NotHere(code, text)),
-                None => tracing::warn!(cluster = %part.cluster, "a cluster's console did not answer in time"),
+                Some(CommandResult::NotHere(code, text)) => not_here = Some(CommandResult::NotHere(code, text)),
+                None => tracing::warn!(cluster = %cluster.cluster, "a cluster's console did not answer in time"),
             }
         }
-        let nobody =
-            || Said::Refused(Sqlstate::CANNOT_CONNECT_NOW, "no cluster's console has answered: try again".into());
-        refused.or(all.map(Said::Table)).or(done).or(not_here).unwrap_or_else(nobody)
+        let nobody = || {
+            CommandResult::Refused(Sqlstate::CANNOT_CONNECT_NOW, "no cluster's console has answered: try again".into())
+        };
+        refused.or(all.map(CommandResult::Table)).or(done).or(not_here).unwrap_or_else(nobody)
     }
 }
 
@@ -129,11 +131,11 @@ mod tests {
 
     use super::*;
 
-    fn gathered(said: Vec<Option<Said>>) -> Said {
-        let parts = said.into_iter().enumerate().map(|(at, said)| {
+    fn gathered(results: Vec<Option<CommandResult>>) -> CommandResult {
+        let parts = results.into_iter().enumerate().map(|(at, result)| {
             let (sender, receiver) = sync_channel(1);
-            if let Some(said) = said {
-                sender.try_send(said).expect("room for one");
+            if let Some(result) = result {
+                sender.try_send(result).expect("room for one");
             }
             (format!("c{at}").as_str().into(), receiver)
         });
@@ -144,30 +146,30 @@ mod tests {
 
     #[test]
     fn one_answer_of_several() {
-        let not_here = || Some(Said::NotHere(Sqlstate::INVALID_CATALOG_NAME, "no such database".into()));
-        let refused = || Some(Said::Refused(Sqlstate::INVALID_PARAMETER_VALUE, "no".into()));
+        let not_here = || Some(CommandResult::NotHere(Sqlstate::INVALID_CATALOG_NAME, "no such database".into()));
+        let refused = || Some(CommandResult::Refused(Sqlstate::INVALID_PARAMETER_VALUE, "no".into()));
         let table = |value: u64| {
-            let mut table = Table::new(&[("n", Of::Number)]);
+            let mut table = Table::new(&[("n", ColumnType::Number)]);
             table.row(vec![value.into()]);
-            Some(Said::Table(table))
+            Some(CommandResult::Table(table))
         };
-        let text = |said: Vec<Option<Said>>| match gathered(said) {
-            Said::Table(table) => format!("{:?}", table.rows),
-            Said::Done(tag) => tag.to_owned(),
-            Said::Nothing => "nothing".into(),
-            Said::Refused(_, text) => text,
-            Said::NotHere(_, text) => format!("not here: {text}"),
+        let text = |results: Vec<Option<CommandResult>>| match gathered(results) {
+            CommandResult::Table(table) => format!("{:?}", table.rows),
+            CommandResult::Done(tag) => tag.to_owned(),
+            CommandResult::Nothing => "nothing".into(),
+            CommandResult::Refused(_, text) => text,
+            CommandResult::NotHere(_, text) => format!("not here: {text}"),
         };
-        for (said, expected) in [
-            (vec![Some(Said::Done("PAUSE")), Some(Said::Done("PAUSE"))], "PAUSE"),
-            (vec![not_here(), Some(Said::Done("PAUSE"))], "PAUSE"),
+        for (results, expected) in [
+            (vec![Some(CommandResult::Done("PAUSE")), Some(CommandResult::Done("PAUSE"))], "PAUSE"),
+            (vec![not_here(), Some(CommandResult::Done("PAUSE"))], "PAUSE"),
             (vec![not_here(), not_here()], "not here: no such database"),
-            (vec![Some(Said::Done("PAUSE")), refused()], "cluster \"c1\": no"),
+            (vec![Some(CommandResult::Done("PAUSE")), refused()], "cluster \"c1\": no"),
             (vec![not_here(), refused()], "cluster \"c1\": no"),
-            (vec![None, Some(Said::Done("PAUSE"))], "PAUSE"),
+            (vec![None, Some(CommandResult::Done("PAUSE"))], "PAUSE"),
             (vec![None, None], "no cluster's console has answered: try again"),
         ] {
-            assert_eq!(text(said), expected);
+            assert_eq!(text(results), expected);
         }
         assert_eq!(text(vec![table(1), None, table(3)]), "[[Number(1), Text(\"c0\")], [Number(3), Text(\"c2\")]]");
     }

@@ -6,16 +6,16 @@ use topology::Address;
 
 use super::report::Report;
 use super::show::{CONNECTION, Scene, place, public_id};
-use super::table::Of::{Number, Text};
-use super::table::{Of, Table, Value};
+use super::table::ColumnType::{Number, Text};
+use super::table::{ColumnType, Table, Value};
 use crate::settings::Settings;
 
 /// Columns of `SHOW DNS_HOSTS`. The operating system resolves host names: there is no cache to show.
-pub(super) const DNS_HOSTS: &[(&str, Of)] = &[("hostname", Text), ("ttl", Number), ("addrs", Text)];
+pub(super) const DNS_HOSTS: &[(&str, ColumnType)] = &[("hostname", Text), ("ttl", Number), ("addrs", Text)];
 /// Columns of `SHOW DNS_ZONES`, empty for the same reason.
-pub(super) const DNS_ZONES: &[(&str, Of)] = &[("zonename", Text), ("serial", Number), ("count", Number)];
+pub(super) const DNS_ZONES: &[(&str, ColumnType)] = &[("zonename", Text), ("serial", Number), ("count", Number)];
 /// Columns of `SHOW PEER_POOLS`. A cancel request to another proxy uses a connection of its own, and no place in a pool.
-pub(super) const PEER_POOLS: &[(&str, Of)] = &[
+pub(super) const PEER_POOLS: &[(&str, ColumnType)] = &[
     ("peer_id", Number),
     ("cl_active_cancel_req", Number),
     ("cl_waiting_cancel_req", Number),
@@ -24,7 +24,7 @@ pub(super) const PEER_POOLS: &[(&str, Of)] = &[
 ];
 
 /// Columns of `SHOW SOCKETS` beyond `SHOW CLIENTS` and `SHOW SERVERS`: bytes received but not yet handled, and bytes to be sent.
-const BUFFERED: &[(&str, Of)] = &[
+const BUFFERED: &[(&str, ColumnType)] = &[
     ("recv_pos", Number),
     ("pkt_pos", Number),
     ("pkt_remain", Number),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sql::Access;
 
 use super::command::time;
-use super::table::Of::{Number, Text};
+use super::table::ColumnType::{Number, Text};
 use super::table::Table;
 use crate::traffic::{self, Given, Rule, RuleReport};
 

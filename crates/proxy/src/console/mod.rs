@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  operator ──psql──▶ worker: core ──Request──▶ console thread ──Look──▶ every worker
-//!                               ◀──Mail::Answer── (command, show) ◀──Report──
+//!                               ◀──CoreMessage::Answer── (command, show) ◀──Report──
 //! ```
 //!
 //! A worker only passes commands on and answers back, so the console can delay a statement only by the time that a
@@ -33,17 +33,17 @@ use wire::Sqlstate;
 
 use crate::config::Access;
 use crate::core::token::Token;
-use crate::core::{Mail, Shared};
-use crate::driver::mailbox::{Letter, Mailbox};
+use crate::core::{CoreMessage, Shared};
+use crate::driver::mailbox::{Mailbox, WorkerCommand};
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use command::{Command, Show};
 use gather::Gathering;
-pub(crate) use gather::{Asker, Said};
+pub(crate) use gather::{Asker, CommandResult};
 use lease::Lease;
 pub use observer::Observer;
 pub(crate) use orders::Changes;
-pub use orders::{Held, NoOrders, Orders, TakingOver};
+pub use orders::{ChangeFreeze, NoOrders, Orders, TakingOver};
 pub(crate) use paused::Paused;
 pub use report::{
     ClientReport, GateReport, LaneReport, Look, MemoryReport, Operation, PoolReport, Report, ServerReport, Totals,
@@ -95,7 +95,7 @@ pub(crate) struct Request {
 }
 
 /// Task of a console's thread, which executes one after the other.
-pub(crate) enum Errand {
+pub(crate) enum ConsoleTask {
     /// Executes a command.
     Command(Request),
     /// Returns the orders of operators.
@@ -104,10 +104,10 @@ pub(crate) enum Errand {
 
 /// Queue into which workers put commands.
 #[derive(Clone)]
-pub(crate) struct Desk(SyncSender<Errand>);
+pub(crate) struct ConsoleHandle(SyncSender<ConsoleTask>);
 
 /// State of the proxy that the console uses.
-pub(crate) struct Room {
+pub(crate) struct ConsoleContext {
     /// Name of the interface by which the workers wait.
     pub(crate) driver: &'static str,
     pub(crate) shared: Arc<Shared>,
@@ -124,7 +124,7 @@ pub(crate) struct Room {
 
 /// The state of the console's thread.
 struct Console {
-    room: Arc<Room>,
+    context: Arc<ConsoleContext>,
     pending: Vec<Pending>,
     lease: Lease,
     averages: Averages,
@@ -155,7 +155,7 @@ enum Until {
 
 /// The result of a command.
 enum Outcome {
-    Answer(Said),
+    Answer(CommandResult),
     Wait(Until, &'static str),
 }
 
@@ -167,33 +167,33 @@ pub fn understands(text: &str) -> Result<(), String> {
     command::parse(text).map(drop)
 }
 
-// === impl Desk ===
+// === impl ConsoleHandle ===
 
-/// Returns a desk and its other end.
-pub(crate) fn desk() -> (Desk, Receiver<Errand>) {
+/// Returns a handle and the queue that it fills.
+pub(crate) fn console_handle() -> (ConsoleHandle, Receiver<ConsoleTask>) {
     let (sender, receiver) = sync_channel(QUEUE);
-    (Desk(sender), receiver)
+    (ConsoleHandle(sender), receiver)
 }
 
-impl Desk {
+impl ConsoleHandle {
     /// Hands a request over; an answer at once if that is impossible.
     pub(crate) fn put(&self, request: Request) -> Result<(), Vec<u8>> {
-        self.0.try_send(Errand::Command(request)).map_err(|error| {
+        self.0.try_send(ConsoleTask::Command(request)).map_err(|error| {
             let text = match error {
                 TrySendError::Full(_) => "the console has too many commands waiting: try again",
                 TrySendError::Disconnected(_) => "the console has ended: the proxy is shutting down",
             };
-            Said::Refused(Sqlstate::CANNOT_CONNECT_NOW, text.into()).bytes()
+            CommandResult::Refused(Sqlstate::CANNOT_CONNECT_NOW, text.into()).bytes()
         })
     }
 
     /// Has the console send the orders of operators, after the commands put before. Returns false if the queue is full.
     fn ask_for_orders(&self, to: SyncSender<Orders>) -> bool {
-        self.0.try_send(Errand::Orders(to)).is_ok()
+        self.0.try_send(ConsoleTask::Orders(to)).is_ok()
     }
 }
 
-impl Room {
+impl ConsoleContext {
     pub(crate) fn settings(&self) -> Arc<Settings> {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -206,7 +206,7 @@ impl Room {
         let mut paused = self.paused.lock().unwrap_or_else(PoisonError::into_inner);
         paused.note(operation);
         for mailbox in self.mailboxes.iter() {
-            mailbox.post(Letter::Core(Mail::Operate(operation.clone())));
+            mailbox.post(WorkerCommand::Core(CoreMessage::Operate(operation.clone())));
         }
     }
 
@@ -214,7 +214,7 @@ impl Room {
     fn look(&self, look: Look, limit: Duration) -> Vec<Report> {
         let (sender, receiver) = sync_channel(self.mailboxes.len());
         for mailbox in self.mailboxes.iter() {
-            mailbox.post(Letter::Look(look, sender.clone()));
+            mailbox.post(WorkerCommand::Look(look, sender.clone()));
         }
         drop(sender);
         let until = Instant::now() + limit;
@@ -237,7 +237,7 @@ impl Room {
     fn tell(&self, worker: usize, operation: Operation) {
         let own = worker.checked_sub(self.shared.membership.first_worker).and_then(|own| self.mailboxes.get(own));
         if let Some(mailbox) = own {
-            mailbox.post(Letter::Core(Mail::Operate(operation)));
+            mailbox.post(WorkerCommand::Core(CoreMessage::Operate(operation)));
         }
     }
 
@@ -246,43 +246,43 @@ impl Room {
         show::public_id(self.shared.membership.first_worker + worker, client)
     }
 
-    fn answer(&self, asker: &Asker, said: Said) {
+    fn answer(&self, asker: &Asker, result: CommandResult) {
         match asker {
             Asker::Client { worker, client } => {
-                let (client, bytes) = (*client, said.bytes());
-                self.mailboxes[*worker].post(Letter::Core(Mail::Answer { client, bytes }));
+                let (client, bytes) = (*client, result.bytes());
+                self.mailboxes[*worker].post(WorkerCommand::Core(CoreMessage::Answer { client, bytes }));
             }
             // The gathering console may have stopped waiting.
-            Asker::Console(to) => drop(to.try_send(said)),
+            Asker::Console(to) => drop(to.try_send(result)),
         }
     }
 }
 
 // === impl Console ===
 
-/// Serves consoles until all desks are gone. `lease`: by which everything is paused from the beginning, if it is.
-pub(crate) fn run(room: Arc<Room>, errands: &Receiver<Errand>, lease: Lease) {
-    let averages = Averages::new(room.started);
-    let mut console = Console { room, pending: Vec::new(), lease, averages };
+/// Serves consoles until all handles are gone. `lease`: by which everything is paused from the beginning, if it is.
+pub(crate) fn run(context: Arc<ConsoleContext>, tasks: &Receiver<ConsoleTask>, lease: Lease) {
+    let averages = Averages::new(context.started);
+    let mut console = Console { context, pending: Vec::new(), lease, averages };
     loop {
         let now = Instant::now();
         let wait = if console.pending.is_empty() { console.averages.due_in(now) } else { POLL };
         let wait = wait.min(console.lease.left(now).unwrap_or(wait));
-        let wait = wait.min(console.room.shared.traffic.due_in(now).unwrap_or(wait));
-        match errands.recv_timeout(wait) {
-            Ok(Errand::Command(request)) => console.serve(request),
+        let wait = wait.min(console.context.shared.traffic.due_in(now).unwrap_or(wait));
+        match tasks.recv_timeout(wait) {
+            Ok(ConsoleTask::Command(request)) => console.serve(request),
             // The caller may have stopped waiting.
-            Ok(Errand::Orders(to)) => drop(to.try_send(console.orders())),
+            Ok(ConsoleTask::Orders(to)) => drop(to.try_send(console.orders())),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
         console.look_after_lease();
-        for rule in console.room.shared.traffic.expire(Instant::now()) {
+        for rule in console.context.shared.traffic.expire(Instant::now()) {
             tracing::info!(rule, "the time of a traffic rule is over: it has ended");
         }
         console.look_after_pending();
         if console.averages.due_in(Instant::now()).is_zero() {
-            let reports = console.room.look(Look::default(), REPORTS);
+            let reports = console.context.look(Look::default(), REPORTS);
             console.averages.sample(&reports, Instant::now());
         }
     }
@@ -291,9 +291,9 @@ pub(crate) fn run(room: Arc<Room>, errands: &Receiver<Errand>, lease: Lease) {
 impl Console {
     fn serve(&mut self, request: Request) {
         let outcome = match command::parse(&request.text) {
-            Err(error) => Outcome::Answer(Said::Refused(Sqlstate::SYNTAX_ERROR, error)),
+            Err(error) => Outcome::Answer(CommandResult::Refused(Sqlstate::SYNTAX_ERROR, error)),
             Ok(command) if !command.only_looks() && request.access != Access::Operator => {
-                Outcome::Answer(Said::Refused(
+                Outcome::Answer(CommandResult::Refused(
                     Sqlstate::INSUFFICIENT_PRIVILEGE,
                     "this user may only look: its role is \"viewer\"".into(),
                 ))
@@ -301,9 +301,11 @@ impl Console {
             Ok(command) => {
                 // A command passed on by another console was authorised there.
                 let enters = !command.only_looks() && matches!(request.asker, Asker::Client { .. });
-                let fleet = self.room.shared.membership.fleet.clone();
+                let fleet = self.context.shared.membership.fleet.clone();
                 match enters.then(|| fleet.changes.begin()).transpose() {
-                    Err(error) => Outcome::Answer(Said::Refused(Sqlstate::CANNOT_CONNECT_NOW, error.to_string())),
+                    Err(error) => {
+                        Outcome::Answer(CommandResult::Refused(Sqlstate::CANNOT_CONNECT_NOW, error.to_string()))
+                    }
                     Ok(_changing) => {
                         if enters {
                             tracing::info!(command = request.text.trim(), "an operator's command");
@@ -317,10 +319,11 @@ impl Console {
             }
         };
         match outcome {
-            Outcome::Answer(said) => self.room.answer(&request.asker, said),
+            Outcome::Answer(result) => self.context.answer(&request.asker, result),
             Outcome::Wait(..) if self.pending.len() >= MOST_PENDING => {
                 let text = "too many commands wait already; what this one does has begun";
-                self.room.answer(&request.asker, Said::Refused(Sqlstate::TOO_MANY_CONNECTIONS, text.into()));
+                self.context
+                    .answer(&request.asker, CommandResult::Refused(Sqlstate::TOO_MANY_CONNECTIONS, text.into()));
             }
             Outcome::Wait(until, tag) => self.pending.push(Pending { asker: request.asker, until, tag }),
         }
@@ -331,24 +334,24 @@ impl Console {
         // It would end a lease here, and not there.
         self.refuse(&TakingOver.to_string(), |until| matches!(until, Until::Timeline(..)));
         let now = Instant::now();
-        self.room.orders(self.lease.left(now), now)
+        self.context.orders(self.lease.left(now), now)
     }
 
     /// Has the consoles of all clusters carry a command out, this one among them.
     fn gather(&mut self, command: &Command, request: &Request) -> Outcome {
         let mut parts = Vec::new();
         if let (Command::KillClient(id), Asker::Client { worker, client }) = (command, &request.asker)
-            && *id == self.room.public_id(*worker, *client)
+            && *id == self.context.public_id(*worker, *client)
         {
             return Outcome::Answer(itself());
         }
-        for (cluster, desk) in self.room.shared.membership.fleet.consoles() {
+        for (cluster, console) in self.context.shared.membership.fleet.consoles() {
             let (sender, receiver) = sync_channel(1);
             let asker = Asker::Console(sender);
             let part = Request { asker, text: request.text.clone(), access: request.access, whole: false };
-            if cluster == self.room.shared.membership.cluster {
+            if cluster == self.context.shared.membership.cluster {
                 self.serve(part);
-            } else if desk.0.try_send(Errand::Command(part)).is_err() {
+            } else if console.0.try_send(ConsoleTask::Command(part)).is_err() {
                 tracing::warn!(%cluster, "a cluster's console has too many commands waiting");
             }
             parts.push((cluster, receiver));
@@ -360,60 +363,62 @@ impl Console {
 
     fn carry_out(&mut self, command: Command, asker: &Asker) -> Outcome {
         if let Some(name) = command.database()
-            && self.room.settings().database(name).is_none()
+            && self.context.settings().database(name).is_none()
         {
-            return Outcome::Answer(Said::NotHere(
+            return Outcome::Answer(CommandResult::NotHere(
                 Sqlstate::INVALID_CATALOG_NAME,
                 format!("no such database: {name:?}"),
             ));
         }
         match command {
-            Command::Show(show) => Outcome::Answer(Said::Table(self.show(show, asker))),
-            Command::Nothing => Outcome::Answer(Said::Nothing),
-            Command::Reload => Outcome::Answer(match self.room.process.get().map(|process| process.reload()) {
-                Some(Ok(())) => Said::Done("RELOAD"),
-                Some(Err(why)) => Said::Refused(Sqlstate::INVALID_PARAMETER_VALUE, format!("not reloaded: {why}")),
+            Command::Show(show) => Outcome::Answer(CommandResult::Table(self.show(show, asker))),
+            Command::Nothing => Outcome::Answer(CommandResult::Nothing),
+            Command::Reload => Outcome::Answer(match self.context.process.get().map(|process| process.reload()) {
+                Some(Ok(())) => CommandResult::Done("RELOAD"),
+                Some(Err(why)) => {
+                    CommandResult::Refused(Sqlstate::INVALID_PARAMETER_VALUE, format!("not reloaded: {why}"))
+                }
                 None => starting(),
             }),
-            Command::Shutdown => match self.room.process.get() {
+            Command::Shutdown => match self.context.process.get() {
                 Some(process) => {
                     process.stop();
-                    Outcome::Answer(Said::Done("SHUTDOWN"))
+                    Outcome::Answer(CommandResult::Done("SHUTDOWN"))
                 }
                 None => Outcome::Answer(starting()),
             },
             Command::Set { key, value } => {
-                let result = self.room.process.get().map(|process| process.set(&key, &value));
+                let result = self.context.process.get().map(|process| process.set(&key, &value));
                 Outcome::Answer(match result {
-                    Some(Ok(())) => Said::Done("SET"),
-                    Some(Err(why)) => Said::Refused(Sqlstate::INVALID_PARAMETER_VALUE, why),
+                    Some(Ok(())) => CommandResult::Done("SET"),
+                    Some(Err(why)) => CommandResult::Refused(Sqlstate::INVALID_PARAMETER_VALUE, why),
                     None => starting(),
                 })
             }
-            Command::SetSession => Outcome::Answer(Said::Done("SET")),
+            Command::SetSession => Outcome::Answer(CommandResult::Done("SET")),
             Command::Suspend => {
-                self.room.tell_all(&Operation::Suspend);
+                self.context.tell_all(&Operation::Suspend);
                 Outcome::Wait(Until::Suspended, "SUSPEND")
             }
             Command::Disable(database) => {
-                self.room.tell_all(&Operation::Disable(database));
-                Outcome::Answer(Said::Done("DISABLE"))
+                self.context.tell_all(&Operation::Disable(database));
+                Outcome::Answer(CommandResult::Done("DISABLE"))
             }
             Command::Enable(database) => {
-                self.room.tell_all(&Operation::Enable(database));
-                Outcome::Answer(Said::Done("ENABLE"))
+                self.context.tell_all(&Operation::Enable(database));
+                Outcome::Answer(CommandResult::Done("ENABLE"))
             }
             Command::Pause(database) => {
-                self.room.tell_all(&Operation::Pause(database.clone()));
+                self.context.tell_all(&Operation::Pause(database.clone()));
                 Outcome::Wait(Until::Closed(database), "PAUSE")
             }
             Command::PauseFor(time) => {
                 self.lease.renew(Instant::now(), time);
-                self.room.tell_all(&Operation::PauseLeased);
+                self.context.tell_all(&Operation::PauseLeased);
                 Outcome::Wait(Until::Quiet, "PAUSE")
             }
             Command::Resume(database) => {
-                self.room.tell_all(&Operation::Resume(database.clone()));
+                self.context.tell_all(&Operation::Resume(database.clone()));
                 if database.is_none() {
                     self.lease.end();
                 }
@@ -423,40 +428,40 @@ impl Console {
                     Until::Quiet | Until::Suspended => database.is_none(),
                     Until::ClosedOld(..) | Until::Timeline(..) | Until::Gathered(_) => false,
                 });
-                Outcome::Answer(Said::Done("RESUME"))
+                Outcome::Answer(CommandResult::Done("RESUME"))
             }
             Command::ResumeWhen(timeline) => {
                 Outcome::Wait(Until::Timeline(timeline, Instant::now() + TIMELINE), "RESUME")
             }
             Command::Reconnect(database) => {
-                self.room.tell_all(&Operation::Reconnect(database));
-                Outcome::Answer(Said::Done("RECONNECT"))
+                self.context.tell_all(&Operation::Reconnect(database));
+                Outcome::Answer(CommandResult::Done("RECONNECT"))
             }
             Command::WaitClose(database) => Outcome::Wait(Until::ClosedOld(database, Instant::now()), "WAIT_CLOSE"),
             Command::Kill(database) => {
-                self.room.tell_all(&Operation::Kill(database));
-                Outcome::Answer(Said::Done("KILL"))
+                self.context.tell_all(&Operation::Kill(database));
+                Outcome::Answer(CommandResult::Done("KILL"))
             }
             Command::ResetStatements => {
-                self.room.tell_all(&Operation::ResetStatements);
-                Outcome::Answer(Said::Done("RESET"))
+                self.context.tell_all(&Operation::ResetStatements);
+                Outcome::Answer(CommandResult::Done("RESET"))
             }
             Command::Limit(rule, ending) => {
                 let until = ending.map(|time| Instant::now() + time);
-                Outcome::Answer(match self.room.shared.traffic.set(*rule, until) {
-                    Ok(()) => Said::Done("LIMIT"),
-                    Err(why) => Said::Refused(Sqlstate::CONFIGURATION_LIMIT_EXCEEDED, why.to_string()),
+                Outcome::Answer(match self.context.shared.traffic.set(*rule, until) {
+                    Ok(()) => CommandResult::Done("LIMIT"),
+                    Err(why) => CommandResult::Refused(Sqlstate::CONFIGURATION_LIMIT_EXCEEDED, why.to_string()),
                 })
             }
-            Command::Lift(name) => Outcome::Answer(match self.room.shared.traffic.lift(&name) {
-                true => Said::Done("LIFT"),
+            Command::Lift(name) => Outcome::Answer(match self.context.shared.traffic.lift(&name) {
+                true => CommandResult::Done("LIFT"),
                 false => {
                     let why = format!("no traffic rule is called {name:?}: SHOW TRAFFIC has their names");
-                    Said::NotHere(Sqlstate::INVALID_PARAMETER_VALUE, why)
+                    CommandResult::NotHere(Sqlstate::INVALID_PARAMETER_VALUE, why)
                 }
             }),
             Command::KillClient(id) => match asker {
-                Asker::Client { worker, client } if id == self.room.public_id(*worker, *client) => {
+                Asker::Client { worker, client } if id == self.context.public_id(*worker, *client) => {
                     Outcome::Answer(itself())
                 }
                 _ => self.kill_client(id),
@@ -465,16 +470,17 @@ impl Console {
     }
 
     fn kill_client(&self, id: u64) -> Outcome {
-        let reports = self.room.look(Look { clients: true, ..Look::default() }, REPORTS);
+        let reports = self.context.look(Look { clients: true, ..Look::default() }, REPORTS);
         let found = show::client_of(&reports, id);
         Outcome::Answer(match found {
             Some((worker, token)) => {
-                self.room.tell(worker, Operation::KillClient(token));
-                Said::Done("KILL_CLIENT")
+                self.context.tell(worker, Operation::KillClient(token));
+                CommandResult::Done("KILL_CLIENT")
             }
-            None => {
-                Said::NotHere(Sqlstate::INVALID_PARAMETER_VALUE, format!("no client has the id {id}: see SHOW CLIENTS"))
-            }
+            None => CommandResult::NotHere(
+                Sqlstate::INVALID_PARAMETER_VALUE,
+                format!("no client has the id {id}: see SHOW CLIENTS"),
+            ),
         })
     }
 
@@ -485,24 +491,24 @@ impl Console {
             statements: show == Show::Statements,
             memory: show == Show::Memory,
         };
-        let reports = if show.needs_reports() { self.room.look(look, REPORTS) } else { Vec::new() };
-        let settings = self.room.settings();
+        let reports = if show.needs_reports() { self.context.look(look, REPORTS) } else { Vec::new() };
+        let settings = self.context.settings();
         let scene = Scene {
             reports: &reports,
             settings: &settings,
-            topology: &self.room.shared.topology,
-            traffic: &self.room.shared.traffic,
-            registry: &self.room.shared.registry,
-            view: &self.room.shared.topology.view(),
-            metrics: &self.room.metrics,
+            topology: &self.context.shared.topology,
+            traffic: &self.context.shared.traffic,
+            registry: &self.context.shared.registry,
+            view: &self.context.shared.topology.view(),
+            metrics: &self.context.metrics,
             averages: &self.averages,
-            workers: self.room.shared.workers,
-            driver: self.room.driver,
+            workers: self.context.shared.workers,
+            driver: self.context.driver,
             now: Instant::now(),
             lease: self.lease.left(Instant::now()),
-            paused: &self.room.paused(),
+            paused: &self.context.paused(),
             own: match asker {
-                Asker::Client { worker, client } => Some(self.room.public_id(*worker, *client)),
+                Asker::Client { worker, client } => Some(self.context.public_id(*worker, *client)),
                 Asker::Console(_) => None,
             },
         };
@@ -511,11 +517,11 @@ impl Console {
 
     /// Refuses pending commands of this kind.
     fn refuse(&mut self, why: &str, which: impl Fn(&Until) -> bool) {
-        let room = &self.room;
+        let context = &self.context;
         self.pending.retain(|pending| {
             let ends = which(&pending.until);
             if ends {
-                room.answer(&pending.asker, Said::Refused(Sqlstate::QUERY_CANCELED, why.into()));
+                context.answer(&pending.asker, CommandResult::Refused(Sqlstate::QUERY_CANCELED, why.into()));
             }
             !ends
         });
@@ -526,7 +532,7 @@ impl Console {
         let now = Instant::now();
         if self.lease.expire(now) {
             tracing::warn!("a pause was not renewed in time: its lease has ended, and clients go on");
-            self.room.tell_all(&Operation::ResumeLeased);
+            self.context.tell_all(&Operation::ResumeLeased);
             self.refuse("the lease of the pause has ended, and clients go on", |until| {
                 matches!(until, Until::Quiet | Until::Timeline(..))
             });
@@ -540,7 +546,7 @@ impl Console {
     /// Looks whether the primary is there that a pending command waits for, and ends the lease with it. Gives the timeline of the
     /// primary that is there, by which pending commands are judged: 0 if there is none.
     fn look_for_primary(&mut self) -> u32 {
-        let topology = &self.room.shared.topology;
+        let topology = &self.context.shared.topology;
         let view = topology.view();
         let there = if view.primary.is_some() { view.term.told_timeline() } else { 0 };
         let wanted = self.pending.iter().filter_map(|pending| match pending.until {
@@ -551,7 +557,7 @@ impl Console {
             // The caller knows that the primary is there, so the next probe is not waited for.
             Some(wanted) if wanted > there => topology.probe_now(),
             Some(_) if self.lease.end() => {
-                self.room.tell_all(&Operation::ResumeLeased);
+                self.context.tell_all(&Operation::ResumeLeased);
                 self.refuse("the pause was ended before everything was at rest", |until| matches!(until, Until::Quiet));
             }
             Some(_) | None => {}
@@ -561,12 +567,12 @@ impl Console {
 
     /// Answers commands that all clusters have carried out.
     fn look_after_gatherings(&mut self) {
-        let (room, now) = (&self.room, Instant::now());
+        let (context, now) = (&self.context, Instant::now());
         self.pending.retain_mut(|pending| {
             let Until::Gathered(gathering) = &mut pending.until else { return true };
             let complete = gathering.is_complete(now);
             if complete {
-                room.answer(&pending.asker, gathering.sum());
+                context.answer(&pending.asker, gathering.sum());
             }
             !complete
         });
@@ -578,7 +584,7 @@ impl Console {
             return;
         }
         let there = self.look_for_primary();
-        let reports = self.room.look(Look { servers: true, ..Look::default() }, REPORTS);
+        let reports = self.context.look(Look { servers: true, ..Look::default() }, REPORTS);
         let open = |database: &Option<String>, before: Option<Instant>| {
             reports.iter().flat_map(|report| &report.servers).any(|server| {
                 // A listening connection stays as long as its clients do.
@@ -590,7 +596,7 @@ impl Console {
         };
         let held =
             || reports.iter().flat_map(|report| &report.pools).any(|pool| pool.gate.is_some_and(|gate| gate.held > 0));
-        let room = &self.room;
+        let context = &self.context;
         self.pending.retain(|pending| {
             let waits = match &pending.until {
                 Until::Closed(database) => open(database, None),
@@ -601,17 +607,17 @@ impl Console {
                 Until::Gathered(_) => true,
             };
             if !waits {
-                room.answer(&pending.asker, Said::Done(pending.tag));
+                context.answer(&pending.asker, CommandResult::Done(pending.tag));
             }
             waits
         });
     }
 }
 
-fn starting() -> Said {
-    Said::Refused(Sqlstate::CANNOT_CONNECT_NOW, "the process is still starting".into())
+fn starting() -> CommandResult {
+    CommandResult::Refused(Sqlstate::CANNOT_CONNECT_NOW, "the process is still starting".into())
 }
 
-fn itself() -> Said {
-    Said::Refused(Sqlstate::INVALID_PARAMETER_VALUE, "that is this console itself".into())
+fn itself() -> CommandResult {
+    CommandResult::Refused(Sqlstate::INVALID_PARAMETER_VALUE, "that is this console itself".into())
 }

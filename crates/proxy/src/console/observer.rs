@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::orders::TakingOver;
 use super::report::{ClientReport, Look, Operation, PoolReport};
-use super::{Room, show};
+use super::{ConsoleContext, show};
 use crate::core::statistics::Counts;
 use crate::metrics::Snapshot;
 use crate::traffic::RuleReport;
@@ -15,11 +15,11 @@ const REPORTS: Duration = Duration::from_secs(1);
 
 /// A handle to a running proxy. After the proxy's end it sees nothing any more.
 #[derive(Clone)]
-pub struct Observer(Arc<Room>);
+pub struct Observer(Arc<ConsoleContext>);
 
 impl Observer {
-    pub(crate) fn new(room: Arc<Room>) -> Observer {
-        Observer(room)
+    pub(crate) fn new(context: Arc<ConsoleContext>) -> Observer {
+        Observer(context)
     }
 
     /// Returns the sums of the workers' counters.

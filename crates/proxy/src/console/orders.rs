@@ -1,18 +1,18 @@
 //! Orders of operators that are still in force, handed over to a process that takes over.
 //!
 //! ```text
-//!  old: Fleet::orders ──Errand::Orders──▶ each console's thread ──▶ Orders      new: Proxy::start ──▶ Room::follow
+//!  old: Fleet::orders ──ConsoleTask::Orders──▶ each console's thread ──▶ Orders      new: Proxy::start ──▶ ConsoleContext::follow
 //! ```
 //!
-//! While the [`Held`] lives, every change by an operator is refused with an error. A command under way at the request for the orders completes first,
-//! in all clusters: it holds a guard until then, and its tasks for other consoles are in their queues before the request for the orders.
+//! While the [`ChangeFreeze`] lives, every change by an operator is refused with an error. A command under way at the request for the orders completes
+//! first, in all clusters: it holds a guard until then, and its tasks for other consoles are in their queues before the request for the orders.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
-use super::Room;
+use super::ConsoleContext;
 use super::lease::{LONGEST, Lease};
 use super::limits::FOR;
 use super::report::Operation;
@@ -62,7 +62,7 @@ pub(crate) struct Changes {
 }
 
 /// Guard that refuses operators' changes while it lives.
-pub struct Held(Arc<Fleet>);
+pub struct ChangeFreeze(Arc<Fleet>);
 
 impl Orders {
     /// True if there are no orders.
@@ -114,7 +114,7 @@ impl Changes {
     }
 }
 
-impl Drop for Held {
+impl Drop for ChangeFreeze {
     fn drop(&mut self) {
         self.0.changes.release();
     }
@@ -126,19 +126,19 @@ impl Fleet {
     ///
     /// # Errors
     /// Another process has the orders, or a console does not answer: operators' changes are accepted again.
-    pub fn orders(self: &Arc<Fleet>) -> Result<(BTreeMap<String, Orders>, Held), NoOrders> {
+    pub fn orders(self: &Arc<Fleet>) -> Result<(BTreeMap<String, Orders>, ChangeFreeze), NoOrders> {
         if !self.changes.hold() {
             return Err(NoOrders::Taken);
         }
-        let held = Held(self.clone());
-        let ask = |(cluster, desk): (Arc<str>, super::Desk)| {
+        let held = ChangeFreeze(self.clone());
+        let ask = |(cluster, console): (Arc<str>, super::ConsoleHandle)| {
             let (sender, answer) = sync_channel(1);
-            match desk.ask_for_orders(sender) {
+            match console.ask_for_orders(sender) {
                 true => Ok((cluster, answer)),
                 false => Err(NoOrders::Silent(cluster)),
             }
         };
-        let asked = self.desks().into_iter().map(ask).collect::<Result<Vec<_>, _>>()?;
+        let asked = self.console_handles().into_iter().map(ask).collect::<Result<Vec<_>, _>>()?;
         let until = Instant::now() + PATIENCE;
         let said = asked.into_iter().map(|(cluster, answer)| {
             match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -151,7 +151,7 @@ impl Fleet {
     }
 }
 
-impl Room {
+impl ConsoleContext {
     /// Returns the orders in force; the console's thread passes its lease.
     pub(super) fn orders(&self, lease: Option<Duration>, now: Instant) -> Orders {
         let paused = self.paused();

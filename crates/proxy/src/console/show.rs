@@ -12,8 +12,8 @@ use topology::{Address, Role, Topology, View};
 use super::command::{ACTIONS, SHOWS, Show};
 use super::paused::Paused;
 use super::report::{ClientReport, PoolReport, Report, ServerReport, Totals};
-use super::table::Of::{Number, Text};
-use super::table::{Of, Table, Value};
+use super::table::ColumnType::{Number, Text};
+use super::table::{ColumnType, Table, Value};
 use super::{PERIOD, durable, inside, limits};
 use crate::core::Registry;
 use crate::core::statistics::{self, Counts};
@@ -142,7 +142,7 @@ pub(super) fn wholes(reports: &[Report]) -> Vec<PoolReport> {
 }
 
 /// Columns that `SHOW CLIENTS` and `SHOW SERVERS` have in common, as in PgBouncer.
-pub(super) const CONNECTION: &[(&str, Of)] = &[
+pub(super) const CONNECTION: &[(&str, ColumnType)] = &[
     ("type", Text),
     ("user", Text),
     ("database", Text),

@@ -4,7 +4,7 @@ use wire::message::{self, Column};
 
 /// Type of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Of {
+pub(super) enum ColumnType {
     Text,
     /// int8
     Number,
@@ -21,7 +21,7 @@ pub(super) enum Value {
 /// Columns and rows.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Table {
-    pub(super) columns: Vec<(&'static str, Of)>,
+    pub(super) columns: Vec<(&'static str, ColumnType)>,
     pub(super) rows: Vec<Vec<Value>>,
 }
 
@@ -71,7 +71,7 @@ impl Value {
 
 impl Table {
     /// Creates a table without rows.
-    pub(super) fn new(columns: &[(&'static str, Of)]) -> Table {
+    pub(super) fn new(columns: &[(&'static str, ColumnType)]) -> Table {
         Table { columns: columns.to_vec(), rows: Vec::new() }
     }
 
@@ -83,9 +83,9 @@ impl Table {
 
     /// Encodes `RowDescription`, the rows, and `CommandComplete`.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
-        let column = |&(name, of): &(&'static str, Of)| match of {
-            Of::Text => Column { name, kind: TEXT, size: -1 },
-            Of::Number => Column { name, kind: INT8, size: 8 },
+        let column = |&(name, of): &(&'static str, ColumnType)| match of {
+            ColumnType::Text => Column { name, kind: TEXT, size: -1 },
+            ColumnType::Number => Column { name, kind: INT8, size: 8 },
         };
         message::row_description(out, &self.columns.iter().map(column).collect::<Vec<_>>());
         for row in &self.rows {

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use topology::{Address, NodeId};
 
 use super::memory::Token;
-use super::notify::Word;
+use super::notify::ListenerMessage;
 use super::pool::PoolKey;
-use super::prepared::Place;
+use super::prepared::StatementNamespace;
 use super::server::Server;
 use super::session::Client;
-use crate::accounts::Answer;
+use crate::accounts::LookupResult;
 use crate::config::{Access, RouteTo};
 use crate::console::Operation;
 use crate::settings::Settings;
@@ -31,7 +31,7 @@ pub struct Peer {
 }
 
 /// A message from one worker (or the control thread) to another.
-pub enum Mail {
+pub enum CoreMessage {
     /// A request of another worker for an idle server connection. This worker may send one by [`Effect::Move`].
     Want {
         /// The pool of the connection.
@@ -47,7 +47,7 @@ pub enum Mail {
         key: PoolKey,
         /// The node of the connection.
         node: NodeId,
-        /// The worker of the pool that waits; it is notified by [`Mail::Room`].
+        /// The worker of the pool that waits; it is notified by [`CoreMessage::Room`].
         from: usize,
     },
     /// Notice that there may be room under a limit shared by several pools.
@@ -70,7 +70,7 @@ pub enum Mail {
         /// The pool.
         key: PoolKey,
         /// The question or the answer.
-        word: Word,
+        message: ListenerMessage,
     },
     /// A new configuration.
     Settings(Arc<Settings>),
@@ -88,7 +88,7 @@ pub enum Mail {
         /// The client that logs in.
         client: Token,
         /// The account, with the verifier or password for the client's proof.
-        answer: Answer,
+        answer: LookupResult,
     },
     /// Result of the verification of a client's password.
     Verified {
@@ -142,7 +142,7 @@ pub enum Effect {
         /// The state that goes with the socket, for [`Core::adopt`](super::Core::adopt).
         moved: Box<Moved>,
     },
-    /// Pass a command on to the console, which answers by [`Mail::Answer`].
+    /// Pass a command on to the console, which answers by [`CoreMessage::Answer`].
     Ask {
         /// The client that sent the command.
         client: Token,
@@ -153,21 +153,21 @@ pub enum Effect {
         /// True if the command concerns all clusters.
         whole: bool,
     },
-    /// Look up a user; the result comes as [`Mail::Account`].
+    /// Look up a user; the result comes as [`CoreMessage::Account`].
     LookUp {
         /// The client that logs in.
         client: Token,
         /// The user's name.
         user: Arc<str>,
     },
-    /// Have a client's password verified outside of the core; the result comes as [`Mail::Verified`].
+    /// Have a client's password verified outside of the core; the result comes as [`CoreMessage::Verified`].
     Verify(Box<Question>),
-    /// Send mail to a worker.
+    /// Send a message to a worker.
     Post {
         /// The worker.
         to: usize,
         /// The message.
-        mail: Mail,
+        message: CoreMessage,
     },
 }
 
@@ -200,8 +200,8 @@ pub struct Moved(pub(super) Moving);
 /// Content of a moving connection.
 pub(super) enum Moving {
     /// An idle server connection of the pool `key`. Its sender may have read the configuration, or have received `RECONNECT`, before its receiver or
-    /// after: so the message names the place that the connection was opened to, and the number of `RECONNECT`s that the sender has received.
-    Server { key: PoolKey, place: Arc<Place>, reconnects: u64, odd_strings: bool, server: Box<Server> },
+    /// after: so the message names the namespace that the connection was opened to, and the number of `RECONNECT`s that the sender has received.
+    Server { key: PoolKey, namespace: Arc<StatementNamespace>, reconnects: u64, odd_strings: bool, server: Box<Server> },
     /// A client that has authenticated, but has not yet been told so.
     Client(Box<Client>),
     /// A client of another cluster than that of the accepting worker.

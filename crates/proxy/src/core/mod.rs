@@ -6,7 +6,7 @@
 //!  effects: connect, secure, close, pause, resume, move, post        output(token): bytes to write
 //! ```
 //!
-//! A [`Core`] is given bytes, the time and mail from other workers. It appends to the outputs of its connections and to a list of [`Effect`]s. It
+//! A [`Core`] is given bytes, the time and messages from other workers. It appends to the outputs of its connections and to a list of [`Effect`]s. It
 //! never touches a socket or a clock, so the same code runs under the event loop, in unit tests and under a fuzzer. TLS is a layer below: the core
 //! decides when a connection starts TLS ([`Effect::Secure`]) and whether the peer's certificate is good enough; all bytes that the core reads and
 //! writes are plaintext. Some folders are types with private fields, independent of a `Core`: `prepared`, `parameters`, `server::protocol`,
@@ -54,19 +54,19 @@ use crate::verify::{Question, Verdict};
 use commit::Commits;
 use lane::Lanes;
 use memory::{Buffers, Kind, Output, Token};
-use notify::Noticed;
+use notify::PendingNotifications;
 use observe::Observing;
 use parameters::Interned;
 use pool::Pools;
 use prepared::Statements;
 use routing::StrongReads;
 use server::Server;
-use session::{Cancel, Client, Doorkeeper, End, Governor, Journal, Leavers, Phase, Revision};
+use session::{Cancel, Client, End, Journal, Leavers, Phase, PreAuthConnections, Revision, TrafficAdmission};
 
-pub use api::{Destination, Effect, Mail, Moved, Peer, Secure};
+pub use api::{CoreMessage, Destination, Effect, Moved, Peer, Secure};
 use api::{Moving, Newcomer};
 pub use memory::token;
-pub use notify::Word;
+pub use notify::ListenerMessage;
 pub use observe::{statistics, trace};
 pub(crate) use pool::MOST_WORKERS;
 pub use pool::PoolKey;
@@ -116,17 +116,17 @@ pub struct Core {
     lanes: Lanes,
     strong: StrongReads,
     commits: Commits,
-    noticed: Noticed,
+    pending_notifications: PendingNotifications,
     observing: Observing,
-    doorkeeper: Doorkeeper,
-    governor: Governor,
+    pre_auth: PreAuthConnections,
+    traffic_admission: TrafficAdmission,
     journal: Journal,
     leavers: Leavers,
     /// Time of the last check of users that were looked up.
     revision: Revision,
     paused: Paused,
     /// Wakes the driver for a turn; may be called from any thread.
-    bell: Arc<dyn Fn() + Send + Sync>,
+    wake: Arc<dyn Fn() + Send + Sync>,
     buffers: Buffers,
     /// Clients whose buffered input is to be looked at again in this step.
     runnable: VecDeque<Token>,
@@ -161,8 +161,8 @@ impl Core {
             statements: Statements::new(shared.registry.clone(), settings.cache_entries),
             params: Interned::new(shared.registry.clone()),
             commits: Commits::new(&shared.topology),
-            doorkeeper: Doorkeeper::new(now),
-            governor: Governor::default(),
+            pre_auth: PreAuthConnections::new(now),
+            traffic_admission: TrafficAdmission::default(),
             journal: Journal::new(now),
             leavers: Leavers::default(),
             revision: Revision::new(now),
@@ -179,9 +179,9 @@ impl Core {
             pools: Pools::default(),
             lanes: Lanes::default(),
             strong: StrongReads::default(),
-            noticed: Noticed::default(),
+            pending_notifications: PendingNotifications::default(),
             paused: Paused::default(),
-            bell: Arc::new(|| {}),
+            wake: Arc::new(|| {}),
             buffers: Buffers::default(),
             runnable: VecDeque::new(),
             leaving: Vec::new(),
@@ -200,8 +200,8 @@ impl Core {
 
     /// Sets the call that wakes the driver for a turn, from any thread: made when a position that a client waits for
     /// has been reached.
-    pub fn wake_by(&mut self, bell: Arc<dyn Fn() + Send + Sync>) {
-        self.bell = bell;
+    pub fn wake_by(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.wake = wake;
     }
 
     // --- calls of the driver ---
@@ -407,27 +407,27 @@ impl Core {
         into.append(&mut self.effects);
     }
 
-    /// Handles a letter from another worker or from the control thread.
-    pub fn mail(&mut self, mail: Mail) {
-        match mail {
-            Mail::Want { key, node, from } => self.wanted(&key, node, from),
-            Mail::Yield { key, node, from } => self.yield_idle(&key, node, from),
-            Mail::Room => self.room(),
-            Mail::Cancel { pid, secret, from, requester } => self.cancel(pid, &secret, from, requester),
-            Mail::Cancelled(requester) => {
+    /// Handles a message from another worker or from the control thread.
+    pub fn deliver(&mut self, message: CoreMessage) {
+        match message {
+            CoreMessage::Want { key, node, from } => self.wanted(&key, node, from),
+            CoreMessage::Yield { key, node, from } => self.yield_idle(&key, node, from),
+            CoreMessage::Room => self.room(),
+            CoreMessage::Cancel { pid, secret, from, requester } => self.cancel(pid, &secret, from, requester),
+            CoreMessage::Cancelled(requester) => {
                 if self.is_client(requester) {
                     self.close_client(requester.index());
                 }
             }
-            Mail::Listen { key, word } => self.about_listening(&key, word),
-            Mail::Settings(settings) => self.apply(settings),
-            Mail::Renewed(ticket) => self.renewed(ticket),
-            Mail::Answer { client, bytes } => {
+            CoreMessage::Listen { key, message } => self.about_listening(&key, message),
+            CoreMessage::Settings(settings) => self.apply(settings),
+            CoreMessage::Renewed(ticket) => self.renewed(ticket),
+            CoreMessage::Answer { client, bytes } => {
                 if self.is_client(client) {
                     self.console_answer(client.index(), &bytes);
                 }
             }
-            Mail::Account { client, answer } => {
+            CoreMessage::Account { client, answer } => {
                 if self.is_client(client) {
                     self.looked_up(client.index(), answer);
                     if self.is_client(client) {
@@ -435,7 +435,7 @@ impl Core {
                     }
                 }
             }
-            Mail::Verified { client, verdict } => {
+            CoreMessage::Verified { client, verdict } => {
                 if self.is_client(client) {
                     self.verified(client.index(), verdict);
                     if self.is_client(client) {
@@ -443,8 +443,8 @@ impl Core {
                     }
                 }
             }
-            Mail::Operate(operation) => self.operate(&operation),
-            Mail::Drain => self.drain(),
+            CoreMessage::Operate(operation) => self.operate(&operation),
+            CoreMessage::Drain => self.drain(),
         }
         self.run();
     }
@@ -462,7 +462,7 @@ impl Core {
         self.revoke_users();
         self.expire_cancels();
         self.look_after_listeners();
-        self.noticed.look_again_if_any();
+        self.pending_notifications.look_again_if_any();
         for pool in self.pools.ids() {
             self.expire_waiters(pool);
             self.pump(pool);
@@ -477,7 +477,7 @@ impl Core {
         self.run();
     }
 
-    /// Carries out [`Effect::LookUp`]: asks for the user's account. The answer comes as [`Mail::Account`].
+    /// Carries out [`Effect::LookUp`]: asks for the user's account. The answer comes as [`CoreMessage::Account`].
     pub fn look_up(&self, user: &str, client: Token) -> Result<(), &'static str> {
         self.metrics.user_lookups.add(1);
         self.shared.accounts.ask(user, (self.id, client))
@@ -488,11 +488,11 @@ impl Core {
         !self.clients.is_empty()
     }
 
-    /// Carries out [`Effect::Verify`]. The answer comes as [`Mail::Verified`]; at once, if no authenticator accepts the question.
+    /// Carries out [`Effect::Verify`]. The answer comes as [`CoreMessage::Verified`]; at once, if no authenticator accepts the question.
     pub fn verify(&mut self, question: Question) {
         let (_, client) = question.waiting;
         if !self.shared.verifier.ask(question) {
-            self.mail(Mail::Verified { client, verdict: Verdict::Unknown });
+            self.deliver(CoreMessage::Verified { client, verdict: Verdict::Unknown });
         }
     }
 
@@ -541,7 +541,7 @@ impl Core {
                 break;
             }
         }
-        if self.noticed.may_be_told() {
+        if self.pending_notifications.may_be_told() {
             self.notify_all();
         }
         if !self.leaving.is_empty() {
@@ -550,7 +550,7 @@ impl Core {
     }
 
     /// Appends to a client's output.
-    fn tell(&mut self, c: usize, write: impl FnOnce(&mut Vec<u8>)) {
+    fn write_client(&mut self, c: usize, write: impl FnOnce(&mut Vec<u8>)) {
         let client = &mut self.clients[c];
         write(client.output.append(&mut self.buffers));
         if !client.dirty {
@@ -573,7 +573,7 @@ impl Core {
     }
 
     /// Appends to a server's output.
-    fn send(&mut self, s: usize, write: impl FnOnce(&mut Vec<u8>)) {
+    fn write_server(&mut self, s: usize, write: impl FnOnce(&mut Vec<u8>)) {
         let server = &mut self.servers[s];
         write(server.output.append(&mut self.buffers));
         if !server.dirty {
@@ -637,7 +637,7 @@ impl Core {
         if old.read_functions != self.settings.read_functions {
             // The known meaning of a prepared text depends on them, too.
             for pool in self.pools.iter_mut() {
-                pool.place.schema().changes(self.now, true);
+                pool.namespace.schema().changes(self.now, true);
             }
         }
         self.observing.apply(&self.settings, self.now);

@@ -8,7 +8,7 @@ use std::time::Instant;
 use topology::{NodeId, Topology};
 use wire::scram::SaltedKeys;
 
-use super::notify::{Senders, Tide};
+use super::notify::{ProbeCounters, Senders};
 use super::observe::Sink;
 use super::pool::Budgets;
 use super::prepared::Registry;
@@ -50,7 +50,7 @@ pub struct Shared {
     /// Client for which each backend runs statements: notifications carry the process ID that this client was given.
     pub(crate) senders: Senders,
     /// Numbers for the probes (notifications of the proxy's own) that show which notifications have been delivered.
-    pub(crate) tide: Tide,
+    pub(crate) counters: ProbeCounters,
     /// Bytes of notifications that are on their way between workers.
     pub(crate) notification_bytes: AtomicUsize,
     /// Random key from which cancel keys, and the salts for unknown users, are derived.
@@ -88,7 +88,7 @@ impl Shared {
             counts: Mutex::default(),
             inside: AtomicUsize::new(0),
             senders: Senders::default(),
-            tide: Tide::default(),
+            counters: ProbeCounters::default(),
             notification_bytes: AtomicUsize::new(0),
             secret,
             clients: AtomicUsize::new(0),

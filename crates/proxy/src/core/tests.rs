@@ -10,7 +10,7 @@ mod world;
 
 use std::sync::Arc;
 
-use super::Mail;
+use super::CoreMessage;
 use crate::config::{AuthMethod, DatabaseConfig, ProxyConfig, UnknownFunctions};
 use crate::console::Operation;
 use crate::settings::Settings;
@@ -85,9 +85,9 @@ fn a_connection_on_its_way_between_workers_is_renewed_as_all_others() {
             let database =
                 DatabaseConfig { name: database.into(), dbname: Some("v2".into()), ..DatabaseConfig::default() };
             let config = ProxyConfig { auth: AuthMethod::Trust, databases: vec![database], ..ProxyConfig::default() };
-            Some(Mail::Settings(Arc::new(Settings::new(&config).unwrap())))
+            Some(CoreMessage::Settings(Arc::new(Settings::new(&config).unwrap())))
         };
-        let reconnect = |_: &str| Some(Mail::Operate(Operation::Reconnect(None)));
+        let reconnect = |_: &str| Some(CoreMessage::Operate(Operation::Reconnect(None)));
         kept += u32::from(world().is_kept(|_| None) == Some(true));
         for is_kept in [world().is_kept(other), world().is_kept(reconnect)] {
             assert_ne!(is_kept, Some(true), "seed {seed}");

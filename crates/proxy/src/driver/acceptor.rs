@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::mailbox::{Letter, Mailbox};
+use super::mailbox::{Mailbox, WorkerCommand};
 use super::sys::{self, Epoll, Event, Wake};
 use super::system::SystemUsers;
 use crate::config::Listen;
@@ -174,7 +174,7 @@ pub(crate) fn run(
                         handed[worker] += 1;
                         let system = if listener.tcp { None } else { users.at(fd.as_fd()) };
                         let peer = Peer { address, system, ..listener.peer.clone() };
-                        mailboxes[worker].post(Letter::Client(fd, peer));
+                        mailboxes[worker].post(WorkerCommand::Client(fd, peer));
                     }
                     Ok(None) => break,
                     Err(error) => {

@@ -48,7 +48,7 @@ impl Worker {
     }
 
     fn event(&mut self, data: u64, flags: u32) {
-        let Some(token) = Token::from_raw(data) else { return self.mail() };
+        let Some(token) = Token::from_raw(data) else { return self.take_commands() };
         let Some(socket) = self.socket(token) else { return };
         let flags = flags as i32;
         let broken = flags & (libc::EPOLLERR | libc::EPOLLHUP) != 0;

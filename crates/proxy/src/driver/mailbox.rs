@@ -7,11 +7,11 @@ use std::sync::{Mutex, PoisonError};
 
 use super::sys::Wake;
 use crate::console::{Look, Report};
-use crate::core::{Mail, Moved, Peer};
+use crate::core::{CoreMessage, Moved, Peer};
 use tls::Link;
 
 /// A message to a worker.
-pub(crate) enum Letter {
+pub(crate) enum WorkerCommand {
     /// A client connection that was accepted.
     Client(OwnedFd, Peer),
     /// A connection from another worker: the socket, the TLS link if there is one, the core's state, and bytes that arrived on the way.
@@ -19,7 +19,7 @@ pub(crate) enum Letter {
     /// A request of the console for a report.
     Look(Look, SyncSender<Report>),
     /// A message to the core.
-    Core(Mail),
+    Core(CoreMessage),
     /// The request to stop, whatever is still open.
     Stop,
 }
@@ -27,19 +27,19 @@ pub(crate) enum Letter {
 /// Mailbox of a worker. Its lock is held for a push or a swap only. Few statements post a message: one that needs a server connection from another
 /// worker, or a LISTEN.
 pub(crate) struct Mailbox {
-    letters: Mutex<Vec<Letter>>,
+    commands: Mutex<Vec<WorkerCommand>>,
     wake: Wake,
 }
 
 impl Mailbox {
     pub(crate) fn new() -> io::Result<Mailbox> {
-        Ok(Mailbox { letters: Mutex::new(Vec::new()), wake: Wake::new()? })
+        Ok(Mailbox { commands: Mutex::new(Vec::new()), wake: Wake::new()? })
     }
 
-    pub(crate) fn post(&self, letter: Letter) {
-        let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
-        letters.push(letter);
-        if letters.len() == 1 {
+    pub(crate) fn post(&self, command: WorkerCommand) {
+        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        commands.push(command);
+        if commands.len() == 1 {
             self.wake.ring();
         }
     }
@@ -54,8 +54,8 @@ impl Mailbox {
     }
 
     /// Moves all messages into `into`, which must be empty.
-    pub(crate) fn take(&self, into: &mut Vec<Letter>) {
+    pub(crate) fn take(&self, into: &mut Vec<WorkerCommand>) {
         self.wake.quiet();
-        std::mem::swap(&mut *self.letters.lock().unwrap_or_else(PoisonError::into_inner), into);
+        std::mem::swap(&mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner), into);
     }
 }

@@ -35,7 +35,7 @@ const SENDS: usize = 512;
 
 /// Input that arrived on a socket while the core had paused it.
 #[derive(Default)]
-struct Held {
+struct PausedInput {
     bytes: Vec<u8>,
     /// End of the stream, if it has ended.
     end: Option<End>,
@@ -76,7 +76,7 @@ pub(super) struct Agenda {
     short: Vec<(Token, i32)>,
     leaving: Vec<Leaving>,
     /// For the sockets with [`Flag::Held`].
-    held: HashMap<Token, Held>,
+    paused_input: HashMap<Token, PausedInput>,
 }
 
 impl Agenda {
@@ -222,7 +222,7 @@ impl Worker {
                 if !of.more() {
                     ring.poll(self.mailboxes[self.id].fd(), libc::POLLIN, true, MAILBOX)?;
                 }
-                self.mail();
+                self.take_commands();
             }
             return Ok(());
         };
@@ -259,10 +259,10 @@ impl Worker {
         if socket.is(Flag::Paused) || socket.is(Flag::Held) {
             let Poller::Ring(agenda) = &mut self.poller else { return };
             socket.set(Flag::Held, true);
-            let held = agenda.held.entry(token).or_default();
-            held.bytes.extend_from_slice(bytes);
-            held.end = held.end.take().or(end);
-            socket.set(Flag::Enough, held.end.is_some() || held.bytes.len() >= KEPT);
+            let paused_input = agenda.paused_input.entry(token).or_default();
+            paused_input.bytes.extend_from_slice(bytes);
+            paused_input.end = paused_input.end.take().or(end);
+            socket.set(Flag::Enough, paused_input.end.is_some() || paused_input.bytes.len() >= KEPT);
             if socket.is(Flag::Enough) && socket.is(Flag::Armed) && !socket.set(Flag::Cancelled, true) {
                 agenda.cancel.push(RECEIVE | token.raw());
             }
@@ -337,13 +337,13 @@ impl Worker {
         }
         socket.set(Flag::Enough, false);
         let Poller::Ring(agenda) = &mut self.poller else { return };
-        let Some(held) = agenda.held.remove(&token) else { return };
-        if !socket.is(Flag::Armed) && held.end.is_none() {
+        let Some(paused_input) = agenda.paused_input.remove(&token) else { return };
+        if !socket.is(Flag::Armed) && paused_input.end.is_none() {
             agenda.begin(token);
         }
-        self.deliver(token, &held.bytes);
+        self.deliver(token, &paused_input.bytes);
         // The core may have paused the socket again meanwhile, but the stream is at its end.
-        self.ended(token, held.end);
+        self.ended(token, paused_input.end);
     }
 
     /// Handles a connection that is established, or a socket that has room.
@@ -408,8 +408,8 @@ impl Worker {
         if socket.is(Flag::Ended) {
             agenda.cancel.push(WATCH | socket.token.raw());
         }
-        let held = if socket.is(Flag::Held) { agenda.held.remove(&socket.token) } else { None };
-        held.map(|held| held.bytes).unwrap_or_default()
+        let paused_input = if socket.is(Flag::Held) { agenda.paused_input.remove(&socket.token) } else { None };
+        paused_input.map(|paused_input| paused_input.bytes).unwrap_or_default()
     }
 
     /// Moves a connection to another worker, with all bytes that arrive before its receive here has ended.

@@ -10,13 +10,13 @@ use tls::Link;
 use topology::Address;
 use wire::{Severity, Sqlstate, message};
 
-use super::mailbox::{Letter, Mailbox};
+use super::mailbox::{Mailbox, WorkerCommand};
 use super::ring::Ring;
 use super::ringed::Agenda;
 use super::sys::{self, Epoll, MOST_WAITED_FOR};
-use crate::console::{Asker, Desk, Look, Report, Request};
+use crate::console::{Asker, ConsoleHandle, Look, Report, Request};
 use crate::core::token::{Kind, Token};
-use crate::core::{Core, Destination, Effect, Mail, Moved};
+use crate::core::{Core, CoreMessage, Destination, Effect, Moved};
 use crate::fleet::Fleet;
 
 /// Size of the one buffer into which all connections of a worker are read, in bytes.
@@ -62,7 +62,7 @@ pub(crate) struct Worker {
     /// The other clusters' workers.
     fleet: Arc<Fleet>,
     pub(super) id: usize,
-    console: Desk,
+    console: ConsoleHandle,
     /// Sockets by kind and slot, as in the core's tokens.
     pub(super) sockets: [Vec<Option<Socket>>; 3],
     /// Sockets to be read again without waiting for an event.
@@ -70,7 +70,7 @@ pub(crate) struct Worker {
     /// Connections whose messages end the time in which answers gather.
     others: Vec<Token>,
     effects: Vec<Effect>,
-    letters: Vec<Letter>,
+    commands: Vec<WorkerCommand>,
     pub(super) buffer: Box<[u8]>,
     /// The buffer that TLS links write into. A link keeps it only while its socket is full.
     pub(super) sealed: Vec<u8>,
@@ -145,7 +145,7 @@ impl Worker {
         mut core: Core,
         mailboxes: Arc<Vec<Mailbox>>,
         fleet: Arc<Fleet>,
-        console: Desk,
+        console: ConsoleHandle,
         ring: bool,
     ) -> io::Result<Worker> {
         let poller = if ring { Poller::Ring(Box::default()) } else { Poller::Epoll(Epoll::new()?) };
@@ -162,7 +162,7 @@ impl Worker {
             again: Vec::new(),
             others: Vec::new(),
             effects: Vec::new(),
-            letters: Vec::new(),
+            commands: Vec::new(),
             buffer: vec![0; BUFFER].into(),
             sealed: Vec::new(),
             paused: 0,
@@ -320,15 +320,15 @@ impl Worker {
             }
             Effect::LookUp { client, user } => {
                 if let Err(why) = self.core.look_up(&user, client) {
-                    self.core.mail(Mail::Account { client, answer: Err(why.into()) });
+                    self.core.deliver(CoreMessage::Account { client, answer: Err(why.into()) });
                 }
             }
             Effect::Verify(question) => self.core.verify(*question),
-            Effect::Post { to, mail } => self.mailboxes[to].post(Letter::Core(mail)),
+            Effect::Post { to, message } => self.mailboxes[to].post(WorkerCommand::Core(message)),
             Effect::Ask { client, text, access, whole } => {
                 let asker = Asker::Client { worker: self.id, client };
                 if let Err(bytes) = self.console.put(Request { asker, text, access, whole }) {
-                    self.core.mail(Mail::Answer { client, bytes });
+                    self.core.deliver(CoreMessage::Answer { client, bytes });
                 }
             }
         }
@@ -336,11 +336,11 @@ impl Worker {
 
     /// Hands a moving connection to its destination; `early`: bytes that have arrived for it meanwhile.
     pub(super) fn hand_over(&mut self, socket: Socket, to: Destination, moved: Box<Moved>, early: Vec<u8>) {
-        let letter = Letter::Moved(socket.fd, socket.link, moved, early);
+        let command = WorkerCommand::Moved(socket.fd, socket.link, moved, early);
         match to {
-            Destination::Worker(to) => self.mailboxes[to].post(letter),
+            Destination::Worker(to) => self.mailboxes[to].post(command),
             Destination::Cluster(name) => {
-                if let Err(Letter::Moved(fd, link, ..)) = self.fleet.post(&name, letter) {
+                if let Err(WorkerCommand::Moved(fd, link, ..)) = self.fleet.post(&name, command) {
                     let mut last = Vec::new();
                     let text = format!("the cluster {name:?} is not served any more");
                     message::error(&mut last, Severity::Fatal, Sqlstate::CANNOT_CONNECT_NOW, &text, "");
@@ -443,21 +443,21 @@ impl Worker {
         self.core.closed(token, &error.to_string());
     }
 
-    pub(super) fn mail(&mut self) {
-        let mut letters = std::mem::take(&mut self.letters);
-        self.mailboxes[self.id].take(&mut letters);
-        for letter in letters.drain(..) {
+    pub(super) fn take_commands(&mut self) {
+        let mut commands = std::mem::take(&mut self.commands);
+        self.mailboxes[self.id].take(&mut commands);
+        for command in commands.drain(..) {
             // `accept` and `adopt` may reuse a slot that the core has freed: the slot's old socket must be closed
             // first.
             self.effects();
-            match letter {
-                Letter::Client(fd, peer) => {
+            match command {
+                WorkerCommand::Client(fd, peer) => {
                     let token = self.core.accept(peer);
                     if let Err(error) = self.register(fd, token, false) {
                         self.core.closed(token, &error.to_string());
                     }
                 }
-                Letter::Moved(fd, link, moved, early) => {
+                WorkerCommand::Moved(fd, link, moved, early) => {
                     let token = self.core.adopt(*moved);
                     match self.register(fd, token, false) {
                         Ok(()) => {
@@ -470,15 +470,15 @@ impl Worker {
                         Err(error) => self.core.closed(token, &error.to_string()),
                     }
                 }
-                Letter::Core(mail) => self.core.mail(mail),
-                Letter::Look(look, to) => {
+                WorkerCommand::Core(message) => self.core.deliver(message),
+                WorkerCommand::Look(look, to) => {
                     // The console may have stopped waiting for the report.
                     let _ = to.try_send(self.look(look));
                 }
-                Letter::Stop => self.stopping = true,
+                WorkerCommand::Stop => self.stopping = true,
             }
         }
-        self.letters = letters;
+        self.commands = commands;
     }
 
     fn register(&mut self, fd: OwnedFd, token: Token, connecting: bool) -> io::Result<()> {

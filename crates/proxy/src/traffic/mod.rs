@@ -1,7 +1,7 @@
 //! Traffic rules: statements that may not run, and limits on the number of statements at a time and per second.
 //!
 //! ```text
-//!  [[proxy.traffic]], LIMIT, BLOCK, LIFT ─▶ Traffic ──epoch──▶ Governed (a pool's rules, in each worker) ─▶ admit ─▶ Permit
+//!  [[proxy.traffic]], LIMIT, BLOCK, LIFT ─▶ Traffic ──epoch──▶ PoolTrafficRules (a pool's rules, in each worker) ─▶ admit ─▶ Permit
 //! ```
 //!
 //! The rules have one writer, under a lock. Workers compare the epoch, one atomic load per statement, and take the lock only after it has changed.
@@ -20,8 +20,8 @@ use wire::Sqlstate;
 use limiter::Limiter;
 
 pub use limiter::Rate;
-pub(crate) use rule::{Act, digits, is_governed};
 pub use rule::{Given, Limits, Rule, RuleError, Whose};
+pub(crate) use rule::{StatementFacts, digits, is_governed};
 
 /// Maximum number of rules set by operators, besides those of the configuration.
 const MOST_LIVE: usize = 100;
@@ -88,7 +88,7 @@ struct Counts {
 
 /// Rules that may apply to a pool's statements.
 #[derive(Debug, Default)]
-pub(crate) struct Governed {
+pub(crate) struct PoolTrafficRules {
     epoch: u64,
     rules: Box<[Bound]>,
     by_statement: bool,
@@ -123,7 +123,7 @@ enum Why {
 
 /// Error message for a client whose statement was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct RefusalMessage {
     pub(crate) code: Sqlstate,
     pub(crate) text: String,
     pub(crate) hint: String,
@@ -234,15 +234,21 @@ impl Traffic {
     }
 
     /// Updates a pool's rules; returns true if there are any.
-    pub(crate) fn refresh(&self, governed: &mut Governed, database: &str, user: &str, now: Instant) -> bool {
+    pub(crate) fn refresh(
+        &self,
+        traffic_rules: &mut PoolTrafficRules,
+        database: &str,
+        user: &str,
+        now: Instant,
+    ) -> bool {
         let epoch = self.epoch.load(Ordering::Acquire);
-        if governed.epoch != epoch {
-            *governed = self.governed(database, user, now);
+        if traffic_rules.epoch != epoch {
+            *traffic_rules = self.pool_rules(database, user, now);
         }
-        !governed.rules.is_empty()
+        !traffic_rules.rules.is_empty()
     }
 
-    fn governed(&self, database: &str, user: &str, now: Instant) -> Governed {
+    fn pool_rules(&self, database: &str, user: &str, now: Instant) -> PoolTrafficRules {
         let now = self.at(now);
         let state = &mut *self.state();
         // The lock is held, so the epoch is that of the rules.
@@ -265,7 +271,7 @@ impl Traffic {
             state.limiters.retain(|_, limiter| Arc::strong_count(limiter) > 1 || !limiter.is_at_rest(now));
         }
         let by_statement = rules.iter().any(|bound| bound.active.rule.whose.statement.is_some());
-        Governed { epoch, rules, by_statement }
+        PoolTrafficRules { epoch, rules, by_statement }
     }
 
     /// Returns a time on the limiters' clock, in nanoseconds.
@@ -274,8 +280,8 @@ impl Traffic {
     }
 
     /// Returns the error message of a refusal.
-    pub(crate) fn explain(&self, refused: Refused) -> Told {
-        refused.told(self.state().find(refused).map(|active| &active.rule))
+    pub(crate) fn explain(&self, refused: Refused) -> RefusalMessage {
+        refused.message(self.state().find(refused).map(|active| &active.rule))
     }
 
     /// Returns the name of the refusing rule, if the refusal is to be logged now.
@@ -340,18 +346,18 @@ impl Counts {
     }
 }
 
-// === impl Governed ===
+// === impl PoolTrafficRules ===
 
-impl Governed {
+impl PoolTrafficRules {
     /// True if a rule needs statements' fingerprints.
     pub(crate) fn asks_for_statements(&self) -> bool {
         self.by_statement
     }
 
     /// Admits or refuses a statement: every matching rule has to admit it. `permit`: the client's places, to which new ones are added.
-    pub(crate) fn admit(&self, act: Act, now: u64, permit: &mut Permit) -> Result<(), Refused> {
+    pub(crate) fn admit(&self, facts: StatementFacts, now: u64, permit: &mut Permit) -> Result<(), Refused> {
         let had = permit.0.len();
-        for (at, bound) in self.about(act).enumerate() {
+        for (at, bound) in self.about(facts).enumerate() {
             let Err(why) = bound.pass(now, permit) else { continue };
             bound.active.counts.refused.fetch_add(1, Ordering::Relaxed);
             if bound.active.rule.dry_run {
@@ -359,15 +365,15 @@ impl Governed {
                 continue;
             }
             // The statement does not run: the earlier rules undo their counts.
-            self.about(act).take(at).for_each(Bound::give_back);
+            self.about(facts).take(at).for_each(Bound::give_back);
             permit.truncate(had);
             return Err(Refused { rule: bound.active.number, why });
         }
         Ok(())
     }
 
-    fn about(&self, act: Act) -> impl Iterator<Item = &Bound> {
-        self.rules.iter().filter(move |bound| bound.active.rule.whose.is_about_act(act))
+    fn about(&self, facts: StatementFacts) -> impl Iterator<Item = &Bound> {
+        self.rules.iter().filter(move |bound| bound.active.rule.whose.is_about_statement(facts))
     }
 }
 
@@ -430,7 +436,7 @@ impl Drop for Permit {
 }
 
 impl Refused {
-    fn told(self, rule: Option<&Rule>) -> Told {
+    fn message(self, rule: Option<&Rule>) -> RefusalMessage {
         let name = rule.map_or("", |rule| rule.name.as_str());
         let hint = "SHOW TRAFFIC in the console shows the rule.";
         let (code, text, hint) = match self.why {
@@ -452,10 +458,12 @@ impl Refused {
             }
         };
         match rule {
-            Some(_) => Told { code, text, hint },
-            None => {
-                Told { text: "a traffic rule that was lifted meanwhile has refused the statement".into(), code, hint }
-            }
+            Some(_) => RefusalMessage { code, text, hint },
+            None => RefusalMessage {
+                text: "a traffic rule that was lifted meanwhile has refused the statement".into(),
+                code,
+                hint,
+            },
         }
     }
 }

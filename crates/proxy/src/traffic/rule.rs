@@ -169,7 +169,7 @@ fn fingerprint(text: &str) -> Option<u64> {
 
 /// Facts about a statement that rules depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Act {
+pub(crate) struct StatementFacts {
     pub(crate) access: Access,
     /// The fingerprint; `None` if the statement has none, or no rule needs it.
     pub(crate) fingerprint: Option<u64>,
@@ -193,9 +193,9 @@ impl Whose {
     }
 
     /// True if the rule matches this statement of such a client.
-    pub(super) fn is_about_act(&self, act: Act) -> bool {
-        self.access.is_none_or(|access| access == act.access)
-            && self.statement.is_none_or(|statement| Some(statement) == act.fingerprint)
+    pub(super) fn is_about_statement(&self, facts: StatementFacts) -> bool {
+        self.access.is_none_or(|access| access == facts.access)
+            && self.statement.is_none_or(|statement| Some(statement) == facts.fingerprint)
     }
 }
 
@@ -326,14 +326,14 @@ mod tests {
 
     #[test]
     fn whose_statements() {
-        let read = Act { access: Access::Read, fingerprint: Some(7) };
-        let write = Act { access: Access::Write, fingerprint: None };
+        let read = StatementFacts { access: Access::Read, fingerprint: Some(7) };
+        let write = StatementFacts { access: Access::Write, fingerprint: None };
         let whose = Whose { user: Some("ann".into()), access: Some(Access::Read), ..Whose::default() };
         assert!(whose.is_about("a", "ann") && whose.is_about("b", "ann") && !whose.is_about("a", "bob"));
-        assert!(whose.is_about_act(read) && !whose.is_about_act(write));
+        assert!(whose.is_about_statement(read) && !whose.is_about_statement(write));
         let whose = Whose { database: Some("a".into()), statement: Some(7), ..Whose::default() };
         assert!(whose.is_about("a", "ann") && !whose.is_about("b", "ann"));
-        assert!(whose.is_about_act(read) && !whose.is_about_act(write));
-        assert!(!whose.is_about_act(Act { fingerprint: Some(8), ..read }));
+        assert!(whose.is_about_statement(read) && !whose.is_about_statement(write));
+        assert!(!whose.is_about_statement(StatementFacts { fingerprint: Some(8), ..read }));
     }
 }

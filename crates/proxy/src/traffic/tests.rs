@@ -4,8 +4,8 @@ use sql::Access;
 
 use super::*;
 
-const READ: Act = Act { access: Access::Read, fingerprint: Some(7) };
-const WRITE: Act = Act { access: Access::Write, fingerprint: Some(8) };
+const READ: StatementFacts = StatementFacts { access: Access::Read, fingerprint: Some(7) };
+const WRITE: StatementFacts = StatementFacts { access: Access::Write, fingerprint: Some(8) };
 const SECOND: Duration = Duration::from_secs(1);
 
 fn given(name: &str) -> Given {
@@ -24,7 +24,7 @@ fn at_a_time(name: &str, most: u32) -> Given {
 struct World {
     traffic: Traffic,
     start: Instant,
-    pools: HashMap<(&'static str, &'static str), Governed>,
+    pools: HashMap<(&'static str, &'static str), PoolTrafficRules>,
 }
 
 impl World {
@@ -45,21 +45,21 @@ impl World {
         &mut self,
         after: Duration,
         pool: (&'static str, &'static str),
-        act: Act,
+        facts: StatementFacts,
         permit: &mut Permit,
-    ) -> Option<Told> {
+    ) -> Option<RefusalMessage> {
         let now = self.start + after;
-        let governed = self.pools.entry(pool).or_default();
-        if !self.traffic.refresh(governed, pool.0, pool.1, now) {
+        let traffic_rules = self.pools.entry(pool).or_default();
+        if !self.traffic.refresh(traffic_rules, pool.0, pool.1, now) {
             return None;
         }
-        let refused = governed.admit(act, self.traffic.at(now), permit).err();
+        let refused = traffic_rules.admit(facts, self.traffic.at(now), permit).err();
         refused.map(|refused| self.traffic.explain(refused))
     }
 
     /// Runs a statement that ends at once, at the start; returns true if it is admitted.
-    fn passes(&mut self, pool: (&'static str, &'static str), act: Act) -> bool {
-        self.at(Duration::ZERO, pool, act, &mut Permit::default()).is_none()
+    fn passes(&mut self, pool: (&'static str, &'static str), facts: StatementFacts) -> bool {
+        self.at(Duration::ZERO, pool, facts, &mut Permit::default()).is_none()
     }
 
     fn counts(&self) -> Vec<(String, u64, u64, u64)> {
@@ -103,8 +103,8 @@ fn statements_and_kinds() {
     let writes = Given { access: Some(Access::Write), block: true, ..given("writes") };
     let mut world = World::new([statement, writes]);
     assert!(world.passes(("a", "ann"), READ) && !world.passes(("a", "ann"), READ));
-    assert!(world.passes(("a", "ann"), Act { fingerprint: Some(9), ..READ }));
-    assert!(world.passes(("a", "ann"), Act { fingerprint: None, ..READ }));
+    assert!(world.passes(("a", "ann"), StatementFacts { fingerprint: Some(9), ..READ }));
+    assert!(world.passes(("a", "ann"), StatementFacts { fingerprint: None, ..READ }));
     assert!(!world.passes(("a", "ann"), WRITE));
 }
 
@@ -118,9 +118,9 @@ fn places_are_given_back() {
     // A client that pipelines runs one statement at a time.
     assert_eq!(world.at(SECOND, ann, WRITE, one), None);
     assert_eq!(world.at(SECOND, bob, READ, two), None);
-    let told = world.at(SECOND, bob, READ, three).unwrap();
-    assert_eq!(told.code, Sqlstate::CONFIGURATION_LIMIT_EXCEEDED);
-    assert_eq!(told.text, "the traffic rule \"two\" allows 2 such statements at a time");
+    let message = world.at(SECOND, bob, READ, three).unwrap();
+    assert_eq!(message.code, Sqlstate::CONFIGURATION_LIMIT_EXCEEDED);
+    assert_eq!(message.text, "the traffic rule \"two\" allows 2 such statements at a time");
     assert_eq!(world.counts(), [("two".into(), 2, 3, 1)]);
     *one = Permit::default();
     assert_eq!(world.at(SECOND, bob, READ, three), None);
@@ -134,16 +134,20 @@ fn what_one_rule_refuses_costs_nothing_by_another() {
     let mut world = World::new([at_a_time("a", 5), rate("b", "1/s"), Given { block: true, ..given("c") }]);
     let mut permit = Permit::default();
     for _ in 0..3 {
-        let told = world.at(SECOND, ("a", "ann"), READ, &mut permit).unwrap();
-        assert_eq!((told.code, told.text.contains("\"c\"")), (Sqlstate::INSUFFICIENT_PRIVILEGE, true), "{told:?}");
+        let message = world.at(SECOND, ("a", "ann"), READ, &mut permit).unwrap();
+        assert_eq!(
+            (message.code, message.text.contains("\"c\"")),
+            (Sqlstate::INSUFFICIENT_PRIVILEGE, true),
+            "{message:?}"
+        );
     }
     assert!(permit.is_empty());
     assert_eq!(world.counts(), [("a".into(), 0, 0, 0), ("b".into(), 0, 0, 0), ("c".into(), 0, 0, 3)]);
     assert!(world.traffic.lift("c"));
     assert_eq!(world.at(SECOND, ("a", "ann"), READ, &mut permit), None);
-    let told = world.at(SECOND, ("a", "ann"), READ, &mut permit).unwrap();
-    assert_eq!(told.text, "the traffic rule \"b\" allows 1/s of such statements");
-    assert!(told.hint.starts_with("Try again in 1001 ms."), "{}", told.hint);
+    let message = world.at(SECOND, ("a", "ann"), READ, &mut permit).unwrap();
+    assert_eq!(message.text, "the traffic rule \"b\" allows 1/s of such statements");
+    assert!(message.hint.starts_with("Try again in 1001 ms."), "{}", message.hint);
     // The client keeps the place that it already had.
     assert_eq!(world.counts(), [("a".into(), 1, 1, 0), ("b".into(), 0, 1, 1)]);
 }
@@ -217,8 +221,8 @@ fn rules_end_by_themselves() {
 fn what_is_kept_is_bounded() {
     let world = World::new([Given { each_user: true, ..rate("r", "1/s") }]);
     for n in 0..10_000 {
-        let mut governed = Governed::default();
-        assert!(world.traffic.refresh(&mut governed, "a", &format!("user{n}"), world.start));
+        let mut traffic_rules = PoolTrafficRules::default();
+        assert!(world.traffic.refresh(&mut traffic_rules, "a", &format!("user{n}"), world.start));
     }
     assert!(world.traffic.state().limiters.len() <= MANY_LIMITERS + 1);
     // A limiter in use is kept: a client that has used up its rate gets no new one by another login.
@@ -226,7 +230,7 @@ fn what_is_kept_is_bounded() {
     assert!(world.passes(("a", "ann"), READ));
     world.pools.clear();
     for n in 0..10_000 {
-        world.traffic.refresh(&mut Governed::default(), "a", &format!("user{n}"), world.start);
+        world.traffic.refresh(&mut PoolTrafficRules::default(), "a", &format!("user{n}"), world.start);
     }
     assert!(!world.passes(("a", "ann"), READ));
     let rule = |n: usize| Given { block: true, ..given(&format!("r{n}")) }.check().unwrap();
@@ -239,9 +243,9 @@ fn what_is_kept_is_bounded() {
 #[test]
 fn the_log_is_told_once_a_minute() {
     let mut world = World::new([Given { block: true, ..given("r") }]);
-    let mut governed = Governed::default();
-    world.traffic.refresh(&mut governed, "a", "ann", world.start);
-    let refused = governed.admit(READ, 0, &mut Permit::default()).unwrap_err();
+    let mut traffic_rules = PoolTrafficRules::default();
+    world.traffic.refresh(&mut traffic_rules, "a", "ann", world.start);
+    let refused = traffic_rules.admit(READ, 0, &mut Permit::default()).unwrap_err();
     let logged = [0, 1, 59, 61, 62, 122].map(|after| world.traffic.may_log(refused, world.start + SECOND * after));
     assert_eq!(logged.map(|name| name.is_some()), [true, false, false, true, false, true]);
     // Lifted between the refusal and the answer.

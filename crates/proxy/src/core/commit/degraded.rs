@@ -64,7 +64,7 @@ impl Core {
                 _ => {}
             }
         }
-        if self.commits.held.is_some() {
+        if self.commits.waiters.is_some() {
             let held = self.clients.iter().filter(|(_, client)| client.output.gates() > 0).count();
             self.metrics.gate_held.set(held as u64);
             if worst {

@@ -25,7 +25,7 @@ use watermark::Ticket;
 use wire::message::Status;
 
 use super::fate::State;
-use super::waiting::Held;
+use super::waiting::GateWaiters;
 use crate::config::Consistency;
 use crate::core::Core;
 use crate::core::memory::Token;
@@ -50,7 +50,7 @@ pub(crate) struct Gate {
 /// Commits of a worker that are held back, and its state of the relays that they wait for.
 pub(in crate::core) struct Commits {
     /// Clients whose answers are held back; None until the first.
-    pub(super) held: Option<Box<Held>>,
+    pub(super) waiters: Option<Box<GateWaiters>>,
     /// Clients due in this turn, in `release_gates`.
     pub(super) due: Vec<Token>,
     /// Positions that the relays have made durable, on the view's term.
@@ -65,7 +65,7 @@ pub(in crate::core) struct Commits {
 impl Commits {
     pub(in crate::core) fn new(topology: &Topology) -> Commits {
         Commits {
-            held: None,
+            waiters: None,
             due: Vec::new(),
             durable: topology.durable(),
             short: [None; MOST_RELAYS + 1],
@@ -76,7 +76,7 @@ impl Commits {
 
     /// True if a client waits.
     pub(in crate::core) fn any_wait(&self) -> bool {
-        self.held.is_some() || !self.due.is_empty()
+        self.waiters.is_some() || !self.due.is_empty()
     }
 
     /// True if the oracle's queries flush, so that commits need not.
@@ -283,7 +283,7 @@ impl Core {
         let client = &mut self.clients[c];
         if client.output.last_gate().is_some_and(Gate::is_open) {
             client.output.drop_last_gate(&mut self.buffers);
-            self.tell(c, |_| {});
+            self.write_client(c, |_| {});
         }
     }
 

@@ -27,7 +27,7 @@ enum Target {
 }
 
 /// Waiting clients of a worker.
-pub(super) struct Held {
+pub(super) struct GateWaiters {
     asked: Waiters<Token, Ticket>,
     /// Waiters for proofs; None until the first.
     proved: Option<Waiters<Token, Ticket>>,
@@ -78,7 +78,7 @@ impl Core {
                 }
                 Fate::Pass if matches!(gate.state, State::Proving(..)) => {
                     self.clients[c].output.open_gate(&mut self.buffers);
-                    self.tell(c, |_| {});
+                    self.write_client(c, |_| {});
                     continue;
                 }
                 Fate::Pass => {
@@ -88,7 +88,7 @@ impl Core {
                         self.metrics.gate_degraded_commits.add(1);
                     }
                     self.clients[c].output.open_gate(&mut self.buffers);
-                    self.tell(c, |_| {});
+                    self.write_client(c, |_| {});
                     continue;
                 }
                 Fate::Ask(ticket) => (gate, Target::Answer(ticket)),
@@ -146,7 +146,7 @@ impl Core {
     /// Defers this client to the next turn, and wakes the worker for it.
     fn put_off(&mut self, token: Token) {
         self.commits.due.push(token);
-        (self.bell)();
+        (self.wake)();
     }
 
     /// Adds the client to the heap of its condition; returns false if too many clients wait.
@@ -158,32 +158,32 @@ impl Core {
             first.queued = true;
         }
         let topology = &self.shared.topology;
-        let bell = &self.bell;
-        let held = self.commits.held.get_or_insert_with(|| {
-            let bell = Arc::clone(bell);
-            let asked = Waiters::new(Arc::clone(topology.oracle().answered()), MOST_WAITING, move || bell());
+        let wake = &self.wake;
+        let waiters = self.commits.waiters.get_or_insert_with(|| {
+            let wake = Arc::clone(wake);
+            let asked = Waiters::new(Arc::clone(topology.oracle().answered()), MOST_WAITING, move || wake());
             let durable = (0..MOST_RELAYS).map(|_| None).collect();
-            Box::new(Held { asked, proved: None, durable, since: VecDeque::new() })
+            Box::new(GateWaiters { asked, proved: None, durable, since: VecDeque::new() })
         });
-        held.since.push_back((gate.since, token));
+        waiters.since.push_back((gate.since, token));
         match target {
-            Target::Answer(ticket) => held.asked.insert(ticket, token).is_ok(),
+            Target::Answer(ticket) => waiters.asked.insert(ticket, token).is_ok(),
             Target::Proof(ticket) => {
                 let Some(oracle) = topology.proof() else { return false };
-                let proved = held.proved.get_or_insert_with(|| {
-                    let bell = Arc::clone(bell);
-                    Waiters::new(Arc::clone(oracle.answered()), MOST_WAITING, move || bell())
+                let proved = waiters.proved.get_or_insert_with(|| {
+                    let wake = Arc::clone(wake);
+                    Waiters::new(Arc::clone(oracle.answered()), MOST_WAITING, move || wake())
                 });
                 proved.insert(ticket, token).is_ok()
             }
             Target::Durable(lsn) => {
-                let slot = relays.checked_sub(1).and_then(|index| held.durable.get_mut(index));
+                let slot = relays.checked_sub(1).and_then(|index| waiters.durable.get_mut(index));
                 let (Some(slot), Some(mark)) = (slot, self.commits.durable.mark(relays)) else {
                     return false;
                 };
                 let waiters = slot.get_or_insert_with(|| {
-                    let bell = Arc::clone(bell);
-                    Waiters::new(Arc::clone(mark), MOST_WAITING, move || bell())
+                    let wake = Arc::clone(wake);
+                    Waiters::new(Arc::clone(mark), MOST_WAITING, move || wake())
                 });
                 waiters.insert(lsn, token).is_ok()
             }
@@ -193,14 +193,14 @@ impl Core {
     /// Opens all gates that can be opened. Called each turn: a few loads while no client waits.
     pub(in crate::core) fn release_gates(&mut self) {
         let mut due = std::mem::take(&mut self.commits.due);
-        if let Some(held) = &mut self.commits.held {
-            while let Some(token) = held.asked.pop() {
+        if let Some(waiters) = &mut self.commits.waiters {
+            while let Some(token) = waiters.asked.pop() {
                 due.push(token);
             }
-            while let Some(token) = held.proved.as_mut().and_then(Waiters::pop) {
+            while let Some(token) = waiters.proved.as_mut().and_then(Waiters::pop) {
                 due.push(token);
             }
-            for waiters in held.durable.iter_mut().flatten() {
+            for waiters in waiters.durable.iter_mut().flatten() {
                 while let Some(token) = waiters.pop() {
                     due.push(token);
                 }
@@ -216,7 +216,7 @@ impl Core {
         if self.commits.due.is_empty() {
             self.commits.due = due;
         }
-        while let Some(&(since, token)) = self.commits.held.as_ref().and_then(|held| held.since.front()) {
+        while let Some(&(since, token)) = self.commits.waiters.as_ref().and_then(|waiters| waiters.since.front()) {
             let gate = self.clients.get(token.index()).filter(|client| client.token == token);
             let waits = gate
                 .and_then(|client| client.output.first_gate())
@@ -224,8 +224,8 @@ impl Core {
             if waits && !over(since, self.settings.gate_timeout, self.now) {
                 break;
             }
-            if let Some(held) = &mut self.commits.held {
-                held.since.pop_front();
+            if let Some(waiters) = &mut self.commits.waiters {
+                waiters.since.pop_front();
             }
             if waits {
                 self.give_up_gate(token.index(), "it was not confirmed in time (proxy.gate.timeout)");
@@ -240,8 +240,8 @@ impl Core {
             return;
         }
         self.commits.durable = durable;
-        if let Some(held) = &mut self.commits.held {
-            held.durable.iter_mut().for_each(|waiters| *waiters = None);
+        if let Some(waiters) = &mut self.commits.waiters {
+            waiters.durable.iter_mut().for_each(|waiters| *waiters = None);
         }
         // These gates are no longer in the heap.
         for gate in self.clients.iter_mut().filter_map(|(_, client)| client.output.first_gate_mut()) {
@@ -311,7 +311,7 @@ impl Core {
 
     /// Returns the time until the oldest waiting gate reaches its limit.
     pub(in crate::core) fn gate_patience(&self) -> Option<Duration> {
-        let deadline = self.commits.held.as_ref()?.since.front()?.0 + self.settings.gate_timeout;
+        let deadline = self.commits.waiters.as_ref()?.since.front()?.0 + self.settings.gate_timeout;
         Some(deadline.saturating_duration_since(self.now).max(Duration::from_millis(1)))
     }
 }

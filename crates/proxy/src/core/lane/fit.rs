@@ -3,7 +3,7 @@
 use sql::{Access, Class, Flags};
 
 use super::micros;
-use crate::core::session::{Sole, Unit};
+use crate::core::session::{SingleStatement, Unit};
 use crate::settings::Lanes;
 
 /// Values that decide if a unit may enter a lane.
@@ -41,7 +41,7 @@ impl Unit {
 
     /// True if the unit's messages and statement permit a lane.
     pub(in crate::core) fn is_single(&self) -> bool {
-        self.is_one() && self.sole == Sole::Read && self.read && self.key != 0
+        self.is_one() && self.statement_kind == SingleStatement::Read && self.read && self.key != 0
     }
 }
 
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn what_is_fit() {
-        let query = Unit { whole: true, sole: Sole::Read, end: b'Q', key: 7, ..Unit::default() };
+        let query = Unit { whole: true, statement_kind: SingleStatement::Read, end: b'Q', key: 7, ..Unit::default() };
         let extended = Unit { end: b'S', bound: true, executed: true, ..query };
         let fit = |unit| Candidate { on: true, unit, pinned: false, alone: false };
         let cases = [
@@ -100,8 +100,8 @@ mod tests {
             (fit(Unit { read: false, ..query }), false),
             (fit(Unit { whole: false, ..query }), false),
             (fit(Unit { end: b'H', ..extended }), false),
-            (fit(Unit { sole: Sole::Nothing, ..query }), false),
-            (fit(Unit { sole: Sole::Other, ..query }), false),
+            (fit(Unit { statement_kind: SingleStatement::Nothing, ..query }), false),
+            (fit(Unit { statement_kind: SingleStatement::Other, ..query }), false),
             (fit(Unit { key: 0, ..query }), false),
             // Only described; bound and not executed; a function call.
             (fit(Unit { bound: false, executed: false, ..extended }), false),

@@ -31,7 +31,7 @@ mod fit;
 use self::cost::{Costs, Fit};
 use self::fit::{Candidate, Pick, is_fit, pick, seats_for};
 use crate::core::memory::Token;
-use crate::core::pool::{KEEP, Want};
+use crate::core::pool::{KEEP, NodeRequest};
 use crate::core::prepared::{Statement, Undo, Unnamed};
 use crate::core::server::{LastWord, Note, Request, SentAs, ServerPhase};
 use crate::core::session::{At, Attempts, Phase, error};
@@ -113,7 +113,7 @@ impl Core {
 
     /// Puts the client's unit, whose bytes are `unit`, into a lane. False if the unit has to go another way. `queued`:
     /// the client is at the front of the pool's queue.
-    pub(in crate::core) fn enter_lane(&mut self, c: usize, want: Want, unit: &[u8], queued: bool) -> bool {
+    pub(in crate::core) fn enter_lane(&mut self, c: usize, request: NodeRequest, unit: &[u8], queued: bool) -> bool {
         let client = &self.clients[c];
         let (p, key) = (client.pool, client.unit.key);
         let database = &self.pools[p].database;
@@ -149,10 +149,10 @@ impl Core {
                 return false;
             }
         };
-        let node = match want {
-            Want::Primary => self.view.primary,
-            Want::Read => self.read_node(p, c),
-            Want::Any => None,
+        let node = match request {
+            NodeRequest::Primary => self.view.primary,
+            NodeRequest::Read => self.read_node(p, c),
+            NodeRequest::Any => None,
         };
         let Some(node) = node else { return false };
         let pool = &self.pools[p];
@@ -266,7 +266,7 @@ impl Core {
                     self.clients[c].names.query();
                     self.count_begin(c, s, self.clients[c].unit.key, text, true);
                     let server = &mut self.servers[s];
-                    server.held.set_unnamed(Unnamed::Unknown);
+                    server.statements.set_unnamed(Unnamed::Unknown);
                     server.ends_unit(Request::Query, Note::query);
                 }
                 Message::Parse { text, types, .. } => {
@@ -280,7 +280,7 @@ impl Core {
                     }
                     self.clients[c].names.parse_unnamed(statement.clone());
                     let server = &mut self.servers[s];
-                    server.held.set_unnamed(Unnamed::Is(statement.id()));
+                    server.statements.set_unnamed(Unnamed::Is(statement.id()));
                     let note = Note::Parse { statement, sent_as: SentAs::Unnamed, undo: Undo::Unnamed(None) };
                     server.protocol.sent(Request::Parse, note);
                 }
@@ -300,7 +300,7 @@ impl Core {
                 Message::Close(_) | Message::Flush | Message::FunctionCall | Message::Terminate => continue,
                 Message::CopyData | Message::CopyDone | Message::CopyFail => continue,
             }
-            self.send(s, |out| out.extend_from_slice(whole));
+            self.write_server(s, |out| out.extend_from_slice(whole));
         }
     }
 
@@ -314,7 +314,7 @@ impl Core {
         let named = |statement: &&Arc<Statement>| !name.is_empty() || self.shares_unnamed(c, statement);
         let Some(own) = statement.as_ref().filter(named).cloned() else {
             self.servers[s].protocol.sent(Request::Bind, Note::Bind(statement));
-            return self.send(s, |out| {
+            return self.write_server(s, |out| {
                 message::header(out, b'B', 2 + values.len());
                 out.extend_from_slice(b"\0\0");
                 out.extend_from_slice(values);
@@ -324,14 +324,14 @@ impl Core {
             self.count_begin(c, s, !own.id(), own.text(), false);
         }
         self.prepare(s, &own);
-        if !self.servers[s].held.is_described(&own) && own.columns().is_some() && told {
+        if !self.servers[s].statements.is_described(&own) && own.columns().is_some() && told {
             // The client relies on the columns that it was sent. If this connection has others, the answer is dropped and the unit sent again.
-            self.send(s, |out| message::describe_statement(out, own.name().as_bytes()));
+            self.write_server(s, |out| message::describe_statement(out, own.name().as_bytes()));
             self.servers[s].protocol.sent(Request::Describe, Note::Check(own.clone()));
         }
         let server_name = own.name();
         self.servers[s].protocol.sent(Request::Bind, Note::Bind(statement));
-        self.send(s, |out| {
+        self.write_server(s, |out| {
             message::header(out, b'B', 2 + server_name.as_bytes().len() + values.len());
             out.push(0);
             out.extend_from_slice(server_name.as_bytes());
@@ -497,7 +497,7 @@ impl Core {
         client.attempts = Attempts::default();
         client.replay.forget(&mut self.buffers);
         let token = client.token;
-        self.tell(c, |out| {
+        self.write_client(c, |out| {
             error(out, Sqlstate::QUERY_CANCELED, "canceling statement due to user request");
         });
         self.ready(c);

@@ -24,7 +24,7 @@ use topology::Role;
 use wire::message::Status;
 use wire::{Sqlstate, payload};
 
-use super::listener::Word;
+use super::listener::ListenerMessage;
 use super::notification::Notification;
 use crate::config::{ListenMode, PoolMode};
 use crate::core::Core;
@@ -47,13 +47,13 @@ struct Channel {
 
 /// Clients of a worker with pending notifications.
 #[derive(Debug, Default)]
-pub(in crate::core) struct Noticed {
+pub(in crate::core) struct PendingNotifications {
     clients: Vec<Token>,
     /// True if a client may be able to get its notifications now.
     look_again: bool,
 }
 
-impl Noticed {
+impl PendingNotifications {
     fn add(&mut self, client: Token) {
         self.clients.push(client);
         self.look_again = true;
@@ -246,14 +246,14 @@ impl Core {
         listening.asked.push(name.clone());
         if is_new {
             let p = client.pool;
-            self.say(p, Word::Ask { channel: name, from: self.id });
+            self.say(p, ListenerMessage::Ask { channel: name, from: self.id });
         }
     }
 
     /// Sends a message to the worker that has the pool's shared connection.
-    fn say(&mut self, p: usize, word: Word) {
+    fn say(&mut self, p: usize, message: ListenerMessage) {
         let to = self.listener_of(&self.pools[p].key);
-        self.say_to(p, to, word);
+        self.say_to(p, to, message);
     }
 
     fn unlisten(&mut self, c: usize, name: &str) {
@@ -274,7 +274,7 @@ impl Core {
             // A channel that is being requested stays until its answer.
             if entry.clients.is_empty() && entry.listening {
                 self.pools[p].channels.0.remove(&name);
-                self.say(p, Word::Drop { channel: name, from: self.id });
+                self.say(p, ListenerMessage::Drop { channel: name, from: self.id });
             }
         }
         self.forget_listening(c);
@@ -338,7 +338,7 @@ impl Core {
         if entry.clients.is_empty() {
             self.pools[p].channels.0.remove(name);
             if listens {
-                self.say(p, Word::Drop { channel: name.clone(), from: self.id });
+                self.say(p, ListenerMessage::Drop { channel: name.clone(), from: self.id });
             }
             return;
         }
@@ -408,7 +408,7 @@ impl Core {
         if let Some(listening) = &mut self.clients[token.index()].listening
             && !std::mem::replace(&mut listening.due, true)
         {
-            self.noticed.add(token);
+            self.pending_notifications.add(token);
         }
     }
 
@@ -522,7 +522,7 @@ impl Core {
         self.tell_of_commit(c, |core| match &notification {
             Some(notification) => core.tell_notification(c, notification),
             // The text is in another encoding.
-            None => core.tell(c, |out| wire::message::message(out, b'A', |out| out.extend_from_slice(data))),
+            None => core.write_client(c, |out| wire::message::message(out, b'A', |out| out.extend_from_slice(data))),
         });
     }
 }

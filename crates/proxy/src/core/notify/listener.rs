@@ -1,13 +1,14 @@
 //! The server connection of a pool that listens for all of the pool's clients.
 //!
 //! One worker has the connection (`Core::listener_of`), whatever workers the clients are on. The other workers request channels and receive
-//! notifications by mail. The connection is opened to the primary at the first request for a channel. It does not count in the pool's size, and is
+//! notifications by messages. The connection is opened to the primary at the first request for a channel. It does not count in the pool's size, and is
 //! never assigned to a client.
 //!
 //! Invariants:
 //!
-//! - Each [`Word::Ask`] is answered once, after LISTEN on the connection has succeeded or failed. Later notifications are sent after the answer.
-//! - When the connection is lost, each worker with an answered request gets [`Word::Lost`]. The connection does not silently listen again:
+//! - Each [`ListenerMessage::Ask`] is answered once, after LISTEN on the connection has succeeded or failed. Later notifications are sent after the
+//!   answer.
+//! - When the connection is lost, each worker with an answered request gets [`ListenerMessage::Lost`]. The connection does not silently listen again:
 //!   notifications in between are lost, and the clients have to know.
 
 use std::collections::{HashMap, VecDeque};
@@ -22,7 +23,7 @@ use super::notification::Notification;
 use crate::core::memory::{Kind, Token};
 use crate::core::pool::PoolKey;
 use crate::core::server::{Note, Request, Server, ServerPhase};
-use crate::core::{Core, Effect, Mail, over};
+use crate::core::{Core, CoreMessage, Effect, over};
 
 /// Pause after a failure. Meanwhile a LISTEN pins its client.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -37,7 +38,7 @@ const MOST_ON_THEIR_WAY: usize = 8 << 20;
 
 /// Message between workers about a shared connection.
 #[derive(Debug)]
-pub enum Word {
+pub enum ListenerMessage {
     /// A worker's request for a channel.
     Ask {
         /// The channel.
@@ -118,29 +119,29 @@ impl Core {
         (hasher.finish() % self.shared.workers.max(1) as u64) as usize
     }
 
-    pub(in crate::core) fn about_listening(&mut self, key: &PoolKey, word: Word) {
-        match word {
-            Word::Ask { channel, from } => {
+    pub(in crate::core) fn about_listening(&mut self, key: &PoolKey, message: ListenerMessage) {
+        match message {
+            ListenerMessage::Ask { channel, from } => {
                 let p = self.pool(key);
                 self.asked_to_listen(p, channel, from);
             }
-            Word::Drop { channel, from } => {
+            ListenerMessage::Drop { channel, from } => {
                 if let Some(p) = self.pools.find(key) {
                     self.channel_dropped(p, &channel, from);
                 }
             }
-            Word::Answer { channel, listens } => {
+            ListenerMessage::Answer { channel, listens } => {
                 if let Some(p) = self.pools.find(key) {
                     self.channel_answered(p, &channel, listens);
                 }
             }
-            Word::Heard(notification) => {
+            ListenerMessage::Heard(notification) => {
                 self.shared.notification_bytes.fetch_sub(notification.size(), Ordering::Relaxed);
                 if let Some(p) = self.pools.find(key) {
                     self.hear(p, &notification);
                 }
             }
-            Word::Lost(why) => {
+            ListenerMessage::Lost(why) => {
                 if let Some(p) = self.pools.find(key) {
                     self.listening_lost(p, &why);
                 }
@@ -149,13 +150,13 @@ impl Core {
     }
 
     /// Sends another worker (or this one) a message about a pool's shared connection.
-    pub(in crate::core) fn say_to(&mut self, p: usize, to: usize, word: Word) {
+    pub(in crate::core) fn say_to(&mut self, p: usize, to: usize, message: ListenerMessage) {
         let key = self.pools[p].key.clone();
-        self.effects.push(Effect::Post { to, mail: Mail::Listen { key, word } });
+        self.effects.push(Effect::Post { to, message: CoreMessage::Listen { key, message } });
     }
 
     fn refuse_channel(&mut self, p: usize, to: usize, channel: Arc<str>) {
-        self.say_to(p, to, Word::Answer { channel, listens: false });
+        self.say_to(p, to, ListenerMessage::Answer { channel, listens: false });
     }
 
     // --- requests for channels ---
@@ -178,7 +179,7 @@ impl Core {
         if let Some(heard) = listener.channels.get_mut(&channel) {
             if heard.listening {
                 heard.workers.push(from);
-                self.say_to(p, from, Word::Answer { channel, listens: true });
+                self.say_to(p, from, ListenerMessage::Answer { channel, listens: true });
             } else {
                 heard.asking.push(from);
             }
@@ -301,7 +302,7 @@ impl Core {
             }
         }
         for from in asking {
-            self.say_to(p, from, Word::Answer { channel: channel.clone(), listens: error.is_none() });
+            self.say_to(p, from, ListenerMessage::Answer { channel: channel.clone(), listens: error.is_none() });
         }
     }
 
@@ -323,7 +324,7 @@ impl Core {
         tracing::warn!(why, workers = workers.len(), "the server connection that listens for clients was lost");
         let why: Arc<str> = why.into();
         for worker in workers {
-            self.say_to(p, worker, Word::Lost(why.clone()));
+            self.say_to(p, worker, ListenerMessage::Lost(why.clone()));
         }
         self.refuse_all(p);
     }
@@ -361,7 +362,9 @@ impl Core {
                 self.close_listener(s);
             } else if waits && over(since, self.settings.connect_timeout, self.now) {
                 self.listener_lost(s, "it did not answer within connect_timeout");
-            } else if !unused && !waits && (over(since, PROBE, self.now) || listener.proven < self.shared.tide.wanted())
+            } else if !unused
+                && !waits
+                && (over(since, PROBE, self.now) || listener.proven < self.shared.counters.wanted())
             {
                 self.probe_listener(s);
             }
@@ -375,12 +378,12 @@ impl Core {
 
     /// Sends a probe. Once it is answered, all notifications that were committed before it have arrived.
     fn probe_listener(&mut self, s: usize) {
-        let number = self.shared.tide.probe();
+        let number = self.shared.counters.probe();
         if let Some(listener) = &mut self.pools[self.servers[s].pool].listener {
             (listener.since, listener.probed) = (self.now, self.now);
             listener.sent.push_back(Sent::Probe(number));
         }
-        self.send(s, |out| message::query(out, ""));
+        self.write_server(s, |out| message::query(out, ""));
         self.servers[s].protocol.sent(Request::Query, Note::Own);
     }
 
@@ -401,7 +404,8 @@ impl Core {
         let name = name.clone();
         let proven = listener.proven;
         // After a probe, the senders of the next notifications will be certain.
-        let probes = listener.sent.is_empty() && over(listener.probed, PACE, now) && proven < self.shared.tide.wanted();
+        let probes =
+            listener.sent.is_empty() && over(listener.probed, PACE, now) && proven < self.shared.counters.wanted();
         self.metrics.notifications.add(1);
         let notification = Arc::new(self.notification(s, pid, name, text, proven));
         if probes {
@@ -409,7 +413,7 @@ impl Core {
         }
         for worker in workers {
             let on_their_way = self.shared.notification_bytes.fetch_add(notification.size(), Ordering::Relaxed);
-            self.say_to(p, worker, Word::Heard(notification.clone()));
+            self.say_to(p, worker, ListenerMessage::Heard(notification.clone()));
             let server = &mut self.servers[s];
             if on_their_way > MOST_ON_THEIR_WAY && !server.paused {
                 server.paused = true;

@@ -8,8 +8,8 @@ mod listen;
 mod listener;
 mod notification;
 
-pub(in crate::core) use listen::{Channels, Listening, Noticed};
+pub(in crate::core) use listen::{Channels, Listening, PendingNotifications};
 pub(in crate::core) use listener::Listener;
-pub use listener::Word;
+pub use listener::ListenerMessage;
 pub(in crate::core) use notification::Sender;
-pub(crate) use notification::{Senders, Tide};
+pub(crate) use notification::{ProbeCounters, Senders};

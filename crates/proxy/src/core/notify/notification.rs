@@ -4,10 +4,10 @@
 //! and a client compares the two to recognize its own notifications. So the proxy replaces the backend's process ID with that of the sending client,
 //! if only one client can be the sender: the backend may run the next client's statements before the last client's notifications have arrived.
 //!
-//! Probes show which notifications have arrived. A probe is an empty query on the connection that listens; [`Tide`] numbers the probes of all such
-//! connections. Once a probe is answered, all notifications that were committed before the probe was sent have arrived. A client that leaves a server
-//! connection after a write takes the number of the next probe. Until that probe is answered, a notification of this backend may be this client's or
-//! the next client's.
+//! Probes show which notifications have arrived. A probe is an empty query on the connection that listens; [`ProbeCounters`] numbers the probes of all
+//! such connections. Once a probe is answered, all notifications that were committed before the probe was sent have arrived. A client that leaves a
+//! server connection after a write takes the number of the next probe. Until that probe is answered, a notification of this backend may be this
+//! client's or the next client's.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -32,7 +32,7 @@ pub struct Notification {
 
 /// Numbers of the probes, over all connections that listen.
 #[derive(Debug, Default)]
-pub(crate) struct Tide {
+pub(crate) struct ProbeCounters {
     sent: AtomicU64,
     /// The highest number that a server connection waits for.
     wanted: AtomicU64,
@@ -70,9 +70,9 @@ impl Notification {
     }
 }
 
-// === impl Tide ===
+// === impl ProbeCounters ===
 
-impl Tide {
+impl ProbeCounters {
     /// Returns the number of the next probe of any connection, and marks it as awaited.
     fn mark(&self) -> u64 {
         let mark = self.sent.load(Ordering::SeqCst) + 1;
@@ -112,9 +112,9 @@ impl Sender {
     }
 
     /// Records that the client has left the server connection, and that none of its statements runs any more.
-    pub(in crate::core) fn rest(&mut self, tide: &Tide) {
+    pub(in crate::core) fn rest(&mut self, counters: &ProbeCounters) {
         if std::mem::take(&mut self.has_written) {
-            self.left = tide.mark();
+            self.left = counters.mark();
         }
     }
 }
@@ -181,7 +181,9 @@ impl Core {
         // A backend may have the process ID that this client was told: the client must not mistake that backend's notification for its own.
         let mistaken = !notification.of_client && notification.pid == self.client_pid(c);
         let pid = if mistaken { 0 } else { notification.pid };
-        self.tell(c, |out| message::notification(out, pid, notification.channel.as_bytes(), &notification.payload));
+        self.write_client(c, |out| {
+            message::notification(out, pid, notification.channel.as_bytes(), &notification.payload)
+        });
     }
 
     /// True if the client is between two transactions, with no partial answer in its output. `ready`: it has just been sent `ReadyForQuery`.
@@ -219,9 +221,9 @@ impl Core {
 
     /// Sends notifications to all clients that can get them now.
     pub(in crate::core) fn notify_all(&mut self) {
-        let mut noticed = self.noticed.take();
+        let mut noticed = self.pending_notifications.take();
         noticed.retain(|&token| self.is_client(token) && !self.notify(token.index(), false));
-        self.noticed.put_back(noticed);
+        self.pending_notifications.put_back(noticed);
     }
 }
 
@@ -231,30 +233,30 @@ mod tests {
 
     #[test]
     fn one_sender_is_known_and_several_are_not() {
-        let (tide, mut sender) = (Tide::default(), Sender::new());
+        let (counters, mut sender) = (ProbeCounters::default(), Sender::new());
         assert_eq!(sender.seen.client(u64::MAX), None);
         sender.writes(7);
         assert_eq!(sender.seen.client(0), Some(7));
-        sender.rest(&tide);
+        sender.rest(&counters);
         // A returning client is still the only sender.
         sender.writes(7);
-        sender.rest(&tide);
-        assert_eq!((sender.seen.client(0), tide.wanted()), (Some(7), 1));
+        sender.rest(&counters);
+        assert_eq!((sender.seen.client(0), counters.wanted()), (Some(7), 1));
         sender.writes(8);
         assert_eq!(sender.seen.client(0), None);
         // A probe sent after the first client had left.
-        assert_eq!(tide.probe(), 1);
+        assert_eq!(counters.probe(), 1);
         assert_eq!((sender.seen.client(0), sender.seen.client(1)), (None, Some(8)));
-        sender.rest(&tide);
+        sender.rest(&counters);
         sender.writes(7);
         // A probe sent before.
         assert_eq!(sender.seen.client(1), None);
-        assert_eq!(tide.probe(), 2);
+        assert_eq!(counters.probe(), 2);
         assert_eq!(sender.seen.client(2), Some(7));
         // A client that writes nothing needs no probe.
-        sender.rest(&tide);
-        sender.rest(&tide);
-        assert_eq!(tide.wanted(), 3);
+        sender.rest(&counters);
+        sender.rest(&counters);
+        assert_eq!(counters.wanted(), 3);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use sql::{Change, Meaning, Value, changes_reading, meaning_of};
 
 use super::params::{Params, is_reading};
-use crate::core::prepared::{Reading, Registry};
+use crate::core::prepared::{ParseSettings, Registry};
 
 /// Maximum number of tracked savepoints of one transaction; beyond it, the parameters become unknown.
 const MOST_SAVEPOINTS: usize = 64;
@@ -46,8 +46,8 @@ struct Known {
     now: State,
     /// The state at each savepoint.
     savepoints: Vec<(String, State)>,
-    /// The reading for the parameters in force.
-    reading: Reading,
+    /// The parse settings for the parameters in force.
+    parse_settings: ParseSettings,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -62,7 +62,7 @@ struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reads {
     /// Known parameters.
-    As(Reading),
+    As(ParseSettings),
     /// Unknown parameters.
     Unknown {
         /// True if literals are read as in the client's other texts, so that a statement that the server has prepared before keeps its meaning. (If
@@ -84,11 +84,11 @@ impl InForce {
         (!self.is_settled()).then_some(self.changed_in)
     }
 
-    /// Returns the reading of the next text, for a client with these parameters.
+    /// Returns the parse settings of the next text, for a client with these parameters.
     pub(crate) fn reads(&self, params: &Params) -> Reads {
         match &self.layers {
-            Layers::Settled => Reads::As(params.reading()),
-            Layers::Known(known) => Reads::As(known.reading),
+            Layers::Settled => Reads::As(params.parse_settings()),
+            Layers::Known(known) => Reads::As(known.parse_settings),
             Layers::Unknown => Reads::Unknown { held_are_good: self.answered && !self.reported },
         }
     }
@@ -140,7 +140,7 @@ impl InForce {
                         before,
                         now,
                         savepoints: Vec::new(),
-                        reading: params.reading(),
+                        parse_settings: params.parse_settings(),
                     }));
                     match &mut self.layers {
                         Layers::Known(known) => known,
@@ -153,7 +153,7 @@ impl InForce {
             }
         }
         if let Layers::Known(known) = &mut self.layers {
-            known.reading = registry.reading(known.now.in_force().iter());
+            known.parse_settings = registry.parse_settings(known.now.in_force().iter());
         }
     }
 
@@ -356,12 +356,12 @@ mod tests {
         assert!(in_force.is_settled(), "what does not change how texts are read is not kept");
         in_force.sent(&params, &[local("timezone", "X")], 3, &registry);
         let tokyo = in_force.reads(&params);
-        assert_ne!(tokyo, Reads::As(Reading::DEFAULT));
+        assert_ne!(tokyo, Reads::As(ParseSettings::DEFAULT));
         assert_eq!(in_force.changed_in(), Some(3));
         in_force.unit_ended(2, true);
         assert!(!in_force.is_settled());
         in_force.unit_ended(3, true);
-        assert!(in_force.is_settled() && in_force.reads(&params) == Reads::As(Reading::DEFAULT));
+        assert!(in_force.is_settled() && in_force.reads(&params) == Reads::As(ParseSettings::DEFAULT));
         in_force.becomes_unknown(4);
         let unknown = |held_are_good| Reads::Unknown { held_are_good };
         assert_eq!(in_force.reads(&params), unknown(false), "it may have been anything");
@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(in_force.reads(&params), unknown(true));
         assert!(in_force.is_reported(b"TimeZone"));
         assert_eq!(in_force.reads(&params), unknown(false));
-        // Equal sets of values have the same reading, whatever changes led to them.
+        // Equal sets of values have the same parse settings, whatever changes led to them.
         in_force.unit_ended(4, true);
         in_force.sent(&params, &[set("timezone", "X")], 5, &registry);
         assert_eq!(in_force.reads(&params), tokyo);

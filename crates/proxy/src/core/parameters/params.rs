@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use sql::{changes_reading, is_utf8};
 
-use crate::core::prepared::{Reading, Registry};
+use crate::core::prepared::{ParseSettings, Registry};
 
 /// Parameters of a client: from the startup packet, or set since. Interned by content within a worker ([`Interned`]), so that equal sets usually
 /// compare equal by pointer.
@@ -15,8 +15,8 @@ use crate::core::prepared::{Reading, Registry};
 pub(crate) struct Params {
     /// Sorted by name, in lower case.
     list: Vec<(String, String)>,
-    /// The reading for those parameters in `list` that change how a text is read.
-    reading: Reading,
+    /// The parse settings for those parameters in `list` that change how a text is read.
+    parse_settings: ParseSettings,
 }
 
 /// Parameter sets of a worker, each stored once.
@@ -134,7 +134,7 @@ pub(crate) fn literals_and_back(then: &[(String, String)]) -> (String, String) {
 
 impl PartialEq for Params {
     fn eq(&self, other: &Params) -> bool {
-        // The reading follows from the list.
+        // The parse settings follow from the list.
         self.list == other.list
     }
 }
@@ -163,9 +163,9 @@ impl Params {
         self.list.is_empty()
     }
 
-    /// Returns the reading for these parameters.
-    pub(crate) fn reading(&self) -> Reading {
-        self.reading
+    /// Returns the parse settings for these parameters.
+    pub(crate) fn parse_settings(&self) -> ParseSettings {
+        self.parse_settings
     }
 
     /// Returns the parameters that change how a text is read.
@@ -189,8 +189,8 @@ impl Params {
 
 impl Params {
     fn new(list: Vec<(String, String)>, registry: &Registry) -> Params {
-        let reading = registry.reading(list.iter().filter(|(name, value)| is_reading(name, value)));
-        Params { list, reading }
+        let parse_settings = registry.parse_settings(list.iter().filter(|(name, value)| is_reading(name, value)));
+        Params { list, parse_settings }
     }
 }
 
@@ -217,7 +217,7 @@ pub(super) fn sorted(pairs: impl IntoIterator<Item = (String, String)>) -> Vec<(
 
 impl Interned {
     pub(crate) fn new(registry: Arc<Registry>) -> Interned {
-        let none = Arc::new(Params { list: Vec::new(), reading: Reading::DEFAULT });
+        let none = Arc::new(Params { list: Vec::new(), parse_settings: ParseSettings::DEFAULT });
         Interned { known: HashMap::from([(none.clone(), ())]), none, registry }
     }
 
@@ -229,8 +229,8 @@ impl Interned {
     /// Returns the worker's copy of this set, given in any order and case; the last value of a name wins.
     pub(crate) fn intern(&mut self, pairs: impl IntoIterator<Item = (String, String)>) -> Arc<Params> {
         let list = sorted(pairs);
-        // `Hash` and `Eq` use only the list, so the lookup does not need the reading.
-        let wanted = Params { list, reading: Reading::DEFAULT };
+        // `Hash` and `Eq` use only the list, so the lookup does not need the parse settings.
+        let wanted = Params { list, parse_settings: ParseSettings::DEFAULT };
         if let Some((known, ())) = self.known.get_key_value(&wanted) {
             return known.clone();
         }
@@ -281,22 +281,22 @@ mod tests {
     #[test]
     fn what_is_read_alike() {
         let registry = Registry::default();
-        let reading = |list: &[(&str, &str)]| Params::test(&registry, list).reading();
+        let parse_settings = |list: &[(&str, &str)]| Params::test(&registry, list).parse_settings();
         for same in [
             &[("application_name", "a"), ("app.tenant", "b"), ("Client_Encoding", "UTF8"), ("statement_timeout", "5")]
                 [..],
             &[],
         ] {
-            assert_eq!(reading(same), Reading::DEFAULT, "{same:?}");
+            assert_eq!(parse_settings(same), ParseSettings::DEFAULT, "{same:?}");
         }
-        assert_eq!(reading(&[("timezone", "UTC"), ("app.tenant", "a")]), reading(&[("TimeZone", "UTC")]));
+        assert_eq!(parse_settings(&[("timezone", "UTC"), ("app.tenant", "a")]), parse_settings(&[("TimeZone", "UTC")]));
         let others = [
-            reading(&[]),
-            reading(&[("timezone", "UTC")]),
-            reading(&[("timezone", "utc")]),
-            reading(&[("search_path", "a")]),
-            reading(&[("role", "a")]),
-            reading(&[("client_encoding", "latin1")]),
+            parse_settings(&[]),
+            parse_settings(&[("timezone", "UTC")]),
+            parse_settings(&[("timezone", "utc")]),
+            parse_settings(&[("search_path", "a")]),
+            parse_settings(&[("role", "a")]),
+            parse_settings(&[("client_encoding", "latin1")]),
         ];
         for (at, one) in others.iter().enumerate() {
             assert!(others[..at].iter().all(|other| other != one), "{at}");

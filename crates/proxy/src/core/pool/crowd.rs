@@ -8,7 +8,7 @@ use topology::NodeId;
 use wire::payload;
 
 use super::PoolKey;
-use crate::core::{Core, Effect, Mail};
+use crate::core::{Core, CoreMessage, Effect};
 use crate::settings::Settings;
 
 /// The connections that a server counted when it refused one more.
@@ -75,8 +75,8 @@ impl Core {
             let counts = |other: &PoolKey| crowd.counts_both(settings, &key, other);
             match self.shared.budgets.idle_elsewhere(&budget, node, self.id, counts) {
                 Some((other, to)) => {
-                    let mail = Mail::Yield { key: other, node, from: self.id };
-                    self.effects.push(Effect::Post { to, mail });
+                    let message = CoreMessage::Yield { key: other, node, from: self.id };
+                    self.effects.push(Effect::Post { to, message });
                 }
                 None if crowd == Crowd::Server => return budget.presses(self.id),
                 None => return,

@@ -23,13 +23,13 @@ use crate::core::memory::{Kind, Token};
 use crate::core::notify::{Channels, Listener};
 use crate::core::observe::Timing;
 use crate::core::parameters::Params;
-use crate::core::prepared::Place;
+use crate::core::prepared::StatementNamespace;
 use crate::core::prepared::baseline::Begins;
 use crate::core::server::{Server, ServerPhase};
 use crate::core::session::{At, Attempt, Awaited, Client, Overdue, Phase};
-use crate::core::{Core, DRAINING, Destination, Effect, Mail, Moved, Moving, over};
+use crate::core::{Core, CoreMessage, DRAINING, Destination, Effect, Moved, Moving, over};
 use crate::settings::{CommitGate, Database};
-use crate::traffic::Governed;
+use crate::traffic::PoolTrafficRules;
 
 use budget::Full;
 pub(crate) use budget::{Budget, Budgets, MOST_WORKERS};
@@ -48,7 +48,7 @@ pub struct PoolKey {
 
 /// Kind of node that a client needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::core) enum Want {
+pub(in crate::core) enum NodeRequest {
     /// The primary.
     Primary,
     /// A node that may answer this read.
@@ -62,7 +62,7 @@ pub(in crate::core) struct Pool {
     pub key: PoolKey,
     pub database: Database,
     /// The scope of the clients' statements: database and user.
-    pub place: Arc<Place>,
+    pub namespace: Arc<StatementNamespace>,
     pub nodes: Vec<PoolNode>,
     /// Clients that have authenticated, and server connections, in any state.
     pub clients: usize,
@@ -81,16 +81,16 @@ pub(in crate::core) struct Pool {
     pub readers: VecDeque<Waiter>,
     /// The parameters that a server reports at login, by the client's startup parameters.
     greetings: Greetings,
-    /// The node that reported them, and [`Place::greetings`] then.
+    /// The node that reported them, and [`StatementNamespace::greetings`] then.
     greeted_by: Option<(NodeId, u64)>,
-    /// Value of [`Place::dismissals`] for which the pool's clients have been closed.
+    /// Value of [`StatementNamespace::dismissals`] for which the pool's clients have been closed.
     pub dismissed: u64,
     /// The view's epoch for which all nodes' session settings are known.
     pub settings_asked: Option<u64>,
     /// True if a server connection began with `standard_conforming_strings = off`: a backslash may escape a quote in any text.
     pub odd_strings: bool,
     /// The traffic rules for the pool's statements, as of when one was last asked about.
-    pub governed: Governed,
+    pub traffic_rules: PoolTrafficRules,
     /// Hold-back of answers to commits.
     pub gate: CommitGate,
     /// True if connections were opened that do not flush at commit. Never reset: waiting a little longer does no harm.
@@ -125,7 +125,7 @@ pub(in crate::core) struct PoolNode {
     /// The last failed attempt to open a connection, until one succeeds.
     failed: Option<Box<Failed>>,
     /// Selection of the secret that the node is offered.
-    pub offers: Offers,
+    pub secret_selection: SecretSelection,
     /// True if the node refused the login; it may be a replica on which the database does not exist yet.
     pub refused: bool,
     /// True if another worker was asked for a connection.
@@ -149,7 +149,7 @@ struct Failed {
 
 /// Selection of the secret that a node is offered: the one that it accepted last, else each in turn.
 #[derive(Debug, Default)]
-pub(in crate::core) struct Offers {
+pub(in crate::core) struct SecretSelection {
     next: usize,
     /// Number of refusals since the node last accepted a secret, since it refused all, or since a client began to wait while no other did.
     refused: usize,
@@ -168,7 +168,7 @@ enum Renewal {
     Done,
 }
 
-impl Offers {
+impl SecretSelection {
     /// Returns the secret to offer, as a number that only grows.
     pub(in crate::core) fn next(&self) -> usize {
         self.next
@@ -243,7 +243,7 @@ impl Offers {
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Waiter {
     pub client: Token,
-    pub want: Want,
+    pub request: NodeRequest,
     pub since: Instant,
     /// True if the client got the notice that it waits.
     pub told: bool,
@@ -287,7 +287,7 @@ impl Pool {
         params: &Params,
         primary: Option<NodeId>,
     ) -> Option<Vec<(String, String)>> {
-        let version = self.place.greetings();
+        let version = self.namespace.greetings();
         let is_current = |(by, of): (NodeId, u64)| of == version && primary.is_none_or(|primary| primary == by);
         if !self.greeted_by.is_some_and(is_current) {
             self.greetings.clear();
@@ -297,7 +297,7 @@ impl Pool {
 
     /// Notes the reports of a session with a client's parameters, on this node.
     pub(in crate::core) fn greets(&mut self, node: NodeId, params: &Params, told: &[(String, String)]) {
-        let by = Some((node, self.place.greetings()));
+        let by = Some((node, self.namespace.greetings()));
         if std::mem::replace(&mut self.greeted_by, by) != by {
             self.greetings.clear();
         }
@@ -313,7 +313,7 @@ impl Pool {
     /// again.
     fn has_odd_strings(&mut self, at: Instant) {
         if !std::mem::replace(&mut self.odd_strings, true) {
-            self.place.schema().changes(at, true);
+            self.namespace.schema().changes(at, true);
         }
     }
 
@@ -368,11 +368,12 @@ impl Core {
         }
         let database = self.settings.served(&key.database, &key.user);
         let database = database.unwrap_or_else(|| self.settings.default_database().clone());
-        let place = self.shared.registry.place(database.on_servers(&key.database, &key.user), &database.start.name());
+        let namespace =
+            self.shared.registry.namespace(database.on_servers(&key.database, &key.user), &database.start.name());
         let p = self.pools.insert(Pool {
             key: key.clone(),
-            dismissed: place.dismissals(),
-            place,
+            dismissed: namespace.dismissals(),
+            namespace,
             database,
             nodes: Vec::new(),
             clients: 0,
@@ -387,7 +388,7 @@ impl Core {
             greeted_by: None,
             settings_asked: None,
             odd_strings: false,
-            governed: Governed::default(),
+            traffic_rules: PoolTrafficRules::default(),
             gate: self.settings.gate(&key.database, &key.user),
             lazy: false,
             paused: self.paused.has(&key.database),
@@ -457,7 +458,7 @@ impl Core {
                 retry_at: None,
                 failures: 0,
                 failed: None,
-                offers: Offers::default(),
+                secret_selection: SecretSelection::default(),
                 refused: false,
                 asked: false,
                 published: false,
@@ -493,8 +494,8 @@ impl Core {
                 {
                     pool.forget_greetings();
                     let on_servers = database.on_servers(&pool.key.database, &pool.key.user);
-                    pool.place = self.shared.registry.place(on_servers, &database.start.name());
-                    (pool.dismissed, pool.settings_asked) = (pool.place.dismissals(), None);
+                    pool.namespace = self.shared.registry.namespace(on_servers, &database.start.name());
+                    (pool.dismissed, pool.settings_asked) = (pool.namespace.dismissals(), None);
                     outdated = true;
                 }
                 elsewhere = pool.database.dbname != database.dbname;
@@ -525,44 +526,44 @@ impl Core {
     // --- asking ---
 
     /// Gives a client a server connection. True if it can go on at once, otherwise it waits.
-    pub(in crate::core) fn acquire(&mut self, c: usize, want: Want) -> bool {
+    pub(in crate::core) fn acquire(&mut self, c: usize, request: NodeRequest) -> bool {
         let p = self.clients[c].pool;
-        if let Some(s) = self.take(p, c, want) {
+        if let Some(s) = self.take(p, c, request) {
             return self.attach(c, s);
         }
         let pool = &mut self.pools[p];
         if pool.writers.is_empty() && pool.readers.is_empty() {
-            pool.nodes.iter_mut().for_each(|place| place.offers.begin());
+            pool.nodes.iter_mut().for_each(|place| place.secret_selection.begin());
         }
         let client = &mut self.clients[c];
         client.since = self.now;
         client.waiting = true;
         self.metrics.clients_waiting.add(1);
-        let waiter = Waiter { client: client.token, want, since: self.now, told: false };
-        self.pools[p].queue(want != Want::Primary).push_back(waiter);
+        let waiter = Waiter { client: client.token, request, since: self.now, told: false };
+        self.pools[p].queue(request != NodeRequest::Primary).push_back(waiter);
         false
     }
 
     /// Takes an idle connection for a client. `None`: there is none; then one is being opened or asked for, if
     /// possible.
-    fn take(&mut self, p: usize, c: usize, want: Want) -> Option<usize> {
+    fn take(&mut self, p: usize, c: usize, request: NodeRequest) -> Option<usize> {
         if self.pools[p].paused || self.pools[p].suspended {
             return None;
         }
-        match want {
-            Want::Primary => {
+        match request {
+            NodeRequest::Primary => {
                 let node = self.view.primary?;
                 self.take_at(p, c, node)
             }
-            Want::Read => {
+            NodeRequest::Read => {
                 let node = self.read_node(p, c)?;
                 self.take_at(p, c, node)
             }
             // The primary decides the parameters for a login.
-            Want::Any if !self.pools[p].place.is_agreed() && self.view.primary.is_some() => {
+            NodeRequest::Any if !self.pools[p].namespace.is_agreed() && self.view.primary.is_some() => {
                 self.view.primary.and_then(|primary| self.take_at(p, c, primary))
             }
-            Want::Any => {
+            NodeRequest::Any => {
                 let usable = |n: &topology::NodeView| n.usable && matches!(n.role, Role::Primary | Role::Replica);
                 let nodes = self
                     .view
@@ -584,7 +585,7 @@ impl Core {
         // takes a round trip; and one on which functions need not be analysed anew.
         let wanted = &self.clients[c].params;
         let latest = || place.idle.iter().rev().take(IDLE_LOOKED_AT).map(|&s| &self.servers[s]);
-        let suits = |server: &Server| server.bodies.suit(wanted.reading());
+        let suits = |server: &Server| server.function_plans.suit(wanted.parse_settings());
         let fits = latest().position(|server| server.params.is(wanted) && suits(server));
         let fits = fits.or_else(|| latest().position(suits));
         let found = match fits {
@@ -613,8 +614,8 @@ impl Core {
                 place.asked = true;
                 // If no worker has an idle one, the next that does sees that this worker waits.
                 if let Some(to) = place.budget.starves(self.id) {
-                    let mail = Mail::Want { key: self.pools[p].key.clone(), node, from: self.id };
-                    self.effects.push(Effect::Post { to, mail });
+                    let message = CoreMessage::Want { key: self.pools[p].key.clone(), node, from: self.id };
+                    self.effects.push(Effect::Post { to, message });
                 }
             }
         }
@@ -648,13 +649,13 @@ impl Core {
         }
         let c = waiter.client.index();
         if readers
-            && waiter.want == Want::Read
+            && waiter.request == NodeRequest::Read
             && self.read_node(p, c) == self.view.primary
             && self.view.primary.is_some()
         {
             let pool = &mut self.pools[p];
             pool.readers.pop_front();
-            pool.writers.push_back(Waiter { want: Want::Primary, ..waiter });
+            pool.writers.push_back(Waiter { request: NodeRequest::Primary, ..waiter });
             return true;
         }
         if matches!(self.clients[c].phase, Phase::Login(_))
@@ -666,10 +667,10 @@ impl Core {
             self.greet(c, &greeting);
             return true;
         }
-        if self.seat_waiter(p, c, waiter.want, readers) {
+        if self.seat_waiter(p, c, waiter.request, readers) {
             return true;
         }
-        let Some(s) = self.take(p, c, waiter.want) else { return false };
+        let Some(s) = self.take(p, c, waiter.request) else { return false };
         self.pools[p].queue(readers).pop_front();
         self.stop_waiting(c);
         if self.attach(c, s) {
@@ -679,13 +680,13 @@ impl Core {
     }
 
     /// Puts the client at the front of a queue into a lane, if its unit fits and a lane is open.
-    fn seat_waiter(&mut self, p: usize, c: usize, want: Want, readers: bool) -> bool {
+    fn seat_waiter(&mut self, p: usize, c: usize, request: NodeRequest, readers: bool) -> bool {
         if !self.clients[c].unit.is_single() {
             return false;
         }
         let input = std::mem::take(&mut self.clients[c].input);
         let since = self.clients[c].since;
-        let seated = input.len() == self.clients[c].unit.scanned && self.enter_lane(c, want, &input, true);
+        let seated = input.len() == self.clients[c].unit.scanned && self.enter_lane(c, request, &input, true);
         if !seated {
             self.clients[c].input = input;
         } else {
@@ -728,7 +729,7 @@ impl Core {
         pool.totals.assignments += 1;
         pool.nodes[usize::from(server.node.0)].busy += 1;
         let greeting = matches!(client.phase, Phase::Login(_));
-        let suits = server.bodies.suit(client.params.reading());
+        let suits = server.function_plans.suit(client.params.parse_settings());
         let has_params = server.params.is(&client.params);
         let ready = suits && has_params;
         if !suits {
@@ -763,7 +764,7 @@ impl Core {
         self.stop_waiting(c);
         let client = &self.clients[c];
         let (p, token) = (client.pool, client.token);
-        // An entry left in a queue would later be served for the client's next unit, with this unit's `Want`.
+        // An entry left in a queue would later be served for the client's next unit, with this unit's `NodeRequest`.
         self.pools[p].writers.retain(|waiter| waiter.client != token);
         self.pools[p].readers.retain(|waiter| waiter.client != token);
         if matches!(self.clients[c].phase, Phase::Login(_)) {
@@ -814,7 +815,7 @@ impl Core {
                     let client = &self.clients[token.index()];
                     // Before the login is over, a client expects only messages of the login.
                     if client.waiting && matches!(client.phase, Phase::Ready) {
-                        self.tell(token.index(), |out| wire::message::notice(out, WAITS));
+                        self.write_client(token.index(), |out| wire::message::notice(out, WAITS));
                     }
                 }
             }
@@ -852,8 +853,8 @@ impl Core {
             server.work.failed = false;
             server.work.unpins = sql::Pins::NONE;
             server.tracker.client_leaves();
-            server.held.client_leaves();
-            server.bodies.client_leaves();
+            server.statements.client_leaves();
+            server.function_plans.client_leaves();
             if server.paused {
                 server.paused = false;
                 self.effects.push(Effect::Resume(server.token));
@@ -884,7 +885,7 @@ impl Core {
     pub(in crate::core) fn rest(&mut self, s: usize) {
         let server = &mut self.servers[s];
         debug_assert!(server.client.is_none());
-        server.sender.rest(&self.shared.tide);
+        server.sender.rest(&self.shared.counters);
         if server.cancels > 0 {
             server.held_for_cancel = true;
             return;
@@ -893,7 +894,7 @@ impl Core {
         // waiting client would only wait for another.
         let expired = !server.fresh && server.is_aged(self.pools[server.pool].database.server_lifetime, self.now);
         let otherwise = server.reads_otherwise();
-        server.retire |= server.renewals != self.pools[server.pool].place.renewals();
+        server.retire |= server.renewals != self.pools[server.pool].namespace.renewals();
         if server.retire || expired || otherwise || self.pools[server.pool].paused {
             let (p, node) = (server.pool, server.node);
             self.drop_server(s);
@@ -990,7 +991,7 @@ impl Core {
         place.published = false;
         place.budget.publish_idle(self.id, false);
         if let Some(to) = place.budget.idle_but(self.id, from) {
-            self.effects.push(Effect::Post { to, mail: Mail::Want { key: key.clone(), node, from } });
+            self.effects.push(Effect::Post { to, message: CoreMessage::Want { key: key.clone(), node, from } });
         }
         self.pools.touch(p, n);
     }
@@ -1002,31 +1003,32 @@ impl Core {
         place.budget.is_served(to);
         let server = self.servers.remove(s);
         let pool = &mut self.pools[server.pool];
-        let (key, place, odd_strings) = (pool.key.clone(), pool.place.clone(), pool.odd_strings);
+        let (key, namespace, odd_strings) = (pool.key.clone(), pool.namespace.clone(), pool.odd_strings);
         pool.servers -= 1;
         pool.note_use(self.now);
         self.metrics.servers.sub(1);
         let token = server.token;
         let reconnects = self.reconnects;
-        let moving = Moving::Server { key, place, reconnects, odd_strings, server: Box::new(server) };
+        let moving = Moving::Server { key, namespace, reconnects, odd_strings, server: Box::new(server) };
         self.effects.push(Effect::Move { token, to: Destination::Worker(to), moved: Box::new(Moved(moving)) });
     }
 
     /// Takes in a connection from another worker.
     pub fn adopt(&mut self, moved: Moved) -> Token {
-        let (key, place, reconnects, odd_strings, mut server) = match moved.0 {
+        let (key, namespace, reconnects, odd_strings, mut server) = match moved.0 {
             Moving::Client(client) => return self.adopt_client(*client),
             Moving::Newcomer(newcomer) => return self.adopt_newcomer(*newcomer),
-            Moving::Server { key, place, reconnects, odd_strings, server } => {
-                (key, place, reconnects, odd_strings, *server)
+            Moving::Server { key, namespace, reconnects, odd_strings, server } => {
+                (key, namespace, reconnects, odd_strings, *server)
             }
         };
         let p = self.pool(&key);
         self.dismiss_clients(p);
         let pool = &mut self.pools[p];
         // The configuration has changed, or an operator ordered RECONNECT, while the connection was on its way; or new ones begin otherwise.
-        server.retire |=
-            !Arc::ptr_eq(&pool.place, &place) || reconnects < self.reconnects || place.renewals() != server.renewals;
+        server.retire |= !Arc::ptr_eq(&pool.namespace, &namespace)
+            || reconnects < self.reconnects
+            || namespace.renewals() != server.renewals;
         if odd_strings {
             pool.has_odd_strings(self.now);
         }
@@ -1109,10 +1111,10 @@ impl Core {
         // The values that a session has reported, or was to begin with, are known better from there.
         let is_own = match server.begins {
             Begins::Own => true,
-            Begins::Asked | Begins::Told => !pool.place.is_agreed(),
+            Begins::Asked | Begins::Told => !pool.namespace.is_agreed(),
             Begins::Aligned { .. } => false,
         };
-        let otherwise = pool.place.reported(server.node, &server.reported, is_own);
+        let otherwise = pool.namespace.reported(server.node, &server.reported, is_own);
         server.renewals = otherwise.unwrap_or(server.renewals);
         if matches!(server.begins, Begins::Aligned { differ: true, .. }) {
             self.metrics.settings_brought_over.add(1);
@@ -1122,7 +1124,7 @@ impl Core {
         place.connecting -= 1;
         place.failures = 0;
         place.failed = None;
-        place.offers.accepted();
+        place.secret_selection.accepted();
         place.refused = false;
         place.retry_at = None;
         self.metrics.server_connections_opened.add(1);
@@ -1177,7 +1179,7 @@ impl Core {
             let pool = &mut self.pools[server.pool];
             let place = &mut pool.nodes[usize::from(server.node.0)];
             if matches!(server.phase, ServerPhase::Ready) {
-                pool.place.doubt();
+                pool.namespace.invalidate();
             } else {
                 place.connecting = place.connecting.saturating_sub(1);
             }
@@ -1350,7 +1352,7 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use super::Offers;
+    use super::SecretSelection;
 
     #[test]
     fn each_secret_is_offered_once_before_the_login_fails() {
@@ -1362,30 +1364,30 @@ mod tests {
             // Three connections had offered the first one at the same time: that is one refusal.
             (3, &[0, 0, 0, 1, 1, 2], &[true, true, true, true, true, false]),
         ] {
-            let mut offers = Offers::default();
-            let said: Vec<bool> = refusals.iter().map(|offered| offers.refused(*offered, choices)).collect();
+            let mut secret_selection = SecretSelection::default();
+            let said: Vec<bool> = refusals.iter().map(|offered| secret_selection.refused(*offered, choices)).collect();
             assert_eq!(said, expected, "{choices} {refusals:?}");
         }
         // A password that is refused is read again once.
-        let mut offers = Offers::default();
-        assert!(!offers.renew(0, 0, || None), "nobody reads passwords");
-        assert!(offers.renew(0, 0, || Some(7)) && offers.is_waiting());
-        assert!(offers.renew(0, 0, || unreachable!()), "a second connection waits for the same");
-        assert!(!offers.renewed(6) && offers.renewed(7) && !offers.is_waiting());
-        assert!(offers.renew(0, 7, || unreachable!()), "offered before it was read");
-        assert!(!offers.renew(7, 7, || unreachable!()), "refused once more");
-        assert!(offers.renew(7, 7, || Some(8)) && offers.renewed(8));
-        offers.accepted();
-        assert!(offers.renew(8, 8, || Some(9)), "it was right meanwhile");
+        let mut secret_selection = SecretSelection::default();
+        assert!(!secret_selection.renew(0, 0, || None), "nobody reads passwords");
+        assert!(secret_selection.renew(0, 0, || Some(7)) && secret_selection.is_waiting());
+        assert!(secret_selection.renew(0, 0, || unreachable!()), "a second connection waits for the same");
+        assert!(!secret_selection.renewed(6) && secret_selection.renewed(7) && !secret_selection.is_waiting());
+        assert!(secret_selection.renew(0, 7, || unreachable!()), "offered before it was read");
+        assert!(!secret_selection.renew(7, 7, || unreachable!()), "refused once more");
+        assert!(secret_selection.renew(7, 7, || Some(8)) && secret_selection.renewed(8));
+        secret_selection.accepted();
+        assert!(secret_selection.renew(8, 8, || Some(9)), "it was right meanwhile");
         // A refusal of an attempt without a waiting client does not count for the next client.
-        let mut offers = Offers::default();
-        assert!(offers.refused(0, 2));
-        offers.begin();
-        assert!(offers.refused(1, 2) && !offers.refused(2, 2));
+        let mut secret_selection = SecretSelection::default();
+        assert!(secret_selection.refused(0, 2));
+        secret_selection.begin();
+        assert!(secret_selection.refused(1, 2) && !secret_selection.refused(2, 2));
         // An accepted secret is offered from then on, and all others are tried again once it is refused.
-        let mut offers = Offers::default();
-        assert!(offers.refused(0, 3) && offers.next() == 1);
-        offers.accepted();
-        assert!(offers.refused(1, 3) && offers.refused(2, 3) && !offers.refused(3, 3));
+        let mut secret_selection = SecretSelection::default();
+        assert!(secret_selection.refused(0, 3) && secret_selection.next() == 1);
+        secret_selection.accepted();
+        assert!(secret_selection.refused(1, 3) && secret_selection.refused(2, 3) && !secret_selection.refused(3, 3));
     }
 }

@@ -8,7 +8,7 @@ use topology::NodeId;
 
 use super::budget::CEILINGS;
 use super::{Budget, KEEP, PoolKey};
-use crate::core::{Core, Effect, Mail};
+use crate::core::{Core, CoreMessage, Effect};
 
 impl Core {
     /// Looks for room for a connection of pool `p` to `node`, which a shared limit does not allow. Returns true if there is room now; the connection
@@ -31,7 +31,7 @@ impl Core {
             && !place.asked
             && let Some((key, to)) = self.shared.budgets.idle_in_the_way_of(&budget, node, self.id)
         {
-            self.effects.push(Effect::Post { to, mail: Mail::Yield { key, node, from: self.id } });
+            self.effects.push(Effect::Post { to, message: CoreMessage::Yield { key, node, from: self.id } });
         }
         false
     }
@@ -50,7 +50,7 @@ impl Core {
         if let Some(s) = idle {
             self.metrics.server_connections_evicted.add(1);
             self.drop_server(s);
-            self.effects.push(Effect::Post { to: from, mail: Mail::Room });
+            self.effects.push(Effect::Post { to: from, message: CoreMessage::Room });
         }
     }
 
@@ -69,7 +69,7 @@ impl Core {
         self.metrics.server_connections_evicted.add(1);
         self.drop_server(s);
         // The pool that waits may be one of this worker's.
-        self.effects.push(Effect::Post { to, mail: Mail::Room });
+        self.effects.push(Effect::Post { to, message: CoreMessage::Room });
         true
     }
 

@@ -1,4 +1,4 @@
-//! Values of the session settings that all sessions of a place share, on every node.
+//! Values of the session settings that all sessions of a namespace share, on every node.
 //!
 //! The proxy sends some of them to a client at its login (`TimeZone`, `DateStyle` …), and the client's statements depend on the others
 //! (`search_path`, `statement_timeout` …). Each node has a `postgresql.conf` of its own, so nodes may disagree. The primary decides:
@@ -29,7 +29,7 @@ const MOST_UNTOLD: u32 = 5;
 /// Time after which another worker asks, if the one that claimed the question has not.
 const CLAIMED_FOR: Duration = Duration::from_secs(5);
 
-/// Values under which sessions of a place run, and those that each node would give them.
+/// Values under which sessions of a namespace run, and those that each node would give them.
 #[derive(Debug, Default)]
 pub(crate) struct Baseline {
     agreed: Option<Agreed>,

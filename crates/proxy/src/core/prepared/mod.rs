@@ -3,15 +3,15 @@
 //!
 //! ```text
 //!  a client's Parse ─▶ Statements (a worker's table) ─▶ Registry (the process) ─▶ Statement, one for each (scope, text, types)
-//!      Names: what the client calls it                                               Held: has a server connection got it?
+//!      Names: what the client calls it                                       ServerStatements: has a server connection got it?
 //! ```
 //!
 //! - [`Scope`]: what the meaning of a text depends on, besides the text. Statements of two scopes are never mixed up.
 //! - [`Names`]: the only place that changes what a client's names stand for. Each change can be undone, since a server
 //!   skips what follows an error.
-//! - [`Held`]: which statements one server connection has.
-//! - [`Baseline`](baseline::Baseline): the values that all sessions of a place begin with.
-//! - [`Bodies`]: under which parameters a server connection has read the literals in functions.
+//! - [`ServerStatements`]: which statements one server connection has.
+//! - [`Baseline`](baseline::Baseline): the values that all sessions of a namespace begin with.
+//! - [`CachedFunctionPlans`]: under which parameters a server connection has read the literals in functions.
 //! - [`Columns`]: the columns of a statement as clients were told of them.
 //! - `Parameters`: the types of a statement's parameters, which stay as the first server has settled them.
 //!
@@ -19,19 +19,19 @@
 //! PostgreSQL would have given. Nothing in here does I/O.
 
 pub(in crate::core) mod baseline;
-mod bodies;
 mod columns;
-mod held;
+mod function_plans;
 mod names;
 mod parameters;
 mod registry;
 mod scope;
+mod server_statements;
 mod statement;
 
-pub(crate) use bodies::Bodies;
 pub(crate) use columns::Columns;
-pub(crate) use held::{Dropped, Held, Unnamed};
+pub(crate) use function_plans::CachedFunctionPlans;
 pub(crate) use names::{Full, Names, Undo};
 pub(crate) use registry::{Registry, Statements};
-pub(crate) use scope::{Moment, Place, Reading, Scope};
+pub(crate) use scope::{ParseSettings, SchemaSnapshot, Scope, StatementNamespace};
+pub(crate) use server_statements::{Dropped, ServerStatements, Unnamed};
 pub(crate) use statement::{Statement, StatementName};

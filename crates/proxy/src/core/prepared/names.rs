@@ -264,7 +264,7 @@ mod tests {
         names.get(name).map(|statement| statement.id())
     }
 
-    fn told(names: &Names, name: &[u8]) -> bool {
+    fn message(names: &Names, name: &[u8]) -> bool {
         names.get_told(name).is_some_and(|(_, told)| told)
     }
 
@@ -304,7 +304,7 @@ mod tests {
         names.replace(b"a", statement(2));
         names.set_told(b"a", false);
         names.undo(undo);
-        assert_eq!((id(&names, b"a"), told(&names, b"a"), names.len()), (Some(1), true, 1));
+        assert_eq!((id(&names, b"a"), message(&names, b"a"), names.len()), (Some(1), true, 1));
         names.close(b"a").unwrap();
         assert!(names.named.is_none());
     }
@@ -317,10 +317,10 @@ mod tests {
         names.parse(b"", statement(2), ROOM).unwrap();
         let all = names.drop_all();
         let again = names.parse(b"a", statement(3), ROOM).unwrap();
-        assert_eq!((id(&names, b"a"), id(&names, b""), told(&names, b"a")), (Some(3), Some(2), false));
+        assert_eq!((id(&names, b"a"), id(&names, b""), message(&names, b"a")), (Some(3), Some(2), false));
         names.undo(again);
         names.undo(all);
-        assert_eq!((id(&names, b"a"), id(&names, b""), told(&names, b"a")), (Some(1), Some(2), true));
+        assert_eq!((id(&names, b"a"), id(&names, b""), message(&names, b"a")), (Some(1), Some(2), true));
     }
 
     #[test]
@@ -333,7 +333,7 @@ mod tests {
         assert!(names.is_told_of(&shared, None) && names.is_told_of(&shared, Some(b"b")));
         assert!(!names.is_told_of(&shared, Some(b"a")) && !names.is_told_of(&statement(1), None));
         names.replace(b"a", statement(2));
-        assert!(told(&names, b"a") && !names.is_told_of(&shared, None));
+        assert!(message(&names, b"a") && !names.is_told_of(&shared, None));
     }
 
     #[test]
@@ -347,7 +347,7 @@ mod tests {
         names.replace_for_now(b"b", statement(5));
         assert_eq!((id(&names, b"a"), id(&names, b"b")), (Some(4), Some(5)));
         assert_eq!(names.settled(b"a").map(|statement| statement.id()), Some(1));
-        assert!(told(&names, b"a"));
+        assert!(message(&names, b"a"));
         // Names that are closed meanwhile, and the undo of that.
         let undo = names.close(b"b").unwrap();
         names.settle();

@@ -12,7 +12,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::scope::{Moment, SETTLED_AFTER};
+use super::scope::{SETTLED_AFTER, SchemaSnapshot};
 
 /// Types that PostgreSQL treats as undeclared in a Parse: none, `unknown`, `void`.
 const OPEN: [u32; 3] = [0, 705, 2278];
@@ -25,7 +25,7 @@ pub(super) struct Parameters {
     open: bool,
     /// Types as in Parse and ParameterDescription: the count (Int16), then the type OIDs (Int32 each).
     settled: OnceLock<Box<[u8]>>,
-    /// Time at which a server last determined the same types for a fresh Parse, as milliseconds of a [`Moment`] plus 1; 0: never. Stored after
+    /// Time at which a server last determined the same types for a fresh Parse, as milliseconds of a [`SchemaSnapshot`] plus 1; 0: never. Stored after
     /// `version` and `doubts`.
     asked: AtomicU64,
     /// The version of the schema at that check. `doubts`: the number of doubts then.
@@ -34,7 +34,7 @@ pub(super) struct Parameters {
 }
 
 impl Parameters {
-    /// Creates the parameters of a text with the types declared in its Parse, and the number of doubts about its place until then.
+    /// Creates the parameters of a text with the types declared in its Parse, and the number of doubts about its namespace until then.
     pub(super) fn new(text: &[u8], declared: &[u8], doubts: u64) -> Parameters {
         Parameters {
             open: is_open(text, declared),
@@ -59,15 +59,15 @@ impl Parameters {
         **self.settled.get_or_init(|| types.into()) == *types
     }
 
-    /// Records that a server, asked `at` that moment, has determined the same types for a fresh Parse as the first one.
-    pub(super) fn are_still_so(&self, at: Moment) {
+    /// Records that a server, asked `at` that snapshot, has determined the same types for a fresh Parse as the first one.
+    pub(super) fn are_still_so(&self, at: SchemaSnapshot) {
         self.version.store(at.version, Ordering::Relaxed);
         self.doubts.store(at.doubts, Ordering::Relaxed);
         self.asked.store(at.millis.saturating_add(1), Ordering::Release);
     }
 
     /// True if a fresh Parse would determine the same types as the first, as far as known without asking.
-    pub(super) fn are_sure(&self, now: Moment) -> bool {
+    pub(super) fn are_sure(&self, now: SchemaSnapshot) -> bool {
         if self.doubts.load(Ordering::Relaxed) != now.doubts {
             return false;
         }
@@ -133,9 +133,9 @@ mod tests {
     #[test]
     fn how_long_an_answer_is_good() {
         let registry = Registry::default();
-        let place = registry.place(("d", "u"), "");
+        let namespace = registry.namespace(("d", "u"), "");
         let begin = Instant::now();
-        let at = |millis| place.moment(begin + Duration::from_millis(millis));
+        let at = |millis| namespace.snapshot(begin + Duration::from_millis(millis));
         let parameters = Parameters::new(b"select $1", &types(&[]), 0);
         assert!(!parameters.are_sure(at(0)), "no server was asked");
         assert!(parameters.settle(&types(&[23])) && parameters.settle(&types(&[23])));
@@ -148,22 +148,22 @@ mod tests {
         assert!(parameters.are_sure(at(499)));
         // A statement that may hide DDL has run.
         let before = at(20_000);
-        place.schema().changes(begin + Duration::from_secs(20), false);
+        namespace.schema().changes(begin + Duration::from_secs(20), false);
         parameters.are_still_so(before);
         assert!(parameters.are_sure(at(20_999)) && !parameters.are_sure(at(21_000)));
         parameters.are_still_so(at(21_000));
         assert!(parameters.are_sure(at(30_000)));
         // A server connection has ended, also between a question and its answer.
         let before = at(30_000);
-        place.doubt();
+        namespace.invalidate();
         assert!(!parameters.are_sure(at(30_000)));
         parameters.are_still_so(before.answered(at(30_001)));
         assert!(!parameters.are_sure(at(30_001)));
         parameters.are_still_so(at(30_000));
         assert!(parameters.are_sure(at(30_000)));
         // Schemas of other databases and connections of other users do not count.
-        registry.place(("d", "v"), "").doubt();
-        registry.place(("e", "u"), "").schema().changes(begin, true);
+        registry.namespace(("d", "v"), "").invalidate();
+        registry.namespace(("e", "u"), "").schema().changes(begin, true);
         assert!(parameters.are_sure(at(30_000)));
         assert!(Parameters::new(b"select 1", &types(&[]), 1).are_sure(at(0)));
         assert!(!Parameters::new(b"select 1", &types(&[]), 0).are_sure(at(0)), "it was made before the doubt");

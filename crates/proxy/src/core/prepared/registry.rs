@@ -12,7 +12,7 @@ use sql::{Class, Flags, Meaning, has_moving_literal, meaning_of};
 use topology::NodeId;
 
 use super::baseline::Differences;
-use super::scope::{Known, Place, Reading, Schema, Scope};
+use super::scope::{Known, ParseSettings, Schema, Scope, StatementNamespace};
 use super::statement::Statement;
 
 /// Parts of the table of statements, each with its own lock.
@@ -23,7 +23,7 @@ const SLACK: usize = 256 << 10;
 /// longer share statements.
 const MOST_READINGS: usize = 1 << 16;
 
-/// The process's statements, and the numbers that stand for places and sets of parameters. A lock is taken when a
+/// The process's statements, and the numbers that stand for namespaces and sets of parameters. A lock is taken when a
 /// worker meets a text, a set of parameters, or a pair of database and user for the first time, and in
 /// [`Registry::literals_of`].
 #[derive(Debug)]
@@ -34,9 +34,9 @@ pub(crate) struct Registry {
     hasher: RandomState,
     born: Instant,
     shards: [Mutex<Shard>; SHARDS],
-    places: Mutex<Places>,
+    namespaces: Mutex<Namespaces>,
     /// Sets of parameters, each with its number.
-    readings: Mutex<HashMap<Settings, u64>>,
+    parse_settings: Mutex<HashMap<Settings, u64>>,
 }
 
 /// Names and values, sorted.
@@ -55,8 +55,8 @@ struct Shard {
 type PlaceName = (Arc<str>, Arc<str>, Arc<str>);
 
 #[derive(Debug, Default)]
-struct Places {
-    by_name: HashMap<PlaceName, Weak<Place>>,
+struct Namespaces {
+    by_name: HashMap<PlaceName, Weak<StatementNamespace>>,
     schemas: HashMap<Arc<str>, Weak<Schema>>,
     /// Entries after the last sweep.
     swept: usize,
@@ -69,8 +69,8 @@ impl Default for Registry {
             hasher: RandomState::default(),
             born: Instant::now(),
             shards: Default::default(),
-            places: Mutex::default(),
-            readings: Mutex::default(),
+            namespaces: Mutex::default(),
+            parse_settings: Mutex::default(),
         }
     }
 }
@@ -84,36 +84,37 @@ impl Registry {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The place of this database and this user, by their names on the servers, for sessions that begin with `start`
+    /// The namespace of this database and this user, by their names on the servers, for sessions that begin with `start`
     /// (parameters and statements of the configuration; empty: with none).
-    pub(crate) fn place(&self, (database, user): (&str, &str), start: &str) -> Arc<Place> {
-        let mut places = lock(&self.places);
+    pub(crate) fn namespace(&self, (database, user): (&str, &str), start: &str) -> Arc<StatementNamespace> {
+        let mut namespaces = lock(&self.namespaces);
         let key: PlaceName = (database.into(), user.into(), start.into());
-        if let Some(place) = places.by_name.get(&key).and_then(Weak::upgrade) {
-            return place;
+        if let Some(namespace) = namespaces.by_name.get(&key).and_then(Weak::upgrade) {
+            return namespace;
         }
-        if places.by_name.len() + places.schemas.len() > 2 * places.swept + 64 {
-            places.by_name.retain(|_, place| place.strong_count() > 0);
-            places.schemas.retain(|_, schema| schema.strong_count() > 0);
-            places.swept = places.by_name.len() + places.schemas.len();
+        if namespaces.by_name.len() + namespaces.schemas.len() > 2 * namespaces.swept + 64 {
+            namespaces.by_name.retain(|_, namespace| namespace.strong_count() > 0);
+            namespaces.schemas.retain(|_, schema| schema.strong_count() > 0);
+            namespaces.swept = namespaces.by_name.len() + namespaces.schemas.len();
         }
-        let known = places.schemas.get(database).and_then(Weak::upgrade);
+        let known = namespaces.schemas.get(database).and_then(Weak::upgrade);
         let schema = known.unwrap_or_else(|| {
             let schema = Arc::new(Schema::new(self.born));
-            places.schemas.insert(key.0.clone(), Arc::downgrade(&schema));
+            namespaces.schemas.insert(key.0.clone(), Arc::downgrade(&schema));
             schema
         });
-        let place = Arc::new(Place::new(self.number(), schema));
-        places.by_name.insert(key, Arc::downgrade(&place));
-        place
+        let namespace = Arc::new(StatementNamespace::new(self.number(), schema));
+        namespaces.by_name.insert(key, Arc::downgrade(&namespace));
+        namespace
     }
 
-    /// In what a node's own session settings differ from those under which sessions run, over all places.
+    /// In what a node's own session settings differ from those under which sessions run, over all namespaces.
     pub(crate) fn differences(&self, node: NodeId) -> Differences {
-        let all: Vec<Arc<Place>> = lock(&self.places).by_name.values().filter_map(Weak::upgrade).collect();
+        let all: Vec<Arc<StatementNamespace>> =
+            lock(&self.namespaces).by_name.values().filter_map(Weak::upgrade).collect();
         let mut differences = Differences::default();
-        for place in all {
-            let of = place.baseline(|baseline| baseline.differences(node));
+        for namespace in all {
+            let of = namespace.baseline(|baseline| baseline.differences(node));
             differences.names.extend(of.names);
             differences.refused |= of.refused;
         }
@@ -122,11 +123,14 @@ impl Registry {
         differences
     }
 
-    /// The reading for these parameters, which are sorted by name. Parameters that do not change how a text is read are
+    /// The parse settings for these parameters, which are sorted by name. Parameters that do not change how a text is read are
     /// left out.
-    pub(crate) fn reading<'a>(&self, parameters: impl Iterator<Item = &'a (String, String)> + Clone) -> Reading {
+    pub(crate) fn parse_settings<'a>(
+        &self,
+        parameters: impl Iterator<Item = &'a (String, String)> + Clone,
+    ) -> ParseSettings {
         let of = |meaning| parameters.clone().filter(move |(name, _)| meaning_of(name) == meaning);
-        Reading { names: self.number_of(of(Meaning::Anything)), literals: self.number_of(of(Meaning::Literals)) }
+        ParseSettings { names: self.number_of(of(Meaning::Anything)), literals: self.number_of(of(Meaning::Literals)) }
     }
 
     /// The number of a set of parameters; 0 for the empty set.
@@ -135,7 +139,7 @@ impl Registry {
         if list.is_empty() {
             return 0;
         }
-        let mut readings = lock(&self.readings);
+        let mut readings = lock(&self.parse_settings);
         if let Some(&number) = readings.get(&list) {
             return number;
         }
@@ -147,20 +151,26 @@ impl Registry {
         number
     }
 
-    /// The parameters of a reading that matter to string literals; `None` if they have been forgotten. Takes time
+    /// The parameters of parse settings that matter to string literals; `None` if they have been forgotten. Takes time
     /// linear in the number of sets.
-    pub(crate) fn literals_of(&self, reading: Reading) -> Option<Box<[(String, String)]>> {
-        if reading.literals == 0 {
+    pub(crate) fn literals_of(&self, parse_settings: ParseSettings) -> Option<Box<[(String, String)]>> {
+        if parse_settings.literals == 0 {
             return Some(Box::default());
         }
-        let readings = lock(&self.readings);
-        let found = readings.iter().find(|(_, number)| **number == reading.literals);
+        let readings = lock(&self.parse_settings);
+        let found = readings.iter().find(|(_, number)| **number == parse_settings.literals);
         found.map(|(list, _)| list.clone())
     }
 
     /// A new statement for one client alone.
-    pub(crate) fn private(&self, place: &Place, text: &[u8], types: &[u8], class: Class) -> Arc<Statement> {
-        Arc::new(Statement::new(self.number(), None, text, types, class, place.known()))
+    pub(crate) fn private(
+        &self,
+        namespace: &StatementNamespace,
+        text: &[u8],
+        types: &[u8],
+        class: Class,
+    ) -> Arc<Statement> {
+        Arc::new(Statement::new(self.number(), None, text, types, class, namespace.known()))
     }
 
     /// The statement for this scope and text. Two kinds of texts give a new statement each time: those with a literal such as `'now'`, which is
@@ -231,17 +241,17 @@ impl Statements {
         Statements { registry, table: HashTable::new(), most: most.max(16), bytes: 0, most_bytes: 16 << 20, clock: 0 }
     }
 
-    /// The statement for this text, types, place and reading. The table keeps only texts that a server has accepted:
+    /// The statement for this text, types, namespace and parse settings. The table keeps only texts that a server has accepted:
     /// any other may not even be SQL.
     pub(crate) fn get(
         &mut self,
-        place: &Place,
-        reading: Reading,
+        namespace: &StatementNamespace,
+        parse_settings: ParseSettings,
         text: &[u8],
         types: &[u8],
         class: Class,
     ) -> Arc<Statement> {
-        let (scope, known) = (Scope::new(place, reading.of(text)), place.known());
+        let (scope, known) = (Scope::new(namespace, parse_settings.of(text)), namespace.known());
         self.clock += 1;
         let hash = self.registry.hasher.hash_one((scope, text, types));
         let found = self.table.find_mut(hash, |entry| entry.hash == hash && entry.statement.is(scope, text, types));
@@ -308,8 +318,8 @@ mod tests {
         World { a: table(), b: table(), registry }
     }
 
-    fn get(table: &mut Statements, place: &Place, text: &str) -> Arc<Statement> {
-        let statement = table.get(place, Reading::DEFAULT, text.as_bytes(), NO_TYPES, Class::UNKNOWN);
+    fn get(table: &mut Statements, namespace: &StatementNamespace, text: &str) -> Arc<Statement> {
+        let statement = table.get(namespace, ParseSettings::DEFAULT, text.as_bytes(), NO_TYPES, Class::UNKNOWN);
         statement.accept();
         statement
     }
@@ -317,38 +327,43 @@ mod tests {
     #[test]
     fn one_content_is_one_statement_across_workers_and_evictions() {
         let mut world = world();
-        let place = world.registry.place(("d", "u"), "");
-        let first = get(&mut world.a, &place, "select 1");
-        assert!(Arc::ptr_eq(&first, &get(&mut world.b, &place, "select 1")));
-        let typed = world.a.get(&place, Reading::DEFAULT, b"select 1", b"\0\x01\0\0\0\x17", Class::UNKNOWN);
+        let namespace = world.registry.namespace(("d", "u"), "");
+        let first = get(&mut world.a, &namespace, "select 1");
+        assert!(Arc::ptr_eq(&first, &get(&mut world.b, &namespace, "select 1")));
+        let typed = world.a.get(&namespace, ParseSettings::DEFAULT, b"select 1", b"\0\x01\0\0\0\x17", Class::UNKNOWN);
         assert_ne!(first.id(), typed.id());
         for i in 0..1000 {
-            get(&mut world.a, &place, &format!("select {i}, x"));
+            get(&mut world.a, &namespace, &format!("select {i}, x"));
             assert!(world.a.table.len() <= 16);
         }
-        assert!(Arc::ptr_eq(&first, &get(&mut world.a, &place, "select 1")));
+        assert!(Arc::ptr_eq(&first, &get(&mut world.a, &namespace, "select 1")));
     }
 
     #[test]
     fn databases_users_and_parameters_have_statements_of_their_own() {
         let mut world = world();
         let registry = world.registry.clone();
-        let places = [("d", "u"), ("e", "u"), ("d", "v")].map(|(database, user)| registry.place((database, user), ""));
-        assert!(Arc::ptr_eq(&places[0], &registry.place(("d", "u"), "")));
-        let reading = |name: &str, value: &str| registry.reading([(name.to_owned(), value.to_owned())].iter());
+        let places =
+            [("d", "u"), ("e", "u"), ("d", "v")].map(|(database, user)| registry.namespace((database, user), ""));
+        assert!(Arc::ptr_eq(&places[0], &registry.namespace(("d", "u"), "")));
+        let parse_settings =
+            |name: &str, value: &str| registry.parse_settings([(name.to_owned(), value.to_owned())].iter());
         let readings = [
-            Reading::DEFAULT,
-            reading("timezone", "UTC"),
-            reading("timezone", "Asia/Tokyo"),
-            reading("search_path", "a"),
-            reading("search_path", "b"),
+            ParseSettings::DEFAULT,
+            parse_settings("timezone", "UTC"),
+            parse_settings("timezone", "Asia/Tokyo"),
+            parse_settings("search_path", "a"),
+            parse_settings("search_path", "b"),
         ];
-        assert_eq!((reading("timezone", "UTC"), reading("app.tenant", "a")), (readings[1], Reading::DEFAULT));
+        assert_eq!(
+            (parse_settings("timezone", "UTC"), parse_settings("app.tenant", "a")),
+            (readings[1], ParseSettings::DEFAULT)
+        );
         let mut different = |text: &str| {
             let mut ids = Vec::new();
-            for place in &places {
-                for reading in readings {
-                    ids.push(world.a.get(place, reading, text.as_bytes(), NO_TYPES, Class::UNKNOWN).id());
+            for namespace in &places {
+                for parse_settings in readings {
+                    ids.push(world.a.get(namespace, parse_settings, text.as_bytes(), NO_TYPES, Class::UNKNOWN).id());
                 }
             }
             ids.sort_unstable();
@@ -369,18 +384,21 @@ mod tests {
     #[test]
     fn after_ddl_a_content_is_a_new_statement() {
         let mut world = world();
-        let place = world.registry.place(("d", "u"), "");
+        let namespace = world.registry.namespace(("d", "u"), "");
         let begin = Class { control: sql::Control::Begin { read_only: false }, ..Class::UNKNOWN };
         let mut both = |text: &str, class: Class| {
-            let one = world.a.get(&place, Reading::DEFAULT, text.as_bytes(), NO_TYPES, class);
+            let one = world.a.get(&namespace, ParseSettings::DEFAULT, text.as_bytes(), NO_TYPES, class);
             one.accept();
-            assert!(Arc::ptr_eq(&one, &world.b.get(&place, Reading::DEFAULT, text.as_bytes(), NO_TYPES, class)));
+            assert!(Arc::ptr_eq(
+                &one,
+                &world.b.get(&namespace, ParseSettings::DEFAULT, text.as_bytes(), NO_TYPES, class)
+            ));
             one.id()
         };
         let before = (both("table t", Class::UNKNOWN), both("begin", begin));
-        place.schema().changes(Instant::now(), false);
+        namespace.schema().changes(Instant::now(), false);
         assert_eq!((both("table t", Class::UNKNOWN), both("begin", begin)), before);
-        place.schema().changes(Instant::now(), true);
+        namespace.schema().changes(Instant::now(), true);
         assert_ne!(both("table t", Class::UNKNOWN), before.0);
         assert_eq!(both("begin", begin), before.1);
     }
@@ -388,8 +406,9 @@ mod tests {
     #[test]
     fn a_time_in_a_text_is_nobody_elses() {
         let mut world = world();
-        let place = world.registry.place(("d", "u"), "");
-        let (one, other) = (get(&mut world.a, &place, "select 'now'"), get(&mut world.a, &place, "select 'now'"));
+        let namespace = world.registry.namespace(("d", "u"), "");
+        let (one, other) =
+            (get(&mut world.a, &namespace, "select 'now'"), get(&mut world.a, &namespace, "select 'now'"));
         assert!(one.id() != other.id() && one.scope().is_none());
         assert_eq!(world.registry.kept().0, 0);
     }
@@ -397,22 +416,28 @@ mod tests {
     #[test]
     fn texts_that_nobody_has_any_more_are_not_kept() {
         let mut world = world();
-        let place = world.registry.place(("d", "u"), "");
+        let namespace = world.registry.namespace(("d", "u"), "");
         // Together they are twice what may be kept; longer ones take a minute where nothing is optimised.
         const LONG: usize = 64 << 10;
         let long = "x".repeat(LONG);
         world.a.most_bytes = 16 * LONG;
         for n in 0..300 {
             // No server has taken it.
-            drop(world.a.get(&place, Reading::DEFAULT, format!("{n} {long}").as_bytes(), NO_TYPES, Class::UNKNOWN));
+            drop(world.a.get(
+                &namespace,
+                ParseSettings::DEFAULT,
+                format!("{n} {long}").as_bytes(),
+                NO_TYPES,
+                Class::UNKNOWN,
+            ));
         }
         let (_, bytes) = world.registry.kept();
         assert!(bytes <= SHARDS * (LONG + 2 * SLACK), "{bytes}");
         assert_eq!(world.a.bytes, 0);
         // Nor are those that servers have taken, but for a worker's table.
         for n in 0..300 {
-            get(&mut world.a, &place, &format!("{n} {long}"));
-            get(&mut world.a, &place, &format!("{n} {long}"));
+            get(&mut world.a, &namespace, &format!("{n} {long}"));
+            get(&mut world.a, &namespace, &format!("{n} {long}"));
         }
         assert!(world.a.bytes <= world.a.most_bytes);
         let (_, bytes) = world.registry.kept();
@@ -422,16 +447,16 @@ mod tests {
     #[test]
     fn places_that_nobody_has_any_more_are_forgotten() {
         let registry = Registry::default();
-        let kept = registry.place(("d", "u"), "");
+        let kept = registry.namespace(("d", "u"), "");
         for n in 0..10_000 {
-            registry.place((&n.to_string(), "u"), "");
+            registry.namespace((&n.to_string(), "u"), "");
         }
-        let places = lock(&registry.places);
-        assert!(places.by_name.len() < 200 && places.schemas.len() < 200);
-        drop(places);
-        assert!(Arc::ptr_eq(&kept, &registry.place(("d", "u"), "")));
+        let namespaces = lock(&registry.namespaces);
+        assert!(namespaces.by_name.len() < 200 && namespaces.schemas.len() < 200);
+        drop(namespaces);
+        assert!(Arc::ptr_eq(&kept, &registry.namespace(("d", "u"), "")));
         // Sessions that begin otherwise read the same text otherwise, but see the same schema.
-        let other = registry.place(("d", "u"), "search_path=s\0");
+        let other = registry.namespace(("d", "u"), "search_path=s\0");
         assert!(!Arc::ptr_eq(&kept, &other) && std::ptr::eq(kept.schema(), other.schema()));
     }
 }

@@ -19,60 +19,60 @@ pub(crate) const SETTLED_AFTER: Duration = Duration::from_secs(10);
 /// parameters: `search_path`, `role`, and those by which literals are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Scope {
-    place: u64,
-    reading: Reading,
+    namespace: u64,
+    parse_settings: ParseSettings,
 }
 
 /// A set of parameters that change how a text is read, as numbers of this process. A number is never used for another
 /// set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub(crate) struct Reading {
+pub(crate) struct ParseSettings {
     /// Number of the parameters that matter to any text; 0 if the session has set none of them.
     pub(super) names: u64,
     /// Number of the parameters that matter to string literals; 0 likewise.
     pub(super) literals: u64,
 }
 
-impl Reading {
+impl ParseSettings {
     /// The servers' defaults: the session has set no such parameter.
-    pub(crate) const DEFAULT: Reading = Reading { names: 0, literals: 0 };
+    pub(crate) const DEFAULT: ParseSettings = ParseSettings { names: 0, literals: 0 };
 
-    /// Returns the part of the reading that matters to this text.
-    pub(crate) fn of(self, text: &[u8]) -> Reading {
-        if self.literals == 0 || has_literal(text) { self } else { Reading { literals: 0, ..self } }
+    /// Returns the part of the parse settings that matters to this text.
+    pub(crate) fn of(self, text: &[u8]) -> ParseSettings {
+        if self.literals == 0 || has_literal(text) { self } else { ParseSettings { literals: 0, ..self } }
     }
 
-    /// True if the two readings differ only in how literals are read. A statement that was prepared under one of them
+    /// True if the two sets differ only in how literals are read. A statement that was prepared under one of them
     /// then keeps its meaning under the other: PostgreSQL analyses a prepared statement again when names change their
     /// meaning, but not when `DateStyle` changes.
-    pub(crate) fn differs_in_literals(self, other: Reading) -> bool {
+    pub(crate) fn differs_in_literals(self, other: ParseSettings) -> bool {
         self.names == other.names && self.literals != other.literals
     }
 }
 
 impl Scope {
-    /// Returns the scope of this place and this reading.
-    pub(crate) fn new(place: &Place, reading: Reading) -> Scope {
-        Scope { place: place.number, reading }
+    /// Returns the scope of this namespace and these parse settings.
+    pub(crate) fn new(namespace: &StatementNamespace, parse_settings: ParseSettings) -> Scope {
+        Scope { namespace: namespace.number, parse_settings }
     }
 
-    /// Returns the reading.
-    pub(crate) fn reading(self) -> Reading {
-        self.reading
+    /// Returns the parse settings.
+    pub(crate) fn parse_settings(self) -> ParseSettings {
+        self.parse_settings
     }
 
     /// True if the scope is of this database and user.
-    pub(crate) fn is_at(self, place: &Place) -> bool {
-        self.place == place.number
+    pub(crate) fn is_at(self, namespace: &StatementNamespace) -> bool {
+        self.namespace == namespace.number
     }
 }
 
 /// A database, by its name on the servers, a user, and the initial state of sessions by the configuration.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct StatementNamespace {
     number: u64,
     schema: Arc<Schema>,
-    /// Grows when a server connection of this place ends. Earlier knowledge may be about another database, or another search path: `DROP DATABASE d
+    /// Grows when a server connection of this namespace ends. Earlier knowledge may be about another database, or another search path: `DROP DATABASE d
     /// WITH (FORCE); CREATE DATABASE d …` ends all connections, and new ones lead to the new database under the same name.
     doubts: AtomicU64,
     /// Grows when new server connections begin with other parameters than those that there are: a connection that was opened under a lower
@@ -87,9 +87,9 @@ pub(crate) struct Place {
     is_agreed: AtomicBool,
 }
 
-impl Place {
-    pub(super) fn new(number: u64, schema: Arc<Schema>) -> Place {
-        Place {
+impl StatementNamespace {
+    pub(super) fn new(number: u64, schema: Arc<Schema>) -> StatementNamespace {
+        StatementNamespace {
             number,
             schema,
             doubts: AtomicU64::new(0),
@@ -101,13 +101,13 @@ impl Place {
         }
     }
 
-    /// Notes that a server connection of this place has ended: before the known types and columns of a text are given to another client, a server is
-    /// asked.
-    pub(crate) fn doubt(&self) {
+    /// Notes that a server connection of this namespace has ended: before the known types and columns of a text are given to another client, a server
+    /// is asked.
+    pub(crate) fn invalidate(&self) {
         self.doubts.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns the version of the meaning of texts here, as far as this process knows: it grows with the schema's, and with each doubt.
+    /// Returns the version of the meaning of texts here, as far as this process knows: it grows with the schema's, and with each invalidation.
     pub(crate) fn version(&self) -> u64 {
         self.schema.version() + self.doubts.load(Ordering::Acquire)
     }
@@ -203,15 +203,15 @@ impl Place {
         self.is_agreed.load(Ordering::Acquire)
     }
 
-    /// Returns the current knowledge of the place.
+    /// Returns the current knowledge of the namespace.
     pub(super) fn known(&self) -> Known {
         Known { declared: self.schema.declared(), doubts: self.doubts.load(Ordering::Acquire) }
     }
 
-    /// Returns this moment.
-    pub(crate) fn moment(&self, now: Instant) -> Moment {
+    /// Returns the snapshot of `now`.
+    pub(crate) fn snapshot(&self, now: Instant) -> SchemaSnapshot {
         let doubts = self.doubts.load(Ordering::Acquire);
-        Moment { millis: self.schema.millis(now), version: self.schema.version(), doubts }
+        SchemaSnapshot { millis: self.schema.millis(now), version: self.schema.version(), doubts }
     }
 
     /// Returns the schema of the database.
@@ -233,29 +233,29 @@ pub(crate) struct Schema {
     last: AtomicU64,
 }
 
-/// Knowledge of a place when a statement was made.
+/// Knowledge of a namespace when a statement was made.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Known {
     /// [`Schema::declared`].
     pub(super) declared: u64,
-    /// Number of doubts about the place until then.
+    /// Number of doubts about the namespace until then.
     pub(super) doubts: u64,
 }
 
-/// A point in time, and the knowledge of a place then.
+/// A point in time, and the knowledge of a namespace then.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Moment {
+pub(crate) struct SchemaSnapshot {
     /// Milliseconds since the process's table of statements was made.
     pub(super) millis: u64,
     pub(super) version: u64,
-    /// Number of doubts about the place until then.
+    /// Number of doubts about the namespace until then.
     pub(super) doubts: u64,
 }
 
-impl Moment {
-    /// Returns the moment of the answer to a question asked at this moment: the version of the schema and the doubts are those of the question.
-    pub(crate) fn answered(self, now: Moment) -> Moment {
-        Moment { millis: now.millis, ..self }
+impl SchemaSnapshot {
+    /// Returns the snapshot of the answer to a question asked at this snapshot: the version of the schema and the doubts are those of the question.
+    pub(crate) fn answered(self, now: SchemaSnapshot) -> SchemaSnapshot {
+        SchemaSnapshot { millis: now.millis, ..self }
     }
 }
 

@@ -10,7 +10,7 @@ use sql::{Access, Changes, Class, Flags};
 
 use super::columns::Columns;
 use super::parameters::Parameters;
-use super::scope::{Known, Moment, SETTLED_AFTER, Scope};
+use super::scope::{Known, SETTLED_AFTER, SchemaSnapshot, Scope};
 
 /// Maximum length in bytes of an unnamed statement that server connections keep.
 const MOST_UNNAMED: usize = 8 << 10;
@@ -141,7 +141,7 @@ impl Statement {
 
     /// Records a server's description of a fresh Parse of the text; `None` for one that is too long to compare. If the statement was prepared with
     /// other parameters, or returns other columns, no further client gets the statement.
-    pub(crate) fn parses_as(&self, parameters: Option<&[u8]>, columns: Option<Columns>, at: Moment) {
+    pub(crate) fn parses_as(&self, parameters: Option<&[u8]>, columns: Option<Columns>, at: SchemaSnapshot) {
         let same = parameters.is_some_and(|types| self.has_types(types))
             && columns.is_none_or(|columns| self.columns().is_none_or(|told| told == columns));
         if same {
@@ -157,7 +157,7 @@ impl Statement {
     }
 
     /// True if a Parse of the text would give this statement's parameters and columns, as far as known without asking a server.
-    pub(crate) fn is_sure(&self, now: Moment) -> bool {
+    pub(crate) fn is_sure(&self, now: SchemaSnapshot) -> bool {
         let settled = !self.parameters.are_open();
         let rowless = self.class.flags.has(Flags::ROWLESS) || self.class.control != sql::Control::None;
         (settled && rowless) || self.parameters.are_sure(now)

@@ -8,8 +8,8 @@ use wire::frontend::{Message, messages};
 use super::strong::Reach;
 use crate::config::{Consistency, PoolMode, RouteTo};
 use crate::core::Core;
-use crate::core::pool::Want;
-use crate::core::session::{Mark, Sole, Unit, begins_read_only};
+use crate::core::pool::NodeRequest;
+use crate::core::session::{ReadBound, SingleStatement, Unit, begins_read_only};
 
 /// Settings of the session, the listener and the database that decide the route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,21 +37,21 @@ pub(in crate::core) enum Begun {
 }
 
 /// Decides from plain values.
-pub(in crate::core) fn want(unit: &Unit, session: Session) -> Want {
+pub(in crate::core) fn node_request(unit: &Unit, session: Session) -> NodeRequest {
     if session.refused || session.pinned || session.mode == PoolMode::Session {
-        return Want::Primary;
+        return NodeRequest::Primary;
     }
     if unit.primary_only {
-        return Want::Primary;
+        return NodeRequest::Primary;
     }
     let hint = match session.begun {
         Begun::No => unit.hint,
-        Begun::ReadWrite => return Want::Primary,
+        Begun::ReadWrite => return NodeRequest::Primary,
         Begun::ReadOnly(hint) => hint.or(unit.hint),
     };
     // A transaction on a replica would see the commits before its own begin, not those before each of its reads.
     if session.strong && (!unit.read || session.begun != Begun::No) {
-        return Want::Primary;
+        return NodeRequest::Primary;
     }
     let route = match hint {
         Some(Hint::Primary) => RouteTo::Primary,
@@ -60,17 +60,22 @@ pub(in crate::core) fn want(unit: &Unit, session: Session) -> Want {
         None => session.route,
     };
     match route {
-        RouteTo::Primary => Want::Primary,
+        RouteTo::Primary => NodeRequest::Primary,
         // A unit that was too long to be kept could not be sent to the primary after a replica's refusal.
-        RouteTo::Replica if unit.whole => Want::Read,
-        RouteTo::Auto if unit.whole && unit.read => Want::Read,
+        RouteTo::Replica if unit.whole => NodeRequest::Read,
+        RouteTo::Auto if unit.whole && unit.read => NodeRequest::Read,
         // `P begin B E P B E S`: as with a BEGIN that was put off, the first statement in the transaction decides. After a BEGIN that has to be sent
         // by itself nothing is known: the next statement may be `txid_current()` or LOCK TABLE.
-        RouteTo::Auto if unit.whole && unit.begin_read_only && unit.writes_nothing && unit.sole != Sole::Begin => {
-            Want::Read
+        RouteTo::Auto
+            if unit.whole
+                && unit.begin_read_only
+                && unit.writes_nothing
+                && unit.statement_kind != SingleStatement::Begin =>
+        {
+            NodeRequest::Read
         }
-        RouteTo::Auto if unit.whole && unit.writes_nothing && session.begun != Begun::No => Want::Read,
-        RouteTo::Replica | RouteTo::Auto => Want::Primary,
+        RouteTo::Auto if unit.whole && unit.writes_nothing && session.begun != Begun::No => NodeRequest::Read,
+        RouteTo::Replica | RouteTo::Auto => NodeRequest::Primary,
     }
 }
 
@@ -82,7 +87,7 @@ pub(in crate::core) fn less_loaded(first: (usize, u32), second: (usize, u32)) ->
 
 impl Core {
     /// Returns the kind of node that the client's unit needs.
-    pub(in crate::core) fn want(&self, c: usize) -> Want {
+    pub(in crate::core) fn node_request(&self, c: usize) -> NodeRequest {
         let client = &self.clients[c];
         let session = Session {
             route: client.route.unwrap_or(RouteTo::Auto),
@@ -96,7 +101,7 @@ impl Core {
             },
             strong: self.consistency(c) == Consistency::Strong,
         };
-        want(&client.unit, session)
+        node_request(&client.unit, session)
     }
 
     /// Returns the node for a read: the less loaded of two replicas chosen at random from those that have replayed what the client must see; the
@@ -106,7 +111,7 @@ impl Core {
             // There is nothing to choose from, and its position does not matter.
             return self.view.primary;
         }
-        if !self.pools[p].place.is_agreed() && self.view.primary.is_some() {
+        if !self.pools[p].namespace.is_agreed() && self.view.primary.is_some() {
             // Other nodes' sessions begin with the primary's values, which no session has told yet.
             return self.view.primary;
         }
@@ -173,18 +178,22 @@ impl Core {
         }
         let oracle = self.shared.topology.oracle();
         let term = u64::from(self.view.term.timeline);
-        self.clients[c].mark.resolve(oracle, term)
+        self.clients[c].read_bound.resolve(oracle, term)
     }
 
     /// Makes the client's reads see everything that another session has seen, which issued this token.
-    pub(in crate::core) fn must_see(&mut self, c: usize, token: Mark) {
-        let mark = match (self.clients[c].mark, token) {
-            (Mark::At { term, lsn }, Mark::At { term: of, lsn: other }) if (term, lsn) >= (of, other) => return,
+    pub(in crate::core) fn must_see(&mut self, c: usize, token: ReadBound) {
+        let read_bound = match (self.clients[c].read_bound, token) {
+            (ReadBound::At { term, lsn }, ReadBound::At { term: of, lsn: other }) if (term, lsn) >= (of, other) => {
+                return;
+            }
             // Which of the two is later is not known yet: the primary is past both.
-            (Mark::Wrote | Mark::Asked(_), _) => Mark::Asked(self.shared.topology.oracle().ticket_for_later()),
+            (ReadBound::Wrote | ReadBound::Asked(_), _) => {
+                ReadBound::Asked(self.shared.topology.oracle().ticket_for_later())
+            }
             (_, token) => token,
         };
-        self.clients[c].mark = mark;
+        self.clients[c].read_bound = read_bound;
     }
 
     /// Notes that the client has committed something, which its reads must see. Nothing waits for the commit's position: until it is known, reads go
@@ -192,8 +201,8 @@ impl Core {
     pub(in crate::core) fn mark_write(&mut self, c: usize) {
         // Its reads may be given to no other node, or need not see it: should that change, the first of them asks.
         let unasked = self.view.nodes.len() < 2 || self.consistency(c) != Consistency::Session;
-        self.clients[c].mark =
-            if unasked { Mark::Wrote } else { Mark::Asked(self.shared.topology.oracle().ticket_for_later()) };
+        self.clients[c].read_bound =
+            if unasked { ReadBound::Wrote } else { ReadBound::Asked(self.shared.topology.oracle().ticket_for_later()) };
     }
 
     /// Sends the statements of these messages to the primary from now on: a replica refused them.
@@ -218,34 +227,34 @@ impl Core {
     }
 }
 
-impl Mark {
+impl ReadBound {
     /// Returns the position, once it is known; None before. `term` is the timeline of the primary.
     fn resolve(&mut self, oracle: &Oracle, term: u64) -> Option<u64> {
-        if let Mark::Asked(ticket) = *self
+        if let ReadBound::Asked(ticket) = *self
             && let Some(answer) = oracle.answer(ticket)
         {
             // It is a timeline's number.
-            *self = Mark::At { term: answer.term as u32, lsn: answer.lsn };
+            *self = ReadBound::At { term: answer.term as u32, lsn: answer.lsn };
         }
         match *self {
-            Mark::Nothing => Some(0),
-            Mark::Asked(_) => None,
-            Mark::At { term: of, lsn } if u64::from(of) == term => Some(lsn.0),
+            ReadBound::Nothing => Some(0),
+            ReadBound::Asked(_) => None,
+            ReadBound::At { term: of, lsn } if u64::from(of) == term => Some(lsn.0),
             // Another timeline: everything written then that has survived lies before its primary's present position.
-            Mark::Wrote | Mark::At { .. } => {
-                *self = Mark::Asked(oracle.ticket_for_later());
+            ReadBound::Wrote | ReadBound::At { .. } => {
+                *self = ReadBound::Asked(oracle.ticket_for_later());
                 None
             }
         }
     }
 
     /// Reads `timeline:lsn`, as given to a session. Timeline 0: a position that can't be expressed; the primary is past it.
-    pub(in crate::core) fn from_token(token: &str) -> Option<Mark> {
+    pub(in crate::core) fn from_token(token: &str) -> Option<ReadBound> {
         let (term, lsn) = token.split_once(':')?;
         let (term, lsn) = (term.parse::<u32>().ok()?, lsn.parse().ok()?);
         // Only the process that has counted a term knows the meaning of its number, and never gives it out.
         let known = term != 0 && !Term { system: 0, timeline: term }.is_counted();
-        Some(if known { Mark::At { term, lsn } } else { Mark::Wrote })
+        Some(if known { ReadBound::At { term, lsn } } else { ReadBound::Wrote })
     }
 
     /// Returns the query for `SHOW kingpost.token`: the primary's insert position. Every commit that was acknowledged to this client is before that
@@ -279,9 +288,9 @@ mod tests {
             ("x", None),
             ("", None),
         ] {
-            let mark = Mark::from_token(token).map(|mark| match mark {
-                Mark::At { term, lsn } => (term, lsn.0),
-                Mark::Wrote => (0, 0),
+            let mark = ReadBound::from_token(token).map(|read_bound| match read_bound {
+                ReadBound::At { term, lsn } => (term, lsn.0),
+                ReadBound::Wrote => (0, 0),
                 _ => unreachable!("a position"),
             });
             assert_eq!(mark, expected, "{token:?}");
@@ -306,46 +315,54 @@ mod tests {
         let set = Unit { read: false, ..read };
         let hinted = |unit: Unit, hint| Unit { hint: Some(hint), ..unit };
         let cases = [
-            (read, auto, Want::Read),
-            (write, auto, Want::Primary),
-            (Unit { whole: false, ..read }, auto, Want::Primary),
-            (Unit { begin_read_only: true, ..write }, auto, Want::Primary),
-            (Unit { begin_read_only: true, sole: Sole::Other, ..set }, auto, Want::Read),
-            (Unit { begin_read_only: true, sole: Sole::Begin, ..set }, auto, Want::Primary),
-            (Unit { begin_read_only: true, sole: Sole::Begin, ..hinted(set, Hint::Replica) }, auto, Want::Read),
-            (hinted(read, Hint::Primary), auto, Want::Primary),
-            (hinted(write, Hint::Replica), auto, Want::Read),
-            (Unit { whole: false, ..hinted(write, Hint::Replica) }, auto, Want::Primary),
-            (read, Session { route: RouteTo::Primary, ..auto }, Want::Primary),
-            (write, Session { route: RouteTo::Replica, ..auto }, Want::Read),
-            (hinted(write, Hint::Auto), Session { route: RouteTo::Replica, ..auto }, Want::Primary),
-            (read, Session { pinned: true, ..auto }, Want::Primary),
-            (hinted(read, Hint::Replica), Session { refused: true, ..auto }, Want::Primary),
-            (read, Session { mode: PoolMode::Session, ..auto }, Want::Primary),
+            (read, auto, NodeRequest::Read),
+            (write, auto, NodeRequest::Primary),
+            (Unit { whole: false, ..read }, auto, NodeRequest::Primary),
+            (Unit { begin_read_only: true, ..write }, auto, NodeRequest::Primary),
+            (Unit { begin_read_only: true, statement_kind: SingleStatement::Other, ..set }, auto, NodeRequest::Read),
+            (Unit { begin_read_only: true, statement_kind: SingleStatement::Begin, ..set }, auto, NodeRequest::Primary),
+            (
+                Unit { begin_read_only: true, statement_kind: SingleStatement::Begin, ..hinted(set, Hint::Replica) },
+                auto,
+                NodeRequest::Read,
+            ),
+            (hinted(read, Hint::Primary), auto, NodeRequest::Primary),
+            (hinted(write, Hint::Replica), auto, NodeRequest::Read),
+            (Unit { whole: false, ..hinted(write, Hint::Replica) }, auto, NodeRequest::Primary),
+            (read, Session { route: RouteTo::Primary, ..auto }, NodeRequest::Primary),
+            (write, Session { route: RouteTo::Replica, ..auto }, NodeRequest::Read),
+            (hinted(write, Hint::Auto), Session { route: RouteTo::Replica, ..auto }, NodeRequest::Primary),
+            (read, Session { pinned: true, ..auto }, NodeRequest::Primary),
+            (hinted(read, Hint::Replica), Session { refused: true, ..auto }, NodeRequest::Primary),
+            (read, Session { mode: PoolMode::Session, ..auto }, NodeRequest::Primary),
             // An advisory lock, or a PREPARE, in spite of every setting.
-            (Unit { primary_only: true, ..read }, auto, Want::Primary),
-            (Unit { primary_only: true, ..hinted(write, Hint::Replica) }, auto, Want::Primary),
-            (Unit { primary_only: true, ..read }, Session { route: RouteTo::Replica, ..auto }, Want::Primary),
+            (Unit { primary_only: true, ..read }, auto, NodeRequest::Primary),
+            (Unit { primary_only: true, ..hinted(write, Hint::Replica) }, auto, NodeRequest::Primary),
+            (Unit { primary_only: true, ..read }, Session { route: RouteTo::Replica, ..auto }, NodeRequest::Primary),
             // The first unit of a transaction.
-            (read, begun(Begun::ReadWrite), Want::Primary),
-            (hinted(read, Hint::Replica), begun(Begun::ReadWrite), Want::Primary),
-            (read, read_only, Want::Read),
-            (write, read_only, Want::Primary),
-            (set, read_only, Want::Read),
-            (set, auto, Want::Primary),
-            (set, begun(Begun::ReadWrite), Want::Primary),
-            (Unit { whole: false, ..set }, read_only, Want::Primary),
-            (Unit { primary_only: true, ..read }, read_only, Want::Primary),
-            (read, begun(Begun::ReadOnly(Some(Hint::Primary))), Want::Primary),
-            (write, begun(Begun::ReadOnly(Some(Hint::Replica))), Want::Read),
-            (read, Session { strong: true, ..read_only }, Want::Primary),
-            (read, strong, Want::Read),
-            (Unit { begin_read_only: true, sole: Sole::Other, ..set }, strong, Want::Primary),
-            (write, Session { route: RouteTo::Replica, ..strong }, Want::Primary),
-            (read, Session { route: RouteTo::Replica, ..strong }, Want::Read),
+            (read, begun(Begun::ReadWrite), NodeRequest::Primary),
+            (hinted(read, Hint::Replica), begun(Begun::ReadWrite), NodeRequest::Primary),
+            (read, read_only, NodeRequest::Read),
+            (write, read_only, NodeRequest::Primary),
+            (set, read_only, NodeRequest::Read),
+            (set, auto, NodeRequest::Primary),
+            (set, begun(Begun::ReadWrite), NodeRequest::Primary),
+            (Unit { whole: false, ..set }, read_only, NodeRequest::Primary),
+            (Unit { primary_only: true, ..read }, read_only, NodeRequest::Primary),
+            (read, begun(Begun::ReadOnly(Some(Hint::Primary))), NodeRequest::Primary),
+            (write, begun(Begun::ReadOnly(Some(Hint::Replica))), NodeRequest::Read),
+            (read, Session { strong: true, ..read_only }, NodeRequest::Primary),
+            (read, strong, NodeRequest::Read),
+            (
+                Unit { begin_read_only: true, statement_kind: SingleStatement::Other, ..set },
+                strong,
+                NodeRequest::Primary,
+            ),
+            (write, Session { route: RouteTo::Replica, ..strong }, NodeRequest::Primary),
+            (read, Session { route: RouteTo::Replica, ..strong }, NodeRequest::Read),
         ];
         for (unit, session, expected) in cases {
-            assert_eq!(want(&unit, session), expected, "{unit:?} {session:?}");
+            assert_eq!(node_request(&unit, session), expected, "{unit:?} {session:?}");
         }
     }
 

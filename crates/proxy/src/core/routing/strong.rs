@@ -18,7 +18,7 @@ use watermark::{Lsn, Ticket, Waiters};
 
 use crate::config::Consistency;
 use crate::core::memory::Token;
-use crate::core::pool::Want;
+use crate::core::pool::NodeRequest;
 use crate::core::{Core, over};
 
 /// Maximum number of waiting reads of one worker; further ones are sent to the primary.
@@ -133,7 +133,7 @@ impl Core {
     }
 
     /// Decides if a unit that is about to be assigned a server has to wait.
-    pub(in crate::core) fn hold_unit(&mut self, c: usize, want: Want) -> Hold {
+    pub(in crate::core) fn hold_unit(&mut self, c: usize, request: NodeRequest) -> Hold {
         self.clients[c].proven = false;
         if self.consistency(c) != Consistency::Strong {
             return Hold::Go;
@@ -145,7 +145,7 @@ impl Core {
             self.clients[c].unit.proof = Proof::Asked(proof.ticket());
             self.clients[c].since = self.now;
         }
-        if want == Want::Read && self.hold_read(c) { Hold::Wait } else { self.hold_for_proof(c) }
+        if request == NodeRequest::Read && self.hold_read(c) { Hold::Wait } else { self.hold_for_proof(c) }
     }
 
     /// Decides if a unit has to wait for the proof that the view's term was still in force at its arrival.
@@ -170,11 +170,11 @@ impl Core {
             return Hold::Refuse;
         }
         let token = self.clients[c].token;
-        let bell = Arc::clone(&self.bell);
+        let wake = Arc::clone(&self.wake);
         let strong = self.strong_reads();
         let proved = strong
             .proved
-            .get_or_insert_with(|| Waiters::new(Arc::clone(oracle.answered()), MOST_WAITING, move || bell()));
+            .get_or_insert_with(|| Waiters::new(Arc::clone(oracle.answered()), MOST_WAITING, move || wake()));
         if proved.insert(ticket, token).is_err() {
             return Hold::Refuse;
         }
@@ -265,9 +265,9 @@ impl Core {
 
     /// Returns the waiting reads of this worker.
     fn strong_reads(&mut self) -> &mut Strong {
-        let (topology, bell) = (&self.shared.topology, &self.bell);
+        let (topology, wake) = (&self.shared.topology, &self.wake);
         self.strong.0.get_or_insert_with(|| {
-            let (asked, behind) = (Arc::clone(bell), Arc::clone(bell));
+            let (asked, behind) = (Arc::clone(wake), Arc::clone(wake));
             Box::new(Strong {
                 asked: Waiters::new(Arc::clone(topology.oracle().answered()), MOST_WAITING, move || asked()),
                 behind: Waiters::new(Arc::clone(topology.replayed()), MOST_WAITING, move || behind()),

@@ -1,4 +1,4 @@
-//! Alignment of a session with the values that all sessions of its place have: see [`Baseline`](crate::core::prepared::baseline::Baseline).
+//! Alignment of a session with the values that all sessions of its namespace have: see [`Baseline`](crate::core::prepared::baseline::Baseline).
 
 use std::sync::PoisonError;
 
@@ -53,14 +53,14 @@ impl Core {
         let server = &self.servers[s];
         let (p, node) = (server.pool, server.node);
         let settings = self.view.node(node).map_or(0, |node| node.settings);
-        let place = &self.pools[p].place;
+        let namespace = &self.pools[p].namespace;
         // A replication client decides by itself how its session begins, on the node that it names; a connection that listens runs no client's
         // statements.
         let is_client_session = server.tunnel.is_none() && !server.listener;
         let (begins, renewals) = if self.view.nodes.len() > 1 && is_client_session {
-            place.begins(self.asked_at(node, settings))
+            namespace.begins(self.asked_at(node, settings))
         } else {
-            (Begins::Own, place.renewals())
+            (Begins::Own, namespace.renewals())
         };
         let aligned = match &begins {
             Begins::Aligned { values, .. } => Some(values.clone()),
@@ -75,7 +75,7 @@ impl Core {
     fn is_outdated(&self, s: usize) -> bool {
         let server = &self.servers[s];
         let of_client = !server.listener && server.tunnel.is_none();
-        of_client && server.renewals != self.pools[server.pool].place.renewals()
+        of_client && server.renewals != self.pools[server.pool].namespace.renewals()
     }
 
     /// Asks a session that has just begun for its values, and takes its answer.
@@ -91,7 +91,7 @@ impl Core {
         }
         let Some(answer) = server.answer.take() else {
             server.answer = Some(Box::default());
-            self.send(s, |out| message::query(out, &question()));
+            self.write_server(s, |out| message::query(out, &question()));
             return Step::Asks;
         };
         server.begins = Begins::Told;
@@ -106,7 +106,7 @@ impl Core {
                 "the primary does not tell its session settings: until it does, it answers all reads of this database and user"
             );
         }
-        let learnt = match self.pools[p].place.learn(at, values, begun) {
+        let learnt = match self.pools[p].namespace.learn(at, values, begun) {
             Some((learnt, renewals)) => {
                 self.servers[s].renewals = renewals;
                 learnt
@@ -160,7 +160,7 @@ impl Core {
         let (p, node) = (self.servers[s].pool, usize::from(self.servers[s].node.0));
         let place = &mut self.pools[p].nodes[node];
         (place.failures, place.retry_at) = (0, None);
-        place.offers.accepted();
+        place.secret_selection.accepted();
         self.pools[p].known = true;
         self.drop_server(s);
         self.pump(p);
@@ -172,7 +172,7 @@ impl Core {
         let (p, at) = (server.pool, self.asked_at(server.node, server.settings));
         let text = payload::error_message(error).into_owned();
         self.metrics.settings_refused.add(1);
-        if !self.pools[p].place.refused(at, &text) {
+        if !self.pools[p].namespace.refused(at, &text) {
             tracing::warn!(
                 node = self.name_of(at.node),
                 error = text,
@@ -193,8 +193,8 @@ impl Core {
     /// Closes the sessions that began with other values than new ones do, as the connection `s` has shown.
     pub(in crate::core) fn sessions_change(&mut self, s: usize) {
         let p = self.servers[s].pool;
-        let place = &self.pools[p].place;
-        place.schema().changes(self.now, true);
+        let namespace = &self.pools[p].namespace;
+        namespace.schema().changes(self.now, true);
         let closed = self.retire_outdated(Some(p));
         tracing::info!(
             node = self.name_of(self.servers[s].node),
@@ -211,7 +211,7 @@ impl Core {
             let of_client = !server.listener && server.tunnel.is_none();
             let is_of = only.is_none_or(|p| server.pool == p);
             if is_of && of_client && matches!(server.phase, ServerPhase::Ready) {
-                server.retire |= server.renewals != self.pools[server.pool].place.renewals();
+                server.retire |= server.renewals != self.pools[server.pool].namespace.renewals();
                 if server.retire && server.is_idle() {
                     idle.push(s);
                 }
@@ -225,7 +225,7 @@ impl Core {
 
     /// Closes the clients of the pool if they were sent values under which statements do not run any more.
     pub(in crate::core) fn dismiss_clients(&mut self, p: usize) {
-        let dismissals = self.pools[p].place.dismissals();
+        let dismissals = self.pools[p].namespace.dismissals();
         if std::mem::replace(&mut self.pools[p].dismissed, dismissals) != dismissals {
             self.close_all(p, OTHER_SETTINGS);
         }
@@ -262,14 +262,14 @@ impl Core {
         let at = self.asked_at(id, node.settings);
         let pool = &self.pools[p];
         let place = &pool.nodes[usize::from(id.0)];
-        if !at.primary && (place.budget.open() == 0 || !pool.place.is_agreed()) {
+        if !at.primary && (place.budget.open() == 0 || !pool.namespace.is_agreed()) {
             // The first connection that is needed asks.
             return true;
         }
         if place.connecting > 0 || place.is_suspect(self.now) {
             return false;
         }
-        match pool.place.baseline(|baseline| baseline.due(at)) {
+        match pool.namespace.baseline(|baseline| baseline.due(at)) {
             Due::No => true,
             Due::Claimed => false,
             Due::Now => {

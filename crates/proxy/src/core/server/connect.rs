@@ -12,7 +12,7 @@ use wire::{Frame, Sqlstate};
 use super::align::{Step, is_about_a_setting, parameters_of};
 use super::{Greeting, LastWord, Note, Request, ServerPhase};
 use crate::core::parameters::{Applied, Params};
-use crate::core::pool::{Crowd, Want};
+use crate::core::pool::{Crowd, NodeRequest};
 use crate::core::prepared::Unnamed;
 use crate::core::prepared::baseline::Begins;
 use crate::core::session::Phase;
@@ -42,7 +42,7 @@ impl Core {
             None => self.begin_server_login(s),
             Some(target) => {
                 self.servers[s].phase = ServerPhase::Asking(Box::new(target));
-                self.send(s, message::ssl_request);
+                self.write_server(s, message::ssl_request);
             }
         }
     }
@@ -85,7 +85,7 @@ impl Core {
         if let Some(tunnel) = server.tunnel.clone() {
             let mut packet = Vec::new();
             message::startup(&mut packet, &tunnel.startup(pool));
-            return self.send(s, |out| out.extend_from_slice(&packet));
+            return self.write_server(s, |out| out.extend_from_slice(&packet));
         }
         let (database, user) = pool.database.on_servers(&pool.key.database, &pool.key.user);
         let (database, user) = (database.to_owned(), user.to_owned());
@@ -103,7 +103,7 @@ impl Core {
                 .chain(start.parameters.iter().map(|(name, value)| (&**name, &**value)))
                 .collect();
         let p = self.servers[s].pool;
-        self.send(s, |out| message::startup(out, &parameters));
+        self.write_server(s, |out| message::startup(out, &parameters));
         self.pools[p].lazy |= lazy;
     }
 
@@ -219,7 +219,7 @@ impl Core {
             return false;
         }
         self.servers[s].greeting = Greeting::Sent;
-        self.send(s, |out| message::query(out, &query));
+        self.write_server(s, |out| message::query(out, &query));
         true
     }
 
@@ -237,8 +237,8 @@ impl Core {
         };
         let server = &mut self.servers[s];
         if matches!(server.phase, ServerPhase::Login(None)) {
-            let offers = &self.pools[server.pool].nodes[usize::from(server.node.0)].offers;
-            (server.offered, server.offered_at) = (offers.next(), self.renewed);
+            let secret_selection = &self.pools[server.pool].nodes[usize::from(server.node.0)].secret_selection;
+            (server.offered, server.offered_at) = (secret_selection.next(), self.renewed);
         }
         let offered = server.offered;
         let pool = &self.pools[server.pool];
@@ -280,7 +280,7 @@ impl Core {
                     )));
                 }
                 let password = password()?;
-                self.send(s, |out| message::password(out, &password));
+                self.write_server(s, |out| message::password(out, &password));
             }
             Authentication::Md5(salt) => {
                 let verifier = known_md5.or(passed.md5).ok_or_else(|| {
@@ -288,7 +288,7 @@ impl Core {
                         "the server asks for an MD5 password of user {user:?}, and the proxy has none: give the user a password, password_file or md5 verifier"
                     )))
                 })?;
-                self.send(s, |out| message::password(out, &verifier.answer(salt)));
+                self.write_server(s, |out| message::password(out, &verifier.answer(salt)));
             }
             Authentication::Sasl(mechanisms) if payload::has_mechanism(mechanisms, MECHANISM.as_bytes()) => {
                 let cached = self.shared.keys.lock().unwrap_or_else(PoisonError::into_inner).get(&*keys_of).cloned();
@@ -303,7 +303,7 @@ impl Core {
                 }
                 let (mechanism, first) = (client.mechanism(), client.first());
                 self.servers[s].phase = ServerPhase::Login(Some(Box::new(client)));
-                self.send(s, |out| message::sasl_initial(out, mechanism, &first));
+                self.write_server(s, |out| message::sasl_initial(out, mechanism, &first));
             }
             Authentication::SaslContinue(challenge) => {
                 let ServerPhase::Login(Some(client)) = &mut self.servers[s].phase else { return Err(unexpected()) };
@@ -315,7 +315,7 @@ impl Core {
                         e => e.to_string(),
                     }))
                 })?;
-                self.send(s, |out| message::sasl_response(out, &answer));
+                self.write_server(s, |out| message::sasl_response(out, &answer));
             }
             Authentication::SaslFinal(proof) => {
                 let ServerPhase::Login(Some(client)) = &mut self.servers[s].phase else { return Err(unexpected()) };
@@ -343,7 +343,7 @@ impl Core {
                 let (p, node) = (self.servers[s].pool, usize::from(self.servers[s].node.0));
                 self.open_failed(s, &payload::error_message(&error), false);
                 let place = &mut self.pools[p].nodes[node];
-                if place.offers.is_waiting() {
+                if place.secret_selection.is_waiting() {
                     place.retry_at = Some(self.now + RENEWED_WITHIN);
                 }
             }
@@ -372,7 +372,7 @@ impl Core {
         let may_wait = server.tunnel.is_none();
         let (p, node) = (server.pool, usize::from(server.node.0));
         let offered = server.offered;
-        self.pools[p].nodes[node].offers.refused(offered, choices) && may_wait
+        self.pools[p].nodes[node].secret_selection.refused(offered, choices) && may_wait
     }
 
     /// Handles the refusal of a password that was read from a file or a command. Returns true if the next connection tries once more with the present
@@ -394,7 +394,7 @@ impl Core {
             return false;
         }
         let (p, node, offered_at, newest) = (server.pool, usize::from(server.node.0), server.offered_at, self.renewed);
-        self.pools[p].nodes[node].offers.renew(offered_at, newest, ask)
+        self.pools[p].nodes[node].secret_selection.renew(offered_at, newest, ask)
     }
 
     /// Notes that passwords were read again, for all requests up to this ticket.
@@ -402,7 +402,7 @@ impl Core {
         self.renewed = self.renewed.max(ticket);
         for p in self.pools.ids() {
             for place in &mut self.pools[p].nodes {
-                if place.offers.renewed(ticket) {
+                if place.secret_selection.renewed(ticket) {
                     place.retry_at = None;
                 }
             }
@@ -463,9 +463,9 @@ impl Core {
 
     /// Sends a Query of the proxy's, to be remembered as this note: `Own` or `Audit`.
     pub(in crate::core) fn own_query_as(&mut self, s: usize, statement: &str, note: Note) {
-        self.send(s, |out| message::query(out, statement));
+        self.write_server(s, |out| message::query(out, statement));
         let server = &mut self.servers[s];
-        server.held.set_unnamed(Unnamed::Unknown);
+        server.statements.set_unnamed(Unnamed::Unknown);
         server.protocol.sent(Request::Query, note);
     }
 
@@ -533,7 +533,7 @@ impl Core {
         let token = client.token;
         self.release(s);
         if login && self.is_client(token) {
-            self.acquire(c, Want::Primary);
+            self.acquire(c, NodeRequest::Primary);
         }
         true
     }

@@ -4,7 +4,7 @@
 //! - `note`: the core's note on each message that is still to be answered.
 //! - `portal`: the statements that the portals of the current transaction run.
 //! - `reply`: the meaning of the server's messages for the client.
-//! - `align`: alignment of a session with the values that all sessions of its place have.
+//! - `align`: alignment of a session with the values that all sessions of its namespace have.
 //! - `connect`: the login to the server, and the setting of a session to a client's parameters.
 
 mod align;
@@ -34,11 +34,11 @@ use super::notify::Sender;
 use super::observe::Timing;
 use super::parameters::{Applied, Params, Tracker};
 use super::prepared::baseline::{Begins, ToldValues};
-use super::prepared::{Bodies, Held};
+use super::prepared::{CachedFunctionPlans, ServerStatements};
 use super::session::Tunnel;
 use super::token::Token;
 
-pub(in crate::core) use note::{Answer, Dropping, Note, Refusal, SentAs};
+pub(in crate::core) use note::{Dropping, Note, ProxyReply, Refusal, SentAs};
 pub(in crate::core) use portal::{Portals, Run};
 pub(in crate::core) use protocol::{Protocol, Request};
 
@@ -64,9 +64,9 @@ pub(crate) struct Server {
 
     pub(in crate::core) protocol: Protocol<Note>,
     /// The prepared statements that the server connection has.
-    pub(in crate::core) held: Held,
+    pub(in crate::core) statements: ServerStatements,
     /// Plans of functions that the server connection has cached.
-    pub(in crate::core) bodies: Bodies,
+    pub(in crate::core) function_plans: CachedFunctionPlans,
     pub(in crate::core) portals: Portals,
     /// The state of a BEGIN that was put off and then sent here.
     pub(in crate::core) begin: Begin,
@@ -111,7 +111,7 @@ pub(crate) struct Server {
     pub(in crate::core) silent: bool,
     /// True if the connection is closed when it is next idle.
     pub(in crate::core) retire: bool,
-    /// [`Place::renewals`](crate::core::prepared::Place::renewals) when the session began.
+    /// [`StatementNamespace::renewals`](crate::core::prepared::StatementNamespace::renewals) when the session began.
     pub(in crate::core) renewals: u64,
 
     /// Set if the connection is a client's own, for replication; it is in no pool.
@@ -123,7 +123,7 @@ pub(crate) struct Server {
     pub(in crate::core) answer: Option<Box<ToldValues>>,
     /// Progress of the database's `connect_query` on this connection.
     pub(in crate::core) greeting: Greeting,
-    /// Number of the user's secret that the server was offered: see `Offers`.
+    /// Number of the user's secret that the server was offered: see `SecretSelection`.
     pub(in crate::core) offered: usize,
     /// Ticket up to which passwords had been read again then: `Core::renewed`.
     pub(in crate::core) offered_at: u64,
@@ -258,7 +258,7 @@ pub(in crate::core) struct Cleaning {
     /// True if prepared statements are not those that the proxy has made: all go.
     pub statements: bool,
     /// True if prepared statements were run while literals were read otherwise than when they were prepared: those go. See
-    /// [`Held::runs_outside`](crate::core::prepared::Held::runs_outside).
+    /// [`ServerStatements::runs_outside`](crate::core::prepared::ServerStatements::runs_outside).
     pub outside: bool,
     /// True if an object was made in the first schema of `search_path`, which may be `pg_temp`: DISCARD TEMP.
     pub temp: bool,
@@ -288,8 +288,8 @@ impl Server {
             dirty: false,
             paused: false,
             protocol: Protocol::new(),
-            held: Held::default(),
-            bodies: Bodies::default(),
+            statements: ServerStatements::default(),
+            function_plans: CachedFunctionPlans::default(),
             portals: Portals::default(),
             begin: Begin::No,
             discard: false,

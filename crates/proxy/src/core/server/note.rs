@@ -8,7 +8,7 @@ use wire::{Severity, Sqlstate};
 
 use super::protocol;
 use crate::core::observe::Timing;
-use crate::core::prepared::{Dropped, Moment, Statement, Undo};
+use crate::core::prepared::{Dropped, SchemaSnapshot, Statement, Undo};
 use crate::traffic::{Refused, Traffic};
 
 /// Kind of a message to a server. Read when the message is answered or skipped.
@@ -59,11 +59,11 @@ pub(in crate::core) enum Note {
     Check(Arc<Statement>),
     /// A Describe that the proxy inserted behind a fresh Parse of this statement's text, to learn its present meaning. `held`: the Parse has given
     /// the statement to this connection; otherwise it was without a name.
-    Ask { statement: Arc<Statement>, held: bool, asked: Moment },
+    Ask { statement: Arc<Statement>, held: bool, asked: SchemaSnapshot },
     /// A client's Execute: its changes of parameters and channels, and the prepared statements that it drops.
     Execute { changes: Option<Arc<Changes>>, dropped: Option<Box<Dropping>> },
     /// Placeholder without a message: the proxy answers the client when everything before has been answered.
-    Answer { answer: Answer, undo: Undo },
+    Answer { answer: ProxyReply, undo: Undo },
 
     /// A client's Sync.
     Sync(Timing),
@@ -88,7 +88,7 @@ pub(in crate::core) enum SentAs {
 
 /// An answer from the proxy to a client's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::core) enum Answer {
+pub(in crate::core) enum ProxyReply {
     /// A message without a payload: `ParseComplete` (`1`), `CloseComplete` (`3`).
     Empty(u8),
     /// `CommandComplete`.
@@ -116,7 +116,7 @@ pub(in crate::core) struct Dropping {
     /// Undoes the change of the client's names.
     pub names: Undo,
     /// Undoes the change of the server connection's statements; `None` if there was none.
-    pub held: Option<Dropped>,
+    pub statements: Option<Dropped>,
 }
 
 impl Note {
@@ -195,12 +195,12 @@ impl protocol::Note for Note {
     }
 }
 
-impl Answer {
+impl ProxyReply {
     /// Appends the message to `out`.
     pub(in crate::core) fn write(self, out: &mut Vec<u8>) {
         match self {
-            Answer::Empty(tag) => message::empty(out, tag),
-            Answer::Complete(tag) => message::complete(out, tag),
+            ProxyReply::Empty(tag) => message::empty(out, tag),
+            ProxyReply::Complete(tag) => message::complete(out, tag),
         }
     }
 }
@@ -248,8 +248,8 @@ impl Refusal {
                 "begin the transaction without READ ONLY, or with the comment /* kingpost.route=primary */",
             ),
             Refusal::Rule(refused) => {
-                let told = traffic.explain(refused);
-                message::error(out, Severity::Error, told.code, &told.text, &told.hint);
+                let message = traffic.explain(refused);
+                message::error(out, Severity::Error, message.code, &message.text, &message.hint);
             }
         }
     }

@@ -16,7 +16,9 @@ use crate::config::PoolMode;
 use crate::core::observe::{Timing, rows_of};
 use crate::core::parameters::{Applied, Circumstances, Completed, Followed, applied, changed};
 use crate::core::prepared::{Columns, Statement, Unnamed};
-use crate::core::session::{Aborted, Attempts, End, IN_FAILED_TRANSACTION, MOST_EXPECTED, NO_BLOCKS, Pass, Phase};
+use crate::core::session::{
+    Aborted, Attempts, End, IN_FAILED_TRANSACTION, MOST_EXPECTED, NO_BLOCKS, PassThrough, Phase,
+};
 use crate::core::{Core, DESCRIPTION_MAX, DRAINING, HOLD_MAX, SMALL_MAX};
 
 /// Treatment of a message from the server.
@@ -109,7 +111,7 @@ impl Core {
                 let n = server.pass.min(rest.len());
                 server.pass -= n;
                 if !server.pass_on {
-                    self.give(s, &bytes[from..used]);
+                    self.forward_to_client(s, &bytes[from..used]);
                     from = used + n;
                 }
                 used += n;
@@ -146,7 +148,7 @@ impl Core {
             match verdict {
                 Verdict::Forward => used += there,
                 Verdict::Gated => {
-                    self.give(s, &bytes[from..used]);
+                    self.forward_to_client(s, &bytes[from..used]);
                     from = used;
                     used += there;
                     if let Some(c) = self.servers[s].client {
@@ -154,21 +156,21 @@ impl Core {
                     }
                 }
                 Verdict::Swallow => {
-                    self.give(s, &bytes[from..used]);
+                    self.forward_to_client(s, &bytes[from..used]);
                     used += there;
                     from = used;
                 }
                 Verdict::Notified => {
-                    self.give(s, &bytes[from..used]);
+                    self.forward_to_client(s, &bytes[from..used]);
                     self.pass_notification(s, &rest[HEADER..there]);
                     used += there;
                     from = used;
                 }
                 Verdict::Instead(message) => {
-                    self.give(s, &bytes[from..used]);
+                    self.forward_to_client(s, &bytes[from..used]);
                     used += there;
                     from = used;
-                    self.give(s, &message);
+                    self.forward_to_client(s, &message);
                 }
                 Verdict::Ready | Verdict::SwallowReady | Verdict::NotBegun => {
                     let end = if verdict == Verdict::Ready { used + there } else { used };
@@ -177,11 +179,11 @@ impl Core {
                     if seal.is_some()
                         && let Some(c) = client
                     {
-                        self.give(s, &bytes[from..used]);
+                        self.forward_to_client(s, &bytes[from..used]);
                         from = used;
                         self.close_gate(c);
                     }
-                    self.give(s, &bytes[from..end]);
+                    self.forward_to_client(s, &bytes[from..end]);
                     match (client, seal) {
                         (Some(c), Some(seal)) => self.seal_gate(c, seal),
                         (Some(c), None) => self.drop_open_gate(c),
@@ -237,12 +239,12 @@ impl Core {
                 return bytes.len();
             }
             if matches!(self.servers[s].protocol.front(), Some((Request::Nothing | Request::CopyEnd, _))) {
-                self.give(s, &bytes[from..used]);
+                self.forward_to_client(s, &bytes[from..used]);
                 from = used;
                 self.due_answers(s);
             }
         }
-        self.give(s, &bytes[from..used]);
+        self.forward_to_client(s, &bytes[from..used]);
         if self.pools[self.servers[s].pool].gate.relays > 0 || self.lacks_proof(s) {
             self.pause_gate(s);
             if !self.is_server(token) {
@@ -270,13 +272,13 @@ impl Core {
             let heard = !server.discard;
             self.clients[c].replay.answered(undo);
             if heard {
-                self.tell(c, |out| answer.write(out));
+                self.write_client(c, |out| answer.write(out));
             }
         }
     }
 
     /// Passes bytes to the server connection's client.
-    fn give(&mut self, s: usize, bytes: &[u8]) {
+    fn forward_to_client(&mut self, s: usize, bytes: &[u8]) {
         // Replies of a unit that goes to another server are dropped.
         if bytes.is_empty() || self.servers[s].discard {
             return;
@@ -288,7 +290,7 @@ impl Core {
         if self.clients[c].output.held().is_some_and(|held| held + bytes.len() > HOLD_MAX) {
             self.give_up_replay(c);
         }
-        self.tell(c, |out| out.extend_from_slice(bytes));
+        self.write_client(c, |out| out.extend_from_slice(bytes));
         self.bound_gate(c);
         if self.clients[c].at.lane().is_some() && self.clients[c].output.unread() > self.settings.buffer_limit {
             self.hold_lane(s);
@@ -399,12 +401,12 @@ impl Core {
             }
             Note::Check(statement) => {
                 if whole && statement.has_columns(Columns::of(tag, data)) {
-                    self.servers[s].held.has_described(&statement);
+                    self.servers[s].statements.has_described(&statement);
                 } else {
                     statement.outdate();
                     // This connection has the statement with other columns; it stays there unused, and the next use
                     // parses it under a new name.
-                    self.servers[s].held.spends(&statement);
+                    self.servers[s].statements.spends(&statement);
                     if !self.servers[s].lane.is_empty() {
                         self.redo_alone(s);
                         return Verdict::Swallow;
@@ -420,7 +422,7 @@ impl Core {
             }
             Note::Ask { statement, held, asked } => {
                 let types = Some(&parameters[..]).filter(|types| !types.is_empty());
-                let now = self.pools[self.servers[s].pool].place.moment(self.now);
+                let now = self.pools[self.servers[s].pool].namespace.snapshot(self.now);
                 statement.parses_as(types, whole.then(|| Columns::of(tag, data)), asked.answered(now));
                 // (Two connections were the first at once. This one's client has the same as without the proxy; no other client gets the connection.)
                 self.servers[s].retire |= held && types.is_some_and(|types| statement.settled_types() != types);
@@ -450,10 +452,10 @@ impl Core {
             self.servers[s].retire = true;
             return;
         }
-        self.servers[s].held.has_described(statement);
+        self.servers[s].statements.has_described(statement);
         // A replica may not know of a schema change yet, so its description is not kept for others.
-        let place = &self.pools[self.servers[s].pool].place;
-        let behind = self.is_replica(s) && place.schema().has_changed_lately(self.now);
+        let namespace = &self.pools[self.servers[s].pool].namespace;
+        let behind = self.is_replica(s) && namespace.schema().has_changed_lately(self.now);
         if !parameters.is_empty() && !behind && statement.scope().is_some() {
             let mut messages = Vec::with_capacity(parameters.len() + data.len() + 2 * HEADER);
             message::message(&mut messages, b't', |out| out.extend_from_slice(parameters));
@@ -482,11 +484,11 @@ impl Core {
             let server = &mut self.servers[s];
             let all = data.starts_with(b"DISCARD ALL\0");
             if all || data.starts_with(b"DEALLOCATE ALL\0") {
-                server.held.drops_all();
-                server.held.set_unnamed(Unnamed::Unknown);
+                server.statements.drops_all();
+                server.statements.set_unnamed(Unnamed::Unknown);
             }
             if all || data.starts_with(b"DISCARD PLANS\0") {
-                server.bodies.discard();
+                server.function_plans.discard();
             }
             return Verdict::Swallow;
         }
@@ -512,7 +514,7 @@ impl Core {
         if !dropped && (data.starts_with(b"DISCARD ALL\0") || data.starts_with(b"DEALLOCATE ALL\0")) {
             // The statement was one of several in its text, and nothing was sent behind it (`barrier`): names are
             // dropped now.
-            server.held.drops_all();
+            server.statements.drops_all();
             if let Some(c) = server.client {
                 self.clients[c].names.drop_all();
             }
@@ -579,7 +581,7 @@ impl Core {
                 };
                 server.report(name, value);
                 if whose != For::Own && server.tracker.in_force.is_reported(name) {
-                    server.bodies.literals_move();
+                    server.function_plans.literals_move();
                 }
                 let told = verdict == Verdict::Forward || (server.own.owes_ready && server.client.is_some());
                 if told
@@ -748,7 +750,7 @@ impl Core {
             self.prepare_session(s, &params);
         }
         let client = &self.clients[c];
-        let forwarding = matches!(client.pass, Pass::Forward { .. });
+        let forwarding = matches!(client.pass_through, PassThrough::Forward { .. });
         let open = client.unit.routed || self.servers[s].protocol.is_in_unit() || forwarding;
         if idle && done && !open && !self.is_bound(c) && matches!(client.phase, Phase::Ready) {
             self.release(s);
@@ -840,7 +842,7 @@ impl Core {
             code == Sqlstate::DUPLICATE_STATEMENT && matches!(failed, Some(Note::ParseOwn(_) | Note::Parse { .. }));
         let ahead = self.servers[s].own.ahead.take().filter(|_| lacking);
         if (lacking && ahead.is_none()) || duplicate {
-            // The connection does not have the statements in `held`.
+            // The connection does not have the statements in `statements`.
             self.servers[s].retire = true;
         }
         // In a lane, another client's unit may have failed and the server skipped its Parse, which this unit relied on.
@@ -914,7 +916,7 @@ impl Core {
         if server.protocol.is_in_unit() {
             // The unit's Sync goes to the other server; here the proxy ends the unit.
             server.ends_unit(Request::Sync, Note::Sync);
-            self.send(s, |out| message::empty(out, b'S'));
+            self.write_server(s, |out| message::empty(out, b'S'));
         }
         true
     }
@@ -929,7 +931,7 @@ impl Core {
         };
         statement.outdate();
         // On this connection the statement stays, under a name that is not used again.
-        self.servers[s].held.spends(statement);
+        self.servers[s].statements.spends(statement);
         let Some(c) = self.servers[s].client else { return false };
         let names = &mut self.clients[c].names;
         if let Some(name) = asked {
@@ -951,7 +953,7 @@ impl Core {
                 server.own.ahead = Some(message.into());
                 for note in skipped.into_iter().chain([failed]) {
                     if let Note::ParseAhead(statement) = note {
-                        server.held.loses(&statement);
+                        server.statements.loses(&statement);
                     }
                 }
             }
@@ -973,7 +975,7 @@ impl Core {
         self.take_back(s, None, skipped);
         if let Some(timing) = query {
             self.servers[s].protocol.sent(Request::Sync, Note::Sync(timing));
-            self.send(s, |out| message::empty(out, b'S'));
+            self.write_server(s, |out| message::empty(out, b'S'));
         }
     }
 
@@ -1000,15 +1002,15 @@ impl Core {
         if let Some(c) = self.servers[s].client {
             self.names_as_before(c, &mut note);
         }
-        let held = &mut self.servers[s].held;
+        let statements = &mut self.servers[s].statements;
         match note {
             Note::Parse { statement, sent_as, .. } => self.not_parsed(s, &statement, sent_as),
-            Note::ParseOwn(statement) | Note::ParseAhead(statement) => held.loses(&statement),
-            Note::ParseUnnamed => held.set_unnamed(Unnamed::Unknown),
-            Note::Evict(id) => held.keeps(id),
+            Note::ParseOwn(statement) | Note::ParseAhead(statement) => statements.loses(&statement),
+            Note::ParseUnnamed => statements.set_unnamed(Unnamed::Unknown),
+            Note::Evict(id) => statements.keeps(id),
             Note::Execute { dropped: Some(dropped), .. } | Note::Query { dropped: Some(dropped), .. } => {
-                if let Some(was) = dropped.held {
-                    held.undo(was);
+                if let Some(was) = dropped.statements {
+                    statements.undo(was);
                 }
             }
             Note::Execute { dropped: None, .. } | Note::Query { dropped: None, .. } => {}
@@ -1033,17 +1035,17 @@ impl Core {
             // (A failed Query has dropped the unnamed statement nevertheless.)
             self.clients[c].names.undo(std::mem::take(&mut dropped.names));
         }
-        if let Some(was) = dropped.held {
-            self.servers[s].held.undo(was);
+        if let Some(was) = dropped.statements {
+            self.servers[s].statements.undo(was);
         }
         Note::Query { changes, undo, dropped: None, timing }
     }
 
     fn not_parsed(&mut self, s: usize, statement: &Arc<Statement>, sent_as: SentAs) {
-        let held = &mut self.servers[s].held;
+        let statements = &mut self.servers[s].statements;
         match sent_as {
-            SentAs::Unnamed => held.set_unnamed(Unnamed::Unknown),
-            SentAs::Named => held.loses(statement),
+            SentAs::Unnamed => statements.set_unnamed(Unnamed::Unknown),
+            SentAs::Named => statements.loses(statement),
             // The name of a trial is not recorded.
             SentAs::Tried => {}
         }

@@ -71,7 +71,7 @@ impl Core {
                     self.clients[c].names.get(name).map_or(Control::None, |statement| statement.class().control);
                 if turn(self.clients[c].aborted, control) == Turn::Ends {
                     self.clients[c].ending = true;
-                    self.tell(c, |out| message::empty(out, b'2'));
+                    self.write_client(c, |out| message::empty(out, b'2'));
                 } else {
                     self.refuse_aborted(c, control, false);
                 }
@@ -88,7 +88,7 @@ impl Core {
                     }
                 };
                 if known {
-                    self.tell(c, |out| {
+                    self.write_client(c, |out| {
                         if of_statement {
                             message::message(out, b't', |out| out.extend([0, 0]));
                         }
@@ -102,12 +102,12 @@ impl Core {
                 if let Named::Statement(name) = named {
                     self.clients[c].names.close(name);
                 }
-                self.tell(c, |out| message::empty(out, b'3'));
+                self.write_client(c, |out| message::empty(out, b'3'));
             }
             // The portal of a ROLLBACK (`ending`). All other portals went with the transaction.
             Message::Execute { .. } if std::mem::take(&mut self.clients[c].ending) => {
                 self.clients[c].aborted = Aborted::No;
-                self.tell(c, |out| message::complete(out, "ROLLBACK"));
+                self.write_client(c, |out| message::complete(out, "ROLLBACK"));
             }
             Message::Execute { portal, .. } if self.has_no_portal(c) => self.refuse_portal(c, portal),
             Message::Execute { .. } => self.refuse_aborted(c, Control::None, false),
@@ -150,7 +150,7 @@ impl Core {
 
     /// Sends an error; the rest of the unit is skipped.
     fn refuse_with(&mut self, c: usize, code: Sqlstate, text: &str) {
-        self.tell(c, |out| error(out, code, text));
+        self.write_client(c, |out| error(out, code, text));
         (self.clients[c].ending, self.clients[c].skipping) = (false, true);
     }
 
@@ -174,7 +174,7 @@ impl Core {
             self.fatal(c, Sqlstate::CONFIGURATION_LIMIT_EXCEEDED, &full.to_string());
             return Step::Gone;
         }
-        self.tell(c, |out| message::empty(out, b'1'));
+        self.write_client(c, |out| message::empty(out, b'1'));
         Step::Used(frame.total())
     }
 
@@ -190,7 +190,7 @@ impl Core {
             Turn::Ends | Turn::EndsWithError => Aborted::No,
             Turn::First | Turn::Again => Aborted::Told,
         };
-        self.tell(c, |out| match code {
+        self.write_client(c, |out| match code {
             Some(code) => error(out, code, text),
             None => message::complete(out, "ROLLBACK"),
         });

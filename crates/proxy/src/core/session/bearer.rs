@@ -1,5 +1,5 @@
 //! Logins by a token (method `oauth`): OAUTHBEARER as in PostgreSQL 18. An external authenticator that has the issuer's keys verifies the token
-//! ([`super::elsewhere`]).
+//! ([`super::external_auth`]).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl Core {
         };
         let Some(response) = response else {
             self.expect(c, Exchange::Bearer(known, Awaited::Token));
-            self.tell(c, |out| message::authentication_sasl_continue(out, &[]));
+            self.write_client(c, |out| message::authentication_sasl_continue(out, &[]));
             return Ok(());
         };
         match oauth::read(response) {
@@ -101,7 +101,7 @@ impl Core {
     fn tell_issuer(&mut self, c: usize, by: &Options) {
         self.expect(c, Exchange::Farewell);
         let challenge = oauth::challenge(by.issuer.text(), &by.scope);
-        self.tell(c, |out| message::authentication_sasl_continue(out, &challenge));
+        self.write_client(c, |out| message::authentication_sasl_continue(out, &challenge));
     }
 
     /// Takes the client's answer to the challenge.

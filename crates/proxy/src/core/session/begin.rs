@@ -15,11 +15,11 @@ use wire::Frame;
 use wire::frontend::{Message, messages};
 use wire::message;
 
-use super::client::{Aborted, Attempts, Sole, Step};
+use super::client::{Aborted, Attempts, SingleStatement, Step};
 use super::unit::{is_bound_to_primary, writes_nothing};
 use crate::config::RouteTo;
 use crate::core::Core;
-use crate::core::pool::Want;
+use crate::core::pool::NodeRequest;
 use crate::core::prepared::Statement;
 use crate::core::server::{Begin, Note, Request};
 
@@ -48,13 +48,13 @@ impl Core {
         let client = &self.clients[c];
         let unit = &client.unit;
         if !self.settings.defer_begin
-            || unit.sole != Sole::Begin
+            || unit.statement_kind != SingleStatement::Begin
             || !unit.is_one()
             || client.begun.is_some()
             || self.is_bound(c)
-            // Where `want` is not the primary although the BEGIN is not read-only, all transactions go to replicas:
+            // Where `request` is not the primary although the BEGIN is not read-only, all transactions go to replicas:
             // there is nothing to decide.
-            || !(self.want(c) == Want::Primary || unit.begin_read_only)
+            || !(self.node_request(c) == NodeRequest::Primary || unit.begin_read_only)
         {
             return false;
         }
@@ -87,14 +87,14 @@ impl Core {
                 client.begun = Some(statement);
                 client.begin_leaves_portal = false;
                 client.names.query();
-                self.tell(c, |out| message::complete(out, answer));
+                self.write_client(c, |out| message::complete(out, answer));
                 self.end_begin(c);
             }
             Message::Parse { text, types, .. } => {
                 let class = self.classify(c, text);
                 let statement = self.statement_for(c, text, types, class);
                 self.clients[c].names.parse_unnamed(statement);
-                self.tell(c, |out| message::empty(out, b'1'));
+                self.write_client(c, |out| message::empty(out, b'1'));
             }
             Message::Bind { statement: name, .. } => {
                 if let Some(statement) = self.clients[c].names.get(name).cloned() {
@@ -102,9 +102,9 @@ impl Core {
                     self.clients[c].begun = Some(begin);
                     self.clients[c].begin_leaves_portal = true;
                 }
-                self.tell(c, |out| message::empty(out, b'2'));
+                self.write_client(c, |out| message::empty(out, b'2'));
             }
-            Message::Describe(named) => self.tell(c, |out| {
+            Message::Describe(named) => self.write_client(c, |out| {
                 if let wire::payload::Named::Statement(_) = named {
                     message::message(out, b't', |out| out.extend_from_slice(NO_TYPES));
                 }
@@ -112,7 +112,7 @@ impl Core {
             }),
             Message::Execute { .. } => {
                 let answer = self.clients[c].begun.as_ref().and_then(|begin| tag(begin.text())).unwrap_or("BEGIN");
-                self.tell(c, |out| message::complete(out, answer));
+                self.write_client(c, |out| message::complete(out, answer));
             }
             Message::Sync => self.end_begin(c),
             // `puts_off` accepts no unit with one of these messages.
@@ -138,10 +138,10 @@ impl Core {
         let unit = &mut client.unit;
         // A unit that writes, or that has not arrived whole, goes to the primary.
         if !(read_only && unit.writes_nothing && unit.whole) {
-            unit.doubt();
+            unit.assume_writes();
         }
         // A unit in a transaction shares no server connection, and its errors have to come from the server.
-        unit.sole = Sole::Other;
+        unit.statement_kind = SingleStatement::Other;
         unit.needs_server = true;
     }
 
@@ -160,12 +160,12 @@ impl Core {
         server.protocol.begins();
         server.protocol.sent(Request::Bind, Note::Begin);
         server.protocol.sent(Request::Execute, Note::Begin);
-        self.send(s, |out| {
+        self.write_server(s, |out| {
             message::bind(out, b"", statement.name().as_bytes());
             message::execute(out, b"");
         });
         if closes {
-            self.send(s, |out| message::close_portal(out, b""));
+            self.write_server(s, |out| message::close_portal(out, b""));
             self.servers[s].protocol.sent(Request::Close, Note::Begin);
         }
     }

@@ -20,7 +20,7 @@ use wire::{Sqlstate, message};
 use super::client::Phase;
 use crate::core::memory::Output;
 use crate::core::memory::{Kind, Token};
-use crate::core::{Core, Effect, Mail, Secure, over};
+use crate::core::{Core, CoreMessage, Effect, Secure, over};
 
 /// Maximum time for a server to handle a cancel request.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -327,7 +327,7 @@ impl Core {
                 self.close_client(requester.index());
             }
         } else {
-            self.effects.push(Effect::Post { to: worker, mail: Mail::Cancelled(requester) });
+            self.effects.push(Effect::Post { to: worker, message: CoreMessage::Cancelled(requester) });
         }
     }
 }

@@ -19,13 +19,13 @@ use crate::config::Access;
 use crate::config::{Consistency, RouteTo};
 use crate::core::memory::Output;
 use crate::core::memory::Token;
-use crate::core::memory::{Idle, Seldom, Spare};
+use crate::core::memory::{Idle, PooledBox, Spare};
 use crate::core::notify::Listening;
 use crate::core::parameters::Params;
 use crate::core::prepared::{Names, Statement};
 use crate::core::routing::{Proof, Reach};
 use crate::core::{Core, Effect, Peer, UNIT_MAX};
-use crate::traffic::{Act, Refused};
+use crate::traffic::{Refused, StatementFacts};
 
 /// A connection from an application. Kept small: there may be very many idle clients.
 pub(crate) struct Client {
@@ -49,15 +49,15 @@ pub(crate) struct Client {
     pub input: Vec<u8>,
     pub output: Output,
     /// Treatment of the rest of a message whose beginning has been handled.
-    pub pass: Pass,
+    pub pass_through: PassThrough,
     /// The unit that is being collected or forwarded.
-    pub unit: Seldom<Unit>,
+    pub unit: PooledBox<Unit>,
     /// The unit in flight, while it may be sent to another server. Its replies are held back meanwhile.
     pub replay: Replay,
     /// True if the unit in `replay` may be sent again even if its first run is in doubt, because it changes nothing.
     pub repeatable: bool,
     /// The position that this client's reads must see.
-    pub mark: Mark,
+    pub read_bound: ReadBound,
     /// The names of the client's prepared statements.
     pub names: Names,
     /// A BEGIN that was put off: the client has its answer, but no server has the transaction yet. It goes to a server with the next unit.
@@ -208,7 +208,7 @@ pub(in crate::core) struct Operator {
 
 /// The rest of a message; every message is shorter than 2 GiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::core) enum Pass {
+pub(in crate::core) enum PassThrough {
     /// No rest.
     No,
     /// Passed on to the server: `left` bytes remain.
@@ -221,13 +221,13 @@ pub(in crate::core) enum Pass {
     Discard(u32),
 }
 
-impl Pass {
-    pub(in crate::core) fn forward(left: usize, asks: bool) -> Pass {
-        Pass::Forward { left: left as u32, asks }
+impl PassThrough {
+    pub(in crate::core) fn forward(left: usize, asks: bool) -> PassThrough {
+        PassThrough::Forward { left: left as u32, asks }
     }
 
-    pub(in crate::core) fn discard(bytes: usize) -> Pass {
-        Pass::Discard(bytes as u32)
+    pub(in crate::core) fn discard(bytes: usize) -> PassThrough {
+        PassThrough::Discard(bytes as u32)
     }
 }
 
@@ -269,7 +269,7 @@ pub(in crate::core) struct Unit {
     /// True if so far the messages amount to one statement, executed once to its end.
     pub single: bool,
     /// Kind of that statement.
-    pub sole: Sole,
+    pub statement_kind: SingleStatement,
     /// True if the unit has a Bind (`bound`), and an Execute behind that (`executed`).
     pub bound: bool,
     pub executed: bool,
@@ -280,7 +280,7 @@ pub(in crate::core) struct Unit {
     /// Proof that the unit's term still stands, if its session is strong.
     pub proof: Proof,
     /// Facts about the unnamed statement that the unit parses, for traffic rules.
-    pub parsed: Option<Act>,
+    pub parsed: Option<StatementFacts>,
     /// Statements of the unit that traffic rules have let pass, and that are still to be passed on.
     pub admitted: u32,
     /// The refusal of one of them by a traffic rule.
@@ -311,7 +311,7 @@ impl Idle for Unit {
         hint: None,
         query: None,
         single: true,
-        sole: Sole::Nothing,
+        statement_kind: SingleStatement::Nothing,
         bound: false,
         executed: false,
         key: 0,
@@ -334,7 +334,7 @@ impl Idle for Unit {
 
 /// The kind of a unit's one statement, where the kind gets special treatment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::core) enum Sole {
+pub(in crate::core) enum SingleStatement {
     /// No statement has been seen yet.
     Nothing,
     /// A plain read, which may share a server connection in a lane.
@@ -363,7 +363,7 @@ pub(in crate::core) struct Attempts {
 
 /// The lower bound on the position that a client's reads must see.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::core) enum Mark {
+pub(in crate::core) enum ReadBound {
     /// The client has written nothing.
     Nothing,
     /// The client has written, and no ticket has been taken for the position yet.
@@ -414,11 +414,11 @@ impl Client {
             params,
             input: Vec::new(),
             output: Output::default(),
-            pass: Pass::No,
-            unit: Seldom::new(),
+            pass_through: PassThrough::No,
+            unit: PooledBox::new(),
             replay: Replay::default(),
             repeatable: false,
-            mark: Mark::Nothing,
+            read_bound: ReadBound::Nothing,
             names: Names::default(),
             begun: None,
             begin_leaves_portal: false,
@@ -546,13 +546,14 @@ impl Core {
             if client.end == End::Reads {
                 return bytes.len();
             }
-            let step = match client.pass {
-                Pass::Forward { left, asks } => {
+            let step = match client.pass_through {
+                PassThrough::Forward { left, asks } => {
                     let left = left as usize;
                     let n = left.min(rest.len());
-                    client.pass = if n == left { Pass::No } else { Pass::forward(left - n, asks) };
+                    client.pass_through =
+                        if n == left { PassThrough::No } else { PassThrough::forward(left - n, asks) };
                     match client.at.server() {
-                        Some(s) => self.send(s, |out| out.extend_from_slice(&rest[..n])),
+                        Some(s) => self.write_server(s, |out| out.extend_from_slice(&rest[..n])),
                         None => debug_assert!(false, "a message is forwarded to no server"),
                     }
                     if n == left {
@@ -563,13 +564,13 @@ impl Core {
                     }
                     Step::Used(n)
                 }
-                Pass::Discard(left) => {
+                PassThrough::Discard(left) => {
                     let left = left as usize;
                     let n = left.min(rest.len());
-                    client.pass = if n == left { Pass::No } else { Pass::discard(left - n) };
+                    client.pass_through = if n == left { PassThrough::No } else { PassThrough::discard(left - n) };
                     Step::Used(n)
                 }
-                Pass::No => match client.phase {
+                PassThrough::No => match client.phase {
                     Phase::Startup { .. } => self.startup(c, rest),
                     // The driver runs the handshake and takes the bytes (`Core::early`).
                     Phase::Securing => Step::Blocked,

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use wire::message;
 use wire::{Severity, Sqlstate, payload};
 
-use super::client::{Pass, Phase, Step};
+use super::client::{PassThrough, Phase, Step};
 use super::login::Exchange;
 use crate::core::memory::{Kind, Token};
 use crate::core::observe::Timing;
@@ -153,7 +153,7 @@ impl Core {
             }
             Phase::Console(operator) => operator.asked,
             Phase::Ready => {
-                let half = matches!(client.pass, Pass::Forward { asks: true, .. });
+                let half = matches!(client.pass_through, PassThrough::Forward { asks: true, .. });
                 client.at.server().is_some_and(|s| self.servers[s].protocol.will_answer(half))
             }
             _ => false,
@@ -166,9 +166,9 @@ impl Core {
         if client.end == End::Sent
             && let Some(s) = client.at.server().filter(|&s| self.servers[s].protocol.copies_in())
         {
-            if matches!(client.pass, Pass::Forward { .. }) {
+            if matches!(client.pass_through, PassThrough::Forward { .. }) {
                 // No message can be sent to the server behind half a message.
-                self.tell(c, |out| how.write(b"", out));
+                self.write_client(c, |out| how.write(b"", out));
             } else {
                 self.clients[c].end = End::InCopy(how);
                 return self.fail_copy(s, |_| Note::Inserted);
@@ -179,7 +179,7 @@ impl Core {
 
     /// Fails a COPY FROM STDIN whose client has left. The answer to the Sync that ends the unit is noted as `note`.
     pub(in crate::core) fn fail_copy(&mut self, s: usize, note: impl FnOnce(Timing) -> Note) {
-        self.send(s, |out| {
+        self.write_server(s, |out| {
             message::message(out, b'f', |out| {
                 out.extend_from_slice(REASON);
                 out.push(0);
@@ -189,7 +189,7 @@ impl Core {
         server.protocol.ends_copy(Note::Client);
         if server.protocol.is_in_unit() {
             server.ends_unit(Request::Sync, note);
-            self.send(s, |out| message::empty(out, b'S'));
+            self.write_server(s, |out| message::empty(out, b'S'));
         }
     }
 
@@ -223,7 +223,7 @@ impl Core {
         let client = &mut self.clients[c];
         client.end = End::Reads;
         client.unit.reset();
-        client.pass = Pass::No;
+        client.pass_through = PassThrough::No;
         self.buffers.give(std::mem::take(&mut client.input));
         self.leavers.0.push((client.token, self.now, client.output.len()));
         self.stop_listening(c);

@@ -11,7 +11,7 @@ use wire::frontend::Message;
 use wire::message::{self, Status};
 use wire::{Frame, HEADER};
 
-use super::client::{Attempts, Pass, Step};
+use super::client::{Attempts, PassThrough, Step};
 use crate::config::{PoolMode, UnknownFunctions};
 use crate::core::parameters::Reads;
 use crate::core::prepared::Undo;
@@ -43,12 +43,12 @@ impl Core {
             self.give_up_replay(c);
             if !std::mem::replace(&mut self.clients[c].held_up, true) {
                 // A server keeps short answers back until a Sync or a Flush, and the client's own waits behind the limit.
-                self.send(s, |out| message::empty(out, b'H'));
+                self.write_server(s, |out| message::empty(out, b'H'));
             }
             return Step::Blocked;
         }
         if self.servers[s].protocol.is_skipping() && frame.tag != b'S' {
-            self.clients[c].pass = Pass::discard(frame.total());
+            self.clients[c].pass_through = PassThrough::discard(frame.total());
             return Step::Again;
         }
         let message = match Message::read(frame, bytes) {
@@ -216,9 +216,10 @@ impl Core {
     /// Forwards a message unchanged, as much of it as has arrived.
     pub(super) fn pass_on(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
         let n = frame.total().min(bytes.len());
-        self.send(s, |out| out.extend_from_slice(&bytes[..n]));
+        self.write_server(s, |out| out.extend_from_slice(&bytes[..n]));
         if n < frame.total() {
-            self.clients[c].pass = Pass::forward(frame.total() - n, !matches!(frame.tag, b'd' | b'c' | b'f'));
+            self.clients[c].pass_through =
+                PassThrough::forward(frame.total() - n, !matches!(frame.tag, b'd' | b'c' | b'f'));
         }
         Step::Used(n)
     }
@@ -261,7 +262,7 @@ impl Core {
         let client = &mut self.clients[c];
         if client.replay.forget(&mut self.buffers) {
             client.output.release();
-            self.tell(c, |_| {});
+            self.write_client(c, |_| {});
         }
     }
 
@@ -296,7 +297,7 @@ impl Core {
     pub(super) fn names_of_query(&mut self, c: usize, s: usize) -> Undo {
         let undo = self.clients[c].names.query();
         let server = &mut self.servers[s];
-        server.held.set_unnamed(crate::core::prepared::Unnamed::Unknown);
+        server.statements.set_unnamed(crate::core::prepared::Unnamed::Unknown);
         // The Query can be skipped only if it follows messages without their Sync, such as `P …; Q`.
         if server.protocol.is_in_unit() { undo } else { Undo::Nothing }
     }
@@ -324,7 +325,7 @@ impl Core {
         self.count_statement(s);
         self.end_unit(c);
         // The text fails on the server so that an open transaction fails, too. The server's log shows the text.
-        self.send(s, |out| message::query(out, why.text()));
+        self.write_server(s, |out| message::query(out, why.text()));
         self.discard(c, frame)
     }
 
@@ -426,12 +427,12 @@ impl Core {
             self.note_sender(c, s);
         }
         if class.flags.has(Flags::UNKNOWN) {
-            let reading = match self.reads(c) {
-                Reads::As(reading) => reading,
-                // The server's report decides if it is another one by now: `Bodies::literals_move`.
-                Reads::Unknown { .. } => self.clients[c].params.reading(),
+            let parse_settings = match self.reads(c) {
+                Reads::As(parse_settings) => parse_settings,
+                // The server's report decides if it is another one by now: `CachedFunctionPlans::literals_move`.
+                Reads::Unknown { .. } => self.clients[c].params.parse_settings(),
             };
-            self.servers[s].bodies.call(reading);
+            self.servers[s].function_plans.call(parse_settings);
             match self.unknown_functions(c) {
                 UnknownFunctions::Trust => {}
                 UnknownFunctions::Reset => self.servers[s].cleaning.functions = true,
@@ -473,7 +474,7 @@ impl Core {
         if class.flags.has(Flags::SCHEMA) {
             let declared = class.flags.has(Flags::DDL);
             work.alters = Some(declared || work.alters == Some(true));
-            self.pools[server.pool].place.schema().changes(self.now, declared);
+            self.pools[server.pool].namespace.schema().changes(self.now, declared);
         }
         let server = &mut self.servers[s];
         // Several statements in one text: how many were carried out is known only when all have answered.
@@ -527,7 +528,7 @@ impl Core {
     /// Notes that DDL of this connection's client may have been committed: statements prepared before it are outdated.
     pub(in crate::core) fn settle_schema(&mut self, s: usize) {
         if let Some(declared) = self.servers[s].work.alters.take() {
-            self.pools[self.servers[s].pool].place.schema().changes(self.now, declared);
+            self.pools[self.servers[s].pool].namespace.schema().changes(self.now, declared);
         }
     }
 

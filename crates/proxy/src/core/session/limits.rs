@@ -30,7 +30,7 @@ pub(crate) struct Counts {
 
 /// A worker's connections that have not logged in, and when it last checked its clients' time limits.
 #[derive(Debug)]
-pub(in crate::core) struct Doorkeeper {
+pub(in crate::core) struct PreAuthConnections {
     /// Connections that are logging in, oldest first. A connection that has logged in or left is removed when it
     /// reaches the front.
     logins: VecDeque<(Instant, Token)>,
@@ -42,9 +42,9 @@ pub(in crate::core) struct Doorkeeper {
     looked: Instant,
 }
 
-impl Doorkeeper {
-    pub(in crate::core) fn new(now: Instant) -> Doorkeeper {
-        Doorkeeper { logins: VecDeque::new(), unproved: 0, greeted: VecDeque::new(), looked: now }
+impl PreAuthConnections {
+    pub(in crate::core) fn new(now: Instant) -> PreAuthConnections {
+        PreAuthConnections { logins: VecDeque::new(), unproved: 0, greeted: VecDeque::new(), looked: now }
     }
 }
 
@@ -75,16 +75,16 @@ impl Core {
 
     /// Notes that a connection begins to log in: a new one, or one from another worker.
     pub(super) fn begins_to_log_in(&mut self, c: usize) {
-        self.doorkeeper.logins.push_back((self.now, self.clients[c].token));
-        self.doorkeeper.unproved += 1;
+        self.pre_auth.logins.push_back((self.now, self.clients[c].token));
+        self.pre_auth.unproved += 1;
     }
 
     /// Counts a new connection. If too many are logging in, the one that began first is refused.
     pub(in crate::core) fn count_in(&mut self, c: usize) {
         self.begins_to_log_in(c);
         let most = (self.settings.max_logins / self.shared.workers).max(1);
-        if self.doorkeeper.unproved > most {
-            while let Some((_, token)) = self.doorkeeper.logins.pop_front() {
+        if self.pre_auth.unproved > most {
+            while let Some((_, token)) = self.pre_auth.logins.pop_front() {
                 if token != self.clients[c].token
                     && self.is_client(token)
                     && Core::is_unproved(&self.clients[token.index()])
@@ -113,13 +113,13 @@ impl Core {
     /// for a server connection is the queue's (`expire_waiters`).
     pub(in crate::core) fn expire_logins(&mut self) {
         let limit = self.settings.login_timeout;
-        while let Some(token) = due(&mut self.doorkeeper.logins, limit, self.now) {
+        while let Some(token) = due(&mut self.pre_auth.logins, limit, self.now) {
             if let Some(awaited) = self.is_client(token).then(|| self.awaits(token.index())).flatten() {
                 self.refuse_overdue(token.index(), awaited, limit);
             }
         }
         let limit = self.settings.wait_timeout;
-        while let Some(token) = due(&mut self.doorkeeper.greeted, limit, self.now) {
+        while let Some(token) = due(&mut self.pre_auth.greeted, limit, self.now) {
             if !self.is_client(token) {
                 continue;
             }
@@ -134,7 +134,7 @@ impl Core {
 
     /// Notes that a client that logs in has got a server connection, which is to report its parameters.
     pub(in crate::core) fn awaits_greeting(&mut self, c: usize) {
-        self.doorkeeper.greeted.push_back((self.now, self.clients[c].token));
+        self.pre_auth.greeted.push_back((self.now, self.clients[c].token));
     }
 
     /// Returns the event that a login waits for; `None` once the client has authenticated.
@@ -159,7 +159,7 @@ impl Core {
     /// Notes that a connection closes, asks for a cancel, or has logged in.
     pub(in crate::core) fn no_longer_logging_in(&mut self, c: usize) {
         if Core::is_unproved(&self.clients[c]) {
-            self.doorkeeper.unproved -= 1;
+            self.pre_auth.unproved -= 1;
         }
     }
 
@@ -241,10 +241,10 @@ impl Core {
 
     /// Closes clients that have been in a state for longer than its limit.
     pub(in crate::core) fn expire_clients(&mut self) {
-        if !self.settings.has_time_limits || !over(self.doorkeeper.looked, LOOK, self.now) {
+        if !self.settings.has_time_limits || !over(self.pre_auth.looked, LOOK, self.now) {
             return;
         }
-        self.doorkeeper.looked = self.now;
+        self.pre_auth.looked = self.now;
         self.see_transactions();
         let late: Vec<_> = self
             .clients

@@ -12,12 +12,12 @@ use wire::message::Status;
 use wire::payload::Named;
 use wire::{Frame, Sqlstate, message};
 
-use super::client::{Attempts, Mark, Pass, Step, Unit};
+use super::client::{Attempts, PassThrough, ReadBound, Step, Unit};
 use super::login::error;
 use crate::config::{Consistency, RouteTo};
 use crate::core::Core;
 use crate::core::prepared::{Statement, Undo};
-use crate::core::server::{Answer, Note, Request};
+use crate::core::server::{Note, ProxyReply, Request};
 
 /// The result of a statement about the proxy's own state.
 enum Outcome {
@@ -56,7 +56,7 @@ impl Core {
                     return Step::Gone;
                 }
                 self.metrics.parses_local.add(1);
-                self.tell(c, |out| message::empty(out, b'1'));
+                self.write_client(c, |out| message::empty(out, b'1'));
             }
             Message::Describe(named) => {
                 let name = match named {
@@ -73,13 +73,13 @@ impl Core {
                 };
                 self.clients[c].names.set_told(name, true);
                 self.metrics.describes_local.add(1);
-                self.tell(c, |out| out.extend_from_slice(&described.messages));
+                self.write_client(c, |out| out.extend_from_slice(&described.messages));
             }
             Message::Close(named) => {
                 if let Named::Statement(name) = named {
                     self.clients[c].names.close(name);
                 }
-                self.tell(c, |out| message::empty(out, b'3'));
+                self.write_client(c, |out| message::empty(out, b'3'));
             }
             Message::Sync => {
                 let client = &mut self.clients[c];
@@ -98,7 +98,7 @@ impl Core {
     }
 
     fn fail_local(&mut self, c: usize, code: Sqlstate, text: &str, frame: Frame) -> Step {
-        self.tell(c, |out| error(out, code, text));
+        self.write_client(c, |out| error(out, code, text));
         let client = &mut self.clients[c];
         client.unit.reset();
         client.skipping = true;
@@ -129,19 +129,19 @@ impl Core {
         unit.writes_nothing = false;
         unit.repeatable = false;
         unit.needs_server = true;
-        let want = self.want(c);
-        if self.acquire(c, want) { Step::Again } else { Step::Blocked }
+        let request = self.node_request(c);
+        if self.acquire(c, request) { Step::Again } else { Step::Blocked }
     }
 
     fn tell_local(&mut self, c: usize, done: Outcome) {
         match done {
-            Outcome::Done(tag, _) => self.tell(c, |out| message::complete(out, tag)),
-            Outcome::Shows(column, value) => self.tell(c, |out| {
+            Outcome::Done(tag, _) => self.write_client(c, |out| message::complete(out, tag)),
+            Outcome::Shows(column, value) => self.write_client(c, |out| {
                 message::text_row(out, &[(&column, value)]);
                 message::complete(out, "SHOW");
             }),
             Outcome::Fails(text) => {
-                self.tell(c, |out| error(out, Sqlstate::INVALID_PARAMETER_VALUE, &text));
+                self.write_client(c, |out| error(out, Sqlstate::INVALID_PARAMETER_VALUE, &text));
                 self.fail_begun(c);
             }
             Outcome::ShowsToken | Outcome::Servers => {}
@@ -180,7 +180,7 @@ impl Core {
         match self.carry_out(c, text) {
             Outcome::Servers => None,
             Outcome::ShowsToken => {
-                let text = Mark::token_query(self.view.term);
+                let text = ReadBound::token_query(self.view.term);
                 self.begin(c, s);
                 let undo = self.names_of_query(c, s);
                 self.servers[s].ends_unit(Request::Query, |timing| Note::Query {
@@ -190,7 +190,7 @@ impl Core {
                     timing,
                 });
                 self.end_unit(c);
-                self.send(s, |out| message::query(out, &text));
+                self.write_server(s, |out| message::query(out, &text));
                 Some(Step::Used(frame.total()))
             }
             Outcome::Fails(text) if status == Status::Transaction || self.clients[c].begun.is_some() => {
@@ -202,8 +202,8 @@ impl Core {
                 self.clients[c].names.query();
                 self.clients[c].unit.reset();
                 let status = if self.clients[c].begun.is_some() { Status::Transaction } else { status };
-                self.tell(c, |out| message::ready(out, status));
-                self.noticed.look_again_for(&self.clients[c]);
+                self.write_client(c, |out| message::ready(out, status));
+                self.pending_notifications.look_again_for(&self.clients[c]);
                 Some(Step::Used(frame.total()))
             }
         }
@@ -222,18 +222,23 @@ impl Core {
             timing,
         });
         self.end_unit(c);
-        self.send(s, |out| message::query(out, "refused by kingpost: not a setting of kingpost's"));
+        self.write_server(s, |out| message::query(out, "refused by kingpost: not a setting of kingpost's"));
         Step::Used(frame.total())
     }
 
     /// Carries out an Execute of a statement about the proxy's own state. Gives the answer, and how to undo it. `None`:
     /// the server runs the statement.
-    pub(super) fn execute_local(&mut self, c: usize, s: usize, statement: &Arc<Statement>) -> Option<(Answer, Undo)> {
+    pub(super) fn execute_local(
+        &mut self,
+        c: usize,
+        s: usize,
+        statement: &Arc<Statement>,
+    ) -> Option<(ProxyReply, Undo)> {
         if self.servers[s].protocol.is_failed() {
             return None;
         }
         match self.carry_out(c, statement.text()) {
-            Outcome::Done(tag, undo) => Some((Answer::Complete(tag), undo)),
+            Outcome::Done(tag, undo) => Some((ProxyReply::Complete(tag), undo)),
             // For a SHOW, Parse has sent the server another text. An invalid statement is refused by the server.
             Outcome::Shows(..) | Outcome::ShowsToken | Outcome::Fails(_) | Outcome::Servers => None,
         }
@@ -246,7 +251,7 @@ impl Core {
         }
         let Some(Local::Show(name)) = self.classifier.local_command(text) else { return None };
         if name == "token" {
-            return Some(Mark::token_query(self.view.term).into_bytes());
+            return Some(ReadBound::token_query(self.view.term).into_bytes());
         }
         let value = self.setting(c, &name)?;
         Some(format!("SELECT '{value}'::pg_catalog.text AS \"kingpost.{name}\"").into_bytes())
@@ -290,9 +295,9 @@ impl Core {
                 Outcome::Done(tag, Undo::Nothing)
             }
             Local::Token(None) => Outcome::Done(tag, Undo::Nothing),
-            Local::Token(Some(token)) => match Mark::from_token(&token) {
-                Some(mark) => {
-                    self.must_see(c, mark);
+            Local::Token(Some(token)) => match ReadBound::from_token(&token) {
+                Some(read_bound) => {
+                    self.must_see(c, read_bound);
                     Outcome::Done(tag, Undo::Nothing)
                 }
                 None => Outcome::Fails(format!("kingpost.token: {token:?} is not what SHOW kingpost.token says")),
@@ -321,7 +326,7 @@ impl Core {
 
     /// Drops a client's message, however much of it has arrived.
     pub(in crate::core) fn discard(&mut self, c: usize, frame: Frame) -> Step {
-        self.clients[c].pass = Pass::discard(frame.total());
+        self.clients[c].pass_through = PassThrough::discard(frame.total());
         Step::Again
     }
 }

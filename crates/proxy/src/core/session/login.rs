@@ -13,14 +13,14 @@ use wire::{Severity, Sqlstate, md5, message, oauth, payload, scram};
 
 use super::bearer::Awaited;
 use super::cancel::passed_on;
-use super::client::{LookedUp, Mark, Phase, Step};
-use super::lead::NOWHERE;
+use super::client::{LookedUp, Phase, ReadBound, Step};
+use super::cluster_routing::NOWHERE;
 use super::replication::{NODE, Replication, Tunnel};
-use crate::accounts::Answer;
+use crate::accounts::LookupResult;
 use crate::config::Access;
 use crate::config::{AuthMethod, RouteTo};
-use crate::core::pool::{PoolKey, Want};
-use crate::core::{Core, Effect, Mail, SMALL_MAX, Secure};
+use crate::core::pool::{NodeRequest, PoolKey};
+use crate::core::{Core, CoreMessage, Effect, SMALL_MAX, Secure};
 use crate::demand::{Certificate, Demand};
 use crate::fleet::CLUSTER;
 use crate::hba;
@@ -135,7 +135,7 @@ impl Core {
         self.metrics.clients_refused.add(1);
         self.metrics.protocol_errors.add(1);
         tracing::debug!(%error, "a connection that began with no start-up packet is closed");
-        self.tell(c, |out| error.write(out));
+        self.write_client(c, |out| error.write(out));
         self.close_client(c);
         Step::Gone
     }
@@ -153,7 +153,7 @@ impl Core {
             if let Phase::Startup { refused, .. } = &mut self.clients[c].phase {
                 *refused |= kind;
             }
-            self.tell(c, |out| out.push(b'N'));
+            self.write_client(c, |out| out.push(b'N'));
         }
         if more {
             // Bytes sent in clear behind SSLRequest would be taken for a part of the encrypted stream. PostgreSQL refuses
@@ -163,7 +163,7 @@ impl Core {
             return Step::Gone;
         }
         let Some(acceptor) = acceptor else { return Step::Used(used) };
-        self.tell(c, |out| out.push(b'S'));
+        self.write_client(c, |out| out.push(b'S'));
         match self.begin_tls(c, acceptor, false) {
             Step::Again => Step::Used(used),
             step => step,
@@ -257,7 +257,7 @@ impl Core {
             Box::new(Tunnel { replication, database: named, parameters, node })
         });
         if version > V3_2 || !unknown.is_empty() {
-            self.tell(c, |out| message::negotiate_version(out, version.min(V3_2), &unknown));
+            self.write_client(c, |out| message::negotiate_version(out, version.min(V3_2), &unknown));
         }
         let version = if version >= V3_2 { V3_2 } else { V3_0 };
         if self.draining {
@@ -338,7 +338,7 @@ impl Core {
     }
 
     /// Takes the result of a user lookup that a client waits for.
-    pub(in crate::core) fn looked_up(&mut self, c: usize, answer: Answer) {
+    pub(in crate::core) fn looked_up(&mut self, c: usize, answer: LookupResult) {
         if !matches!(&self.clients[c].phase, Phase::Login(login) if matches!(login.exchange, Exchange::Asked)) {
             return;
         }
@@ -395,18 +395,18 @@ impl Core {
             }
             // An unknown user is asked all the same, and refused in the end.
             AuthMethod::Ldap | AuthMethod::Pam => {
-                self.tell(c, message::authentication_cleartext);
+                self.write_client(c, message::authentication_cleartext);
                 Exchange::Clear(known)
             }
             AuthMethod::Gss => {
-                self.tell(c, message::authentication_gss);
+                self.write_client(c, message::authentication_gss);
                 Exchange::Token(known)
             }
             AuthMethod::OAuth => {
                 if let Some(text) = self.token_in_clear(c) {
                     return self.fail_login(c, Sqlstate::INVALID_AUTHORIZATION, text);
                 }
-                self.tell(c, |out| message::authentication_sasl(out, &[oauth::MECHANISM]));
+                self.write_client(c, |out| message::authentication_sasl(out, &[oauth::MECHANISM]));
                 Exchange::Bearer(known, Awaited::Mechanism)
             }
             // Like PostgreSQL, asks a user with a SCRAM verifier for SCRAM even where the method is md5.
@@ -415,7 +415,7 @@ impl Core {
                     Ok(salt) => salt,
                     Err(error) => return self.fail_login(c, Sqlstate::INTERNAL_ERROR, &error.to_string()),
                 };
-                self.tell(c, |out| message::authentication_md5(out, salt));
+                self.write_client(c, |out| message::authentication_md5(out, salt));
                 Exchange::Md5(known, salt)
             }
             AuthMethod::ScramSha256 | AuthMethod::Md5 => {
@@ -426,7 +426,7 @@ impl Core {
                 };
                 let end_point = self.clients[c].identity.as_ref().and_then(|identity| identity.end_point.clone());
                 let server = server.offer_binding(end_point);
-                self.tell(c, |out| message::authentication_sasl(out, server.mechanisms()));
+                self.write_client(c, |out| message::authentication_sasl(out, server.mechanisms()));
                 Exchange::First(Box::new(server), known)
             }
         };
@@ -525,10 +525,10 @@ impl Core {
         match (answer, next) {
             (Ok(answer), Some(next)) => {
                 login.exchange = next;
-                self.tell(c, |out| message::authentication_sasl_continue(out, &answer));
+                self.write_client(c, |out| message::authentication_sasl_continue(out, &answer));
             }
             (Ok(answer), None) => {
-                self.tell(c, |out| message::authentication_sasl_final(out, &answer));
+                self.write_client(c, |out| message::authentication_sasl_final(out, &answer));
                 let token = self.clients[c].token;
                 if let Some((user, keys)) = passed.filter(|_| !console) {
                     self.remember(&name, user, Proved::Scram(keys));
@@ -539,7 +539,7 @@ impl Core {
                 }
             }
             (Err(scram::Error::WrongPassword), _) => {
-                self.shared.accounts.doubt(&name, self.now);
+                self.shared.accounts.invalidate(&name, self.now);
                 let text = format!("password authentication failed for user {name:?}");
                 self.fail_login(c, Sqlstate::INVALID_PASSWORD, &text);
                 return Step::Gone;
@@ -631,11 +631,11 @@ impl Core {
         let known = self.pools[pool].greeting(&params, self.view.primary);
         client.base = params.clone();
         client.params = params;
-        client.mark = Mark::Nothing;
+        client.read_bound = ReadBound::Nothing;
         match known {
             Some(greeting) => self.greet(c, &greeting),
             None => {
-                self.acquire(c, Want::Any);
+                self.acquire(c, NodeRequest::Any);
             }
         }
     }
@@ -651,7 +651,7 @@ impl Core {
         // away.
         let standby = client.route == Some(RouteTo::Replica);
         let (pid, secret) = self.cancel_key(c, version);
-        self.tell(c, |out| {
+        self.write_client(c, |out| {
             message::authentication_ok(out);
             for (name, value) in greeting.iter() {
                 if name != "in_hot_standby" {
@@ -700,8 +700,8 @@ impl Core {
         if to == self.id {
             self.cancel(pid, secret, self.id, requester);
         } else if to < self.shared.workers {
-            let mail = Mail::Cancel { pid, secret: secret.to_vec(), from: self.id, requester };
-            self.effects.push(Effect::Post { to, mail });
+            let message = CoreMessage::Cancel { pid, secret: secret.to_vec(), from: self.id, requester };
+            self.effects.push(Effect::Post { to, message });
         } else {
             self.metrics.cancels_unknown.add(1);
             self.close_client(c);

@@ -4,11 +4,11 @@ use sql::Pins;
 use wire::Sqlstate;
 use wire::message::{self, Status};
 
-use super::client::{Aborted, Attempts, Pass, Phase};
+use super::client::{Aborted, Attempts, PassThrough, Phase};
 use super::login::error;
 use super::termination::{Cause, InFlight, Loss, Outcome, cause, outcome};
 use crate::core::parameters::Applied;
-use crate::core::pool::Want;
+use crate::core::pool::NodeRequest;
 use crate::core::prepared::StatementName;
 use crate::core::server::{Cleaning, LastWord, Note, Request, ServerPhase, Work};
 use crate::core::{Core, Effect};
@@ -33,7 +33,7 @@ impl Core {
         if self.servers[s].tunnel.is_some() {
             return self.drop_tunnel(s);
         }
-        let half_sent = matches!(self.clients[c].pass, Pass::Forward { .. });
+        let half_sent = matches!(self.clients[c].pass_through, PassThrough::Forward { .. });
         let bound = self.is_bound(c);
         let keeps = self.clients[c].pins.0 & Pins::LOAD.0 != 0;
         let awaits_listener = self.clients[c].awaits_listener();
@@ -50,7 +50,7 @@ impl Core {
             // more.
             self.unheld.push_back(server.token);
         }
-        server.held.client_leaves();
+        server.statements.client_leaves();
         if std::mem::take(&mut server.paused) {
             self.effects.push(Effect::Resume(server.token));
         }
@@ -71,7 +71,7 @@ impl Core {
         }
         if self.servers[s].protocol.is_in_unit() {
             self.servers[s].ends_unit(Request::Sync, Note::Sync);
-            self.send(s, |out| message::empty(out, b'S'));
+            self.write_server(s, |out| message::empty(out, b'S'));
         }
         let server = &self.servers[s];
         if server.is_running() {
@@ -106,7 +106,7 @@ impl Core {
         let server = &mut self.servers[s];
         server.work = Work::default();
         server.tracker.client_leaves();
-        server.bodies.client_leaves();
+        server.function_plans.client_leaves();
         server.portals.client_leaves();
         let open = server.protocol.status() != Status::Idle;
         let mut cleaning = std::mem::take(&mut server.cleaning);
@@ -127,7 +127,7 @@ impl Core {
         }
         if cleaning.outside {
             let drop = |id| format!("DEALLOCATE {}", StatementName::of(id));
-            let drops: Vec<String> = self.servers[s].held.loses_outside().into_iter().map(drop).collect();
+            let drops: Vec<String> = self.servers[s].statements.loses_outside().into_iter().map(drop).collect();
             // None is left if each had to make room since.
             cleaning.outside = !drops.is_empty();
             if cleaning.outside {
@@ -140,7 +140,7 @@ impl Core {
         if cleaning.functions {
             self.metrics.functions_cleaned.add(1);
             self.own_query(s, if primary { CLEAN_FUNCTIONS } else { CLEAN_FUNCTIONS_STANDBY });
-            let question = Cleaning::ask_for_statements(self.servers[s].held.count());
+            let question = Cleaning::ask_for_statements(self.servers[s].statements.count());
             self.own_query_as(s, &question, Note::Audit);
         }
         if cleaning.statements {
@@ -214,8 +214,8 @@ impl Core {
         self.listen_no_more(c);
         let client = &mut self.clients[c];
         client.held_up = false;
-        if let Pass::Forward { left, .. } = client.pass {
-            client.pass = Pass::Discard(left);
+        if let PassThrough::Forward { left, .. } = client.pass_through {
+            client.pass_through = PassThrough::Discard(left);
         }
         let cause = cause(last.as_ref().and_then(|last| last.code));
         if matches!(client.phase, Phase::Login(_)) {
@@ -230,7 +230,7 @@ impl Core {
                     &format!("no server keeps its connection: {why}"),
                 );
             }
-            self.acquire(c, Want::Any);
+            self.acquire(c, NodeRequest::Any);
             return;
         }
         let repeatable = client.replay.is_some() && client.repeatable && client.attempts.count < MOST_ATTEMPTS;
@@ -324,11 +324,11 @@ impl Core {
         }
         // Some units may have been answered already; `units` counts the others.
         for _ in 0..units {
-            self.tell(c, |out| error(out, code, text));
+            self.write_client(c, |out| error(out, code, text));
             self.ready(c);
         }
         if unfinished {
-            self.tell(c, |out| error(out, code, text));
+            self.write_client(c, |out| error(out, code, text));
             self.clients[c].skipping = true;
         }
         self.runnable.push_back(self.clients[c].token);

@@ -4,7 +4,7 @@
 //!   again.
 //! - `login`: from the startup packet to the first `ReadyForQuery`; `limits`: how many clients there may be, and how
 //!   long each may stay in a state; `overdue`: the error for a login or a wait that has come to its limit.
-//! - `lead`: which cluster, where there are several; `home`: which worker serves the client.
+//! - `cluster_routing`: which cluster, where there are several; `worker_affinity`: which worker serves the client.
 //! - `unit`: a client without a server connection: collects messages up to `Query` or `Sync`, and decides where they
 //!   go.
 //! - `forward`: a client with a server connection: passes its messages on, one by one; `statements`: messages about
@@ -20,12 +20,11 @@ mod bearer;
 mod begin;
 mod cancel;
 mod client;
-mod elsewhere;
+mod cluster_routing;
 mod ends;
+mod external_auth;
 mod forward;
-mod home;
 mod journal;
-mod lead;
 mod limits;
 mod local;
 mod login;
@@ -39,19 +38,20 @@ mod statements;
 mod termination;
 mod traffic;
 mod unit;
+mod worker_affinity;
 
 pub(in crate::core) use aborted::IN_FAILED_TRANSACTION;
 pub(in crate::core) use begin::begins_read_only;
 pub(in crate::core) use cancel::Cancel;
-pub(in crate::core) use client::{Aborted, At, Attempts, Client, Mark, Pass, Phase, Sole, Unit};
+pub(in crate::core) use client::{Aborted, At, Attempts, Client, PassThrough, Phase, ReadBound, SingleStatement, Unit};
 pub(in crate::core) use ends::{End, Leavers};
 pub(in crate::core) use forward::MOST_EXPECTED;
 pub(in crate::core) use journal::Journal;
 pub(crate) use limits::Counts;
-pub(in crate::core) use limits::Doorkeeper;
+pub(in crate::core) use limits::PreAuthConnections;
 pub(in crate::core) use login::error;
 pub(in crate::core) use overdue::{Attempt, Awaited, Overdue};
 pub(in crate::core) use replication::Tunnel;
 pub(in crate::core) use revoke::Revision;
-pub(in crate::core) use traffic::Governor;
+pub(in crate::core) use traffic::TrafficAdmission;
 pub(in crate::core) use unit::NO_BLOCKS;

@@ -46,7 +46,7 @@ impl Core {
         let whole = self.is_whole(&login.key.database);
         self.log_login(c);
         let (pid, secret) = self.cancel_key(c, version);
-        self.tell(c, |out| {
+        self.write_client(c, |out| {
             message::authentication_ok(out);
             for (name, value) in GREETING {
                 message::parameter_status(out, name, value);
@@ -93,13 +93,13 @@ impl Core {
             }
             b'S' => {
                 client.skipping = false;
-                self.tell(c, |out| message::ready(out, message::Status::Idle));
+                self.write_client(c, |out| message::ready(out, message::Status::Idle));
                 Step::Used(frame.total())
             }
             _ => {
                 if !std::mem::replace(&mut client.skipping, true) {
                     let text = "the console takes simple queries only: no parameters, no prepared statements";
-                    self.tell(c, |out| error(out, Sqlstate::FEATURE_NOT_SUPPORTED, text));
+                    self.write_client(c, |out| error(out, Sqlstate::FEATURE_NOT_SUPPORTED, text));
                 }
                 self.discard(c, frame)
             }
@@ -110,7 +110,7 @@ impl Core {
     pub(in crate::core) fn console_answer(&mut self, c: usize, bytes: &[u8]) {
         if let Phase::Console(operator) = &mut self.clients[c].phase {
             operator.asked = false;
-            self.tell(c, |out| out.extend_from_slice(bytes));
+            self.write_client(c, |out| out.extend_from_slice(bytes));
             self.runnable.push_back(self.clients[c].token);
         }
     }
@@ -128,7 +128,7 @@ impl Core {
             Operation::ResetStatements => self.observing.clear(),
             Operation::Reconnect(database) => {
                 for pool in self.pools.iter_mut().filter(|pool| is_of(pool, database.as_deref())) {
-                    pool.place.forget();
+                    pool.namespace.forget();
                     pool.settings_asked = None;
                 }
                 self.retire_servers(database.as_deref());
@@ -199,7 +199,7 @@ impl Core {
     fn retire_servers(&mut self, database: Option<&str>) {
         self.reconnects += 1;
         for pool in self.pools.iter_mut().filter(|pool| is_of(pool, database)) {
-            pool.place.schema().changes(self.now, true);
+            pool.namespace.schema().changes(self.now, true);
             pool.forget_greetings();
         }
         let mut idle = Vec::new();
@@ -370,7 +370,7 @@ impl Core {
             buffered: (server.input.len(), server.output.len()),
             fd: None,
             lane: server.lane.report(),
-            prepared: server.held.ids().collect(),
+            prepared: server.statements.ids().collect(),
             application: client.and_then(|c| c.params.get("application_name").cloned()).unwrap_or_default(),
             address: None,
             local: None,

@@ -155,7 +155,7 @@ impl Core {
         let version = login.version;
         self.log_login(c);
         let (pid, secret) = self.cancel_key(c, version);
-        self.tell(c, |out| {
+        self.write_client(c, |out| {
             message::authentication_ok(out);
             for (name, value) in &reported {
                 message::parameter_status(out, name, value);
@@ -173,14 +173,14 @@ impl Core {
         if let Some(c) = self.servers[s].client
             && !bytes.is_empty()
         {
-            self.tell(c, |out| out.extend_from_slice(bytes));
+            self.write_client(c, |out| out.extend_from_slice(bytes));
         }
     }
 
     /// Bytes from a client go to its server as they are.
     pub(in crate::core) fn tunnel_sent(&mut self, c: usize, bytes: &[u8]) {
         if let Some(s) = self.clients[c].at.server() {
-            self.send(s, |out| out.extend_from_slice(bytes));
+            self.write_server(s, |out| out.extend_from_slice(bytes));
         }
     }
 

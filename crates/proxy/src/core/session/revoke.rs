@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use wire::Sqlstate;
 
 use super::client::LookedUp;
-use crate::accounts::Standing;
+use crate::accounts::AccountState;
 use crate::core::{Core, over};
 
 /// Time between two checks of the users of all pools.
@@ -38,10 +38,10 @@ impl Core {
         let used = self.pools.iter().filter(|(_, pool)| pool.looked_up && (pool.clients > 0 || pool.servers > 0));
         let used: Vec<_> = used.map(|(p, pool)| (p, pool.key.user.clone())).collect();
         for (p, user) in used {
-            match self.shared.accounts.standing(&user, self.now) {
-                Standing::Good | Standing::Unknown => {}
-                Standing::NoPassword => self.revoke(p, &user, false),
-                Standing::Gone => self.revoke(p, &user, true),
+            match self.shared.accounts.account_state(&user, self.now) {
+                AccountState::Good | AccountState::Unknown => {}
+                AccountState::NoPassword => self.revoke(p, &user, false),
+                AccountState::Gone => self.revoke(p, &user, true),
             }
         }
     }

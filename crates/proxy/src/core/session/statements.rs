@@ -9,12 +9,12 @@ use wire::message::{self, Status};
 use wire::payload::Named;
 use wire::{Frame, Sqlstate};
 
-use super::client::{Pass, Step};
+use super::client::{PassThrough, Step};
 use super::login::error;
 use crate::core::Core;
 use crate::core::parameters::{Reads, filled, literals_and_back};
-use crate::core::prepared::{Full, Reading, Scope, Statement, StatementName, Undo, Unnamed};
-use crate::core::server::{Answer, Dropping, Note, Refusal, Request, Run, SentAs};
+use crate::core::prepared::{Full, ParseSettings, Scope, Statement, StatementName, Undo, Unnamed};
+use crate::core::server::{Dropping, Note, ProxyReply, Refusal, Request, Run, SentAs};
 
 /// Pins of a session with state that changes how texts are read and that the proxy can't tell by name and value.
 const OWN_READING: Pins = Pins(Pins::PARAMETERS.0 | Pins::TEMP.0 | Pins::LOAD.0 | Pins::FUNCTION.0);
@@ -60,7 +60,7 @@ impl Core {
         }
         match client.at.server() {
             Some(s) => self.servers[s].tracker.in_force.reads(&client.params),
-            None => Reads::As(client.params.reading()),
+            None => Reads::As(client.params.parse_settings()),
         }
     }
 
@@ -72,10 +72,10 @@ impl Core {
         types: &[u8],
         class: Class,
     ) -> Arc<Statement> {
-        let place = &self.pools[self.clients[c].pool].place;
+        let namespace = &self.pools[self.clients[c].pool].namespace;
         match self.reads(c) {
-            Reads::As(reading) => self.statements.get(place, reading, text, types, class),
-            Reads::Unknown { .. } => self.shared.registry.private(place, text, types, class),
+            Reads::As(parse_settings) => self.statements.get(namespace, parse_settings, text, types, class),
+            Reads::Unknown { .. } => self.shared.registry.private(namespace, text, types, class),
         }
     }
 
@@ -83,16 +83,16 @@ impl Core {
     /// client's alone is always good.
     pub(super) fn is_read_alike(&self, c: usize, statement: &Statement) -> bool {
         let Some(scope) = statement.scope() else { return true };
-        let place = &self.pools[self.clients[c].pool].place;
+        let namespace = &self.pools[self.clients[c].pool].namespace;
         match self.reads(c) {
-            Reads::As(reading) => scope == Scope::new(place, reading.of(statement.text())),
+            Reads::As(parse_settings) => scope == Scope::new(namespace, parse_settings.of(statement.text())),
             Reads::Unknown { .. } => false,
         }
     }
 
     /// The version of what texts mean to the client, as far as this process knows of changes.
     pub(in crate::core) fn schema_version(&self, c: usize) -> u64 {
-        self.pools[self.clients[c].pool].place.version()
+        self.pools[self.clients[c].pool].namespace.version()
     }
 
     /// True if the proxy can answer a Describe of this statement itself.
@@ -138,8 +138,8 @@ impl Core {
         let statement = match &shown {
             // For SHOW of a setting of the proxy's, the server gets another text, which is this client's alone.
             Some(instead) => {
-                let place = &self.pools[self.clients[c].pool].place;
-                self.shared.registry.private(place, instead, types, Class { local: false, ..class })
+                let namespace = &self.pools[self.clients[c].pool].namespace;
+                self.shared.registry.private(namespace, instead, types, Class { local: false, ..class })
             }
             None => self.statement_for(c, text, types, class),
         };
@@ -162,9 +162,9 @@ impl Core {
             return Step::Used(frame.total());
         }
         let undo = self.names_of_parse(c, &statement);
-        self.servers[s].held.set_unnamed(Unnamed::Is(statement.id()));
+        self.servers[s].statements.set_unnamed(Unnamed::Is(statement.id()));
         if shown.is_some() {
-            self.send(s, |out| message::parse(out, b"", statement.text(), statement.types()));
+            self.write_server(s, |out| message::parse(out, b"", statement.text(), statement.types()));
         }
         let note = Note::Parse { statement, sent_as: SentAs::Unnamed, undo };
         self.servers[s].protocol.sent(Request::Parse, note);
@@ -188,13 +188,13 @@ impl Core {
         // The text is known to be good, and a server connection without the statement gets it at Bind; or this
         // connection is already parsing it.
         let accepted = statement.is_accepted() && statement.scope().is_some();
-        if accepted || self.servers[s].held.has(&statement) {
+        if accepted || self.servers[s].statements.has(&statement) {
             if self.servers[s].may_have_failed() {
                 // In a failed transaction every Parse is an error.
                 self.try_parse(s, statement, undo);
             } else {
                 self.metrics.parses_local.add(u64::from(accepted));
-                self.answer(c, s, Answer::Empty(b'1'), undo);
+                self.answer(c, s, ProxyReply::Empty(b'1'), undo);
             }
             return Ok(());
         }
@@ -211,39 +211,40 @@ impl Core {
     /// the client's unit. True if the client's Parse has to wait for the answer. An error is the client's: its own Parse would have met it.
     fn asks_first(&mut self, c: usize, s: usize, name: &[u8], statement: &Arc<Statement>) -> bool {
         let (client, server) = (&self.clients[c], &self.servers[s]);
-        let now = self.pools[client.pool].place.moment(self.now);
+        let now = self.pools[client.pool].namespace.snapshot(self.now);
         let known = statement.scope().is_some() && statement.is_accepted() && !statement.is_sure(now);
         let taken = !name.is_empty() && client.names.get(name).is_some();
-        let free =
-            !server.may_have_failed() && !server.protocol.copies_in() && server.held.unnamed() != Unnamed::TooLong;
+        let free = !server.may_have_failed()
+            && !server.protocol.copies_in()
+            && server.statements.unnamed() != Unnamed::TooLong;
         if !known || taken || !free {
             return false;
         }
         self.metrics.parses_asked.add(1);
         let server = &mut self.servers[s];
-        server.held.set_unnamed(Unnamed::Unknown);
+        server.statements.set_unnamed(Unnamed::Unknown);
         server.protocol.sent(Request::Parse, Note::Inserted);
-        self.send(s, |out| message::parse(out, b"", statement.text(), statement.types()));
+        self.write_server(s, |out| message::parse(out, b"", statement.text(), statement.types()));
         self.ask(c, s, statement.clone(), false);
-        self.send(s, |out| message::empty(out, b'H'));
+        self.write_server(s, |out| message::empty(out, b'H'));
         true
     }
 
     /// Has the server describe what it has just parsed of the statement's text: under the statement's name if it is `held`.
     fn ask(&mut self, c: usize, s: usize, statement: Arc<Statement>, held: bool) {
-        let asked = self.pools[self.clients[c].pool].place.moment(self.now);
+        let asked = self.pools[self.clients[c].pool].namespace.snapshot(self.now);
         let name = held.then(|| statement.name());
         let name = name.as_ref().map_or(&b""[..], StatementName::as_bytes);
-        self.send(s, |out| message::describe_statement(out, name));
+        self.write_server(s, |out| message::describe_statement(out, name));
         self.servers[s].protocol.sent(Request::Describe, Note::Ask { statement, held, asked });
     }
 
     /// Handles a client's Parse of an unnamed statement that server connections keep under a name.
     pub(in crate::core) fn parse_shared(&mut self, c: usize, s: usize, statement: &Arc<Statement>) {
         let undo = self.names_of_parse(c, statement);
-        if self.servers[s].held.uses(statement) {
+        if self.servers[s].statements.uses(statement) {
             self.metrics.unnamed_shared.add(1);
-            return self.answer(c, s, Answer::Empty(b'1'), undo);
+            return self.answer(c, s, ProxyReply::Empty(b'1'), undo);
         }
         self.make_room(s);
         self.send_parse(s, statement, |statement| Note::Parse { statement, sent_as: SentAs::Named, undo });
@@ -256,7 +257,7 @@ impl Core {
         self.note_effects(c, s, class, true);
         let server = &mut self.servers[s];
         server.work.committing = true;
-        server.held.set_unnamed(Unnamed::TooLong);
+        server.statements.set_unnamed(Unnamed::TooLong);
         let statement = Arc::new(Statement::unknown());
         server.protocol.sent(Request::Parse, Note::Parse { statement, sent_as: SentAs::Unnamed, undo });
         self.note_in_force(c, s, class, None);
@@ -265,7 +266,7 @@ impl Core {
     /// Has the server parse a statement under a name that is closed at once, only to learn whether the transaction has
     /// failed.
     fn try_parse(&mut self, s: usize, statement: Arc<Statement>, undo: Undo) {
-        self.send(s, |out| {
+        self.write_server(s, |out| {
             message::parse(out, NOBODYS, statement.text(), statement.types());
             message::close_statement(out, NOBODYS);
         });
@@ -282,7 +283,7 @@ impl Core {
         );
         let protocol = &self.servers[s].protocol;
         if protocol.is_quiet() && protocol.status() == Status::Idle && self.clients[c].begun.is_none() {
-            self.tell(c, |out| error(out, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text));
+            self.write_client(c, |out| error(out, Sqlstate::PROGRAM_LIMIT_EXCEEDED, &text));
             if self.is_bound(c) {
                 // The server gets nothing before the Sync that ends the unit.
                 self.servers[s].protocol.enters_unit(true);
@@ -356,7 +357,7 @@ impl Core {
             },
         );
         let payload = frame.payload - name.len() + server_name.as_bytes().len();
-        self.send(s, |out| {
+        self.write_server(s, |out| {
             message::header(out, b'B', payload);
             out.extend_from_slice(portal);
             out.push(0);
@@ -365,7 +366,7 @@ impl Core {
             out.extend_from_slice(rest);
         });
         if !whole {
-            self.clients[c].pass = Pass::forward(frame.total() - end, true);
+            self.clients[c].pass_through = PassThrough::forward(frame.total() - end, true);
         }
         Step::Used(end)
     }
@@ -403,7 +404,7 @@ impl Core {
             let class = statement.class();
             if class.local && has_run && !self.servers[s].protocol.is_failed() {
                 // The proxy has run this portal to its end. A second Execute is an error, which the server gives.
-                self.send(s, |out| message::execute(out, NOBODYS));
+                self.write_server(s, |out| message::execute(out, NOBODYS));
                 self.servers[s].protocol.sent(Request::Execute, Note::Finished(portal.into()));
                 return Step::Used(frame.total());
             }
@@ -446,8 +447,8 @@ impl Core {
             return None;
         }
         let names = self.clients[c].names.drop_all();
-        let held = Some(self.servers[s].held.drops_all());
-        Some(Box::new(Dropping { names, held }))
+        let statements = Some(self.servers[s].statements.drops_all());
+        Some(Box::new(Dropping { names, statements }))
     }
 }
 
@@ -481,7 +482,7 @@ impl Core {
         // (If the message has to wait and is looked at again, the name already stands for the new statement.)
         let Some((server_name, statement)) = self.server_name(c, s, name) else { return Step::Blocked };
         self.clients[c].names.set_told(name, true);
-        self.send(s, |out| message::describe_statement(out, server_name.as_bytes()));
+        self.write_server(s, |out| message::describe_statement(out, server_name.as_bytes()));
         let note = match (statement, server_name) {
             (_, ServerName::Refused(why)) => Note::Refused(why),
             (Some(statement), _) => {
@@ -511,14 +512,14 @@ impl Core {
         if let Some(statement) = statement
             && statement.scope().is_none()
             && !name.is_empty()
-            && self.servers[s].held.has(&statement)
+            && self.servers[s].statements.has(&statement)
         {
             // No other client uses the statement: the server connection can drop it.
-            self.servers[s].held.loses(&statement);
-            self.send(s, |out| message::close_statement(out, statement.name().as_bytes()));
+            self.servers[s].statements.loses(&statement);
+            self.write_server(s, |out| message::close_statement(out, statement.name().as_bytes()));
             self.servers[s].protocol.sent(Request::Close, Note::Evict(statement.id()));
         }
-        self.answer(c, s, Answer::Empty(b'3'), undo);
+        self.answer(c, s, ProxyReply::Empty(b'3'), undo);
         Step::Used(frame.total())
     }
 
@@ -532,7 +533,7 @@ impl Core {
             let statement = statement.clone();
             // A portal's description depends on its result formats; the statement's own description is the one to
             // compare.
-            self.send(s, |out| message::describe_statement(out, statement.name().as_bytes()));
+            self.write_server(s, |out| message::describe_statement(out, statement.name().as_bytes()));
             self.servers[s].protocol.sent(Request::Describe, Note::Check(statement));
         }
     }
@@ -546,7 +547,7 @@ impl Core {
     /// client is woken by the answer.
     fn server_name(&mut self, c: usize, s: usize, name: &[u8]) -> Option<(ServerName, Option<Arc<Statement>>)> {
         let Some((statement, told)) = self.clients[c].names.get_told(name) else {
-            let too_long = name.is_empty() && self.servers[s].held.unnamed() == Unnamed::TooLong;
+            let too_long = name.is_empty() && self.servers[s].statements.unnamed() == Unnamed::TooLong;
             let server_name = match name {
                 b"" if too_long => ServerName::Unnamed,
                 name if self.may_be_sqls(c, name) => ServerName::Sqls(name.to_vec()),
@@ -568,9 +569,9 @@ impl Core {
         // (In a failed transaction the Describe would fail before the client's own message does.)
         let checks = told && statement.columns().is_some() && !server.protocol.is_failed();
         self.prepare(s, &statement);
-        if checks && !self.servers[s].held.is_described(&statement) {
+        if checks && !self.servers[s].statements.is_described(&statement) {
             // The client relies on the columns that it was told; the Parse on this connection may have found others.
-            self.send(s, |out| {
+            self.write_server(s, |out| {
                 message::describe_statement(out, statement.name().as_bytes());
                 message::empty(out, b'H');
             });
@@ -587,15 +588,15 @@ impl Core {
             self.prepare(s, statement);
             return ServerName::Own(statement.name());
         }
-        if self.servers[s].held.unnamed() != Unnamed::Is(statement.id()) {
+        if self.servers[s].statements.unnamed() != Unnamed::Is(statement.id()) {
             if let Some(then) = self.literals_as_of(c, statement)
                 && self.prepare_as_of(c, s, statement, then)
             {
                 return ServerName::Own(statement.name());
             }
             self.metrics.prepares.add(1);
-            self.servers[s].held.set_unnamed(Unnamed::Is(statement.id()));
-            self.send(s, |out| message::parse(out, b"", statement.text(), statement.settled_types()));
+            self.servers[s].statements.set_unnamed(Unnamed::Is(statement.id()));
+            self.write_server(s, |out| message::parse(out, b"", statement.text(), statement.settled_types()));
             self.servers[s].protocol.sent(Request::Parse, Note::ParseUnnamed);
         }
         ServerName::Unnamed
@@ -618,16 +619,16 @@ impl Core {
         if self.is_read_alike(c, &statement) {
             return Some(if statement.is_outdated() { self.renew(c, name, &statement) } else { statement });
         }
-        let held = self.servers[s].held.has(&statement) && !statement.is_outdated();
+        let held = self.servers[s].statements.has(&statement) && !statement.is_outdated();
         if held && self.servers[s].protocol.is_failed() {
             // Only a statement that ends the transaction is run here; a Parse would fail earlier than the Bind should.
             return Some(statement);
         }
         if let Some(then) = self.literals_as_of(c, &statement) {
             let statement = if statement.is_outdated() {
-                let place = &self.pools[self.clients[c].pool].place;
+                let namespace = &self.pools[self.clients[c].pool].namespace;
                 let (text, types, class) = (statement.text(), statement.types(), statement.class());
-                let fresh = self.statements.get(place, then, text, types, class);
+                let fresh = self.statements.get(namespace, then, text, types, class);
                 self.clients[c].names.replace(name, fresh.clone());
                 fresh
             } else {
@@ -655,11 +656,11 @@ impl Core {
         Some(fresh)
     }
 
-    /// The reading under which the statement was prepared, if the client has changed since then how literals are read, and nothing else, or
+    /// The parse settings under which the statement was prepared, if the client has changed since then how literals are read, and nothing else, or
     /// may have: PostgreSQL does not read literals again when `DateStyle` changes.
-    fn literals_as_of(&self, c: usize, statement: &Statement) -> Option<Reading> {
-        let scope = statement.scope().filter(|scope| scope.is_at(&self.pools[self.clients[c].pool].place))?;
-        let then = scope.reading();
+    fn literals_as_of(&self, c: usize, statement: &Statement) -> Option<ParseSettings> {
+        let scope = statement.scope().filter(|scope| scope.is_at(&self.pools[self.clients[c].pool].namespace))?;
+        let then = scope.parse_settings();
         let differs = match self.reads(c) {
             Reads::As(now) => then.differs_in_literals(now.of(statement.text())),
             // No other client gets this server connection with the statement, whatever its names stand for here.
@@ -669,12 +670,12 @@ impl Core {
     }
 
     /// Makes sure that the server connection has this statement, or will have it before the next message, parsed under the literals'
-    /// parameters of `then`, which is the statement's own reading: `SELECT set_config('DateStyle', 'ISO, MDY', true)`, Parse, and back. Values that
+    /// parameters of `then`, which is the statement's own settings: `SELECT set_config('DateStyle', 'ISO, MDY', true)`, Parse, and back. Values that
     /// the proxy does not know are kept by the server meanwhile. False: not possible now.
-    fn prepare_as_of(&mut self, c: usize, s: usize, statement: &Arc<Statement>, then: Reading) -> bool {
+    fn prepare_as_of(&mut self, c: usize, s: usize, statement: &Arc<Statement>, then: ParseSettings) -> bool {
         let server = &mut self.servers[s];
-        if server.held.uses(statement) {
-            server.held.runs_outside(statement);
+        if server.statements.uses(statement) {
+            server.statements.runs_outside(statement);
             server.cleaning.outside = true;
             return true;
         }
@@ -696,7 +697,7 @@ impl Core {
         };
         self.make_room(s);
         let server = &mut self.servers[s];
-        server.held.set_unnamed(Unnamed::Unknown);
+        server.statements.set_unnamed(Unnamed::Unknown);
         let (in_unit, in_transaction) = (server.protocol.is_in_unit(), server.is_in_transaction());
         self.send_own(s, &there, in_unit);
         self.send_parse(s, statement, if in_unit { Note::ParseOwn } else { Note::ParseAhead });
@@ -711,7 +712,7 @@ impl Core {
 
     /// Sends a statement of the proxy's, in a unit ahead of the client's, or (`inserted`) within the client's.
     fn send_own(&mut self, s: usize, text: &str, inserted: bool) {
-        self.send(s, |out| {
+        self.write_server(s, |out| {
             message::parse(out, b"", text.as_bytes(), b"\0\0");
             message::bind(out, b"", b"");
             message::execute(out, b"");
@@ -723,7 +724,7 @@ impl Core {
     }
 
     fn end_ahead(&mut self, s: usize) {
-        self.send(s, |out| message::empty(out, b'S'));
+        self.write_server(s, |out| message::empty(out, b'S'));
         self.servers[s].protocol.sent(Request::Sync, Note::Ahead);
     }
 
@@ -737,13 +738,14 @@ impl Core {
         let begins = client.begun.is_some() || client.unit.begins;
         let Some(statement) = client.names.get(name).filter(|_| begins && !name.is_empty()).cloned() else { return };
         let ready = server.protocol.is_quiet() && server.protocol.status() == Status::Idle;
-        if !ready || server.held.has(&statement) || statement.is_outdated() || !self.is_read_alike(c, &statement) {
+        if !ready || server.statements.has(&statement) || statement.is_outdated() || !self.is_read_alike(c, &statement)
+        {
             return;
         }
         self.make_room(s);
         self.metrics.prepares.add(1);
-        self.servers[s].held.gets(&statement);
-        self.send(s, |out| {
+        self.servers[s].statements.gets(&statement);
+        self.write_server(s, |out| {
             message::parse(out, statement.name().as_bytes(), statement.text(), statement.settled_types());
         });
         self.servers[s].protocol.sent(Request::Parse, Note::ParseAhead(statement));
@@ -755,8 +757,8 @@ impl Core {
         let fresh = match statement.scope() {
             Some(_) => self.statement_for(c, statement.text(), statement.types(), statement.class()),
             None => {
-                let place = &self.pools[self.clients[c].pool].place;
-                self.shared.registry.private(place, statement.text(), statement.types(), statement.class())
+                let namespace = &self.pools[self.clients[c].pool].namespace;
+                self.shared.registry.private(namespace, statement.text(), statement.types(), statement.class())
             }
         };
         self.clients[c].names.replace(name, fresh.clone());
@@ -765,7 +767,7 @@ impl Core {
 
     /// Makes sure that the server connection has this statement, or will have it before the next message.
     pub(in crate::core) fn prepare(&mut self, s: usize, statement: &Arc<Statement>) {
-        if self.servers[s].held.uses(statement) {
+        if self.servers[s].statements.uses(statement) {
             return;
         }
         self.make_room(s);
@@ -774,9 +776,9 @@ impl Core {
 
     /// Sends a Parse of the statement under its server name. The caller has made room.
     fn send_parse(&mut self, s: usize, statement: &Arc<Statement>, note: impl FnOnce(Arc<Statement>) -> Note) {
-        self.servers[s].held.gets(statement);
+        self.servers[s].statements.gets(statement);
         self.metrics.prepares.add(1);
-        self.send(s, |out| {
+        self.write_server(s, |out| {
             message::parse(out, statement.name().as_bytes(), statement.text(), statement.settled_types());
         });
         self.servers[s].protocol.sent(Request::Parse, note(statement.clone()));
@@ -791,19 +793,19 @@ impl Core {
     /// lowered since.
     fn make_room(&mut self, s: usize) {
         for _ in 0..MOST_CLOSED {
-            let Some(id) = self.servers[s].held.makes_room(self.settings.prepared_per_server) else { return };
-            self.send(s, |out| message::close_statement(out, StatementName::of(id).as_bytes()));
+            let Some(id) = self.servers[s].statements.makes_room(self.settings.prepared_per_server) else { return };
+            self.write_server(s, |out| message::close_statement(out, StatementName::of(id).as_bytes()));
             self.servers[s].protocol.sent(Request::Close, Note::Evict(id));
         }
     }
 
     /// Sends the proxy's own answer to a client's message, when all answers before it have been sent.
-    pub(in crate::core) fn answer(&mut self, c: usize, s: usize, answer: Answer, undo: Undo) {
+    pub(in crate::core) fn answer(&mut self, c: usize, s: usize, answer: ProxyReply, undo: Undo) {
         if self.servers[s].protocol.is_settled() {
             // The message begins a unit, though nothing was sent to the server.
             self.servers[s].protocol.enters_unit(false);
             self.clients[c].replay.answered(undo);
-            self.tell(c, |out| answer.write(out));
+            self.write_client(c, |out| answer.write(out));
         } else {
             let protocol = &mut self.servers[s].protocol;
             protocol.enters_unit(false);

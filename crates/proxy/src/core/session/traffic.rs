@@ -12,21 +12,21 @@ use super::client::Step;
 use crate::core::Core;
 use crate::core::memory::Token;
 use crate::core::server::Refusal;
-use crate::traffic::{Act, Permit, Refused, is_governed};
+use crate::traffic::{Permit, Refused, StatementFacts, is_governed};
 
 /// Maximum number of cached fingerprints of a worker. A full cache is cleared.
 const MOST_FINGERPRINTS: usize = 8_192;
 
 /// State of the traffic rules in one worker.
 #[derive(Default)]
-pub(in crate::core) struct Governor {
+pub(in crate::core) struct TrafficAdmission {
     /// Places of the concurrency limits, by client, from the admission of a statement to the end of its answer.
     permits: HashMap<Token, Permit>,
     /// Fingerprints by [`super::Unit::key`], which identifies a text without its literals, or a prepared statement.
     fingerprints: HashMap<u64, Option<u64>>,
 }
 
-impl Governor {
+impl TrafficAdmission {
     fn fingerprint(&mut self, key: u64, text: &[u8]) -> Option<u64> {
         if key == 0 {
             return sql::fingerprint(text);
@@ -40,26 +40,26 @@ impl Governor {
 
 impl Core {
     /// Returns the facts of a client's statement for the rules. `None`: no rule can match. Without rules this is one atomic load.
-    pub(super) fn act(&mut self, c: usize, class: Class, key: u64, text: &[u8]) -> Option<Act> {
+    pub(super) fn statement_facts(&mut self, c: usize, class: Class, key: u64, text: &[u8]) -> Option<StatementFacts> {
         let pool = self.pools.get_mut(self.clients[c].pool)?;
-        if !self.shared.traffic.refresh(&mut pool.governed, &pool.key.database, &pool.key.user, self.now)
+        if !self.shared.traffic.refresh(&mut pool.traffic_rules, &pool.key.database, &pool.key.user, self.now)
             || !is_governed(class)
         {
             return None;
         }
-        let asked = pool.governed.asks_for_statements();
-        let fingerprint = if asked { self.governor.fingerprint(key, text) } else { None };
-        Some(Act { access: class.access, fingerprint })
+        let asked = pool.traffic_rules.asks_for_statements();
+        let fingerprint = if asked { self.traffic_admission.fingerprint(key, text) } else { None };
+        Some(StatementFacts { access: class.access, fingerprint })
     }
 
     /// Checks a statement of the unit that is being scanned.
-    pub(super) fn admit_scanned(&mut self, c: usize, act: Option<Act>) {
-        let Some(act) = act else { return };
+    pub(super) fn admit_scanned(&mut self, c: usize, facts: Option<StatementFacts>) {
+        let Some(facts) = facts else { return };
         let client = &self.clients[c];
         if client.unit.refused.is_some() {
             return;
         }
-        match if client.attempts.admitted { Ok(()) } else { self.admit(c, act) } {
+        match if client.attempts.admitted { Ok(()) } else { self.admit(c, facts) } {
             Ok(()) => self.clients[c].unit.admitted += 1,
             Err(refused) => self.clients[c].unit.refused = Some(refused),
         }
@@ -85,17 +85,17 @@ impl Core {
         if client.attempts.admitted || self.servers[s].protocol.is_failed() {
             return None;
         }
-        let act = self.act(c, class, key, text)?;
-        self.admit(c, act).err().map(Refusal::Rule)
+        let facts = self.statement_facts(c, class, key, text)?;
+        self.admit(c, facts).err().map(Refusal::Rule)
     }
 
-    fn admit(&mut self, c: usize, act: Act) -> Result<(), Refused> {
+    fn admit(&mut self, c: usize, facts: StatementFacts) -> Result<(), Refused> {
         let client = &self.clients[c];
-        let governed = &self.pools[client.pool].governed;
-        let mut permit = self.governor.permits.remove(&client.token).unwrap_or_default();
-        let admitted = governed.admit(act, self.shared.traffic.at(self.now), &mut permit);
+        let traffic_rules = &self.pools[client.pool].traffic_rules;
+        let mut permit = self.traffic_admission.permits.remove(&client.token).unwrap_or_default();
+        let admitted = traffic_rules.admit(facts, self.shared.traffic.at(self.now), &mut permit);
         if !permit.is_empty() {
-            self.governor.permits.insert(client.token, permit);
+            self.traffic_admission.permits.insert(client.token, permit);
         }
         if let Err(refused) = admitted {
             self.metrics.traffic_refused.add(1);
@@ -110,14 +110,14 @@ impl Core {
 
     /// Answers the scanned unit with a rule's refusal.
     pub(super) fn refuse_by_rule(&mut self, c: usize, refused: Refused) -> Step {
-        let told = self.shared.traffic.explain(refused);
-        self.refuse_scanned_with(c, told.code, &told.text, &told.hint)
+        let message = self.shared.traffic.explain(refused);
+        self.refuse_scanned_with(c, message.code, &message.text, &message.hint)
     }
 
     /// Frees the places of a client that has all its answers, or has left.
     pub(in crate::core) fn runs_nothing(&mut self, token: Token) {
-        if !self.governor.permits.is_empty() {
-            self.governor.permits.remove(&token);
+        if !self.traffic_admission.permits.is_empty() {
+            self.traffic_admission.permits.remove(&token);
         }
     }
 }

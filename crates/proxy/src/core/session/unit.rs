@@ -13,7 +13,7 @@ use wire::message::Status;
 use wire::payload::Named;
 use wire::{Frame, Severity, Sqlstate, message};
 
-use super::client::{Aborted, Attempts, Pass, Sole, Step, Unit};
+use super::client::{Aborted, Attempts, PassThrough, SingleStatement, Step, Unit};
 use super::login::error;
 use crate::config::PoolMode;
 use crate::core::routing::{Hold, UNPROVEN_HINT};
@@ -60,7 +60,7 @@ impl Unit {
         let read = class.access == Access::Read;
         let begin = matches!(class.control, Control::Begin { .. });
         // A BEGIN in front: the rest of the unit runs in its transaction.
-        let first = self.sole == Sole::Nothing;
+        let first = self.statement_kind == SingleStatement::Nothing;
         self.begins |= begin;
         self.primary_only |= is_bound_to_primary(class);
         self.read &= read;
@@ -70,22 +70,22 @@ impl Unit {
         self.repeatable &= read || begin;
         self.hint = self.hint.or(class.hint);
         self.needs_server = true;
-        self.sole = match class.control {
-            _ if !first => Sole::Other,
-            Control::Begin { .. } if !class.flags.has(Flags::MULTI) => Sole::Begin,
-            _ if crate::core::lane::is_plain(class) => Sole::Read,
-            _ => Sole::Other,
+        self.statement_kind = match class.control {
+            _ if !first => SingleStatement::Other,
+            Control::Begin { .. } if !class.flags.has(Flags::MULTI) => SingleStatement::Begin,
+            _ if crate::core::lane::is_plain(class) => SingleStatement::Read,
+            _ => SingleStatement::Other,
         };
     }
 
     /// Assumes the worst of the unit: it may write.
-    pub(super) fn doubt(&mut self) {
+    pub(super) fn assume_writes(&mut self) {
         self.read = false;
         self.writes_nothing = false;
         self.repeatable = false;
         self.begin_read_only = false;
         self.needs_server = true;
-        self.sole = Sole::Other;
+        self.statement_kind = SingleStatement::Other;
     }
 }
 
@@ -124,11 +124,14 @@ impl Core {
             Some(_) => Step::Blocked,
             None if matches!(frame.tag, b'd' | b'c' | b'f') => {
                 // COPY data that still comes after the COPY has failed: a server ignores it, too.
-                self.clients[c].pass = Pass::discard(frame.total());
+                self.clients[c].pass_through = PassThrough::discard(frame.total());
                 Step::Again
             }
             None if client.aborted != Aborted::No => self.aborted_message(c, bytes, frame),
-            None if client.unit.routed && client.unit.sole == Sole::Begin && client.unit.is_one() => {
+            None if client.unit.routed
+                && client.unit.statement_kind == SingleStatement::Begin
+                && client.unit.is_one() =>
+            {
                 self.begin_message(c, bytes, frame)
             }
             None if client.unit.routed => self.local_message(c, bytes, frame),
@@ -181,7 +184,7 @@ impl Core {
     /// Drops a message of a client that skips up to Sync; Sync is answered.
     fn skip(&mut self, c: usize, frame: Frame) -> Step {
         let client = &mut self.clients[c];
-        client.pass = Pass::discard(frame.total());
+        client.pass_through = PassThrough::discard(frame.total());
         match frame.tag {
             b'S' => {
                 client.skipping = false;
@@ -197,9 +200,9 @@ impl Core {
         let client = &mut self.clients[c];
         client.since = self.now;
         let status = client.status();
-        self.tell(c, |out| message::ready(out, status));
+        self.write_client(c, |out| message::ready(out, status));
         self.runs_nothing(self.clients[c].token);
-        self.noticed.look_again_for(&self.clients[c]);
+        self.pending_notifications.look_again_for(&self.clients[c]);
     }
 
     fn assemble(&mut self, c: usize, bytes: &[u8]) -> Step {
@@ -292,10 +295,10 @@ impl Core {
             }
             Message::Sync | Message::Flush => Scan::End,
             Message::FunctionCall => {
-                self.clients[c].unit.doubt();
+                self.clients[c].unit.assume_writes();
                 if whole {
-                    let act = self.act(c, Class::UNKNOWN, 0, b"");
-                    self.admit_scanned(c, act);
+                    let facts = self.statement_facts(c, Class::UNKNOWN, 0, b"");
+                    self.admit_scanned(c, facts);
                     Scan::End
                 } else if frame.payload > CLASSIFY_MAX {
                     Scan::Long
@@ -319,8 +322,8 @@ impl Core {
             unit.note(class);
             unit.query = first.then_some(class);
             unit.key = self.classifier.shape();
-            let act = self.act(c, class, self.clients[c].unit.key, text);
-            self.admit_scanned(c, act);
+            let facts = self.statement_facts(c, class, self.clients[c].unit.key, text);
+            self.admit_scanned(c, facts);
         }
     }
 
@@ -328,7 +331,7 @@ impl Core {
         let class = self.classify_parsed(c, text);
         let statement = self.statement_for(c, text, types, class);
         // (Otherwise a server must be asked for the text's present meaning: `asks_first`.)
-        let sure = statement.is_sure(self.pools[self.clients[c].pool].place.moment(self.now));
+        let sure = statement.is_sure(self.pools[self.clients[c].pool].namespace.snapshot(self.now));
         let accepted = !name.is_empty() && statement.is_accepted() && sure;
         let described = accepted && statement.described(self.now, self.schema_version(c)).is_some();
         let unit = &mut self.clients[c].unit;
@@ -342,7 +345,7 @@ impl Core {
         unit.needs_server = needs_server || !accepted;
         if name.is_empty() {
             let key = unit.key;
-            self.clients[c].unit.parsed = self.act(c, statement.class(), key, text);
+            self.clients[c].unit.parsed = self.statement_facts(c, statement.class(), key, text);
         }
     }
 
@@ -355,11 +358,11 @@ impl Core {
         let anew = known.as_ref().is_some_and(|statement| statement.is_outdated() || !self.is_read_alike(c, statement));
         // A Bind of which a part is missing is looked at again.
         if whole {
-            let act = match &known {
-                Some(statement) => self.act(c, statement.class(), !statement.id(), statement.text()),
+            let facts = match &known {
+                Some(statement) => self.statement_facts(c, statement.class(), !statement.id(), statement.text()),
                 None => self.clients[c].unit.parsed.filter(|_| own),
             };
-            self.admit_scanned(c, act);
+            self.admit_scanned(c, facts);
         }
         let unit = &mut self.clients[c].unit;
         unit.needs_server = true;
@@ -372,7 +375,7 @@ impl Core {
         match known {
             Some(statement) => unit.note(statement.class()),
             // A name that the client has not prepared. At the start of a unit the worst is assumed.
-            None if unit.scanned == 0 => unit.doubt(),
+            None if unit.scanned == 0 => unit.assume_writes(),
             None => {}
         }
     }
@@ -408,7 +411,7 @@ impl Core {
     /// Sends off a unit that is too long to be buffered: only the primary can run every kind of unit.
     fn dispatch_long(&mut self, c: usize) -> Step {
         let unit = &mut self.clients[c].unit;
-        unit.doubt();
+        unit.assume_writes();
         unit.whole = false;
         self.dispatch(c, &[])
     }
@@ -440,8 +443,8 @@ impl Core {
             self.clients[c].unit.routed = true;
             return Step::Again;
         }
-        let want = self.want(c);
-        match self.hold_unit(c, want) {
+        let request = self.node_request(c);
+        match self.hold_unit(c, request) {
             Hold::Go => {}
             Hold::Wait => return Step::Blocked,
             Hold::Refuse => {
@@ -451,10 +454,10 @@ impl Core {
             }
         }
         // A client that has pipelined more than one unit is better served by a connection of its own.
-        if bytes.len() == self.clients[c].unit.scanned && self.enter_lane(c, want, bytes, false) {
+        if bytes.len() == self.clients[c].unit.scanned && self.enter_lane(c, request, bytes, false) {
             return Step::Used(bytes.len());
         }
-        if self.acquire(c, want) { Step::Again } else { Step::Blocked }
+        if self.acquire(c, request) { Step::Again } else { Step::Blocked }
     }
 
     /// Answers the unit that was just looked at with an error; no server gets it.
@@ -467,11 +470,11 @@ impl Core {
         let client = &mut self.clients[c];
         let unit = client.unit.take();
         if unit.whole {
-            client.pass = Pass::discard(unit.scanned);
+            client.pass_through = PassThrough::discard(unit.scanned);
         } else {
             client.skipping = true;
         }
-        self.tell(c, |out| message::error(out, Severity::Error, code, text, hint));
+        self.write_client(c, |out| message::error(out, Severity::Error, code, text, hint));
         self.fail_begun(c);
         if unit.whole {
             self.ready(c);
@@ -488,11 +491,11 @@ impl Core {
         let query = matches!(first, Some(Frame { tag: b'Q' | b'F', .. }));
         let ends = match first {
             Some(_) if unit.whole => {
-                client.pass = Pass::discard(unit.scanned);
+                client.pass_through = PassThrough::discard(unit.scanned);
                 true
             }
             Some(frame) if query => {
-                client.pass = Pass::discard(frame.total());
+                client.pass_through = PassThrough::discard(frame.total());
                 true
             }
             _ => {
@@ -500,7 +503,7 @@ impl Core {
                 false
             }
         };
-        self.tell(c, |out| error(out, code, text));
+        self.write_client(c, |out| error(out, code, text));
         self.fail_begun(c);
         if ends {
             self.ready(c);

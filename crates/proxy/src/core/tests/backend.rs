@@ -182,7 +182,7 @@ pub(super) struct Sleep {
     extended: bool,
 }
 
-enum Answer {
+enum ScriptedReply {
     Row(String, &'static str),
     Done(&'static str),
     CopyIn,
@@ -518,20 +518,20 @@ impl Backend {
     }
 
     /// Sends it; Some if there is more to come from elsewhere.
-    fn answer(&mut self, answer: Answer, extended: bool) -> Option<()> {
+    fn answer(&mut self, answer: ScriptedReply, extended: bool) -> Option<()> {
         match answer {
-            Answer::Row(value, tag) => {
+            ScriptedReply::Row(value, tag) => {
                 let column = self.column();
                 self.row(&value, &column, !extended);
                 message::complete(&mut self.out, tag);
             }
-            Answer::Done(tag) => message::complete(&mut self.out, tag),
-            Answer::CopyIn => {
+            ScriptedReply::Done(tag) => message::complete(&mut self.out, tag),
+            ScriptedReply::CopyIn => {
                 message::message(&mut self.out, b'G', |out| out.extend([0, 0, 0]));
                 self.copy = Some(Copy { extended, line: Vec::new() });
                 return Some(());
             }
-            Answer::CopyOut => {
+            ScriptedReply::CopyOut => {
                 message::message(&mut self.out, b'H', |out| out.extend([0, 0, 0]));
                 for _ in 0..3 {
                     message::message(&mut self.out, b'd', |out| out.extend(b"1\t2\n"));
@@ -539,12 +539,12 @@ impl Backend {
                 message::empty(&mut self.out, b'c');
                 message::complete(&mut self.out, "COPY 3");
             }
-            Answer::Sleep(number) if self.sleepless => {
+            ScriptedReply::Sleep(number) if self.sleepless => {
                 let column = self.column();
                 self.row(&number.to_string(), &column, !extended);
                 message::complete(&mut self.out, "SELECT 1");
             }
-            Answer::Sleep(number) => {
+            ScriptedReply::Sleep(number) => {
                 self.sleeping = Some(Sleep { number, extended });
                 return Some(());
             }
@@ -676,7 +676,13 @@ impl Backend {
     }
 
     /// Runs a statement. `zone`: how its literals were read.
-    fn run(&mut self, text: &str, parameter: Option<&str>, zone: &str, store: &mut Store) -> Result<Answer, Code> {
+    fn run(
+        &mut self,
+        text: &str,
+        parameter: Option<&str>,
+        zone: &str,
+        store: &mut Store,
+    ) -> Result<ScriptedReply, Code> {
         if self.status == b'E' && !Self::ends_transaction(text) {
             return Err(b"25P02");
         }
@@ -693,24 +699,24 @@ impl Backend {
             "BEGIN" | "BEGIN READ ONLY" => {
                 self.status = b'T';
                 self.read_only = text == "BEGIN READ ONLY";
-                Answer::Done("BEGIN")
+                ScriptedReply::Done("BEGIN")
             }
             "COMMIT" if self.status != b'E' => {
                 self.commit(store);
-                Answer::Done("COMMIT")
+                ScriptedReply::Done("COMMIT")
             }
             "COMMIT" | "ROLLBACK" => {
                 self.pending.clear();
                 self.notifies.clear();
                 self.restore();
                 self.end();
-                Answer::Done("ROLLBACK")
+                ScriptedReply::Done("ROLLBACK")
             }
             "SELECT 1/0" => return Err(b"22012"),
             _ if text.starts_with("SELECT upper('") => {
                 let number = inner(text);
                 self.belongs(number);
-                Answer::Sleep(number)
+                ScriptedReply::Sleep(number)
             }
             // Division of one shape, by zero or not.
             _ if text.contains(" / ") => {
@@ -720,61 +726,61 @@ impl Backend {
                 if divisor == "0" {
                     return Err(b"22012");
                 }
-                Answer::Row(number.to_string(), "SELECT 1")
+                ScriptedReply::Row(number.to_string(), "SELECT 1")
             }
             "COPY t FROM STDIN" => {
                 self.writes()?;
-                Answer::CopyIn
+                ScriptedReply::CopyIn
             }
-            "COPY t TO STDOUT" => Answer::CopyOut,
-            "SELECT 't'::timestamptz" => Answer::Row(zone.to_owned(), "SELECT 1"),
+            "COPY t TO STDOUT" => ScriptedReply::CopyOut,
+            "SELECT 't'::timestamptz" => ScriptedReply::Row(zone.to_owned(), "SELECT 1"),
             "RESET ROLE" | "CLOSE ALL" | "DISCARD TEMP" | "DISCARD SEQUENCES" | "SET SESSION AUTHORIZATION DEFAULT" => {
-                Answer::Done("RESET")
+                ScriptedReply::Done("RESET")
             }
-            "SELECT pg_catalog.pg_advisory_unlock_all()" => Answer::Row(String::new(), "SELECT 1"),
+            "SELECT pg_catalog.pg_advisory_unlock_all()" => ScriptedReply::Row(String::new(), "SELECT 1"),
             _ if text.ends_with(" FROM pg_catalog.pg_prepared_statements") => {
                 // Only the proxy prepares here.
                 let named = self.prepared.keys().filter(|name| !name.is_empty()).count();
                 assert_eq!(text, Cleaning::ask_for_statements(named), "session {} has other statements", self.pid);
-                Answer::Row("f".to_owned(), "SELECT 1")
+                ScriptedReply::Row("f".to_owned(), "SELECT 1")
             }
-            _ if text.starts_with("SHOW ") => Answer::Row(self.parameters.get(&text["SHOW ".len()..]), "SHOW"),
+            _ if text.starts_with("SHOW ") => ScriptedReply::Row(self.parameters.get(&text["SHOW ".len()..]), "SHOW"),
             _ if text.starts_with("RESET ") && text != "RESET ALL" => {
                 self.parameters.reset(&text["RESET ".len()..]);
-                Answer::Done("RESET")
+                ScriptedReply::Done("RESET")
             }
-            "DISCARD PLANS" => Answer::Done("DISCARD PLANS"),
+            "DISCARD PLANS" => ScriptedReply::Done("DISCARD PLANS"),
             "DEALLOCATE ALL" => {
                 self.prepared.clear();
-                Answer::Done("DEALLOCATE ALL")
+                ScriptedReply::Done("DEALLOCATE ALL")
             }
             _ if text.starts_with("DEALLOCATE ") => {
                 self.prepared.remove(&text.as_bytes()["DEALLOCATE ".len()..]).ok_or(b"26000")?;
-                Answer::Done("DEALLOCATE")
+                ScriptedReply::Done("DEALLOCATE")
             }
             // A function that sets a parameter for the session, unseen.
             _ if text.starts_with("SELECT login('") => {
                 let tenant = text.split('\'').nth(1).unwrap().to_owned();
                 self.parameters.local.remove("app.tenant");
                 self.parameters.unseen.insert("app.tenant".into(), tenant);
-                Answer::Row(String::new(), "SELECT 1")
+                ScriptedReply::Row(String::new(), "SELECT 1")
             }
             "SAVEPOINT p" if self.status == b'T' => {
                 let (parameters, listening) = (self.parameters.clone(), self.listening.clone());
                 let (pending, notifies) = (self.pending.clone(), self.notifies.clone());
                 self.savepoint = Some(Savepoint { parameters, listening, pending, notifies });
-                Answer::Done("SAVEPOINT")
+                ScriptedReply::Done("SAVEPOINT")
             }
             "ROLLBACK TO p" => {
                 let Savepoint { parameters, listening, pending, notifies } = self.savepoint.clone().ok_or(b"3B001")?;
                 (self.parameters, self.listening, self.pending) = (parameters, listening, pending);
                 self.notifies = notifies;
                 self.status = b'T';
-                Answer::Done("ROLLBACK")
+                ScriptedReply::Done("ROLLBACK")
             }
             "RESET ALL" => {
                 self.parameters.reset_all();
-                Answer::Done("RESET")
+                ScriptedReply::Done("RESET")
             }
             "DISCARD ALL" => {
                 if self.status != b'I' {
@@ -785,15 +791,15 @@ impl Backend {
                 self.saved = None;
                 self.prepared.clear();
                 self.portals.clear();
-                Answer::Done("DISCARD ALL")
+                ScriptedReply::Done("DISCARD ALL")
             }
             "UNLISTEN *" => {
                 self.listening.clear();
-                Answer::Done("UNLISTEN")
+                ScriptedReply::Done("UNLISTEN")
             }
             _ if text.starts_with("UNLISTEN ") => {
                 self.listening.remove(&inner(text));
-                Answer::Done("UNLISTEN")
+                ScriptedReply::Done("UNLISTEN")
             }
             _ if text.starts_with("NOTIFY c") => {
                 self.writes()?;
@@ -801,7 +807,7 @@ impl Backend {
                 let number = number.trim_matches('\'').parse().unwrap();
                 self.belongs(number);
                 self.notifies.push((channel.parse().unwrap(), number));
-                Answer::Done("NOTIFY")
+                ScriptedReply::Done("NOTIFY")
             }
             _ if text.starts_with("SELECT nope") => return Err(b"42703"),
             _ if text.starts_with("SELECT pg_catalog.set_config(") || text.starts_with("SELECT set_config(") => {
@@ -822,7 +828,7 @@ impl Backend {
                         (false, true) => _ = self.parameters.local.insert(name.to_owned(), value.clone()),
                     }
                 }
-                Answer::Row(value, "SELECT 1")
+                ScriptedReply::Row(value, "SELECT 1")
             }
             _ if text.starts_with("SET ") => {
                 let (name, value) = text["SET ".len()..].split_once(" = ").unwrap();
@@ -830,41 +836,41 @@ impl Backend {
                     Some(name) => _ = self.parameters.local.insert(name.to_owned(), value.to_owned()),
                     None => self.parameters.set(name, value),
                 }
-                Answer::Done("SET")
+                ScriptedReply::Done("SET")
             }
             _ if text.starts_with("LISTEN ") => {
                 self.writes()?;
                 self.listening.insert(inner(text));
-                Answer::Done("LISTEN")
+                ScriptedReply::Done("LISTEN")
             }
             _ if text.starts_with("SELECT rpad(") => {
                 let number = inner(text.split(',').next().unwrap());
                 self.belongs(number);
-                Answer::Row(format!("{number:<width$}", width = BIG), "SELECT 1")
+                ScriptedReply::Row(format!("{number:<width$}", width = BIG), "SELECT 1")
             }
             _ if text.starts_with("SELECT pg_sleep(") => {
                 let number = inner(text);
                 self.belongs(number);
-                Answer::Sleep(number)
+                ScriptedReply::Sleep(number)
             }
             _ if text.starts_with("SELECT sneaky(") => {
                 self.writes()?;
                 let number = inner(text);
                 self.belongs(number);
                 self.pending.push(number);
-                Answer::Row(number.to_string(), "SELECT 1")
+                ScriptedReply::Row(number.to_string(), "SELECT 1")
             }
             _ if text.starts_with("SELECT ") => {
                 let number = inner(text);
                 self.belongs(number);
-                Answer::Row(number.to_string(), "SELECT 1")
+                ScriptedReply::Row(number.to_string(), "SELECT 1")
             }
             _ if text.starts_with("INSERT INTO t VALUES (") => {
                 self.writes()?;
                 let number = inner(text);
                 self.belongs(number);
                 self.pending.push(number);
-                Answer::Done("INSERT 0 1")
+                ScriptedReply::Done("INSERT 0 1")
             }
             _ => panic!("the model does not know {text:?}"),
         })

@@ -20,7 +20,7 @@ use crate::config::{
 };
 use crate::console::Operation;
 use crate::core::token::{Kind, Token};
-use crate::core::{Core, Destination, Effect, Mail, Moved, Peer, Shared};
+use crate::core::{Core, CoreMessage, Destination, Effect, Moved, Peer, Shared};
 use crate::metrics::Metrics;
 use crate::settings::{Lanes, Settings};
 
@@ -162,7 +162,7 @@ pub(super) struct World {
     metrics: Vec<Arc<Metrics>>,
     links: BTreeMap<(usize, u64), Link>,
     unwritten: Vec<(usize, Token)>,
-    mail: VecDeque<(usize, Letter)>,
+    commands: VecDeque<(usize, TestCommand)>,
     people: Vec<Person>,
     by_token: HashMap<(usize, u64), usize>,
     /// Connections that ask for a cancel.
@@ -178,8 +178,8 @@ pub(super) struct World {
     paused: bool,
 }
 
-enum Letter {
-    Mail(Mail),
+enum TestCommand {
+    Mail(CoreMessage),
     Server(Box<Moved>, Box<Link>),
     /// A client that another core has accepted, with its index in `people`.
     Client(Box<Moved>, usize),
@@ -278,7 +278,7 @@ impl World {
             metrics,
             links: BTreeMap::new(),
             unwritten: Vec::new(),
-            mail: VecDeque::new(),
+            commands: VecDeque::new(),
             people: Vec::new(),
             by_token: HashMap::new(),
             requesters: HashMap::new(),
@@ -413,13 +413,13 @@ impl World {
             Effect::Move { token, to: Destination::Worker(to), moved } if token.kind() == Kind::Client => {
                 let i = self.by_token.remove(&(core, token.raw())).expect("moves a client it has");
                 self.people[i].core = ON_ITS_WAY;
-                self.mail.push_back((to, Letter::Client(moved, i)));
+                self.commands.push_back((to, TestCommand::Client(moved, i)));
             }
             Effect::Move { token, to: Destination::Worker(to), moved } => {
                 let link = self.links.remove(&(core, token.raw())).expect("moves a server it has");
-                self.mail.push_back((to, Letter::Server(moved, Box::new(link))));
+                self.commands.push_back((to, TestCommand::Server(moved, Box::new(link))));
             }
-            Effect::Post { to, mail } => self.mail.push_back((to, Letter::Mail(mail))),
+            Effect::Post { to, message } => self.commands.push_back((to, TestCommand::Mail(message))),
             Effect::Secure { .. } => unreachable!("nobody here has TLS"),
             Effect::Verify(_) => panic!("nobody else judges passwords here"),
             Effect::LookUp { .. } => panic!("everybody is configured"),
@@ -472,7 +472,7 @@ impl World {
         match self.random.below(100) {
             0..35 => {
                 let i = self.random.below(self.people.len());
-                self.act(i)
+                self.statement_facts(i)
             }
             35..75 => {
                 if self.links.is_empty() {
@@ -493,15 +493,15 @@ impl World {
                 true
             }
             85..90 => {
-                let Some((to, letter)) = self.mail.pop_front() else { return false };
+                let Some((to, letter)) = self.commands.pop_front() else { return false };
                 match letter {
-                    Letter::Mail(mail) => self.cores[to].mail(mail),
-                    Letter::Server(moved, link) => {
+                    TestCommand::Mail(message) => self.cores[to].deliver(message),
+                    TestCommand::Server(moved, link) => {
                         let token = self.cores[to].adopt(*moved);
                         assert!(self.links.insert((to, token.raw()), *link).is_none());
                         self.cores[to].adopted(token);
                     }
-                    Letter::Client(moved, i) => {
+                    TestCommand::Client(moved, i) => {
                         let token = self.cores[to].adopt(*moved);
                         self.by_token.insert((to, token.raw()), i);
                         (self.people[i].core, self.people[i].token) = (to, Some(token));
@@ -577,7 +577,7 @@ impl World {
             }
         };
         for core in 0..self.cores.len() {
-            self.mail.push_back((core, Letter::Mail(Mail::Operate(operation.clone()))));
+            self.commands.push_back((core, TestCommand::Mail(CoreMessage::Operate(operation.clone()))));
         }
         true
     }
@@ -615,8 +615,8 @@ impl World {
                 for link in self.links.values_mut() {
                     link.backend.replica = link.node != self.primary;
                 }
-                for (_, letter) in &mut self.mail {
-                    if let Letter::Server(_, link) = letter {
+                for (_, letter) in &mut self.commands {
+                    if let TestCommand::Server(_, link) = letter {
                         link.over |= link.node == old;
                         link.backend.replica = link.node != self.primary;
                     }
@@ -716,9 +716,9 @@ impl World {
     /// True if there is a connection of the same pool to the same node, also one that is on its way to another core.
     fn has_another(&self, key: (usize, u64)) -> bool {
         let node = self.links[&key].node;
-        let moving = self.mail.iter().filter_map(|(_, letter)| match letter {
-            Letter::Server(_, link) => Some((link.node, link.backend.home.clone())),
-            Letter::Mail(_) | Letter::Client(..) => None,
+        let moving = self.commands.iter().filter_map(|(_, letter)| match letter {
+            TestCommand::Server(_, link) => Some((link.node, link.backend.home.clone())),
+            TestCommand::Mail(_) | TestCommand::Client(..) => None,
         });
         let open = self.links.iter().filter(|(_, link)| !link.connecting && !link.cancel);
         let mut open = open.filter_map(|(&key, link)| Some((link.node, self.home(key)?))).chain(moving);
@@ -771,7 +771,7 @@ impl World {
     }
 
     /// Lets a client take its next step.
-    fn act(&mut self, i: usize) -> bool {
+    fn statement_facts(&mut self, i: usize) -> bool {
         let settled = self.is_answered(i);
         if settled && !self.plan.faults {
             let person = &mut self.people[i];
@@ -989,7 +989,7 @@ impl World {
 
     /// Moves an idle server connection from the first core to the second, which reads `told` while it is on its way. Called at rest. Returns true if
     /// the connection is kept there; `None`: there is none. `told` is given the connection's database.
-    pub(super) fn is_kept(&mut self, told: impl Fn(&str) -> Option<Mail>) -> Option<bool> {
+    pub(super) fn is_kept(&mut self, told: impl Fn(&str) -> Option<CoreMessage>) -> Option<bool> {
         let [from, to] = &mut self.cores[..] else { return None };
         let (s, server) = from.servers.iter().find(|(_, server)| server.is_idle() && !server.listener)?;
         let (pool, node) = (server.pool, usize::from(server.node.0));
@@ -1002,8 +1002,8 @@ impl World {
             Effect::Move { moved, .. } => Some(moved),
             _ => None,
         });
-        if let Some(mail) = told(&database) {
-            to.mail(mail);
+        if let Some(message) = told(&database) {
+            to.deliver(message);
         }
         let token = to.adopt(*moved.expect("a connection on its way"));
         to.adopted(token);
@@ -1035,7 +1035,7 @@ impl World {
                     client.at.lane(),
                     client.waiting,
                     client.skipping,
-                    client.pass,
+                    client.pass_through,
                     client.unit,
                     client.input.len(),
                     client.paused,
@@ -1084,7 +1084,7 @@ impl World {
                 );
             }
         }
-        let _ = write!(out, "{} letters, {} unwritten", self.mail.len(), self.unwritten.len());
+        let _ = write!(out, "{} letters, {} unwritten", self.commands.len(), self.unwritten.len());
         out
     }
 

@@ -1,6 +1,6 @@
 //! The parameters under which a server connection has read the literals in functions.
 
-use super::scope::Reading;
+use super::scope::ParseSettings;
 
 /// Functions' statements that a server connection has analyzed.
 ///
@@ -8,7 +8,7 @@ use super::scope::Reading;
 /// the instant is that of the `TimeZone` in force at the time. So a client whose literals are read differently must not use the results of another
 /// client's calls. `DISCARD PLANS` makes PostgreSQL analyze all of them again.
 #[derive(Debug, Default)]
-pub(crate) struct Bodies {
+pub(crate) struct CachedFunctionPlans {
     analysed: Analysed,
     /// True if the connection's client has called a function.
     called: bool,
@@ -20,17 +20,18 @@ pub(crate) struct Bodies {
 enum Analysed {
     #[default]
     Nothing,
-    /// Analyzed under the parameters with this number: [`Reading::literals`].
+    /// Analyzed under the parameters with this number: [`ParseSettings::literals`].
     Under(u64),
     /// Analyzed under several parameter sets, or under unknown ones.
     Mixed,
 }
 
-impl Bodies {
-    /// Records that the connection's client, whose texts have this reading, calls a function.
-    pub(crate) fn call(&mut self, reading: Reading) {
+impl CachedFunctionPlans {
+    /// Records that the connection's client, whose texts have these parse settings, calls a function.
+    pub(crate) fn call(&mut self, parse_settings: ParseSettings) {
         self.called = true;
-        self.analysed = if self.suit(reading) { Analysed::Under(reading.literals) } else { Analysed::Mixed };
+        self.analysed =
+            if self.suit(parse_settings) { Analysed::Under(parse_settings.literals) } else { Analysed::Mixed };
     }
 
     /// Records the server's report that literals are read differently from now on, caused by a statement of the client.
@@ -47,11 +48,11 @@ impl Bodies {
         (self.called, self.moved) = (false, false);
     }
 
-    /// True if functions called by a client with this reading have the literals that they would have in a session of the client's own.
-    pub(crate) fn suit(&self, reading: Reading) -> bool {
+    /// True if functions called by a client with these parse settings have the literals that they would have in a session of the client's own.
+    pub(crate) fn suit(&self, parse_settings: ParseSettings) -> bool {
         match self.analysed {
             Analysed::Nothing => true,
-            Analysed::Under(number) => number == reading.literals,
+            Analysed::Under(number) => number == parse_settings.literals,
             Analysed::Mixed => false,
         }
     }
@@ -66,10 +67,10 @@ impl Bodies {
 mod tests {
     use super::*;
 
-    const HERE: Reading = Reading::DEFAULT;
-    const TOKYO: Reading = Reading { names: 0, literals: 1 };
+    const HERE: ParseSettings = ParseSettings::DEFAULT;
+    const TOKYO: ParseSettings = ParseSettings { names: 0, literals: 1 };
     /// Another `search_path`, whose changes PostgreSQL detects itself.
-    const PATH: Reading = Reading { names: 2, literals: 0 };
+    const PATH: ParseSettings = ParseSettings { names: 2, literals: 0 };
 
     #[test]
     fn whom_a_connection_suits() {
@@ -82,33 +83,37 @@ mod tests {
             (&[TOKYO, HERE, HERE], false, &[]),
             (&[HERE], true, &[]),
         ] {
-            let mut bodies = Bodies::default();
-            for &reading in calls {
-                bodies.call(reading);
-                bodies.client_leaves();
+            let mut function_plans = CachedFunctionPlans::default();
+            for &parse_settings in calls {
+                function_plans.call(parse_settings);
+                function_plans.client_leaves();
             }
-            if let Some(&reading) = calls.last() {
-                bodies.call(reading);
+            if let Some(&parse_settings) = calls.last() {
+                function_plans.call(parse_settings);
             }
             if moved {
-                bodies.literals_move();
+                function_plans.literals_move();
             }
-            bodies.client_leaves();
-            for reading in [HERE, TOKYO, PATH] {
-                assert_eq!(bodies.suit(reading), suited.contains(&reading), "{calls:?} {moved} {reading:?}");
+            function_plans.client_leaves();
+            for parse_settings in [HERE, TOKYO, PATH] {
+                assert_eq!(
+                    function_plans.suit(parse_settings),
+                    suited.contains(&parse_settings),
+                    "{calls:?} {moved} {parse_settings:?}"
+                );
             }
-            bodies.discard();
-            assert!(bodies.suit(HERE) && bodies.suit(TOKYO));
+            function_plans.discard();
+            assert!(function_plans.suit(HERE) && function_plans.suit(TOKYO));
         }
     }
 
     #[test]
     fn what_moves_in_one_clients_time_says_nothing_of_the_next_ones_calls() {
-        let mut bodies = Bodies::default();
-        bodies.literals_move();
-        bodies.client_leaves();
-        bodies.call(HERE);
-        bodies.client_leaves();
-        assert!(bodies.suit(HERE));
+        let mut function_plans = CachedFunctionPlans::default();
+        function_plans.literals_move();
+        function_plans.client_leaves();
+        function_plans.call(HERE);
+        function_plans.client_leaves();
+        assert!(function_plans.suit(HERE));
     }
 }

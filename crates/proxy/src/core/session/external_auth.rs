@@ -70,7 +70,7 @@ impl Core {
             Verdict::Right => known.is_some(),
             Verdict::Is(proven) => {
                 if !proven.reply.is_empty() {
-                    self.tell(c, |out| message::authentication_gss_continue(out, &proven.reply));
+                    self.write_client(c, |out| message::authentication_gss_continue(out, &proven.reply));
                 }
                 let maps = &self.settings.maps;
                 let is_user = match judge {

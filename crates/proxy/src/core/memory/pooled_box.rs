@@ -12,9 +12,9 @@ const MOST_KEPT: usize = 1024;
 pub(in crate::core) type Spare<T> = RefCell<Vec<Box<T>>>;
 
 /// A value that is `T::IDLE`, and takes the room of one pointer, until it is changed.
-pub(in crate::core) struct Seldom<T: Idle>(Option<Box<T>>);
+pub(in crate::core) struct PooledBox<T: Idle>(Option<Box<T>>);
 
-/// A value that a [`Seldom`] can hold.
+/// A value that a [`PooledBox`] can hold.
 pub(in crate::core) trait Idle: Sized + Copy + 'static {
     /// The value of an inactive connection.
     const IDLE: Self;
@@ -24,9 +24,9 @@ pub(in crate::core) trait Idle: Sized + Copy + 'static {
     fn spare() -> &'static LocalKey<Spare<Self>>;
 }
 
-impl<T: Idle> Seldom<T> {
-    pub(in crate::core) const fn new() -> Seldom<T> {
-        Seldom(None)
+impl<T: Idle> PooledBox<T> {
+    pub(in crate::core) const fn new() -> PooledBox<T> {
+        PooledBox(None)
     }
 
     /// Takes the value out and leaves `T::IDLE`.
@@ -48,13 +48,13 @@ impl<T: Idle> Seldom<T> {
     }
 }
 
-impl<T: Idle + fmt::Debug> fmt::Debug for Seldom<T> {
+impl<T: Idle + fmt::Debug> fmt::Debug for PooledBox<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }
 }
 
-impl<T: Idle> Deref for Seldom<T> {
+impl<T: Idle> Deref for PooledBox<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -65,7 +65,7 @@ impl<T: Idle> Deref for Seldom<T> {
     }
 }
 
-impl<T: Idle> DerefMut for Seldom<T> {
+impl<T: Idle> DerefMut for PooledBox<T> {
     fn deref_mut(&mut self) -> &mut T {
         self.0.get_or_insert_with(|| {
             let mut fresh = T::spare().with_borrow_mut(Vec::pop).unwrap_or_else(|| Box::new(T::IDLE));
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn it_is_idle_again_after_reset_and_its_box_is_used_again() {
         let spare = || Work::spare().with_borrow(Vec::len);
-        let (mut one, mut other) = (Seldom::<Work>::new(), Seldom::<Work>::new());
+        let (mut one, mut other) = (PooledBox::<Work>::new(), PooledBox::<Work>::new());
         assert_eq!((*one, one.take(), spare()), (Work(7), Work(7), 0), "who did nothing has no box to give back");
         *one = Work(1);
         assert_eq!((*one, *other), (Work(1), Work(7)));

@@ -104,7 +104,7 @@ impl Core {
             client.input = newcomer.input;
             client.phase = Phase::Startup { refused: 0, led: true };
             if !newcomer.unsent.is_empty() {
-                self.tell(token.index(), |out| out.extend_from_slice(&newcomer.unsent));
+                self.write_client(token.index(), |out| out.extend_from_slice(&newcomer.unsent));
             }
         }
         token

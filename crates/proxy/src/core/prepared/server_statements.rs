@@ -6,7 +6,7 @@ use super::statement::Statement;
 
 /// Prepared statements of a server connection, including the effect of messages that are not yet answered.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct ServerStatements {
     named: HashMap<u64, Entry, foldhash::fast::RandomState>,
     unnamed: Unnamed,
     clock: u64,
@@ -32,17 +32,17 @@ struct Entry {
     /// True if this connection has described the statement, with the columns that clients were told of. (Of two connections, one may have parsed the
     /// text before a schema change and the other after it.)
     described: bool,
-    /// True if no client uses the connection's statement of this name: see [`Held::spends`].
+    /// True if no client uses the connection's statement of this name: see [`ServerStatements::spends`].
     spent: bool,
-    /// True after [`Held::runs_outside`].
+    /// True after [`ServerStatements::runs_outside`].
     outside: bool,
 }
 
-/// Statements of a connection before all were dropped, for [`Held::undo`].
+/// Statements of a connection before all were dropped, for [`ServerStatements::undo`].
 #[derive(Debug, Clone)]
 pub(crate) struct Dropped(HashMap<u64, Entry, foldhash::fast::RandomState>);
 
-impl Held {
+impl ServerStatements {
     /// True if the connection has this statement, under its name `kp…`.
     pub(crate) fn has(&self, statement: &Statement) -> bool {
         self.named.get(&statement.id()).is_some_and(|entry| !entry.spent)
@@ -166,56 +166,60 @@ mod tests {
     #[test]
     fn room_is_made_by_what_was_used_longest_ago() {
         let statements: Vec<Statement> = (1..=3).map(Statement::test).collect();
-        let mut held = Held::default();
-        assert_eq!(held.makes_room(2), None);
-        held.gets(&statements[0]);
-        held.gets(&statements[1]);
-        assert!(held.uses(&statements[0]) && !held.uses(&statements[2]));
-        assert_eq!(held.makes_room(2), Some(2));
-        assert!(held.has(&statements[0]) && !held.has(&statements[1]));
-        held.gets(&statements[2]);
-        held.has_described(&statements[2]);
-        assert!(held.is_described(&statements[2]) && !held.is_described(&statements[0]));
+        let mut statements = ServerStatements::default();
+        assert_eq!(statements.makes_room(2), None);
+        statements.gets(&statements[0]);
+        statements.gets(&statements[1]);
+        assert!(statements.uses(&statements[0]) && !statements.uses(&statements[2]));
+        assert_eq!(statements.makes_room(2), Some(2));
+        assert!(statements.has(&statements[0]) && !statements.has(&statements[1]));
+        statements.gets(&statements[2]);
+        statements.has_described(&statements[2]);
+        assert!(statements.is_described(&statements[2]) && !statements.is_described(&statements[0]));
         // A statement whose Close was skipped may have any description.
-        held.keeps(2);
-        assert!(held.has(&statements[1]) && !held.is_described(&statements[1]));
+        statements.keeps(2);
+        assert!(statements.has(&statements[1]) && !statements.is_described(&statements[1]));
         // An unusable statement is still on the server, and is closed first.
-        held.has_described(&statements[2]);
-        held.spends(&statements[2]);
-        assert!(!held.has(&statements[2]) && !held.uses(&statements[2]) && !held.is_described(&statements[2]));
-        assert_eq!(held.count(), 3);
-        let mut closed = [held.makes_room(2), held.makes_room(2)];
+        statements.has_described(&statements[2]);
+        statements.spends(&statements[2]);
+        assert!(
+            !statements.has(&statements[2])
+                && !statements.uses(&statements[2])
+                && !statements.is_described(&statements[2])
+        );
+        assert_eq!(statements.count(), 3);
+        let mut closed = [statements.makes_room(2), statements.makes_room(2)];
         closed.sort();
-        assert_eq!((closed, held.makes_room(2), held.count()), ([Some(2), Some(3)], None, 1));
+        assert_eq!((closed, statements.makes_room(2), statements.count()), ([Some(2), Some(3)], None, 1));
         // A statement that was never there is not added.
-        held.spends(&statements[0]);
-        assert_eq!(held.count(), 1);
+        statements.spends(&statements[0]);
+        assert_eq!(statements.count(), 1);
     }
 
     #[test]
     fn what_was_run_outside_of_its_reading_goes() {
         let [one, two] = [1, 2].map(Statement::test);
-        let mut held = Held::default();
-        held.gets(&one);
-        held.gets(&two);
-        held.runs_outside(&one);
-        assert!(held.has(&one), "the client that has run it so goes on with it");
-        assert_eq!((held.loses_outside(), held.loses_outside()), (vec![1], vec![]));
-        assert!(!held.has(&one) && held.has(&two));
+        let mut statements = ServerStatements::default();
+        statements.gets(&one);
+        statements.gets(&two);
+        statements.runs_outside(&one);
+        assert!(statements.has(&one), "the client that has run it so goes on with it");
+        assert_eq!((statements.loses_outside(), statements.loses_outside()), (vec![1], vec![]));
+        assert!(!statements.has(&one) && statements.has(&two));
     }
 
     #[test]
     fn dropping_all_can_be_undone() {
         let statement = Statement::test(7);
-        let mut held = Held::default();
-        held.gets(&statement);
-        held.set_unnamed(Unnamed::Is(9));
-        let dropped = held.drops_all();
-        assert!(!held.has(&statement) && held.unnamed() == Unnamed::Is(9));
-        held.undo(dropped);
-        assert!(held.has(&statement) && held.unnamed() == Unnamed::Is(9));
-        held.set_unnamed(Unnamed::TooLong);
-        held.client_leaves();
-        assert_eq!(held.unnamed(), Unnamed::Unknown);
+        let mut statements = ServerStatements::default();
+        statements.gets(&statement);
+        statements.set_unnamed(Unnamed::Is(9));
+        let dropped = statements.drops_all();
+        assert!(!statements.has(&statement) && statements.unnamed() == Unnamed::Is(9));
+        statements.undo(dropped);
+        assert!(statements.has(&statement) && statements.unnamed() == Unnamed::Is(9));
+        statements.set_unnamed(Unnamed::TooLong);
+        statements.client_leaves();
+        assert_eq!(statements.unnamed(), Unnamed::Unknown);
     }
 }
