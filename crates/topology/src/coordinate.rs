@@ -211,8 +211,8 @@ impl Coordinator {
             member.address = address;
         }
         if let Report::Up(facts) = &message.report {
-            member.node.said.position.store(facts.log_position().0, Ordering::Relaxed);
-            member.node.said.timeline.store(facts.timeline, Ordering::Relaxed);
+            member.node.reported.position.store(facts.log_position().0, Ordering::Relaxed);
+            member.node.reported.timeline.store(facts.timeline, Ordering::Relaxed);
         }
         if let Some(settings) = message.settings {
             member.settings = settings;

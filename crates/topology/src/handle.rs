@@ -16,7 +16,7 @@ use crate::coordinate::Coordinator;
 use crate::flush::{Flush, Flushing};
 use crate::oracle::Driver;
 use crate::probe::Signal;
-use crate::proof::{self, Proofs, Standing};
+use crate::proof::{self, Proofs, TermProof};
 use crate::relays::{self, Durable, RelayStatus, Relays};
 use crate::times::{Clock, OracleTimes};
 use crate::view::{Address, NodeId, Term, View};
@@ -313,8 +313,8 @@ impl Topology {
 
     /// Returns the relays' last answers about the view's term, for a person.
     #[must_use]
-    pub fn standing(&self) -> Standing {
-        self.shared.relays.standing(self.shared.view.load().term)
+    pub fn term_proof(&self) -> TermProof {
+        self.shared.relays.term_proof(self.shared.view.load().term)
     }
 
     /// Simulates this number of relays that can be asked about the term. Meant for [`fixed`](Topology::fixed): the caller answers the tickets by

@@ -55,8 +55,8 @@ pub use config::{
 };
 pub use flush::Flushing;
 pub use handle::{NotReady, Topology};
-pub use proof::Standing;
+pub use proof::TermProof;
 pub use relays::{Durable, MOST_RELAYS, RelayStatus};
 pub use session::{ConnectError, connect};
 pub use times::OracleTimes;
-pub use view::{Address, Node, NodeId, NodeView, Role, Said, Term, View, WEIGHT_SCALE};
+pub use view::{Address, Node, NodeId, NodeView, ReportedPosition, Role, Term, View, WEIGHT_SCALE};

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Statement};
 use tracing::{debug, error};
-use watermark::{Answer, Batch, Lsn, Oracle, Wanted};
+use watermark::{Batch, Lsn, Oracle, PrimaryPosition, Wanted};
 use wire::control::Settings;
 
 use crate::ask::parse_timeline;
@@ -83,7 +83,7 @@ struct Line {
 }
 
 /// The number of the batch, the answer, and how long it took.
-type Reply = (u64, Result<Answer, ProbeError>, Duration);
+type Reply = (u64, Result<PrimaryPosition, ProbeError>, Duration);
 
 impl Driver {
     /// Runs until it is aborted.
@@ -282,7 +282,7 @@ async fn question(
     by: Option<By>,
     numbers: Numbers,
     expected: u32,
-) -> Result<Answer, ProbeError> {
+) -> Result<PrimaryPosition, ProbeError> {
     let row = client.query_one(ask, &[]).await?;
     if row.try_get(0)? {
         return Err(ProbeError::Unexpected("it is in recovery".into()));
@@ -291,7 +291,7 @@ async fn question(
         // Every commit acknowledged before the question has an ID below this one. Nothing is known of a log, and of its flush.
         let id = row.try_get::<_, i64>(2)?;
         let id = u64::try_from(id).map_err(|_| ProbeError::Unexpected(format!("{id} is no transaction id")))?;
-        return Ok(Answer { term: u64::from(expected), lsn: Lsn(id), flushed: Lsn(0) });
+        return Ok(PrimaryPosition { term: u64::from(expected), lsn: Lsn(id), flushed: Lsn(0) });
     };
     let timeline = parse_timeline(row.try_get(2)?)?;
     if timeline != expected {
@@ -305,7 +305,7 @@ async fn question(
         Some(By::Message) => Lsn(u64::from(row.try_get::<_, PgLsn>(5)?)),
         Some(By::Transaction) => flushed.max(lsn),
     };
-    Ok(Answer { term: u64::from(timeline), lsn, flushed })
+    Ok(PrimaryPosition { term: u64::from(timeline), lsn, flushed })
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use std::time::Duration;
 use alarm::Alarm;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
-use watermark::{Answer, Batch, Lsn, Oracle, Wanted};
+use watermark::{Batch, Lsn, Oracle, PrimaryPosition, Wanted};
 use wire::replication::Promised;
 
 use crate::config::ClusterConfig;
@@ -41,7 +41,7 @@ pub(crate) struct Proofs {
 
 /// The relays' answers about the view's term, for a person.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Standing {
+pub struct TermProof {
     /// Number of configured relays.
     pub relays: usize,
     /// Number of relays that must confirm the term.
@@ -127,7 +127,9 @@ pub(crate) async fn run(shared: Arc<Shared>, settings: watch::Receiver<Arc<Clust
         let known = if asks { shared.relays.proven(term) } else { u64::MAX };
         while under_way.front().is_some_and(|(number, ..)| *number <= known) {
             let Some((_, batch, _)) = under_way.pop_front() else { break };
-            proofs.oracle.complete(batch, Answer { term: u64::from(term.timeline), lsn: Lsn(0), flushed: Lsn(0) });
+            proofs
+                .oracle
+                .complete(batch, PrimaryPosition { term: u64::from(term.timeline), lsn: Lsn(0), flushed: Lsn(0) });
         }
         let now = Instant::now();
         if under_way.front().is_some_and(|(_, _, sent)| now >= *sent + PATIENCE) {

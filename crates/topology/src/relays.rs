@@ -30,7 +30,7 @@ use wire::{Frame, HEADER, message};
 
 use crate::config::{ClusterConfig, RelayConfig, Target};
 use crate::handle::Shared;
-use crate::proof::{self, Standing};
+use crate::proof::{self, TermProof};
 use crate::view::Term;
 
 /// Maximum number of relays of a cluster.
@@ -166,13 +166,13 @@ impl Relays {
         proof::proven(term, tally.0.iter().map(|entry| entry.promised))
     }
 
-    pub(crate) fn standing(&self, term: Term) -> Standing {
+    pub(crate) fn term_proof(&self, term: Term) -> TermProof {
         let tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
         let relays = tally.0.len();
         // The last answer of a relay that is not connected does not count.
         let said = || tally.0.iter().filter(|entry| entry.connected).filter_map(|entry| entry.promised);
         let stands = said().filter(|promised| proof::stands(*promised, term)).count();
-        Standing { relays, needed: proof::needed(relays), stands, ended: said().count() - stands }
+        TermProof { relays, needed: proof::needed(relays), stands, ended: said().count() - stands }
     }
 
     /// Records a relay's answer.

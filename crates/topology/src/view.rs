@@ -87,12 +87,12 @@ pub struct Node {
     /// Bytes of WAL that the node keeps for the replication slot that is furthest behind, by the last probe that reached it.
     pub slots_held: AtomicU64,
     /// Position and timeline that the last successful probe reported, for display. 0 before the first.
-    pub said: Said,
+    pub reported: ReportedPosition,
 }
 
 /// A node's last answer, in any role and on any timeline: not a position to decide by.
 #[derive(Debug, Default)]
-pub struct Said {
+pub struct ReportedPosition {
     /// Written by a primary, replayed by a replica.
     pub position: AtomicU64,
     /// Timeline of the position.
@@ -110,7 +110,7 @@ impl Node {
             lag_ms: AtomicU64::new(0),
             lag_bytes: AtomicU64::new(0),
             slots_held: AtomicU64::new(0),
-            said: Said::default(),
+            reported: ReportedPosition::default(),
         }
     }
 }

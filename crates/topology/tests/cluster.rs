@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, NoTls};
 use topology::{ClusterConfig, NodeConfig, NodeView, Role, Topology};
-use watermark::{Answer, Lsn};
+use watermark::{Lsn, PrimaryPosition};
 
 /// Time limit of all waits, longer than any of them takes.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -195,7 +195,7 @@ async fn replayed(topology: &Topology, name: &str, lsn: Lsn) {
     .await;
 }
 
-async fn ask(topology: &Topology) -> Answer {
+async fn ask(topology: &Topology) -> PrimaryPosition {
     let ticket = topology.oracle().ticket();
     until(topology, "the oracle's answer", || topology.oracle().answer(ticket)).await
 }

@@ -50,7 +50,7 @@ mod waiting_tests;
 pub use dispenser::{Dispenser, Draw, Drawn, Lapsed, MOST_TAKERS, Place, Range};
 pub use lsn::{Lsn, ParseLsnError};
 pub use mark::{Number, Watermark};
-pub use oracle::{Answer, Batch, Oracle, Ticket, Wanted};
+pub use oracle::{Batch, Oracle, PrimaryPosition, Ticket, Wanted};
 pub use parker::{Parker, Unparker, Waited};
 pub use tasks::Reached;
 pub use waiters::{Waiter, Waiters};

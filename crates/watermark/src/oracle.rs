@@ -32,7 +32,7 @@ pub struct Batch {
 
 /// Position of the primary when a batch reached it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer {
+pub struct PrimaryPosition {
     /// The timeline of the position: positions of different terms are never compared.
     pub term: u64,
     /// Position up to which everything is visible.
@@ -124,7 +124,7 @@ impl Oracle {
 
     /// Returns the answer for a ticket, if it has arrived. Never blocks; the caller retries later on `None`.
     #[must_use]
-    pub fn answer(&self, ticket: Ticket) -> Option<Answer> {
+    pub fn answer(&self, ticket: Ticket) -> Option<PrimaryPosition> {
         if self.answered.get() < ticket {
             return None;
         }
@@ -157,7 +157,7 @@ impl Oracle {
 
     /// Records the answer to a batch. Batches may be answered in any order, by one thread at a time, and fewer than the number of answers kept (1024)
     /// may be on their way.
-    pub fn complete(&self, batch: Batch, answer: Answer) {
+    pub fn complete(&self, batch: Batch, answer: PrimaryPosition) {
         let Batch { number, .. } = batch;
         let slot = &self.slots[number as usize % KEPT];
         slot.batch.store(0, Ordering::Relaxed);
@@ -201,19 +201,19 @@ impl Oracle {
 
     /// Returns the newest answer of any batch; `None` if there is none yet.
     #[must_use]
-    pub fn newest(&self) -> Option<Answer> {
+    pub fn newest(&self) -> Option<PrimaryPosition> {
         // The driver overtakes a reader only if it answers KEPT batches during these few loads.
         (0..4).find_map(|_| Some(self.answered.get().0).filter(|batch| *batch > 0).and_then(|batch| self.read(batch)))
     }
 
-    fn read(&self, batch: u64) -> Option<Answer> {
+    fn read(&self, batch: u64) -> Option<PrimaryPosition> {
         let slot = &self.slots[batch as usize % KEPT];
         if slot.batch.load(Ordering::Acquire) != batch {
             return None;
         }
         let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
         let (lsn, flushed) = (Lsn(load(&slot.lsn)), Lsn(load(&slot.flushed)));
-        let answer = Answer { term: load(&slot.term), lsn, flushed };
+        let answer = PrimaryPosition { term: load(&slot.term), lsn, flushed };
         fence(Ordering::Acquire);
         (slot.batch.load(Ordering::Relaxed) == batch).then_some(answer)
     }
@@ -245,8 +245,8 @@ mod tests {
         (oracle, wakes)
     }
 
-    fn at(lsn: u64) -> Answer {
-        Answer { term: 1, lsn: Lsn(lsn), flushed: Lsn(lsn) }
+    fn at(lsn: u64) -> PrimaryPosition {
+        PrimaryPosition { term: 1, lsn: Lsn(lsn), flushed: Lsn(lsn) }
     }
 
     #[test]

@@ -32,8 +32,8 @@ impl ClusterPart for Watched {
 impl Watched {
     fn node(&self, view: &NodeView) -> picture::Node {
         let node = &view.node;
-        let position = Lsn(node.said.position.load(Ordering::Relaxed));
-        let timeline = node.said.timeline.load(Ordering::Relaxed);
+        let position = Lsn(node.reported.position.load(Ordering::Relaxed));
+        let timeline = node.reported.timeline.load(Ordering::Relaxed);
         picture::Node {
             name: node.name.clone(),
             address: address_of(&view.address),

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use topology::{Role, Standing};
+use topology::{Role, TermProof};
 use watermark::{Lsn, Ticket, Waiters};
 
 use crate::config::Consistency;
@@ -188,7 +188,7 @@ impl Core {
 
     /// Returns the error message for a client whose unit could not have its proof; nothing of the unit was executed.
     pub(in crate::core) fn unproven_text(&self) -> String {
-        let Standing { relays, needed, stands, ended } = self.shared.topology.standing();
+        let TermProof { relays, needed, stands, ended } = self.shared.topology.term_proof();
         format!(
             "a strong read needs proof that its primary has not been replaced: {needed} of {relays} relay(s) have to say so, {stands} did, and \
              {ended} said that its timeline {} is being left or has been; nothing was executed",

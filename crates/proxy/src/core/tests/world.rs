@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use topology::{Address, Node, NodeId, NodeView, Role, Term, Topology, View};
-use watermark::{Answer, Lsn, Wanted};
+use watermark::{Lsn, PrimaryPosition, Wanted};
 use wire::replication::Flushed;
 use wire::{Frame, HEADER, payload, startup};
 
@@ -529,7 +529,7 @@ impl World {
                 let lsn = Lsn(self.store.committed.len() as u64 + 1);
                 if oracle.wanted() > Wanted::No {
                     let batch = oracle.begin();
-                    oracle.complete(batch, Answer { term: u64::from(self.timeline), lsn, flushed: lsn });
+                    oracle.complete(batch, PrimaryPosition { term: u64::from(self.timeline), lsn, flushed: lsn });
                 }
                 // The relays have their say at another time than the primary.
                 if self.random.one_in(2)
@@ -537,7 +537,10 @@ impl World {
                     && proof.wanted() > Wanted::No
                 {
                     let batch = proof.begin();
-                    proof.complete(batch, Answer { term: u64::from(self.timeline), lsn: Lsn(0), flushed: Lsn(0) });
+                    proof.complete(
+                        batch,
+                        PrimaryPosition { term: u64::from(self.timeline), lsn: Lsn(0), flushed: Lsn(0) },
+                    );
                 }
                 for node in &self.topology.view().nodes {
                     node.node.replayed.publish(lsn);
