@@ -78,7 +78,7 @@ fuzz_target!(|data: &[u8]| {
             }
         }
         5 => {
-            let mut answer = reply::Answer::default();
+            let mut answer = reply::ReplyParser::default();
             for message in data.chunks(pieces) {
                 if answer.received(message).is_err() {
                     return;

@@ -98,7 +98,7 @@ pub type Row = Vec<Option<String>>;
 
 /// A parser of a server's answer to a statement, message by message.
 #[derive(Debug, Default)]
-pub struct Answer {
+pub struct ReplyParser {
     columns: Option<u64>,
     /// Number of list ends received: of columns, of rows.
     ends: u8,
@@ -106,7 +106,7 @@ pub struct Answer {
     rows: Vec<Row>,
 }
 
-impl Answer {
+impl ReplyParser {
     /// Takes the next message. Some: the answer is complete; an OK gives no rows.
     ///
     /// # Errors
@@ -162,29 +162,29 @@ mod tests {
     proptest! {
         #[test]
         fn an_answer_is_what_was_sent(values in prop::collection::vec(prop::collection::vec(prop::option::of("\\PC{0,300}"), 2), 0..5)) {
-            let mut answer = Answer::default();
+            let mut parser = ReplyParser::default();
             let mut got = None;
             for message in rows(&["a", "b"], &values) {
                 prop_assert!(got.is_none());
-                got = answer.received(&message).unwrap();
+                got = parser.received(&message).unwrap();
             }
             prop_assert_eq!(got.unwrap().unwrap(), values);
         }
 
         #[test]
         fn no_messages_make_a_panic(messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..8)) {
-            let mut answer = Answer::default();
+            let mut parser = ReplyParser::default();
             for message in messages {
-                let _ = (answer.received(&message), ServerError::parse(&message));
+                let _ = (parser.received(&message), ServerError::parse(&message));
             }
         }
     }
 
     #[test]
     fn errors_and_ok() {
-        assert_eq!(Answer::default().received(&ok()).unwrap(), Some(Ok(vec![])));
+        assert_eq!(ReplyParser::default().received(&ok()).unwrap(), Some(Ok(vec![])));
         let told = ServerError { code: 1236, state: "HY000".into(), text: "gone".into() };
-        assert_eq!(Answer::default().received(&error(1236, "HY000", "gone")).unwrap(), Some(Err(told)));
-        assert!(Answer::default().received(&[0xfd, 0, 0, 1]).is_err(), "65536 columns");
+        assert_eq!(ReplyParser::default().received(&error(1236, "HY000", "gone")).unwrap(), Some(Err(told)));
+        assert!(ReplyParser::default().received(&[0xfd, 0, 0, 1]).is_err(), "65536 columns");
     }
 }

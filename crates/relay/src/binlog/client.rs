@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::binlog::protocol::login::{ClientLogin, Greeting, Login, LoginError, Privacy, tls_request};
-use ::binlog::protocol::reply::{Answer, Row, ServerError};
+use ::binlog::protocol::reply::{ReplyParser, Row, ServerError};
 use ::binlog::protocol::{Messages, ProtocolError, command, message};
 
 use crate::channel::Channel;
@@ -194,10 +194,10 @@ impl Client {
     /// Sends a command, and waits for its answer. `doing` is its name in errors, and must not hold a secret.
     pub(crate) fn ask(&mut self, payload: &[u8], doing: &str) -> Result<Vec<Row>, ClientError> {
         self.send(0, payload)?;
-        let mut answer = Answer::default();
+        let mut parser = ReplyParser::default();
         loop {
             let (_, message) = self.message()?;
-            if let Some(done) = answer.received(&message)? {
+            if let Some(done) = parser.received(&message)? {
                 return done.map_err(|error| ClientError::Refused { doing: doing.into(), error });
             }
         }
