@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ::relay::{Order, Standing};
+use ::relay::{Order, RelayState};
 use futures_util::future::join_all;
 
 use super::ballot;
@@ -26,7 +26,7 @@ impl Steps {
                 .advise("`kingpost failover` has relays and standbys follow it"));
         }
         let fenced = survey.standing().filter(|(_, standing)| standing.fenced.is_some());
-        let fenced: Vec<(&RelaySeen, &Standing)> = fenced.collect();
+        let fenced: Vec<(&RelaySeen, &RelayState)> = fenced.collect();
         if !fenced.is_empty() {
             self.release(&survey, &fenced).await?;
         }
@@ -59,7 +59,7 @@ impl Steps {
     }
 
     /// Removes fences, and before that every election, once nobody can promote the elected node.
-    async fn release(&self, survey: &Survey, fenced: &[(&RelaySeen, &Standing)]) -> Result<(), Failure> {
+    async fn release(&self, survey: &Survey, fenced: &[(&RelaySeen, &RelayState)]) -> Result<(), Failure> {
         let mut term = ballot::next_term(survey.highest_term(), self.run);
         let elected: BTreeSet<&str> =
             fenced.iter().filter_map(|(_, standing)| Some(standing.chosen.as_ref()?.1.as_str())).collect();

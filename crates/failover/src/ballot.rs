@@ -1,7 +1,7 @@
 //! Evaluation of the relays that have promised a term: whether they are enough, their answers, and whether they still hold to the term. Pure: no I/O,
 //! no clock. The model in `model` runs this code.
 
-use ::relay::Standing;
+use ::relay::RelayState;
 
 use super::plan::{Candidate, Election, RelaySeen, ServerSeen, Survey, Target, Unfit};
 
@@ -19,7 +19,7 @@ pub(super) fn next_term(highest: u64, run: u16) -> u64 {
 pub(super) struct Ballot {
     pub(super) term: u64,
     /// The relays, each with its answer to the fence.
-    pub(super) relays: Vec<(RelaySeen, Standing)>,
+    pub(super) relays: Vec<(RelaySeen, RelayState)>,
     /// Number of relays that must agree: enough that no other run gets as many, or all of them if a loss was accepted.
     pub(super) quorum: usize,
 }
@@ -40,7 +40,7 @@ impl Ballot {
     pub(super) fn of(
         survey: &Survey,
         term: u64,
-        relays: Vec<(RelaySeen, Standing)>,
+        relays: Vec<(RelaySeen, RelayState)>,
         accept_loss: bool,
     ) -> Result<Ballot, TooFew> {
         let (fenced, needed) = (relays.len(), survey.needed());
@@ -68,7 +68,7 @@ impl Ballot {
 
     /// Returns the relays whose answer names `node` as elected by an earlier run.
     pub(super) fn stand_by<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a RelaySeen> {
-        let elected = move |standing: &Standing| standing.chosen.as_ref().is_some_and(|(_, of)| of == node);
+        let elected = move |standing: &RelayState| standing.chosen.as_ref().is_some_and(|(_, of)| of == node);
         self.relays.iter().filter(move |(_, standing)| elected(standing)).map(|(relay, _)| relay)
     }
 
@@ -78,7 +78,7 @@ impl Ballot {
     }
 
     /// Counts the answers that still hold to the term.
-    pub(super) fn standing<'a>(&self, answers: impl Iterator<Item = &'a Standing>) -> usize {
+    pub(super) fn standing<'a>(&self, answers: impl Iterator<Item = &'a RelayState>) -> usize {
         answers.filter(|standing| standing.term == self.term).count()
     }
 }

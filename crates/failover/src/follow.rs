@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use ::relay::{Order, Standing};
+use ::relay::{Order, RelayState};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
@@ -238,6 +238,6 @@ impl Steps {
     }
 }
 
-fn follows(standing: &Standing, timeline: u32) -> bool {
+fn follows(standing: &RelayState, timeline: u32) -> bool {
     standing.timeline >= timeline && standing.state == "streaming"
 }

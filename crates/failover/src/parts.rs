@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ::relay::{Order, RelayAccess, SessionError, Standing};
+use ::relay::{Order, RelayAccess, RelayState, SessionError};
 use futures_util::future::join_all;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, SimpleQueryMessage};
@@ -88,7 +88,7 @@ fn server_seen(node: &NodeConfig, state: Said<ServerState>) -> ServerSeen {
     ServerSeen { name: node.name.clone(), address: node.address.clone(), tags, state }
 }
 
-fn relay_seen(login: &Login, standing: Said<Standing>) -> RelaySeen {
+fn relay_seen(login: &Login, standing: Said<RelayState>) -> RelaySeen {
     let Login { part, application, .. } = login;
     RelaySeen { name: part.name.clone(), address: part.address.clone(), application: application.clone(), standing }
 }
@@ -286,7 +286,7 @@ impl Parts {
     }
 
     /// Has a relay carry out an order.
-    pub(super) async fn order(&self, relay: &str, order: Order) -> Said<Standing> {
+    pub(super) async fn order(&self, relay: &str, order: Order) -> Said<RelayState> {
         let limit = if order == Order::Look { self.look } else { ORDER };
         let looking = (order == Order::Look).then(|| self.looking(relay)).flatten();
         if looking.as_ref().is_some_and(|looking| looking.swap(true, Ordering::AcqRel)) {

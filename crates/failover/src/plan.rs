@@ -3,7 +3,7 @@
 use config::failover::{needed, stopping};
 use std::time::Duration;
 
-use ::relay::Standing;
+use ::relay::RelayState;
 use watermark::Lsn;
 
 use super::acknowledge::Waits;
@@ -81,7 +81,7 @@ pub(super) struct RelaySeen {
     /// Name of the relay on servers.
     pub(super) application: String,
     /// The answer, or the reason for its absence.
-    pub(super) standing: Result<Standing, String>,
+    pub(super) standing: Result<RelayState, String>,
 }
 
 /// A proxy, as surveyed.
@@ -155,7 +155,7 @@ impl Survey {
     }
 
     /// Returns the relays of the system that answer.
-    pub(super) fn standing(&self) -> impl Iterator<Item = (&RelaySeen, &Standing)> {
+    pub(super) fn standing(&self) -> impl Iterator<Item = (&RelaySeen, &RelayState)> {
         let system = self.system();
         self.relays
             .iter()
@@ -244,7 +244,7 @@ pub(super) struct Target {
 
 impl Target {
     /// Returns the position of the furthest fenced relay.
-    pub(super) fn of<'a>(relays: impl Iterator<Item = (&'a RelaySeen, &'a Standing)>) -> Option<Target> {
+    pub(super) fn of<'a>(relays: impl Iterator<Item = (&'a RelaySeen, &'a RelayState)>) -> Option<Target> {
         let (relay, standing) = relays.max_by_key(|(_, standing)| (standing.timeline, standing.flushed))?;
         Some(Target {
             relay: (relay.name.clone(), relay.address.clone()),

@@ -32,7 +32,7 @@ pub(in super::super) fn relay(name: &str, standing: Option<(u32, u64, Option<u32
         name: name.into(),
         address: format!("{name}:1"),
         application: name.into(),
-        standing: standing.ok_or_else(|| "down".to_owned()).map(|(timeline, flushed, fenced, chosen)| Standing {
+        standing: standing.ok_or_else(|| "down".to_owned()).map(|(timeline, flushed, fenced, chosen)| RelayState {
             system: 1,
             term: 3,
             timeline,

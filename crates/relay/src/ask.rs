@@ -8,7 +8,7 @@ use wire::replication::{Identity as Remote, Order};
 
 use crate::error::{Cause, Peer, SessionError};
 use crate::memory::Recollection;
-use crate::orders::{self, Standing};
+use crate::orders::{self, RelayState};
 use crate::session::{Login, STEP, Session};
 
 /// Address and login of a relay.
@@ -51,7 +51,7 @@ impl RelayAccess<'_> {
 ///
 /// # Errors
 /// The relay cannot be reached, refuses, or is no relay. [`Cause::NoAnswer`]: the order may still be carried out.
-pub fn order(relay: &RelayAccess<'_>, order: &Order) -> Result<Standing, SessionError> {
+pub fn order(relay: &RelayAccess<'_>, order: &Order) -> Result<RelayState, SessionError> {
     order_within(relay, order, STEP, orders::LIMIT + Duration::from_secs(5))
 }
 
@@ -59,7 +59,7 @@ pub fn order(relay: &RelayAccess<'_>, order: &Order) -> Result<Standing, Session
 ///
 /// # Errors
 /// The errors of [`order`].
-pub fn look(relay: &RelayAccess<'_>, limit: Duration) -> Result<Standing, SessionError> {
+pub fn look(relay: &RelayAccess<'_>, limit: Duration) -> Result<RelayState, SessionError> {
     order_within(relay, &Order::Look, limit, limit)
 }
 
@@ -68,14 +68,14 @@ fn order_within(
     order: &Order,
     step: Duration,
     limit: Duration,
-) -> Result<Standing, SessionError> {
+) -> Result<RelayState, SessionError> {
     let mut session = relay.open_within("kingpost failover", step)?;
     session.set_patience(limit, limit)?;
     let text = order.text();
     let words: Vec<&str> = text.split(' ').take(2).collect();
     let rows = session.ask(&text).map_err(|error| error.unanswered(&words.join(" "), limit))?;
-    let standing = rows.first().and_then(Standing::read);
-    standing.ok_or_else(|| session.failed(Cause::Protocol(format!("the answer to {text} is none"))))
+    let relay_state = rows.first().and_then(RelayState::read);
+    relay_state.ok_or_else(|| session.failed(Cause::Protocol(format!("the answer to {text} is none"))))
 }
 
 /// Creates a physical slot on a relay, which from then on keeps WAL for a standby; no effect if it exists. Blocking; a few seconds at most.

@@ -21,7 +21,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
 /// State of a relay, for an operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Standing {
+pub struct RelayState {
     /// System identifier of the cluster.
     pub system: u64,
     /// The highest promised term.
@@ -113,7 +113,7 @@ impl Drop for Turn<'_> {
 }
 
 /// Carries out one order; orders that change something run one at a time. Blocking.
-pub(crate) fn carry_out(shared: &Shared, order: &Order) -> Result<Standing, OrderError> {
+pub(crate) fn carry_out(shared: &Shared, order: &Order) -> Result<RelayState, OrderError> {
     if !shared.promise.exists() {
         return Err(OrderError::NoMemory { state: shared.upstream().state });
     }
@@ -176,12 +176,12 @@ fn fence(shared: &Shared, log: &Log, term: u64, timeline: u32, end: Instant) -> 
     Ok(())
 }
 
-fn look(shared: &Shared, log: &Log) -> Result<Standing, OrderError> {
+fn look(shared: &Shared, log: &Log) -> Result<RelayState, OrderError> {
     let tail = log.tail();
     let promise: Promise = shared.promise.now();
     let fence = promise.standing(tail.timeline.0);
     let flushed = tail.flushed.get();
-    Ok(Standing {
+    Ok(RelayState {
         system: log.identity().system_id,
         term: promise.term(),
         timeline: tail.timeline.0,
@@ -205,10 +205,10 @@ impl From<NotPromised> for OrderError {
     }
 }
 
-// === impl Standing ===
+// === impl RelayState ===
 
-impl Standing {
-    /// Renders the standing as a row of text.
+impl RelayState {
+    /// Renders the state as a row of text.
     pub(crate) fn columns(&self) -> Vec<(&'static str, String)> {
         let (term, node) = self.chosen.clone().map_or_else(Default::default, |(term, node)| (term.to_string(), node));
         vec![
@@ -226,8 +226,8 @@ impl Standing {
         ]
     }
 
-    /// Parses the row of [`Standing::columns`]; None if it is something else.
-    pub(crate) fn read(row: &Rows) -> Option<Standing> {
+    /// Parses the row of [`RelayState::columns`]; None if it is something else.
+    pub(crate) fn read(row: &Rows) -> Option<RelayState> {
         let text = |index| row.text(index);
         let optional = |index| match row.text(index) {
             Some("") => Some(None),
@@ -236,7 +236,7 @@ impl Standing {
         };
         let chosen: Option<u64> = optional(6)?;
         let fenced: Option<u64> = optional(5)?;
-        Some(Standing {
+        Some(RelayState {
             system: text(0)?.parse().ok()?,
             term: text(1)?.parse().ok()?,
             timeline: text(2)?.parse().ok()?,
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let fenced = Standing {
+        let fenced = RelayState {
             system: 7,
             term: 3,
             timeline: 2,
@@ -282,11 +282,11 @@ mod tests {
             state: "streaming".into(),
             named: true,
         };
-        let free = Standing { fenced: None, chosen: None, named: false, ..fenced.clone() };
-        for standing in [fenced, free] {
-            let row = Rows(standing.columns().into_iter().map(|(_, value)| Some(value.into_bytes())).collect());
-            assert_eq!(Standing::read(&row), Some(standing));
+        let free = RelayState { fenced: None, chosen: None, named: false, ..fenced.clone() };
+        for relay_state in [fenced, free] {
+            let row = Rows(relay_state.columns().into_iter().map(|(_, value)| Some(value.into_bytes())).collect());
+            assert_eq!(RelayState::read(&row), Some(relay_state));
         }
-        assert_eq!(Standing::read(&Rows(vec![Some(b"7".to_vec())])), None);
+        assert_eq!(RelayState::read(&Rows(vec![Some(b"7".to_vec())])), None);
     }
 }

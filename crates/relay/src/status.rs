@@ -103,7 +103,7 @@ impl Status {
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let metrics = &shared.metrics;
         let log = shared.log().map(|log| {
-            let (tail, held, promise) = (log.tail(), log.held(), shared.promise.now());
+            let (tail, retained, promise) = (log.tail(), log.retained(), shared.promise.now());
             // In ascending order, so that the shown positions keep their order.
             let (acknowledged, flushed, written) = (tail.acknowledged.get(), tail.flushed.get(), tail.written.get());
             LogStatus {
@@ -111,12 +111,12 @@ impl Status {
                 timeline: tail.timeline.0,
                 term: promise.term(),
                 fenced: promise.standing(tail.timeline.0).is_some(),
-                oldest: held.oldest,
+                oldest: retained.oldest,
                 written,
                 flushed,
                 acknowledged,
-                segments: held.segments as u64,
-                bytes: held.bytes,
+                segments: retained.segments as u64,
+                bytes: retained.bytes,
                 reserve: log.has_reserve(),
                 failure: log.failure().map(|failure| failure.to_string()),
             }

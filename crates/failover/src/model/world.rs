@@ -3,7 +3,7 @@
 //! A log is a timeline's *branch* and a position on it. A branch begins at the promotion of its primary, so that two servers promoted to the same
 //! timeline are two branches.
 
-use ::relay::{Choice, Conclusion, Evidence, Memory, Promise, Recollection, Standing, conclude};
+use ::relay::{Choice, Conclusion, Evidence, Memory, Promise, Recollection, RelayState, conclude};
 
 use super::super::plan::tests::{relay as relay_seen, server as server_seen};
 use watermark::Lsn;
@@ -252,7 +252,7 @@ impl World {
     }
 
     /// Makes a relay's answer to a run's fence.
-    pub(super) fn standing(of: Snapshot, run: &Run) -> Standing {
+    pub(super) fn standing(of: Snapshot, run: &Run) -> RelayState {
         standing(run.term, of.timeline, of.end, run.timeline, of.chosen)
     }
 
@@ -409,9 +409,9 @@ impl World {
     }
 }
 
-fn standing(term: u16, timeline: u8, end: u8, fenced: u8, chosen: Option<(u16, u8)>) -> Standing {
+fn standing(term: u16, timeline: u8, end: u8, fenced: u8, chosen: Option<(u16, u8)>) -> RelayState {
     let chosen = chosen.map(|(term, server)| (term.into(), NAMES[usize::from(server)].to_owned()));
-    Standing {
+    RelayState {
         system: 1,
         term: term.into(),
         timeline: timeline.into(),

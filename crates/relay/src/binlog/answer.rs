@@ -80,7 +80,7 @@ fn meaning(system: bool, name: &str) -> Option<Meaning> {
 
 /// Requests of a replica, as its variables state them.
 #[derive(Debug, Default)]
-pub(super) struct Said {
+pub(super) struct ReplicaSettings {
     heartbeat: Option<Duration>,
     checksum: Option<Checksum>,
     capability: u64,
@@ -95,7 +95,7 @@ pub(super) struct Said {
 
 /// An answer to a statement.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum StatementReply {
     Ok,
     Rows(Vec<String>, Vec<Row>),
     /// Ends the connection with this number.
@@ -104,7 +104,7 @@ pub(super) enum Answer {
     Error(u16, &'static str, String),
 }
 
-impl Said {
+impl ReplicaSettings {
     /// Returns the time between two heartbeats; None if the replica wants none.
     pub(super) fn heartbeat(&self) -> Option<Duration> {
         self.heartbeat
@@ -197,40 +197,42 @@ impl Said {
     }
 
     /// Answers a statement.
-    pub(super) fn answer(&mut self, text: &str, facts: &Facts) -> Answer {
-        let one = |name: &str, value: String| Answer::Rows(vec![name.into()], vec![vec![Some(value)]]);
+    pub(super) fn answer(&mut self, text: &str, facts: &Facts) -> StatementReply {
+        let one = |name: &str, value: String| StatementReply::Rows(vec![name.into()], vec![vec![Some(value)]]);
         let answer = |set: Result<(), (u16, &'static str, String)>| match set {
-            Ok(()) => Answer::Ok,
-            Err((code, state, text)) => Answer::Error(code, state, text),
+            Ok(()) => StatementReply::Ok,
+            Err((code, state, text)) => StatementReply::Error(code, state, text),
         };
         match Statement::parse(text) {
             Statement::Timestamp => one("UNIX_TIMESTAMP()", facts.now.to_string()),
             // A relay sends no text that an encoding could change.
-            Statement::Names => Answer::Ok,
+            Statement::Names => StatementReply::Ok,
             Statement::Version => one("VERSION()", facts.version.clone()),
-            Statement::Kill(id) => Answer::Kill(id),
+            Statement::Kill(id) => StatementReply::Kill(id),
             Statement::Set(assignments) => {
                 answer(assignments.iter().try_for_each(|(name, value)| self.set(false, name, value, facts)))
             }
             Statement::SetSystem(name, value) => answer(self.set(true, &name, &value, facts)),
             Statement::UserVariable(name) if meaning(false, &name) == Some(Meaning::Checksum) => {
-                Answer::Rows(vec![format!("@{name}")], vec![vec![self.checksum.map(|sum| sum.name().into())]])
+                StatementReply::Rows(vec![format!("@{name}")], vec![vec![self.checksum.map(|sum| sum.name().into())]])
             }
             Statement::Variables(names) => {
                 let mut row = Vec::new();
                 for (name, _) in &names {
                     match variable(name, facts) {
                         Some(value) => row.push(Some(value)),
-                        None => return Answer::Error(1193, "HY000", format!("Unknown system variable '{name}'")),
+                        None => {
+                            return StatementReply::Error(1193, "HY000", format!("Unknown system variable '{name}'"));
+                        }
                     }
                 }
-                Answer::Rows(names.into_iter().map(|(_, written)| written).collect(), vec![row])
+                StatementReply::Rows(names.into_iter().map(|(_, written)| written).collect(), vec![row])
             }
             Statement::Show(name) => {
                 let rows = variable(&name, facts).map(|value| vec![Some(name), Some(value)]);
-                Answer::Rows(vec!["Variable_name".into(), "Value".into()], rows.into_iter().collect())
+                StatementReply::Rows(vec!["Variable_name".into(), "Value".into()], rows.into_iter().collect())
             }
-            Statement::UserVariable(_) | Statement::Other => Answer::Error(
+            Statement::UserVariable(_) | Statement::Other => StatementReply::Error(
                 1235,
                 "42000",
                 "this is a relay of the binary log: it answers what a replica asks, and knows no tables".into(),
@@ -265,12 +267,12 @@ mod tests {
         Facts { server_id: 77, version, checksum: Checksum::Crc32, state, now: 1_700_000_000 }
     }
 
-    fn ask(said: &mut Said, text: &str) -> String {
-        match said.answer(text, &facts()) {
-            Answer::Ok => "OK".to_owned(),
-            Answer::Rows(_, rows) => format!("{:?}", rows.concat().into_iter().flatten().collect::<Vec<_>>()),
-            Answer::Kill(id) => format!("kill {id}"),
-            Answer::Error(code, ..) => code.to_string(),
+    fn ask(settings: &mut ReplicaSettings, text: &str) -> String {
+        match settings.answer(text, &facts()) {
+            StatementReply::Ok => "OK".to_owned(),
+            StatementReply::Rows(_, rows) => format!("{:?}", rows.concat().into_iter().flatten().collect::<Vec<_>>()),
+            StatementReply::Kill(id) => format!("kill {id}"),
+            StatementReply::Error(code, ..) => code.to_string(),
         }
     }
 
@@ -295,24 +297,24 @@ mod tests {
 
     #[test]
     fn what_a_replica_of_mariadb_says_is_honoured() {
-        let mut said = Said::default();
+        let mut settings = ReplicaSettings::default();
         for (statement, expected) in ALL {
-            assert_eq!(ask(&mut said, statement), *expected, "{statement}");
+            assert_eq!(ask(&mut settings, statement), *expected, "{statement}");
         }
         let dump = Dump { position: 4, flags: ANNOTATE_ROWS, server_id: 2, file: String::new() };
         let until = Some(Until { at: "0-1-17".parse().unwrap(), before: true });
         let position = "0-1-15,1-1-2".parse().unwrap();
         let request =
             Request { position, strict: true, ignore_duplicates: true, until, skip_marked: true, annotate: true };
-        assert_eq!(said.request(&dump), Ok(request));
-        assert_eq!(said.heartbeat(), Some(Duration::from_nanos(30_000_001_024)));
-        assert_eq!((said.checksum(), said.semisync()), (Some(Checksum::Crc32), true));
+        assert_eq!(settings.request(&dump), Ok(request));
+        assert_eq!(settings.heartbeat(), Some(Duration::from_nanos(30_000_001_024)));
+        assert_eq!((settings.checksum(), settings.semisync()), (Some(Checksum::Crc32), true));
         let strange = Dump { flags: 4, ..dump.clone() };
-        assert!(said.request(&strange).unwrap_err().contains("flags 0x4"));
-        assert_eq!(ask(&mut said, "SET @mariadb_slave_capability=3"), "OK");
-        assert!(said.request(&dump).unwrap_err().contains("understand GTIDs"));
-        assert!(Said::default().request(&dump).unwrap_err().contains("by GTID"));
-        assert_eq!((Said::default().checksum(), Said::default().heartbeat()), (None, None));
+        assert!(settings.request(&strange).unwrap_err().contains("flags 0x4"));
+        assert_eq!(ask(&mut settings, "SET @mariadb_slave_capability=3"), "OK");
+        assert!(settings.request(&dump).unwrap_err().contains("understand GTIDs"));
+        assert!(ReplicaSettings::default().request(&dump).unwrap_err().contains("by GTID"));
+        assert_eq!((ReplicaSettings::default().checksum(), ReplicaSettings::default().heartbeat()), (None, None));
     }
 
     #[test]
@@ -332,7 +334,7 @@ mod tests {
             ("SET sql_log_bin=0", "1193"),
             ("SELECT * FROM t", "1235"),
         ] {
-            assert_eq!(ask(&mut Said::default(), statement), expected, "{statement}");
+            assert_eq!(ask(&mut ReplicaSettings::default(), statement), expected, "{statement}");
         }
     }
 }

@@ -25,9 +25,9 @@ use tracing::{debug, info, warn};
 use watermark::Lsn;
 use wire::replication::Order;
 
-use super::answer::{Answer, Facts, Said};
+use super::answer::{Facts, ReplicaSettings, StatementReply};
 use super::feed::{self, Feed, Refused, Request, Verdict, first_file};
-use super::log::Held;
+use super::log::LogFile;
 use super::orders;
 use super::shared::{Fed, Shared};
 use crate::downstream::transport::Transport;
@@ -209,7 +209,7 @@ impl Connection {
     }
 
     async fn serve(&mut self, shared: &Arc<Shared>) -> Result<(), Gone> {
-        let mut said = Said::default();
+        let mut settings = ReplicaSettings::default();
         loop {
             let limit = shared.settings().downstream_timeout;
             let message = timeout(limit, self.next()).await.map_err(|_| Gone::TooSlow("the next command"))??;
@@ -218,13 +218,13 @@ impl Connection {
                 Ok(Command::Ping | Command::RegisterSlave(_)) => self.send(&reply::ok()).await?,
                 Ok(Command::Query(text)) => match orders::order(&text) {
                     Some(order) => self.order(shared, order).await?,
-                    None => match said.answer(&text, &facts(shared)) {
-                        Answer::Kill(id) => self.kill(shared, id).await?,
+                    None => match settings.answer(&text, &facts(shared)) {
+                        StatementReply::Kill(id) => self.kill(shared, id).await?,
                         answer => self.answer(answer).await?,
                     },
                 },
                 Ok(Command::Dump(dump)) => {
-                    self.dump(shared, &said, &dump).await?;
+                    self.dump(shared, &settings, &dump).await?;
                     // The replica has all that it requested.
                     shared.leave(self.id);
                 }
@@ -238,11 +238,11 @@ impl Connection {
         }
     }
 
-    async fn answer(&mut self, answer: Answer) -> Result<(), Gone> {
+    async fn answer(&mut self, answer: StatementReply) -> Result<(), Gone> {
         match answer {
-            Answer::Ok | Answer::Kill(_) => self.send(&reply::ok()).await,
-            Answer::Error(code, state, text) => self.send(&reply::error(code, state, &text)).await,
-            Answer::Rows(columns, rows) => {
+            StatementReply::Ok | StatementReply::Kill(_) => self.send(&reply::ok()).await,
+            StatementReply::Error(code, state, text) => self.send(&reply::error(code, state, &text)).await,
+            StatementReply::Rows(columns, rows) => {
                 let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
                 for message in reply::rows(&columns, &rows) {
                     self.send(&message).await?;
@@ -285,17 +285,17 @@ impl Connection {
             Ok(Ok(standing)) => {
                 let columns = standing.columns();
                 let names = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
-                Answer::Rows(names, vec![columns.into_iter().map(|(_, value)| Some(value)).collect()])
+                StatementReply::Rows(names, vec![columns.into_iter().map(|(_, value)| Some(value)).collect()])
             }
-            Ok(Err(error)) => Answer::Error(1105, "HY000", error.to_string()),
-            Err(_) => Answer::Error(1105, "HY000", "the order was not carried out to its end".into()),
+            Ok(Err(error)) => StatementReply::Error(1105, "HY000", error.to_string()),
+            Err(_) => StatementReply::Error(1105, "HY000", "the order was not carried out to its end".into()),
         };
         self.answer(answer).await
     }
 
     /// Sends events. Returns once all requested events are sent.
-    async fn dump(&mut self, shared: &Arc<Shared>, said: &Said, dump: &Dump) -> Result<(), Gone> {
-        let request = match said.request(dump) {
+    async fn dump(&mut self, shared: &Arc<Shared>, settings: &ReplicaSettings, dump: &Dump) -> Result<(), Gone> {
+        let request = match settings.request(dump) {
             Ok(request) => request,
             Err(text) => return Err(self.refuse(1236, "HY000", &text).await),
         };
@@ -303,38 +303,39 @@ impl Connection {
             return Err(self.refuse(1236, "HY000", "the relay has nothing yet: its source was not reached").await);
         }
         let own_id = shared.settings().server_id;
-        let mut feeder = match Feeder::open(shared, request, said.checksum()) {
+        let mut feeder = match Feeder::open(shared, request, settings.checksum()) {
             Ok(feeder) => feeder,
             Err(refused) => return Err(self.refuse(1236, "HY000", &refused.to_string()).await),
         };
-        self.prefix = if said.semisync() { PREFIX.1 } else { PREFIX.0 };
+        self.prefix = if settings.semisync() { PREFIX.1 } else { PREFIX.0 };
         let fed = Arc::new(Fed {
             id: self.id,
             server_id: dump.server_id,
             peer: self.peer.clone(),
             user: self.user.clone(),
-            sent: AtomicU64::new(feeder.held.start.0),
+            sent: AtomicU64::new(feeder.log_file.start.0),
             replaced: Notify::new(),
             killed: Notify::new(),
         });
         shared.enter(Arc::clone(&fed));
         let asked = feeder.feed.request();
         info!(
-            peer = self.peer, replica = dump.server_id, user = self.user, has = %asked.position, from = %feeder.held.name,
-            until = asked.until.as_ref().map(|until| until.at.to_string()), semisync = said.semisync(), "feeding a replica"
+            peer = self.peer, replica = dump.server_id, user = self.user, has = %asked.position, from = %feeder.log_file.name,
+            until = asked.until.as_ref().map(|until| until.at.to_string()), semisync = settings.semisync(), "feeding a replica"
         );
-        let every = said.heartbeat().map(|every| every.max(HEARTBEAT));
+        let every = settings.heartbeat().map(|every| every.max(HEARTBEAT));
         // As a source: a client without the flag to wait, or that is no server, gets only the events that exist now.
         let waits = dump.flags & NON_BLOCK == 0 && dump.server_id != 0;
         let mut out = Vec::with_capacity(READ + HEADER);
-        let announce =
-            |held: &Held, checksum| event::announce(own_id, held.name.as_str(), MAGIC.len() as u64, checksum);
-        self.packet(&mut out, &announce(&feeder.held, feeder.checksum));
+        let announce = |log_file: &LogFile, checksum| {
+            event::announce(own_id, log_file.name.as_str(), MAGIC.len() as u64, checksum)
+        };
+        self.packet(&mut out, &announce(&feeder.log_file, feeder.checksum));
         loop {
             let whole = shared.log.whole.get();
-            let step = feeder.next(shared, whole, &mut |part: Part<'_>| match part {
-                Part::Event(event) => self.packet(&mut out, event),
-                Part::Begins { left, bytes } => self.begin_long(&mut out, left, bytes),
+            let step = feeder.next(shared, whole, &mut |part: EventChunk<'_>| match part {
+                EventChunk::Event(event) => self.packet(&mut out, event),
+                EventChunk::Begins { left, bytes } => self.begin_long(&mut out, left, bytes),
             });
             match step {
                 Ok(Step::Gathered) => {}
@@ -358,8 +359,8 @@ impl Connection {
                 }
                 Ok(Step::NextFile) => {
                     // With the checksum of the file before: the new one takes effect after the format event.
-                    self.packet(&mut out, &announce(&feeder.held, feeder.checksum));
-                    fed.sent.store(feeder.held.start.0, Ordering::Relaxed);
+                    self.packet(&mut out, &announce(&feeder.log_file, feeder.checksum));
+                    fed.sent.store(feeder.log_file.start.0, Ordering::Relaxed);
                 }
                 Ok(Step::Ends) => {
                     let passed = feeder.feed.passed();
@@ -382,7 +383,7 @@ impl Connection {
                     tokio::select! {
                         _ = shared.log.whole.reached(Lsn(whole.0 + 1)) => {}
                         () = silence => {
-                            let beat = event::heartbeat(own_id, feeder.held.name.as_str(), feeder.offset, feeder.checksum);
+                            let beat = event::heartbeat(own_id, feeder.log_file.name.as_str(), feeder.offset, feeder.checksum);
                             self.packet(&mut out, &beat);
                         }
                         () = fed.replaced.notified() => return Err(Gone::Replaced),
@@ -398,7 +399,7 @@ impl Connection {
                 }
                 Err(FeedError::Refused(refused)) => return Err(self.refuse(1236, "HY000", &refused.to_string()).await),
                 Err(FeedError::Io(error)) => {
-                    let text = format!("the relay cannot read {}: {error}", feeder.held.name);
+                    let text = format!("the relay cannot read {}: {error}", feeder.log_file.name);
                     return Err(self.refuse(1236, "HY000", &text).await);
                 }
             }
@@ -454,15 +455,15 @@ fn version(shared: &Shared) -> String {
 
 fn facts(shared: &Shared) -> Facts {
     let durable = shared.log.durable();
-    let checksum = durable.file.and_then(|(held, _)| checksum_of(&held).ok()).unwrap_or(Checksum::Crc32);
+    let checksum = durable.file.and_then(|(log_file, _)| checksum_of(&log_file).ok()).unwrap_or(Checksum::Crc32);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let server_id = shared.settings().server_id;
     Facts { server_id, version: version(shared), checksum, state: durable.state.to_string(), now }
 }
 
 /// Returns the checksum algorithm of a file's events.
-fn checksum_of(held: &Held) -> io::Result<Checksum> {
-    let file = File::open(&held.path)?;
+fn checksum_of(log_file: &LogFile) -> io::Result<Checksum> {
+    let file = File::open(&log_file.path)?;
     let mut header = [0; HEADER];
     file.read_exact_at(&mut header, MAGIC.len() as u64)?;
     let header = Header::parse(&header);
@@ -472,7 +473,7 @@ fn checksum_of(held: &Held) -> io::Result<Checksum> {
     Format::parse(&body).map(|format| format.checksum).map_err(io::Error::other)
 }
 
-enum Part<'a> {
+enum EventChunk<'a> {
     Event(&'a [u8]),
     /// The beginning of an event that is longer than a read.
     Begins {
@@ -519,7 +520,7 @@ impl From<feed::FeedError> for FeedError {
 
 /// Reads files for one replica.
 struct Feeder {
-    held: Arc<Held>,
+    log_file: Arc<LogFile>,
     file: File,
     /// Offset of the next event.
     offset: u64,
@@ -535,21 +536,21 @@ struct Feeder {
 
 impl Feeder {
     fn open(shared: &Shared, request: Request, checksum: Option<Checksum>) -> Result<Feeder, Refused> {
-        let (held, file, feed) = among(&shared.log.held(), &shared.log.durable().state, request)?;
+        let (log_file, file, feed) = among(&shared.log.log_files(), &shared.log.durable().state, request)?;
         let (offset, aware) = (MAGIC.len() as u64, checksum.is_some());
         let checksum = checksum.unwrap_or(Checksum::None);
-        Ok(Feeder { held, file, offset, checksum, aware, feed, first: true, buffer: Vec::new() })
+        Ok(Feeder { log_file, file, offset, checksum, aware, feed, first: true, buffer: Vec::new() })
     }
 
     /// Returns the position in the log.
     fn at(&self) -> Lsn {
-        Lsn(self.held.start.0 + self.offset)
+        Lsn(self.log_file.start.0 + self.offset)
     }
 
     /// Reads the next events, up to `whole`.
-    fn next(&mut self, shared: &Shared, whole: Lsn, send: &mut dyn FnMut(Part<'_>)) -> Result<Step, FeedError> {
-        let end = self.held.end.get().copied();
-        let most = end.unwrap_or(whole).min(whole).0.saturating_sub(self.held.start.0);
+    fn next(&mut self, shared: &Shared, whole: Lsn, send: &mut dyn FnMut(EventChunk<'_>)) -> Result<Step, FeedError> {
+        let end = self.log_file.end.get().copied();
+        let most = end.unwrap_or(whole).min(whole).0.saturating_sub(self.log_file.start.0);
         if self.offset >= most {
             return match end.filter(|end| *end <= whole) {
                 _ if self.feed.ends() && self.offset > MAGIC.len() as u64 => Ok(Step::Ends),
@@ -587,9 +588,9 @@ impl Feeder {
                     if std::mem::take(&mut self.first) {
                         event::clear_created(&mut event, self.checksum);
                     }
-                    send(Part::Event(&event));
+                    send(EventChunk::Event(&event));
                 }
-                Verdict::Send => send(Part::Event(event)),
+                Verdict::Send => send(EventChunk::Event(event)),
                 Verdict::Skip | Verdict::Look => {}
             }
             used += length;
@@ -602,7 +603,7 @@ impl Feeder {
     }
 
     /// Handles an event longer than a read, which starts after `used` bytes of the buffer.
-    fn long(&mut self, header: Header, used: usize, send: &mut dyn FnMut(Part<'_>)) -> Result<Step, FeedError> {
+    fn long(&mut self, header: Header, used: usize, send: &mut dyn FnMut(EventChunk<'_>)) -> Result<Step, FeedError> {
         if used > 0 {
             return Ok(Step::Gathered);
         }
@@ -616,29 +617,30 @@ impl Feeder {
         }
         let begun = &self.buffer[..HEADER];
         let left = length - HEADER as u64;
-        send(Part::Begins { left, bytes: begun });
+        send(EventChunk::Begins { left, bytes: begun });
         Ok(Step::Long { left, at: at + HEADER as u64 })
     }
 
     fn next_file(&mut self, shared: &Shared, whole: Lsn) -> Result<Step, FeedError> {
-        let next = shared.log.next(&self.held).ok_or(FeedError::Refused(Refused::Purged))?;
-        if next.epoch == self.held.epoch {
+        let next = shared.log.next(&self.log_file).ok_or(FeedError::Refused(Refused::Purged))?;
+        if next.epoch == self.log_file.epoch {
             if whole <= Lsn(next.start.0 + MAGIC.len() as u64) {
                 return Ok(Step::UpToDate);
             }
             self.file = File::open(&next.path)?;
-            self.held = next;
+            self.log_file = next;
             self.offset = MAGIC.len() as u64;
             return Ok(Step::NextFile);
         }
         // Another source wrote the next epoch: its start file is found by the replica's current position.
         let durable = shared.log.durable();
-        if durable.file.as_ref().is_none_or(|(held, _)| held.epoch < next.epoch) {
+        if durable.file.as_ref().is_none_or(|(log_file, _)| log_file.epoch < next.epoch) {
             return Ok(Step::UpToDate);
         }
-        let later: Vec<Arc<Held>> = shared.log.held().into_iter().filter(|held| held.epoch == next.epoch).collect();
+        let later: Vec<Arc<LogFile>> =
+            shared.log.log_files().into_iter().filter(|log_file| log_file.epoch == next.epoch).collect();
         let request = self.feed.request().clone();
-        (self.held, self.file, self.feed) = among(&later, &durable.state, request).map_err(FeedError::Refused)?;
+        (self.log_file, self.file, self.feed) = among(&later, &durable.state, request).map_err(FeedError::Refused)?;
         (self.offset, self.first) = (MAGIC.len() as u64, true);
         Ok(Step::NextFile)
     }
@@ -646,16 +648,16 @@ impl Feeder {
 
 /// Finds the file that contains the request's position, or else the last one that begins before it.
 fn among(
-    held: &[Arc<Held>],
+    log_files: &[Arc<LogFile>],
     state: &::binlog::gtid::mariadb::State,
     mut request: Request,
-) -> Result<(Arc<Held>, File, Feed), Refused> {
-    let begins = held.iter().enumerate().filter_map(|(index, held)| Some((index, held.begins.get()?)));
+) -> Result<(Arc<LogFile>, File, Feed), Refused> {
+    let begins = log_files.iter().enumerate().filter_map(|(index, log_file)| Some((index, log_file.begins.get()?)));
     let begins: Vec<_> = begins.collect();
     let index = first_file(begins.into_iter(), state, &mut request)?;
-    let held = Arc::clone(&held[index]);
+    let log_file = Arc::clone(&log_files[index]);
     // The file may be removed at any moment.
-    let file = File::open(&held.path).map_err(|_| Refused::Purged)?;
-    let feed = held.begins.get().map(|begins| Feed::new(request, begins, state)).ok_or(Refused::Purged)?;
-    Ok((held, file, feed))
+    let file = File::open(&log_file.path).map_err(|_| Refused::Purged)?;
+    let feed = log_file.begins.get().map(|begins| Feed::new(request, begins, state)).ok_or(Refused::Purged)?;
+    Ok((log_file, file, feed))
 }

@@ -112,7 +112,7 @@ fn look(shared: &Shared) -> BinlogStanding {
     BinlogStanding {
         term: promise.term(),
         epoch,
-        source: durable.file.map_or(0, |(held, _)| held.source),
+        source: durable.file.map_or(0, |(log_file, _)| log_file.source),
         fenced: standing.is_some(),
         chosen: standing.and_then(|(_, chosen)| chosen).map(|Choice { term, node }| (*term, node.clone())),
         state: durable.state,

@@ -152,11 +152,12 @@ async fn maintain(shared: Arc<Shared>) {
             // An unreachable source is reported elsewhere.
             if let Some((config, _)) = shared.control.wanted().filter(|_| shared.upstream().state == "streaming") {
                 // Read before the source is queried: meanwhile it may write more, but never less.
-                let (held, history) = (shared.log.durable().file, shared.log.history());
+                let (log_file, history) = (shared.log.durable().file, shared.log.history());
                 match upstream::look(&config) {
                     Ok(looked) => {
                         shared.set_concerns(looked.concerns);
-                        let is_same = held.is_some_and(|(held, _)| held.source == looked.settings.server_id);
+                        let is_same =
+                            log_file.is_some_and(|(log_file, _)| log_file.source == looked.settings.server_id);
                         if let Err(error) = looked.settings.still_has(&history)
                             && is_same
                         {

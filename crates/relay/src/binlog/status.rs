@@ -70,7 +70,7 @@ pub struct BinlogDownstream {
 impl BinlogStatus {
     pub(super) fn of(shared: &Shared) -> BinlogStatus {
         let (upstream, concerns, log) = (shared.upstream(), shared.concerns(), &shared.log);
-        let (durable, promise, held) = (log.durable(), shared.promise.now(), log.held());
+        let (durable, promise, log_files) = (log.durable(), shared.promise.now(), log.log_files());
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let (counts, metrics) = (&shared.counts, &log.metrics);
         // Read upwards, so that the order whole ≤ flushed ≤ written holds.
@@ -90,16 +90,16 @@ impl BinlogStatus {
             upstream_since: upstream.since.elapsed(),
             concerns,
             epoch,
-            source: held.last().map_or(0, |held| held.source),
+            source: log_files.last().map_or(0, |log_file| log_file.source),
             term: promise.term(),
             fenced: epoch > 0 && u64::from(promise.fenced_up_to()) >= epoch,
             gtids: durable.state.to_string(),
-            durable: durable.file.map(|(held, offset)| (held.name.to_string(), offset)),
+            durable: durable.file.map(|(log_file, offset)| (log_file.name.to_string(), offset)),
             written,
             flushed,
             whole,
-            files: held.len(),
-            oldest: held.first().map(|held| held.name.to_string()),
+            files: log_files.len(),
+            oldest: log_files.first().map(|log_file| log_file.name.to_string()),
             bytes: log.bytes(),
             failure: log.failure().map(ToString::to_string),
             downstreams: downstreams.collect(),

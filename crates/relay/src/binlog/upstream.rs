@@ -262,13 +262,13 @@ fn start(
 ) -> Result<Start, Failed> {
     let first = MAGIC.len() as u64;
     let epoch = shared.log.next_epoch(settings.server_id, shared.promise.now().fenced_up_to());
-    let Some((held, group)) = writer.resume() else {
+    let Some((log_file, group)) = writer.resume() else {
         // The whole log of the source: any replica that the source could serve can be served from here.
         return Ok(Start { epoch, file: None, offset: first, goes_on: false });
     };
-    if held.source == settings.server_id {
+    if log_file.source == settings.server_id {
         settings.still_has(&shared.log.history())?;
-        let (epoch, file, offset) = (held.epoch, Some(held.name.clone()), group.max(first));
+        let (epoch, file, offset) = (log_file.epoch, Some(log_file.name.clone()), group.max(first));
         return Ok(Start { epoch, file, offset, goes_on: true });
     }
     let own = shared.log.durable().state;
@@ -282,7 +282,7 @@ fn start(
     if !source::reaches_back(&begins, &own) {
         return Err(purged().into());
     }
-    info!(source = settings.server_id, was = held.source, %own, %file, "another source, which has everything: a new epoch");
+    info!(source = settings.server_id, was = log_file.source, %own, %file, "another source, which has everything: a new epoch");
     Ok(Start { epoch, file: Some(file), offset: first, goes_on: false })
 }
 

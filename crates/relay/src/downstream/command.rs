@@ -177,12 +177,12 @@ async fn answer_order(
     }
     let shared = Arc::clone(shared);
     let done = tokio::task::spawn_blocking(move || orders::carry_out(&shared, &order)).await;
-    let standing = match done {
-        Ok(Ok(standing)) => standing,
+    let relay_state = match done {
+        Ok(Ok(relay_state)) => relay_state,
         Ok(Err(error)) => return Err(Refusal::new(Sqlstate(*b"55000"), error.to_string())),
         Err(_) => return Err(Refusal::new(Sqlstate::INTERNAL_ERROR, "the order panicked")),
     };
-    let columns = standing.columns();
+    let columns = relay_state.columns();
     let columns: Vec<(&str, &str)> = columns.iter().map(|(name, value)| (*name, value.as_str())).collect();
     message::text_row(out, &columns);
     message::complete(out, "KINGPOST");

@@ -19,7 +19,7 @@ use super::metrics::FlushTimes;
 const QUICK: Duration = Duration::from_millis(4);
 
 /// The callback after a flush.
-struct Told(Box<dyn Fn() + Send + Sync>);
+struct FlushCallback(Box<dyn Fn() + Send + Sync>);
 
 /// State of flushing: whose turn it is, and the duration of the last flush. A part of each log.
 #[derive(Default)]
@@ -29,7 +29,7 @@ pub(crate) struct Flushing {
     /// Duration of the last flush of a file, in microseconds.
     last_us: AtomicU64,
     /// Called after each flush, by the thread that flushed.
-    told: ArcSwapOption<Told>,
+    callback: ArcSwapOption<FlushCallback>,
 }
 
 impl std::fmt::Debug for Flushing {
@@ -41,7 +41,7 @@ impl std::fmt::Debug for Flushing {
 impl Flushing {
     /// Sets the callback, called after each flush by the thread that flushes; None removes it. A call may be under way when this returns.
     pub(crate) fn tell(&self, tell: Option<Box<dyn Fn() + Send + Sync>>) {
-        self.told.store(tell.map(|tell| Arc::new(Told(tell))));
+        self.callback.store(tell.map(|tell| Arc::new(FlushCallback(tell))));
     }
 
     #[cfg(test)]
@@ -143,8 +143,8 @@ fn flush_once<L: Flush>(log: &L) -> Pass {
         }
         log.flushed(&batch, file);
     }
-    if let Some(told) = &*flushing.told.load() {
-        (told.0)();
+    if let Some(callback) = &*flushing.callback.load() {
+        (callback.0)();
     }
     log.settled(batch);
     Pass::Flushed

@@ -140,7 +140,7 @@ impl Tail {
 
 /// Amount of held WAL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Held {
+pub struct RetainedWal {
     /// Number of segments, including those of ended timelines.
     pub segments: usize,
     /// Bytes of the segments, and of the files created ahead of time and in reserve.
@@ -289,7 +289,7 @@ impl Log {
     /// Returns the start of the oldest segment after which none is missing.
     #[must_use]
     pub fn start(&self) -> Lsn {
-        self.held().oldest
+        self.retained().oldest
     }
 
     /// Counts timeline switches and the log's failure: awaited together with a position, since positions do not move then.
@@ -332,7 +332,7 @@ impl Log {
 
     /// Returns the amount of held WAL.
     #[must_use]
-    pub fn held(&self) -> Held {
+    pub fn retained(&self) -> RetainedWal {
         let size = self.identity.segment_size;
         let current = self.tail.load().written.get();
         let ahead = lock(&self.ahead).len();
@@ -346,7 +346,7 @@ impl Log {
         }
         let reserve = usize::from(self.has_reserve());
         let bytes = (held.len() + ahead + reserve) as u64 * size.bytes();
-        Held { segments: held.len(), bytes, oldest: size.start(oldest) }
+        RetainedWal { segments: held.len(), bytes, oldest: size.start(oldest) }
     }
 
     /// Returns the content of a timeline's history file; `None` if it is not held.

@@ -36,7 +36,7 @@ impl Log {
     /// [`LogError::Io`].
     pub fn whole_records(&self) -> Result<Lsn, LogError> {
         let (size, tail) = (self.identity.segment_size, self.tail());
-        let (timeline, end, oldest) = (tail.timeline, tail.flushed.get(), self.held().oldest);
+        let (timeline, end, oldest) = (tail.timeline, tail.flushed.get(), self.retained().oldest);
         let history = self.parsed_history(timeline);
         let mut walked = lock(&self.walked);
         let mut last = walked.take().filter(|last| last.timeline == timeline && last.walker.at() <= end);

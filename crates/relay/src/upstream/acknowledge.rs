@@ -24,7 +24,7 @@ use crate::shared::{Feedback, Shared};
 
 /// Information from the receiver for the acknowledging thread.
 #[derive(Debug, Default)]
-struct Told {
+struct ReceiverState {
     /// End of the WAL that this upstream has sent, and that was appended or found equal to the held bytes.
     received: AtomicU64,
     asked: AtomicBool,
@@ -35,7 +35,7 @@ struct Told {
     unheard: AtomicBool,
 }
 
-/// Value of [`Told::waits_since`] while the receiver does not wait.
+/// Value of [`ReceiverState::waits_since`] while the receiver does not wait.
 const BUSY: u64 = u64::MAX;
 /// State of a relay whose upstream does not answer.
 const UNHEARD: &str = "the upstream does not answer";
@@ -61,7 +61,11 @@ impl Acknowledger {
         confirms: bool,
     ) -> Result<Acknowledger, UpstreamError> {
         tail.confirmed.reset(Lsn(0));
-        let told = Told { received: AtomicU64::new(from.0), waits_since: AtomicU64::new(BUSY), ..Told::default() };
+        let receiver = ReceiverState {
+            received: AtomicU64::new(from.0),
+            waits_since: AtomicU64::new(BUSY),
+            ..ReceiverState::default()
+        };
         // A parker of its own, without a position: it only waits to be unparked.
         let parker = Parker::new(Arc::<Watermark>::default());
         let unparker = parker.unparker();
@@ -70,7 +74,7 @@ impl Acknowledger {
         let reporter = Arc::new(Reporter {
             shared: Arc::clone(shared),
             log: shared.log().ok_or(UpstreamError::Interrupted)?,
-            told,
+            receiver,
             tail,
             reports: Mutex::new(reports),
             born: Instant::now(),
@@ -96,26 +100,26 @@ impl Acknowledger {
     /// Marks the start of a wait for the upstream.
     pub(super) fn waits(&self) {
         let now = u64::try_from(self.reporter.born.elapsed().as_micros()).unwrap_or(BUSY - 1);
-        self.reporter.told.waits_since.store(now, Ordering::Relaxed);
+        self.reporter.receiver.waits_since.store(now, Ordering::Relaxed);
     }
 
     /// Records that a message arrived. The upstream's log ends at `end` (0: not reported).
     pub(super) fn heard(&self, end: u64) {
-        let Reporter { shared, told, .. } = &*self.reporter;
-        told.waits_since.store(BUSY, Ordering::Relaxed);
+        let Reporter { shared, receiver, .. } = &*self.reporter;
+        receiver.waits_since.store(BUSY, Ordering::Relaxed);
         shared.metrics.upstream_end.fetch_max(end, Ordering::Relaxed);
         // Pairs with the fence in `unheard`: either this thread sees the upstream's state, or the other one sees the message.
         fence(Ordering::SeqCst);
-        if told.unheard.load(Ordering::Relaxed) {
+        if receiver.unheard.load(Ordering::Relaxed) {
             self.reporter.heard_again();
         }
     }
 
     /// Records that all WAL before `end` was received from this upstream.
     pub(super) fn received(&self, end: Lsn, bytes: usize) {
-        let Reporter { shared, told, tail, .. } = &*self.reporter;
+        let Reporter { shared, receiver, tail, .. } = &*self.reporter;
         shared.metrics.received_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        told.received.store(end.0, Ordering::Release);
+        receiver.received.store(end.0, Ordering::Release);
         // Pairs with the fence in `durable`: either the flusher sees `received`, or this thread sees the flush.
         fence(Ordering::SeqCst);
         // While held WAL is sent again, no flush happens: the acknowledging thread has to report.
@@ -126,7 +130,7 @@ impl Acknowledger {
 
     /// Requests an immediate report.
     pub(super) fn ask(&self) {
-        self.reporter.told.asked.store(true, Ordering::Release);
+        self.reporter.receiver.asked.store(true, Ordering::Release);
         self.unparker.unpark();
     }
 
@@ -134,7 +138,7 @@ impl Acknowledger {
     pub(super) fn stop(self) {
         let reporter = &self.reporter;
         reporter.log.tell_of_flushes(None);
-        reporter.told.stop.store(true, Ordering::Release);
+        reporter.receiver.stop.store(true, Ordering::Release);
         self.unparker.unpark();
         if self.thread.join().is_err() {
             warn!("the acknowledging thread panicked");
@@ -149,7 +153,7 @@ impl Acknowledger {
 struct Reporter {
     shared: Arc<Shared>,
     log: Arc<Log>,
-    told: Told,
+    receiver: ReceiverState,
     tail: Arc<Tail>,
     reports: Mutex<Reports>,
     born: Instant,
@@ -193,13 +197,13 @@ impl Reporter {
         if !self.report(&mut self.reports(), true) {
             return;
         }
-        while !self.told.stop.load(Ordering::Acquire) {
+        while !self.receiver.stop.load(Ordering::Acquire) {
             let last = self.reports().last;
             let until = (last + self.interval).min(look_at);
             parker.wait(Lsn(1), Some(until));
             let now = Instant::now();
             let late = now.saturating_duration_since(until) > self.patience / 2;
-            let asked = self.told.asked.swap(false, Ordering::AcqRel);
+            let asked = self.receiver.asked.swap(false, Ordering::AcqRel);
             let mut reports = self.reports();
             let silence = judge(now, self.silent_since(&reports), asked_at, self.patience, late);
             let due = now.saturating_duration_since(reports.last) >= self.interval;
@@ -231,24 +235,24 @@ impl Reporter {
 
     /// Returns the time since when the receiver has waited in vain; None if it does something else, or input is available.
     fn silent_since(&self, reports: &Reports) -> Option<Instant> {
-        let since = self.told.waits_since.load(Ordering::Relaxed);
+        let since = self.receiver.waits_since.load(Ordering::Relaxed);
         (since != BUSY && !reports.socket.is_readable()).then(|| self.born + Duration::from_micros(since))
     }
 
     /// Sets the relay's state after the upstream did not answer. The connection stays: the upstream may only be slow.
     fn unheard(&self) {
-        if self.told.unheard.swap(true, Ordering::Relaxed) {
+        if self.receiver.unheard.swap(true, Ordering::Relaxed) {
             return;
         }
         self.shared.upstream_is(UNHEARD, false);
         fence(Ordering::SeqCst);
-        if self.told.waits_since.load(Ordering::Relaxed) == BUSY {
+        if self.receiver.waits_since.load(Ordering::Relaxed) == BUSY {
             self.heard_again();
         }
     }
 
     fn heard_again(&self) {
-        if self.told.unheard.swap(false, Ordering::Relaxed) {
+        if self.receiver.unheard.swap(false, Ordering::Relaxed) {
             self.shared.upstream_is(&self.state, false);
         }
     }
@@ -258,7 +262,7 @@ impl Reporter {
     fn durable(&self) -> Lsn {
         let acknowledgeable = self.log.acknowledgeable(self.tail.flushed.get());
         fence(Ordering::SeqCst);
-        acknowledgeable.min(Lsn(self.told.received.load(Ordering::Acquire)))
+        acknowledgeable.min(Lsn(self.receiver.received.load(Ordering::Acquire)))
     }
 
     /// Sends a report; false if the connection is lost.
@@ -267,7 +271,7 @@ impl Reporter {
             return false;
         }
         let durable = self.durable().max(reports.sent);
-        let written = self.tail.written.get().min(Lsn(self.told.received.load(Ordering::Acquire)));
+        let written = self.tail.written.get().min(Lsn(self.receiver.received.load(Ordering::Acquire)));
         let mut out = Vec::with_capacity(64);
         replication::status(&mut out, written.0, durable.0, 0, now_micros(), reply);
         if !reports.write(&out) {

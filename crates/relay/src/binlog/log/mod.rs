@@ -51,7 +51,7 @@ pub(crate) const MAX_UNFLUSHED: u64 = 64 << 20;
 
 /// A file of the log, shared by all of its readers.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct LogFile {
     /// Epoch of its directory.
     pub(crate) epoch: u64,
     /// `server_id` of the server that wrote it.
@@ -67,7 +67,7 @@ pub(crate) struct Held {
     pub(crate) end: OnceLock<Lsn>,
 }
 
-impl Held {
+impl LogFile {
     /// Returns the number of its bytes, given the end of the log.
     fn bytes(&self, written: Lsn) -> u64 {
         self.end.get().copied().unwrap_or(written).0.saturating_sub(self.start.0)
@@ -80,17 +80,17 @@ pub(crate) struct Durable {
     /// The position; 0 while nothing is held.
     pub(crate) at: Lsn,
     /// The file, and the offset in it.
-    pub(crate) file: Option<(Arc<Held>, u64)>,
+    pub(crate) file: Option<(Arc<LogFile>, u64)>,
     /// Transactions of the log up to there.
     pub(crate) state: State,
     /// The last position whose acknowledgement the source waits for.
-    pub(crate) wanted: Option<(Arc<Held>, u64)>,
+    pub(crate) wanted: Option<(Arc<LogFile>, u64)>,
 }
 
 /// A file with bytes written and not flushed.
 #[derive(Debug, Clone)]
 struct Unflushed {
-    held: Arc<Held>,
+    log_file: Arc<LogFile>,
     file: Arc<File>,
 }
 
@@ -110,7 +110,7 @@ pub(crate) struct Metrics {
 pub(crate) struct Log {
     directory: Directory,
     /// Oldest first.
-    held: Mutex<VecDeque<Arc<Held>>>,
+    log_files: Mutex<VecDeque<Arc<LogFile>>>,
     /// Epoch of the directory written now, or last; 0 if there is none.
     epoch: AtomicU64,
     pub(crate) written: Arc<Watermark>,
@@ -140,9 +140,9 @@ impl Log {
     pub(crate) fn open(directory: &Directory) -> Result<(Writer, Arc<Log>), LogError> {
         let found = recover::recover(directory.path())?;
         let end = found.end;
-        let file = found.held.back().map(|held| (Arc::clone(held), end.0 - held.start.0));
+        let file = found.log_files.back().map(|log_file| (Arc::clone(log_file), end.0 - log_file.start.0));
         tracing::info!(
-            dir = %directory.path().display(), files = found.held.len(), epoch = found.epoch, gtids = %found.state,
+            dir = %directory.path().display(), files = found.log_files.len(), epoch = found.epoch, gtids = %found.state,
             cut_off = found.cut_off, "binary log opened"
         );
         let source = last_source(directory.path());
@@ -150,7 +150,7 @@ impl Log {
         let durable = Durable { at: end, file: file.clone(), state: found.state, wanted: None };
         let log = Arc::new(Log {
             directory: directory.clone(),
-            held: Mutex::new(found.held),
+            log_files: Mutex::new(found.log_files),
             epoch: AtomicU64::new(found.epoch),
             written: mark(),
             flushed: mark(),
@@ -183,7 +183,7 @@ impl Log {
     /// the same number again, so the fence stays in force.
     pub(crate) fn next_epoch(&self, source: u32, fenced: u32) -> u64 {
         let epoch = self.epoch();
-        let is_fenced = epoch > 0 && epoch <= u64::from(fenced) && lock(&self.held).is_empty();
+        let is_fenced = epoch > 0 && epoch <= u64::from(fenced) && lock(&self.log_files).is_empty();
         if is_fenced && self.source == Some(source) { epoch } else { epoch + 1 }
     }
 
@@ -193,14 +193,14 @@ impl Log {
     }
 
     /// Returns all files, oldest first.
-    pub(crate) fn held(&self) -> Vec<Arc<Held>> {
-        lock(&self.held).iter().cloned().collect()
+    pub(crate) fn log_files(&self) -> Vec<Arc<LogFile>> {
+        lock(&self.log_files).iter().cloned().collect()
     }
 
     /// Returns the file that follows an ended one; None if it was removed.
-    pub(crate) fn next(&self, file: &Held) -> Option<Arc<Held>> {
+    pub(crate) fn next(&self, file: &LogFile) -> Option<Arc<LogFile>> {
         let end = file.end.get()?;
-        lock(&self.held).iter().find(|held| held.start == *end && held.path != file.path).cloned()
+        lock(&self.log_files).iter().find(|log_file| log_file.start == *end && log_file.path != file.path).cloned()
     }
 
     /// Returns the reason for the log's failure; None while it works.
@@ -220,7 +220,7 @@ impl Log {
     /// Returns the number of bytes held.
     pub(crate) fn bytes(&self) -> u64 {
         let written = self.written.get();
-        lock(&self.held).iter().map(|held| held.bytes(written)).sum()
+        lock(&self.log_files).iter().map(|log_file| log_file.bytes(written)).sum()
     }
 
     /// Removes the oldest unneeded files: never the last one, never one at or after the position `needed`, unless more than `max_bytes` are held.
@@ -236,11 +236,11 @@ impl Log {
     ) -> Result<Vec<PathBuf>, LogError> {
         let durable = self.flushed.get();
         let needed = needed.map_or(durable, |needed| needed.min(durable));
-        let old: Vec<Arc<Held>> = {
-            let mut held = lock(&self.held);
-            let spans: Vec<(Lsn, u64)> = held.iter().map(|file| (file.start, file.bytes(durable))).collect();
-            let count = retention::removable(&spans, needed, keep_bytes, max_bytes).min(behind(&held));
-            held.drain(..count).collect()
+        let old: Vec<Arc<LogFile>> = {
+            let mut log_files = lock(&self.log_files);
+            let spans: Vec<(Lsn, u64)> = log_files.iter().map(|file| (file.start, file.bytes(durable))).collect();
+            let count = retention::removable(&spans, needed, keep_bytes, max_bytes).min(behind(&log_files));
+            log_files.drain(..count).collect()
         };
         let mut removed = Vec::new();
         for file in old {
@@ -317,7 +317,7 @@ impl Flush for Log {
         if written <= self.flushed.get() {
             return None;
         }
-        let files = lock(&self.unflushed).iter().filter(|file| file.held.start < written).cloned().collect();
+        let files = lock(&self.unflushed).iter().filter(|file| file.log_file.start < written).cloned().collect();
         Some(Batch { written, files })
     }
 
@@ -330,28 +330,28 @@ impl Flush for Log {
     }
 
     fn flushed(&self, batch: &Batch, file: usize) {
-        let end = batch.files[file].held.end.get().copied().unwrap_or(batch.written);
+        let end = batch.files[file].log_file.end.get().copied().unwrap_or(batch.written);
         let flushed = end.min(batch.written);
         self.flushed.publish(flushed);
         self.advance(flushed);
     }
 
     fn failed(&self, batch: &Batch, file: usize, error: io::Error) {
-        let (flushed, path) = (self.flushed.get(), batch.files[file].held.path.clone());
+        let (flushed, path) = (self.flushed.get(), batch.files[file].log_file.path.clone());
         self.fail(LogFailure { tried: "flush", path, reason: error.to_string(), flushed });
     }
 
     fn settled(&self, batch: Batch) {
-        let over = |held: &Held| held.end.get().is_some_and(|end| *end <= batch.written);
-        lock(&self.unflushed).retain(|file| !over(&file.held));
+        let over = |log_file: &LogFile| log_file.end.get().is_some_and(|end| *end <= batch.written);
+        lock(&self.unflushed).retain(|file| !over(&file.log_file));
     }
 }
 
 /// Returns the number of oldest files that do not determine the log's state. An epoch's first file contains the point where the previous epoch ended:
 /// while it is the only one, it may not have reached that point, and only the last file of the previous epoch gives the end of the log.
-fn behind(held: &VecDeque<Arc<Held>>) -> usize {
-    let mut last = held.len().saturating_sub(1);
-    while last > 0 && held[last - 1].epoch != held[last].epoch {
+fn behind(log_files: &VecDeque<Arc<LogFile>>) -> usize {
+    let mut last = log_files.len().saturating_sub(1);
+    while last > 0 && log_files[last - 1].epoch != log_files[last].epoch {
         last -= 1;
     }
     last

@@ -17,7 +17,7 @@ use ::binlog::gtid::mariadb::State;
 use ::binlog::{Event, Group, Groups, Name, WalkError, Walker, Within};
 use watermark::Lsn;
 
-use super::{FileName, Held, MAX_UNFLUSHED, names};
+use super::{FileName, LogFile, MAX_UNFLUSHED, names};
 
 /// Bytes read at once.
 const READ: usize = 1 << 20;
@@ -75,7 +75,7 @@ pub(super) fn failed(tried: &'static str, path: &Path) -> impl FnOnce(io::Error)
 
 /// Result of the recovery.
 pub(super) struct Found {
-    pub(super) held: VecDeque<Arc<Held>>,
+    pub(super) log_files: VecDeque<Arc<LogFile>>,
     pub(super) epoch: u64,
     pub(super) end: Lsn,
     pub(super) state: State,
@@ -156,7 +156,7 @@ pub(crate) fn give_up(dir: &Path, to: Option<&Path>) -> Result<Vec<String>, LogE
 pub(super) fn recover(dir: &Path) -> Result<Found, LogError> {
     let epochs = epochs(dir)?;
     let mut found = Found {
-        held: VecDeque::new(),
+        log_files: VecDeque::new(),
         epoch: epochs.last().map_or(0, |epoch| epoch.0),
         end: Lsn(0),
         state: State::default(),
@@ -219,7 +219,7 @@ pub(super) fn recover(dir: &Path) -> Result<Found, LogError> {
     for (epoch, source, name, path) in files {
         let length = fs::metadata(&path).map_err(failed("look at", &path))?.len();
         let begins = walk(&path, Some(BEGINNING))?.begins;
-        let held = Held {
+        let log_file = LogFile {
             epoch,
             source,
             name,
@@ -228,11 +228,11 @@ pub(super) fn recover(dir: &Path) -> Result<Found, LogError> {
             end: Default::default(),
             path,
         };
-        if let Some(before) = found.held.back() {
+        if let Some(before) = found.log_files.back() {
             let _ = before.end.set(found.end);
         }
         found.end = Lsn(found.end.0 + length);
-        found.held.push_back(Arc::new(held));
+        found.log_files.push_back(Arc::new(log_file));
     }
     Ok(found)
 }

@@ -116,18 +116,19 @@ fn what_was_written_is_found_again() {
     flushed(&log);
     let durable = log.durable();
     assert_eq!((durable.state.to_string(), durable.at), (gtids(9), log.written.get()));
-    let (held, offset) = durable.wanted.unwrap();
-    assert_eq!((held.name.as_str(), offset), ("bin.000001", fs::metadata(&held.path).unwrap().len()));
+    let (log_file, offset) = durable.wanted.unwrap();
+    assert_eq!((log_file.name.as_str(), offset), ("bin.000001", fs::metadata(&log_file.path).unwrap().len()));
     drop((writer, log));
     let (writer, log) = open(dir.path()).unwrap();
-    assert_eq!((log.durable().state.to_string(), log.epoch(), log.held().len()), (gtids(9), 2, 3));
-    let begins: Vec<String> = log.held().iter().map(|held| held.begins.get().unwrap().to_string()).collect();
+    assert_eq!((log.durable().state.to_string(), log.epoch(), log.log_files().len()), (gtids(9), 2, 3));
+    let begins: Vec<String> =
+        log.log_files().iter().map(|log_file| log_file.begins.get().unwrap().to_string()).collect();
     assert_eq!(begins, [gtids(0), gtids(3), gtids(5)]);
-    let (held, from) = writer.resume().unwrap();
+    let (log_file, from) = writer.resume().unwrap();
     let (_, ends) = file(5, 4);
-    assert_eq!((held.epoch, from), (2, ends[3].0), "from the last transaction on");
-    assert_eq!(log.next(&log.held()[0]).unwrap().path, log.held()[1].path);
-    assert!(log.next(&log.held()[2]).is_none());
+    assert_eq!((log_file.epoch, from), (2, ends[3].0), "from the last transaction on");
+    assert_eq!(log.next(&log.log_files()[0]).unwrap().path, log.log_files()[1].path);
+    assert!(log.next(&log.log_files()[2]).is_none());
 }
 
 /// In an epoch a file begins with the transactions of the files before it, and each transaction is new: also for a process that has only the files.
@@ -314,13 +315,13 @@ fn the_oldest_files_go() {
     }
     write(&mut writer, 2, 1, 6, 2);
     flushed(&log);
-    let third = log.held()[2].clone();
+    let third = log.log_files()[2].clone();
     let removed = log.retain(Some(third.start), 0, u64::MAX).unwrap();
     assert_eq!(removed.len(), 2);
     assert_eq!(log.retain(None, 0, u64::MAX).unwrap().len(), 0, "the new epoch may not have come up to its end");
     write(&mut writer, 2, 2, 8, 1);
     flushed(&log);
-    assert_eq!(log.retain(Some(log.held()[1].start), 0, u64::MAX).unwrap().len(), 1);
+    assert_eq!(log.retain(Some(log.log_files()[1].start), 0, u64::MAX).unwrap().len(), 1);
     assert!(!dir.path().join("0000000001-1").exists(), "its last file is gone");
     assert!(log.next(&third).is_some_and(|next| next.epoch == 2), "whoever reads the file goes on");
     drop((writer, log));

@@ -13,7 +13,7 @@ use ::binlog::gtid::mariadb::{Gtid, State};
 use watermark::{Lsn, Parker, Waited};
 
 use super::recover::{self, LogError};
-use super::{FileName, Held, Log, MAX_UNFLUSHED, Unflushed, merge, names};
+use super::{FileName, Log, LogFile, MAX_UNFLUSHED, Unflushed, merge, names};
 use crate::log::files::is_full;
 use crate::log::{LogFailure, flush, lock};
 
@@ -28,7 +28,7 @@ const COMPARE: usize = 64 << 10;
 #[derive(Debug, Clone)]
 pub(crate) struct Mark {
     pub(crate) at: Lsn,
-    pub(crate) file: Arc<Held>,
+    pub(crate) file: Arc<LogFile>,
     /// Offset in the file.
     pub(crate) offset: u64,
     /// Transactions that ended since the previous mark.
@@ -100,7 +100,7 @@ impl From<LogError> for AppendError {
 }
 
 struct Current {
-    held: Arc<Held>,
+    log_file: Arc<LogFile>,
     file: Arc<File>,
     /// Offset in the file up to which bytes are published as written.
     published: u64,
@@ -135,16 +135,16 @@ impl std::fmt::Debug for Writer {
 impl Writer {
     pub(super) fn start(
         log: Arc<Log>,
-        file: Option<(Arc<Held>, u64)>,
+        file: Option<(Arc<LogFile>, u64)>,
         last_group: u64,
         history: State,
     ) -> Result<Writer, LogError> {
         let epoch_begun = file.is_some();
         let current = match file {
             None => None,
-            Some((held, end)) => {
-                let file = recover::open_for_writing(&held.path)?;
-                Some(Current { held, file: Arc::new(file), published: end, taken: end, gathered: Vec::new() })
+            Some((log_file, end)) => {
+                let file = recover::open_for_writing(&log_file.path)?;
+                Some(Current { log_file, file: Arc::new(file), published: end, taken: end, gathered: Vec::new() })
             }
         };
         let stop = Arc::new(AtomicBool::new(false));
@@ -155,7 +155,7 @@ impl Writer {
         let flusher = flusher.map_err(recover::failed("start a thread for", log.path()))?;
         if let Some(current) = &current {
             lock(&log.unflushed)
-                .push_back(Unflushed { held: Arc::clone(&current.held), file: Arc::clone(&current.file) });
+                .push_back(Unflushed { log_file: Arc::clone(&current.log_file), file: Arc::clone(&current.file) });
         }
         Ok(Writer {
             log,
@@ -171,9 +171,9 @@ impl Writer {
 
     /// Returns the current file, with epoch, source and name, and the offset from which the source must send: the start of the last transaction, so
     /// that it is compared.
-    pub(crate) fn resume(&self) -> Option<(Arc<Held>, u64)> {
+    pub(crate) fn resume(&self) -> Option<(Arc<LogFile>, u64)> {
         let current = self.current.as_ref()?;
-        Some((Arc::clone(&current.held), self.last_group.min(current.published)))
+        Some((Arc::clone(&current.log_file), self.last_group.min(current.published)))
     }
 
     /// Returns the end of the current file.
@@ -195,7 +195,7 @@ impl Writer {
         current.taken = current.published;
         // Written bytes of the event must not remain behind shorter events.
         let cut = current.file.set_len(current.published);
-        cut.map_err(|source| AppendError::Io { tried: "cut", path: current.held.path.clone(), source })
+        cut.map_err(|source| AppendError::Io { tried: "cut", path: current.log_file.path.clone(), source })
     }
 
     /// Begins a file. The previous one is flushed first, and never written again. `epoch`: that of the last file, or a higher one.
@@ -211,23 +211,23 @@ impl Writer {
         let file = Arc::new(recover::create(&path)?);
         let start = self.log.written.get();
         if let Some(current) = &self.current {
-            let _ = current.held.end.set(start);
+            let _ = current.log_file.end.set(start);
         }
-        let held =
-            Arc::new(Held { epoch, source, name, path, start, begins: Default::default(), end: Default::default() });
+        let log_file =
+            Arc::new(LogFile { epoch, source, name, path, start, begins: Default::default(), end: Default::default() });
         {
             let mut unflushed = lock(&self.log.unflushed);
             // All is flushed: the remaining entry is the previous file.
             unflushed.clear();
-            unflushed.push_back(Unflushed { held: Arc::clone(&held), file: Arc::clone(&file) });
+            unflushed.push_back(Unflushed { log_file: Arc::clone(&log_file), file: Arc::clone(&file) });
         }
         if self.log.epoch() != epoch {
             (self.history, self.epoch_begun) = (State::default(), false);
             *lock(&self.log.history) = State::default();
         }
         self.log.epoch.store(epoch, Ordering::Release);
-        lock(&self.log.held).push_back(Arc::clone(&held));
-        self.current = Some(Current { held, file, published: 0, taken: 0, gathered: Vec::new() });
+        lock(&self.log.log_files).push_back(Arc::clone(&log_file));
+        self.current = Some(Current { log_file, file, published: 0, taken: 0, gathered: Vec::new() });
         self.last_group = 0;
         Ok(())
     }
@@ -242,7 +242,7 @@ impl Writer {
         for part in bytes.chunks(COMPARE) {
             let mut held = vec![0; part.len()];
             let read = current.file.read_exact_at(&mut held, at);
-            let path = || current.held.path.clone();
+            let path = || current.log_file.path.clone();
             read.map_err(|source| AppendError::Io { tried: "read", path: path(), source })?;
             if let Some(differs) = held.iter().zip(part).position(|(held, given)| held != given) {
                 return Err(AppendError::Mismatch { path: path(), offset: at + differs as u64 });
@@ -303,14 +303,14 @@ impl Writer {
         if !whole {
             return Ok(());
         }
-        let at = Lsn(current.held.start.0 + current.taken);
+        let at = Lsn(current.log_file.start.0 + current.taken);
         let gtids = gtid.into_iter().collect();
-        self.marks.push_back(Mark { at, file: Arc::clone(&current.held), offset: current.taken, gtids, wanted });
+        self.marks.push_back(Mark { at, file: Arc::clone(&current.log_file), offset: current.taken, gtids, wanted });
         Ok(())
     }
 
     fn parted(&self, given: String) -> AppendError {
-        let file = self.current.as_ref().map(|current| current.held.name.to_string()).unwrap_or_default();
+        let file = self.current.as_ref().map(|current| current.log_file.name.to_string()).unwrap_or_default();
         AppendError::Parted { given, file, held: self.history.clone() }
     }
 
@@ -324,7 +324,7 @@ impl Writer {
             return Err(self.parted(format!("what comes after {state}")));
         }
         self.epoch_begun = true;
-        let _ = current.held.begins.set(state.clone());
+        let _ = current.log_file.begins.set(state.clone());
         (*lock(&self.log.history)).clone_from(&state);
         self.history = state;
         Ok(())
@@ -344,7 +344,7 @@ impl Writer {
         self.log.metrics.appended_bytes.fetch_add(new, Ordering::Relaxed);
         self.log.metrics.appends.fetch_add(1, Ordering::Relaxed);
         current.published = at;
-        let written = Lsn(current.held.start.0 + at);
+        let written = Lsn(current.log_file.start.0 + at);
         if self.marks.iter().any(|mark| !mark.gtids.is_empty()) {
             let mut history = lock(&self.log.history);
             for gtid in self.marks.iter().flat_map(|mark| &mark.gtids) {
@@ -377,7 +377,7 @@ impl Writer {
         let at = current.taken - current.gathered.len() as u64;
         let written = current.file.write_all_at(&current.gathered, at);
         written.map_err(|source| {
-            let path = current.held.path.clone();
+            let path = current.log_file.path.clone();
             if is_full(&source) {
                 AppendError::Full { path, source }
             } else {

@@ -136,7 +136,7 @@ fn retention_removes_and_recycles_but_never_under_a_reader() {
     feed(&mut writer, &wal, wal.at());
     writer.flush().unwrap();
     settled(&log);
-    let segments = log.held().segments;
+    let segments = log.retained().segments;
     assert!(segments >= 7);
 
     // A reader in the first segment, which no retention setting protects.
