@@ -47,7 +47,7 @@ impl Leader {
 }
 
 /// The header common to all answers of PD.
-pub(crate) trait Answer {
+pub(crate) trait PdResponse {
     fn header(&self) -> Option<&pdpb::ResponseHeader>;
 }
 
@@ -142,7 +142,7 @@ impl Pd {
         call: impl Fn(PdClient<Channel>, Option<pdpb::RequestHeader>) -> F,
     ) -> Result<T, Error>
     where
-        T: Answer,
+        T: PdResponse,
         F: Future<Output = Result<Response<T>, Status>>,
     {
         let mut backoff = Backoff::new(doing, deadline);
@@ -187,7 +187,7 @@ impl Pd {
 }
 
 /// Returns the error of PD's answer, if it has one.
-pub(crate) fn refusal(answer: &impl Answer) -> Result<(), Arc<str>> {
+pub(crate) fn refusal(answer: &impl PdResponse) -> Result<(), Arc<str>> {
     match answer.header().and_then(|header| header.error.as_ref()) {
         Some(error) => Err(clip(&error.message)),
         None => Ok(()),

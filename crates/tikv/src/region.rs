@@ -324,10 +324,10 @@ mod tests {
     }
 
     /// A store's answer to a read: a region error, or none and the value.
-    type Answer = fn(store: u64, leader: &AtomicU64) -> Option<tikvpb::RegionError>;
+    type StoreReply = fn(store: u64, leader: &AtomicU64) -> Option<tikvpb::RegionError>;
 
     impl Cluster {
-        async fn start(answer: Answer) -> Cluster {
+        async fn start(answer: StoreReply) -> Cluster {
             let leader = Arc::new(AtomicU64::new(1));
             let (mut stores, mut addresses) = (Vec::new(), Vec::new());
             for store in 1..=3 {

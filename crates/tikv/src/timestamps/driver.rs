@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Streaming;
 
-use super::pipeline::{Next, Pipeline, Said};
+use super::pipeline::{Next, Pipeline, TimestampResponse};
 use super::{Settings, Shared};
 use crate::backoff::Backoff;
 use crate::figures::add;
@@ -139,10 +139,15 @@ fn land(
 ) -> Result<(), Arc<str>> {
     refusal(answer)?;
     let at = answer.timestamp.as_ref().ok_or("an answer without a timestamp")?;
-    let said = Said { count: answer.count, physical: at.physical, logical: at.logical, suffix_bits: at.suffix_bits };
+    let response = TimestampResponse {
+        count: answer.count,
+        physical: at.physical,
+        logical: at.logical,
+        suffix_bits: at.suffix_bits,
+    };
     let now = shared.now();
     let landed = pipeline
-        .answered(said, shared.dispenser.waiting(), now)
+        .answered(response, shared.dispenser.waiting(), now)
         .inspect_err(|_| add(&shared.figures.timestamps_refused, 1))?;
     if let Next::Send(count) = pipeline.next(&shared.dispenser, now) {
         // If the stream is closed, the loop finds out.

@@ -49,7 +49,7 @@ pub(super) enum Next {
 
 /// The relevant fields of PD's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Said {
+pub(super) struct TimestampResponse {
     pub(super) count: u32,
     pub(super) physical: i64,
     pub(super) logical: i64,
@@ -66,7 +66,7 @@ pub(super) struct Pipeline {
     /// Mean of the recent round trips; `None` before the first answer.
     round_trip: Option<Duration>,
     /// Callers about to request again; `None` after a batch was sent, and when their time is over.
-    told: Option<Told>,
+    recent: Option<RecentResponses>,
     /// Time since which a caller waits in the next batch, as of the last look.
     waits: Option<Duration>,
     /// The highest timestamp given.
@@ -75,7 +75,7 @@ pub(super) struct Pipeline {
 
 /// Answers since the last batch was sent.
 #[derive(Debug, Clone, Copy)]
-struct Told {
+struct RecentResponses {
     /// Time of the first of them.
     at: Duration,
     /// Number of waiting callers once all answered ones have requested again.
@@ -117,7 +117,7 @@ impl Pipeline {
             flying: VecDeque::new(),
             sent: Duration::ZERO,
             round_trip: None,
-            told: None,
+            recent: None,
             waits: None,
             last: 0,
         }
@@ -142,7 +142,7 @@ impl Pipeline {
             let Some(draw) = dispenser.begin() else { return Next::Nothing };
             let takers = draw.takers();
             self.flying.push_back(Flight { draw, sent: Some(now) });
-            (self.sent, self.told, self.waits) = (now, None, None);
+            (self.sent, self.recent, self.waits) = (now, None, None);
             return Next::Send(takers);
         }
     }
@@ -151,16 +151,16 @@ impl Pipeline {
     fn decide(&mut self, waiting: u32, now: Duration) -> (Next, u32) {
         let patience = self.patience();
         if waiting > 0 && self.waits.is_none() {
-            self.waits = Some(self.told.map_or(now, |told| told.at));
+            self.waits = Some(self.recent.map_or(now, |recent| recent.at));
         }
-        self.told = self.told.filter(|told| now < told.at + patience);
-        let expected = self.told.map_or(0, |told| told.expected);
+        self.recent = self.recent.filter(|recent| now < recent.at + patience);
+        let expected = self.recent.map_or(0, |recent| recent.expected);
         if self.flying.len() >= self.most {
             return (Next::Nothing, NOBODY);
         }
         let Some(waits) = self.waits else {
-            return match self.told {
-                Some(told) if told.expected > 1 => (Next::Wait(told.at + patience), told.expected),
+            return match self.recent {
+                Some(recent) if recent.expected > 1 => (Next::Wait(recent.at + patience), recent.expected),
                 // A single answered caller wakes the driver: a timer would be useless.
                 _ => (Next::Nothing, 1),
             };
@@ -190,23 +190,28 @@ impl Pipeline {
     /// # Errors
     /// The answer does not match the oldest batch, or is not higher than all answers before. None of it is given to any caller: the stream must be
     /// closed, and the batch is requested again over the next one.
-    pub(super) fn answered(&mut self, said: Said, waiting: u32, now: Duration) -> Result<Landed, Arc<str>> {
+    pub(super) fn answered(
+        &mut self,
+        response: TimestampResponse,
+        waiting: u32,
+        now: Duration,
+    ) -> Result<Landed, Arc<str>> {
         let Some(Flight { draw, sent: Some(sent) }) = self.flying.front() else {
             return Err("an answer that nobody asked for".into());
         };
-        let first = first_of(said, draw.takers())?;
+        let first = first_of(response, draw.takers())?;
         if first <= self.last {
             return Err(format!("a timestamp that is not higher than one before: {first} after {}", self.last).into());
         }
-        let step = 1 << said.suffix_bits;
+        let step = 1 << response.suffix_bits;
         let range = Range { first, step, note: micros(*sent) };
         let round_trip = now.saturating_sub(*sent);
         let mean = self.round_trip.map_or(round_trip, |mean| mean - mean / SHARE + round_trip / SHARE);
         self.round_trip = Some(mean);
         self.last = first + u64::from(draw.takers() - 1) * step;
         let Some(Flight { draw, .. }) = self.flying.pop_front() else { return Err("no batch".into()) };
-        let before = self.told.unwrap_or(Told { at: now, expected: waiting });
-        self.told = Some(Told { expected: before.expected + draw.takers(), ..before });
+        let before = self.recent.unwrap_or(RecentResponses { at: now, expected: waiting });
+        self.recent = Some(RecentResponses { expected: before.expected + draw.takers(), ..before });
         Ok(Landed { draw, range, round_trip })
     }
 
@@ -225,8 +230,8 @@ impl Pipeline {
 }
 
 /// Returns the first of `takers` timestamps; PD's answer contains the last.
-fn first_of(said: Said, takers: u32) -> Result<u64, Arc<str>> {
-    let Said { count, physical, logical, suffix_bits } = said;
+fn first_of(response: TimestampResponse, takers: u32) -> Result<u64, Arc<str>> {
+    let TimestampResponse { count, physical, logical, suffix_bits } = response;
     if count != takers {
         return Err(format!("{count} timestamps, where {takers} were asked for").into());
     }
@@ -266,8 +271,8 @@ mod tests {
         Duration::from_millis(n)
     }
 
-    fn said(count: u32, physical: i64, logical: i64) -> Said {
-        Said { count, physical, logical, suffix_bits: 0 }
+    fn response(count: u32, physical: i64, logical: i64) -> TimestampResponse {
+        TimestampResponse { count, physical, logical, suffix_bits: 0 }
     }
 
     fn number(dispenser: &Dispenser, place: Place) -> Option<u64> {
@@ -285,14 +290,14 @@ mod tests {
         assert_eq!(pipeline.next(&dispenser, now(2)), Next::Send(1), "it does not wait for the first one's answer");
         let third = [dispenser.take().unwrap(), dispenser.take().unwrap()];
         assert_eq!(pipeline.next(&dispenser, now(3)), Next::Nothing, "two are on their way");
-        let landed = pipeline.answered(said(1, 7, 5), dispenser.waiting(), now(4)).unwrap();
+        let landed = pipeline.answered(response(1, 7, 5), dispenser.waiting(), now(4)).unwrap();
         assert_eq!((landed.takers(), landed.round_trip), (1, now(3)));
         assert_eq!(pipeline.next(&dispenser, now(4)), Next::Send(2), "they have waited for too long already");
         landed.publish(&dispenser);
         assert_eq!(number(&dispenser, first), Some(7 << 18 | 5));
         assert_eq!(number(&dispenser, second), None);
-        pipeline.answered(said(1, 7, 6), dispenser.waiting(), now(5)).unwrap().publish(&dispenser);
-        pipeline.answered(said(2, 7, 8), dispenser.waiting(), now(5)).unwrap().publish(&dispenser);
+        pipeline.answered(response(1, 7, 6), dispenser.waiting(), now(5)).unwrap().publish(&dispenser);
+        pipeline.answered(response(2, 7, 8), dispenser.waiting(), now(5)).unwrap().publish(&dispenser);
         assert_eq!(third.map(|place| number(&dispenser, place)), [Some(7 << 18 | 7), Some(7 << 18 | 8)]);
     }
 
@@ -310,8 +315,8 @@ mod tests {
         let again = [1, 2, 3].map(|n| pipeline.next(&dispenser, now(n)));
         assert_eq!(again, [Next::Send(1), Next::Send(3), Next::Nothing]);
         assert_eq!(pipeline.waits_since(), Some(now(1)));
-        pipeline.answered(said(1, 9, 0), dispenser.waiting(), now(9)).unwrap().publish(&dispenser);
-        pipeline.answered(said(3, 9, 3), dispenser.waiting(), now(9)).unwrap().publish(&dispenser);
+        pipeline.answered(response(1, 9, 0), dispenser.waiting(), now(9)).unwrap().publish(&dispenser);
+        pipeline.answered(response(3, 9, 3), dispenser.waiting(), now(9)).unwrap().publish(&dispenser);
         assert_eq!(number(&dispenser, one), Some(9 << 18));
         assert_eq!(two.map(|place| number(&dispenser, place).unwrap() & 0xff), [1, 2, 3]);
         assert_eq!((number(&dispenser, late), pipeline.next(&dispenser, now(10))), (None, Next::Send(1)));
@@ -338,7 +343,7 @@ mod tests {
             "the first who comes wakes the driver"
         );
         assert_eq!(pipeline.next(&dispenser, now(7)), Next::Send(2), "nobody knows yet how long a round trip takes");
-        pipeline.answered(said(3, 1, 3), 0, now(16)).unwrap().publish(&dispenser);
+        pipeline.answered(response(3, 1, 3), 0, now(16)).unwrap().publish(&dispenser);
         // A round trip takes 16 ms, so a batch waits 2 ms: for three callers, and then for the answer that is due at 23.
         assert_eq!(pipeline.next(&dispenser, now(16)), Next::Wait(now(18)));
         assert_eq!(ask(2), 0, "three are waited for");
@@ -347,12 +352,12 @@ mod tests {
         assert_eq!(pipeline.next(&dispenser, now(17)), Next::Send(3), "at once");
         assert_eq!((pipeline.next(&dispenser, now(17)), ask(1)), (Next::Nothing, 1));
         assert_eq!(pipeline.next(&dispenser, now(22)), Next::Wait(now(24)));
-        pipeline.answered(said(2, 1, 5), dispenser.waiting(), now(23)).unwrap().publish(&dispenser);
+        pipeline.answered(response(2, 1, 5), dispenser.waiting(), now(23)).unwrap().publish(&dispenser);
         assert_eq!((pipeline.next(&dispenser, now(23)), ask(2)), (Next::Wait(now(24)), 1));
         assert_eq!(pipeline.next(&dispenser, now(23)), Next::Send(3), "all who are expected are there");
         // The answered callers do not come back.
-        pipeline.answered(said(3, 1, 8), 0, now(33)).unwrap().publish(&dispenser);
-        pipeline.answered(said(3, 1, 11), 0, now(34)).unwrap().publish(&dispenser);
+        pipeline.answered(response(3, 1, 8), 0, now(33)).unwrap().publish(&dispenser);
+        pipeline.answered(response(3, 1, 11), 0, now(34)).unwrap().publish(&dispenser);
         let Next::Wait(until) = pipeline.next(&dispenser, now(34)) else { panic!("six are expected") };
         assert_eq!((pipeline.next(&dispenser, until), ask(1)), (Next::Nothing, 1), "and not any longer");
         assert_eq!(pipeline.next(&dispenser, now(100)), Next::Send(1));
@@ -399,7 +404,7 @@ mod tests {
             let answer = answers.pop_front_if(|(due, _)| *due <= at);
             if let Some((_, takers)) = answer {
                 counter += i64::from(takers);
-                pipeline.answered(said(takers, 1, counter), dispenser.waiting(), now).unwrap().publish(&dispenser);
+                pipeline.answered(response(takers, 1, counter), dispenser.waiting(), now).unwrap().publish(&dispenser);
                 for taker in 0..u64::from(takers) {
                     random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                     if straggles > 0 && (random >> 33) % straggles == 0 {
@@ -463,7 +468,7 @@ mod tests {
         let mut pipeline = Pipeline::new(16);
         dispenser.take().unwrap();
         assert_eq!(pipeline.next(&dispenser, now(0)), Next::Send(1));
-        pipeline.answered(said(1, 1, 1), dispenser.waiting(), now(1900)).unwrap().publish(&dispenser);
+        pipeline.answered(response(1, 1, 1), dispenser.waiting(), now(1900)).unwrap().publish(&dispenser);
         dispenser.take().unwrap();
         assert_eq!(pipeline.next(&dispenser, now(1901)), Next::Send(1), "nothing is on its way");
         assert_eq!(pipeline.next(&dispenser, now(1901)), Next::Nothing, "no timer for one");
@@ -478,20 +483,20 @@ mod tests {
     fn an_answer_that_cannot_be_right_is_given_to_nobody() {
         let last = LOGICAL - 1;
         for (answer, right) in [
-            (said(2, 100, 1), true),
-            (said(2, 100, last), true),
-            (said(2, 99, last), false),
-            (said(2, 100, 0), false),
-            (said(2, 100, LOGICAL), false),
-            (said(2, 100, -1), false),
-            (said(1, 100, 5), false),
-            (said(3, 100, 5), false),
-            (said(2, 0, 5), false),
-            (said(2, -1, 5), false),
-            (said(2, i64::MAX, 5), false),
-            (Said { suffix_bits: 1, ..said(2, 100, 2) }, true),
-            (Said { suffix_bits: 1, ..said(2, 100, 1) }, false),
-            (Said { suffix_bits: 40, ..said(2, 100, 9) }, false),
+            (response(2, 100, 1), true),
+            (response(2, 100, last), true),
+            (response(2, 99, last), false),
+            (response(2, 100, 0), false),
+            (response(2, 100, LOGICAL), false),
+            (response(2, 100, -1), false),
+            (response(1, 100, 5), false),
+            (response(3, 100, 5), false),
+            (response(2, 0, 5), false),
+            (response(2, -1, 5), false),
+            (response(2, i64::MAX, 5), false),
+            (TimestampResponse { suffix_bits: 1, ..response(2, 100, 2) }, true),
+            (TimestampResponse { suffix_bits: 1, ..response(2, 100, 1) }, false),
+            (TimestampResponse { suffix_bits: 40, ..response(2, 100, 9) }, false),
         ] {
             let dispenser = Dispenser::new(|| {});
             let mut pipeline = Pipeline::new(1);
@@ -507,7 +512,7 @@ mod tests {
                 assert_eq!(pipeline.next(&dispenser, now(2)), Next::Send(2), "asked for again after {answer:?}");
             }
         }
-        assert!(Pipeline::new(1).answered(said(1, 1, 1), 0, now(0)).is_err(), "an answer to nothing");
+        assert!(Pipeline::new(1).answered(response(1, 1, 1), 0, now(0)).is_err(), "an answer to nothing");
     }
 
     /// A step of the test.
@@ -552,7 +557,7 @@ mod tests {
                     Event::Answer => {
                         if let Some(count) = asked.pop_front() {
                             counter += u64::from(count);
-                            let answer = said(count, (counter >> 18) as i64, (counter & 0x3ffff) as i64);
+                            let answer = response(count, (counter >> 18) as i64, (counter & 0x3ffff) as i64);
                             pipeline.answered(answer, dispenser.waiting(), now).unwrap().publish(&dispenser);
                         }
                     }
@@ -563,7 +568,7 @@ mod tests {
                     Event::Regress => {
                         if let Some(count) = asked.front() && highest > 0 {
                             let old = highest - 1;
-                            let answer = said(*count, (old >> 18) as i64, (old & 0x3ffff) as i64);
+                            let answer = response(*count, (old >> 18) as i64, (old & 0x3ffff) as i64);
                             prop_assert!(pipeline.answered(answer, dispenser.waiting(), now).is_err());
                             asked.clear();
                             pipeline.lost();
