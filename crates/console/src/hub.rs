@@ -72,14 +72,14 @@ struct Hello {
 
 /// Status of a cluster, for viewers of another one.
 #[derive(Serialize)]
-struct Standing {
+struct ClusterSummary {
     name: String,
     primary: Option<String>,
 }
 
-impl Standing {
-    fn of(served: &Served) -> Standing {
-        Standing { name: served.name.clone(), primary: served.cluster.look().primary }
+impl ClusterSummary {
+    fn of(served: &Served) -> ClusterSummary {
+        ClusterSummary { name: served.name.clone(), primary: served.cluster.look().primary }
     }
 }
 
@@ -166,7 +166,7 @@ impl Looker {
         let (now, wall) = (Instant::now(), wall());
         let mut seen = Vec::new();
         if let Some(part) = &self.parts.clusters {
-            board.put("clusters", &part.now().iter().map(Standing::of).collect::<Vec<_>>());
+            board.put("clusters", &part.now().iter().map(ClusterSummary::of).collect::<Vec<_>>());
         }
         if let Some(part) = &self.parts.cluster {
             let cluster = part.look();
