@@ -638,7 +638,7 @@ fn the_schema_is_that_of_the_types() {
         (&["registry", "kv"], known::<::registry::KvLimits>(&[])),
         (&["registry", "rules"], known::<::registry::RuleLimits>(&[])),
         (&["registry", "health"], known::<::registry::HealthSettings>(&[])),
-        (&["registry", "health", "brake"], known::<::registry::BrakeSettings>(&[])),
+        (&["registry", "health", "brake"], known::<::registry::SelfPreservationSettings>(&[])),
         (&["registry", "tokens"], known::<crate::registry::TokenConfig>(&[])),
         (&["console"], known::<console::ConsoleConfig>(&[])),
         (&["console", "tokens"], known::<console::config::TokenConfig>(&[])),

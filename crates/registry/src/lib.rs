@@ -48,6 +48,8 @@ pub use health::Beat;
 pub use kv::{KvLimits, KvStatus};
 pub use model::*;
 pub use registry::{Registry, Written};
-pub use settings::{BrakeSettings, HealthSettings, PeerSettings, PeerTls, PeerTlsMode, RuleLimits, Settings};
+pub use settings::{
+    HealthSettings, PeerSettings, PeerTls, PeerTlsMode, RuleLimits, SelfPreservationSettings, Settings,
+};
 pub use status::{Counts, PeerStatus, Status};
 pub use store::{Outcome, Store};

@@ -27,7 +27,7 @@ use crate::status::{Counters, Status, add};
 use crate::store::{Outcome, Record, Store, Write, WriteKind};
 use crate::turns::Turns;
 use crate::writable::Writable;
-use crate::writer::{Answer, Request};
+use crate::writer::{Request, WriteResult};
 
 /// A registry node. A clone is the same node.
 #[derive(Clone)]
@@ -531,7 +531,7 @@ impl Inner {
     }
 
     /// Queues `writes` and waits for their batch.
-    pub(crate) async fn enqueue(&self, writes: Vec<Write>) -> Vec<Answer> {
+    pub(crate) async fn enqueue(&self, writes: Vec<Write>) -> Vec<WriteResult> {
         let rows = writes.len();
         if rows == 0 {
             return Vec::new();

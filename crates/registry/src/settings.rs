@@ -104,7 +104,7 @@ pub struct HealthSettings {
     /// PEM: CA certificates that probes over TLS trust; None for those of the system.
     pub probe_ca_file: Option<PathBuf>,
     /// Limits on mass expiry.
-    pub brake: BrakeSettings,
+    pub brake: SelfPreservationSettings,
 }
 
 /// Default of `probe_deny`: link-local addresses, at which clouds serve machine credentials.
@@ -113,7 +113,7 @@ const DENIED: [&str; 3] = ["169.254.0.0/16", "fe80::/10", "fd00:ec2::254"];
 /// Self-preservation: if many instances are lost at once, the registry's view is probably wrong, and the last good state is kept for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct BrakeSettings {
+pub struct SelfPreservationSettings {
     /// Share of a service's checked instances, above 0 to 1: the brake holds if more than this share is missing. 1: never.
     pub service_share: f64,
     /// The share of all checked instances together.
@@ -165,14 +165,14 @@ impl Default for HealthSettings {
             probe_allow: Vec::new(),
             probe_deny: DENIED.map(str::to_owned).to_vec(),
             probe_ca_file: None,
-            brake: BrakeSettings::default(),
+            brake: SelfPreservationSettings::default(),
         }
     }
 }
 
-impl Default for BrakeSettings {
-    fn default() -> BrakeSettings {
-        BrakeSettings { service_share: 0.5, whole_share: 0.5, least: 3, longest: Duration::from_secs(300) }
+impl Default for SelfPreservationSettings {
+    fn default() -> SelfPreservationSettings {
+        SelfPreservationSettings { service_share: 0.5, whole_share: 0.5, least: 3, longest: Duration::from_secs(300) }
     }
 }
 

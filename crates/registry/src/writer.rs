@@ -21,12 +21,12 @@ use crate::status::{add, micros};
 use crate::store::{Batch, Committed, InstanceRow, Outcome, Write};
 
 /// The answer to one write.
-pub(crate) type Answer = Result<(Outcome, Revision), WriteError>;
+pub(crate) type WriteResult = Result<(Outcome, Revision), WriteError>;
 
 /// The writes of one call.
 pub(crate) struct Request {
     pub(crate) writes: Vec<Write>,
-    pub(crate) reply: oneshot::Sender<Vec<Answer>>,
+    pub(crate) reply: oneshot::Sender<Vec<WriteResult>>,
     pub(crate) since: Instant,
 }
 

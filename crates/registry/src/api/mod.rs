@@ -27,6 +27,7 @@ mod gzip;
 mod host;
 pub mod identity;
 mod limits;
+mod list_cache;
 mod nacos;
 mod native;
 mod places;
@@ -37,7 +38,6 @@ mod reply;
 mod request;
 mod server;
 mod stats;
-mod whole;
 mod xds;
 
 use std::net::IpAddr;
@@ -57,6 +57,8 @@ pub(crate) use consul::has_tag;
 pub use error::ApiError;
 pub use identity::RESERVED;
 pub use limits::HttpLimits;
+use list_cache::ListCache;
+pub use list_cache::Pieces;
 #[doc(hidden)]
 pub use polaris::read_any as read_polaris_rules;
 pub use rate::RateLimit;
@@ -65,8 +67,6 @@ use request::namespace;
 pub use request::{Request, format_duration, parse_duration};
 pub use server::{Mount, Server, Tls};
 pub use stats::{BUCKETS_MICROS, FrontStats, HttpStats};
-pub use whole::Pieces;
-use whole::Whole;
 pub use xds::XdsStats;
 
 use crate::{NamespaceName, Registry, Revision, ServiceKey, WriteError};
@@ -123,7 +123,7 @@ pub struct Context {
     /// History from which Eureka's deltas start.
     delta_window: eureka::DeltaWindow,
     /// Cached responses about all services.
-    whole: Whole,
+    lists: ListCache,
     /// State shared by all xDS streams.
     xds: xds::Shared,
     /// Polaris' rules, encoded for clients.
@@ -177,7 +177,7 @@ impl Context {
             rates,
             began,
             delta_window,
-            whole: Whole::new(),
+            lists: ListCache::new(),
             xds: xds::Shared::default(),
             rules: polaris::Shared::default(),
             event_patterns: consul::Patterns::default(),

@@ -10,8 +10,8 @@ use hyper::Method;
 use serde::Serialize;
 
 use super::auth::Role;
+use super::list_cache::{Key, ListBuilder};
 use super::reply::JSON;
-use super::whole::{Composer, Key};
 use super::{ApiError, Context, RESERVED, Reply, Request, namespace};
 use crate::{Encoding, Health, Instance, Revision, ServiceKey, ServiceSnapshot};
 
@@ -39,7 +39,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     if let Some(name) = request.param("service") {
         let Some(namespace) = &wanted else { return Err(ApiError::bad("service without namespace: expected both")) };
         let services: Vec<_> = context.registry.snapshot(&ServiceKey::new(namespace, name)?).into_iter().collect();
-        let body = context.whole.once(packed, move |out| targets(&services, all, out)).await?;
+        let body = context.lists.once(packed, move |out| targets(&services, all, out)).await?;
         return Ok(Reply::pieces(JSON, body, packed));
     }
     let registry = context.registry.clone();
@@ -48,21 +48,21 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
             let key = key(namespace.as_str(), all, packed);
             let stamp = || (context.registry.revision_in(&namespace), Revision(0));
             let of = namespace.clone();
-            let make = move |out: &mut Composer| targets(&registry.services(Some(&of)), all, out);
-            context.whole.get(key, stamp, make).await?
+            let make = move |out: &mut ListBuilder| targets(&registry.services(Some(&of)), all, out);
+            context.lists.get(key, stamp, make).await?
         }
         None if caller.may(Role::Read, "*") => {
             let stamp = || (context.registry.revision(), Revision(0));
-            let make = move |out: &mut Composer| targets(&registry.services(None), all, out);
-            context.whole.get(key("", all, packed), stamp, make).await?
+            let make = move |out: &mut ListBuilder| targets(&registry.services(None), all, out);
+            context.lists.get(key("", all, packed), stamp, make).await?
         }
         None => {
-            let make = move |out: &mut Composer| {
+            let make = move |out: &mut ListBuilder| {
                 let mut services = registry.services(None);
                 services.retain(|service| caller.may(Role::Read, service.key.namespace()));
                 targets(&services, all, out);
             };
-            context.whole.once(packed, make).await?
+            context.lists.once(packed, make).await?
         }
     };
     Ok(Reply::pieces(JSON, body, packed))
@@ -74,7 +74,7 @@ fn key(namespace: &str, all: bool, packed: bool) -> Key {
 }
 
 /// Writes the groups of `services`: of usable instances, or of all.
-fn targets(services: &[Arc<ServiceSnapshot>], all: bool, out: &mut Composer) {
+fn targets(services: &[Arc<ServiceSnapshot>], all: bool, out: &mut ListBuilder) {
     let encoding = if all { Encoding::HttpSdAll } else { Encoding::HttpSd };
     out.text("[");
     let mut some = false;

@@ -12,7 +12,7 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 
 use super::error::ApiError;
-use super::whole::Pieces;
+use super::list_cache::Pieces;
 
 /// The body of a response.
 #[derive(Debug)]

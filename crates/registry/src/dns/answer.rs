@@ -15,7 +15,7 @@ use crate::{Instance, ServiceSnapshot};
 
 /// Transport of a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Over {
+pub enum Transport {
     /// A datagram from this machine.
     Udp,
     /// A datagram that seems to come from another machine: with a forged source address, the answer reaches a victim.
@@ -57,7 +57,13 @@ type Target = StaticCompressor<Vec<u8>>;
 type AnyName = Name<Vec<u8>>;
 
 /// Answers a question; `None` if the message is not a question. `random` determines the order of instances.
-pub fn answer(query: &[u8], over: Over, zone: &Zone, services: &dyn Services, random: u64) -> Option<Answered> {
+pub fn answer(
+    query: &[u8],
+    transport: Transport,
+    zone: &Zone,
+    services: &dyn Services,
+    random: u64,
+) -> Option<Answered> {
     let asked_in = query.len();
     let query = Message::from_octets(query).ok()?;
     // Answering an answer could loop for ever.
@@ -65,12 +71,12 @@ pub fn answer(query: &[u8], over: Over, zone: &Zone, services: &dyn Services, ra
         return None;
     }
     let opt = query.opt();
-    let most = match (over, &opt) {
-        (Over::Tcp, _) => usize::from(u16::MAX),
+    let most = match (transport, &opt) {
+        (Transport::Tcp, _) => usize::from(u16::MAX),
         (_, Some(opt)) => usize::from(opt.udp_payload_size()).clamp(CLASSIC, DATAGRAM),
         (_, None) => CLASSIC,
     };
-    let most = if over == Over::ForeignUdp { most.min(AMPLIFICATION * asked_in) } else { most };
+    let most = if transport == Transport::ForeignUdp { most.min(AMPLIFICATION * asked_in) } else { most };
     let mut draft = Draft { with_opt: opt.is_some(), most, authoritative: false, ttl: ttl(zone) };
     if query.header().opcode() != Opcode::QUERY {
         return draft.error(&query, OptRcode::NOTIMP);

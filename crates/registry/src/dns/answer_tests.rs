@@ -58,11 +58,11 @@ fn ask(
     fixed: &Fixed,
     name: &str,
     rtype: Rtype,
-    over: Over,
+    transport: Transport,
     opt: Option<u16>,
 ) -> (Rcode, Vec<String>, Vec<String>, bool) {
-    let answered = answer(&query(name, rtype, opt), over, &zone(), fixed, 5).unwrap();
-    let most = if over == Over::Tcp { 65_535 } else { usize::from(opt.unwrap_or(512)).clamp(512, DATAGRAM) };
+    let answered = answer(&query(name, rtype, opt), transport, &zone(), fixed, 5).unwrap();
+    let most = if transport == Transport::Tcp { 65_535 } else { usize::from(opt.unwrap_or(512)).clamp(512, DATAGRAM) };
     assert!(answered.bytes.len() <= most, "{} bytes", answered.bytes.len());
     let message = Message::from_octets(answered.bytes).unwrap();
     assert_eq!((message.header().id(), message.header().qr(), message.header().rd()), (77, true, true));
@@ -113,7 +113,7 @@ fn what_is_answered() {
         ("example.org", Rtype::A, Rcode::REFUSED, &[], &[]),
         ("notconsul", Rtype::A, Rcode::REFUSED, &[], &[]),
     ] {
-        let (found, records, rest, cut) = ask(&fixed, name, rtype, Over::Udp, None);
+        let (found, records, rest, cut) = ask(&fixed, name, rtype, Transport::Udp, None);
         assert_eq!((found, cut), (rcode, false), "{name} {rtype}");
         assert_eq!(records, answers, "{name} {rtype}");
         assert_eq!(rest, more, "{name} {rtype}");
@@ -135,14 +135,14 @@ fn only_who_can_be_used_is_told_and_by_priority() {
             _ => {}
         }
     });
-    let (_, addresses, _, _) = ask(&fixed, "web.service.consul", Rtype::A, Over::Udp, None);
+    let (_, addresses, _, _) = ask(&fixed, "web.service.consul", Rtype::A, Transport::Udp, None);
     assert_eq!(addresses, ["web.service.consul A 10.0.0.5"], "the best priority only");
-    let (_, srv, _, _) = ask(&fixed, "web.service.consul", Rtype::SRV, Over::Udp, None);
+    let (_, srv, _, _) = ask(&fixed, "web.service.consul", Rtype::SRV, Transport::Udp, None);
     let data: Vec<&str> = srv.iter().filter_map(|text| text.split(" SRV ").nth(1)).collect();
     assert_eq!(data, ["0 100 8004 0a000005.addr.consul", "1 100 8003 0a000004.addr.consul"]);
-    let (_, tagged, _, _) = ask(&fixed, "v2.web.service.consul", Rtype::A, Over::Udp, None);
+    let (_, tagged, _, _) = ask(&fixed, "v2.web.service.consul", Rtype::A, Transport::Udp, None);
     assert_eq!(tagged, ["v2.web.service.consul A 10.0.0.4"]);
-    assert_eq!(ask(&fixed, "v3.web.service.consul", Rtype::A, Over::Udp, None).0, Rcode::NXDOMAIN);
+    assert_eq!(ask(&fixed, "v3.web.service.consul", Rtype::A, Transport::Udp, None).0, Rcode::NXDOMAIN);
 }
 
 #[test]
@@ -153,13 +153,13 @@ fn what_does_not_fit_says_so_and_comes_whole_over_tcp() {
     for (rtype, each) in [(Rtype::A, 16), (Rtype::SRV, 40)] {
         let mut told = 0;
         for opt in [None, Some(100), Some(1000), Some(4096)] {
-            let (rcode, answers, _, cut) = ask(&fixed, "web.service.consul", rtype, Over::Udp, opt);
+            let (rcode, answers, _, cut) = ask(&fixed, "web.service.consul", rtype, Transport::Udp, opt);
             assert_eq!((rcode, cut), (Rcode::NOERROR, true));
             let size = usize::from(opt.unwrap_or(512)).clamp(512, DATAGRAM);
             assert!(answers.len() >= told && answers.len() >= size / each - 4, "{rtype} {opt:?}: {}", answers.len());
             told = answers.len();
         }
-        let (_, answers, _, cut) = ask(&fixed, "web.service.consul", rtype, Over::Tcp, None);
+        let (_, answers, _, cut) = ask(&fixed, "web.service.consul", rtype, Transport::Tcp, None);
         assert_eq!((answers.len(), cut), (300, false), "{rtype}");
     }
 }
@@ -179,13 +179,13 @@ fn what_is_no_question() {
     let fixed = services(&[], |_| {});
     let good = query("web.service.consul", Rtype::A, None);
     for length in 0..12 {
-        assert!(answer(&good[..length], Over::Udp, &zone(), &fixed, 0).is_none(), "no header, no answer");
+        assert!(answer(&good[..length], Transport::Udp, &zone(), &fixed, 0).is_none(), "no header, no answer");
     }
     let mut reply = good.clone();
     reply[2] |= 0x80;
-    assert!(answer(&reply, Over::Udp, &zone(), &fixed, 0).is_none(), "answers are not answered");
+    assert!(answer(&reply, Transport::Udp, &zone(), &fixed, 0).is_none(), "answers are not answered");
     let code = |bytes: &[u8]| {
-        let answered = answer(bytes, Over::Udp, &zone(), &fixed, 0).unwrap();
+        let answered = answer(bytes, Transport::Udp, &zone(), &fixed, 0).unwrap();
         Message::from_octets(answered.bytes).unwrap().header().rcode()
     };
     assert_eq!(code(&good[..20]), Rcode::FORMERR, "cut off in its question");
@@ -199,7 +199,7 @@ fn what_is_no_question() {
     let mut later = query("web.service.consul", Rtype::A, Some(4096));
     let version = later.len() - 5;
     later[version] = 1;
-    let answered = answer(&later, Over::Udp, &zone(), &fixed, 0).unwrap();
+    let answered = answer(&later, Transport::Udp, &zone(), &fixed, 0).unwrap();
     let message = Message::from_octets(answered.bytes).unwrap();
     assert_eq!(message.opt_rcode(), OptRcode::BADVERS);
 }
@@ -215,8 +215,8 @@ proptest! {
         if mended && bytes.len() > 12 {
             bytes[2..12].copy_from_slice(&[0, 0, 0, 1, 0, 0, 0, 0, 0, 1]);
         }
-        let over = if tcp { Over::Tcp } else { Over::Udp };
-        if let Some(answered) = answer(&bytes, over, &zone(), &fixed, 1) {
+        let transport = if tcp { Transport::Tcp } else { Transport::Udp };
+        if let Some(answered) = answer(&bytes, transport, &zone(), &fixed, 1) {
             prop_assert!(tcp || answered.bytes.len() <= DATAGRAM);
             prop_assert_eq!(&answered.bytes[..2], &bytes[..2]);
         }
@@ -237,7 +237,7 @@ fn an_answer_to_another_machine_is_at_most_four_times_as_long_as_its_question() 
     ] {
         for opt in [None, Some(1232), Some(65_000)] {
             let question = query(name, rtype, opt);
-            let answered = answer(&question, Over::ForeignUdp, &zone(), &fixed, 5).unwrap();
+            let answered = answer(&question, Transport::ForeignUdp, &zone(), &fixed, 5).unwrap();
             let (asked, sent) = (question.len(), answered.bytes.len());
             assert!(sent <= 4 * asked, "{name} {rtype} {opt:?}: {sent} bytes for {asked}");
             let message = Message::from_octets(answered.bytes).unwrap();

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use crate::{NamespaceName, Registry, ServiceKey, ServiceSnapshot};
 
-pub use answer::{Over, answer};
+pub use answer::{Transport, answer};
 pub use server::{Listener, Server};
 
 /// A zone.

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use super::answer::{Answered, Outcome, cut};
 use super::limit::{Limiter, Verdict};
-use super::{Limits, Over, Stats, Zone, answer};
+use super::{Limits, Stats, Transport, Zone, answer};
 use crate::Registry;
 
 /// Pause after a socket error: out of descriptors or memory, where only time helps.
@@ -104,10 +104,10 @@ impl Shared {
     fn answer_datagram(&self, query: &[u8], peer: IpAddr) -> Option<Vec<u8>> {
         // No other machine can send from a loopback address, and all clients of this machine may share one resolver.
         if self.limits.trust_loopback && peer.to_canonical().is_loopback() {
-            return self.answer(query, Over::Udp);
+            return self.answer(query, Transport::Udp);
         }
         match self.limiter.judge(peer, self.began.elapsed()) {
-            Verdict::Whole => self.answer(query, Over::ForeignUdp),
+            Verdict::Whole => self.answer(query, Transport::ForeignUdp),
             Verdict::Cut => self.count(cut(query, &self.zone)),
             Verdict::Silence => {
                 self.stats.limited.fetch_add(1, Ordering::Relaxed);
@@ -116,9 +116,9 @@ impl Shared {
         }
     }
 
-    fn answer(&self, query: &[u8], over: Over) -> Option<Vec<u8>> {
+    fn answer(&self, query: &[u8], transport: Transport) -> Option<Vec<u8>> {
         let random = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
-        self.count(answer(query, over, &self.zone, &self.registry, random))
+        self.count(answer(query, transport, &self.zone, &self.registry, random))
     }
 
     fn count(&self, answered: Option<Answered>) -> Option<Vec<u8>> {
@@ -198,7 +198,7 @@ async fn serve(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
             };
             message.resize(length, 0);
             stream.read_exact(&mut message).await?;
-            let Some(answer) = shared.answer(&message, Over::Tcp) else { return Ok(false) };
+            let Some(answer) = shared.answer(&message, Transport::Tcp) else { return Ok(false) };
             let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
             let mut framed = Vec::with_capacity(answer.len() + 2);
             framed.extend_from_slice(&length.to_be_bytes());

@@ -47,7 +47,7 @@ pub use model::{Behavior, Entry, Given, KvLimits, Operation, Refusal, Session, V
 pub(crate) use rules::{RuleWrite, RulesMark, rule_name};
 pub(crate) use watch::Subject;
 
-use plan::Answer;
+use plan::CallResult;
 use state::{State, Touched};
 pub(crate) use tasks::start;
 use watch::Watchers;
@@ -232,13 +232,13 @@ impl Kv {
     }
 
     /// Queues `ask` and waits for its answer.
-    async fn ask(&self, ask: Ask) -> Result<Answer, WriteError> {
+    async fn ask(&self, ask: Ask) -> Result<CallResult, WriteError> {
         // The writer has ended: queued requests were not started.
         self.queue(ask)?.await.unwrap_or(Err(WriteError::Stopped))
     }
 
     /// Queues `ask` for the writer. Returns the receiver of the answer.
-    fn queue(&self, ask: Ask) -> Result<oneshot::Receiver<Result<Answer, WriteError>>, WriteError> {
+    fn queue(&self, ask: Ask) -> Result<oneshot::Receiver<Result<CallResult, WriteError>>, WriteError> {
         self.use_now();
         let queued = self.queued.fetch_add(1, Ordering::Relaxed);
         let (request, answer) = Queued::new(ask);
@@ -292,7 +292,11 @@ impl Registry {
     ///
     /// # Errors
     /// The same as for any write.
-    pub async fn kv_apply(&self, namespace: &NamespaceName, operations: Vec<Operation>) -> Result<Answer, WriteError> {
+    pub async fn kv_apply(
+        &self,
+        namespace: &NamespaceName,
+        operations: Vec<Operation>,
+    ) -> Result<CallResult, WriteError> {
         let limits = self.kv_limits();
         if operations.len() > MOST_OPERATIONS {
             let (found, limit) = (operations.len(), MOST_OPERATIONS);

@@ -13,7 +13,7 @@ use crate::model::{NamespaceName, Revision};
 use crate::store::{KvContent, KvRow};
 
 /// The result of a call: the result of each operation, or the refused ones. A refused call changed nothing.
-pub(crate) type Answer = Result<Vec<Given>, Vec<(usize, Refusal)>>;
+pub(crate) type CallResult = Result<Vec<Given>, Vec<(usize, Refusal)>>;
 
 /// A state with the changes of a batch so far.
 pub(crate) struct Draft<'a> {
@@ -72,7 +72,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Carries out a call, completely or not at all.
-    pub(crate) fn run(&mut self, ask: &Ask) -> Answer {
+    pub(crate) fn run(&mut self, ask: &Ask) -> CallResult {
         let mut given = Vec::new();
         let mut refused = Vec::new();
         match ask {

@@ -71,13 +71,13 @@ impl World {
     fn batch(&mut self, asks: &[Ask]) -> String {
         let (answers, rows, v) = {
             let mut draft = Draft::new(&self.state, &self.limits, self.now, 1);
-            let answers: Vec<Answer> = asks.iter().map(|ask| draft.run(ask)).collect();
+            let answers: Vec<CallResult> = asks.iter().map(|ask| draft.run(ask)).collect();
             let (rows, v) = draft.rows();
             (answers, rows, v)
         };
         let head = Head { v, epoch: 1, gc_floor: Revision(0) };
         self.state.absorb(head, rows, self.now);
-        let sign = |answer: &Answer| match answer {
+        let sign = |answer: &CallResult| match answer {
             Ok(_) => '+',
             Err(refused) if refused.iter().all(|(_, refusal)| refusal.is_lost_race()) => '-',
             Err(_) => '!',

@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::model::Ask;
-use super::plan::{Answer, Draft};
+use super::plan::{CallResult, Draft};
 use super::{Kv, lock};
 use crate::error::{StoreError, WriteError};
 use crate::model::Revision;
@@ -22,12 +22,12 @@ const BATCH_BYTES: usize = 4 << 20;
 /// A call that waits for its batch.
 pub(crate) struct Queued {
     ask: Ask,
-    reply: oneshot::Sender<Result<Answer, WriteError>>,
+    reply: oneshot::Sender<Result<CallResult, WriteError>>,
 }
 
 impl Queued {
     /// Makes a queued call, and the receiver of its answer.
-    pub(crate) fn new(ask: Ask) -> (Queued, oneshot::Receiver<Result<Answer, WriteError>>) {
+    pub(crate) fn new(ask: Ask) -> (Queued, oneshot::Receiver<Result<CallResult, WriteError>>) {
         let (reply, answer) = oneshot::channel();
         (Queued { ask, reply }, answer)
     }
@@ -51,7 +51,7 @@ struct Batch {
 struct Planned {
     head: Head,
     rows: Vec<KvRow>,
-    answers: Vec<Answer>,
+    answers: Vec<CallResult>,
 }
 
 impl KvPlan for Batch {

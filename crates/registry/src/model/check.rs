@@ -97,13 +97,13 @@ pub enum CheckKind {
     /// Several checks, each with a health of its own. The instance has the worst of them.
     Several {
         /// Two to [`MOST_CHECKS`] checks with distinct ids. None of them is `Several` again.
-        checks: Vec<Part>,
+        checks: Vec<InstanceCheck>,
     },
 }
 
 /// One of several checks of an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Part {
+pub struct InstanceCheck {
     /// Unique among the checks of the instance: 1 to 256 bytes.
     pub id: String,
     /// The check's last result. In a registration, `None` leaves the health unchanged; a new check is then passing.
@@ -169,7 +169,7 @@ impl Check {
     }
 
     /// Returns the checks of an instance that has several; otherwise an empty slice.
-    pub fn parts(&self) -> &[Part] {
+    pub fn parts(&self) -> &[InstanceCheck] {
         match &self.kind {
             CheckKind::Several { checks } => checks,
             _ => &[],
@@ -193,7 +193,7 @@ impl Check {
     }
 
     /// Sets the health of each of several checks for which `of` returns one. Returns the worst of all; `None` for a single check.
-    pub(crate) fn report(&mut self, of: impl Fn(&Part) -> Option<Health>) -> Option<Health> {
+    pub(crate) fn report(&mut self, of: impl Fn(&InstanceCheck) -> Option<Health>) -> Option<Health> {
         let CheckKind::Several { checks } = &mut self.kind else { return None };
         for part in checks.iter_mut() {
             if let Some(health) = of(part) {
@@ -244,11 +244,11 @@ impl Check {
 }
 
 /// Returns the worst health of several checks.
-fn worst(checks: &[Part]) -> Option<Health> {
+fn worst(checks: &[InstanceCheck]) -> Option<Health> {
     checks.iter().filter_map(|part| part.health).max()
 }
 
-fn several(checks: &[Part]) -> Result<(), Invalid> {
+fn several(checks: &[InstanceCheck]) -> Result<(), Invalid> {
     if checks.len() < 2 {
         return Err(Invalid::Value {
             what: "checks of an instance with several",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::check::Part;
+use super::check::InstanceCheck;
 use super::digest::Content;
 use super::limits::{self, Invalid, Limits};
 use super::text::visible;
@@ -291,7 +291,7 @@ impl Instance {
         if (patch.health.is_some() || !patch.checks.is_empty())
             && let Some(check) = after.check.as_mut().filter(|check| !check.parts().is_empty())
         {
-            let said = |part: &Part| {
+            let said = |part: &InstanceCheck| {
                 let each = patch.health.filter(|_| part.check.is_reported());
                 patch.checks.get(&part.id).copied().or(each)
             };

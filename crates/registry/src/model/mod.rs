@@ -9,7 +9,7 @@ mod metadata;
 mod name;
 mod text;
 
-pub use check::{Check, CheckKind, MOST_CHECKS, Pace, Part, ProbeTls};
+pub use check::{Check, CheckKind, InstanceCheck, MOST_CHECKS, Pace, ProbeTls};
 pub use digest::Digest;
 pub(crate) use instance::WATCHED;
 pub use instance::{Health, Instance, Location, Patch, Registration};

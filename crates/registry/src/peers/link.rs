@@ -83,7 +83,7 @@ async fn run(inner: Arc<Inner>, row: NodeRow, mut queue: mpsc::Receiver<Saying>,
     loop {
         let ended = match connect(&inner, &row).await {
             Err(error) => error,
-            Ok((frames, voice)) => {
+            Ok((frames, writer)) => {
                 // Messages queued while there was no connection are outdated.
                 while queue.try_recv().is_ok() {}
                 contact.heard.store(inner.peers.now(), Ordering::Relaxed);
@@ -91,7 +91,7 @@ async fn run(inner: Arc<Inner>, row: NodeRow, mut queue: mpsc::Receiver<Saying>,
                 contact.failed.store(0, Ordering::Relaxed);
                 tracing::debug!(node = row.id.0, address = row.address, "connected to another node");
                 (pause, last) = (PAUSE, String::new());
-                let Err(ended) = talk(&inner, frames, voice, &mut queue, &contact).await;
+                let Err(ended) = talk(&inner, frames, writer, &mut queue, &contact).await;
                 contact.connected.store(false, Ordering::Release);
                 ended
             }
@@ -109,7 +109,7 @@ async fn run(inner: Arc<Inner>, row: NodeRow, mut queue: mpsc::Receiver<Saying>,
 }
 
 /// Connects, within [`HANDSHAKE`].
-async fn connect(inner: &Inner, row: &NodeRow) -> Result<(Frames, Voice), Ended> {
+async fn connect(inner: &Inner, row: &NodeRow) -> Result<(Frames, PeerWriter), Ended> {
     let deadline = Instant::now() + HANDSHAKE;
     let late = |_| Ended::Late(HANDSHAKE);
     let reached = async {
@@ -125,13 +125,13 @@ async fn connect(inner: &Inner, row: &NodeRow) -> Result<(Frames, Voice), Ended>
     timeout_at(deadline, introduce(inner, row, way, &greeting)).await.map_err(late)?
 }
 
-async fn introduce(inner: &Inner, row: &NodeRow, mut way: Way, greeting: &[u8]) -> Result<(Frames, Voice), Ended> {
+async fn introduce(inner: &Inner, row: &NodeRow, mut way: Way, greeting: &[u8]) -> Result<(Frames, PeerWriter), Ended> {
     let (introduction, introduced): (Bytes, Introduced) = handshake(inner, way.binding)?.introduction(greeting)?;
     way.send(&introduction).await?;
     let mut welcome = [0; wire::WELCOME];
     way.read.read_exact(&mut welcome).await?;
     let channel = introduced.welcomed(&welcome, row.id)?;
-    Ok((Frames::new(way.read, channel.receive), Voice { write: way.write, direction: channel.send }))
+    Ok((Frames::new(way.read, channel.receive), PeerWriter { write: way.write, direction: channel.send }))
 }
 
 /// Begins a handshake on this node's side.
@@ -145,7 +145,7 @@ pub(super) fn handshake(inner: &Inner, binding: Option<Binding>) -> Result<Hands
 async fn talk(
     inner: &Inner,
     mut frames: Frames,
-    mut voice: Voice,
+    mut writer: PeerWriter,
     queue: &mut mpsc::Receiver<Saying>,
     contact: &Contact,
 ) -> Result<std::convert::Infallible, Ended> {
@@ -179,20 +179,20 @@ async fn talk(
                     }
                     questions.insert(number, answer);
                 }
-                voice.say(&body).await?;
+                writer.say(&body).await?;
             }
-            _ = ticks.tick() => voice.say(&inner.news()).await?,
+            _ = ticks.tick() => writer.say(&inner.news()).await?,
         }
     }
 }
 
 /// The sending half.
-pub(super) struct Voice {
+pub(super) struct PeerWriter {
     pub(super) write: Writing,
     pub(super) direction: Direction,
 }
 
-impl Voice {
+impl PeerWriter {
     pub(super) async fn say(&mut self, body: &[u8]) -> Result<(), Ended> {
         let (length, tag) = self.direction.seal(body);
         let write = async {

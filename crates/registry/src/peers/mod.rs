@@ -49,7 +49,7 @@ use crate::model::{InstanceId, Revision};
 use crate::registry::Inner;
 use crate::settings::{PeerSettings, PeerTls};
 use crate::status::{PeerStatus, add};
-use crate::store::{MOST_NODES, NodeId, NodeRow, Record, Roll, Secret};
+use crate::store::{MOST_NODES, NodeId, NodeList, NodeRow, Record, Secret};
 
 /// Interval between two roll calls, at which a node writes its beat and reads those of the others.
 const ROLL_CALL: Duration = Duration::from_secs(1);
@@ -388,7 +388,7 @@ async fn call(inner: &Arc<Inner>, counts: bool) -> Result<(), StoreError> {
         tracing::info!("{why}");
     }
     let row = NodeRow { id: peers.own, address: peers.address.clone(), judges, beat: *beat };
-    let Roll { nodes, secret } = inner.store.attend(Some(&row), &members.forgotten()).await?;
+    let NodeList { nodes, secret } = inner.store.attend(Some(&row), &members.forgotten()).await?;
     let _ = peers.secret.set(secret);
     let (_, linked) = peers.silent_and_heard(peers.now());
     let news = members.called(peers.own, nodes, counts, |id| linked.contains(&id));

@@ -10,7 +10,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Duration;
 
 use super::ended::{Ended, HANDSHAKE};
-use super::link::{Frames, SILENCE, Voice, handshake};
+use super::link::{Frames, SILENCE, PeerWriter, handshake};
 use super::secure::Way;
 use super::wire::{self, Message, PeerError};
 use crate::registry::Inner;
@@ -31,9 +31,9 @@ struct Caller {
 
 /// Connections that have not authenticated, oldest first.
 #[derive(Default)]
-struct Strangers(VecDeque<Caller>);
+struct UnauthenticatedPeers(VecDeque<Caller>);
 
-impl Strangers {
+impl UnauthenticatedPeers {
     fn push(&mut self, caller: Caller) {
         self.0.retain(|caller| !caller.introduced.load(Ordering::Acquire) && !caller.task.is_finished());
         if self.0.len() >= STRANGERS
@@ -51,7 +51,7 @@ pub(super) async fn run(inner: Arc<Inner>, listener: TcpListener) {
     let mut stop = inner.stop.subscribe();
     // Dropping the set ends all connections.
     let mut connections = JoinSet::new();
-    let mut strangers = Strangers::default();
+    let mut unauthenticated = UnauthenticatedPeers::default();
     loop {
         while connections.try_join_next().is_some() {}
         let accepted = tokio::select! {
@@ -69,7 +69,7 @@ pub(super) async fn run(inner: Arc<Inner>, listener: TcpListener) {
                     let Err(ended) = serve(&inner, stream, &is_node).await;
                     tracing::debug!(%from, "a connection of another node ended: {ended}");
                 });
-                strangers.push(Caller { introduced, task });
+                unauthenticated.push(Caller { introduced, task });
             }
             // Too many: closed.
             Ok(_) => {}
@@ -81,7 +81,7 @@ pub(super) async fn run(inner: Arc<Inner>, listener: TcpListener) {
     }
 }
 
-async fn welcome(inner: &Inner, stream: TcpStream) -> Result<(NodeId, Frames, Voice), Ended> {
+async fn welcome(inner: &Inner, stream: TcpStream) -> Result<(NodeId, Frames, PeerWriter), Ended> {
     let secure = inner.peers.secure();
     let mut way = Way::to_here(stream, secure.as_deref()).await?;
     let handshake = handshake(inner, way.binding)?;
@@ -90,13 +90,13 @@ async fn welcome(inner: &Inner, stream: TcpStream) -> Result<(NodeId, Frames, Vo
     way.read.read_exact(&mut introduction).await?;
     let (welcome, who, channel) = handshake.welcome(&introduction)?;
     way.send(&welcome).await?;
-    Ok((who, Frames::new(way.read, channel.receive), Voice { write: way.write, direction: channel.send }))
+    Ok((who, Frames::new(way.read, channel.receive), PeerWriter { write: way.write, direction: channel.send }))
 }
 
 async fn serve(inner: &Inner, stream: TcpStream, is_node: &AtomicBool) -> Result<std::convert::Infallible, Ended> {
     // TLS is included: a connection that does not complete it in time has not authenticated.
     let shaken = tokio::time::timeout(HANDSHAKE, welcome(inner, stream)).await;
-    let (who, mut frames, mut voice) = shaken.map_err(|_| Ended::Late(HANDSHAKE))??;
+    let (who, mut frames, mut writer) = shaken.map_err(|_| Ended::Late(HANDSHAKE))??;
     is_node.store(true, Ordering::Release);
     inner.peers.called_by(who);
     let mut interner = Interner::default();
@@ -106,7 +106,7 @@ async fn serve(inner: &Inner, stream: TcpStream, is_node: &AtomicBool) -> Result
         match Message::read(&body, &mut interner)? {
             Message::Question { number, ids } => {
                 if let Some(silence) = inner.health.leases.silence(&ids) {
-                    voice.say(&wire::answer(number, &silence)).await?;
+                    writer.say(&wire::answer(number, &silence)).await?;
                 }
             }
             Message::Committed { epoch, revision, records } => {
@@ -118,7 +118,7 @@ async fn serve(inner: &Inner, stream: TcpStream, is_node: &AtomicBool) -> Result
             }
             Message::News { epoch, revision } => {
                 inner.told(epoch, revision);
-                voice.say(&inner.news()).await?;
+                writer.say(&inner.news()).await?;
             }
             Message::Answer { .. } => return Err(PeerError::Malformed.into()),
         }

@@ -22,7 +22,7 @@ pub(super) struct Names {
 
 /// The TLS parameters as given. An empty file name counts as absent.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Said {
+pub(super) struct TlsParameters {
     pub(super) mode: Option<String>,
     pub(super) ca: Option<PathBuf>,
     pub(super) cert: Option<PathBuf>,
@@ -34,9 +34,9 @@ impl Names {
     ///
     /// # Errors
     /// A value is not UTF-8; only one of certificate and key is given.
-    pub(super) fn take(&self, address: &str, query: Option<usize>) -> Result<(String, Said), StoreError> {
-        let mut said = Said::default();
-        let Some(query) = query else { return Ok((address.to_owned(), said)) };
+    pub(super) fn take(&self, address: &str, query: Option<usize>) -> Result<(String, TlsParameters), StoreError> {
+        let mut parameters = TlsParameters::default();
+        let Some(query) = query else { return Ok((address.to_owned(), parameters)) };
         let mut kept = Vec::new();
         for parameter in address[query + 1..].split('&') {
             let (key, value) = parameter.split_once('=').unwrap_or((parameter, ""));
@@ -47,14 +47,14 @@ impl Names {
             let file =
                 || Ok::<_, StoreError>(Some(PathBuf::from(&*text()?)).filter(|path| !path.as_os_str().is_empty()));
             match key {
-                key if key == self.mode => said.mode = Some(text()?.into_owned()),
-                key if key == self.ca => said.ca = file()?,
-                key if key == self.cert => said.cert = file()?,
-                key if key == self.key => said.key = file()?,
+                key if key == self.mode => parameters.mode = Some(text()?.into_owned()),
+                key if key == self.ca => parameters.ca = file()?,
+                key if key == self.cert => parameters.cert = file()?,
+                key if key == self.key => parameters.key = file()?,
                 _ => kept.push(parameter),
             }
         }
-        if said.cert.is_some() != said.key.is_some() {
+        if parameters.cert.is_some() != parameters.key.is_some() {
             return Err(StoreError::Address { reason: self.both });
         }
         let mut rest = address[..query].to_owned();
@@ -62,7 +62,7 @@ impl Names {
             rest.push('?');
             rest.push_str(&kept.join("&"));
         }
-        Ok((rest, said))
+        Ok((rest, parameters))
     }
 
     /// Reads the files, again for each connection, so that a new connection uses renewed certificates.

@@ -108,7 +108,7 @@ pub struct Secret(pub [u8; 32]);
 
 /// The nodes that a store lists.
 #[derive(Debug)]
-pub struct Roll {
+pub struct NodeList {
     /// Rows of nodes, at most [`MOST_NODES`], including dead nodes.
     pub nodes: Vec<NodeRow>,
     /// The secret of the store.
@@ -164,7 +164,11 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     /// The same as for [`Store::read`].
-    fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>>;
+    fn attend<'a>(
+        &'a self,
+        own: Option<&'a NodeRow>,
+        gone: &'a [NodeId],
+    ) -> BoxFuture<'a, Result<NodeList, StoreError>>;
 
     /// Returns when there may be a revision after `seen`; from time to time also without one. Never fails: an unreachable store only lets time pass.
     fn changed(&self, seen: Revision) -> BoxFuture<'_, ()>;

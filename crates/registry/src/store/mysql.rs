@@ -15,7 +15,7 @@ use self::address::Database;
 use super::plan::{Existing, plan};
 use super::row::{self, Columns, INSTANCE_COLUMNS, ISOLATED, Interner, SERVICE_COLUMNS};
 use super::{
-    Batch, BoxFuture, Committed, Head, InstanceRow, MOST_NODES, NodeId, NodeRow, Record, Roll, Secret, ServiceRow,
+    Batch, BoxFuture, Committed, Head, InstanceRow, MOST_NODES, NodeId, NodeList, NodeRow, Record, Secret, ServiceRow,
     Sink, Store, random,
 };
 use crate::error::StoreError;
@@ -203,7 +203,7 @@ impl MySql {
         within(doing, collecting).await?.map_err(|e| failed(doing, &e))
     }
 
-    async fn attend(&self, own: Option<&NodeRow>, gone: &[NodeId]) -> Result<Roll, StoreError> {
+    async fn attend(&self, own: Option<&NodeRow>, gone: &[NodeId]) -> Result<NodeList, StoreError> {
         let doing = "calling the roll";
         let mut slot = self.roll.lock().await;
         let mut connection = self.server.take(&mut slot).await?;
@@ -222,7 +222,7 @@ impl MySql {
         };
         let (secret, nodes) = within(doing, attending).await?.map_err(|e| failed(doing, &e))?;
         *slot = Some(connection);
-        Ok(Roll { nodes, secret: Secret::parse(STORE, &secret)? })
+        Ok(NodeList { nodes, secret: Secret::parse(STORE, &secret)? })
     }
 
     /// Polls the counter until it is not `seen`. May be dropped between two polls without losing the connection.
@@ -263,7 +263,11 @@ impl Store for MySql {
         Box::pin(self.collect(up_to, before, limit))
     }
 
-    fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>> {
+    fn attend<'a>(
+        &'a self,
+        own: Option<&'a NodeRow>,
+        gone: &'a [NodeId],
+    ) -> BoxFuture<'a, Result<NodeList, StoreError>> {
         Box::pin(self.attend(own, gone))
     }
 

@@ -17,7 +17,7 @@ use self::address::Database;
 use super::plan::{Existing, plan};
 use super::row::{self, Columns, ISOLATED, Interner, SERVICE_COLUMNS};
 use super::{
-    Batch, BoxFuture, Committed, Head, InstanceRow, MOST_NODES, NodeId, NodeRow, Record, Roll, Secret, ServiceRow,
+    Batch, BoxFuture, Committed, Head, InstanceRow, MOST_NODES, NodeId, NodeList, NodeRow, Record, Secret, ServiceRow,
     Sink, Store, random,
 };
 use crate::error::StoreError;
@@ -269,7 +269,7 @@ impl Postgres {
         Ok(())
     }
 
-    async fn attend(&self, own: Option<&NodeRow>, gone: &[NodeId]) -> Result<Roll, StoreError> {
+    async fn attend(&self, own: Option<&NodeRow>, gone: &[NodeId]) -> Result<NodeList, StoreError> {
         let doing = "calling the roll";
         let mut slot = self.roll.lock().await;
         let mut client = match slot.take().filter(|client| !client.is_closed()) {
@@ -299,7 +299,7 @@ impl Postgres {
         *slot = Some(client);
         let node =
             |row: &Row| NodeRow { id: NodeId(row.get(0)), address: row.get(1), judges: row.get(2), beat: row.get(3) };
-        Ok(Roll { nodes: rows.iter().map(node).collect(), secret: Secret::parse(STORE, &secret)? })
+        Ok(NodeList { nodes: rows.iter().map(node).collect(), secret: Secret::parse(STORE, &secret)? })
     }
 
     async fn collect(&self, up_to: Revision, before: i64, limit: usize) -> Result<usize, StoreError> {
@@ -476,7 +476,11 @@ impl Store for Postgres {
         Box::pin(self.collect(up_to, before, limit))
     }
 
-    fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>> {
+    fn attend<'a>(
+        &'a self,
+        own: Option<&'a NodeRow>,
+        gone: &'a [NodeId],
+    ) -> BoxFuture<'a, Result<NodeList, StoreError>> {
         Box::pin(self.attend(own, gone))
     }
 

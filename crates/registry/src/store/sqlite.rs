@@ -12,7 +12,7 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension as _, Row, Statement, Tr
 use super::plan::{Existing, plan};
 use super::row::{self, Columns, INSTANCE_COLUMNS, ISOLATED, Interner, SERVICE_COLUMNS};
 use super::{
-    Batch, BoxFuture, Committed, Head, InstanceRow, MOST_NODES, NodeId, NodeRow, Record, Roll, Secret, ServiceRow,
+    Batch, BoxFuture, Committed, Head, InstanceRow, MOST_NODES, NodeId, NodeList, NodeRow, Record, Secret, ServiceRow,
     Sink, Store, random,
 };
 use crate::error::StoreError;
@@ -144,7 +144,11 @@ impl Store for Sqlite {
         Box::pin(blocking("collecting tombstones", move || collect(&mut lock(&connection), up_to, before, limit)))
     }
 
-    fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>> {
+    fn attend<'a>(
+        &'a self,
+        own: Option<&'a NodeRow>,
+        gone: &'a [NodeId],
+    ) -> BoxFuture<'a, Result<NodeList, StoreError>> {
         let (connection, own, gone) = (Arc::clone(&self.roll), own.cloned(), gone.to_vec());
         Box::pin(blocking("calling the roll", move || attend(&mut lock(&connection), own.as_ref(), &gone)))
     }
@@ -448,7 +452,7 @@ fn service(row: &Row<'_>) -> Result<ServiceRow, StoreError> {
     ServiceRow::decode(STORE, columns().map_err(|e| StoreError::corrupt(STORE, "a row of service", e))?)
 }
 
-fn attend(connection: &mut Connection, own: Option<&NodeRow>, gone: &[NodeId]) -> Result<Roll, StoreError> {
+fn attend(connection: &mut Connection, own: Option<&NodeRow>, gone: &[NodeId]) -> Result<NodeList, StoreError> {
     let error = |e| failed("calling the roll", e);
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(error)?;
     if let Some(NodeRow { id, address, judges, beat }) = own {
@@ -472,7 +476,7 @@ fn attend(connection: &mut Connection, own: Option<&NodeRow>, gone: &[NodeId]) -
     };
     let (secret, nodes) = roll().map_err(error)?;
     transaction.commit().map_err(error)?;
-    Ok(Roll { nodes, secret: Secret::parse(STORE, &secret)? })
+    Ok(NodeList { nodes, secret: Secret::parse(STORE, &secret)? })
 }
 
 fn collect(connection: &mut Connection, up_to: Revision, before: i64, limit: usize) -> Result<usize, StoreError> {

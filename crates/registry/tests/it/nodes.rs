@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use registry::store::{Batch, BoxFuture, Committed, NodeId, NodeRow, Roll, Sink};
+use registry::store::{Batch, BoxFuture, Committed, NodeId, NodeRow, NodeList, Sink};
 use registry::{Beat, Check, Health, Registration, Registry, Revision, Settings, Store, StoreError, store};
 use tokio::time::Instant;
 
@@ -235,7 +235,11 @@ impl Store for Silent {
     fn collect(&self, up_to: Revision, before: i64, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>> {
         self.store.collect(up_to, before, limit)
     }
-    fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>> {
+    fn attend<'a>(
+        &'a self,
+        own: Option<&'a NodeRow>,
+        gone: &'a [NodeId],
+    ) -> BoxFuture<'a, Result<NodeList, StoreError>> {
         Box::pin(async move {
             let mut roll = self.store.attend(own, gone).await?;
             if self.alone {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use registry::store::{Batch, BoxFuture, Committed, NodeId, NodeRow, Roll, Sink};
+use registry::store::{Batch, BoxFuture, Committed, NodeId, NodeRow, NodeList, Sink};
 use registry::{Beat, Check, CheckKind, Health, Registration, Registry, Revision, Settings, Store, StoreError, store};
 use tokio::time::Instant;
 
@@ -47,7 +47,11 @@ impl Store for Cut {
     fn collect(&self, up_to: Revision, before: i64, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>> {
         Box::pin(async move { self.way()?.collect(up_to, before, limit).await })
     }
-    fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>> {
+    fn attend<'a>(
+        &'a self,
+        own: Option<&'a NodeRow>,
+        gone: &'a [NodeId],
+    ) -> BoxFuture<'a, Result<NodeList, StoreError>> {
         Box::pin(async move { self.way()?.attend(own, gone).await })
     }
     fn changed(&self, seen: Revision) -> BoxFuture<'_, ()> {

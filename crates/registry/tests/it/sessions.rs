@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use registry::api::{AuditLog, Auth, Context, Front, HttpLimits, Mount, Server};
 use registry::kv::{Behavior, Given, Operation, Refusal, Renewal, Session, Verb};
-use registry::store::{Batch, BoxFuture, Committed, Head, KvPlan, KvRead, KvStore, NodeId, NodeRow, Roll, Sink};
+use registry::store::{Batch, BoxFuture, Committed, Head, KvPlan, KvRead, KvStore, NodeId, NodeList, NodeRow, Sink};
 use registry::{
     Check, Health, InstanceId, NamespaceName, Registration, Registry, Revision, Settings, Store, StoreError,
     WriteError, store,
@@ -91,7 +91,11 @@ impl Store for Cut {
             self.store.collect(up_to, before, limit).await
         })
     }
-    fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>> {
+    fn attend<'a>(
+        &'a self,
+        own: Option<&'a NodeRow>,
+        gone: &'a [NodeId],
+    ) -> BoxFuture<'a, Result<NodeList, StoreError>> {
         Box::pin(async move {
             self.way.pass().await?;
             self.store.attend(own, gone).await

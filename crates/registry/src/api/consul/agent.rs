@@ -11,7 +11,7 @@ use super::catalog::write;
 use super::entry::{self, AgentService, Check, DATACENTER};
 use super::wire::{self, Kept, Object, status};
 use super::{CONTENT_HASH, Call, DEFAULT_WAIT, Scope, add, checks, done, machine};
-use crate::api::whole::Composer;
+use crate::api::list_cache::ListBuilder;
 use crate::api::{ApiError, Reply, Watched};
 use crate::{Edit, Health, Instance, Patch, Registration};
 
@@ -78,7 +78,7 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
         ["version"] => Ok(Reply::ok(&json!({ "HumanVersion": env!("CARGO_PKG_VERSION") }))),
         ["services"] => {
             let peer = call.peer();
-            let make = move |scope: &Scope, out: &mut Composer| {
+            let make = move |scope: &Scope, out: &mut ListBuilder| {
                 // A service of the client's own host has the plain id as its key.
                 let own = own_instances(scope);
                 let services = own.iter().map(|(it, kept)| (AgentService::new(it, kept), comes_from(it, &peer)));
@@ -88,7 +88,7 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
         }
         ["service", id] => watched_service(call, id).await,
         ["checks"] => {
-            let make = |scope: &Scope, out: &mut Composer| {
+            let make = |scope: &Scope, out: &mut ListBuilder| {
                 let of_nodes = machine::named(scope, &scope.node);
                 let of_nodes = of_nodes.iter().flat_map(|(node, kept)| entry::node_checks(node, kept));
                 let checks: BTreeMap<String, Check> = own_instances(scope)

@@ -8,11 +8,11 @@ use hyper::StatusCode;
 use serde_json::Value;
 
 use super::entry::{self, AgentService, CatalogService, Node};
-use super::machine::{self, After, Told};
+use super::machine::{self, After, NodeFields};
 use super::wire::{self, Kept, Object};
 use super::{Call, DATACENTER, Scope, add, checks, entries, has_tags};
+use crate::api::list_cache::ListBuilder;
 use crate::api::reply::JSON;
-use crate::api::whole::Composer;
 use crate::api::{ApiError, Reply, identity};
 use crate::{Encoding, Instance, InstanceId, Registration, ServiceSnapshot};
 
@@ -75,7 +75,7 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
         ["node-services", name] => {
             let blocked = call.blocked(None).await?;
             let (name, wanted) = ((*name).to_owned(), (*name).to_owned());
-            let make = move |scope: &Scope, out: &mut Composer| node_services(scope, &wanted, out);
+            let make = move |scope: &Scope, out: &mut ListBuilder| node_services(scope, &wanted, out);
             Ok(blocked.show(call.whole("consul.node.services", &name, make).await?))
         }
         _ => Err(call.no_such_path()),
@@ -88,7 +88,7 @@ pub(super) fn bracketed(list: &[u8]) -> Reply {
 }
 
 /// Writes the names of services with the tags of their instances.
-fn services(scope: &Scope, out: &mut Composer) {
+fn services(scope: &Scope, out: &mut ListBuilder) {
     out.text("{");
     let mut some = false;
     for service in scope.services() {
@@ -126,7 +126,7 @@ fn tags(service: &ServiceSnapshot, fits: impl Fn(&Instance) -> bool) -> Bytes {
     inner.to_owned().into()
 }
 
-fn nodes(scope: &Scope, out: &mut Composer) {
+fn nodes(scope: &Scope, out: &mut ListBuilder) {
     let own = scope.node.as_str();
     let mut nodes: BTreeMap<String, Node> = BTreeMap::new();
     if scope.wanted.node_meta.is_empty() {
@@ -151,7 +151,7 @@ fn nodes(scope: &Scope, out: &mut Composer) {
 }
 
 /// Writes a node and its services; `null`, as at Consul, if there is no such node.
-fn node(scope: &Scope, name: &str, out: &mut Composer) {
+fn node(scope: &Scope, name: &str, out: &mut ListBuilder) {
     let on_it = on_node(scope, name);
     let Some(shown) = shown_node(scope, name, &on_it) else { return out.text("null") };
     out.text("{\"Node\":");
@@ -163,7 +163,7 @@ fn node(scope: &Scope, name: &str, out: &mut Composer) {
 }
 
 /// Writes the same as [`node`] with the services in a list: two on one node may have the same id, because the registry's node represents all agents.
-fn node_services(scope: &Scope, name: &str, out: &mut Composer) {
+fn node_services(scope: &Scope, name: &str, out: &mut ListBuilder) {
     let on_it = on_node(scope, name);
     let Some(shown) = shown_node(scope, name, &on_it) else {
         return out.text("{\"Node\":null,\"Services\":[]}");
@@ -207,30 +207,30 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     if !matches!(object.text("datacenter")?, "" | DATACENTER) {
         return Err(ApiError::bad(format!("Datacenter: there is one, {DATACENTER}")));
     }
-    let told = Told::read(&object)?;
-    let (of_services, of_node) = checks::of_catalog(&object, &told.name)?;
+    let fields = NodeFields::read(&object)?;
+    let (of_services, of_node) = checks::of_catalog(&object, &fields.name)?;
     let skip_update = object.flag("skipnodeupdate")?;
-    let is_known = call.context.registry.instance(&machine::id(call, &told.name)?).is_some();
+    let is_known = call.context.registry.instance(&machine::id(call, &fields.name)?).is_some();
     let service = object.get("service");
     // A node that is known only through its services needs no row of its own.
     if service.is_none() || !of_node.is_empty() || is_known {
         let with = |after: After| Ok(After { checks: machine::with_checks(&of_node, after.checks)?, ..after });
-        machine::change(call, &told, skip_update, with).await?;
+        machine::change(call, &fields, skip_update, with).await?;
     }
     let Some(service) = service else {
         for probe in &of_services {
-            let on_it = on_node_by_id(call, &told.name, &probe.service).await?;
+            let on_it = on_node_by_id(call, &fields.name, &probe.service).await?;
             let missing = || ApiError::NotFound { what: "service ID", name: probe.service.clone() };
             let with = |list| machine::with_checks(std::slice::from_ref(probe), list);
             checks::change(call, &on_it.ok_or_else(missing)?, with).await?;
         }
-        call.audit("catalog/register", &told.name);
+        call.audit("catalog/register", &fields.name);
         return Ok(Reply::ok(&true));
     };
     call.same_namespace(service)?;
     let mut read = wire::service(service, "service")?;
-    told.put_into(&mut read.kept);
-    read.kept.node_address = if read.address.is_empty() { String::new() } else { told.address.clone() };
+    fields.put_into(&mut read.kept);
+    read.kept.node_address = if read.address.is_empty() { String::new() } else { fields.address.clone() };
     if let Some(probe) = of_services.iter().find(|probe| probe.service != read.id) {
         return Err(ApiError::bad(format!(
             "the check {:?} is of the service {:?}, and this registration of {:?}",
@@ -246,8 +246,8 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     let list = checks::registered(&probes, Vec::new(), true)?;
     let mut kept = read.kept.clone();
     let (check, health) = checks::assemble(&list, &mut kept);
-    let host = if read.address.is_empty() { &told.address } else { &read.address };
-    let id = identity::consul(&call.namespace, &told.name, &read.id)?;
+    let host = if read.address.is_empty() { &fields.address } else { &read.address };
+    let id = identity::consul(&call.namespace, &fields.name, &read.id)?;
     let registration = Registration {
         weight: read.weight,
         metadata: read.metadata(&kept, &list, None)?,
@@ -281,7 +281,7 @@ async fn deregister(call: &Call<'_>) -> Result<Reply, ApiError> {
     let ids: Vec<_> = match service {
         "" => {
             let (scope, name) = (call.scope(), node.to_owned());
-            let found = call.context.whole.apart(move || on_node(&scope, &name)).await?;
+            let found = call.context.lists.apart(move || on_node(&scope, &name)).await?;
             let machine = machine::id(call, node)?;
             let known = call.context.registry.instance_or_ask(&machine).await;
             found.iter().map(|instance| instance.id.clone()).chain(known.map(|_| machine)).collect()
@@ -328,7 +328,7 @@ async fn with_check(call: &Call<'_>, node: &str, check: &str) -> Result<Option<A
         return Ok(Some(machine));
     }
     let (scope, node) = (call.scope(), node.to_owned());
-    let on_it = call.context.whole.apart(move || on_node(&scope, &node)).await?;
+    let on_it = call.context.lists.apart(move || on_node(&scope, &node)).await?;
     Ok(on_it.into_iter().find(|instance| has(instance)))
 }
 

@@ -15,7 +15,7 @@ use super::{Call, done, machine, registration_of, wire};
 use crate::api::identity::{self, in_consul};
 use crate::api::{ApiError, Reply};
 use crate::{
-    Beat, Check, CheckKind, Edit, Health, Instance, InstanceId, MOST_CHECKS, Metadata, Pace, Part, ProbeTls,
+    Beat, Check, CheckKind, Edit, Health, Instance, InstanceCheck, InstanceId, MOST_CHECKS, Metadata, Pace, ProbeTls,
     Registration,
 };
 
@@ -37,7 +37,7 @@ pub(super) struct Probe {
 
 /// A check of a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct ServiceCheck {
     pub(super) id: String,
     /// Name of the check; if empty, Consul derives one from the service's name.
     pub(super) name: String,
@@ -209,12 +209,12 @@ pub(super) fn within_limits<'a>(ids: impl ExactSizeIterator<Item = &'a str>) -> 
 }
 
 /// Returns the checks of an instance.
-pub(super) fn held(instance: &Instance, kept: &Kept) -> Vec<Held> {
+pub(super) fn held(instance: &Instance, kept: &Kept) -> Vec<ServiceCheck> {
     match instance.check.as_deref() {
         Some(Check { kind: CheckKind::Several { checks }, .. }) => {
-            let one = |part: &Part| {
+            let one = |part: &InstanceCheck| {
                 let described = kept.checks.get(&part.id).cloned().unwrap_or_default();
-                Held {
+                ServiceCheck {
                     id: part.id.clone(),
                     name: described.name,
                     notes: described.notes,
@@ -235,7 +235,7 @@ pub(super) fn held(instance: &Instance, kept: &Kept) -> Vec<Held> {
                 None => format!("service:{}", in_consul(instance)),
             };
             let (name, notes) = (kept.check_name.clone(), kept.notes.clone());
-            vec![Held { id, name, notes, check: check.cloned(), health: instance.health }]
+            vec![ServiceCheck { id, name, notes, check: check.cloned(), health: instance.health }]
         }
         _ => Vec::new(),
     }
@@ -246,16 +246,20 @@ pub(super) fn held(instance: &Instance, kept: &Kept) -> Vec<Held> {
 ///
 /// # Errors
 /// There are too many checks.
-pub(super) fn registered(probes: &[Probe], before: Vec<Held>, replaced: bool) -> Result<Vec<Held>, ApiError> {
+pub(super) fn registered(
+    probes: &[Probe],
+    before: Vec<ServiceCheck>,
+    replaced: bool,
+) -> Result<Vec<ServiceCheck>, ApiError> {
     let health = |probe: &Probe| {
         let known = before.iter().find(|held| held.id == probe.id).map(|held| held.health);
         // A new check is critical until its first report, as at Consul.
         let new = if probe.check.is_some() { Health::Critical } else { Health::Passing };
         probe.status.or(known).unwrap_or(new)
     };
-    let mut after: Vec<Held> = probes
+    let mut after: Vec<ServiceCheck> = probes
         .iter()
-        .map(|probe| Held {
+        .map(|probe| ServiceCheck {
             id: probe.id.clone(),
             name: probe.name.clone(),
             notes: probe.notes.clone(),
@@ -264,7 +268,7 @@ pub(super) fn registered(probes: &[Probe], before: Vec<Held>, replaced: bool) ->
         })
         .collect();
     if !replaced {
-        let stays = |held: &Held| held.check.is_some() && !probes.iter().any(|probe| probe.id == held.id);
+        let stays = |held: &ServiceCheck| held.check.is_some() && !probes.iter().any(|probe| probe.id == held.id);
         after.extend(before.into_iter().filter(stays));
     }
     within_limits(after.iter().map(|held| held.id.as_str()))?;
@@ -272,7 +276,7 @@ pub(super) fn registered(probes: &[Probe], before: Vec<Held>, replaced: bool) ->
 }
 
 /// Returns the check and the health of an instance with these checks, for the core. Attributes that only Consul has go into `kept`.
-pub(super) fn assemble(list: &[Held], kept: &mut Kept) -> (Option<Check>, Health) {
+pub(super) fn assemble(list: &[ServiceCheck], kept: &mut Kept) -> (Option<Check>, Health) {
     (kept.check_name, kept.notes, kept.checks) = Default::default();
     let worst = list.iter().map(|held| held.health).max().unwrap_or_default();
     match list {
@@ -287,10 +291,10 @@ pub(super) fn assemble(list: &[Held], kept: &mut Kept) -> (Option<Check>, Health
             kept.checks = described
                 .map(|held| (held.id.clone(), Described { name: held.name.clone(), notes: held.notes.clone() }))
                 .collect();
-            let part = |held: &Held| {
+            let part = |held: &ServiceCheck| {
                 let reported = Check { kind: CheckKind::Reported, deregister_after: None };
                 let check = held.check.clone().unwrap_or(reported);
-                Part { id: held.id.clone(), health: Some(held.health), check }
+                InstanceCheck { id: held.id.clone(), health: Some(held.health), check }
             };
             let kind = CheckKind::Several { checks: several.iter().map(part).collect() };
             (Some(Check { kind, deregister_after: None }), worst)
@@ -299,7 +303,7 @@ pub(super) fn assemble(list: &[Held], kept: &mut Kept) -> (Option<Check>, Health
 }
 
 /// Writes into the metadata what the model lacks: `kept`, the node, and the ids by which the checks of the service `id` are found.
-pub(super) fn keep(meta: &mut BTreeMap<String, String>, kept: &Kept, id: &str, checks: &[Held]) {
+pub(super) fn keep(meta: &mut BTreeMap<String, String>, kept: &Kept, id: &str, checks: &[ServiceCheck]) {
     meta.retain(|key, _| key.strip_prefix(CHECK_ID).is_none_or(|rest| !rest.is_empty() && !rest.starts_with('.')));
     match *kept == Kept::default() {
         true => meta.remove(wire::KEPT),
@@ -408,7 +412,7 @@ pub(super) async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         return Err(ApiError::bad("expected Name, or an ID"));
     }
     if service.is_empty() {
-        machine::change(call, &machine::Told::of_agent(call), false, |after| {
+        machine::change(call, &machine::NodeFields::of_agent(call), false, |after| {
             Ok(machine::After { checks: machine::with_checks(std::slice::from_ref(&probe), after.checks)?, ..after })
         })
         .await?;
@@ -432,13 +436,13 @@ pub(super) async fn deregister(call: &Call<'_>, check: &str) -> Result<Reply, Ap
 
 /// Removes a check from a service, or from a node.
 pub(super) async fn remove(call: &Call<'_>, instance: &Instance, check: &str) -> Result<(), ApiError> {
-    let without = |mut list: Vec<Held>| {
+    let without = |mut list: Vec<ServiceCheck>| {
         let before = list.len();
         list.retain(|held| held.id != check);
         if list.len() == before { Err(no_such_check(check)) } else { Ok(list) }
     };
     if instance.id.is_of_machine() {
-        return machine::change(call, &machine::Told::known(instance), true, |after| {
+        return machine::change(call, &machine::NodeFields::known(instance), true, |after| {
             Ok(machine::After { checks: without(after.checks)?, ..after })
         })
         .await;
@@ -450,7 +454,7 @@ pub(super) async fn remove(call: &Call<'_>, instance: &Instance, check: &str) ->
 pub(super) async fn change(
     call: &Call<'_>,
     id: &InstanceId,
-    decide: impl Fn(Vec<Held>) -> Result<Vec<Held>, ApiError>,
+    decide: impl Fn(Vec<ServiceCheck>) -> Result<Vec<ServiceCheck>, ApiError>,
 ) -> Result<(), ApiError> {
     let change = call.context.registry.change(id, |instance| {
         let missing = || ApiError::NotFound { what: "service ID", name: id.local().to_owned() };
@@ -487,7 +491,7 @@ mod tests {
         Probe { id: id.into(), name: format!("name of {id}"), check, status, ..Probe::default() }
     }
 
-    fn ids(list: &[Held]) -> Vec<(&str, Health)> {
+    fn ids(list: &[ServiceCheck]) -> Vec<(&str, Health)> {
         list.iter().map(|held| (held.id.as_str(), held.health)).collect()
     }
 

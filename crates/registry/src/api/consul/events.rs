@@ -178,7 +178,7 @@ async fn listed(call: &Call<'_>, asked: &Asked, found: Vec<Arc<Entry>>) -> Resul
     }
     let (context, scope, asked) = (Arc::clone(call.context), call.scope(), asked.clone());
     call.context
-        .whole
+        .lists
         .apart(move || {
             let nodes = asked.nodes_of(&context, &scope);
             events.retain(|(_, event)| nodes.iter().any(|node| event.is_for(node, &context.event_patterns)));

@@ -9,8 +9,8 @@ use super::wire::{Kept, health, status};
 use super::{Call, Scope, entries, has_tags, machine};
 use std::sync::Arc;
 
+use crate::api::list_cache::ListBuilder;
 use crate::api::reply::JSON;
-use crate::api::whole::Composer;
 use crate::api::{ApiError, Reply};
 use crate::{Encoding, Health, Instance, ServiceSnapshot};
 
@@ -40,13 +40,13 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
                 })?),
             };
             let blocked = call.blocked(None).await?;
-            let make = move |scope: &Scope, out: &mut Composer| in_state(scope, wanted, out);
+            let make = move |scope: &Scope, out: &mut ListBuilder| in_state(scope, wanted, out);
             Ok(blocked.show(call.whole("consul.state", wanted.map_or("any", status), make).await?))
         }
         ["node", node] => {
             let blocked = call.blocked(None).await?;
             let wanted = (*node).to_owned();
-            let make = move |scope: &Scope, out: &mut Composer| {
+            let make = move |scope: &Scope, out: &mut ListBuilder| {
                 let nodes = machine::named(scope, &wanted);
                 let of_nodes = nodes.iter().flat_map(|(node, kept)| of_node(node, kept, scope, None));
                 let all = on_node(scope, &wanted);
@@ -63,7 +63,7 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
 }
 
 /// Writes the checks of all services in a state; `None` for any state.
-fn in_state(scope: &Scope, state: Option<Health>, out: &mut Composer) {
+fn in_state(scope: &Scope, state: Option<Health>, out: &mut ListBuilder) {
     let encoding = match state {
         None => Encoding::ConsulChecks,
         Some(Health::Passing) => Encoding::ConsulChecksPassing,

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::checks::{self, Held, Probe, assemble, held, keep};
+use super::checks::{self, Probe, ServiceCheck, assemble, held, keep};
 use super::wire::{Kept, Object, flag};
 use super::{Call, Scope, done};
 use crate::api::{ApiError, Reply};
@@ -13,7 +13,7 @@ use crate::{Edit, Health, Instance, InstanceId, Metadata, Registration, machine_
 
 /// A node as given by `/v1/catalog/register` or by an agent's call.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct NodeFields {
     pub(super) name: String,
     pub(super) address: String,
     pub(super) id: String,
@@ -23,14 +23,14 @@ pub(super) struct Told {
     agent: bool,
 }
 
-impl Told {
+impl NodeFields {
     /// Parses the node of a registration in the catalog.
-    pub(super) fn read(object: &Object<'_>) -> Result<Told, ApiError> {
+    pub(super) fn read(object: &Object<'_>) -> Result<NodeFields, ApiError> {
         let (name, address) = (object.text("node")?, object.text("address")?);
         if name.is_empty() || address.is_empty() {
             return Err(ApiError::bad("expected Node and Address"));
         }
-        Ok(Told {
+        Ok(NodeFields {
             name: name.to_owned(),
             address: address.to_owned(),
             id: object.text("id")?.to_owned(),
@@ -41,14 +41,14 @@ impl Told {
     }
 
     /// Returns the node of a call to an agent.
-    pub(super) fn of_agent(call: &Call<'_>) -> Told {
-        Told { name: call.peer(), address: call.peer(), agent: true, ..Told::default() }
+    pub(super) fn of_agent(call: &Call<'_>) -> NodeFields {
+        NodeFields { name: call.peer(), address: call.peer(), agent: true, ..NodeFields::default() }
     }
 
     /// Returns the node `machine` itself, without new attributes.
-    pub(super) fn known(machine: &Instance) -> Told {
+    pub(super) fn known(machine: &Instance) -> NodeFields {
         let kept = Kept::of(machine);
-        Told { name: kept.node, address: machine.host.to_string(), agent: kept.agent, ..Told::default() }
+        NodeFields { name: kept.node, address: machine.host.to_string(), agent: kept.agent, ..NodeFields::default() }
     }
 
     /// Copies the node's attributes into those kept with an instance on it, or with the node itself.
@@ -63,7 +63,7 @@ impl Told {
 /// State of a node after a change.
 #[derive(Debug)]
 pub(super) struct After {
-    pub(super) checks: Vec<Held>,
+    pub(super) checks: Vec<ServiceCheck>,
     /// The reason of maintenance; `None` if the node is not in maintenance.
     pub(super) maintenance: Option<String>,
 }
@@ -95,11 +95,11 @@ pub(super) fn named(scope: &Scope, name: &str) -> Vec<(std::sync::Arc<Instance>,
 /// it has neither checks nor maintenance.
 pub(super) async fn change(
     call: &Call<'_>,
-    told: &Told,
+    fields: &NodeFields,
     skip_update: bool,
     decide: impl Fn(After) -> Result<After, ApiError>,
 ) -> Result<(), ApiError> {
-    let id = id(call, &told.name)?;
+    let id = id(call, &fields.name)?;
     let written = call.context.registry.change(&id, |known| {
         let known_kept = known.map(|instance| Kept::of(instance));
         let before = match (known, &known_kept) {
@@ -109,13 +109,13 @@ pub(super) async fn change(
             _ => After { checks: Vec::new(), maintenance: None },
         };
         let After { checks, maintenance } = decide(before)?;
-        let keeps = told.agent || skip_update;
+        let keeps = fields.agent || skip_update;
         let (mut kept, address) = match (known, known_kept) {
             (Some(instance), Some(kept)) if keeps => (kept, instance.host.to_string()),
             _ => {
-                let mut kept = Kept { agent: told.agent, ..Kept::default() };
-                told.put_into(&mut kept);
-                (kept, told.address.clone())
+                let mut kept = Kept { agent: fields.agent, ..Kept::default() };
+                fields.put_into(&mut kept);
+                (kept, fields.address.clone())
             }
         };
         if kept.agent && checks.is_empty() && maintenance.is_none() {
@@ -142,7 +142,7 @@ pub(super) async fn change(
 ///
 /// # Errors
 /// There are too many checks.
-pub(super) fn with_checks(probes: &[Probe], mut before: Vec<Held>) -> Result<Vec<Held>, ApiError> {
+pub(super) fn with_checks(probes: &[Probe], mut before: Vec<ServiceCheck>) -> Result<Vec<ServiceCheck>, ApiError> {
     for probe in probes {
         let mut check = probe.check.clone();
         check.iter_mut().for_each(|check| check.deregister_after = None);
@@ -151,7 +151,7 @@ pub(super) fn with_checks(probes: &[Probe], mut before: Vec<Held>) -> Result<Vec
         // A new check is critical until its first report, as at Consul; so is one registered with neither a kind nor a status.
         let health = probe.status.or(known).unwrap_or(Health::Critical);
         let (id, name, notes) = (probe.id.clone(), probe.name.clone(), probe.notes.clone());
-        let one = Held { id, name, notes, check, health };
+        let one = ServiceCheck { id, name, notes, check, health };
         match at {
             Some(at) => before[at] = one,
             None => before.push(one),
@@ -166,7 +166,7 @@ pub(super) async fn maintenance(call: &Call<'_>) -> Result<Reply, ApiError> {
     call.writes()?;
     let enable = flag(call.request.param("enable"))?;
     let reason = call.request.param("reason").unwrap_or_default();
-    change(call, &Told::of_agent(call), false, |mut after| {
+    change(call, &NodeFields::of_agent(call), false, |mut after| {
         // A node already in maintenance keeps the reason, as at Consul.
         after.maintenance = enable.then(|| after.maintenance.take().unwrap_or_else(|| reason.to_owned()));
         Ok(after)

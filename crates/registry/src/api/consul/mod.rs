@@ -32,8 +32,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::auth::{Caller, Role};
+use super::list_cache::{Key, ListBuilder, MOST_AT_ONCE, entries};
 use super::reply::JSON;
-use super::whole::{Composer, Key, MOST_AT_ONCE, entries};
 use super::{ApiError, Context, Reply, Request, Watched, identity};
 use crate::{
     Encoding, Instance, InstanceId, NamespaceName, Registration, Registry, Revision, ServiceKey, ServiceSnapshot,
@@ -256,16 +256,16 @@ impl Call<'_> {
         &self,
         what: &'static str,
         more: &str,
-        make: impl FnOnce(&Scope, &mut Composer) + Send + 'static,
+        make: impl FnOnce(&Scope, &mut ListBuilder) + Send + 'static,
     ) -> Result<Reply, ApiError> {
         let (scope, packed) = (self.scope(), self.request.accepts_gzip());
-        let make = move |out: &mut Composer| make(&scope, out);
+        let make = move |out: &mut ListBuilder| make(&scope, out);
         let body = if !self.wanted.is_all() {
-            self.context.whole.once(packed, make).await?
+            self.context.lists.once(packed, make).await?
         } else {
             let key = Key { what, namespace: self.namespace.as_str().to_owned(), more: more.to_owned(), packed };
             let stamp = || (self.context.registry.revision_in(&self.namespace), Revision(0));
-            self.context.whole.get(key, stamp, make).await?
+            self.context.lists.get(key, stamp, make).await?
         };
         Ok(Reply::pieces(JSON, body, packed))
     }
@@ -279,12 +279,12 @@ impl Call<'_> {
         make: impl Fn(&[Arc<Instance>], &Scope) -> Bytes + Send + 'static,
     ) -> Result<Reply, ApiError> {
         let (scope, packed) = (self.scope(), self.request.accepts_gzip());
-        let make = move |service: &ServiceSnapshot, out: &mut Composer| {
+        let make = move |service: &ServiceSnapshot, out: &mut ListBuilder| {
             out.text("[");
             out.list(service, encoding, "", ",", |instances| make(instances, &scope));
             out.text("]");
         };
-        let body = self.context.whole.of_service(snapshot, encoding, packed, make).await?;
+        let body = self.context.lists.of_service(snapshot, encoding, packed, make).await?;
         Ok(Reply::pieces(JSON, body, packed))
     }
 
@@ -298,7 +298,7 @@ impl Call<'_> {
         if snapshot.instances.len() <= MOST_AT_ONCE {
             return Ok(look(&snapshot, &scope));
         }
-        self.context.whole.apart(move || look(&snapshot, &scope)).await
+        self.context.lists.apart(move || look(&snapshot, &scope)).await
     }
 
     /// Returns the tags of `?tag=`, all of which an instance must have.
@@ -351,7 +351,7 @@ fn has_tags(tags: &[String], wanted: &[String]) -> bool {
 }
 
 /// Adds a JSON value.
-fn add(out: &mut Composer, value: &impl Serialize) {
+fn add(out: &mut ListBuilder, value: &impl Serialize) {
     out.text(serde_json::to_vec(value).unwrap_or_default());
 }
 

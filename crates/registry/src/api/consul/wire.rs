@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::checks::{self, Held, Probe};
+use super::checks::{self, Probe, ServiceCheck};
 use crate::api::identity::CLIENT_ID;
 use crate::api::{ApiError, RESERVED, parse_duration};
 use crate::{Health, Instance, Location, Metadata, visible};
@@ -224,7 +224,12 @@ impl Service {
     ///
     /// # Errors
     /// An entry is too long.
-    pub(super) fn metadata(&self, kept: &Kept, checks: &[Held], from: Option<&str>) -> Result<Metadata, ApiError> {
+    pub(super) fn metadata(
+        &self,
+        kept: &Kept,
+        checks: &[ServiceCheck],
+        from: Option<&str>,
+    ) -> Result<Metadata, ApiError> {
         let mut meta = self.meta.clone();
         checks::keep(&mut meta, kept, &self.id, checks);
         meta.insert(CLIENT_ID.into(), self.id.clone());

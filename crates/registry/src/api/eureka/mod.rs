@@ -23,8 +23,8 @@ use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use super::auth::{Caller, Role};
+use super::list_cache::{Key, ListBuilder, Pieces};
 use super::reply::{JSON, XML};
-use super::whole::{Composer, Key, Pieces};
 use super::{ApiError, Context, RESERVED, Reply, Request, identity};
 use crate::{
     Beat, Check, CheckKind, Edit, Instance, InstanceId, Metadata, NamespaceName, Patch, Registration, Revision,
@@ -107,7 +107,7 @@ impl Call<'_> {
         }
         let (upper, namespace) = (app_name(app), self.namespace.clone());
         let same = move || registry.services(Some(&namespace)).into_iter().find(|it| app_name(it.key.name()) == upper);
-        let other = self.context.whole.apart(same).await?;
+        let other = self.context.lists.apart(same).await?;
         Ok(other.map_or(usual, |service| service.key.clone()))
     }
 
@@ -152,7 +152,7 @@ impl Call<'_> {
         what: &'static str,
         more: &str,
         since: Revision,
-        make: impl FnOnce(&whole::All, &mut Composer) + Send + 'static,
+        make: impl FnOnce(&whole::All, &mut ListBuilder) + Send + 'static,
     ) -> Result<Pieces, ApiError> {
         let (registry, namespace, form) = (&self.context.registry, &self.namespace, self.form);
         let packed = self.request.accepts_gzip();
@@ -160,8 +160,8 @@ impl Call<'_> {
         let key = Key { what, namespace: namespace.as_str().into(), more, packed };
         let stamp = || (registry.revision_in(namespace), since);
         let (registry_there, namespace_there) = (registry.clone(), namespace.clone());
-        let make = move |out: &mut Composer| make(&whole::All::new(registry_there, &namespace_there, form), out);
-        self.context.whole.get(key, stamp, make).await
+        let make = move |out: &mut ListBuilder| make(&whole::All::new(registry_there, &namespace_there, form), out);
+        self.context.lists.get(key, stamp, make).await
     }
 
     fn reply(&self, body: Pieces) -> Reply {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::shown;
 use super::view::{self, Form, HashCode, app_name};
 use crate::api::identity;
-use crate::api::whole::Composer;
+use crate::api::list_cache::ListBuilder;
 use crate::{Change, Encoding, Instance, NamespaceName, Registry, Revision, ServiceSnapshot};
 
 /// All applications in their current state.
@@ -48,7 +48,7 @@ impl All {
     }
 
     /// Writes all applications.
-    pub(super) fn applications(&self, out: &mut Composer) {
+    pub(super) fn applications(&self, out: &mut ListBuilder) {
         let form = self.form;
         // Two services whose names differ only in case are one application.
         let mut applications: BTreeMap<String, Vec<&Arc<ServiceSnapshot>>> = BTreeMap::new();
@@ -74,7 +74,7 @@ impl All {
     }
 
     /// Writes the changes after `since`, only the last one of each instance; all applications if the changes are no longer known.
-    pub(super) fn delta(&self, since: Revision, out: &mut Composer) {
+    pub(super) fn delta(&self, since: Revision, out: &mut ListBuilder) {
         let Some(changes) = self.registry.all_changes(since) else { return self.applications(out) };
         let mut latest = BTreeMap::new();
         for change in changes.iter().filter(|change| change.service().namespace() == self.namespace.as_str()) {
@@ -106,7 +106,7 @@ impl All {
     }
 
     /// Writes the applications that have a wanted instance; nothing if there is none.
-    pub(super) fn wanted(&self, wanted: impl Fn(&Instance) -> bool, out: &mut Composer) {
+    pub(super) fn wanted(&self, wanted: impl Fn(&Instance) -> bool, out: &mut ListBuilder) {
         let applications = shown(&self.services, wanted);
         if applications.is_empty() {
             return;
@@ -119,14 +119,14 @@ impl All {
     }
 }
 
-fn begin(form: Form, out: &mut Composer) {
+fn begin(form: Form, out: &mut ListBuilder) {
     out.text(match form {
         Form::Xml => "<?xml version=\"1.0\" encoding=\"UTF-8\"?><applications>",
         Form::Json => "{\"applications\":{\"application\":[",
     });
 }
 
-fn add(application: &serde_json::Value, behind: bool, form: Form, out: &mut Composer) {
+fn add(application: &serde_json::Value, behind: bool, form: Form, out: &mut ListBuilder) {
     match form {
         Form::Xml => out.text(view::xml_part("application", application)),
         Form::Json => {
@@ -136,7 +136,7 @@ fn add(application: &serde_json::Value, behind: bool, form: Form, out: &mut Comp
     }
 }
 
-fn end(code: &str, revision: Revision, form: Form, out: &mut Composer) {
+fn end(code: &str, revision: Revision, form: Form, out: &mut ListBuilder) {
     out.text(match form {
         Form::Xml => format!(
             "<apps__hashcode>{code}</apps__hashcode><versions__delta>{revision}</versions__delta></applications>"

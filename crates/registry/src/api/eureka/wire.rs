@@ -122,13 +122,13 @@ fn port(value: Option<&Value>) -> Result<(u16, bool), ApiError> {
 }
 
 /// A part of an instance, with fields looked up by name. A field of an unexpected type is an error: no sent field is silently dropped.
-struct Part<'a> {
+struct ObjectFields<'a> {
     map: &'a Map<String, Value>,
     /// Name of the part in messages.
     name: &'a str,
 }
 
-impl<'a> Part<'a> {
+impl<'a> ObjectFields<'a> {
     /// Returns a field. `null` and the empty text of an empty XML element count as missing.
     fn get(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).filter(|value| !value.is_null() && value.as_str() != Some(""))
@@ -147,10 +147,10 @@ impl<'a> Part<'a> {
         self.get(name).map(|value| read(value).ok_or_else(|| self.wrong(name, "a whole number"))).transpose()
     }
 
-    fn part(&self, name: &'a str) -> Result<Option<Part<'a>>, ApiError> {
+    fn part(&self, name: &'a str) -> Result<Option<ObjectFields<'a>>, ApiError> {
         let read = |value: &'a Value| value.as_object().ok_or_else(|| self.wrong(name, "an object"));
         let map = self.get(name).map(read).transpose()?;
-        Ok(map.map(|map| Part { map, name }))
+        Ok(map.map(|map| ObjectFields { map, name }))
     }
 }
 
@@ -161,7 +161,7 @@ pub(super) fn read(body: &Value) -> Result<Sent, ApiError> {
         .get("instance")
         .and_then(Value::as_object)
         .ok_or_else(|| ApiError::bad("the body: expected {\"instance\": {…}}"))?;
-    let instance = Part { map, name: "instance" };
+    let instance = ObjectFields { map, name: "instance" };
     let host_name = instance.text("hostName")?;
     let host = instance
         .text("ipAddr")?

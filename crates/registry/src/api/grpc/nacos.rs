@@ -11,7 +11,7 @@ use super::proto::nacos as pb;
 use super::proto::nacos::bi_request_stream_server::{BiRequestStream, BiRequestStreamServer};
 use super::proto::nacos::request_server::{Request as Calls, RequestServer};
 use super::{Answering, Answers, Door, HttpRequest, Mounted, Who, answered};
-use crate::api::nacos::{Connection, End, Said, Shown, Sign};
+use crate::api::nacos::{Connection, End, OutgoingMessage, Shown, Sign};
 use crate::api::{Context, Front};
 
 /// Header of the token in an envelope.
@@ -54,9 +54,9 @@ fn connection<T>(request: &Request<T>) -> Result<Arc<Connection>, Status> {
     request.extensions().get::<Arc<Connection>>().cloned().ok_or_else(nowhere)
 }
 
-fn payload(said: Said) -> pb::Payload {
-    let metadata = pb::Metadata { r#type: said.kind.into(), ..Default::default() };
-    let body = prost_types::Any { type_url: String::new(), value: said.json };
+fn payload(message: OutgoingMessage) -> pb::Payload {
+    let metadata = pb::Metadata { r#type: message.kind.into(), ..Default::default() };
+    let body = prost_types::Any { type_url: String::new(), value: message.json };
     pb::Payload { metadata: Some(metadata), body: Some(body) }
 }
 
@@ -89,7 +89,7 @@ impl BiRequestStream for Nacos {
             Ok(metadata) => Sign::of(&metadata.r#type),
             Err(_) => Sign::Alive,
         });
-        let (out, told) = mpsc::channel::<Said>(OUT);
+        let (out, told) = mpsc::channel::<OutgoingMessage>(OUT);
         let serving = async move {
             let end = connection.attend(&context, signs, &out).await;
             // Without a stream, the client can receive neither pushes nor probes.
@@ -98,7 +98,7 @@ impl BiRequestStream for Nacos {
             end
         };
         let serving = tokio::spawn(serving);
-        let told = stream::unfold(told, async |mut told| told.recv().await.map(|said| (Ok(payload(said)), told)));
+        let told = stream::unfold(told, async |mut told| told.recv().await.map(|message| (Ok(payload(message)), told)));
         // An error status: some clients do not notice a successful end.
         let end = stream::once(async move {
             Err(match serving.await {

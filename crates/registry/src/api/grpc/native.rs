@@ -14,8 +14,8 @@ use super::{Answers, Who, while_running};
 use crate::api::auth::Role;
 use crate::api::{ApiError, Context, changed, namespace, several};
 use crate::{
-    Beat, Change, Check, CheckKind, Health, Instance, InstanceId, Location, Metadata, NamespaceName, Outcome, Pace,
-    Part, ProbeTls, Registration, Revision, ServiceKey, WriteError, Written,
+    Beat, Change, Check, CheckKind, Health, Instance, InstanceCheck, InstanceId, Location, Metadata, NamespaceName,
+    Outcome, Pace, ProbeTls, Registration, Revision, ServiceKey, WriteError, Written,
 };
 
 /// Time that a watch waits before it checks again that the client is connected.
@@ -140,7 +140,7 @@ impl pb::registry_server::Registry for Native {
         let ns = named(&request.namespace)?;
         who.needs(context, Role::Read, ns.as_str())?;
         let registry = context.registry.clone();
-        let all = context.whole.apart(move || registry.services(Some(&ns))).await.map_err(Status::from)?;
+        let all = context.lists.apart(move || registry.services(Some(&ns))).await.map_err(Status::from)?;
         let mut wanted = all.iter().filter(|service| service.key.name() > request.from.as_str());
         let services: Vec<_> = wanted
             .by_ref()
@@ -343,7 +343,7 @@ fn check(sent: pb::Check) -> Result<Check, ApiError> {
                     return Err(ApiError::bad(format!("the check {:?} is several again", part.id)));
                 }
                 let health = health(part.health)?;
-                Ok::<_, ApiError>(Part { id: part.id, health, check: check(of)? })
+                Ok::<_, ApiError>(InstanceCheck { id: part.id, health, check: check(of)? })
             };
             CheckKind::Several { checks: several.checks.into_iter().map(part).collect::<Result<_, _>>()? }
         }
@@ -432,7 +432,7 @@ fn shown_check(check: &Check) -> pb::Check {
         }
         CheckKind::Reported => Kind::Reported(pb::check::Reported {}),
         CheckKind::Several { checks } => {
-            let part = |part: &Part| pb::check::Part {
+            let part = |part: &InstanceCheck| pb::check::Part {
                 id: part.id.clone(),
                 health: part.health.map_or(pb::Health::Unspecified, shown_health).into(),
                 check: Some(shown_check(&part.check)),

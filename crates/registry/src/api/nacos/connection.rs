@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use self::stream::{Subscribed, Subscription};
 use super::super::auth::{Caller, Role};
-use super::messages::{At, Content, Refusal, Said};
+use super::messages::{At, Content, OutgoingMessage, Refusal};
 use super::naming::{Naming, Wanted};
 use super::wire::{self, Info, Lease, Sent, Service};
 use super::*;
@@ -71,7 +71,7 @@ pub(in crate::api) struct Connection {
     let_in: Mutex<Option<LetIn>>,
     reading: Semaphore,
     /// The published instances. Locked during the changes in the store, too.
-    held: tokio::sync::Mutex<Held>,
+    held: tokio::sync::Mutex<PublishedInstances>,
     /// True once the connection has published an instance.
     published: AtomicBool,
     subscriptions: Mutex<BTreeMap<Subscribed, Subscription>>,
@@ -114,7 +114,7 @@ struct Published {
 }
 
 /// Instances published by a connection, by service.
-type Held = BTreeMap<ServiceKey, BTreeMap<InstanceId, Published>>;
+type PublishedInstances = BTreeMap<ServiceKey, BTreeMap<InstanceId, Published>>;
 
 /// An open connection; dropped when it is closed.
 pub(in crate::api) struct Opened {
@@ -241,7 +241,13 @@ impl Connection {
     }
 
     /// Answers a call, given as the name of a message and its fields as JSON.
-    pub(in crate::api) async fn answer(&self, context: &Arc<Context>, shown: Shown, kind: &str, json: &[u8]) -> Said {
+    pub(in crate::api) async fn answer(
+        &self,
+        context: &Arc<Context>,
+        shown: Shown,
+        kind: &str,
+        json: &[u8],
+    ) -> OutgoingMessage {
         self.hear();
         let (request, asked) = Asked::read(kind, json);
         let name = asked.as_ref().map_or("ErrorResponse", Asked::answer);
@@ -252,7 +258,7 @@ impl Connection {
         if let Err(Refusal::Error(error)) = &answer {
             context.refused(error);
         }
-        said(name, &request, answer)
+        message(name, &request, answer)
     }
 
     async fn carry_out(&self, context: &Arc<Context>, shown: Shown, asked: Asked) -> Result<Content, Refusal> {

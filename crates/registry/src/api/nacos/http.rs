@@ -4,8 +4,8 @@ use hyper::{Method, StatusCode};
 use serde_json::json;
 
 use super::super::auth::Role;
+use super::super::list_cache::ListBuilder;
 use super::super::reply::JSON;
-use super::super::whole::Composer;
 use super::naming::{Hosts, Naming, Wanted, named};
 use super::wire::{self, Fields, Info, Lease, Sent, Service};
 use super::*;
@@ -153,12 +153,12 @@ impl Call<'_> {
         let hosts = Hosts { revision: snapshot.revision, parts: Vec::new(), digest: Digest::of_bytes(&[]) };
         let tail = info(&service, &wanted, hosts).tail();
         let packed = self.request.accepts_gzip();
-        let make = move |snapshot: &ServiceSnapshot, out: &mut Composer| {
+        let make = move |snapshot: &ServiceSnapshot, out: &mut ListBuilder| {
             out.text(wire::HOSTS);
             out.list(snapshot, encoding, "", ",", |instances| wanted.encode(instances, &service));
             out.text(tail);
         };
-        let body = context.whole.of_service(snapshot, encoding, packed, make).await?;
+        let body = context.lists.of_service(snapshot, encoding, packed, make).await?;
         Ok(Reply::pieces(JSON, body, packed))
     }
 

@@ -70,7 +70,7 @@ impl<E: Into<ApiError>> From<E> for Refusal {
 
 /// A message to a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::api) struct Said {
+pub(in crate::api) struct OutgoingMessage {
     /// Name of the message.
     pub(in crate::api) kind: &'static str,
     /// Fields of the message.
@@ -87,8 +87,8 @@ struct Message {
     group_name: Option<String>,
     #[serde(rename = "type")]
     action: Option<String>,
-    instance: Option<Told>,
-    instances: Option<Vec<Told>>,
+    instance: Option<InstanceFields>,
+    instances: Option<Vec<InstanceFields>>,
     clusters: Option<String>,
     cluster: Option<String>,
     subscribe: Option<bool>,
@@ -101,7 +101,7 @@ struct Message {
 /// An instance in a message.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Told {
+struct InstanceFields {
     ip: Option<String>,
     port: Option<u64>,
     weight: Option<f64>,
@@ -111,7 +111,7 @@ struct Told {
     metadata: Option<Value>,
 }
 
-impl Told {
+impl InstanceFields {
     fn sent(self) -> Result<Sent, ApiError> {
         let port = self.port.ok_or_else(|| ApiError::bad("instance.port is missing"))?;
         let metadata = self.metadata.filter(|value| !value.is_null());
@@ -179,14 +179,14 @@ impl Asked {
                         )));
                     }
                 };
-                let told = message.instance.ok_or_else(|| ApiError::bad("instance is missing"))?;
-                let mut sent = Box::new(told.sent()?);
+                let fields = message.instance.ok_or_else(|| ApiError::bad("instance is missing"))?;
+                let mut sent = Box::new(fields.sent()?);
                 sent.ephemeral &= kind == INSTANCE;
                 Asked::Instance { at, register, sent }
             }
             BATCH => {
                 let at = message.at()?;
-                let list = message.instances.unwrap_or_default().into_iter().map(Told::sent);
+                let list = message.instances.unwrap_or_default().into_iter().map(InstanceFields::sent);
                 let list: Vec<Sent> = list.collect::<Result<_, _>>()?;
                 if list.iter().any(|sent| !sent.ephemeral) {
                     return Err(ApiError::bad("instances: all of a batch have to be ephemeral"));
@@ -267,7 +267,7 @@ impl Content {
 }
 
 /// Returns an answer: the fields of `kind` together with those of every answer; or the refusal.
-pub(in crate::api) fn said(kind: &'static str, request: &str, answer: Result<Content, Refusal>) -> Said {
+pub(in crate::api) fn message(kind: &'static str, request: &str, answer: Result<Content, Refusal>) -> OutgoingMessage {
     match answer {
         Ok(mut fields) => {
             for (key, value) in [
@@ -279,7 +279,7 @@ pub(in crate::api) fn said(kind: &'static str, request: &str, answer: Result<Con
             ] {
                 fields.plain[key] = value;
             }
-            Said { kind, json: fields.json() }
+            OutgoingMessage { kind, json: fields.json() }
         }
         Err(refusal) => {
             let (code, message) = match &refusal {
@@ -289,7 +289,7 @@ pub(in crate::api) fn said(kind: &'static str, request: &str, answer: Result<Con
             let fields = json!({
                 "resultCode": 500, "errorCode": code, "success": false, "message": message, "requestId": request,
             });
-            Said { kind: "ErrorResponse", json: fields.to_string().into_bytes() }
+            OutgoingMessage { kind: "ErrorResponse", json: fields.to_string().into_bytes() }
         }
     }
 }
@@ -307,11 +307,11 @@ fn code(error: &ApiError) -> u32 {
 }
 
 /// Returns a request of the server, with `fields` besides those of every request.
-pub(super) fn request(kind: &'static str, id: u64, fields: impl Into<Content>) -> Said {
+pub(super) fn request(kind: &'static str, id: u64, fields: impl Into<Content>) -> OutgoingMessage {
     let mut fields = fields.into();
     fields.plain["requestId"] = json!(id.to_string());
     fields.plain["headers"] = json!({});
-    Said { kind, json: fields.json() }
+    OutgoingMessage { kind, json: fields.json() }
 }
 
 #[cfg(test)]
@@ -394,8 +394,8 @@ mod tests {
 
     #[test]
     fn every_answer_has_what_clients_need() {
-        let fields = |said: &Said| serde_json::from_slice::<Value>(&said.json).unwrap();
-        let good = said("InstanceResponse", "7", Ok(json!({"type": "registerInstance"}).into()));
+        let fields = |message: &OutgoingMessage| serde_json::from_slice::<Value>(&message.json).unwrap();
+        let good = message("InstanceResponse", "7", Ok(json!({"type": "registerInstance"}).into()));
         assert_eq!((good.kind, &fields(&good)["requestId"]), ("InstanceResponse", &json!("7")));
         for (refusal, code) in [
             (Refusal::NoConnection, 301),
@@ -404,7 +404,7 @@ mod tests {
             (ApiError::NotImplemented("x".into()).into(), 302),
             (ApiError::Unavailable("x".into()).into(), 500),
         ] {
-            let bad = said("InstanceResponse", "", Err(refusal));
+            let bad = message("InstanceResponse", "", Err(refusal));
             let fields = fields(&bad);
             assert_eq!(
                 (bad.kind, &fields["errorCode"], &fields["success"]),

@@ -36,8 +36,8 @@ use crate::Instance;
 
 pub(super) use connection::{Connection, End, Opened, Shown};
 pub(super) use http::{handle, is_login};
-use messages::{Asked, said};
-pub(super) use messages::{Said, Sign};
+use messages::{Asked, message};
+pub(super) use messages::{OutgoingMessage, Sign};
 
 /// Default namespace.
 const PUBLIC: &str = "public";

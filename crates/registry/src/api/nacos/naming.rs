@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::super::auth::{Caller, Role};
-use super::super::whole::{MOST_AT_ONCE, entries};
+use super::super::list_cache::{MOST_AT_ONCE, entries};
 use super::super::{namespace, several};
 use super::wire::{self, Lease, Sent, Service};
 use super::*;
@@ -161,7 +161,7 @@ impl Naming<'_> {
             let named = named.filter_map(|service| Service::of(service.key.name(), "").ok());
             named.filter(|service| service.group == group).map(|service| service.name).collect()
         };
-        let names = self.context.whole.apart(names).await?;
+        let names = self.context.lists.apart(names).await?;
         let size = usize::try_from(size).unwrap_or(MOST_NAMES).clamp(1, MOST_NAMES);
         let skipped = usize::try_from(page.max(1) - 1).unwrap_or(usize::MAX).saturating_mul(size);
         let count = names.len();
@@ -191,7 +191,7 @@ pub(super) async fn hosts(
         return Ok(encoded(&snapshot, service, wanted));
     }
     let (service, wanted) = (service.clone(), wanted.clone());
-    context.whole.apart(move || encoded(&snapshot, &service, &wanted)).await
+    context.lists.apart(move || encoded(&snapshot, &service, &wanted)).await
 }
 
 fn encoded(snapshot: &ServiceSnapshot, service: &Service, wanted: &Wanted) -> Hosts {

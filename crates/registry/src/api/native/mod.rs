@@ -14,8 +14,8 @@ use hyper::header::{ETAG, HeaderName, IF_NONE_MATCH, VARY};
 use serde_json::{Value, json};
 
 use super::auth::{Caller, Role};
+use super::list_cache::{ListBuilder, entries};
 use super::reply::JSON;
-use super::whole::{Composer, entries};
 use super::{ApiError, Context, Reply, Request, Watched, changed, namespace, several};
 use crate::{
     Beat, Encoding, InstanceId, NamespaceName, Patch, Registration, Registry, Revision, ServiceKey, ServiceSnapshot,
@@ -170,7 +170,7 @@ fn done<'a>(id: &'a str, written: &crate::Written) -> Outcome<'a> {
 
 async fn list_namespaces(context: &Context, caller: Caller) -> Result<Reply, ApiError> {
     let registry = context.registry.clone();
-    let names = context.whole.apart(move || registry.namespaces()).await?;
+    let names = context.lists.apart(move || registry.namespaces()).await?;
     let seen: Vec<&str> = names.iter().map(NamespaceName::as_str).filter(|name| caller.may(Role::Read, name)).collect();
     Ok(Reply::ok(&json!({ "namespaces": seen })))
 }
@@ -205,7 +205,7 @@ async fn list_services(context: &Context, request: &Request, ns: &NamespaceName)
     let from = request.param("from").unwrap_or_default().to_owned();
     let protected = protected(context);
     let (registry, ns) = (context.registry.clone(), ns.clone());
-    let page = context.whole.apart(move || list_page(&registry, &ns, &prefix, &from, limit, &protected, revision));
+    let page = context.lists.apart(move || list_page(&registry, &ns, &prefix, &from, limit, &protected, revision));
     Ok(Reply::ok(&page.await?).header(REVISION, revision.0).waited(waited))
 }
 
@@ -272,7 +272,7 @@ async fn discover(context: &Context, request: &Request, service: &ServiceKey) ->
         Reply::empty(StatusCode::NOT_MODIFIED)
     } else if filter.is_empty() {
         let packed = request.accepts_gzip();
-        let body = context.whole.of_service(Arc::clone(&snapshot), Encoding::NativeJson, packed, compose).await?;
+        let body = context.lists.of_service(Arc::clone(&snapshot), Encoding::NativeJson, packed, compose).await?;
         Reply::pieces(JSON, body, packed)
     } else {
         Reply::ok(&ShownService::new(&snapshot, |instance| filter.fits(instance)))
@@ -281,7 +281,7 @@ async fn discover(context: &Context, request: &Request, service: &ServiceKey) ->
 }
 
 /// Writes a service with all its instances, in the form of [`ShownService`].
-fn compose(snapshot: &ServiceSnapshot, out: &mut Composer) {
+fn compose(snapshot: &ServiceSnapshot, out: &mut ListBuilder) {
     let empty = serde_json::to_vec(&ShownService::new(snapshot, |_| false)).unwrap_or_default();
     // The instances come last: `…,"instances":[]}`.
     out.text(empty.strip_suffix(b"]}").unwrap_or_default());

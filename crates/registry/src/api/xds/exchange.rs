@@ -107,7 +107,7 @@ pub(in crate::api) struct TooMany;
 
 /// A response.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::api) struct Told {
+pub(in crate::api) struct XdsResponse {
     /// Type of the resources.
     pub(in crate::api) kind: Kind,
     /// Version of the content: the highest revision of the services with endpoints in it, or a checksum of names.
@@ -183,7 +183,7 @@ impl Exchange {
     }
 
     /// Returns the next response, from the current state; `None` if the client has everything that it asked for.
-    pub(in crate::api) fn next(&mut self, world: &impl World) -> Option<Told> {
+    pub(in crate::api) fn next(&mut self, world: &impl World) -> Option<XdsResponse> {
         for kind in Kind::ALL {
             let Some(subscription) = self.subscriptions.get_mut(&kind) else { continue };
             let found = match kind {
@@ -196,7 +196,7 @@ impl Exchange {
             subscription.nonce = self.nonce;
             let resource = |value| Resource { type_url: kind.type_url().into(), value };
             let resources = resources.into_iter().map(resource).collect();
-            return Some(Told { kind, version, nonce: self.nonce.to_string(), resources });
+            return Some(XdsResponse { kind, version, nonce: self.nonce.to_string(), resources });
         }
         None
     }

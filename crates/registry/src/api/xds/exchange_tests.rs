@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use prost::Message;
 
 use super::endpoints;
-use super::exchange::{Asked, Exchange, Listing, NAMES, Noted, Told, World};
+use super::exchange::{Asked, Exchange, Listing, NAMES, Noted, World, XdsResponse};
 use super::pb::envoy::config::cluster::v3::Cluster;
 use super::pb::envoy::config::core::v3::HealthStatus;
 use super::pb::envoy::config::endpoint::v3::ClusterLoadAssignment;
@@ -105,7 +105,7 @@ struct Client {
     has: BTreeMap<Kind, BTreeMap<String, usize>>,
     /// Requests not yet read by the server, and responses not yet read by the client.
     out: VecDeque<Asked>,
-    back: VecDeque<Told>,
+    back: VecDeque<XdsResponse>,
 }
 
 impl Client {
@@ -132,22 +132,22 @@ impl Client {
     }
 
     /// Processes a response, and acknowledges it.
-    fn take(&mut self, told: Told) {
-        let wanted = self.wanted.get(&told.kind).cloned().unwrap_or_default();
-        let all = self.all(told.kind);
-        let has = self.has.entry(told.kind).or_default();
-        if told.kind.is_whole() {
+    fn take(&mut self, response: XdsResponse) {
+        let wanted = self.wanted.get(&response.kind).cloned().unwrap_or_default();
+        let all = self.all(response.kind);
+        let has = self.has.entry(response.kind).or_default();
+        if response.kind.is_whole() {
             has.clear();
         }
-        for resource in &told.resources {
-            assert_eq!(resource.type_url, told.kind.type_url());
-            let (name, count) = read(told.kind, &resource.value);
+        for resource in &response.resources {
+            assert_eq!(resource.type_url, response.kind.type_url());
+            let (name, count) = read(response.kind, &resource.value);
             if all || wanted.contains(&name) {
                 has.insert(name, count);
             }
         }
-        self.nonce.insert(told.kind, told.nonce);
-        self.send(told.kind, None);
+        self.nonce.insert(response.kind, response.nonce);
+        self.send(response.kind, None);
     }
 }
 
@@ -186,9 +186,9 @@ proptest! {
         let (mut world, mut exchange, mut client) = (Registry::default(), Exchange::default(), Client::default());
         let answer = |exchange: &mut Exchange, world: &Registry, client: &mut Client| {
             exchange.list(world.listed());
-            let told = exchange.next(world);
-            let some = told.is_some();
-            client.back.extend(told);
+            let response = exchange.next(world);
+            let some = response.is_some();
+            client.back.extend(response);
             some
         };
         for step in steps {
@@ -202,8 +202,8 @@ proptest! {
                     exchange.request(asked).unwrap();
                 },
                 Step::Answer => drop(answer(&mut exchange, &world, &mut client)),
-                Step::Take => if let Some(told) = client.back.pop_front() {
-                    client.take(told);
+                Step::Take => if let Some(response) = client.back.pop_front() {
+                    client.take(response);
                 },
             }
         }
@@ -218,8 +218,8 @@ proptest! {
             while answer(&mut exchange, &world, &mut client) {
                 moved = true;
             }
-            while let Some(told) = client.back.pop_front() {
-                client.take(told);
+            while let Some(response) = client.back.pop_front() {
+                client.take(response);
             }
             if !moved {
                 break;
@@ -256,8 +256,8 @@ fn asked(kind: Kind, names: &[&str], nonce: &str) -> Asked {
     Asked { kind, names: names.iter().map(|name| (*name).to_owned()).collect(), nonce: nonce.into(), refused: None }
 }
 
-fn names(told: &Told) -> Vec<String> {
-    told.resources.iter().map(|resource| read(told.kind, &resource.value).0).collect()
+fn names(response: &XdsResponse) -> Vec<String> {
+    response.resources.iter().map(|resource| read(response.kind, &resource.value).0).collect()
 }
 
 #[test]
@@ -289,20 +289,24 @@ fn who_asks_without_names_asks_for_all_clusters_and_for_no_endpoints() {
     exchange.request(asked(Kind::Endpoints, &[], "")).unwrap();
     exchange.request(asked(Kind::Listener, &[], "")).unwrap();
     assert!(exchange.wants_all());
-    let told = exchange.next(&world).unwrap();
-    assert_eq!((told.kind, names(&told)), (Kind::Listener, vec![]), "clusters are not known before the list is");
+    let response = exchange.next(&world).unwrap();
+    assert_eq!(
+        (response.kind, names(&response)),
+        (Kind::Listener, vec![]),
+        "clusters are not known before the list is"
+    );
     exchange.list(world.listed());
-    let told = exchange.next(&world).unwrap();
-    assert_eq!((told.kind, names(&told)), (Kind::Cluster, vec!["default/a".to_owned()]));
+    let response = exchange.next(&world).unwrap();
+    assert_eq!((response.kind, names(&response)), (Kind::Cluster, vec!["default/a".to_owned()]));
     assert_eq!(exchange.next(&world), None);
     // By name from now on, and then none.
-    exchange.request(asked(Kind::Cluster, &["a"], &told.nonce)).unwrap();
-    let told = exchange.next(&world).unwrap();
-    assert_eq!(names(&told), ["a"]);
-    exchange.request(asked(Kind::Cluster, &[], &told.nonce)).unwrap();
+    exchange.request(asked(Kind::Cluster, &["a"], &response.nonce)).unwrap();
+    let response = exchange.next(&world).unwrap();
+    assert_eq!(names(&response), ["a"]);
+    exchange.request(asked(Kind::Cluster, &[], &response.nonce)).unwrap();
     assert!(!exchange.wants_all());
     assert_eq!(exchange.next(&world), None);
-    exchange.request(asked(Kind::Cluster, &["*"], &told.nonce)).unwrap();
+    exchange.request(asked(Kind::Cluster, &["*"], &response.nonce)).unwrap();
     assert_eq!(names(&exchange.next(&world).unwrap()), ["default/a"]);
 }
 
@@ -316,16 +320,16 @@ fn many_endpoints_come_in_several_responses() {
     let wanted: Vec<&str> = services.iter().map(String::as_str).collect();
     exchange.request(asked(Kind::Endpoints, &wanted, "")).unwrap();
     let (mut seen, mut responses) = (Vec::new(), 0);
-    while let Some(told) = exchange.next(&world) {
-        assert!(told.encoded_len() < 2 << 20);
-        seen.extend(names(&told));
+    while let Some(response) = exchange.next(&world) {
+        assert!(response.encoded_len() < 2 << 20);
+        seen.extend(names(&response));
         responses += 1;
     }
     assert_eq!(seen, services);
     assert!(responses > 1);
 }
 
-impl Told {
+impl XdsResponse {
     fn encoded_len(&self) -> usize {
         self.resources.iter().map(Message::encoded_len).sum()
     }

@@ -81,7 +81,7 @@ impl Shared {
         }
         match &*lists {
             [one] => Ok(Arc::clone(one)),
-            _ => context.whole.apart(move || Arc::new(Listing::joined(&lists))).await,
+            _ => context.lists.apart(move || Arc::new(Listing::joined(&lists))).await,
         }
     }
 
@@ -95,7 +95,7 @@ impl Shared {
             return Ok(Arc::clone(list));
         }
         let asked = namespace.clone();
-        let made = context.whole.apart(move || {
+        let made = context.lists.apart(move || {
             let revision = revision(&registry, asked.as_ref());
             let services = registry.services(asked.as_ref());
             (revision, Arc::new(Listing::new(services.iter().map(|service| service.key.clone()))))

@@ -15,7 +15,7 @@ use tokio::time::MissedTickBehavior;
 use tonic::Status;
 
 use super::super::auth::{Auth, Caller, Role};
-use super::exchange::{Asked, Exchange, LISTED, Listing, NAMES, Told, World};
+use super::exchange::{Asked, Exchange, LISTED, Listing, NAMES, World, XdsResponse};
 use super::pb::envoy::service::discovery::v3 as discovery;
 use super::watched::{Watches, wanted};
 use super::{Kind, endpoints};
@@ -188,9 +188,9 @@ pub(in crate::api) async fn serve(
             room = out.reserve(), if behind => {
                 let (Ok(room), Some((_, caller))) = (room, &known) else { return Ok(()) };
                 match exchange.next(&Seen { context, caller }) {
-                    Some(told) => {
+                    Some(response) => {
                         context.stats.xds.responses.fetch_add(1, Ordering::Relaxed);
-                        room.send(Ok(response(told)));
+                        room.send(Ok(response(response)));
                     }
                     None => behind = false,
                 }
@@ -231,12 +231,12 @@ fn watch(watches: &mut Watches, exchange: &Exchange, caller: &Caller) {
     watches.set(wanted(keys.collect::<BTreeSet<_>>().into_iter(), listed));
 }
 
-fn response(told: Told) -> discovery::DiscoveryResponse {
+fn response(response: XdsResponse) -> discovery::DiscoveryResponse {
     discovery::DiscoveryResponse {
-        version_info: told.version,
-        resources: told.resources,
-        type_url: told.kind.type_url().to_owned(),
-        nonce: told.nonce,
+        version_info: response.version,
+        resources: response.resources,
+        type_url: response.kind.type_url().to_owned(),
+        nonce: response.nonce,
     }
 }
 

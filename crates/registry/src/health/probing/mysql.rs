@@ -21,7 +21,7 @@ const HEADER: usize = 4;
 
 /// Meaning of a server's packet.
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum ServerPacket {
     /// The server's greeting.
     Greeting,
     /// A packet that determines the health.
@@ -36,11 +36,11 @@ pub(super) async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> i
     for _ in 0..3 {
         let packet = read_until(stream, whole).await?;
         let number = packet.get(3).copied().unwrap_or(0).wrapping_add(1);
-        match (said(&packet), sent) {
-            (Said::Greeting, false) => stream.write_all(&login(number)).await?,
-            (Said::OtherWay, true) => stream.write_all(&[0, 0, 0, number]).await?,
-            (Said::Health(health), _) => return Ok(health),
-            (Said::Greeting | Said::OtherWay, _) => return Ok(Health::Critical),
+        match (packet(&packet), sent) {
+            (ServerPacket::Greeting, false) => stream.write_all(&login(number)).await?,
+            (ServerPacket::OtherWay, true) => stream.write_all(&[0, 0, 0, number]).await?,
+            (ServerPacket::Health(health), _) => return Ok(health),
+            (ServerPacket::Greeting | ServerPacket::OtherWay, _) => return Ok(Health::Critical),
         }
         sent = true;
     }
@@ -54,14 +54,14 @@ fn whole(bytes: &[u8]) -> bool {
     bytes.len() >= HEADER && bytes.len() >= HEADER + length(bytes)
 }
 
-fn said(packet: &[u8]) -> Said {
+fn packet(packet: &[u8]) -> ServerPacket {
     let payload = if whole(packet) { &packet[HEADER..] } else { &[] };
     match payload {
-        [0x0a, ..] => Said::Greeting,
-        [0x00, ..] => Said::Health(Health::Passing),
-        [0xfe, ..] => Said::OtherWay,
-        [0xff, low, high, ..] => Said::Health(verdict(u16::from_le_bytes([*low, *high]))),
-        _ => Said::Health(Health::Critical),
+        [0x0a, ..] => ServerPacket::Greeting,
+        [0x00, ..] => ServerPacket::Health(Health::Passing),
+        [0xfe, ..] => ServerPacket::OtherWay,
+        [0xff, low, high, ..] => ServerPacket::Health(verdict(u16::from_le_bytes([*low, *high]))),
+        _ => ServerPacket::Health(Health::Critical),
     }
 }
 
@@ -102,19 +102,19 @@ mod tests {
     fn what_servers_say() {
         let packet = |payload: &[u8]| [&[payload.len() as u8, 0, 0, 0][..], payload].concat();
         for (payload, expected) in [
-            (&b"\x0a8.0.36\0"[..], Said::Greeting),
-            (b"\x00\x00\x00", Said::Health(Health::Passing)),
-            (b"\xfemysql_native_password\0", Said::OtherWay),
-            (b"\xff\x15\x04#28000Access denied", Said::Health(Health::Passing)),
-            (b"\xff\x6a\x04Host is not allowed", Said::Health(Health::Passing)),
-            (b"\xff\x10\x04Too many connections", Said::Health(Health::Warning)),
-            (b"\xff\x1d\x04Server shutdown", Said::Health(Health::Critical)),
-            (b"SSH-2.0", Said::Health(Health::Critical)),
-            (b"", Said::Health(Health::Critical)),
+            (&b"\x0a8.0.36\0"[..], ServerPacket::Greeting),
+            (b"\x00\x00\x00", ServerPacket::Health(Health::Passing)),
+            (b"\xfemysql_native_password\0", ServerPacket::OtherWay),
+            (b"\xff\x15\x04#28000Access denied", ServerPacket::Health(Health::Passing)),
+            (b"\xff\x6a\x04Host is not allowed", ServerPacket::Health(Health::Passing)),
+            (b"\xff\x10\x04Too many connections", ServerPacket::Health(Health::Warning)),
+            (b"\xff\x1d\x04Server shutdown", ServerPacket::Health(Health::Critical)),
+            (b"SSH-2.0", ServerPacket::Health(Health::Critical)),
+            (b"", ServerPacket::Health(Health::Critical)),
         ] {
-            assert_eq!(said(&packet(payload)), expected, "{payload:?}");
+            assert_eq!(packet(&packet(payload)), expected, "{payload:?}");
         }
-        assert_eq!(said(b"\x09\0\0\0\x0a8"), Said::Health(Health::Critical), "cut off");
+        assert_eq!(packet(b"\x09\0\0\0\x0a8"), ServerPacket::Health(Health::Critical), "cut off");
         assert!(whole(&login(1)) && login(1)[3] == 1);
     }
 }

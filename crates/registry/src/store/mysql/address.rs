@@ -8,7 +8,7 @@ use mysql_async::{ClientIdentity, Conn, DriverError, Error, Opts, OptsBuilder, S
 use tls::rustls;
 use tls::{ConnectConfig, ConnectMode, LinkError};
 
-use super::super::address::{Names, Said};
+use super::super::address::{Names, TlsParameters};
 use super::{STORE, failed, within};
 use crate::error::StoreError;
 
@@ -49,8 +49,8 @@ pub(super) struct Database {
 impl Database {
     /// Parses `mysql://…`. No error contains a part of the address. `setup`: the first statements on each connection.
     pub(super) fn parse(address: &str, setup: Vec<String>) -> Result<Database, StoreError> {
-        let (rest, said) = NAMES.take(address, address.find('?'))?;
-        let (given, tls) = (said.mode.is_some(), config(said)?);
+        let (rest, parameters) = NAMES.take(address, address.find('?'))?;
+        let (given, tls) = (parameters.mode.is_some(), config(parameters)?);
         let query = rest.split_once('?').map_or("", |(_, query)| query);
         if query.split('&').any(|parameter| OTHERS.contains(&parameter.split('=').next().unwrap_or_default())) {
             return Err(wrong("TLS to MySQL is asked for by ssl-mode, ssl-ca, ssl-cert and ssl-key"));
@@ -116,10 +116,10 @@ fn wrong(reason: &'static str) -> StoreError {
 
 /// Makes the common configuration from the parameters. As with MySQL's own clients, CAs without a mode imply their verification, and a certificate
 /// without a mode implies TLS.
-fn config(said: Said) -> Result<ConnectConfig, StoreError> {
-    let mode = match said.mode.map(|mode| mode.to_ascii_uppercase()).as_deref() {
-        None if said.ca.is_some() => ConnectMode::VerifyCa,
-        None if said.cert.is_some() => ConnectMode::Require,
+fn config(parameters: TlsParameters) -> Result<ConnectConfig, StoreError> {
+    let mode = match parameters.mode.map(|mode| mode.to_ascii_uppercase()).as_deref() {
+        None if parameters.ca.is_some() => ConnectMode::VerifyCa,
+        None if parameters.cert.is_some() => ConnectMode::Require,
         None | Some("PREFERRED") => ConnectMode::Prefer,
         Some("DISABLED") => ConnectMode::Disable,
         Some("REQUIRED") => ConnectMode::Require,
@@ -129,10 +129,10 @@ fn config(said: Said) -> Result<ConnectConfig, StoreError> {
             return Err(wrong("ssl-mode is none of DISABLED, PREFERRED, REQUIRED, VERIFY_CA and VERIFY_IDENTITY"));
         }
     };
-    if matches!(mode, ConnectMode::VerifyCa | ConnectMode::VerifyFull) && said.ca.is_none() {
+    if matches!(mode, ConnectMode::VerifyCa | ConnectMode::VerifyFull) && parameters.ca.is_none() {
         return Err(wrong("ssl-mode=VERIFY_CA and VERIFY_IDENTITY need ssl-ca, a file of CAs in PEM"));
     }
-    let (ca_file, cert_file, key_file) = (said.ca, said.cert, said.key);
+    let (ca_file, cert_file, key_file) = (parameters.ca, parameters.cert, parameters.key);
     Ok(ConnectConfig { mode, ca_file, cert_file, key_file, ..ConnectConfig::default() })
 }
 

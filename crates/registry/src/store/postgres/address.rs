@@ -62,8 +62,8 @@ fn wrong(reason: &'static str) -> StoreError {
 fn split(address: &str) -> Result<(String, ConnectConfig), StoreError> {
     // A password may contain a question mark: as in the driver, everything up to the first @ is skipped.
     let host = address.find('@').map_or(0, |at| at + 1);
-    let (rest, said) = NAMES.take(address, address[host..].find('?').map(|at| host + at))?;
-    let mode = match said.mode.as_deref() {
+    let (rest, parameters) = NAMES.take(address, address[host..].find('?').map(|at| host + at))?;
+    let mode = match parameters.mode.as_deref() {
         None | Some("prefer") => ConnectMode::Prefer,
         Some("disable") => ConnectMode::Disable,
         Some("require") => ConnectMode::Require,
@@ -71,7 +71,7 @@ fn split(address: &str) -> Result<(String, ConnectConfig), StoreError> {
         Some("verify-full") => ConnectMode::VerifyFull,
         Some(_) => return Err(wrong("sslmode is none of disable, prefer, require, verify-ca and verify-full")),
     };
-    let ca_file = match said.ca {
+    let ca_file = match parameters.ca {
         Some(path) if path.as_os_str() == "system" => {
             // Anybody can get a certificate of a public CA, for a name of their own.
             if mode != ConnectMode::VerifyFull {
@@ -84,7 +84,7 @@ fn split(address: &str) -> Result<(String, ConnectConfig), StoreError> {
     if matches!(mode, ConnectMode::VerifyCa | ConnectMode::VerifyFull) && ca_file.is_none() {
         return Err(wrong("sslmode=verify-ca and verify-full need sslrootcert, a file of CAs in PEM"));
     }
-    let (cert_file, key_file) = (said.cert, said.key);
+    let (cert_file, key_file) = (parameters.cert, parameters.key);
     Ok((rest, ConnectConfig { mode, ca_file, cert_file, key_file, ..ConnectConfig::default() }))
 }
 

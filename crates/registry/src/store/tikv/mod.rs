@@ -27,7 +27,7 @@ use self::values::{Feed, Node, Writer};
 use super::plan::{Existing, plan};
 use super::row::Interner;
 use super::{
-    Batch, BoxFuture, Committed, Head, InstanceRow, KvStore, MOST_NODES, NodeId, NodeRow, Record, Roll, Secret,
+    Batch, BoxFuture, Committed, Head, InstanceRow, KvStore, MOST_NODES, NodeId, NodeList, NodeRow, Record, Secret,
     ServiceRow, Sink, Store, random,
 };
 use crate::error::StoreError;
@@ -276,7 +276,7 @@ impl TiKv {
         Ok(keys)
     }
 
-    async fn attend(&self, own: Option<&NodeRow>, gone: &[NodeId]) -> Result<Roll, StoreError> {
+    async fn attend(&self, own: Option<&NodeRow>, gone: &[NodeId]) -> Result<NodeList, StoreError> {
         let doing = "calling the roll";
         let deadline = Instant::now() + PATIENCE;
         let mut writes: Vec<Write> = own
@@ -315,7 +315,7 @@ impl TiKv {
             }
         }
         nodes.truncate(MOST_NODES);
-        Ok(Roll { nodes, secret })
+        Ok(NodeList { nodes, secret })
     }
 
     async fn collect(&self, up_to: Revision, before: i64, limit: usize) -> Result<usize, StoreError> {
@@ -447,7 +447,11 @@ impl Store for TiKv {
         Box::pin(self.collect(up_to, before, limit))
     }
 
-    fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>> {
+    fn attend<'a>(
+        &'a self,
+        own: Option<&'a NodeRow>,
+        gone: &'a [NodeId],
+    ) -> BoxFuture<'a, Result<NodeList, StoreError>> {
         Box::pin(self.attend(own, gone))
     }
 

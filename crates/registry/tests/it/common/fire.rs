@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use registry::store::{Batch, BoxFuture, Committed, Head, NodeId, NodeRow, Record, Roll, Sink};
+use registry::store::{Batch, BoxFuture, Committed, Head, NodeId, NodeList, NodeRow, Record, Sink};
 use registry::{InstanceId, Registry, Revision, Store, StoreError, WriteError};
 
 use super::*;
@@ -48,7 +48,11 @@ impl Store for Late {
     fn collect(&self, up_to: Revision, before: i64, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>> {
         self.store.collect(up_to, before, limit)
     }
-    fn attend<'a>(&'a self, own: Option<&'a NodeRow>, gone: &'a [NodeId]) -> BoxFuture<'a, Result<Roll, StoreError>> {
+    fn attend<'a>(
+        &'a self,
+        own: Option<&'a NodeRow>,
+        gone: &'a [NodeId],
+    ) -> BoxFuture<'a, Result<NodeList, StoreError>> {
         self.store.attend(own, gone)
     }
     fn changed(&self, seen: Revision) -> BoxFuture<'_, ()> {

@@ -125,7 +125,7 @@ impl Connection {
     ///
     /// # Errors
     /// [`End::NotAllowed`]: the client may no longer read the namespace. [`End::Stopping`].
-    async fn push(&self, context: &Context, of: &Subscribed, id: &mut u64) -> Result<Option<Said>, End> {
+    async fn push(&self, context: &Context, of: &Subscribed, id: &mut u64) -> Result<Option<OutgoingMessage>, End> {
         let caller = self.caller(context);
         let _telling = self.telling.lock().await;
         let known = self.subscriptions().get(of).map(|it| (it.namespace.clone(), it.service.clone()));
@@ -154,7 +154,7 @@ impl Connection {
         &self,
         context: &Arc<Context>,
         mut signs: impl Stream<Item = Sign> + Unpin,
-        out: &mpsc::Sender<Said>,
+        out: &mpsc::Sender<OutgoingMessage>,
     ) -> End {
         match tokio::time::timeout(BEGIN, signs.next()).await {
             Ok(Some(Sign::Setup)) => {}
@@ -215,7 +215,7 @@ impl Connection {
                 room = out.reserve(), if !due.is_empty() => {
                     let (Ok(room), Some(of)) = (room, due.pop_first()) else { return End::Left };
                     match self.push(context, &of, &mut id).await {
-                        Ok(Some(said)) => room.send(said),
+                        Ok(Some(message)) => room.send(message),
                         Ok(None) => {}
                         Err(end) => return end,
                     }
@@ -241,7 +241,7 @@ impl Connection {
     }
 
     /// Renews leases, and sends probes to a silent client. Returns when the client is lost, or when its permissions no longer suffice.
-    async fn keep(&self, context: &Arc<Context>, out: &mpsc::Sender<Said>) -> End {
+    async fn keep(&self, context: &Arc<Context>, out: &mpsc::Sender<OutgoingMessage>) -> End {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         looks.tick().await;

@@ -47,11 +47,11 @@ pub(in crate::api) struct Shared {
     /// Decoded rules by namespace.
     views: Mutex<Bounded<NamespaceName, Arc<View>>>,
     /// Answers by type and service.
-    answers: Mutex<Bounded<(Sort, ServiceKey), Answer>>,
+    answers: Mutex<Bounded<(Sort, ServiceKey), CachedRules>>,
 }
 
 #[derive(Debug)]
-struct Answer {
+struct CachedRules {
     /// Version of the namespace's rules.
     mark: RulesMark,
     /// The rules; `None` if there are none for the service.
@@ -142,7 +142,7 @@ impl Shared {
         let view = self.view(registry, &namespace, mark);
         let served = view.select(sort, &namespace, service).map(Arc::new);
         let bytes = served.as_ref().map_or(0, |served| served.content.encoded_len());
-        let answer = Answer { mark: view.mark, served: served.clone() };
+        let answer = CachedRules { mark: view.mark, served: served.clone() };
         lock(&self.answers).insert(key, bytes + service.as_str().len(), answer);
         served
     }

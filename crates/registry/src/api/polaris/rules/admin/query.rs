@@ -83,7 +83,7 @@ pub(super) async fn answer(
     // Includes the commits of all nodes so far.
     context.registry.kv_settle().await?;
     let (registry, caller) = (context.registry.clone(), caller.clone());
-    let found = context.whole.apart(move || {
+    let found = context.lists.apart(move || {
         let mut found = Vec::new();
         for entries in registry.all_rules() {
             // All rules of a list are of one namespace.

@@ -1,10 +1,10 @@
 //! Self-preservation brakes, which hold and release when many instances are lost at once. Pure.
 
-use crate::settings::BrakeSettings;
+use crate::settings::SelfPreservationSettings;
 
 /// A brake: of a service or of the whole registry, for one cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Brake {
+pub(crate) enum SelfPreservation {
     /// Missing instances are believed to be gone.
     #[default]
     Off,
@@ -24,22 +24,28 @@ pub(crate) struct Missing {
     pub(crate) of: usize,
 }
 
-impl Brake {
+impl SelfPreservation {
     /// Returns the brake's state at `now` with `found` missing.
     #[must_use]
-    pub(crate) fn judge(self, found: Missing, share: f64, settings: &BrakeSettings, now: u64) -> Brake {
+    pub(crate) fn judge(
+        self,
+        found: Missing,
+        share: f64,
+        settings: &SelfPreservationSettings,
+        now: u64,
+    ) -> SelfPreservation {
         let much = found.missing >= settings.least && found.missing as f64 > share * found.of as f64;
         let longest = u64::try_from(settings.longest.as_millis()).unwrap_or(u64::MAX);
         match self {
-            _ if !much => Brake::Off,
-            Brake::Off => Brake::Holding { since: now },
-            Brake::Holding { since } if now.saturating_sub(since) >= longest => Brake::Spent,
-            held @ (Brake::Holding { .. } | Brake::Spent) => held,
+            _ if !much => SelfPreservation::Off,
+            SelfPreservation::Off => SelfPreservation::Holding { since: now },
+            SelfPreservation::Holding { since } if now.saturating_sub(since) >= longest => SelfPreservation::Spent,
+            held @ (SelfPreservation::Holding { .. } | SelfPreservation::Spent) => held,
         }
     }
 
     pub(crate) fn holds(self) -> bool {
-        matches!(self, Brake::Holding { .. })
+        matches!(self, SelfPreservation::Holding { .. })
     }
 }
 
@@ -51,9 +57,13 @@ mod tests {
 
     #[test]
     fn holds_and_lets_go() {
-        use Brake::*;
-        let settings =
-            BrakeSettings { service_share: 0.5, whole_share: 0.5, least: 3, longest: Duration::from_millis(100) };
+        use SelfPreservation::*;
+        let settings = SelfPreservationSettings {
+            service_share: 0.5,
+            whole_share: 0.5,
+            least: 3,
+            longest: Duration::from_millis(100),
+        };
         for (before, missing, of, now, after) in [
             (Off, 0, 0, 0, Off),
             (Off, 2, 2, 0, Off), // fewer than the minimum

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  piece of a service's instances ─▶ its part, encoded once ─┐
-//!  piece that no change has touched ─▶ its part, as before ──┴─▶ Composer ─▶ Pieces: handles of the parts, no copy ─▶ every client
+//!  piece that no change has touched ─▶ its part, as before ──┴─▶ ListBuilder ─▶ Pieces: handles of the parts, no copy ─▶ every client
 //! ```
 //!
 //! A body is made once per revision and shared. The encoding of a piece of a service's instances (up to 128, shared between snapshots) is cached with
@@ -63,7 +63,7 @@ pub(super) struct Key {
 
 /// Cache of bodies.
 #[derive(Debug)]
-pub(super) struct Whole {
+pub(super) struct ListCache {
     /// Bodies in the order of their last request, the latest last.
     made: Mutex<Vec<(Key, Arc<Slot>)>>,
     /// Permit to walk through the whole registry: one task at a time, so that any number of requests uses one processor, and takes the memory once.
@@ -90,7 +90,7 @@ pub struct Pieces {
 
 /// Builder of a body.
 #[derive(Debug)]
-pub(super) struct Composer {
+pub(super) struct ListBuilder {
     packed: bool,
     pieces: Vec<Bytes>,
     /// Text that is not yet a piece.
@@ -101,11 +101,11 @@ pub(super) struct Composer {
     length: u64,
 }
 
-// === impl Whole ===
+// === impl ListCache ===
 
-impl Whole {
-    pub(super) fn new() -> Whole {
-        Whole { made: Mutex::default(), turn: Arc::new(Semaphore::new(1)) }
+impl ListCache {
+    pub(super) fn new() -> ListCache {
+        ListCache { made: Mutex::default(), turn: Arc::new(Semaphore::new(1)) }
     }
 
     /// Returns the body for `key`, no older than this call. `stamp` returns the current version of the content; `make` is called if the cached body
@@ -117,7 +117,7 @@ impl Whole {
         &self,
         key: Key,
         stamp: impl Fn() -> Stamp,
-        make: impl FnOnce(&mut Composer) + Send + 'static,
+        make: impl FnOnce(&mut ListBuilder) + Send + 'static,
     ) -> Result<Pieces, ApiError> {
         let packed = key.packed;
         let mut made = self.slot(key).lock_owned().await;
@@ -148,7 +148,7 @@ impl Whole {
     pub(super) async fn once(
         &self,
         packed: bool,
-        make: impl FnOnce(&mut Composer) + Send + 'static,
+        make: impl FnOnce(&mut ListBuilder) + Send + 'static,
     ) -> Result<Pieces, ApiError> {
         self.apart(move || composed(packed, make)).await
     }
@@ -163,11 +163,11 @@ impl Whole {
         service: Arc<ServiceSnapshot>,
         encoding: Encoding,
         packed: bool,
-        make: impl FnOnce(&ServiceSnapshot, &mut Composer) + Send + 'static,
+        make: impl FnOnce(&ServiceSnapshot, &mut ListBuilder) + Send + 'static,
     ) -> Result<Pieces, ApiError> {
         let lacking = service.instances.pieces().filter(|piece| !piece.encodings().made(encoding, packed));
         let lacking: usize = lacking.map(|piece| piece.len()).sum();
-        let make = move |out: &mut Composer| make(&service, out);
+        let make = move |out: &mut ListBuilder| make(&service, out);
         if lacking <= MOST_AT_ONCE { Ok(composed(packed, make)) } else { self.once(packed, make).await }
     }
 
@@ -224,17 +224,17 @@ fn stopping() -> ApiError {
     ApiError::Unavailable("the registry is stopping".into())
 }
 
-fn composed(packed: bool, make: impl FnOnce(&mut Composer)) -> Pieces {
-    let mut composer = Composer::new(packed);
-    make(&mut composer);
-    composer.finish()
+fn composed(packed: bool, make: impl FnOnce(&mut ListBuilder)) -> Pieces {
+    let mut builder = ListBuilder::new(packed);
+    make(&mut builder);
+    builder.finish()
 }
 
-// === impl Composer ===
+// === impl ListBuilder ===
 
-impl Composer {
-    fn new(packed: bool) -> Composer {
-        Composer { packed, pieces: Vec::new(), gathered: BytesMut::new(), sum: CheckSum::default(), length: 0 }
+impl ListBuilder {
+    fn new(packed: bool) -> ListBuilder {
+        ListBuilder { packed, pieces: Vec::new(), gathered: BytesMut::new(), sum: CheckSum::default(), length: 0 }
     }
 
     /// Adds text.
@@ -481,7 +481,7 @@ mod tests {
     }
 
     /// Returns the output of `make`, after a check that the compressed one is the same.
-    fn both(make: impl Fn(&mut Composer)) -> (Vec<u8>, Pieces) {
+    fn both(make: impl Fn(&mut ListBuilder)) -> (Vec<u8>, Pieces) {
         let plain = text(&composed(false, &make));
         let packed = composed(true, &make);
         let mut unpacked = Vec::new();
@@ -565,19 +565,19 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_is_made_once_a_stamp_however_many_ask() {
-        let whole = Arc::new(Whole::new());
+        let lists = Arc::new(ListCache::new());
         let (made, at) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(1)));
         let ask = |more: &str| {
-            let (whole, made, at) = (Arc::clone(&whole), Arc::clone(&made), Arc::clone(&at));
+            let (lists, made, at) = (Arc::clone(&lists), Arc::clone(&made), Arc::clone(&at));
             let key = Key { what: "t", namespace: "n".into(), more: more.into(), packed: false };
             let stamp = move || (Revision(at.load(Ordering::SeqCst) as u64), Revision(0));
             tokio::spawn(async move {
-                let make = move |out: &mut Composer| {
+                let make = move |out: &mut ListBuilder| {
                     made.fetch_add(1, Ordering::SeqCst);
                     std::thread::sleep(Duration::from_millis(5));
                     out.text("x");
                 };
-                whole.get(key, stamp, make).await.unwrap()
+                lists.get(key, stamp, make).await.unwrap()
             })
         };
         let many: Vec<_> = (0..20).map(|_| ask("")).collect();
@@ -595,6 +595,6 @@ mod tests {
         for n in 0..2 * REMEMBERED {
             ask(&n.to_string()).await.unwrap();
         }
-        assert_eq!(whole.made.lock().unwrap().len(), REMEMBERED, "there is a bound");
+        assert_eq!(lists.made.lock().unwrap().len(), REMEMBERED, "there is a bound");
     }
 }
