@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kingpost_tests::{Answer, RegistryNode, SOON, wait_until};
+use kingpost_tests::{HttpResponse, RegistryNode, SOON, wait_until};
 use serde_json::{Value, json};
 use tokio::sync::RwLock;
 use tokio::task::JoinSet;
@@ -54,7 +54,7 @@ fn instance(id: &str, round: u64) -> Value {
 }
 
 impl Clients {
-    async fn ask(&self, node: usize, method: &str, path: &str, body: &Value) -> Option<Answer> {
+    async fn ask(&self, node: usize, method: &str, path: &str, body: &Value) -> Option<HttpResponse> {
         let node = self.nodes[node].read().await;
         let headers = [("Content-Type", "application/json")];
         let asked = async { node.try_ask(method, path, &headers, &body.to_string()).await };

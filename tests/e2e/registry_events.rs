@@ -2,17 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use kingpost_tests::{Answer, Cluster, RegistryNode, SOON, ShowLogs, wait_until};
+use kingpost_tests::{Cluster, HttpResponse, RegistryNode, SOON, ShowLogs, wait_until};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::registry_clients_nacos::token;
 
-async fn fire(node: &RegistryNode, path: &str, payload: &str) -> Answer {
+async fn fire(node: &RegistryNode, path: &str, payload: &str) -> HttpResponse {
     node.ask("PUT", &format!("/v1/event/fire/{path}"), &[], payload).await
 }
 
-fn index(answer: &Answer) -> u64 {
+fn index(answer: &HttpResponse) -> u64 {
     answer.header("x-consul-index").expect("an index").parse().unwrap()
 }
 
@@ -22,7 +22,7 @@ fn index_of(event: &Value) -> u64 {
     (id >> 64) as u64 ^ id as u64
 }
 
-fn names(list: &Answer) -> Vec<String> {
+fn names(list: &HttpResponse) -> Vec<String> {
     let list = list.json();
     list.as_array().unwrap().iter().map(|event| event["Name"].as_str().unwrap().to_owned()).collect()
 }
@@ -173,7 +173,7 @@ async fn told(node: &RegistryNode, from: &str, query: &str) -> Vec<String> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    let answer = Answer { status: 200, head: head.to_owned(), body: body.to_owned() };
+    let answer = HttpResponse { status: 200, head: head.to_owned(), body: body.to_owned() };
     assert!(head.starts_with("HTTP/1.1 200"), "{answer:?}");
     names(&answer)
 }

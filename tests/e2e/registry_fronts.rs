@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use kingpost_tests::{Answer, RegistryNode, SOON, ShowLogs, wait_until, within};
+use kingpost_tests::{HttpResponse, RegistryNode, SOON, ShowLogs, wait_until, within};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -267,7 +267,7 @@ async fn the_first_change_of_all_wakes_who_waits_for_it() {
         ("/v1/health/service/web", "service:w"),
         ("/v1/catalog/service/web", "\"ServiceID\":\"w\""),
     ];
-    let index = |answer: &Answer| answer.header("x-consul-index").unwrap().parse::<u64>().unwrap();
+    let index = |answer: &HttpResponse| answer.header("x-consul-index").unwrap().parse::<u64>().unwrap();
     let mut before = Vec::new();
     for (path, shown) in paths {
         let answer = node.get(path).await;

@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kingpost_tests::{Answer, Cluster, RegistryNode, SOON, ShowLogs, wait_until};
+use kingpost_tests::{Cluster, HttpResponse, RegistryNode, SOON, ShowLogs, wait_until};
 use serde_json::{Value, json};
 
-async fn put(node: &RegistryNode, path: &str, body: &str) -> Answer {
+async fn put(node: &RegistryNode, path: &str, body: &str) -> HttpResponse {
     node.ask("PUT", path, &[], body).await
 }
 
-fn index(answer: &Answer) -> u64 {
+fn index(answer: &HttpResponse) -> u64 {
     answer.header("x-consul-index").expect("an index").parse().unwrap()
 }
 
@@ -293,7 +293,7 @@ const TERMS: Duration = Duration::from_secs(240);
 
 impl Election {
     /// Sends a request to a node; None if it is down, or does not answer within `ttl`.
-    async fn ask(&self, ttl: Duration, n: usize, method: &str, path: &str, body: &str) -> Option<Answer> {
+    async fn ask(&self, ttl: Duration, n: usize, method: &str, path: &str, body: &str) -> Option<HttpResponse> {
         let (n, asked) = (n % self.nodes.len(), Instant::now());
         let answer = tokio::time::timeout(ttl, self.nodes[n].try_ask(method, path, &[], body)).await.ok().flatten();
         if asked.elapsed() > ttl / 2 && self.away.load(Ordering::Acquire) != n && ttl.as_secs() < LONGEST_TTL {

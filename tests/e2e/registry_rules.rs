@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kingpost_tests::{Answer, Cluster, RegistryNode, ShowLogs};
+use kingpost_tests::{Cluster, HttpResponse, RegistryNode, ShowLogs};
 use serde_json::{Value, json};
 
 use crate::registry_clients_nacos::token;
@@ -47,12 +47,12 @@ struct Client<'a> {
 }
 
 impl Client<'_> {
-    async fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
+    async fn ask(&self, method: &str, path: &str, body: &str) -> HttpResponse {
         let header = self.token.map(|token| ("X-Polaris-Token", token));
         self.node.ask(method, path, header.as_slice(), body).await
     }
 
-    async fn send(&self, method: &str, path: &str, rule: &Value) -> Answer {
+    async fn send(&self, method: &str, path: &str, rule: &Value) -> HttpResponse {
         self.ask(method, path, &json!([rule]).to_string()).await
     }
 

@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use kingpost_tests::{
-    Answer, Kingpost, Port, RegistryNode, SOON, ShowLogs, kingpost_bin, new_dir, skipped, wait_until, within,
+    HttpResponse, Kingpost, Port, RegistryNode, SOON, ShowLogs, kingpost_bin, new_dir, skipped, wait_until, within,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -42,7 +42,7 @@ impl Console {
         Console { port, cookie }
     }
 
-    async fn raw(&self, head: &str, body: &str) -> Answer {
+    async fn raw(&self, head: &str, body: &str) -> HttpResponse {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).await.expect("the console listens");
         let (port, cookie, length) = (self.port, &self.cookie, body.len());
         let request = format!(
@@ -54,14 +54,14 @@ impl Console {
         stream.read_to_string(&mut answer).await.unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{head}: {answer:?}"));
         let status = head.split_whitespace().nth(1).unwrap().parse().unwrap();
-        Answer { status, head: head.to_owned(), body: body.to_owned() }
+        HttpResponse { status, head: head.to_owned(), body: body.to_owned() }
     }
 
-    async fn get(&self, path: &str) -> Answer {
+    async fn get(&self, path: &str) -> HttpResponse {
         self.raw(&format!("GET {path}"), "").await
     }
 
-    async fn post(&self, path: &str, body: &Value) -> Answer {
+    async fn post(&self, path: &str, body: &Value) -> HttpResponse {
         self.raw(&format!("POST {path}"), &body.to_string()).await
     }
 

@@ -49,7 +49,7 @@ pub use metrics::{Labels, Metrics, Sample, get as http_get};
 pub use node::Node;
 pub use port::Port;
 pub use process::{Process, RunAs, command, signal};
-pub use registry::{Answer, RegistryNode};
+pub use registry::{HttpResponse, RegistryNode};
 pub use relay::Relay;
 pub use run::{new_dir, run_dir, unique};
 pub use skipped::skipped;

@@ -1,14 +1,14 @@
 //! PostgreSQL as the oracle: the same dialogue of a few clients with a server directly and through the proxy must give the same answers.
 //!
-//! A test writes the dialogue once, as a function of a [`Talk`]. The talk keeps the answers, in a form in which two runs can be compared ([`Said`]),
-//! and [`Talk::first_difference`] finds the first difference of two runs.
+//! A test writes the dialogue once, as a function of a [`Talk`]. The talk keeps the answers, in a form in which two runs can be compared
+//! ([`ServerMessage`]), and [`Talk::first_difference`] finds the first difference of two runs.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::raw::{Message, Raw};
 
-/// Longest wait for one message; a server silent for that long gives [`Said::Nothing`]. Below the limit of [`Raw`], which panics.
+/// Longest wait for one message; a server silent for that long gives [`ServerMessage::Nothing`]. Below the limit of [`Raw`], which panics.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// A column: the fields of a RowDescription that PostgreSQL compares itself before it reports "cached plan must not change result type", and the
@@ -28,7 +28,7 @@ pub struct Column {
 /// A message of a server, without values that may differ between two runs (process ids, texts of errors). ParameterStatus and NoticeResponse, which
 /// may come at any time, are omitted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Said {
+pub enum ServerMessage {
     /// RowDescription.
     Columns(Vec<Column>),
     /// ParameterDescription: OIDs of types.
@@ -59,18 +59,18 @@ pub enum Said {
 }
 
 /// Returns the values of the first column of the rows; NULL is `NULL`.
-pub fn values(said: &[Said]) -> Vec<String> {
+pub fn values(said: &[ServerMessage]) -> Vec<String> {
     let rows = said.iter().filter_map(|said| match said {
-        Said::Row(row) => Some(row.first().cloned().flatten().unwrap_or_else(|| "NULL".into())),
+        ServerMessage::Row(row) => Some(row.first().cloned().flatten().unwrap_or_else(|| "NULL".into())),
         _ => None,
     });
     rows.collect()
 }
 
 /// Returns the SQLSTATE of the first error.
-pub fn error(said: &[Said]) -> Option<&str> {
+pub fn error(said: &[ServerMessage]) -> Option<&str> {
     said.iter().find_map(|said| match said {
-        Said::Error(code) => Some(code.as_str()),
+        ServerMessage::Error(code) => Some(code.as_str()),
         _ => None,
     })
 }
@@ -105,12 +105,12 @@ impl Fields<'_> {
     }
 }
 
-impl Said {
+impl ServerMessage {
     /// Parses a message to a session with the process id `own`; None for an omitted message.
     ///
     /// # Panics
     /// When the message is malformed.
-    pub fn of(message: &Message, own: u32) -> Option<Said> {
+    pub fn of(message: &Message, own: u32) -> Option<ServerMessage> {
         let mut fields = Fields(&message.body);
         Some(match message.kind {
             b'S' | b'N' => return None,
@@ -121,9 +121,9 @@ impl Said {
                     let (type_oid, _size) = (fields.oid(), fields.short());
                     Column { name, type_oid, modifier: fields.long(), format: fields.short() }
                 };
-                Said::Columns((0..fields.short()).map(|_| column(&mut fields)).collect())
+                ServerMessage::Columns((0..fields.short()).map(|_| column(&mut fields)).collect())
             }
-            b't' => Said::Parameters((0..fields.short()).map(|_| fields.oid()).collect()),
+            b't' => ServerMessage::Parameters((0..fields.short()).map(|_| fields.oid()).collect()),
             b'D' => {
                 let value = |fields: &mut Fields<'_>| {
                     let length = usize::try_from(fields.long()).ok()?;
@@ -131,13 +131,15 @@ impl Said {
                     fields.0 = rest;
                     Some(String::from_utf8_lossy(value).into_owned())
                 };
-                Said::Row((0..fields.short()).map(|_| value(&mut fields)).collect())
+                ServerMessage::Row((0..fields.short()).map(|_| value(&mut fields)).collect())
             }
-            b'C' => Said::Done(fields.text()),
-            b'E' => Said::Error(message.field(b'C').expect("an error has an SQLSTATE")),
-            b'Z' => Said::Ready(char::from(fields.take::<1>()[0])),
-            b'A' => Said::Notified { own: fields.oid() == own, channel: fields.text(), payload: fields.text() },
-            kind => Said::Other(char::from(kind)),
+            b'C' => ServerMessage::Done(fields.text()),
+            b'E' => ServerMessage::Error(message.field(b'C').expect("an error has an SQLSTATE")),
+            b'Z' => ServerMessage::Ready(char::from(fields.take::<1>()[0])),
+            b'A' => {
+                ServerMessage::Notified { own: fields.oid() == own, channel: fields.text(), payload: fields.text() }
+            }
+            kind => ServerMessage::Other(char::from(kind)),
         })
     }
 }
@@ -154,7 +156,7 @@ struct Session {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Turn {
     sent: String,
-    said: Vec<Said>,
+    said: Vec<ServerMessage>,
 }
 
 /// A dialogue of a few sessions with one address. Only one session sends at a time, so that two runs of one talk are comparable.
@@ -205,7 +207,7 @@ impl Talk {
     ///
     /// # Panics
     /// When the answer does not come.
-    pub async fn say(&mut self, who: usize, messages: &[Vec<u8>]) -> Vec<Said> {
+    pub async fn say(&mut self, who: usize, messages: &[Vec<u8>]) -> Vec<ServerMessage> {
         self.say_for(who, messages, ends_of(messages)).await
     }
 
@@ -213,7 +215,7 @@ impl Talk {
     ///
     /// # Panics
     /// When the answer does not come.
-    pub async fn query(&mut self, who: usize, text: &str) -> Vec<Said> {
+    pub async fn query(&mut self, who: usize, text: &str) -> Vec<ServerMessage> {
         self.say(who, &[crate::raw::query(text)]).await
     }
 
@@ -221,32 +223,32 @@ impl Talk {
     ///
     /// # Panics
     /// When the answer does not come.
-    pub async fn say_for(&mut self, who: usize, messages: &[Vec<u8>], ends: usize) -> Vec<Said> {
+    pub async fn say_for(&mut self, who: usize, messages: &[Vec<u8>], ends: usize) -> Vec<ServerMessage> {
         let said = self.answers(who, messages, ends).await;
         let sent = messages.iter().map(|message| shown(message)).collect::<Vec<_>>().join(" ");
         self.turns.push(Turn { sent: format!("{}: {sent}", self.sessions[who].name), said: said.clone() });
-        assert!(said.last() != Some(&Said::Nothing), "no answer in {PATIENCE:?} to {sent}: {said:?}");
+        assert!(said.last() != Some(&ServerMessage::Nothing), "no answer in {PATIENCE:?} to {sent}: {said:?}");
         said
     }
 
     /// As [`Talk::say`], for an answer that differs in each run, such as a time: the talk does not keep it.
-    pub async fn say_aside(&mut self, who: usize, messages: &[Vec<u8>]) -> Vec<Said> {
+    pub async fn say_aside(&mut self, who: usize, messages: &[Vec<u8>]) -> Vec<ServerMessage> {
         self.answers(who, messages, ends_of(messages)).await
     }
 
-    async fn answers(&mut self, who: usize, messages: &[Vec<u8>], mut ends: usize) -> Vec<Said> {
+    async fn answers(&mut self, who: usize, messages: &[Vec<u8>], mut ends: usize) -> Vec<ServerMessage> {
         let session = &mut self.sessions[who];
         session.raw.send(&messages.concat()).await;
         let mut said = Vec::new();
         while ends > 0 {
             let next = match tokio::time::timeout(PATIENCE, session.raw.next()).await {
-                Ok(Some(message)) => Said::of(&message, session.pid),
-                Ok(None) => Some(Said::Closed),
-                Err(_) => Some(Said::Nothing),
+                Ok(Some(message)) => ServerMessage::of(&message, session.pid),
+                Ok(None) => Some(ServerMessage::Closed),
+                Err(_) => Some(ServerMessage::Nothing),
             };
             ends = match next {
-                Some(Said::Ready(_)) => ends - 1,
-                Some(Said::Closed | Said::Nothing) => 0,
+                Some(ServerMessage::Ready(_)) => ends - 1,
+                Some(ServerMessage::Closed | ServerMessage::Nothing) => 0,
                 _ => ends,
             };
             said.extend(next);
@@ -256,7 +258,7 @@ impl Talk {
 
     /// Keeps another value that must be equal in both runs, such as the content of a table.
     pub fn note(&mut self, what: &str, value: &str) {
-        self.turns.push(Turn { sent: what.into(), said: vec![Said::Row(vec![Some(value.into())])] });
+        self.turns.push(Turn { sent: what.into(), said: vec![ServerMessage::Row(vec![Some(value.into())])] });
     }
 
     /// Returns the SQLSTATEs of all errors so far.
@@ -290,7 +292,7 @@ fn ends_of(messages: &[Vec<u8>]) -> usize {
 const MOST_SHOWN: usize = 600;
 
 /// Renders messages as one line, cut off at a limit.
-fn in_short(said: &[Said]) -> String {
+fn in_short(said: &[ServerMessage]) -> String {
     let text = format!("{said:?}");
     text.chars().take(MOST_SHOWN).collect()
 }
@@ -308,21 +310,21 @@ mod tests {
     use super::*;
     use crate::raw;
 
-    fn of(kind: u8, body: &[u8]) -> Option<Said> {
-        Said::of(&Message { kind, body: body.to_vec() }, 7)
+    fn of(kind: u8, body: &[u8]) -> Option<ServerMessage> {
+        ServerMessage::of(&Message { kind, body: body.to_vec() }, 7)
     }
 
     #[test]
     fn messages_are_read() {
         let column = [b"a\0" as &[u8], &[0, 0, 0, 1, 0, 2, 0, 0, 0, 23, 0, 4, 255, 255, 255, 255, 0, 1]].concat();
         let read = Column { name: "a".into(), type_oid: 23, modifier: -1, format: 1 };
-        assert_eq!(of(b'T', &[&[0, 1], &column[..]].concat()), Some(Said::Columns(vec![read])));
+        assert_eq!(of(b'T', &[&[0, 1], &column[..]].concat()), Some(ServerMessage::Columns(vec![read])));
         let row = [0, 2, 0, 0, 0, 1, b'x', 255, 255, 255, 255];
-        assert_eq!(of(b'D', &row), Some(Said::Row(vec![Some("x".into()), None])));
-        assert_eq!(of(b'Z', b"T"), Some(Said::Ready('T')));
-        assert_eq!(of(b'E', b"SERROR\0C42P01\0\0"), Some(Said::Error("42P01".into())));
+        assert_eq!(of(b'D', &row), Some(ServerMessage::Row(vec![Some("x".into()), None])));
+        assert_eq!(of(b'Z', b"T"), Some(ServerMessage::Ready('T')));
+        assert_eq!(of(b'E', b"SERROR\0C42P01\0\0"), Some(ServerMessage::Error("42P01".into())));
         assert_eq!(of(b'S', b"TimeZone\0UTC\0"), None);
-        let own = Said::Notified { own: true, channel: "c".into(), payload: "p".into() };
+        let own = ServerMessage::Notified { own: true, channel: "c".into(), payload: "p".into() };
         assert_eq!(of(b'A', b"\0\0\0\x07c\0p\0"), Some(own.clone()));
         assert_ne!(of(b'A', b"\0\0\0\x08c\0p\0"), Some(own));
     }

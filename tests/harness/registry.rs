@@ -29,7 +29,7 @@ pub struct RegistryNode {
 
 /// An answer.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct HttpResponse {
     /// Status code.
     pub status: u16,
     /// Head, unparsed.
@@ -38,7 +38,7 @@ pub struct Answer {
     pub body: String,
 }
 
-impl Answer {
+impl HttpResponse {
     /// Returns a header's value.
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut lines = self.head.lines().filter_map(|line| line.split_once(':'));
@@ -192,13 +192,19 @@ impl RegistryNode {
     ///
     /// # Panics
     /// When there is no whole answer.
-    pub async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+    pub async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> HttpResponse {
         let answer = self.try_ask(method, path, headers, body).await;
         answer.unwrap_or_else(|| panic!("{method} {path}: no answer"))
     }
 
     /// As [`RegistryNode::ask`], for a registry that may be down: None then, and also for a cut-off answer.
-    pub async fn try_ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Option<Answer> {
+    pub async fn try_ask(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Option<HttpResponse> {
         RegistryNode::try_ask_at(self.port(), method, path, headers, body).await
     }
 
@@ -209,7 +215,7 @@ impl RegistryNode {
         path: &str,
         headers: &[(&str, &str)],
         body: &str,
-    ) -> Option<Answer> {
+    ) -> Option<HttpResponse> {
         let mut request = format!(
             "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n",
             body.len()
@@ -224,12 +230,12 @@ impl RegistryNode {
     }
 
     /// As [`RegistryNode::ask`], without headers and body.
-    pub async fn get(&self, path: &str) -> Answer {
+    pub async fn get(&self, path: &str) -> HttpResponse {
         self.ask("GET", path, &[], "").await
     }
 
     /// As [`RegistryNode::ask`], with JSON.
-    pub async fn send(&self, method: &str, path: &str, body: &Value) -> Answer {
+    pub async fn send(&self, method: &str, path: &str, body: &Value) -> HttpResponse {
         self.ask(method, path, &[("Content-Type", "application/json")], &body.to_string()).await
     }
 
@@ -237,13 +243,13 @@ impl RegistryNode {
     ///
     /// # Panics
     /// When it cannot be connected to.
-    pub async fn raw(&self, bytes: &[u8]) -> Option<Answer> {
+    pub async fn raw(&self, bytes: &[u8]) -> Option<HttpResponse> {
         let stream = TcpStream::connect(("127.0.0.1", self.port())).await.expect("connect to the registry");
         exchange(stream, bytes).await
     }
 }
 
-async fn exchange(mut stream: TcpStream, bytes: &[u8]) -> Option<Answer> {
+async fn exchange(mut stream: TcpStream, bytes: &[u8]) -> Option<HttpResponse> {
     // The registry may answer, and close, before everything was sent.
     let _ = stream.write_all(bytes).await;
     let mut answer = Vec::new();
@@ -251,5 +257,5 @@ async fn exchange(mut stream: TcpStream, bytes: &[u8]) -> Option<Answer> {
     let answer = String::from_utf8_lossy(&answer).into_owned();
     let (head, body) = answer.split_once("\r\n\r\n")?;
     let status = head.split_whitespace().nth(1)?.parse().ok()?;
-    Some(Answer { status, head: head.to_owned(), body: body.to_owned() })
+    Some(HttpResponse { status, head: head.to_owned(), body: body.to_owned() })
 }

@@ -1,6 +1,6 @@
 //! One text has one meaning in one database for one user: prepared statements of others are not reused for it.
 
-use kingpost_tests::oracle::{Said, Talk};
+use kingpost_tests::oracle::{ServerMessage, Talk};
 use kingpost_tests::raw::{bind, close, describe, execute, parse, query, sync};
 use kingpost_tests::{DATABASE, Kingpost, SOON, USER, database, wait_until};
 
@@ -340,7 +340,7 @@ async fn a_column_that_gets_another_type_unseen() {
                         looks += 1;
                         let name = format!("look{looks}");
                         let look = [parse(&name, text), describe(b'S', &name), close(b'S', &name), sync()];
-                        talk.say_aside(new, &look).await.contains(&Said::Parameters(vec![25])).then_some(())
+                        talk.say_aside(new, &look).await.contains(&ServerMessage::Parameters(vec![25])).then_some(())
                     })
                     .await;
                 }

@@ -1,7 +1,7 @@
 //! Names of statements and portals belong to one client, and change when PostgreSQL executes a message: not when it is sent, and not when it is
 //! skipped.
 
-use kingpost_tests::oracle::{Said, Talk, error, values};
+use kingpost_tests::oracle::{ServerMessage, Talk, error, values};
 use kingpost_tests::raw::{bind, close, describe, execute, parse, query, sync};
 use kingpost_tests::{DATABASE, USER};
 
@@ -119,7 +119,7 @@ async fn deallocate_right_behind_begin() {
                         talk.query(who, begin).await
                     };
                     let said = talk.query(who, "DEALLOCATE a1").await;
-                    assert_eq!(said, [Said::Done("DEALLOCATE".into()), Said::Ready('T')], "{begin}");
+                    assert_eq!(said, [ServerMessage::Done("DEALLOCATE".into()), ServerMessage::Ready('T')], "{begin}");
                     talk.say(who, &use_of("a2")).await;
                     talk.query(who, "DEALLOCATE PREPARE a2").await;
                     talk.query(who, "COMMIT").await;
@@ -183,7 +183,11 @@ async fn deallocate_in_a_failed_transaction() {
                     talk.query(who, "BEGIN").await;
                     talk.query(who, "SELECT 1/0").await;
                     let said = if extended { talk.say(who, &run(text)).await } else { talk.query(who, text).await };
-                    assert_eq!((error(&said), said.last()), (Some("25P02"), Some(&Said::Ready('E'))), "{text}");
+                    assert_eq!(
+                        (error(&said), said.last()),
+                        (Some("25P02"), Some(&ServerMessage::Ready('E'))),
+                        "{text}"
+                    );
                     talk.query(who, "ROLLBACK").await;
                     let said = talk.say(who, &use_of("a1")).await;
                     assert_eq!(values(&said), ["1"], "{text}: {said:?}");
@@ -313,7 +317,7 @@ async fn a_begin_that_is_parsed_and_another_name_that_is_bound() {
         .as_postgres(&[ONE, TWO, UNNAMED], async |talk| {
             let who = talk.login(USER, DATABASE).await;
             let said = talk.say(who, &[parse("", "begin"), bind("", "nosuch", &[]), execute("", 0), sync()]).await;
-            assert_eq!((error(&said), said.last()), (Some("26000"), Some(&Said::Ready('I'))), "{said:?}");
+            assert_eq!((error(&said), said.last()), (Some("26000"), Some(&ServerMessage::Ready('I'))), "{said:?}");
             talk.query(who, "SELECT 1").await;
             // The bound statement differs from the parsed one.
             talk.say(who, &[parse("one", "SELECT 'one'"), parse("b", "BEGIN"), sync()]).await;
@@ -358,7 +362,7 @@ async fn now_in_a_literal_is_the_time_of_the_sessions_own_parse() {
                         // The answer is the time of the run: only the order is compared.
                         let said = talk.say_aside(who, &ask).await;
                         let row = said.iter().find_map(|said| match said {
-                            Said::Row(row) => row
+                            ServerMessage::Row(row) => row
                                 .last()
                                 .cloned()
                                 .flatten()

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use kingpost_tests::oracle::{Said, Talk};
+use kingpost_tests::oracle::{ServerMessage, Talk};
 use kingpost_tests::raw::{Raw, bind, close, describe, execute, flush, message, parse, query, sync};
 use kingpost_tests::{DATABASE, Kingpost, USER, within};
 
@@ -135,7 +135,7 @@ fn own_words(channel: &str) -> Vec<Vec<String>> {
 }
 
 /// Runs the words of a session, and returns the notifications up to a last one, which another session sends then.
-async fn hears(world: &World, talk: &mut Talk, who: usize, words: &[String], end: &str) -> Vec<Said> {
+async fn hears(world: &World, talk: &mut Talk, who: usize, words: &[String], end: &str) -> Vec<ServerMessage> {
     let mut heard = Vec::new();
     for word in words {
         heard.extend(talk.say_aside(who, &[query(word)]).await);
@@ -143,13 +143,13 @@ async fn hears(world: &World, talk: &mut Talk, who: usize, words: &[String], end
     heard.extend(talk.say_aside(who, &[query(&format!("LISTEN {end}"))]).await);
     // The last notification: a server delivers them in the order of their commits.
     world.cluster.primary().execute(&format!("NOTIFY {end}")).await;
-    let is_last = |said: &Said| matches!(said, Said::Notified { channel, .. } if channel == end);
+    let is_last = |said: &ServerMessage| matches!(said, ServerMessage::Notified { channel, .. } if channel == end);
     let comes = async || {
         heard.extend(talk.say_aside(who, &[query("SELECT 'more'")]).await);
         heard.iter().any(is_last).then_some(())
     };
     world.cluster.wait("the last word", comes).await;
-    heard.retain(|said| matches!(said, Said::Notified { .. }) && !is_last(said));
+    heard.retain(|said| matches!(said, ServerMessage::Notified { .. }) && !is_last(said));
     heard
 }
 

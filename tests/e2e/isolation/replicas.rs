@@ -1,6 +1,6 @@
 //! Replicas: missing objects, statements without meaning there, and unannounced writes of clients.
 
-use kingpost_tests::oracle::{Said, Talk, error, values};
+use kingpost_tests::oracle::{ServerMessage, Talk, error, values};
 use kingpost_tests::raw::{bind, close, describe, execute, parse, query, sync};
 use kingpost_tests::{Cluster, DATABASE, Kingpost, SCRAM_USER, ShowLogs, Subject, USER, subject, unique, user};
 use tokio::sync::OnceCell;
@@ -334,7 +334,7 @@ async fn what_is_first_in_a_read_only_transaction_is_as_on_the_primary() {
                             let word = format!("NOTIFY {channel}, 'a word'");
                             let hears = async || {
                                 let said = talk.say_aside(who, &[query(&word)]).await;
-                                said.iter().any(|said| matches!(said, Said::Notified { .. })).then_some(())
+                                said.iter().any(|said| matches!(said, ServerMessage::Notified { .. })).then_some(())
                             };
                             world.cluster.wait("a word on the channel", hears).await;
                         }

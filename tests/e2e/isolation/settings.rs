@@ -1,6 +1,6 @@
 //! Parameters and roles: a text is parsed under those in force when it is prepared, and the next client has its own.
 
-use kingpost_tests::oracle::{Said, Talk, values};
+use kingpost_tests::oracle::{ServerMessage, Talk, values};
 use kingpost_tests::raw::{Raw, bind, close, describe, execute, parse, query, sync};
 use kingpost_tests::{Cluster, DATABASE, SOON, ShowLogs, USER, wait_until};
 
@@ -10,7 +10,7 @@ use crate::isolation::{
 };
 
 /// Prepares a text and executes it, in one packet; the name is freed again.
-async fn once(talk: &mut Talk, who: usize, text: &str) -> Vec<Said> {
+async fn once(talk: &mut Talk, who: usize, text: &str) -> Vec<ServerMessage> {
     let all = [
         parse("once", text),
         describe(b'S', "once"),
@@ -23,7 +23,7 @@ async fn once(talk: &mut Talk, who: usize, text: &str) -> Vec<Said> {
 }
 
 /// Runs a text without a name.
-async fn unnamed(talk: &mut Talk, who: usize, text: &str) -> Vec<Said> {
+async fn unnamed(talk: &mut Talk, who: usize, text: &str) -> Vec<ServerMessage> {
     talk.say(who, &[parse("", text), bind("", "", &[]), describe(b'P', ""), execute("", 0), sync()]).await
 }
 
@@ -227,7 +227,10 @@ async fn a_search_path_set_locally_by_one_client_for_tenants_in_turn() {
             for turn in 0..6 {
                 begin_with(talk, who, turn % 3, &format!("SET LOCAL search_path = {}", same[turn % 2])).await;
                 let rows = talk.say(who, &[bind("", "kept", &["1"]), execute("", 0), sync()]).await;
-                assert_eq!(rows[1], Said::Row(vec![Some("1".into()), Some(["left", "right"][turn % 2].into())]));
+                assert_eq!(
+                    rows[1],
+                    ServerMessage::Row(vec![Some("1".into()), Some(["left", "right"][turn % 2].into())])
+                );
                 talk.query(who, "COMMIT").await;
                 // With different layouts, each transaction prepares its own text.
                 begin_with(talk, who, turn % 3, &format!("SET LOCAL search_path = {}", other[turn % 2])).await;
