@@ -52,7 +52,7 @@ pub(crate) trait PdResponse {
 }
 
 macro_rules! answers {
-    ($($name:ident),*) => { $(impl Answer for pdpb::$name {
+    ($($name:ident),*) => { $(impl PdResponse for pdpb::$name {
         fn header(&self) -> Option<&pdpb::ResponseHeader> {
             self.header.as_ref()
         }

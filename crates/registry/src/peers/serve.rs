@@ -10,7 +10,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Duration;
 
 use super::ended::{Ended, HANDSHAKE};
-use super::link::{Frames, SILENCE, PeerWriter, handshake};
+use super::link::{Frames, PeerWriter, SILENCE, handshake};
 use super::secure::Way;
 use super::wire::{self, Message, PeerError};
 use crate::registry::Inner;

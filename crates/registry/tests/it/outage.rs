@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use registry::store::{Batch, BoxFuture, Committed, NodeId, NodeRow, NodeList, Sink};
+use registry::store::{Batch, BoxFuture, Committed, NodeId, NodeList, NodeRow, Sink};
 use registry::{Beat, Check, CheckKind, Health, Registration, Registry, Revision, Settings, Store, StoreError, store};
 use tokio::time::Instant;
 

@@ -188,9 +188,9 @@ pub(in crate::api) async fn serve(
             room = out.reserve(), if behind => {
                 let (Ok(room), Some((_, caller))) = (room, &known) else { return Ok(()) };
                 match exchange.next(&Seen { context, caller }) {
-                    Some(response) => {
+                    Some(next) => {
                         context.stats.xds.responses.fetch_add(1, Ordering::Relaxed);
-                        room.send(Ok(response(response)));
+                        room.send(Ok(response(next)));
                     }
                     None => behind = false,
                 }

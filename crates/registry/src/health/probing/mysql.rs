@@ -34,9 +34,9 @@ pub(super) async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> i
     let mut sent = false;
     // Greeting, perhaps another method, verdict.
     for _ in 0..3 {
-        let packet = read_until(stream, whole).await?;
-        let number = packet.get(3).copied().unwrap_or(0).wrapping_add(1);
-        match (packet(&packet), sent) {
+        let bytes = read_until(stream, whole).await?;
+        let number = bytes.get(3).copied().unwrap_or(0).wrapping_add(1);
+        match (packet(&bytes), sent) {
             (ServerPacket::Greeting, false) => stream.write_all(&login(number)).await?,
             (ServerPacket::OtherWay, true) => stream.write_all(&[0, 0, 0, number]).await?,
             (ServerPacket::Health(health), _) => return Ok(health),
