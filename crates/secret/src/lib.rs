@@ -19,7 +19,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, Serializer, ser};
 
 /// Maximum number of bytes read from a file or a command's output. Tokens of cloud providers have up to some thousand.
 pub const MOST_BYTES: u64 = 64 << 10;
@@ -49,6 +49,23 @@ impl Secret {
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret")
+    }
+}
+
+impl settings::Setting for Secret {
+    const KIND: settings::Kind = settings::Kind::Secret;
+
+    fn read<'de, D: Deserializer<'de>>(from: D) -> Result<Secret, D::Error> {
+        Secret::deserialize(from)
+    }
+
+    /// Fails: a secret is never written.
+    fn write<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        Err(ser::Error::custom("a secret is never written"))
+    }
+
+    fn toml(&self) -> Option<String> {
+        None
     }
 }
 
