@@ -1,46 +1,47 @@
 //! Configuration section `[console]`.
 
-use serde::{Deserialize, Serialize};
-
 use crate::auth::{Role, Token, parse_hash};
 use crate::guard::Site;
 
-/// Configuration section `[console]`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ConsoleConfig {
-    /// Address to listen on, `host:port`; empty: no console.
-    pub listen: String,
-    /// URL under which browsers reach the console, if it is not the listening address: `https://console.example.com` for a reverse proxy.
-    pub public_url: String,
-    /// True if a client without a token may view.
-    pub anonymous_view: bool,
-    /// Maximum number of browsers that receive updates at the same time.
-    pub viewers: usize,
-    /// Tokens and their roles.
-    pub tokens: Vec<TokenConfig>,
+::settings::settings! {
+    /// Configuration section `[console]`.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct ConsoleConfig: Default {
+        /// Address of the console, host:port, "127.0.0.1:7632" for example; "" means none.
+        pub listen: String = String::new();
+        /// URL under which browsers reach the console, if it is not the listening address: that of a reverse proxy with TLS.
+        pub public_url: String = String::new();
+        /// True if a client without a token may look. Must be false where other machines reach the address.
+        pub anonymous_view: bool = true;
+        /// Most pages that are open at the same time; more are told so.
+        pub viewers: usize = 32, range(1, 10_000);
+        /// Tokens and their roles; `kingpost console token NAME` makes one.
+        pub tokens: Vec<TokenConfig> = Vec::new(), shown_table();
+    }
 }
 
-/// Configuration section `[[console.tokens]]`.
-#[derive(Clone, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct TokenConfig {
-    /// Name for logs.
-    pub name: String,
-    /// SHA-256 of the token's text, as 64 hexadecimal digits.
-    pub sha256: String,
-    /// Role of the token.
-    pub role: RoleName,
+::settings::settings! {
+    /// Configuration section `[[console.tokens]]`.
+    #[derive(Clone, PartialEq, Eq)]
+    pub struct TokenConfig {
+        /// Name, for logs.
+        pub name: String, shown(r#""dba""#);
+        /// SHA-256 of the token, in hexadecimal.
+        pub sha256: String, hidden(), shown(r#""0000000000000000000000000000000000000000000000000000000000000000""#);
+        /// Role of the token: "viewer" looks, "operator" also acts: pause, resume, reconnect, close clients; isolate, weigh, deregister instances.
+        pub role: RoleName, shown(r#""operator""#);
+    }
 }
 
-/// Role of a token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RoleName {
-    /// May view.
-    Viewer,
-    /// May also act.
-    Operator,
+::settings::settings! {
+    /// Role of a token.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum RoleName {
+        /// May view.
+        Viewer = "viewer",
+        /// May also act.
+        Operator = "operator",
+    }
 }
 
 /// Error in a `[console]` section.
@@ -57,18 +58,6 @@ pub struct ConfigError {
 impl std::fmt::Debug for TokenConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("TokenConfig").field("name", &self.name).field("role", &self.role).finish_non_exhaustive()
-    }
-}
-
-impl Default for ConsoleConfig {
-    fn default() -> Self {
-        ConsoleConfig {
-            listen: String::new(),
-            public_url: String::new(),
-            anonymous_view: true,
-            viewers: 32,
-            tokens: Vec::new(),
-        }
     }
 }
 
