@@ -4,123 +4,81 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-/// `[relay]`.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RelayConfig {
-    /// Kind of the servers.
-    pub engine: Engine,
-    /// `server_id` of the relay itself, unique among the MariaDB servers. 0: none.
-    pub server_id: u32,
-    /// Addresses for standbys, `host:port`. Empty: no standby is served.
-    pub listen: Vec<String>,
-    /// Directory of the log.
-    pub dir: PathBuf,
-    /// Authentication method for downstreams.
-    pub auth: AuthMethod,
-    /// `[relay.tls]`: TLS with downstreams.
-    pub tls: tls::ListenConfig,
-    /// Limit of the WAL that downstreams get.
-    pub serve: ServeUpTo,
-    /// Most downstream connections.
-    pub max_downstreams: usize,
-    /// Time from accept to a completed login.
-    #[serde(with = "humantime_serde")]
-    pub login_timeout: Duration,
-    /// Time without a message after which a downstream is dropped.
-    #[serde(with = "humantime_serde")]
-    pub downstream_timeout: Duration,
-    /// True if the downstreams' hot-standby feedback is passed on to the upstream.
-    pub hot_standby_feedback: bool,
-    /// Bytes of WAL kept although no downstream needs them.
-    pub keep_bytes: u64,
-    /// Most bytes of WAL kept; a downstream further behind has to restore from an archive.
-    pub max_bytes: u64,
-    /// `[relay.upstream]`.
-    pub upstream: UpstreamConfig,
-    /// `[[relay.users]]`.
-    pub users: Vec<UserConfig>,
-}
-
-impl Default for RelayConfig {
-    fn default() -> Self {
-        RelayConfig {
-            engine: Engine::Postgresql,
-            server_id: 0,
-            listen: vec!["127.0.0.1:6442".into()],
-            dir: "/var/lib/kingpost/relay".into(),
-            auth: AuthMethod::ScramSha256,
-            tls: tls::ListenConfig::default(),
-            serve: ServeUpTo::Flushed,
-            max_downstreams: 100,
-            login_timeout: Duration::from_secs(15),
-            downstream_timeout: Duration::from_secs(60),
-            hot_standby_feedback: true,
-            keep_bytes: 1 << 30,
-            max_bytes: 64 << 30,
-            upstream: UpstreamConfig::default(),
-            users: Vec::new(),
-        }
+::settings::settings! {
+    /// `[relay]`.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct RelayConfig: Default {
+        /// Kind of the servers: "postgresql", or "mariadb" for a relay of the binary log (docs/guide/relay-mariadb.md).
+        pub engine: Engine = Engine::Postgresql;
+        /// Server id of the relay itself, with engine = "mariadb": a number that no server of the cluster has. 0: none.
+        pub server_id: u32 = 0, range(0, u32::MAX as i64);
+        /// Addresses for standbys, pg_receivewal and other relays: host:port. Empty: nobody is served.
+        pub listen: Vec<String> = vec!["127.0.0.1:6442".into()];
+        /// Directory of the write-ahead log: segments and history files as in pg_wal.
+        pub dir: PathBuf = "/var/lib/kingpost/relay".into();
+        /// TLS with downstreams: as `[proxy.tls]`.
+        pub tls: tls::ListenConfig = tls::ListenConfig::default();
+        /// Authentication method for downstreams: "scram-sha-256", or "trust", only where every address is loopback.
+        pub auth: AuthMethod = AuthMethod::ScramSha256;
+        /// Limit of the WAL that downstreams get: "flushed" is what is durable here; "written" is one flush sooner, and safe only as long as the
+        /// primary lives.
+        pub serve: ServeUpTo = ServeUpTo::Flushed;
+        /// Most downstream connections at a time; more are refused with 53300.
+        pub max_downstreams: usize = 100, range(1, 10_000);
+        /// Time from accept to a completed login.
+        pub login_timeout: Duration = Duration::from_secs(15);
+        /// A downstream that has said nothing for this long is dropped; it is asked after half of it.
+        pub downstream_timeout: Duration = Duration::from_secs(60);
+        /// True if the rows that queries on standbys still need are reported to the primary.
+        pub hot_standby_feedback: bool = true;
+        /// Bytes of WAL kept although no downstream needs them.
+        pub keep_bytes: u64 = 1 << 30, range(0, i64::MAX);
+        /// Most bytes of WAL kept, whoever needs it: a downstream further behind gets 58P01 and has to restore from an archive.
+        pub max_bytes: u64 = 64 << 30, range(64 << 20, i64::MAX);
+        /// Server, or relay, that the WAL comes from.
+        pub upstream: UpstreamConfig = UpstreamConfig::default();
+        /// Users that may stream. Of password, password_file and verifier at most one.
+        pub users: Vec<UserConfig> = Vec::new(), shown_table();
     }
 }
 
-/// Kind of the servers that a relay serves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Engine {
-    /// PostgreSQL: the relay stores its write-ahead log.
-    Postgresql,
-    /// MariaDB: the relay stores its binary log.
-    Mariadb,
+::settings::settings! {
+    /// Kind of the servers that a relay serves.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Engine {
+        /// PostgreSQL: the relay stores its write-ahead log.
+        Postgresql = "postgresql",
+        /// MariaDB: the relay stores its binary log.
+        Mariadb = "mariadb",
+    }
 }
 
-/// `[relay.upstream]`: the server, or the relay, that the WAL comes from.
-#[derive(Clone, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct UpstreamConfig {
-    /// `host:port`, or the absolute path of a Unix socket. Empty: no upstream is configured.
-    pub address: String,
-    /// User with the REPLICATION attribute.
-    pub user: String,
-    /// Password of the user.
-    #[serde(skip_serializing)]
-    pub password: Option<String>,
-    /// File whose first line is the password.
-    pub password_file: Option<PathBuf>,
-    /// `[relay.upstream.tls]`: TLS with the upstream. Files are read for each connection.
-    pub tls: tls::ConnectConfig,
-    /// Permanent physical slot there, created if missing; empty: none is used.
-    pub slot: String,
-    /// Name of this relay at the upstream, for `synchronous_standby_names`.
-    pub application_name: String,
-    /// Longest time between two reports of the log's position.
-    #[serde(with = "humantime_serde")]
-    pub status_interval: Duration,
-    /// Time without a message after which the upstream is asked for a reply. After the same time again without a reply the relay reports it as
-    /// silent, and keeps the connection.
-    #[serde(with = "humantime_serde")]
-    pub heartbeat: Duration,
-    /// Time without a message after which the connection to the upstream is closed.
-    #[serde(with = "humantime_serde")]
-    pub timeout: Duration,
-}
-
-impl Default for UpstreamConfig {
-    fn default() -> Self {
-        UpstreamConfig {
-            address: String::new(),
-            user: "postgres".into(),
-            password: None,
-            password_file: None,
-            tls: tls::ConnectConfig::default(),
-            slot: "kingpost_relay".into(),
-            application_name: "kingpost_relay".into(),
-            status_interval: Duration::from_secs(10),
-            heartbeat: Duration::from_millis(500),
-            timeout: Duration::from_secs(20),
-        }
+::settings::settings! {
+    /// `[relay.upstream]`: the server, or the relay, that the WAL comes from.
+    #[derive(Clone, PartialEq)]
+    pub struct UpstreamConfig: Default {
+        /// Address of the upstream: host:port, or the absolute path of a Unix socket. "": the primary among `[[cluster.nodes]]`, also after a
+        /// failover.
+        pub address: String = String::new();
+        /// User with the REPLICATION attribute.
+        pub user: String = "postgres".into();
+        /// Password of the user, where the server asks for one: this, or a file.
+        pub password: Option<String> = None, secret(), example(r#""change-me-three""#);
+        /// File that holds the password in its first line.
+        pub password_file: Option<PathBuf> = None, example(r#""/etc/kingpost/replication.password""#);
+        /// TLS with the upstream: as `[cluster.tls]`. The files are read again for each connection.
+        pub tls: tls::ConnectConfig = tls::ConnectConfig::default();
+        /// Permanent physical slot there, made when it is missing; "" for none.
+        pub slot: String = "kingpost_relay".into();
+        /// The name for synchronous_standby_names.
+        pub application_name: String = "kingpost_relay".into();
+        /// Longest time between two reports of how far the log is; one that matters is sent at once.
+        pub status_interval: Duration = Duration::from_secs(10);
+        /// An upstream that has said nothing for this long is asked whether it is there; if it does not answer in the same time, the relay says that
+        /// it does not hear it, also to `kingpost failover`. The connection is kept.
+        pub heartbeat: Duration = Duration::from_millis(500);
+        /// The connection to an upstream that has said nothing for this long is given up.
+        pub timeout: Duration = Duration::from_secs(20);
     }
 }
 
@@ -136,24 +94,21 @@ impl fmt::Debug for UpstreamConfig {
     }
 }
 
-/// `[[relay.users]]`: a user that may stream.
-#[derive(Clone, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct UserConfig {
-    /// Name.
-    pub name: String,
-    /// Password.
-    #[serde(default, skip_serializing)]
-    pub password: Option<String>,
-    /// File whose first line is the password.
-    #[serde(default)]
-    pub password_file: Option<PathBuf>,
-    /// `SCRAM-SHA-256$…` as in `pg_authid`.
-    #[serde(default, skip_serializing)]
-    pub verifier: Option<String>,
-    /// True if the user may also fence the relay and set its upstream, as `kingpost failover` does.
-    #[serde(default)]
-    pub operator: bool,
+::settings::settings! {
+    /// `[[relay.users]]`: a user that may stream.
+    #[derive(Clone, PartialEq)]
+    pub struct UserConfig {
+        /// Name.
+        pub name: String, shown(r#""replicator""#);
+        /// Password.
+        pub password: Option<String> = None, secret(), shown(r#""change-me-four""#);
+        /// File that holds the password in its first line.
+        pub password_file: Option<PathBuf> = None, example(r#""/etc/kingpost/replicator.password""#);
+        /// SCRAM-SHA-256$… as in pg_authid.
+        pub verifier: Option<String> = None, secret(), example(r#""SCRAM-SHA-256$4096:c2FsdHNhbHRzYWx0c2FsdA==$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=""#);
+        /// True if the user may also fence the relay and name its upstream, as `kingpost failover` does.
+        pub operator: bool = false;
+    }
 }
 
 impl fmt::Debug for UserConfig {
@@ -162,23 +117,24 @@ impl fmt::Debug for UserConfig {
     }
 }
 
-/// Authentication method for downstreams.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum AuthMethod {
-    /// None: only if every address is on the loopback.
-    Trust,
-    /// Password, by SCRAM-SHA-256.
-    #[serde(rename = "scram-sha-256")]
-    ScramSha256,
+::settings::settings! {
+    /// Authentication method for downstreams.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum AuthMethod {
+        /// None: only if every address is on the loopback.
+        Trust = "trust",
+        /// Password, by SCRAM-SHA-256.
+        ScramSha256 = "scram-sha-256",
+    }
 }
 
-/// Limit of the WAL that downstreams get.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ServeUpTo {
-    /// WAL durable here: a replica never shows data that the relay could lose.
-    Flushed,
-    /// WAL received: one flush sooner, and safe only as long as the upstream lives.
-    Written,
+::settings::settings! {
+    /// Limit of the WAL that downstreams get.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum ServeUpTo {
+        /// WAL durable here: a replica never shows data that the relay could lose.
+        Flushed = "flushed",
+        /// WAL received: one flush sooner, and safe only as long as the upstream lives.
+        Written = "written",
+    }
 }
