@@ -5,120 +5,83 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-/// `[cluster]`: the database servers behind one address, and how to watch them.
-#[derive(Clone, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ClusterConfig {
-    /// Name of the cluster in metrics and logs.
-    pub name: String,
-    /// User of the probes. It needs no privilege beyond CONNECT; with `pg_monitor` replicas serve reads again sooner after a failover, because only
-    /// then they can be asked which timeline they receive.
-    pub user: String,
-    /// Password of the user, if the servers require one. Never written out.
-    #[serde(skip_serializing)]
-    pub password: Option<String>,
-    /// File with the password in its first line. Not read here: the caller that starts a topology provides the password.
-    pub password_file: Option<PathBuf>,
-    /// Program, with its arguments, that writes the password to its standard output. Not run here either.
-    pub password_command: Vec<String>,
-    /// Host names by which clients of a proxy with several clusters request this one over TLS. Not used here.
-    pub server_names: Vec<String>,
-    /// Database of the probes.
-    pub database: String,
-    /// TLS with the servers: of probes, and of the connections that the proxy opens for its clients.
-    pub tls: tls::ConnectConfig,
-    /// Time between two probes of a node while all is well.
-    #[serde(with = "humantime_serde")]
-    pub probe_interval: Duration,
-    /// Time limit of a probe (connect and query); a longer one has failed.
-    #[serde(with = "humantime_serde")]
-    pub probe_timeout: Duration,
-    /// Number of consecutive failed probes after which a node is ejected.
-    pub probe_failures: u32,
-    /// Lag beyond which a replica gets no reads.
-    #[serde(with = "humantime_serde")]
-    pub lag_limit: Duration,
-    /// Kind of the servers' positions.
-    pub positions: Positions,
-    /// Minimum time between two LSN queries to the primary while a held commit or a strong read waits for one. Five times as long while only sessions
-    /// that have written benefit, whose reads go to the primary until then.
-    #[serde(with = "humantime_serde")]
-    pub oracle_pace: Duration,
-    /// The nodes. The primary among them is detected, not configured.
-    pub nodes: Vec<NodeConfig>,
-    /// Registry that provides the list of nodes instead. Not read here: the caller that starts a topology provides the nodes.
-    pub from: RegistrySource,
-    /// Relays whose confirmations count for commits that must be durable on another host.
-    pub relays: Vec<RelayConfig>,
-}
-
-impl Default for ClusterConfig {
-    fn default() -> Self {
-        ClusterConfig {
-            name: "main".into(),
-            user: "postgres".into(),
-            password: None,
-            password_file: None,
-            password_command: Vec::new(),
-            server_names: Vec::new(),
-            database: "postgres".into(),
-            tls: tls::ConnectConfig::default(),
-            probe_interval: Duration::from_secs(1),
-            probe_timeout: Duration::from_secs(2),
-            probe_failures: 2,
-            lag_limit: Duration::from_secs(10),
-            positions: Positions::default(),
-            oracle_pace: Duration::from_millis(1),
-            nodes: Vec::new(),
-            from: RegistrySource::default(),
-            relays: Vec::new(),
-        }
+::settings::settings! {
+    /// `[cluster]`: the database servers behind one address, and how to watch them.
+    #[derive(Clone, PartialEq)]
+    pub struct ClusterConfig: Default {
+        /// Name of the cluster in metrics and logs.
+        pub name: String = "main".into();
+        /// Host names by which clients ask for this cluster over TLS (SNI), with `[[clusters]]`: "db.example.org", or "*.db.example.org" for one
+        /// label more. They come before the database's name.
+        pub server_names: Vec<String> = Vec::new();
+        /// User of the probes; it needs no privilege beyond CONNECT. With pg_monitor replicas serve reads again sooner after a failover.
+        pub user: String = "postgres".into();
+        /// Password of the user, where the servers ask for one. `KINGPOST__CLUSTER__PASSWORD` keeps it out of the file.
+        pub password: Option<String> = None, secret(), example(r#""change-me-too""#);
+        /// File that holds the password in its first line.
+        pub password_file: Option<PathBuf> = None, example(r#""/etc/kingpost/cluster.password""#);
+        /// Program, with its arguments, that writes the password to its standard output.
+        pub password_command: Vec<String> = Vec::new(), example(r#"["/usr/local/bin/token-of", "kingpost"]"#);
+        /// Database that probes connect to.
+        pub database: String = "postgres".into();
+        /// TLS with the servers: of probes, of clients' connections, and of cancel requests. Files are PEM; SIGHUP reads them again, for new
+        /// connections. Unix sockets have no TLS.
+        pub tls: tls::ConnectConfig = tls::ConnectConfig::default();
+        /// Time between two probes of a node while all is well.
+        pub probe_interval: Duration = Duration::from_secs(1);
+        /// A probe (connect and query) that takes longer has failed.
+        pub probe_timeout: Duration = Duration::from_secs(2);
+        /// Failed probes in a row before a node is taken out.
+        pub probe_failures: u32 = 2, range(1, 1000);
+        /// A replica further behind than this gets no reads.
+        pub lag_limit: Duration = Duration::from_secs(10);
+        /// Kind of the servers' positions. "auto": each server is asked; "wal": positions and timelines of the write-ahead log, as PostgreSQL has
+        /// them; "transactions": ids of transactions, for servers whose replicas can't have what the primary has lost; "none". See
+        /// docs/guide/aurora.md.
+        pub positions: Positions = Positions::default();
+        /// Shortest time between two questions to the primary about its LSN while several sessions wait for one; three times as long between two that
+        /// make it flush its log (`[proxy.gate]`, flush).
+        pub oracle_pace: Duration = Duration::from_millis(1);
+        /// The servers. Which one is primary is found out, not configured.
+        pub nodes: Vec<NodeConfig> = Vec::new(), shown_table();
+        /// A registry that has the list of nodes, instead of `[[cluster.nodes]]` here: the instances of a service. Which of them is primary, and how
+        /// they are, is found out all the same.
+        pub from: RegistrySource = RegistrySource::default(), at_start();
+        /// Relays whose confirmations count for commits that must be durable on another host (`[proxy.gate]`).
+        pub relays: Vec<RelayConfig> = Vec::new();
     }
 }
 
-/// `cluster.positions`: kind of the servers' positions, which are compared with the positions that a replica's reads must see.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Positions {
-    /// Per server: its log positions if it reports them, else transaction IDs if the servers report a shared storage, else none.
-    #[default]
-    Auto,
-    /// Positions and timelines of the write-ahead log. A server that cannot report them is down.
-    Wal,
-    /// Transaction IDs. Only for servers whose replicas cannot have transactions that the primary has lost.
-    Transactions,
-    /// None: only the role is queried.
-    None,
+::settings::settings! {
+    /// `cluster.positions`: kind of the servers' positions, which are compared with the positions that a replica's reads must see.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum Positions {
+        /// Per server: its log positions if it reports them, else transaction IDs if the servers report a shared storage, else none.
+        #[default]
+        Auto = "auto",
+        /// Positions and timelines of the write-ahead log. A server that cannot report them is down.
+        Wal = "wal",
+        /// Transaction IDs. Only for servers whose replicas cannot have transactions that the primary has lost.
+        Transactions = "transactions",
+        /// None: only the role is queried.
+        None = "none",
+    }
 }
 
-/// `[cluster.from]`: a registry that has the nodes as instances of a service.
-#[derive(Clone, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RegistrySource {
-    /// `http://host:port` or `https://host:port` of the registry's nodes, tried in turn; empty: the nodes are in this file.
-    pub urls: Vec<String>,
-    /// Namespace of the service.
-    pub namespace: String,
-    /// The service whose instances are the nodes.
-    pub service: String,
-    /// Token with read permission. Never written out.
-    #[serde(skip_serializing)]
-    pub token: Option<String>,
-    /// CAs of the registry's certificate, for `https://`; the system's if not given.
-    pub ca_file: Option<PathBuf>,
-}
-
-impl Default for RegistrySource {
-    fn default() -> RegistrySource {
-        RegistrySource {
-            urls: Vec::new(),
-            namespace: "kingpost".into(),
-            service: "postgres".into(),
-            token: None,
-            ca_file: None,
-        }
+::settings::settings! {
+    /// `[cluster.from]`: a registry that has the nodes as instances of a service.
+    #[derive(Clone, PartialEq, Eq)]
+    pub struct RegistrySource: Default {
+        /// URLs of the registry's nodes, `http://host:port` or `https://host:port`, tried in turn; none: the nodes are in this file.
+        pub urls: Vec<String> = Vec::new();
+        /// Namespace of the service.
+        pub namespace: String = "kingpost".into();
+        /// The service whose instances are the nodes.
+        pub service: String = "postgres".into();
+        /// Token that may read there. `KINGPOST__CLUSTER__FROM__TOKEN` keeps it out of the file.
+        pub token: Option<String> = None, secret(), example(r#""change-me-four""#);
+        /// CAs of the registry's certificate, for https://; those of the system if not given.
+        pub ca_file: Option<PathBuf> = None, example(r#""/etc/kingpost/registry-ca.crt""#);
     }
 }
 
@@ -133,26 +96,23 @@ impl fmt::Debug for RegistrySource {
     }
 }
 
-/// `[[cluster.nodes]]`: one database server.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct NodeConfig {
-    /// Unique name.
-    pub name: String,
-    /// `host:port`, or the absolute path of a Unix socket (`/run/postgresql/.s.PGSQL.5432`).
-    pub address: String,
-    /// Share of reads relative to the other replicas; 0 excludes it from reads.
-    #[serde(default = "one")]
-    pub weight: u32,
-    /// Zone, compared with the proxy's own: reads prefer a replica in the same zone. A failover prefers the old primary's zone.
-    #[serde(default)]
-    pub zone: Option<String>,
-    /// Permission to become the primary.
-    #[serde(default)]
-    pub failover: Candidacy,
-    /// Priority among the nodes that may become the primary and have the whole log: the highest is promoted.
-    #[serde(default = "one")]
-    pub failover_priority: u32,
+::settings::settings! {
+    /// `[[cluster.nodes]]`: one database server.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct NodeConfig {
+        /// Unique name.
+        pub name: String, shown(r#""node1""#);
+        /// Address: host:port, or the absolute path of a Unix socket.
+        pub address: String, shown(r#""127.0.0.1:5432""#);
+        /// Share of reads relative to the other replicas; 0 takes reads off it.
+        pub weight: u32 = 1, range(0, 10_000);
+        /// Zone, compared with proxy.zone. A failover prefers the old primary's.
+        pub zone: Option<String> = None, example(r#""a""#);
+        /// Permission to become the primary: "allowed" or "never".
+        pub failover: Candidacy = Candidacy::default();
+        /// Priority among the nodes that may become the primary and have everything: the highest becomes it.
+        pub failover_priority: u32 = 1, range(0, 10_000);
+    }
 }
 
 impl NodeConfig {
@@ -170,34 +130,33 @@ impl NodeConfig {
     }
 }
 
-/// Permission of a node to be promoted by a failover.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Candidacy {
-    /// The node may be promoted.
-    #[default]
-    Allowed,
-    /// The node is never promoted: for example a delayed standby, or one at another site.
-    Never,
+::settings::settings! {
+    /// Permission of a node to be promoted by a failover.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum Candidacy {
+        /// The node may be promoted.
+        #[default]
+        Allowed = "allowed",
+        /// The node is never promoted: for example a delayed standby, or one at another site.
+        Never = "never",
+    }
 }
 
-/// `[[cluster.relays]]`: a relay of the primary's write-ahead log.
-#[derive(Clone, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct RelayConfig {
-    /// Unique name.
-    pub name: String,
-    /// `host:port` of `relay.listen`.
-    pub address: String,
-    /// User, as for the relay's downstreams; the cluster's if not given.
-    #[serde(default)]
-    pub user: Option<String>,
-    /// Password of the user; the cluster's if neither user nor password is given. Never written out.
-    #[serde(default, skip_serializing)]
-    pub password: Option<String>,
-    /// True if the connection uses TLS according to `[cluster.tls]`; false: never.
-    #[serde(default = "yes")]
-    pub tls: bool,
+::settings::settings! {
+    /// `[[cluster.relays]]`: a relay of the primary's write-ahead log.
+    #[derive(Clone, PartialEq, Eq)]
+    pub struct RelayConfig {
+        /// Unique name.
+        pub name: String, example(r#""relay1""#);
+        /// Address, host:port, as in the relay's own relay.listen.
+        pub address: String, example(r#""10.0.0.9:6442""#);
+        /// User, as for the relay's downstreams; the cluster's if not given.
+        pub user: Option<String> = None, example(r#""replicator""#);
+        /// Password of the user; the cluster's if neither user nor password is given.
+        pub password: Option<String> = None, secret(), example(r#""secret""#);
+        /// True if the connection begins with TLS as `[cluster.tls]` says; false: never.
+        pub tls: bool = true;
+    }
 }
 
 impl Default for RelayConfig {
@@ -227,14 +186,6 @@ impl fmt::Debug for RelayConfig {
             .field("tls", &self.tls)
             .finish_non_exhaustive()
     }
-}
-
-fn one() -> u32 {
-    1
-}
-
-fn yes() -> bool {
-    true
 }
 
 impl fmt::Debug for ClusterConfig {
