@@ -36,16 +36,17 @@ pub struct Settings {
     pub rules: RuleLimits,
 }
 
-/// Limits on Polaris rules, for each namespace. Rules are stored with the keys, so [`KvLimits::total_bytes`] applies to them, too.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RuleLimits {
-    /// Rules of one namespace.
-    pub count: usize,
-    /// Bytes of one rule, in its stored or its served form, whichever is larger: up to 512 KiB.
-    pub rule_bytes: usize,
-    /// Bytes of all rules of one namespace, counted in the same way. A client gets at most this much in one answer; many clients accept 4 MiB.
-    pub bytes: usize,
+::settings::settings! {
+    /// Limits on Polaris rules, for each namespace. Rules are stored with the keys, so [`KvLimits::total_bytes`] applies to them, too.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct RuleLimits: Default {
+        /// Rules of a namespace.
+        pub count: usize = 1000, range(0, 100_000);
+        /// Bytes of one rule, in its stored or its served form, whichever is larger: up to 512 KiB.
+        pub rule_bytes: usize = 64 << 10, range(0, 512 << 10);
+        /// Bytes of all rules of one namespace, counted in the same way. A client gets at most this much in one answer; many clients accept 4 MiB.
+        pub bytes: usize = 2 << 20, range(0, 64 << 20);
+    }
 }
 
 /// Communication between nodes on one store.
@@ -61,68 +62,70 @@ pub struct PeerSettings {
     pub tls: PeerTls,
 }
 
-/// TLS between the nodes on one store. Each node presents its certificate and verifies those of the others against a CA.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct PeerTls {
-    /// TLS mode, the same on all nodes: nodes with different modes cannot talk to each other.
-    pub mode: PeerTlsMode,
-    /// PEM: this node's certificate and the intermediate ones up to its CA. An extended key usage, if present, must include both server and client
-    /// authentication.
-    pub cert_file: Option<PathBuf>,
-    /// PEM: the certificate's private key, without a passphrase.
-    pub key_file: Option<PathBuf>,
-    /// PEM: CAs that verify the nodes' certificates. Use a CA of their own: any other holder of a certificate from it could connect to them.
-    pub ca_file: Option<PathBuf>,
+::settings::settings! {
+    /// TLS between the nodes on one store. Each node presents its certificate and verifies those of the others against a CA.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct PeerTls: Default {
+        /// Use of TLS: "disable": messages are authenticated and in clear; "require": TLS, and nothing else, on all nodes.
+        pub mode: PeerTlsMode = PeerTlsMode::default();
+        /// Certificate of this node, followed by those between it and its CA, PEM. An extended key usage, if present, must include both server and
+        /// client authentication.
+        pub cert_file: Option<PathBuf> = None, example(r#""/etc/kingpost/node.crt""#);
+        /// Key of the certificate, PEM, without a passphrase.
+        pub key_file: Option<PathBuf> = None, example(r#""/etc/kingpost/node.key""#);
+        /// CAs of all nodes' certificates, PEM. Use a CA of their own: any other holder of a certificate from it could connect to them.
+        pub ca_file: Option<PathBuf> = None, example(r#""/etc/kingpost/nodes-ca.crt""#);
+    }
 }
 
-/// TLS mode between nodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PeerTlsMode {
-    /// In clear.
-    #[default]
-    Disable,
-    /// TLS only.
-    Require,
+::settings::settings! {
+    /// TLS mode between nodes.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum PeerTlsMode {
+        /// In clear.
+        #[default]
+        Disable = "disable",
+        /// TLS only.
+        Require = "require",
+    }
 }
 
-/// Heartbeats and probes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct HealthSettings {
-    /// True if this node judges health: expires, probes, deregisters. The nodes that do share the instances among them; heartbeats may go to any
-    /// node.
-    pub enabled: bool,
-    /// Maximum number of concurrent probes.
-    pub probes: usize,
-    /// Address ranges (`10.0.0.0/8`) that may be probed even if `probe_deny` includes them.
-    pub probe_allow: Vec<String>,
-    /// Address ranges that are not probed: an instance with a target in one is critical. The addresses on which the registry itself listens are not
-    /// probed either.
-    pub probe_deny: Vec<String>,
-    /// PEM: CA certificates that probes over TLS trust; None for those of the system.
-    pub probe_ca_file: Option<PathBuf>,
-    /// Limits on mass expiry.
-    pub brake: SelfPreservationSettings,
+::settings::settings! {
+    /// Heartbeats and probes.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct HealthSettings: Default {
+        /// True if this node judges health. Of several nodes on one store those that do share the instances among them.
+        pub enabled: bool = true;
+        /// Probes under way at the same time.
+        pub probes: usize = 1024, range(1, 1_000_000);
+        /// Address ranges (10.0.0.0/8) that may be probed even if probe_deny includes them.
+        pub probe_allow: Vec<String> = Vec::new();
+        /// Address ranges that are not probed (an instance whose target is there is critical). The default keeps whoever may register from asking
+        /// link-local addresses, at which clouds tell a machine its secrets.
+        pub probe_deny: Vec<String> = DENIED.map(str::to_owned).to_vec();
+        /// PEM: the authorities whose certificates probes over TLS take; without it those that the system trusts.
+        pub probe_ca_file: Option<PathBuf> = None, example(r#""/etc/kingpost/probed-ca.crt""#);
+        /// Self-preservation: when much is lost at once, the last good state is kept for a while.
+        pub brake: SelfPreservationSettings = SelfPreservationSettings::default();
+    }
 }
 
 /// Default of `probe_deny`: link-local addresses, at which clouds serve machine credentials.
 const DENIED: [&str; 3] = ["169.254.0.0/16", "fe80::/10", "fd00:ec2::254"];
 
-/// Self-preservation: if many instances are lost at once, the registry's view is probably wrong, and the last good state is kept for a while.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SelfPreservationSettings {
-    /// Share of a service's checked instances, above 0 to 1: the brake holds if more than this share is missing. 1: never.
-    pub service_share: f64,
-    /// The share of all checked instances together.
-    pub whole_share: f64,
-    /// Minimum number of missing instances for the brake to hold.
-    pub least: usize,
-    /// Maximum time that the brake holds, whatever the share; it holds again only after the share has fallen.
-    #[serde(with = "humantime_serde")]
-    pub longest: Duration,
+::settings::settings! {
+    /// Self-preservation: if many instances are lost at once, the registry's view is probably wrong, and the last good state is kept for a while.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct SelfPreservationSettings: Default {
+        /// Share of a service's checked instances that has to be missing; 1: never.
+        pub service_share: f64 = 0.5;
+        /// Share of all checked instances that has to be missing.
+        pub whole_share: f64 = 0.5;
+        /// Missing instances below which the brake never holds.
+        pub least: usize = 3, range(0, 1 << 30);
+        /// Longest time that the brake holds, whatever is missing.
+        pub longest: Duration = Duration::from_secs(300);
+    }
 }
 
 impl Default for Settings {
@@ -141,12 +144,6 @@ impl Default for Settings {
     }
 }
 
-impl Default for RuleLimits {
-    fn default() -> RuleLimits {
-        RuleLimits { count: 1000, rule_bytes: 64 << 10, bytes: 2 << 20 }
-    }
-}
-
 impl Default for PeerSettings {
     fn default() -> PeerSettings {
         PeerSettings {
@@ -154,25 +151,6 @@ impl Default for PeerSettings {
             advertise: String::new(),
             tls: PeerTls::default(),
         }
-    }
-}
-
-impl Default for HealthSettings {
-    fn default() -> HealthSettings {
-        HealthSettings {
-            enabled: true,
-            probes: 1024,
-            probe_allow: Vec::new(),
-            probe_deny: DENIED.map(str::to_owned).to_vec(),
-            probe_ca_file: None,
-            brake: SelfPreservationSettings::default(),
-        }
-    }
-}
-
-impl Default for SelfPreservationSettings {
-    fn default() -> SelfPreservationSettings {
-        SelfPreservationSettings { service_share: 0.5, whole_share: 0.5, least: 3, longest: Duration::from_secs(300) }
     }
 }
 

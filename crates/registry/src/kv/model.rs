@@ -18,38 +18,24 @@ pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(86_400);
 /// Maximum number of operations in one transaction. Consul has the same limit.
 pub(crate) const MOST_OPERATIONS: usize = 128;
 
-/// Limits of the key-value store.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct KvLimits {
-    /// Bytes of one key: 1 to 1024.
-    pub key_bytes: usize,
-    /// Bytes of one value: up to 8 MiB, which every database takes in one statement.
-    pub value_bytes: usize,
-    /// Keys of one namespace.
-    pub keys: usize,
-    /// Bytes of all keys and values of one namespace.
-    pub bytes: usize,
-    /// Sessions of one namespace.
-    pub sessions: usize,
-    /// Bytes of all keys and values of all namespaces: each node holds them in memory.
-    pub total_bytes: usize,
-    /// Minimum time to live of a session, at least 1 s. Consul has the same setting.
-    #[serde(with = "humantime_serde")]
-    pub session_ttl_min: Duration,
-}
-
-impl Default for KvLimits {
-    fn default() -> KvLimits {
-        KvLimits {
-            key_bytes: 512,
-            value_bytes: 512 << 10,
-            keys: 100_000,
-            bytes: 64 << 20,
-            sessions: 10_000,
-            total_bytes: 256 << 20,
-            session_ttl_min: Duration::from_secs(10),
-        }
+::settings::settings! {
+    /// Limits of the key-value store.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct KvLimits: Default {
+        /// Bytes of one key: 1 to 1024.
+        pub key_bytes: usize = 512, range(1, 1024);
+        /// Bytes of one value: up to 8 MiB, which every database takes in one statement.
+        pub value_bytes: usize = 512 << 10, range(0, 8 << 20);
+        /// Keys of one namespace.
+        pub keys: usize = 100_000, range(0, 1 << 30);
+        /// Bytes of all keys and values of one namespace.
+        pub bytes: usize = 64 << 20, range(0, 1 << 40);
+        /// Sessions of one namespace.
+        pub sessions: usize = 10_000, range(0, 1 << 30);
+        /// Bytes of keys and values of all namespaces together: each node has them in memory.
+        pub total_bytes: usize = 256 << 20, range(0, 1 << 40);
+        /// Shortest time to live of a session, at least 1s. A session that nobody renews ends after twice its time to live.
+        pub session_ttl_min: Duration = Duration::from_secs(10);
     }
 }
 

@@ -1,49 +1,31 @@
 //! Limits on the number and size of registered objects.
 
-use serde::{Deserialize, Serialize};
-
-/// The registry's limits. A value beyond one is refused with [`Invalid`] or a typed error that names the limit; nothing is truncated.
-///
-/// Names have fixed limits ([`super::NamespaceName::MAX_BYTES`] and similar): they are key columns in the store.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Limits {
-    /// Entries in the metadata of one instance or service.
-    pub metadata_entries: usize,
-    /// Bytes of one metadata key.
-    pub metadata_key_bytes: usize,
-    /// Bytes of one metadata value.
-    pub metadata_value_bytes: usize,
-    /// Bytes of all keys and values of one instance or service.
-    pub metadata_bytes: usize,
-    /// Instances of one service.
-    pub instances_per_service: usize,
-    /// Instances in all.
-    pub instances: usize,
-    /// Services in all, including those that are only watched.
-    pub services: usize,
-    /// Rows of one call (register, deregister, update, heartbeat).
-    pub call_rows: usize,
-    /// Writes that wait for their batch; further calls are refused as overload.
-    pub queued_writes: usize,
-    /// Calls that watch at the same time.
-    pub watchers: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
-            metadata_entries: 64,
-            metadata_key_bytes: 128,
-            metadata_value_bytes: 4096,
-            metadata_bytes: 16 * 1024,
-            instances_per_service: 250_000,
-            instances: 1_000_000,
-            services: 100_000,
-            call_rows: 1000,
-            queued_writes: 16_384,
-            watchers: 65_536,
-        }
+::settings::settings! {
+    /// The registry's limits. A value beyond one is refused with [`Invalid`] or a typed error that names the limit; nothing is truncated.
+    ///
+    /// Names have fixed limits ([`super::NamespaceName::MAX_BYTES`] and similar): they are key columns in the store.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Limits: Default {
+        /// Entries in the metadata of one instance or service.
+        pub metadata_entries: usize = 64, range(0, 10_000);
+        /// Bytes of one metadata key.
+        pub metadata_key_bytes: usize = 128, range(1, 1 << 16);
+        /// Bytes of one metadata value.
+        pub metadata_value_bytes: usize = 4096, range(0, 1 << 20);
+        /// Bytes of all keys and values of one instance or service.
+        pub metadata_bytes: usize = 16 * 1024, range(0, 1 << 20);
+        /// Instances of one service.
+        pub instances_per_service: usize = 250_000, range(1, 1 << 30);
+        /// Instances in all.
+        pub instances: usize = 1_000_000, range(1, 1 << 30);
+        /// Services in all, including those that are only watched.
+        pub services: usize = 100_000, range(1, 1 << 30);
+        /// Rows of one call (register, deregister, update, heartbeat).
+        pub call_rows: usize = 1000, range(1, 100_000);
+        /// Writes that wait for their batch; further calls are refused as overload.
+        pub queued_writes: usize = 16_384, range(1, 10_000_000);
+        /// Calls that watch at the same time.
+        pub watchers: usize = 65_536, range(1, 10_000_000);
     }
 }
 
