@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use settings::OrNever;
+
 /// Maximum times of a client in a state; `None`: no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimeLimits {
@@ -15,23 +17,23 @@ pub struct TimeLimits {
     pub transaction: Option<Duration>,
 }
 
-/// Time limits of a database or a user. `None`: the next more general limit applies; zero: no limit.
+/// Time limits of a database or a user. `None`: the next more general limit applies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OwnLimits {
     /// Overrides [`TimeLimits::idle`].
-    pub idle: Option<Duration>,
+    pub idle: Option<OrNever>,
     /// Overrides [`TimeLimits::idle_transaction`].
-    pub idle_transaction: Option<Duration>,
+    pub idle_transaction: Option<OrNever>,
     /// Overrides [`TimeLimits::query`].
-    pub query: Option<Duration>,
+    pub query: Option<OrNever>,
     /// Overrides [`TimeLimits::transaction`].
-    pub transaction: Option<Duration>,
+    pub transaction: Option<OrNever>,
 }
 
 impl OwnLimits {
     /// Returns these limits, with those of `others` in place of missing ones.
     pub(crate) fn over(self, others: TimeLimits) -> TimeLimits {
-        let limit = |own: Option<Duration>, other| own.map_or(other, unless_zero);
+        let limit = |own: Option<OrNever>, other| own.map_or(other, OrNever::get);
         TimeLimits {
             idle: limit(self.idle, others.idle),
             idle_transaction: limit(self.idle_transaction, others.idle_transaction),
@@ -46,11 +48,6 @@ impl TimeLimits {
     pub(crate) fn any(self) -> bool {
         [self.idle, self.idle_transaction, self.query, self.transaction].iter().any(Option::is_some)
     }
-}
-
-/// Returns a time limit; zero stands for none.
-pub(crate) fn unless_zero(limit: Duration) -> Option<Duration> {
-    (!limit.is_zero()).then_some(limit)
 }
 
 /// Maximum numbers of server connections to one node.
@@ -83,9 +80,4 @@ pub struct Lifetime {
     pub least: Duration,
     /// Maximum random addition to each connection's age, so that connections opened together are not closed together.
     pub jitter: Duration,
-}
-
-/// Returns a limit on a number; 0 stands for none.
-pub(crate) fn unless_none(limit: usize) -> Option<usize> {
-    (limit != 0).then_some(limit)
 }

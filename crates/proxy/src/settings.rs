@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::settings::{Limit, OrNever};
 use secret::Source;
 use topology::Address;
 use wire::md5;
@@ -19,7 +20,6 @@ use crate::demand::{Certificate, Demand, OptionsError};
 use crate::hba::{self, Rules};
 use crate::ident::Maps;
 pub use crate::limits::{ConnectionLimits, Lifetime, OwnLimits, TimeLimits};
-use crate::limits::{unless_none, unless_zero};
 use crate::secrets::{Given, Secrets, SecretsError};
 use crate::start::InvalidStart;
 pub use crate::start::Start;
@@ -294,8 +294,8 @@ pub struct User {
     pub pool_size: Option<usize>,
     /// Server connections beyond the size of this user's pools, for clients that have waited for long.
     pub reserve: Option<usize>,
-    /// Most server connections of this user to one node, with all databases; zero: no limit.
-    pub max_connections: Option<usize>,
+    /// Most server connections of this user to one node, with all databases.
+    pub max_connections: Option<Limit>,
     /// Pool mode of this user.
     pub mode: Option<PoolMode>,
     /// Time limits of this user, in place of those of the database.
@@ -436,7 +436,7 @@ impl Settings {
     /// Resolves a configuration: reads password files and computes verifiers, which takes some milliseconds a user.
     pub fn new(config: &ProxyConfig) -> Result<Settings, SettingsError> {
         let jitter = config.pool.server_lifetime_jitter;
-        let lifetime = |least: Duration| unless_zero(least).map(|least| Lifetime { least, jitter });
+        let lifetime = |least: OrNever| least.get().map(|least| Lifetime { least, jitter });
         let default = Database {
             dbname: None,
             server_user: None,
@@ -448,12 +448,12 @@ impl Settings {
             server_lifetime: lifetime(config.pool.server_lifetime),
             start: Start::default(),
             reserve: config.pool.reserve_size,
-            max_connections: unless_none(config.pool.max_database_connections),
+            max_connections: config.pool.max_database_connections.get(),
             time_limits: TimeLimits {
-                idle: unless_zero(config.client_idle_timeout),
-                idle_transaction: unless_zero(config.idle_transaction_timeout),
-                query: unless_zero(config.query_timeout),
-                transaction: unless_zero(config.transaction_timeout),
+                idle: config.client_idle_timeout.get(),
+                idle_transaction: config.idle_transaction_timeout.get(),
+                query: config.query_timeout.get(),
+                transaction: config.transaction_timeout.get(),
             },
             mode: config.pool.mode,
             unknown_functions: config.pool.unknown_functions,
@@ -480,7 +480,7 @@ impl Settings {
                 start: Start::new(entry)
                     .map_err(|source| SettingsError::Start { database: entry.name.clone(), source })?,
                 reserve: entry.reserve_pool_size.unwrap_or(default.reserve),
-                max_connections: entry.max_connections.map_or(default.max_connections, unless_none),
+                max_connections: entry.max_connections.map_or(default.max_connections, Limit::get),
                 time_limits: OwnLimits {
                     idle: entry.client_idle_timeout,
                     idle_transaction: entry.idle_transaction_timeout,
@@ -541,10 +541,10 @@ impl Settings {
             looks_up: config.auth_query.is_on(),
             max_clients: config.max_clients,
             max_clients_per_address: config.max_clients_per_address,
-            max_clients_per_user: unless_none(config.max_clients_per_user),
+            max_clients_per_user: config.max_clients_per_user.get(),
             max_logins: config.max_logins.max(1),
             reserved_clients: config.reserved_clients,
-            slow_statement: unless_zero(config.slow_statement),
+            slow_statement: config.slow_statement.get(),
             log_logins: config.log_logins,
             statements_kept: config.statements_kept,
             tracing: config.tracing.endpoint.is_some().then(|| Tracing::new(&config.tracing)),
@@ -556,11 +556,11 @@ impl Settings {
             zone: config.zone.clone(),
             wait_timeout: config.pool.wait_timeout,
             reserve_timeout: config.pool.reserve_timeout,
-            max_user_connections: unless_none(config.pool.max_user_connections),
-            max_node_connections: unless_none(config.pool.max_node_connections),
-            wait_notice: unless_zero(config.pool.wait_notice),
+            max_user_connections: config.pool.max_user_connections.get(),
+            max_node_connections: config.pool.max_node_connections.get(),
+            wait_notice: config.pool.wait_notice.get(),
             no_primary_timeout: config.pool.no_primary_timeout,
-            server_idle_timeout: unless_zero(config.pool.server_idle_timeout),
+            server_idle_timeout: config.pool.server_idle_timeout.get(),
             connect_timeout: config.pool.connect_timeout,
             peer: config.peer_id,
             peers,
@@ -696,7 +696,7 @@ impl Settings {
         ConnectionLimits {
             pool: user.and_then(|user| user.pool_size).unwrap_or(database.pool_size).max(1),
             reserve: user.and_then(|user| user.reserve).unwrap_or(database.reserve),
-            user: of_user.map_or(self.max_user_connections, unless_none),
+            user: of_user.map_or(self.max_user_connections, Limit::get),
             database: database.max_connections,
             node: self.max_node_connections,
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
+use ::settings::Limit;
 use topology::{Address, Role, Topology, View};
 
 use super::command::{ACTIONS, SHOWS, Show};
@@ -512,7 +513,7 @@ impl Scene<'_> {
         users.sort_by_key(|(name, _)| *name);
         for (name, user) in users {
             let of = || wholes.iter().filter(|pool| *pool.user == *name);
-            let most = user.max_connections.or(self.settings.max_user_connections);
+            let most = user.max_connections.map_or(self.settings.max_user_connections, Limit::get);
             table.row(vec![
                 name.into(),
                 user.pool_size.into(),

@@ -222,8 +222,8 @@ impl World {
                 wait_timeout: Duration::from_secs(1 << 30),
                 no_primary_timeout: Duration::from_secs(1 << 30),
                 connect_timeout: Duration::from_secs(1 << 30),
-                server_idle_timeout: Duration::from_secs(1 << 30),
-                server_lifetime: Duration::from_secs(1 << 30),
+                server_idle_timeout: Duration::from_secs(1 << 30).into(),
+                server_lifetime: Duration::from_secs(1 << 30).into(),
                 unknown_functions: plan.unknown_functions,
                 unnamed: *random.pick(&[UnnamedMode::Shared, UnnamedMode::Parsed]),
                 ..PoolConfig::default()
