@@ -28,6 +28,8 @@ use crate::traffic::{Rule, RuleError};
 /// Configuration in the form that workers use. Immutable; a reload makes a new value.
 #[derive(Debug)]
 pub struct Settings {
+    /// Rows of `SHOW CONFIG`.
+    pub rows: Vec<::settings::Row>,
     /// Authentication of clients, unless a rule or their user says otherwise.
     pub demand: Arc<Demand>,
     /// TLS with clients; `None` if there is none.
@@ -533,6 +535,7 @@ impl Settings {
             || databases.values().any(|database: &Database| database.time_limits.any())
             || users.values().any(|user: &User| user.time_limits != OwnLimits::default());
         Ok(Settings {
+            rows: ::settings::rows(config, "proxy"),
             demand: Arc::new(config.demand(config.auth)?),
             tls,
             maps: maps(config, hba.as_ref())?,

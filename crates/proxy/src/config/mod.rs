@@ -12,7 +12,7 @@ mod traffic;
 
 use std::time::Duration;
 
-use settings::{Kind, Limit, OrNever, Table as _};
+use settings::{Kind, Limit, OrNever, Row, Table as _};
 
 pub use accounts::{Access, DatabaseConfig, OperatorConfig, UserConfig};
 pub use auth::{AuthMethod, AuthQueryConfig, GssConfig, HbaConfig, LdapConfig, OAuthConfig, PamConfig};
@@ -163,4 +163,15 @@ pub use traffic::{TrafficAccess, TrafficConfig, TrafficEach};
         /// Address of the other proxy: host:port.
         pub address: String, example(r#""10.0.0.2:6432""#);
     }
+}
+
+/// Prefixes of paths that `SHOW CONFIG` leaves out, and `SET` tries in this order.
+pub const LEFT_OUT: [&str; 3] = ["proxy.pool.", "proxy.routing.", "proxy."];
+
+/// Returns the name of a setting in `SHOW CONFIG`: PgBouncer's where it has the same setting (exporters read `max_client_conn` and
+/// `default_pool_size`), else the path without one of [`LEFT_OUT`].
+#[must_use]
+pub fn shown_name(row: &Row) -> &str {
+    let short = || LEFT_OUT.iter().find_map(|prefix| row.path.strip_prefix(prefix));
+    row.key.pgbouncer.or_else(short).unwrap_or(&row.path)
 }

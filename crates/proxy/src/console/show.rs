@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
-use ::settings::Limit;
+use ::settings::{Limit, Takes};
 use topology::{Address, Role, Topology, View};
 
 use super::command::{ACTIONS, SHOWS, Show};
@@ -16,6 +16,7 @@ use super::report::{ClientReport, PoolReport, Report, ServerReport, Totals};
 use super::table::ColumnType::{Number, Text};
 use super::table::{ColumnType, Table, Value};
 use super::{PERIOD, durable, inside, limits};
+use crate::config::shown_name;
 use crate::core::Registry;
 use crate::core::statistics::{self, Counts};
 use crate::core::token::Token;
@@ -559,45 +560,15 @@ impl Scene<'_> {
 
     fn config(&self) -> Table {
         let mut table = Table::new(&[("key", Text), ("value", Text), ("default", Text), ("changeable", Text)]);
-        let settings = self.settings;
-        let seconds = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64().to_string();
-        let default = settings.default_database();
-        // Under PgBouncer's names where it has the same thing: exporters read max_client_conn and default_pool_size.
-        for (key, value, changeable) in [
-            ("auth_type", settings.demand.method.name().to_owned(), true),
-            ("client_login_timeout", seconds(Some(settings.login_timeout)), true),
-            ("default_pool_size", default.pool_size.to_string(), true),
-            ("max_client_conn", settings.max_clients.to_string(), true),
-            ("max_prepared_statements", settings.prepared_per_server.to_string(), true),
-            ("pool_mode", default.mode.name().to_owned(), true),
-            ("query_wait_timeout", seconds(Some(settings.wait_timeout)), true),
-            ("server_connect_timeout", seconds(Some(settings.connect_timeout)), true),
-            ("server_idle_timeout", seconds(settings.server_idle_timeout), true),
-            ("client_idle_timeout", seconds(default.time_limits.idle), true),
-            ("idle_transaction_timeout", seconds(default.time_limits.idle_transaction), true),
-            ("query_timeout", seconds(default.time_limits.query), true),
-            ("transaction_timeout", seconds(default.time_limits.transaction), true),
-            ("query_wait_notify", seconds(settings.wait_notice), true),
-            ("min_pool_size", default.min_size.to_string(), true),
-            ("reserve_pool_size", default.reserve.to_string(), true),
-            ("reserve_pool_timeout", seconds(Some(settings.reserve_timeout)), true),
-            ("max_db_connections", default.max_connections.unwrap_or(0).to_string(), true),
-            ("max_user_connections", settings.max_user_connections.unwrap_or(0).to_string(), true),
-            ("max_user_client_connections", settings.max_clients_per_user.unwrap_or(0).to_string(), true),
-            ("max_node_connections", settings.max_node_connections.unwrap_or(0).to_string(), true),
-            ("server_lifetime", seconds(default.server_lifetime.map(|lifetime| lifetime.least)), true),
-            ("buffer_limit", settings.buffer_limit.to_string(), true),
-            ("cache_entries", settings.cache_entries.to_string(), true),
-            ("consistency", default.consistency.name().to_owned(), true),
-            ("driver", self.driver.to_owned(), false),
-            ("max_statement_bytes", settings.max_statement.to_string(), true),
-            ("no_primary_timeout", seconds(Some(settings.no_primary_timeout)), true),
-            ("reserved_clients", settings.reserved_clients.to_string(), true),
-            ("route", default.route.name().to_owned(), true),
-            ("workers", self.workers.to_string(), false),
-        ] {
-            let changeable = if changeable { "yes" } else { "no" };
-            table.row(vec![key.into(), value.into(), Value::Null, changeable.into()]);
+        for row in &self.settings.rows {
+            // In use: a number of workers, and one of two interfaces.
+            let value = match row.path.as_str() {
+                "proxy.workers" => Some(self.workers.to_string()),
+                "proxy.driver" => Some(self.driver.to_owned()),
+                _ => row.value.clone(),
+            };
+            let changeable = if row.takes == Takes::Live { "yes" } else { "no" };
+            table.row(vec![shown_name(row).into(), value.into(), row.default.clone().into(), changeable.into()]);
         }
         table
     }
