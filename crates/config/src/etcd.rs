@@ -5,27 +5,27 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use process::address::is_loopback;
-use serde::{Deserialize, Serialize};
 
-/// `[failover.etcd]`: the etcd with the lock of `kingpost watch --etcd`.
-#[derive(Clone, PartialEq, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct EtcdConfig {
-    /// `https://host:port`, or `http://host:port`.
-    pub endpoints: Vec<String>,
-    /// A user of etcd; empty: its access control is off.
-    pub user: String,
-    /// The user's password.
-    #[serde(skip_serializing)]
-    pub password: Option<String>,
-    /// File whose first line is the password.
-    pub password_file: Option<PathBuf>,
-    /// PEM: CAs that etcd's certificate is verified with; None: those of the system.
-    pub ca_file: Option<PathBuf>,
-    /// PEM: the client certificate for etcd.
-    pub cert_file: Option<PathBuf>,
-    /// PEM: that certificate's private key, without a passphrase.
-    pub key_file: Option<PathBuf>,
+::settings::settings! {
+    /// `[failover.etcd]`: the etcd with the lock of `kingpost watch --etcd`.
+    #[derive(Clone, PartialEq)]
+    pub struct EtcdConfig: Default {
+        /// Members of an etcd cluster: "https://host:port", or "http://host:port". All of them are the same etcd.
+        pub endpoints: Vec<String> = Vec::new();
+        /// User of etcd, where its access control is on; it needs a role with readwrite on the prefix /kingpost/failover/ and read on /service/. "":
+        /// none.
+        pub user: String = String::new();
+        /// Password of the user: this, or a file. Over http only to this machine.
+        pub password: Option<String> = None, secret(), example(r#""change-me-seven""#);
+        /// File that holds the password in its first line.
+        pub password_file: Option<PathBuf> = None, example(r#""/etc/kingpost/etcd.password""#);
+        /// CAs that etcd's certificates are verified with; not given: those of the system.
+        pub ca_file: Option<PathBuf> = None, example(r#""/etc/kingpost/etcd-ca.crt""#);
+        /// Certificate, where etcd asks for one. With a user it must not have a common name: etcd refuses that.
+        pub cert_file: Option<PathBuf> = None, example(r#""/etc/kingpost/etcd-client.crt""#);
+        /// Key of that certificate, without a passphrase.
+        pub key_file: Option<PathBuf> = None, example(r#""/etc/kingpost/etcd-client.key""#);
+    }
 }
 
 impl fmt::Debug for EtcdConfig {

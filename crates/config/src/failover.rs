@@ -5,67 +5,48 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ::relay::config::Engine;
-use serde::{Deserialize, Serialize};
 
 use crate::etcd::EtcdConfig;
 
-/// `[failover]`: settings of `kingpost failover`, `switchover` and `watch` beside `[cluster]`.
-#[derive(Clone, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct FailoverConfig {
-    /// Kind of the servers.
-    pub engine: Engine,
-    /// User on the servers that may promote and set `primary_conninfo`: a superuser.
-    pub user: String,
-    /// Password of the user.
-    #[serde(skip_serializing)]
-    pub password: Option<String>,
-    /// File whose first line is the password.
-    pub password_file: Option<PathBuf>,
-    /// `[failover.tls]`: TLS with relays and proxies; servers are reached as `[cluster.tls]` says.
-    pub tls: tls::ConnectConfig,
-    /// Number of relays that must have a commit before it is acknowledged: the others may be missing at a failover.
-    pub acknowledgements: usize,
-    /// Longest time for one step.
-    #[serde(with = "humantime_serde")]
-    pub step_timeout: Duration,
-    /// Zones whose nodes may become the primary without being named; none: all.
-    pub zones: Vec<String>,
-    /// A standby that lacks more than this many bytes does not become the primary without being named; None: there is no limit.
-    pub lag_limit: Option<u64>,
-    /// Program that stops a server cleanly, with its arguments; empty: none.
-    pub stop: Vec<String>,
-    /// Program that brings a former primary back as a standby; empty: none, and a message gives advice.
-    pub rejoin: Vec<String>,
-    /// Name of whatever brings a former primary back by itself, for messages; empty: nothing does.
-    pub rejoined_by: String,
-    /// `[failover.etcd]`.
-    pub etcd: EtcdConfig,
-    /// `[[failover.relays]]`.
-    pub relays: Vec<RelayPartConfig>,
-    /// `[[failover.proxies]]`.
-    pub proxies: Vec<PartConfig>,
-}
-
-impl Default for FailoverConfig {
-    fn default() -> Self {
-        FailoverConfig {
-            engine: Engine::Postgresql,
-            user: "postgres".into(),
-            password: None,
-            password_file: None,
-            tls: tls::ConnectConfig::default(),
-            acknowledgements: 1,
-            step_timeout: Duration::from_secs(60),
-            zones: Vec::new(),
-            lag_limit: None,
-            stop: Vec::new(),
-            rejoin: Vec::new(),
-            rejoined_by: String::new(),
-            etcd: EtcdConfig::default(),
-            relays: Vec::new(),
-            proxies: Vec::new(),
-        }
+::settings::settings! {
+    /// `[failover]`: settings of `kingpost failover`, `switchover` and `watch` beside `[cluster]`.
+    #[derive(Clone, PartialEq)]
+    pub struct FailoverConfig: Default {
+        /// Kind of the servers: "postgresql", or "mariadb" behind relays with the same engine.
+        pub engine: Engine = Engine::Postgresql;
+        /// User on the servers that may promote and set primary_conninfo: a superuser.
+        pub user: String = "postgres".into();
+        /// Password of the user, where the servers ask for one: this, or a file.
+        pub password: Option<String> = None, secret(), example(r#""change-me-five""#);
+        /// File that holds the password in its first line.
+        pub password_file: Option<PathBuf> = None, example(r#""/etc/kingpost/failover.password""#);
+        /// Number of relays that must have a commit before it is acknowledged: so many less one may be lost with the primary. Of n relays, n -
+        /// acknowledgements + 1 are fenced at a failover, and more than half. To agree with the servers' synchronous_standby_names, or with
+        /// commit_durability: `kingpost check --online` asks them.
+        pub acknowledgements: usize = 1, range(1, 100);
+        /// Longest time for one step.
+        pub step_timeout: Duration = Duration::from_secs(60);
+        /// Zones whose nodes may become the primary without being named by --to; none: all.
+        pub zones: Vec<String> = Vec::new();
+        /// A standby that lacks more than this many bytes does not become the primary without being named. Not given: there is no limit.
+        pub lag_limit: Option<u64> = None, range(0, i64::MAX), example("1073741824");
+        /// TLS with relays and proxies: as `[cluster.tls]`, which is for the servers.
+        pub tls: tls::ConnectConfig = tls::ConnectConfig::default();
+        /// Program that stops a server cleanly at a switchover, with its arguments. Its environment has KINGPOST_NODE and KINGPOST_ADDRESS. None: the
+        /// server is locked instead: it goes on running, and lets nobody in.
+        pub stop: Vec<String> = Vec::new();
+        /// Program that brings a former primary back as a standby. Its environment also has KINGPOST_PRIMARY, KINGPOST_PRIMARY_ADDRESS and
+        /// KINGPOST_UPSTREAM (the address to receive from). None: a message gives advice.
+        pub rejoin: Vec<String> = Vec::new();
+        /// Name of whatever brings a former primary back by itself, as an operator of Kubernetes does: no message gives advice then. "": nothing
+        /// does. With a program above it has no meaning.
+        pub rejoined_by: String = String::new();
+        /// The lock of `kingpost watch --etcd`: with it a lost primary is replaced without anybody's doing.
+        pub etcd: EtcdConfig = EtcdConfig::default();
+        /// The relays. Of password and password_file at most one.
+        pub relays: Vec<RelayPartConfig> = Vec::new();
+        /// The proxies that pause during a switchover. Of password and password_file at most one.
+        pub proxies: Vec<PartConfig> = Vec::new();
     }
 }
 
@@ -89,48 +70,42 @@ impl fmt::Debug for FailoverConfig {
     }
 }
 
-/// A proxy that is paused; or the address of a relay.
-#[derive(Clone, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct PartConfig {
-    /// Unique among its kind.
-    pub name: String,
-    /// `host:port`, for a relay's downstreams or a proxy's clients.
-    pub address: String,
-    /// An operator there.
-    #[serde(default = "operator")]
-    pub user: String,
-    /// Password of the operator.
-    #[serde(default, skip_serializing)]
-    pub password: Option<String>,
-    /// File whose first line is the password.
-    #[serde(default)]
-    pub password_file: Option<PathBuf>,
-    /// The proxy's name for this cluster, if it has several; without it, the proxy has only this one.
-    #[serde(default)]
-    pub cluster: Option<String>,
+::settings::settings! {
+    /// A proxy that is paused; or the address of a relay.
+    #[derive(Clone, PartialEq)]
+    pub struct PartConfig {
+        /// Name.
+        pub name: String, example(r#""proxy1""#);
+        /// Address for its clients.
+        pub address: String, example(r#""proxy1:6432""#);
+        /// The proxy's name for this cluster, where it has several (`[[clusters]]`): then only this one's clients pause.
+        pub cluster: Option<String> = None, example(r#""billing""#);
+        /// Operator of its console.
+        pub user: String = "kingpost".into();
+        /// Password of the operator.
+        pub password: Option<String> = None, secret(), example(r#""change-me-seven""#);
+        /// File that holds the password in its first line.
+        pub password_file: Option<PathBuf> = None, example(r#""/etc/kingpost/proxy.password""#);
+    }
 }
 
-/// A relay that is fenced.
-#[derive(Clone, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct RelayPartConfig {
-    /// See [`PartConfig`] for all keys but the last.
-    pub name: String,
-    /// Address for its downstreams.
-    pub address: String,
-    /// An operator there.
-    #[serde(default = "operator")]
-    pub user: String,
-    /// Password of the operator.
-    #[serde(default, skip_serializing)]
-    pub password: Option<String>,
-    /// File whose first line is the password.
-    #[serde(default)]
-    pub password_file: Option<PathBuf>,
-    /// Name of the relay on servers, as in `synchronous_standby_names`; by default `name`.
-    #[serde(default)]
-    pub application_name: Option<String>,
+::settings::settings! {
+    /// A relay that is fenced.
+    #[derive(Clone, PartialEq)]
+    pub struct RelayPartConfig {
+        /// Name.
+        pub name: String, example(r#""relay1""#);
+        /// Address for its downstreams.
+        pub address: String, example(r#""relay1:6442""#);
+        /// User of the relay that is an operator.
+        pub user: String = "kingpost".into();
+        /// Password of the operator.
+        pub password: Option<String> = None, secret(), example(r#""change-me-six""#);
+        /// File that holds the password in its first line.
+        pub password_file: Option<PathBuf> = None, example(r#""/etc/kingpost/relay.password""#);
+        /// Name of the relay on the servers (its relay.upstream.application_name), as synchronous_standby_names has it; its name if not given.
+        pub application_name: Option<String> = None, example(r#""relay1""#);
+    }
 }
 
 impl RelayPartConfig {
@@ -151,10 +126,6 @@ impl fmt::Debug for RelayPartConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.part().fmt(f)
     }
-}
-
-fn operator() -> String {
-    "kingpost".into()
 }
 
 impl fmt::Debug for PartConfig {

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use proxy::config::TracingConfig;
-use serde::{Deserialize, Serialize};
 use tls::{ConnectConfig, ConnectMode, Connector, Target};
 use tonic::metadata::{Ascii, MetadataKey, MetadataMap, MetadataValue};
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -22,39 +21,24 @@ pub const EXPECTED: &str = "expected http://host:port or https://host:port of a 
 /// Most headers.
 const MOST_HEADERS: usize = 32;
 
-/// `[metrics.otlp]`: a collector that the metrics are sent to.
-#[derive(Clone, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct OtlpConfig {
-    /// `http://host:port` or `https://host:port` of a collector that takes OTLP over gRPC. Not set: nothing is sent.
-    pub endpoint: Option<String>,
-    /// Interval between two requests.
-    #[serde(with = "humantime_serde")]
-    pub interval: Duration,
-    /// The service name of the metrics.
-    pub service_name: String,
-    /// PEM: CAs that the collector's certificate is verified with; the system's if not set.
-    pub ca_file: Option<std::path::PathBuf>,
-    /// PEM: the certificate that is sent to the collector.
-    pub cert_file: Option<std::path::PathBuf>,
-    /// PEM: that certificate's private key.
-    pub key_file: Option<std::path::PathBuf>,
-    /// Headers of each request, each `name: value`.
-    #[serde(skip_serializing)]
-    pub headers: Vec<String>,
-}
-
-impl Default for OtlpConfig {
-    fn default() -> Self {
-        OtlpConfig {
-            endpoint: None,
-            interval: Duration::from_secs(30),
-            service_name: "kingpost".into(),
-            ca_file: None,
-            cert_file: None,
-            key_file: None,
-            headers: Vec::new(),
-        }
+::settings::settings! {
+    /// `[metrics.otlp]`: a collector that the metrics are sent to.
+    #[derive(Clone, PartialEq)]
+    pub struct OtlpConfig: Default {
+        /// Collector, http:// or https://; not set: nothing is sent.
+        pub endpoint: Option<String> = None, example(r#""http://127.0.0.1:4317""#);
+        /// Time from one request to the next.
+        pub interval: Duration = Duration::from_secs(30);
+        /// Service name of the figures.
+        pub service_name: String = "kingpost".into();
+        /// CAs of the collector's certificate, PEM, for https://; not set: the system's.
+        pub ca_file: Option<PathBuf> = None, example(r#""/etc/kingpost/collector-ca.pem""#);
+        /// Certificate that is shown to the collector, PEM.
+        pub cert_file: Option<PathBuf> = None, example(r#""/etc/kingpost/collector.crt""#);
+        /// Key of that certificate, PEM.
+        pub key_file: Option<PathBuf> = None, example(r#""/etc/kingpost/collector.key""#);
+        /// Headers of each request, a token for example. To another machine only with https://.
+        pub headers: Vec<String> = Vec::new(), secret(), example(r#"["authorization: Bearer a-token"]"#);
     }
 }
 

@@ -6,89 +6,107 @@ use std::time::Duration;
 
 use ::registry::api::{Auth, HttpLimits, RateLimit, Role, Token, TokenHash};
 use ::registry::{HealthSettings, KvLimits, Limits, NamespaceName, PeerSettings, PeerTls, RuleLimits, Settings, dns};
-use serde::{Deserialize, Serialize};
+use ::settings::{Kind, Setting};
+use serde::{Deserializer, Serializer};
 
 /// Distance from the port of `nacos_listen` to the one at which Nacos' clients expect gRPC.
 pub const NACOS_GRPC: u16 = 1000;
 /// Key of the address of Nacos' API.
 pub const NACOS_LISTEN: &str = "nacos_listen";
 
-/// `[registry]`.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RegistryConfig {
-    /// `host:port` that serves all fronts.
-    pub listen: String,
-    /// `host:port` that serves only Consul's API; empty for none.
-    pub consul_listen: String,
-    /// `host:port` that serves only Eureka's API; empty for none.
-    pub eureka_listen: String,
-    /// `host:port` that serves only Nacos' API: HTTP at this port, gRPC at the port [`NACOS_GRPC`] above; empty: HTTP on `listen` only.
-    pub nacos_listen: String,
-    /// `host:port` that serves only xDS; empty for none.
-    pub xds_listen: String,
-    /// `host:port` for other nodes on the same store; empty: a port chosen by the system, at the address of `listen`.
-    pub peer_listen: String,
-    /// Address announced to the other nodes instead: `host` or `host:port`.
-    pub peer_advertise: String,
-    /// TLS between the nodes.
-    pub peer_tls: PeerTls,
-    /// The DNS server.
-    pub dns: DnsConfig,
-    /// TLS on all addresses but that of DNS.
-    pub tls: tls::ListenConfig,
-    /// Rate of requests of one client.
-    pub rate: RateConfig,
-    /// Log of all changes.
-    pub audit: AuditConfig,
-    /// Address of the store.
-    pub store: StoreAddress,
-    /// Name of this node for Consul's clients.
-    pub node: String,
-    /// Method of authentication.
-    pub auth: AuthMethod,
-    /// Host names, beside those of this machine, that requests to a registry without authentication may have.
-    pub hosts: Vec<String>,
-    /// Most connections.
-    pub connections: usize,
-    /// Most connections from one address, loopback excepted.
-    pub connections_per_address: usize,
-    /// Most bytes of a request's line and headers.
-    pub header_bytes: usize,
-    /// Most bytes of a body.
-    pub body_bytes: usize,
-    /// Longest time to the last header of the next request.
-    #[serde(with = "humantime_serde")]
-    pub header_timeout: Duration,
-    /// Longest time to the last byte of a body.
-    #[serde(with = "humantime_serde")]
-    pub body_timeout: Duration,
-    /// Longest time for which a client may read nothing of an answer.
-    #[serde(with = "humantime_serde")]
-    pub write_timeout: Duration,
-    /// Most requests that wait for a change at a time.
-    pub waiting: usize,
-    /// Longest time that a request may wait for a change.
-    #[serde(with = "humantime_serde")]
-    pub wait: Duration,
-    /// Most items in one batch.
-    pub batch: usize,
-    /// Limits on the registry's content.
-    pub limits: Limits,
-    /// Limits of keys and sessions.
-    pub kv: KvLimits,
-    /// Limits of Polaris' rules.
-    pub rules: RuleLimits,
-    /// Settings of heartbeats and probes.
-    pub health: HealthSettings,
-    /// Tokens and their permissions.
-    pub tokens: Vec<TokenConfig>,
+::settings::settings! {
+    /// `[registry]`.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct RegistryConfig: Default {
+        /// Address of all APIs: the registry's own, Consul's, Eureka's and Prometheus' service discovery.
+        pub listen: String = "127.0.0.1:8632".into();
+        /// Address of Consul's API alone (its clients expect 127.0.0.1:8500); "" for none.
+        pub consul_listen: String = String::new();
+        /// Address of Eureka's API alone; "" for none.
+        pub eureka_listen: String = String::new();
+        /// Address of Nacos' API alone (its clients expect port 8848): HTTP here, gRPC at the port 1000 above; "" for HTTP on `listen` only.
+        pub nacos_listen: String = String::new();
+        /// Address of xDS alone, for Envoy and gRPC; "" for none.
+        pub xds_listen: String = String::new();
+        /// Address for other nodes on the same store; "" for the address of `listen` and a port of the system's choosing.
+        pub peer_listen: String = String::new();
+        /// Address that the other nodes are told instead, host or host:port, if they reach this node by another one.
+        pub peer_advertise: String = String::new();
+        /// TLS between the nodes on one store; SIGHUP reads the files again.
+        pub peer_tls: PeerTls = PeerTls::default();
+        /// The registry as a DNS server.
+        pub dns: DnsConfig = DnsConfig::default();
+        /// TLS on all of its addresses but that of DNS and of the nodes' port; SIGHUP reads the files again.
+        pub tls: tls::ListenConfig = tls::ListenConfig::default();
+        /// Limit on the requests of a token, or of an address without one.
+        pub rate: RateConfig = RateConfig::default();
+        /// Log of all changes.
+        pub audit: AuditConfig = AuditConfig::default();
+        /// Address of the store: sqlite:FILE, `postgres://user:password@host/database`, `mysql://user:password@host/database`,
+        /// `tikv://pd1:2379,pd2:2379/PREFIX`. PostgreSQL's takes ?sslmode=disable|prefer|require|verify-ca|verify-full&sslrootcert=FILE, sslcert and
+        /// sslkey, as libpq does (prefer is the default); MySQL's ?ssl-mode=DISABLED|PREFERRED|REQUIRED|VERIFY_CA|VERIFY_IDENTITY&ssl-ca=FILE,
+        /// ssl-cert and ssl-key, as MySQL's clients do (PREFERRED is the default).
+        pub store: StoreAddress = StoreAddress("sqlite:/var/lib/kingpost/registry.sqlite".into()), hidden();
+        /// Name of this node for Consul's clients.
+        pub node: String = "kingpost".into();
+        /// Method of authentication: "tokens", or "none": everybody is let in, only where every address is loopback.
+        pub auth: AuthMethod = AuthMethod::Tokens;
+        /// Host names, without ports, by which a registry with auth = "none" may be asked for beside localhost and loopback addresses. A page in a
+        /// browser could otherwise reach it by a name of its own.
+        pub hosts: Vec<String> = Vec::new();
+        /// Most connections.
+        pub connections: usize = HttpLimits::default().connections, range(1, 1_000_000);
+        /// Most connections from one address, loopback excepted.
+        pub connections_per_address: usize = HttpLimits::default().connections_per_address, range(1, 1_000_000);
+        /// Most bytes of a request's line and headers.
+        pub header_bytes: usize = HttpLimits::default().header_bytes, range(8 << 10, 1 << 20);
+        /// Most bytes of a body.
+        pub body_bytes: usize = HttpLimits::default().body_bytes, range(1 << 10, 1 << 30);
+        /// Longest time from one request to the last header of the next.
+        pub header_timeout: Duration = HttpLimits::default().header_timeout;
+        /// Longest time from there to the last byte of the body.
+        pub body_timeout: Duration = HttpLimits::default().body_timeout;
+        /// Longest time that a client may take nothing of an answer.
+        pub write_timeout: Duration = HttpLimits::default().write_timeout;
+        /// Most requests that wait for a change at a time (blocking queries, event streams). One token, or one address without a token, gets at most
+        /// three quarters of them, and less while others wait.
+        pub waiting: usize = HttpLimits::default().waiting, range(1, 1_000_000);
+        /// Longest time that a request may wait for a change.
+        pub wait: Duration = HttpLimits::default().wait;
+        /// Most instances, ids or services in one batch.
+        pub batch: usize = HttpLimits::default().batch, range(1, 100_000);
+        /// Limits on the registry's content; a value beyond one is refused with an error that names the limit.
+        pub limits: Limits = Limits::default();
+        /// Keys and sessions (Consul's key-value store), for each namespace but where it says otherwise.
+        pub kv: KvLimits = KvLimits::default();
+        /// PolarisMesh's rules, for each namespace. They count for registry.kv.total_bytes, too.
+        pub rules: RuleLimits = RuleLimits::default();
+        /// Judging of instances: heartbeats and probes.
+        pub health: HealthSettings = HealthSettings::default();
+        /// Tokens and their permissions; `kingpost registry token NAME` makes one.
+        pub tokens: Vec<TokenConfig> = Vec::new(), shown_table();
+    }
 }
 
 /// Address of a store. `Debug` shows its kind only: it may hold a password.
-#[derive(Clone, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(transparent)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct StoreAddress(pub String);
+
+impl Setting for StoreAddress {
+    const KIND: Kind = Kind::Secret;
+
+    fn read<'de, D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        String::read(from).map(StoreAddress)
+    }
+
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.0.write(to)
+    }
+
+    fn toml(&self) -> Option<String> {
+        self.0.toml()
+    }
+}
 
 impl fmt::Debug for StoreAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -97,100 +115,75 @@ impl fmt::Debug for StoreAddress {
     }
 }
 
-/// Method of authentication.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum AuthMethod {
-    /// Accepts everybody, on loopback addresses only.
-    None,
-    /// Accepts holders of a token.
-    Tokens,
-}
-
-/// `[[registry.tokens]]`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct TokenConfig {
-    /// Name of the token, for logs.
-    pub name: String,
-    /// SHA-256 of the token in hexadecimal.
-    pub sha256: String,
-    /// Role of the token.
-    pub role: RoleName,
-    /// Namespaces of the token; `*` for all.
-    #[serde(default = "everywhere")]
-    pub namespaces: Vec<String>,
-}
-
-/// `[registry.rate]`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RateConfig {
-    /// Requests a second of one token, or of one address without a token; 0 for no limit.
-    pub per_second: u32,
-    /// Most requests at once after a pause.
-    pub burst: u32,
-}
-
-impl Default for RateConfig {
-    fn default() -> Self {
-        RateConfig { per_second: 0, burst: 1000 }
+::settings::settings! {
+    /// Method of authentication.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum AuthMethod {
+        /// Accepts everybody, on loopback addresses only.
+        None = "none",
+        /// Accepts holders of a token.
+        Tokens = "tokens",
     }
 }
 
-/// `[registry.audit]`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct AuditConfig {
-    /// File with one line of JSON for each change; empty: only in the log and in memory.
-    pub file: String,
-    /// Most bytes of the file; before a write beyond them it is renamed to `FILE.1`.
-    pub max_bytes: u64,
-}
-
-impl Default for AuditConfig {
-    fn default() -> Self {
-        AuditConfig { file: String::new(), max_bytes: 64 << 20 }
+::settings::settings! {
+    /// `[[registry.tokens]]`.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct TokenConfig {
+        /// Name, for logs.
+        pub name: String, shown(r#""app""#);
+        /// SHA-256 of the token, in hexadecimal: the token itself is nowhere in here.
+        pub sha256: String, hidden(), shown(r#""0000000000000000000000000000000000000000000000000000000000000000""#);
+        /// Role: "read" discovers, "write" also registers, "admin" also changes services.
+        pub role: RoleName, shown(r#""write""#);
+        /// Namespaces of the token, by name; "*" stands for all, and is the default.
+        pub namespaces: Vec<String> = vec!["*".into()], shown(r#"["default"]"#);
     }
 }
 
-/// `[registry.dns]`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct DnsConfig {
-    /// `host:port` of the DNS server, UDP and TCP; empty for none.
-    pub listen: String,
-    /// True if `listen` may be reachable from other machines: there is no login.
-    pub allow_remote: bool,
-    /// Domain of all names.
-    pub domain: String,
-    /// Time for which answers may be cached.
-    #[serde(with = "humantime_serde")]
-    pub ttl: Duration,
-    /// The namespaces that are served; names without one belong to the first.
-    pub namespaces: Vec<String>,
-    /// Most answers a second in datagrams to one network of other machines; 0 for no limit.
-    pub per_second: u32,
-    /// Most TCP connections.
-    pub connections: usize,
-    /// Longest idle time of a TCP connection.
-    #[serde(with = "humantime_serde")]
-    pub idle_timeout: Duration,
+::settings::settings! {
+    /// `[registry.rate]`.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct RateConfig: Default {
+        /// Requests a second in the long run; 0: any number.
+        pub per_second: u32 = 0, range(0, 1_000_000);
+        /// Requests at once.
+        pub burst: u32 = 1000, range(1, 1_000_000);
+    }
 }
 
-impl Default for DnsConfig {
-    fn default() -> Self {
-        let limits = dns::Limits::default();
-        DnsConfig {
-            listen: String::new(),
-            allow_remote: false,
-            domain: "consul".into(),
-            ttl: Duration::ZERO,
-            namespaces: vec!["default".into()],
-            per_second: limits.per_second,
-            connections: limits.connections,
-            idle_timeout: limits.idle,
-        }
+::settings::settings! {
+    /// `[registry.audit]`.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct AuditConfig: Default {
+        /// File of JSON lines; "" for none.
+        pub file: String = String::new();
+        /// Length at which the file is put aside as FILE.1.
+        pub max_bytes: u64 = 64 << 20, range(1 << 16, 1 << 40);
+    }
+}
+
+::settings::settings! {
+    /// `[registry.dns]`.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct DnsConfig: Default {
+        /// Address, UDP and TCP, host:port (Consul's is 127.0.0.1:8600); "" for none.
+        pub listen: String = String::new();
+        /// True if other machines may reach that address: there is no login.
+        pub allow_remote: bool = false;
+        /// Domain of all names: web.service.consul.
+        pub domain: String = "consul".into();
+        /// Time for which an answer may be kept, also one that there is none.
+        pub ttl: Duration = Duration::ZERO, or_never();
+        /// The namespaces that can be seen; names without a namespace are looked for in the first.
+        pub namespaces: Vec<String> = vec!["default".into()];
+        /// Most answers a second in datagrams to one network of other machines (/24, of IPv6 /56); 0: any number. What is beyond is referred to TCP,
+        /// or gets no answer: the address of a datagram may be forged.
+        pub per_second: u32 = dns::Limits::default().per_second, range(0, 1_000_000);
+        /// Most TCP connections.
+        pub connections: usize = dns::Limits::default().connections, range(1, 100_000);
+        /// Longest idle time of a TCP connection.
+        pub idle_timeout: Duration = dns::Limits::default().idle;
     }
 }
 
@@ -215,59 +208,16 @@ impl DnsConfig {
     }
 }
 
-fn everywhere() -> Vec<String> {
-    vec!["*".into()]
-}
-
-/// Name of a role.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RoleName {
-    /// May discover and watch.
-    Read,
-    /// May register, send heartbeats, change and remove instances.
-    Write,
-    /// May change and remove services, too.
-    Admin,
-}
-
-impl Default for RegistryConfig {
-    fn default() -> Self {
-        let http = HttpLimits::default();
-        let settings = Settings::default();
-        RegistryConfig {
-            listen: "127.0.0.1:8632".into(),
-            consul_listen: String::new(),
-            eureka_listen: String::new(),
-            nacos_listen: String::new(),
-            xds_listen: String::new(),
-            peer_listen: String::new(),
-            peer_advertise: String::new(),
-            peer_tls: PeerTls::default(),
-            dns: DnsConfig::default(),
-            tls: tls::ListenConfig::default(),
-            rate: RateConfig::default(),
-            audit: AuditConfig::default(),
-            store: StoreAddress("sqlite:/var/lib/kingpost/registry.sqlite".into()),
-            node: "kingpost".into(),
-            auth: AuthMethod::Tokens,
-            hosts: Vec::new(),
-            connections: http.connections,
-            connections_per_address: http.connections_per_address,
-            header_bytes: http.header_bytes,
-            body_bytes: http.body_bytes,
-            header_timeout: http.header_timeout,
-            body_timeout: http.body_timeout,
-            write_timeout: http.write_timeout,
-            waiting: http.waiting,
-            wait: http.wait,
-            batch: http.batch,
-            limits: settings.limits,
-            kv: settings.kv,
-            rules: settings.rules,
-            health: settings.health,
-            tokens: Vec::new(),
-        }
+::settings::settings! {
+    /// Name of a role.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum RoleName {
+        /// May discover and watch.
+        Read = "read",
+        /// May register, send heartbeats, change and remove instances.
+        Write = "write",
+        /// May change and remove services, too.
+        Admin = "admin",
     }
 }
 
