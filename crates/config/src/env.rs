@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
+use settings::{Key, Kind, Takes};
+
 use super::problem::{Origin, Problem};
-use super::schema::{self, Kind};
+use super::schema;
 use super::tree::{self, Tree, Value};
 
 /// Prefix of all such variables; two underscores stand for a dot.
@@ -26,9 +28,9 @@ pub(super) fn apply(
         let origin = Origin::Variable(name.clone());
         let steps: Vec<String> = name[PREFIX.len()..].split("__").map(str::to_lowercase).collect();
         let path = steps.join(".");
-        let result = resolve(&steps).and_then(|kind| {
+        let result = resolve(&steps).and_then(|(key, _)| {
             let text = value.into_string().map_err(|_| "found bytes that are not UTF-8, expected text".to_owned())?;
-            read(&text, kind, &origin)
+            read(&text, key.kind, &origin)
         });
         match result {
             Ok(value) => insert(tree, &steps, value),
@@ -37,8 +39,8 @@ pub(super) fn apply(
     }
 }
 
-/// Returns the kind of a key; `None` if there is no such key.
-pub(super) fn kind_of(path: &str) -> Option<Kind> {
+/// Returns the key at a path, and the time at which a change of it takes effect; `None` if there is no such key.
+pub(super) fn key_at(path: &str) -> Option<(&'static Key, Takes)> {
     resolve(&path.split('.').map(str::to_owned).collect::<Vec<_>>()).ok()
 }
 
@@ -47,25 +49,29 @@ pub(super) fn variable(path: &str) -> String {
     format!("{PREFIX}{}", path.replace('.', "__").to_uppercase())
 }
 
-/// Returns the kind of the key at a path of the schema.
-fn resolve(steps: &[String]) -> Result<Kind, String> {
+/// Returns the key at a path of the schema, and the time at which a change of it takes effect.
+fn resolve(steps: &[String]) -> Result<(&'static Key, Takes), String> {
     let mut keys = schema::ROOT;
-    let mut found = None;
+    let mut found: Option<&'static Key> = None;
+    let mut takes = Takes::Live;
     for step in steps {
-        if let Some(kind) = found {
-            match kind {
+        if let Some(key) = found {
+            match key.kind {
                 Kind::Table(inner) => keys = inner,
                 _ => return Err("unknown key: what is above it is not a table".into()),
             }
         }
         match keys.iter().find(|key| key.name == step) {
-            Some(key) => found = Some(key.kind),
+            Some(key) => found = Some(key),
             None => return Err(schema::unknown(step, keys)),
+        }
+        if found.is_some_and(|key| key.takes == Takes::AtStart) {
+            takes = Takes::AtStart;
         }
     }
     match found {
-        None | Some(Kind::Table(_)) => Err("a whole table, expected the name of a key in it".into()),
-        Some(kind) => Ok(kind),
+        Some(key) if !matches!(key.kind, Kind::Table(_)) => Ok((key, takes)),
+        _ => Err("a whole table, expected the name of a key in it".into()),
     }
 }
 

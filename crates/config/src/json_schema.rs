@@ -1,37 +1,28 @@
-//! The configuration's definition as a JSON schema (draft 7, which editors of TOML read): keys, types, bounds, defaults, and descriptions from the
-//! guide's file.
-
-use std::collections::BTreeMap;
+//! The configuration's definition as a JSON schema (draft 7, which editors of TOML read): keys, types, bounds, defaults, and descriptions.
 
 use serde_json::{Map, Value, json};
+use settings::{Key, Kind};
 
 use super::Config;
-use super::schema::{Key, Kind, ROOT};
-
-/// The file that describes every key: `kingpost config default` prints it.
-pub const DESCRIBED: &str = include_str!("../../../docs/guide/kingpost.toml");
+use super::schema::ROOT;
 
 /// Makes the schema of the whole file.
 pub fn json_schema() -> Value {
-    let described = descriptions(DESCRIBED);
     let defaults = serde_json::to_value(Config::default()).unwrap_or(Value::Null);
-    let Value::Object(mut schema) = table(ROOT, "", &described, &defaults) else { return Value::Null };
+    let Value::Object(mut schema) = table(ROOT, &defaults) else { return Value::Null };
     schema.insert("$schema".into(), "http://json-schema.org/draft-07/schema#".into());
     schema.insert("title".into(), format!("Kingpost {}", env!("CARGO_PKG_VERSION")).into());
     Value::Object(schema)
 }
 
-/// Makes the schema of a table with these keys; `path` is the table's, `defaults` its values without a file.
-fn table(keys: &[Key], path: &str, described: &BTreeMap<String, String>, defaults: &Value) -> Value {
+/// Makes the schema of a table with these keys; `defaults`: its values without a file.
+fn table(keys: &[Key], defaults: &Value) -> Value {
     let mut properties = Map::new();
     for key in keys {
-        let path = super::schema::join(path, key.name);
         let default = defaults.get(key.name).unwrap_or(&Value::Null);
-        let mut property = kind(key.kind, &path, described, default);
-        // The keys of further clusters are described in [cluster].
-        let text = described.get(&path).or_else(|| described.get(&path.replacen("clusters.", "cluster.", 1)));
-        if let (Value::Object(property), Some(text)) = (&mut property, text) {
-            property.insert("description".into(), text.clone().into());
+        let mut property = kind(key.kind, default);
+        if let Value::Object(property) = &mut property {
+            property.insert("description".into(), settings::guide::line(key).into());
         }
         // Tables have the defaults of their keys; secrets have none.
         let is_plain = !matches!(key.kind, Kind::Table(_) | Kind::Tables(_) | Kind::Secret | Kind::Secrets);
@@ -48,7 +39,7 @@ fn table(keys: &[Key], path: &str, described: &BTreeMap<String, String>, default
     schema
 }
 
-fn kind(kind: Kind, path: &str, described: &BTreeMap<String, String>, default: &Value) -> Value {
+fn kind(kind: Kind, default: &Value) -> Value {
     match kind {
         Kind::Text | Kind::Secret => json!({ "type": "string" }),
         Kind::Boolean => json!({ "type": "boolean" }),
@@ -56,59 +47,14 @@ fn kind(kind: Kind, path: &str, described: &BTreeMap<String, String>, default: &
         Kind::Share => json!({ "type": "number", "exclusiveMinimum": 0, "maximum": 1 }),
         Kind::Duration { .. } => json!({ "type": "string", "pattern": "^\\s*([0-9]+\\s*[a-zA-Z]+\\s*)+$" }),
         Kind::Choice(choices) => json!({ "type": "string", "enum": choices }),
-        Kind::Durability => json!({ "type": "string", "pattern": "^(local|relay|quorum\\([0-9]+\\))$" }),
+        Kind::Form(form) => json!({ "type": "string", "pattern": form.pattern }),
         Kind::Texts | Kind::Secrets => json!({ "type": "array", "items": { "type": "string" } }),
         Kind::TextsOrTables(keys) => {
-            let mut entry = table(keys, path, described, &Value::Null);
-            // Such a table is part of a line: the line's description holds for its keys, too.
-            for property in entry["properties"].as_object_mut().into_iter().flat_map(Map::values_mut) {
-                if let (Value::Object(property), Some(text)) = (property, described.get(path)) {
-                    property.entry("description").or_insert_with(|| text.clone().into());
-                }
-            }
-            json!({ "type": "array", "items": { "anyOf": [{ "type": "string" }, entry] } })
+            json!({ "type": "array", "items": { "anyOf": [{ "type": "string" }, table(keys, &Value::Null)] } })
         }
-        Kind::Table(keys) => table(keys, path, described, default),
-        Kind::Tables(keys) => json!({ "type": "array", "items": table(keys, path, described, &Value::Null) }),
+        Kind::Table(keys) => table(keys, default),
+        Kind::Tables(keys) => json!({ "type": "array", "items": table(keys, &Value::Null) }),
     }
-}
-
-/// Returns the comments of a described file, by the path of their keys. A comment holds for the keys that follow, up to the next comment.
-fn descriptions(text: &str) -> BTreeMap<String, String> {
-    let mut described = BTreeMap::new();
-    let (mut path, mut comment, mut complete) = (String::new(), String::new(), false);
-    for line in text.lines() {
-        let line = line.trim();
-        if line.is_empty() {
-            (comment, complete) = (String::new(), false);
-            continue;
-        }
-        // "# words" is a comment, "#key = …" a key that has no default.
-        if let Some(words) = line.strip_prefix("# ") {
-            if std::mem::take(&mut complete) {
-                comment.clear();
-            }
-            if !comment.is_empty() {
-                comment.push(' ');
-            }
-            comment.push_str(words);
-            continue;
-        }
-        let line = line.strip_prefix('#').unwrap_or(line);
-        if let Some(name) = line.strip_prefix('[') {
-            path = name.trim_matches(['[', ']']).to_owned();
-            if !comment.is_empty() {
-                described.entry(path.clone()).or_insert_with(|| comment.clone());
-            }
-            comment.clear();
-        } else if let Some((key, _)) = line.split_once(" = ") {
-            complete = true;
-            if !comment.is_empty() {
-                described.entry(super::schema::join(&path, key)).or_insert_with(|| comment.clone());
-            }
-        }
-    }
-    described
 }
 
 #[cfg(test)]
@@ -167,7 +113,7 @@ mod tests {
     #[test]
     fn the_described_file_fits_with_and_without_what_it_comments_out() {
         let schema = json_schema();
-        assert_eq!(fits(&parsed(DESCRIBED), &schema), Ok(()));
+        assert_eq!(fits(&parsed(&crate::config::described()), &schema), Ok(()));
         for (text, expected) in [
             ("[proxy.pool]\nsize = 0", Some("proxy: pool: size: 0 is out of bounds")),
             ("[proxy]\nsizes = 1", Some("proxy: sizes: unknown")),
@@ -200,7 +146,7 @@ mod tests {
         }
         let mut found = Vec::new();
         bare(&schema, "", &mut found);
-        assert!(found.is_empty(), "docs/guide/kingpost.toml says nothing of {found:?}");
+        assert!(found.is_empty(), "no description of {found:?}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod check;
 mod env;
 pub mod etcd;
 pub mod failover;
+mod guide;
 mod json_schema;
 pub mod otlp;
 mod overrides;
@@ -27,7 +28,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use console::ConsoleConfig;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize as _;
+use settings::{Key, Kind, Table as _};
 use topology::ClusterConfig;
 
 use crate::failover::FailoverConfig;
@@ -39,7 +41,8 @@ use proxy::fleet::{Directory, Listed};
 use relay::config::RelayConfig;
 
 pub use check::{SAFE_QUERY, Stat, stat_file};
-pub use json_schema::{DESCRIBED, json_schema};
+pub use guide::described;
+pub use json_schema::json_schema;
 pub use overrides::{Alias, Aliases, Overrides};
 pub use problem::{Origin, Problem, Severity};
 pub use reload::{settle, warn};
@@ -54,30 +57,51 @@ pub fn secret(password: Option<&String>, file: Option<&Path>) -> Result<Option<S
     ::secret::given(password, file).map_err(|error| Failure::environment(error.to_string()))
 }
 
-/// The whole file.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Config {
-    /// `[proxy]`.
-    pub proxy: ProxyConfig,
-    /// `[cluster]`.
-    pub cluster: ClusterConfig,
-    /// `[[clusters]]`: further clusters behind the same proxy.
-    pub clusters: Vec<ClusterConfig>,
-    /// `[relay]`.
-    pub relay: RelayConfig,
-    /// `[failover]`.
-    pub failover: FailoverConfig,
-    /// `[registry]`.
-    pub registry: RegistryConfig,
-    /// `[passwords]`.
-    pub passwords: PasswordsConfig,
-    /// `[console]`.
-    pub console: ConsoleConfig,
-    /// `[metrics]`.
-    pub metrics: MetricsConfig,
-    /// `[log]`.
-    pub log: LogConfig,
+/// Example of a further cluster, whose other keys are those of `[cluster]`.
+const FURTHER_EXAMPLE: &str = r#"#[[clusters]]
+# Unique name.
+#name = "billing"
+# Host names by which clients ask for it over TLS.
+#server_names = ["billing.db.example.org"]
+#[[clusters.nodes]]
+#name = "billing1"
+#address = "10.0.1.1:5432"
+#[[clusters.relays]]
+#name = "billing-relay"
+#address = "10.0.1.9:6442"
+"#;
+
+/// Keys of a further cluster: it has to have a name.
+const FURTHER: &[Key] = &settings::required::<{ ClusterConfig::KEYS.len() }>("name", ClusterConfig::KEYS);
+
+settings::settings! {
+    /// The whole file.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Config: Default {
+        /// Proxy: who is let in, pooling and routing.
+        pub proxy: ProxyConfig = ProxyConfig::default();
+        /// Servers, and how they are watched.
+        pub cluster: ClusterConfig = ClusterConfig::default();
+        /// Further clusters behind the same addresses, each with all keys of `[cluster]` (`[[clusters.nodes]]`, `[[clusters.relays]]`,
+        /// `[clusters.tls]`, `[clusters.from]`). Clients are led to one by its server_names, else by the database (`[[proxy.databases]]` with
+        /// `cluster`). A cluster that is down keeps nobody else waiting. Limits such as max_clients, and workers, are for each cluster.
+        pub clusters: Vec<ClusterConfig> = Vec::new(), of(Kind::Tables(FURTHER)), example(FURTHER_EXAMPLE);
+        /// `kingpost relay`. A file that configures only this needs nothing of what is above.
+        pub relay: RelayConfig = RelayConfig::default();
+        /// Settings of `kingpost failover`, `switchover` and `watch` beside `[cluster]`.
+        pub failover: FailoverConfig = FailoverConfig::default();
+        /// `kingpost registry`. A file that configures only this needs nothing of what is above.
+        pub registry: RegistryConfig = RegistryConfig::default();
+        /// Reading of the passwords of `[proxy]` and `[cluster]` that are in files or come from commands. A file is also read again when it has
+        /// changed, and each of them when a server has refused the password, before the login fails.
+        pub passwords: PasswordsConfig = PasswordsConfig::default();
+        /// Web console: a page that shows, live, the parts that run in this process.
+        pub console: ConsoleConfig = ConsoleConfig::default();
+        /// Metrics and health, for Prometheus and load balancers.
+        pub metrics: MetricsConfig = MetricsConfig::default();
+        /// Log, to standard error.
+        pub log: LogConfig = LogConfig::default();
+    }
 }
 
 impl Config {
@@ -139,19 +163,20 @@ impl Config {
     }
 }
 
-/// `[metrics]`: the admin HTTP address, and a collector.
-#[derive(Clone, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct MetricsConfig {
-    /// `host:port` of /metrics, /healthz and /readyz; empty switches them off.
-    pub listen: String,
-    /// True if `listen` may be reachable from other machines: there is no login.
-    pub allow_remote: bool,
-    /// Token that gives access to profiles; without one there are none.
-    #[serde(skip_serializing)]
-    pub profiler_token: Option<String>,
-    /// A collector that the metrics are sent to.
-    pub otlp: OtlpConfig,
+::settings::settings! {
+    /// `[metrics]`: the admin HTTP address, and a collector.
+    #[derive(Clone, PartialEq)]
+    pub struct MetricsConfig: Default {
+        /// host:port of /metrics, /healthz and /readyz; "" switches them off.
+        pub listen: String = "127.0.0.1:9632".into();
+        /// True if other machines may reach that address: there is no login.
+        pub allow_remote: bool = false;
+        /// Token for CPU profiles at /debug/pprof/profile, sent as `Authorization: Bearer …`. Not set: there are no profiles.
+        pub profiler_token: Option<String> = None, secret(), example(r#""a-long-random-text""#);
+        /// Sending of the same figures to a collector of OpenTelemetry by OTLP over gRPC; by every process that has this file: proxy, relay,
+        /// registry, watch.
+        pub otlp: OtlpConfig = OtlpConfig::default();
+    }
 }
 
 impl std::fmt::Debug for MetricsConfig {
@@ -161,33 +186,14 @@ impl std::fmt::Debug for MetricsConfig {
     }
 }
 
-impl Default for MetricsConfig {
-    fn default() -> Self {
-        MetricsConfig {
-            listen: "127.0.0.1:9632".into(),
-            allow_remote: false,
-            profiler_token: None,
-            otlp: OtlpConfig::default(),
-        }
-    }
-}
-
-/// `[passwords]`: reading of passwords from files and commands.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct PasswordsConfig {
-    /// Time that a password is used before its command is run, or its file read, again; zero: until the file changes, or a server refuses the
-    /// password.
-    #[serde(with = "humantime_serde")]
-    pub interval: Duration,
-    /// Longest time of a command.
-    #[serde(with = "humantime_serde")]
-    pub timeout: Duration,
-}
-
-impl Default for PasswordsConfig {
-    fn default() -> Self {
-        PasswordsConfig { interval: Duration::from_secs(300), timeout: Duration::from_secs(10) }
+::settings::settings! {
+    /// `[passwords]`: reading of passwords from files and commands.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct PasswordsConfig: Default {
+        /// Time that a password is used before its file is read, or its command run, again; "0s": never because of the time.
+        pub interval: Duration = Duration::from_secs(300), or_never();
+        /// Longest time of a command; then it is killed with its children.
+        pub timeout: Duration = Duration::from_secs(10);
     }
 }
 

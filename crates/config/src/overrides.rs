@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use super::env;
-use super::schema::Kind;
+use proxy::config::LEFT_OUT;
+use settings::{Key, Kind, Takes};
+
+use super::{env, schema};
 
 /// Meaning of another program's name for a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,66 +24,51 @@ pub type Aliases = fn(&str) -> Option<Alias>;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Overrides(BTreeMap<String, String>);
 
-/// Keys that take effect only at the next start; each includes the keys below it.
-const AT_START: [&str; 11] = [
-    "proxy.listen",
-    "proxy.workers",
-    "proxy.driver",
-    "proxy.upgrade_socket",
-    "proxy.tracing.endpoint",
-    "proxy.tracing.service_name",
-    "proxy.tracing.ca_file",
-    "proxy.tracing.cert_file",
-    "proxy.tracing.key_file",
-    "proxy.tracing.headers",
-    "cluster.from",
-];
 /// Most settings that can be changed at a time.
 const MOST: usize = 100;
 
 impl Overrides {
-    /// Returns these settings and one more. `key`: its path in the file, without `proxy.pool.`, `proxy.routing.` or `proxy.` if that is unambiguous,
-    /// or a name that `aliases` knows.
+    /// Returns these settings and one more. `name`: its path in the file, without `proxy.pool.`, `proxy.routing.` or `proxy.` if that is unambiguous,
+    /// PgBouncer's name, or a name that `aliases` knows.
     ///
     /// # Errors
-    /// The key does not exist, or cannot be changed while the process runs. The value is checked later, with all others.
-    pub fn with(&self, key: &str, value: &str, aliases: Aliases) -> Result<Overrides, String> {
-        let short =
-            [key.to_owned(), format!("proxy.pool.{key}"), format!("proxy.routing.{key}"), format!("proxy.{key}")];
-        let alias = aliases(key);
-        let translated = match alias {
+    /// The setting does not exist, or cannot be changed while the process runs. The value is checked later, with all others.
+    pub fn with(&self, name: &str, value: &str, aliases: Aliases) -> Result<Overrides, String> {
+        let whole = std::iter::once(name.to_owned()).chain(LEFT_OUT.iter().map(|prefix| format!("{prefix}{name}")));
+        let alias = aliases(name);
+        let theirs = || match alias {
             Some(Alias::Path(path)) => Some(path.to_owned()),
             _ => None,
         };
-        let found = translated.into_iter().chain(short).find_map(|path| Some((env::kind_of(&path)?, path)));
-        let Some((kind, path)) = found else {
+        let translated = of_pgbouncer(name, schema::ROOT, "").or_else(theirs);
+        let found = translated.into_iter().chain(whole).find_map(|path| Some((env::key_at(&path)?, path)));
+        let Some(((key, takes), path)) = found else {
             return Err(match alias {
                 Some(Alias::Needless(why)) => {
-                    format!("{key} is a setting of PgBouncer's that is not needed here: {why}")
+                    format!("{name} is a setting of PgBouncer's that is not needed here: {why}")
                 }
-                _ => format!("no setting is called {key:?}: SHOW CONFIG and docs/guide/kingpost.toml list them"),
+                _ => format!("no setting is called {name:?}: SHOW CONFIG and docs/guide/kingpost.toml list them"),
             });
         };
         let live = path.starts_with("proxy.") || path.starts_with("cluster.");
-        let below = |of: &&str| path == **of || path.strip_prefix(*of).is_some_and(|rest| rest.starts_with('.'));
-        if !live || AT_START.iter().any(below) {
+        if !live || takes == Takes::AtStart {
             return Err(format!(
                 "{path} can't be changed while the process runs: change it in the file and start again"
             ));
         }
         if !matches!(
-            kind,
+            key.kind,
             Kind::Boolean
                 | Kind::Integer { .. }
                 | Kind::Share
                 | Kind::Duration { .. }
                 | Kind::Choice(_)
-                | Kind::Durability
+                | Kind::Form(_)
         ) {
             return Err(format!("{path} can't be changed here: change it in the file and say RELOAD"));
         }
         // PgBouncer's durations are numbers of seconds.
-        let seconds = matches!(kind, Kind::Duration { .. }) && value.parse::<f64>().is_ok();
+        let seconds = matches!(key.kind, Kind::Duration { .. }) && value.parse::<f64>().is_ok();
         let value = if seconds { format!("{value}s") } else { value.to_owned() };
         let mut new = self.clone();
         new.0.insert(path, value);
@@ -104,6 +91,14 @@ impl Overrides {
     }
 }
 
+/// Returns the path of the setting whose declaration has this name of PgBouncer's. `path`: the place of `keys`.
+fn of_pgbouncer(name: &str, keys: &[Key], path: &str) -> Option<String> {
+    keys.iter().find_map(|key| match key.kind {
+        Kind::Table(inner) => of_pgbouncer(name, inner, &schema::join(path, key.name)),
+        _ => (key.pgbouncer == Some(name)).then(|| schema::join(path, key.name)),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,6 +112,22 @@ mod tests {
             "server_login_retry" => Alias::Needless("Kingpost waits longer"),
             _ => return None,
         })
+    }
+
+    /// Every name of SHOW CONFIG leads SET to the setting of its row, PgBouncer's names included.
+    #[test]
+    fn the_names_of_show_config_are_those_of_set() {
+        let rows = settings::rows(&proxy::config::ProxyConfig::default(), "proxy");
+        assert!(rows.len() > 90, "{}", rows.len());
+        for row in rows {
+            let name = proxy::config::shown_name(&row);
+            match Overrides::default().with(name, "1", aliases) {
+                Ok(found) => {
+                    assert_eq!(found.each().map(|(path, _)| path).collect::<Vec<_>>(), [row.path.as_str()], "{name}")
+                }
+                Err(error) => assert!(error.starts_with(&format!("{} can't be changed", row.path)), "{name}: {error}"),
+            }
+        }
     }
 
     #[test]

@@ -74,7 +74,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
             Ok(())
         }
         Command::Config(ConfigCommand::Default) => {
-            terminal::raw(config::DESCRIBED);
+            terminal::raw(&config::described());
             Ok(())
         }
         Command::Up(args) => local::up(&args, &log),

@@ -3,38 +3,33 @@
 use std::fs::File;
 use std::io::IsTerminal;
 
-use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 use crate::error::Failure;
 
-/// `[log]`.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct LogConfig {
-    /// A level, or a list of `target=level`.
-    pub level: String,
-    /// Format of the lines.
-    pub format: LogFormat,
-}
-
-impl Default for LogConfig {
-    fn default() -> Self {
-        LogConfig { level: "info".into(), format: LogFormat::Auto }
+settings::settings! {
+    /// `[log]`.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct LogConfig: Default {
+        /// Level of the log: error, warn, info, debug, trace, or a list such as "info,proxy=debug".
+        pub level: String = "info".into();
+        /// Format of the log's lines: "human", "json", or "auto": human on a terminal, JSON otherwise.
+        pub format: LogFormat = LogFormat::Auto;
     }
 }
 
-/// Format of the log's lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum LogFormat {
-    /// Human on a terminal, JSON otherwise
-    Auto,
-    /// For people
-    Human,
-    /// One JSON object a line
-    Json,
+::settings::settings! {
+    /// Format of the log's lines.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+    pub enum LogFormat {
+        /// Human on a terminal, JSON otherwise
+        Auto = "auto",
+        /// For people
+        Human = "human",
+        /// One JSON object a line
+        Json = "json",
+    }
 }
 
 /// Log settings of the command line, which override the file and the environment.

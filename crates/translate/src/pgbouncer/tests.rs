@@ -512,3 +512,16 @@ fn what_is_no_ini_file_is_refused_with_its_line() {
         assert!(error.contains(expected), "{error}");
     }
 }
+
+/// Names of PgBouncer's that a setting declares lead to the same setting by the table of its keys.
+#[test]
+fn declared_names_of_pgbouncer_are_those_of_the_table() {
+    let rows = settings::rows(&proxy::config::ProxyConfig::default(), "proxy");
+    let mut named = 0;
+    for row in rows {
+        let Some(theirs) = row.key.pgbouncer else { continue };
+        assert!(matches!(super::alias(theirs), Some(config::Alias::Path(path)) if path == row.path), "{theirs}");
+        named += 1;
+    }
+    assert!(named > 20, "{named}");
+}
