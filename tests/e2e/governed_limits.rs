@@ -188,6 +188,23 @@ async fn the_reserve_is_for_clients_that_have_waited_and_whoever_waits_is_told()
 }
 
 #[tokio::test]
+async fn a_login_ends_with_the_notice() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let kingpost = Kingpost::of(&cluster).set("proxy.login_notice", "this is a proxy").start().await;
+    let endpoint = kingpost.endpoint();
+    let (client, mut messages) = endpoint.connect_with_messages(&endpoint.config()).await;
+    assert_eq!(value(&client, "SELECT 1").await, "1");
+    match messages.recv().await {
+        Some(AsyncMessage::Notice(notice)) => assert_eq!(notice.message(), "this is a proxy"),
+        _ => panic!("a notice"),
+    }
+}
+
+#[tokio::test]
 async fn server_connections_begin_with_what_their_database_says() {
     if only_kingpost() {
         return;

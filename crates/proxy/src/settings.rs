@@ -54,6 +54,8 @@ pub struct Settings {
     pub reserved_clients: usize,
     /// Longest time from accept to the end of the login.
     pub login_timeout: Duration,
+    /// Notice at the end of a login; empty: none.
+    pub login_notice: String,
     /// True if some client may have a time limit.
     pub has_time_limits: bool,
     /// Statements that take at least this long are logged; `None`: no log.
@@ -552,6 +554,7 @@ impl Settings {
             statements_kept: config.statements_kept,
             tracing: config.tracing.endpoint.is_some().then(|| Tracing::new(&config.tracing)),
             login_timeout: config.login_timeout,
+            login_notice: config.login_notice.clone(),
             has_time_limits,
             max_statement: config.max_statement_bytes,
             buffer_limit: config.buffer_limit.max(64 << 10),

@@ -79,6 +79,8 @@ pub use traffic::{TrafficAccess, TrafficConfig, TrafficEach};
         pub reserved_clients: usize = 8, range(0, 1000);
         /// Time from accept until a client has authenticated; then 57014. A login that waits for a server has pool.wait_timeout, as a statement has.
         pub login_timeout: Duration = Duration::from_secs(15), pgbouncer("client_login_timeout");
+        /// Notice that each client gets at the end of its login; "": none. It can say that the client has reached a proxy and not a server.
+        pub login_notice: String = String::new(), pgbouncer("login_notify_message");
         /// Time after which a client that is idle outside a transaction is closed; "0s" means never.
         pub client_idle_timeout: OrNever = OrNever::NEVER, pgbouncer("client_idle_timeout");
         /// Time after which a client that is idle in a transaction is closed; "0s" means never.

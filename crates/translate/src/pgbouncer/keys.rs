@@ -167,12 +167,7 @@ const KEYS: &[Key] = &[
     needless(P, "dns_zone_check_period", RESOLVED),
     refused(P, "resolv_conf", &[""], "Kingpost uses the system's resolver"),
     carried(P, "query_wait_notify", "proxy.pool.wait_notice", "without it: 5 s, as in PgBouncer"),
-    refused(
-        P,
-        "login_notify_message",
-        &[""],
-        "Kingpost sends no notice after a login: leave it out with --ignore, and tell your users of the proxy by its host name or port",
-    ),
+    carried(P, "login_notify_message", "proxy.login_notice", ""),
     carried(
         P,
         "client_tls_sslmode",

@@ -36,7 +36,7 @@ server_idle_timeout = 90
 logfile = /var/log/pgbouncer.log
 autodb_idle_timeout = 3600
 pool_idle_timeout = 600
-login_notify_message =
+login_notify_message = this is a proxy
 application_name_add_host = 0
 min_pool_size = 2
 max_db_connections = 30
@@ -92,6 +92,7 @@ fn settings_become_keys() {
     assert_eq!(proxy["auth"].as_str(), Some("scram-sha-256"));
     assert_eq!(proxy["max_clients"].as_integer(), Some(500));
     assert_eq!(proxy["log_logins"].as_str(), Some("all"));
+    assert_eq!(proxy["login_notice"].as_str(), Some("this is a proxy"));
     assert_eq!(proxy["login_timeout"].as_str(), Some("1m"));
     let pool = &proxy["pool"];
     assert_eq!(pool["mode"].as_str(), Some("transaction"), "the last of two counts");
@@ -269,10 +270,6 @@ fn what_cannot_be_carried_over_is_an_error_that_names_it() {
         (
             settings("application_name_add_host = 5"),
             "application_name_add_host = 5: Kingpost leaves application_name as it is",
-        ),
-        (
-            settings("login_notify_message = hello"),
-            "login_notify_message = hello: Kingpost sends no notice after a login",
         ),
         (
             settings("[databases]\nb = host=db1 query_wait_timeout=5"),

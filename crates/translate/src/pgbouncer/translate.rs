@@ -267,6 +267,9 @@ impl Translator<'_> {
         if let Some(time) = self.report.seconds("client_login_timeout", &login, false) {
             self.plan.proxy.push(("login_timeout", time));
         }
+        if let Some(notice) = self.get("login_notify_message").filter(|text| !text.is_empty()).map(quoted) {
+            self.plan.proxy.push(("login_notice", notice));
+        }
         for key in TIME_LIMITS {
             if let Some(value) = self.settings.get(key).cloned()
                 && let Some(time) = self.report.seconds(key, &value, true)

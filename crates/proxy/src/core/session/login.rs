@@ -651,18 +651,8 @@ impl Core {
         // away.
         let standby = client.route == Some(RouteTo::Replica);
         let (pid, secret) = self.cancel_key(c, version);
-        self.write_client(c, |out| {
-            message::authentication_ok(out);
-            for (name, value) in greeting.iter() {
-                if name != "in_hot_standby" {
-                    message::parameter_status(out, name, value);
-                } else {
-                    message::parameter_status(out, name, if standby { "on" } else { "off" });
-                }
-            }
-            message::backend_key(out, pid, &secret);
-            message::ready(out, message::Status::Idle);
-        });
+        let settings = self.settings.clone();
+        self.write_client(c, |out| welcome(out, greeting, standby, (pid, &secret), &settings.login_notice));
         let client = &mut self.clients[c];
         // The value that the server reported, whether from the client, the role, the database or the server's
         // configuration.
@@ -709,6 +699,23 @@ impl Core {
     }
 }
 
+/// Appends the messages that end a login. `key`: process ID and secret for cancel requests. `notice`: text for the user; empty: none.
+fn welcome(out: &mut Vec<u8>, greeting: &[(String, String)], standby: bool, key: (u32, &[u8]), notice: &str) {
+    message::authentication_ok(out);
+    for (name, value) in greeting {
+        if name != "in_hot_standby" {
+            message::parameter_status(out, name, value);
+        } else {
+            message::parameter_status(out, name, if standby { "on" } else { "off" });
+        }
+    }
+    message::backend_key(out, key.0, key.1);
+    if !notice.is_empty() {
+        message::notice(out, notice);
+    }
+    message::ready(out, message::Status::Idle);
+}
+
 /// Returns the reason for which a client's certificate, or the lack of one, is not accepted for `user`.
 fn certificate_refusal(identity: &tls::Identity, user: &str) -> String {
     match &identity.common_name {
@@ -741,4 +748,28 @@ pub(super) fn begins_as_role(
 /// Writes an `ErrorResponse` of severity ERROR.
 pub(in crate::core) fn error(out: &mut Vec<u8>, code: Sqlstate, text: &str) {
     message::error(out, Severity::Error, code, text, "");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the tags of the messages that end a login.
+    fn tags(notice: &str) -> String {
+        let greeting = [("in_hot_standby".to_owned(), "off".to_owned())];
+        let mut out = Vec::new();
+        welcome(&mut out, &greeting, false, (7, b"key!"), notice);
+        let mut tags = String::new();
+        while let [tag, a, b, c, d, ..] = out[..] {
+            tags.push(char::from(tag));
+            out.drain(..1 + u32::from_be_bytes([a, b, c, d]) as usize);
+        }
+        tags
+    }
+
+    #[test]
+    fn a_notice_stands_before_the_end_of_the_login() {
+        assert_eq!(tags(""), "RSKZ");
+        assert_eq!(tags("this is a proxy"), "RSKNZ");
+    }
 }
