@@ -178,7 +178,7 @@ const COLUMNS: &[(&str, &str)] = &[
     ),
     (
         "STATS_TOTALS",
-        "database server_assignment_count xact_count query_count bytes_received bytes_sent xact_time query_time wait_time",
+        "database server_assignment_count xact_count query_count bytes_received bytes_sent xact_time query_time wait_time client_login_count",
     ),
 ];
 

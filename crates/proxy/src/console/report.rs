@@ -150,6 +150,8 @@ pub struct Totals {
     pub query_micros: u64,
     /// Time for which clients waited for a server connection, in microseconds.
     pub wait_micros: u64,
+    /// Number of clients that have logged in.
+    pub logins: u64,
 }
 
 /// Report on a client.
@@ -263,5 +265,6 @@ impl std::ops::AddAssign for Totals {
         self.transaction_micros += other.transaction_micros;
         self.query_micros += other.query_micros;
         self.wait_micros += other.wait_micros;
+        self.logins += other.logins;
     }
 }

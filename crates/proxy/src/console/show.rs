@@ -99,6 +99,7 @@ fn difference(now: Totals, before: Totals) -> Totals {
         transaction_micros: now.transaction_micros.saturating_sub(before.transaction_micros),
         query_micros: now.query_micros.saturating_sub(before.query_micros),
         wait_micros: now.wait_micros.saturating_sub(before.wait_micros),
+        logins: now.logins.saturating_sub(before.logins),
     }
 }
 
@@ -180,6 +181,7 @@ const COUNTS: &[Count] = &[
     ("total_xact_time", "avg_xact_time", |t| t.transaction_micros, Some(|t| t.transactions)),
     ("total_query_time", "avg_query_time", |t| t.query_micros, Some(|t| t.queries)),
     ("total_wait_time", "avg_wait_time", |t| t.wait_micros, None),
+    ("total_client_login_count", "avg_client_login_count", |t| t.logins, None),
 ];
 
 /// The columns of `SHOW STATS_TOTALS` and of `SHOW STATS_AVERAGES`, in the order of [`COUNTS`].
@@ -192,6 +194,7 @@ const ALONE: &[&str] = &[
     "xact_time",
     "query_time",
     "wait_time",
+    "client_login_count",
 ];
 
 // === impl Scene ===

@@ -659,6 +659,7 @@ impl Core {
         let strings = greeting.iter().find(|(name, _)| name == "standard_conforming_strings");
         client.odd_strings = strings.is_some_and(|(_, value)| value != "on") || self.pools[client.pool].odd_strings;
         client.phase = Phase::Ready;
+        self.pools[client.pool].totals.logins += 1;
         self.runnable.push_back(client.token);
     }
 
