@@ -177,6 +177,8 @@ pub struct Database {
     pub reserve: usize,
     /// Most server connections to one node, for all users; `None`: no limit.
     pub max_connections: Option<usize>,
+    /// Longest wait for a server connection.
+    pub wait_timeout: Duration,
     /// Time limits of clients that have logged in.
     pub time_limits: TimeLimits,
     /// True if clients may open logical replication connections.
@@ -300,6 +302,8 @@ pub struct User {
     pub reserve: Option<usize>,
     /// Most server connections of this user to one node, with all databases.
     pub max_connections: Option<Limit>,
+    /// Longest wait of this user's clients for a server connection; overrides the database's.
+    pub wait_timeout: Option<Duration>,
     /// Pool mode of this user.
     pub mode: Option<PoolMode>,
     /// Time limits of this user, in place of those of the database.
@@ -453,6 +457,7 @@ impl Settings {
             start: Start::default(),
             reserve: config.pool.reserve_size,
             max_connections: config.pool.max_database_connections.get(),
+            wait_timeout: config.pool.wait_timeout,
             time_limits: TimeLimits {
                 idle: config.client_idle_timeout.get(),
                 idle_transaction: config.idle_transaction_timeout.get(),
@@ -485,6 +490,7 @@ impl Settings {
                     .map_err(|source| SettingsError::Start { database: entry.name.clone(), source })?,
                 reserve: entry.reserve_pool_size.unwrap_or(default.reserve),
                 max_connections: entry.max_connections.map_or(default.max_connections, Limit::get),
+                wait_timeout: entry.wait_timeout.unwrap_or(default.wait_timeout),
                 time_limits: OwnLimits {
                     idle: entry.client_idle_timeout,
                     idle_transaction: entry.idle_transaction_timeout,
@@ -613,6 +619,7 @@ impl Settings {
         if let Some(user) = self.user(user) {
             served.mode = user.mode.unwrap_or(served.mode);
             served.time_limits = user.time_limits.over(served.time_limits);
+            served.wait_timeout = user.wait_timeout.unwrap_or(served.wait_timeout);
         }
         Some(served)
     }
@@ -824,6 +831,7 @@ impl User {
             pool_size: entry.pool_size,
             reserve: entry.reserve_pool_size,
             max_connections: entry.max_connections,
+            wait_timeout: entry.wait_timeout,
             mode: entry.pool_mode,
             time_limits: OwnLimits {
                 idle: entry.client_idle_timeout,
@@ -852,6 +860,7 @@ impl User {
             pool_size: None,
             reserve: None,
             max_connections: None,
+            wait_timeout: None,
             mode: None,
             time_limits: OwnLimits::default(),
             replication: false,
@@ -863,5 +872,34 @@ impl User {
     /// True if there is something that a client's proof can be compared with.
     pub fn has_secret(&self) -> bool {
         !self.secrets.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::config::PoolConfig;
+
+    #[test]
+    fn a_wait_has_the_limit_of_the_user_or_else_of_the_database() {
+        let seconds = Duration::from_secs;
+        let database =
+            |name: &str, wait_timeout| DatabaseConfig { name: name.into(), wait_timeout, ..Default::default() };
+        let user = |name: &str, wait_timeout| UserConfig { name: name.into(), wait_timeout, ..Default::default() };
+        let config = ProxyConfig {
+            auth: AuthMethod::Trust,
+            pool: PoolConfig { wait_timeout: seconds(30), ..PoolConfig::default() },
+            databases: vec![database("shop", Some(seconds(10))), database("*", None)],
+            users: vec![user("ann", Some(seconds(2))), user("bob", None)],
+            ..ProxyConfig::default()
+        };
+        let settings = Settings::new(&config).unwrap();
+        for (database, user, expected) in
+            [("shop", "ann", 2), ("shop", "bob", 10), ("books", "ann", 2), ("books", "bob", 30)]
+        {
+            assert_eq!(settings.served(database, user).unwrap().wait_timeout, seconds(expected), "{database} {user}");
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! Databases, users and operators.
 
+use std::time::Duration;
+
 use secret::Secret;
 use settings::{Limit, OrNever};
 
@@ -42,6 +44,8 @@ const OWN_AUTH: [&str; 5] = ["scram-sha-256", "md5", "cert", "ldap", "pam"];
         pub parameters: Vec<String> = Vec::new(), example(r#"["statement_timeout=30s", "TimeZone=UTC"]"#);
         /// Age at which a server connection of this database is closed when it is next idle; "0s" means never. As in `[proxy.pool]` if not given.
         pub server_lifetime: Option<OrNever> = None, example(r#""30m""#);
+        /// Longest wait of this database's clients for a server connection; as in `[proxy.pool]` if not given.
+        pub wait_timeout: Option<Duration> = None, example(r#""10s""#);
         /// Time limit of this database in place of proxy.client_idle_timeout; "0s" means never.
         pub client_idle_timeout: Option<OrNever> = None, example(r#""1h""#);
         /// Time limit of this database in place of proxy.idle_transaction_timeout; "0s" means never.
@@ -108,6 +112,8 @@ const OWN_AUTH: [&str; 5] = ["scram-sha-256", "md5", "cert", "ldap", "pam"];
         pub max_connections: Option<Limit> = None, range(0, 1_000_000), example("30");
         /// Pool mode of this user, whatever the database says.
         pub pool_mode: Option<PoolMode> = None, example(r#""session""#);
+        /// Longest wait of this user's clients for a server connection, whatever the database says.
+        pub wait_timeout: Option<Duration> = None, example(r#""2s""#);
         /// Time limit of this user in place of the database's client_idle_timeout; "0s" means never.
         pub client_idle_timeout: Option<OrNever> = None, example(r#""1h""#);
         /// Time limit of this user in place of the database's idle_transaction_timeout; "0s" means never.

@@ -14,7 +14,6 @@ pub(super) const R: &str = "peers";
 
 const INSIDE: &str = "concerns PgBouncer's inside only";
 const OWN_LOOKUP: &str = "Kingpost has one lookup for all databases";
-const ONE_WAIT: &str = "Kingpost has one for all: proxy.pool.wait_timeout, which query_wait_timeout in `[pgbouncer]` becomes. Statements themselves have a limit for each database and user: query_timeout";
 
 /// The table.
 pub(in super::super) const TABLE: Table = Table { program: "PgBouncer 1.26", sections: &[P, D, U, R], keys: KEYS };
@@ -256,7 +255,7 @@ const KEYS: &[Key] = &[
     carried(D, "connect_query", "proxy.databases.connect_query", "run again when a session was reset"),
     carried(D, "pool_mode", "proxy.databases.pool_mode", ""),
     needless(D, "load_balance_hosts", "Kingpost finds out which host is the primary"),
-    refused(D, "query_wait_timeout", &["-1"], ONE_WAIT),
+    carried(D, "query_wait_timeout", "proxy.databases.wait_timeout", "0 is an error"),
     carried(D, "max_db_connections", "proxy.databases.max_connections", "to one node"),
     carried(D, "max_db_client_connections", "proxy.databases.max_clients", ""),
     carried(D, "server_lifetime", "proxy.databases.server_lifetime", ""),
@@ -278,7 +277,7 @@ const KEYS: &[Key] = &[
         "to one node; of the user that clients log in as",
     ),
     carried(U, "query_timeout", "proxy.users.query_timeout", ""),
-    refused(U, "query_wait_timeout", &["-1"], ONE_WAIT),
+    carried(U, "query_wait_timeout", "proxy.users.wait_timeout", "0 is an error"),
     carried(U, "idle_transaction_timeout", "proxy.users.idle_transaction_timeout", ""),
     carried(U, "transaction_timeout", "proxy.users.transaction_timeout", ""),
     carried(U, "client_idle_timeout", "proxy.users.client_idle_timeout", ""),

@@ -7,11 +7,11 @@ const INI: &str = r#"
 ;; a usual file
 [databases]
 shop = host=db1,db2 port=5433 dbname=shop_live query_wait_timeout=-1 pool_size=7 reserve_pool=2 max_db_connections=9 connect_query='select ''x''' timezone=UTC
-"odd ""name" = host=db1 port=5433 pool_mode=session
+"odd ""name" = host=db1 port=5433 pool_mode=session query_wait_timeout=4
 * = host=db2 port=5433
 
 [users]
-app = pool_size=3 reserve_pool_size=1 max_user_connections=6 max_user_client_connections=9 pool_mode=session query_timeout=7 transaction_timeout=8 client_idle_timeout=0
+app = pool_size=3 reserve_pool_size=1 max_user_connections=6 max_user_client_connections=9 pool_mode=session query_timeout=7 query_wait_timeout=3 transaction_timeout=8 client_idle_timeout=0
 
 [peers]
 1 = host=10.0.0.1
@@ -111,6 +111,8 @@ fn settings_become_keys() {
     assert_eq!(databases[0]["parameters"][0].as_str(), Some("TimeZone=UTC"));
     assert_eq!(databases[1]["name"].as_str(), Some("odd \"name"));
     assert_eq!(databases[1]["pool_mode"].as_str(), Some("session"));
+    assert_eq!((databases[0].get("wait_timeout"), databases[1]["wait_timeout"].as_str()), (None, Some("4s")));
+    assert_eq!(proxy["users"][0]["wait_timeout"].as_str(), Some("3s"));
     let nodes = table["cluster"]["nodes"].as_array().expect("nodes");
     let addresses: Vec<_> = nodes.iter().filter_map(|node| node["address"].as_str()).collect();
     assert_eq!(addresses, ["db1:5433", "db2:5433"]);
@@ -271,14 +273,6 @@ fn what_cannot_be_carried_over_is_an_error_that_names_it() {
             settings("application_name_add_host = 5"),
             "application_name_add_host = 5: Kingpost leaves application_name as it is",
         ),
-        (
-            settings("[databases]\nb = host=db1 query_wait_timeout=5"),
-            "databases.b.query_wait_timeout = 5: Kingpost has one for all: proxy.pool.wait_timeout",
-        ),
-        (
-            settings("[users]\napp = query_wait_timeout=0"),
-            "users.app.query_wait_timeout = 0: Kingpost has one for all: proxy.pool.wait_timeout",
-        ),
         (settings("nonsense = 1"), "nonsense = 1: PgBouncer 1.26 has no such key in [pgbouncer]"),
         (settings("client_tls_ciphers = HIGH"), "client_tls_ciphers = HIGH"),
         (settings("client_tls_sslmode = on"), "client_tls_sslmode: found \"on\""),
@@ -303,6 +297,10 @@ fn what_cannot_be_carried_over_is_an_error_that_names_it() {
         (settings("admin_users = stranger"), "admin_users.stranger: has no usable secret"),
         (settings("default_pool_size = many"), "default_pool_size: found \"many\", expected a number from 1 to 10000"),
         (settings("query_wait_timeout = 0"), "query_wait_timeout: found 0, which means for ever"),
+        (
+            settings("[users]\napp = query_wait_timeout=0"),
+            "users.app.query_wait_timeout: found 0, which means for ever",
+        ),
         (settings("unix_socket_dir = @abstract"), "unix_socket_dir: expected an absolute path"),
         (settings("listen_port = x"), "listen_port: found \"x\""),
         (settings("peer_id = 4000"), "peer_id: found \"4000\", expected a number from 1 to 31"),
@@ -468,7 +466,6 @@ fn what_is_not_needed_says_why() {
         "#   logfile = /var/log/pgbouncer.log: Kingpost logs to standard error",
         "#   autodb_idle_timeout = 3600: a pool that nobody uses",
         "#   pool_idle_timeout = 600: a pool without clients and server connections is forgotten",
-        "#   databases.shop.query_wait_timeout = -1: is so in Kingpost anyway",
         "#   application_name_add_host = 0: is so in Kingpost anyway",
         "#   user old: auth_file has an MD5 hash",
         "#   user none: auth_file has an empty password",

@@ -572,6 +572,12 @@ impl Translator<'_> {
             {
                 lines.push(("server_lifetime", age));
             }
+            // -1 stands for the value of [pgbouncer].
+            if let Some(time) = pairs.get("query_wait_timeout").filter(|time| *time != "-1")
+                && let Some(time) = self.report.seconds(&of("query_wait_timeout"), time, false)
+            {
+                lines.push(("wait_timeout", time));
+            }
             let most = pairs.get("max_db_client_connections").cloned().or(of_all.clone());
             if let Some(most) = most
                 && let Some(most) = self.report.limit(&of("max_db_client_connections"), &most, 1_000_000)
@@ -682,6 +688,11 @@ impl Translator<'_> {
                 {
                     lines.push((key, time));
                 }
+            }
+            if let Some(time) = pairs.get("query_wait_timeout").filter(|time| *time != "-1")
+                && let Some(time) = self.report.seconds(&format!("users.{name}.query_wait_timeout"), time, false)
+            {
+                lines.push(("wait_timeout", time));
             }
             match pairs.get("max_user_client_connections").map(String::as_str) {
                 // No limit for this user, although the others have one.

@@ -789,7 +789,7 @@ impl Core {
             while let Some(&waiter) = self.pools[p].queue(readers).front() {
                 let live = self.is_client(waiter.client) && self.clients[waiter.client.index()].waiting;
                 let no_primary = self.view.primary.is_none();
-                let limit = if no_primary { self.settings.no_primary_timeout } else { self.settings.wait_timeout };
+                let limit = if no_primary { self.settings.no_primary_timeout } else { self.pools[p].database.wait_timeout };
                 if live && !over(waiter.since, limit, self.now) {
                     break;
                 }
