@@ -88,6 +88,8 @@ pub struct Settings {
     pub no_primary_timeout: Duration,
     /// Idle time after which a server connection is closed.
     pub server_idle_timeout: Option<Duration>,
+    /// Time after which a pool without clients and server connections is forgotten.
+    pub pool_idle_timeout: Option<Duration>,
     /// Longest time to connect and log in to a server.
     pub connect_timeout: Duration,
     /// The number of this proxy among several; 0 if there is only one.
@@ -573,6 +575,7 @@ impl Settings {
             wait_notice: config.pool.wait_notice.get(),
             no_primary_timeout: config.pool.no_primary_timeout,
             server_idle_timeout: config.pool.server_idle_timeout.get(),
+            pool_idle_timeout: config.pool.idle_timeout.get(),
             connect_timeout: config.pool.connect_timeout,
             peer: config.peer_id,
             peers,
@@ -901,5 +904,13 @@ mod tests {
         {
             assert_eq!(settings.served(database, user).unwrap().wait_timeout, seconds(expected), "{database} {user}");
         }
+    }
+
+    #[test]
+    fn an_unused_pool_is_forgotten_after_a_minute_or_never() {
+        let mut config = ProxyConfig { auth: AuthMethod::Trust, ..ProxyConfig::default() };
+        assert_eq!(Settings::new(&config).unwrap().pool_idle_timeout, Some(Duration::from_secs(60)));
+        config.pool.idle_timeout = OrNever::NEVER;
+        assert_eq!(Settings::new(&config).unwrap().pool_idle_timeout, None);
     }
 }

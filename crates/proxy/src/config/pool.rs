@@ -37,6 +37,9 @@ use settings::{Limit, OrNever};
         pub server_lifetime_jitter: Duration = Duration::ZERO, or_never();
         /// Time after which an idle server connection is closed; "0s" means never.
         pub server_idle_timeout: OrNever = OrNever::after(Duration::from_secs(600)), pgbouncer("server_idle_timeout");
+        /// Time after which a pool (of a database and a user) without clients and server connections is forgotten, with its counts in SHOW STATS;
+        /// "0s" means never.
+        pub idle_timeout: OrNever = OrNever::after(Duration::from_secs(60)), pgbouncer("pool_idle_timeout");
         /// Longest time to connect and log in to a server.
         pub connect_timeout: Duration = Duration::from_secs(5), pgbouncer("server_connect_timeout");
         /// Prepared statements kept in one server connection; the longest unused one is closed for a new one.

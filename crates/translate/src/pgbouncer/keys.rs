@@ -156,11 +156,7 @@ const KEYS: &[Key] = &[
     needless(P, "server_login_retry", "Kingpost waits longer after each failure, from milliseconds on"),
     carried(P, "client_login_timeout", "proxy.login_timeout", "without it: 60 s, as in PgBouncer; 0 is an error"),
     needless(P, "autodb_idle_timeout", "a pool that nobody uses is forgotten by itself"),
-    needless(
-        P,
-        "pool_idle_timeout",
-        "a pool without clients and server connections is forgotten by itself after a minute",
-    ),
+    carried(P, "pool_idle_timeout", "proxy.pool.idle_timeout", "without it: 1 min; in PgBouncer never"),
     needless(P, "dns_max_ttl", RESOLVED),
     needless(P, "dns_nxdomain_ttl", RESOLVED),
     needless(P, "dns_zone_check_period", RESOLVED),

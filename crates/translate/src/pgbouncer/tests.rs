@@ -102,6 +102,7 @@ fn settings_become_keys() {
     assert_eq!((pool["reserve_timeout"].as_str(), pool["wait_notice"].as_str()), (Some("2s"), Some("5s")));
     assert_eq!(pool["wait_timeout"].as_str(), Some("1s 500ms"));
     assert_eq!(pool["server_idle_timeout"].as_str(), Some("1m 30s"));
+    assert_eq!(pool["idle_timeout"].as_str(), Some("10m"));
     let databases = proxy["databases"].as_array().expect("databases");
     assert_eq!(databases[0]["dbname"].as_str(), Some("shop_live"));
     assert_eq!(databases[0]["max_clients"].as_integer(), Some(50));
@@ -465,7 +466,6 @@ fn what_is_not_needed_says_why() {
     for line in [
         "#   logfile = /var/log/pgbouncer.log: Kingpost logs to standard error",
         "#   autodb_idle_timeout = 3600: a pool that nobody uses",
-        "#   pool_idle_timeout = 600: a pool without clients and server connections is forgotten",
         "#   application_name_add_host = 0: is so in Kingpost anyway",
         "#   user old: auth_file has an MD5 hash",
         "#   user none: auth_file has an empty password",

@@ -307,6 +307,7 @@ impl Translator<'_> {
             ("server_connect_timeout", "connect_timeout", Some("15"), false),
             ("server_lifetime", "server_lifetime", None, true),
             ("server_idle_timeout", "server_idle_timeout", None, true),
+            ("pool_idle_timeout", "idle_timeout", None, true),
         ] {
             self.pool_time(key, to, default, never);
         }

@@ -252,9 +252,6 @@ pub(in crate::core) struct Waiter {
 /// Pools of one worker from which on the unused one that was used last longest ago is forgotten for a new one. (Pools in use are bounded by
 /// `max_clients` and by the server connections.)
 const MANY_POOLS: usize = 1000;
-/// A pool without clients and server connections is forgotten after this time; at once if no server has ever accepted
-/// its login.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 /// Pause after a node has refused the login. It doubles with each refusal, up to 16 times this.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 
@@ -427,13 +424,14 @@ impl Core {
         pool.note_use(self.now);
     }
 
-    /// Forgets pools that have been unused for long, and pools whose login no server has accepted (the database or user
-    /// may not exist).
+    /// Forgets pools that have been unused for `pool_idle_timeout`, and pools whose login no server has accepted (the database or user may not
+    /// exist).
     ///
     /// Called between turns only: within a turn the code that closed a pool's last client may still use the pool.
     pub(in crate::core) fn forget_pools(&mut self) {
         let old = |pool: &Pool| {
-            let long = || pool.unused_since.is_some_and(|since| over(since, FORGOTTEN_AFTER, self.now));
+            let limit = self.settings.pool_idle_timeout;
+            let long = || pool.unused_since.zip(limit).is_some_and(|(since, limit)| over(since, limit, self.now));
             pool.is_unused() && (!pool.known || long())
         };
         let old: Vec<usize> = self.pools.iter().filter(|(_, pool)| old(pool)).map(|(p, _)| p).collect();
@@ -789,7 +787,8 @@ impl Core {
             while let Some(&waiter) = self.pools[p].queue(readers).front() {
                 let live = self.is_client(waiter.client) && self.clients[waiter.client.index()].waiting;
                 let no_primary = self.view.primary.is_none();
-                let limit = if no_primary { self.settings.no_primary_timeout } else { self.pools[p].database.wait_timeout };
+                let limit =
+                    if no_primary { self.settings.no_primary_timeout } else { self.pools[p].database.wait_timeout };
                 if live && !over(waiter.since, limit, self.now) {
                     break;
                 }
