@@ -36,8 +36,12 @@ down: ## Stop the local cluster, also one that was left behind
 	@$(firstword $(wildcard $(UP) $(KINGPOST)) $(UP)) down $(ARGS)
 
 .PHONY: test
-test: ## Every test, as CI runs them
+test: ## Every kind of test, as CI runs them
 	@scripts/test
+
+.PHONY: test-long
+test-long: ## What takes long: random runs, larger models, torture, every client; nightly and before a release (hours; SEED=7 repeats one)
+	@scripts/test-long $(if $(SEED),--seed $(SEED))
 
 TORTURE_FAILOVERS ?= 100
 
@@ -46,7 +50,7 @@ torture: ## Kill, cut and switch over everything, TORTURE_FAILOVERS times, and c
 	@scripts/setup test
 	$(BUILD_TO_TEST)
 	KINGPOST_BIN=$(CURDIR)/target/debug/kingpost KINGPOST_TORTURE_FAILOVERS=$(TORTURE_FAILOVERS) KINGPOST_TEST_WAL_SEGMENT_MB=1 \
-		cargo test --locked --workspace --test e2e -- --nocapture torture
+		cargo test --locked --workspace --test e2e -- --include-ignored --nocapture torture
 
 .PHONY: bench
 bench: ## Measure side by side with the peers (long)

@@ -177,7 +177,7 @@ async fn no_row_of_another_tenant() {
     let cluster = world(1).await;
     let _logs = ShowLogs(cluster.dir());
     let kingpost = proxy(&cluster, 2, 4, "parsed").await;
-    tenants(&cluster, &kingpost, &scripted().await, false, 20_000, Duration::from_secs(240)).await;
+    tenants(&cluster, &kingpost, &scripted().await, false, 6_000, Duration::from_secs(240)).await;
     shared(&cluster, &kingpost).await;
 }
 
