@@ -1,4 +1,4 @@
-//! All fuzz targets in one program, without libFuzzer: each is run with its seeds, and with bytes from a fixed sequence.
+//! The fuzz targets in one program, without libFuzzer: each is run with its seeds, and with bytes from a fixed sequence.
 //!
 //! `make test` compiles and checks the targets by this program alone: a program a target would be linked 17 times.
 
