@@ -2,7 +2,7 @@
 //!
 //! A question leaves the proxy's workers through its desk ([`proxy::VerifyDesk`]) and is answered here, on the control threads.
 
-mod external;
+mod authenticators;
 mod gss;
 mod helper;
 mod ldap;
@@ -11,6 +11,6 @@ mod oauth;
 mod pam;
 mod passwords;
 
-pub use external::Judges;
+pub use authenticators::ExternalAuthenticators;
 pub use lookup::Lookup;
 pub use passwords::{AskedAgain, Passwords, filled};

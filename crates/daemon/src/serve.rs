@@ -16,7 +16,7 @@ use auth::Passwords;
 use config::warn;
 use config::{self, Config, Overrides, Problem};
 use handover::Ordered;
-use handover::{Heir, Sockets, inherited};
+use handover::{Sockets, SuccessorListener, inherited};
 use metrics::Admin;
 use metrics::Pushing;
 use process::Failure;
@@ -144,20 +144,20 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
         tokio::task::block_in_place(|| taken.confirm())?;
         tracing::info!("has taken over");
     }
-    let heir = match config.proxy.upgrade_socket.as_deref().map(Heir::listen).transpose() {
+    let successors_listener = match config.proxy.upgrade_socket.as_deref().map(SuccessorListener::listen).transpose() {
         // Clients come to this process now, so it goes on, although no process can take over from it.
         Err(failure) if args.take_over => {
             tracing::error!(error = %failure, "cannot be taken over");
             None
         }
-        heir => heir?,
+        successors_listener => successors_listener?,
     };
     let (handed, mut successors) = mpsc::channel(1);
     systemd::ready();
     let mut successor = None;
     loop {
         tokio::select! {
-            stream = next_heir(heir.as_ref()) => {
+            stream = next_successor(successors_listener.as_ref()) => {
                 let sockets = sockets_of(&config, &running, admin.as_ref(), console.as_ref());
                 let (handed, running, operators) = (handed.clone(), Arc::clone(&running), operators.clone());
                 tokio::task::spawn_blocking(move || give(stream, sockets, &running, &operators, &handed));
@@ -217,7 +217,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
     // Operators who wait for an answer get an error.
     drop(orders);
     if let Some((mut successor, held)) = successor {
-        drop((heir, admin, console));
+        drop((successors_listener, admin, console));
         let quiet = Arc::clone(&running);
         let limit = config.proxy.drain_timeout;
         let _ = tokio::task::spawn_blocking(move || {
@@ -254,9 +254,9 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
 }
 
 /// Returns the next process that wants to take over; never returns without an upgrade socket.
-async fn next_heir(heir: Option<&Heir>) -> UnixStream {
-    match heir {
-        Some(heir) => heir.next().await,
+async fn next_successor(successors_listener: Option<&SuccessorListener>) -> UnixStream {
+    match successors_listener {
+        Some(successors_listener) => successors_listener.next().await,
         None => std::future::pending().await,
     }
 }

@@ -6,4 +6,6 @@ mod upgrade;
 
 pub use activation::sockets;
 pub use orders::Ordered;
-pub use upgrade::{Heir, READY_WITHIN, Sockets, TakenOver, hand_over, inherited, say_bye, start_successor, take_over};
+pub use upgrade::{
+    READY_WITHIN, Sockets, SuccessorListener, TakenOver, hand_over, inherited, say_bye, start_successor, take_over,
+};

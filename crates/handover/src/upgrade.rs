@@ -91,7 +91,7 @@ pub struct TakenOver {
 }
 
 /// The socket on which a process can be taken over.
-pub struct Heir {
+pub struct SuccessorListener {
     listener: tokio::net::UnixListener,
     path: PathBuf,
 }
@@ -225,10 +225,10 @@ impl TakenOver {
 
 // === the old process ===
 
-impl Heir {
+impl SuccessorListener {
     /// Binds the socket; only this user, and root, may connect.
-    pub fn listen(path: &Path) -> Result<Heir, Failure> {
-        let bind = || -> io::Result<Heir> {
+    pub fn listen(path: &Path) -> Result<SuccessorListener, Failure> {
+        let bind = || -> io::Result<SuccessorListener> {
             // The earlier listener has handed over, or is gone.
             if path.exists() && UnixStream::connect(path).is_err() {
                 std::fs::remove_file(path)?;
@@ -236,7 +236,7 @@ impl Heir {
             let listener = UnixListener::bind(path)?;
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
             listener.set_nonblocking(true)?;
-            Ok(Heir { listener: tokio::net::UnixListener::from_std(listener)?, path: path.to_owned() })
+            Ok(SuccessorListener { listener: tokio::net::UnixListener::from_std(listener)?, path: path.to_owned() })
         };
         bind().map_err(|error| {
             Failure::environment(format!("cannot listen on {} (proxy.upgrade_socket): {error}", path.display()))
@@ -258,7 +258,7 @@ impl Heir {
     }
 }
 
-impl Drop for Heir {
+impl Drop for SuccessorListener {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }

@@ -1,6 +1,6 @@
 //! The running parts: each cluster's topology and proxy, wired together. Only this module knows how to drive them.
 
-mod part;
+mod cluster_runtime;
 mod shown;
 
 use std::collections::BTreeMap;
@@ -22,11 +22,11 @@ use proxy::fleet::Fleet;
 use proxy::trace::Sink;
 use proxy::{Proxy, Socket, StartError};
 
-pub(crate) use part::Part;
+pub(crate) use cluster_runtime::ClusterRuntime;
 use part::refused;
 pub(crate) use shown::describe_view;
 
-type Clusters = Arc<RwLock<Vec<Arc<Part>>>>;
+type Clusters = Arc<RwLock<Vec<Arc<ClusterRuntime>>>>;
 
 /// The clusters, for the web console.
 struct ShownClusters(Clusters);
@@ -85,10 +85,10 @@ impl Running {
         for (at, (config, topology)) in each.iter().zip(&topologies).enumerate().rev() {
             let sockets = if at == 0 { sockets.take().unwrap_or_default() } else { Vec::new() };
             let ordered = orders.remove(&config.cluster.name).unwrap_or_default();
-            match Part::start(config, Arc::clone(topology), sockets, &fleet, runtime, ordered) {
+            match ClusterRuntime::start(config, Arc::clone(topology), sockets, &fleet, runtime, ordered) {
                 Ok(part) => parts.insert(0, Arc::new(part)),
                 Err(failure) => {
-                    parts.iter().for_each(|part: &Arc<Part>| part.shutdown(Duration::ZERO));
+                    parts.iter().for_each(|part: &Arc<ClusterRuntime>| part.shutdown(Duration::ZERO));
                     topologies.iter().for_each(|topology| topology.shutdown());
                     return Err(failure);
                 }
@@ -112,7 +112,7 @@ impl Running {
     }
 
     /// Gives a part the things that all parts of the process share.
-    fn equip(&self, part: &Part) {
+    fn equip(&self, part: &ClusterRuntime) {
         if let Some(sink) = &self.sink {
             part.ask(|proxy| proxy.trace_to(sink.clone()));
         }
@@ -122,12 +122,12 @@ impl Running {
     }
 
     /// Returns the clusters' parts, the first one first.
-    pub fn parts(&self) -> Vec<Arc<Part>> {
+    pub fn parts(&self) -> Vec<Arc<ClusterRuntime>> {
         self.parts.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns the first cluster's part, which has the listening sockets.
-    fn first(&self) -> Arc<Part> {
+    fn first(&self) -> Arc<ClusterRuntime> {
         Arc::clone(&self.parts.read().unwrap_or_else(PoisonError::into_inner)[0])
     }
 
@@ -195,20 +195,20 @@ impl Running {
             0 => Some(Arc::clone(&running[0])),
             _ => running[1..].iter().find(|part| part.name() == of.cluster.name).cloned(),
         };
-        let prepared = each.iter().map(Part::prepare).collect::<Result<Vec<_>, _>>()?;
-        let mut parts: Vec<Arc<Part>> = Vec::new();
+        let prepared = each.iter().map(ClusterRuntime::prepare).collect::<Result<Vec<_>, _>>()?;
+        let mut parts: Vec<Arc<ClusterRuntime>> = Vec::new();
         let mut begun = Vec::new();
         for (at, of) in each.iter().enumerate() {
             let part = match known(of, at) {
                 Some(part) => part,
                 None => {
                     let started = watch_one(of, &self.runtime).and_then(|topology| {
-                        Part::start(of, topology, Vec::new(), &self.fleet, &self.runtime, Orders::default())
+                        ClusterRuntime::start(of, topology, Vec::new(), &self.fleet, &self.runtime, Orders::default())
                     });
                     let part = match started {
                         Ok(part) => Arc::new(part),
                         Err(failure) => {
-                            begun.iter().for_each(|part: &Arc<Part>| part.shutdown(Duration::ZERO));
+                            begun.iter().for_each(|part: &Arc<ClusterRuntime>| part.shutdown(Duration::ZERO));
                             return Err(failure);
                         }
                     };
@@ -241,7 +241,8 @@ impl Running {
 
     /// Returns the requests so far to read passwords again.
     pub fn asked_again(&self) -> AskedAgain {
-        let asked = |part: &Arc<Part>| (part.name().to_owned(), part.renewals().asked(), part.topology().refusals());
+        let asked =
+            |part: &Arc<ClusterRuntime>| (part.name().to_owned(), part.renewals().asked(), part.topology().refusals());
         AskedAgain(self.parts().iter().map(asked).collect())
     }
 
@@ -320,7 +321,7 @@ impl Running {
 impl ClustersPart for ShownClusters {
     fn now(&self) -> Vec<Served> {
         let parts = self.0.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let served = |part: Arc<Part>| {
+        let served = |part: Arc<ClusterRuntime>| {
             let (watched, observed) = part.seen();
             Served {
                 name: part.name().to_owned(),

@@ -21,7 +21,7 @@ use crate::pam::Modules;
 const MOST_WAITING: usize = 1_000;
 
 /// The authenticators of all methods, for the life of the process.
-pub struct Judges {
+pub struct ExternalAuthenticators {
     desk: VerifyDesk,
     directory: Queue<Directory>,
     modules: Queue<Modules>,
@@ -31,25 +31,25 @@ pub struct Judges {
 
 /// The questions to one authenticator.
 struct Queue<T> {
-    judge: Mutex<Arc<T>>,
+    authenticator: Mutex<Arc<T>>,
     waiting: Arc<Semaphore>,
     /// Limit of concurrent questions. A reload does not change it.
     asking: Semaphore,
 }
 
 impl<T> Queue<T> {
-    fn new(judge: T, most: usize) -> Queue<T> {
+    fn new(authenticator: T, most: usize) -> Queue<T> {
         let (waiting, asking) = (Arc::new(Semaphore::new(MOST_WAITING)), Semaphore::new(most.max(1)));
-        Queue { judge: Mutex::new(Arc::new(judge)), waiting, asking }
+        Queue { authenticator: Mutex::new(Arc::new(authenticator)), waiting, asking }
     }
 
-    fn judge(&self) -> Arc<T> {
-        self.judge.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn current(&self) -> Arc<T> {
+        self.authenticator.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Replaces the authenticator.
-    fn set(&self, judge: T) {
-        *self.judge.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(judge);
+    fn set(&self, authenticator: T) {
+        *self.authenticator.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(authenticator);
     }
 
     /// Asks in turn; the limit is for waiting and asking together. If the authenticator fails, `warn` gets the error.
@@ -72,10 +72,10 @@ impl<T> Queue<T> {
     }
 }
 
-impl Judges {
+impl ExternalAuthenticators {
     /// Starts to answer the proxy's questions.
-    pub fn start(desk: VerifyDesk, config: &ProxyConfig, runtime: &Handle) -> Arc<Judges> {
-        let judges = Arc::new(Judges {
+    pub fn start(desk: VerifyDesk, config: &ProxyConfig, runtime: &Handle) -> Arc<ExternalAuthenticators> {
+        let authenticators = Arc::new(ExternalAuthenticators {
             desk,
             directory: Queue::new(Directory::of(&config.ldap), config.ldap.max_binds),
             modules: Queue::new(Modules::of(&config.pam), config.pam.max_checks),
@@ -83,24 +83,24 @@ impl Judges {
             // Most tokens need no question. The others wait for their issuer: one that hangs delays no other.
             issuers: Queue::new(Issuers::of(&config.oauth), MOST_WAITING),
         });
-        let (serving, runtime) = (Arc::downgrade(&judges), runtime.clone());
-        judges.desk.serve(Box::new(move |question| {
-            let Some(judges) = serving.upgrade() else { return false };
+        let (serving, runtime) = (Arc::downgrade(&authenticators), runtime.clone());
+        authenticators.desk.serve(Box::new(move |question| {
+            let Some(authenticators) = serving.upgrade() else { return false };
             let waiting = match &question.by {
-                Judge::Ldap(_) => &judges.directory.waiting,
-                Judge::Pam(_) => &judges.modules.waiting,
-                Judge::Gss(_) => &judges.tokens.waiting,
-                Judge::OAuth(_) => &judges.issuers.waiting,
+                Judge::Ldap(_) => &authenticators.directory.waiting,
+                Judge::Pam(_) => &authenticators.modules.waiting,
+                Judge::Gss(_) => &authenticators.tokens.waiting,
+                Judge::OAuth(_) => &authenticators.issuers.waiting,
             };
             let Ok(place) = waiting.clone().try_acquire_owned() else { return false };
             drop(runtime.spawn(async move {
-                let verdict = judges.judge(&question).await;
-                judges.desk.answer(&question, verdict);
+                let verdict = authenticators.verify(&question).await;
+                authenticators.desk.answer(&question, verdict);
                 drop(place);
             }));
             true
         }));
-        judges
+        authenticators
     }
 
     /// Takes over a new configuration.
@@ -111,34 +111,34 @@ impl Judges {
         self.issuers.set(Issuers::of(&config.oauth));
     }
 
-    async fn judge(&self, question: &Question) -> Verdict {
+    async fn verify(&self, question: &Question) -> Verdict {
         use crate::{helper, ldap, oauth};
         let user = &*question.user;
         match &question.by {
             Judge::Ldap(by) => {
-                let judge = self.directory.judge();
-                let asked = judge.ask(question, by);
+                let authenticator = self.directory.current();
+                let asked = authenticator.ask(question, by);
                 let warn =
                     |error| tracing::warn!(user, %error, "the LDAP server could not be asked about a user's password");
-                self.directory.ask(judge.timeout(), ldap::Unable::Late, asked, warn).await
+                self.directory.ask(authenticator.timeout(), ldap::Unable::Late, asked, warn).await
             }
             Judge::Pam(by) => {
-                let judge = self.modules.judge();
-                let asked = judge.ask(question, by);
+                let authenticator = self.modules.current();
+                let asked = authenticator.ask(question, by);
                 let warn = |error| tracing::warn!(user, service = by.service, %error, "PAM could not be asked about a user's password");
-                self.modules.ask(judge.timeout(), helper::Unable::Late, asked, warn).await
+                self.modules.ask(authenticator.timeout(), helper::Unable::Late, asked, warn).await
             }
             Judge::Gss(_) => {
-                let judge = self.tokens.judge();
-                let asked = judge.ask(question);
+                let authenticator = self.tokens.current();
+                let asked = authenticator.ask(question);
                 let warn = |error| tracing::warn!(user, %error, "a user's token of GSSAPI could not be looked at");
-                self.tokens.ask(judge.timeout(), helper::Unable::Late, asked, warn).await
+                self.tokens.ask(authenticator.timeout(), helper::Unable::Late, asked, warn).await
             }
             Judge::OAuth(by) => {
-                let judge = self.issuers.judge();
-                let asked = judge.ask(question, by);
+                let authenticator = self.issuers.current();
+                let asked = authenticator.ask(question, by);
                 let warn = |error| tracing::warn!(user, issuer = by.issuer.text(), %error, "a user's token could not be judged");
-                self.issuers.ask(judge.timeout(), oauth::Unable::Late, asked, warn).await
+                self.issuers.ask(authenticator.timeout(), oauth::Unable::Late, asked, warn).await
             }
         }
     }

@@ -8,7 +8,7 @@ use topology::Topology;
 use super::failure_of;
 use super::shown;
 use crate::console::{Observed, Watched};
-use auth::Judges;
+use auth::ExternalAuthenticators;
 use auth::Lookup;
 use auth::Passwords;
 use config::Config;
@@ -19,28 +19,28 @@ use proxy::fleet::Fleet;
 use proxy::{Prepared, Proxy, RenewalDesk, Socket};
 
 /// A cluster's topology and proxy, and the tasks that serve their requests.
-pub struct Part {
+pub struct ClusterRuntime {
     /// Name of the cluster at its start, by which clients are directed to it.
     name: String,
     topology: Arc<Topology>,
     /// `None` after the shutdown.
     proxy: RwLock<Option<Proxy>>,
     renewals: RenewalDesk,
-    pulse: Mutex<Pulse>,
+    watchdog: Mutex<WorkerWatchdog>,
     lookup: Arc<Lookup>,
-    judges: Arc<Judges>,
+    authenticators: Arc<ExternalAuthenticators>,
     /// TLS settings of the open server connections.
     tls: Mutex<tls::ConnectConfig>,
 }
 
-/// Liveness of the workers' loops. An idle one turns at least once in [`Pulse::LIMIT`].
+/// Liveness of the workers' loops. An idle one turns at least once in [`WorkerWatchdog::LIMIT`].
 #[derive(Debug, Default)]
-struct Pulse {
+struct WorkerWatchdog {
     /// By worker: its number of turns, and the time since when it has had that number.
     last: Vec<(u64, Instant)>,
 }
 
-impl Pulse {
+impl WorkerWatchdog {
     /// Longest time without a turn.
     const LIMIT: Duration = Duration::from_secs(10);
 
@@ -52,7 +52,7 @@ impl Pulse {
                 *last = (*turns, now);
             }
             let still = now.saturating_duration_since(last.1);
-            if still > Pulse::LIMIT {
+            if still > WorkerWatchdog::LIMIT {
                 return Err(format!("worker {worker} has not turned for {} s", still.as_secs()));
             }
         }
@@ -60,7 +60,7 @@ impl Pulse {
     }
 }
 
-impl Part {
+impl ClusterRuntime {
     /// Starts the proxy of a cluster whose topology runs already. `config` is the cluster's own, from [`Config::of_each_cluster`]; `orders`:
     /// operators' orders to the process that hands over to this one.
     ///
@@ -73,17 +73,17 @@ impl Part {
         fleet: &Arc<Fleet>,
         runtime: &tokio::runtime::Handle,
         orders: Orders,
-    ) -> Result<Part, Failure> {
+    ) -> Result<ClusterRuntime, Failure> {
         let name = config.cluster.name.clone();
         match Proxy::start(&config.proxy, Arc::clone(&topology), sockets, fleet, &name, orders) {
-            Ok(proxy) => Ok(Part {
+            Ok(proxy) => Ok(ClusterRuntime {
                 lookup: Lookup::start(topology.clone(), proxy.lookups(), &config.proxy.auth_query, runtime),
-                judges: Judges::start(proxy.verifications(), &config.proxy, runtime),
+                authenticators: ExternalAuthenticators::start(proxy.verifications(), &config.proxy, runtime),
                 renewals: proxy.renewals(),
                 name,
                 topology,
                 proxy: RwLock::new(Some(proxy)),
-                pulse: Mutex::default(),
+                watchdog: Mutex::default(),
                 tls: Mutex::new(config.cluster.tls.clone()),
             }),
             Err(error) => {
@@ -138,11 +138,11 @@ impl Part {
     /// Applies a new configuration.
     ///
     /// # Errors
-    /// The topology refuses the configuration, for a reason that [`Part::prepare`] does not detect.
+    /// The topology refuses the configuration, for a reason that [`ClusterRuntime::prepare`] does not detect.
     pub(super) fn adopt(&self, config: &Config, prepared: Prepared) -> Result<(), Failure> {
         self.ask(|proxy| proxy.adopt(prepared));
         self.lookup.reload(&config.proxy.auth_query);
-        self.judges.reload(&config.proxy);
+        self.authenticators.reload(&config.proxy);
         self.topology.reload(config.cluster.clone()).map_err(|error| refused(&error))?;
         let mut tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
         // Open connections were made with the old settings: in clear text, perhaps, or to an unverified server.
@@ -162,7 +162,7 @@ impl Part {
         if turns.is_empty() {
             return Err("the proxy has been stopped".into());
         }
-        self.pulse.lock().unwrap_or_else(PoisonError::into_inner).observe(&turns, Instant::now())
+        self.watchdog.lock().unwrap_or_else(PoisonError::into_inner).observe(&turns, Instant::now())
     }
 
     /// Adds the metrics of the proxy and of the cluster.
@@ -210,9 +210,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pulse() {
+    fn standing_workers_are_noticed() {
         let start = Instant::now();
-        let mut pulse = Pulse::default();
+        let mut watchdog = WorkerWatchdog::default();
         for (turns, seconds, alive) in [
             ([5, 5], 0, true),
             ([5, 6], 9, true),
@@ -222,7 +222,7 @@ mod tests {
             ([8, 8], 23, false),
             ([8, 9], 24, true),
         ] {
-            let observed = pulse.observe(&turns, start + Duration::from_secs(seconds));
+            let observed = watchdog.observe(&turns, start + Duration::from_secs(seconds));
             assert_eq!(observed.is_ok(), alive, "{turns:?} turns after {seconds} s");
         }
     }
