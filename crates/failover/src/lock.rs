@@ -235,8 +235,9 @@ fn late(began: Instant, limit: Duration, what: &str) -> Said<()> {
 /// Opens a session that sleeps and then has the server reload its files; returns its process ID.
 async fn sleep(parts: &Parts, node: &str) -> Said<u32> {
     let client = parts.session_past_lock(node, APPLICATION).await?;
+    // A control session has no transaction_timeout.
     let limits = "SELECT set_config(name, '0', false) FROM pg_catalog.pg_settings \
-                  WHERE name IN ('statement_timeout', 'transaction_timeout', 'client_connection_check_interval')";
+                  WHERE name IN ('statement_timeout', 'client_connection_check_interval')";
     client.simple_query(limits).await.map_err(|error| describe(&error))?;
     let pid = first(&client, "SELECT pg_catalog.pg_backend_pid()").await?.and_then(|pid| pid.parse().ok());
     let pid = pid.ok_or("it does not say the number of its process")?;
