@@ -1,6 +1,6 @@
 //! Replacement of a lost primary, or the continuation of an interrupted run.
 
-use super::elect::Promoted;
+use super::engine::Promoted;
 use super::judge::{Course, course};
 use super::plan::Survey;
 use super::steps::{Guard, Steps};

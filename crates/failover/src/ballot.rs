@@ -1,9 +1,9 @@
 //! Evaluation of the relays that have promised a term: whether they are enough, their answers, and whether they still hold to the term. Pure: no I/O,
 //! no clock. The model in `model` runs this code.
 
-use ::relay::RelayState;
-
-use super::plan::{Candidate, Election, RelaySeen, ServerSeen, Survey, Target, Unfit};
+use super::engine::ServerKind;
+use super::plan::{Candidate, Election, RelaySeen, ServerSeen, Survey, Unfit};
+use super::postgresql::Postgresql;
 
 /// Terms with the same thousands belong to runs that began at once.
 const RUNS: u64 = 1000;
@@ -16,10 +16,10 @@ pub(super) fn next_term(highest: u64, run: u16) -> u64 {
 
 /// A sufficient number of relays that have promised a term.
 #[derive(Debug, Clone)]
-pub(super) struct Ballot {
+pub(super) struct Ballot<K: ServerKind = Postgresql> {
     pub(super) term: u64,
     /// The relays, each with its answer to the fence.
-    pub(super) relays: Vec<(RelaySeen, RelayState)>,
+    pub(super) relays: Vec<(RelaySeen<K>, K::Relay)>,
     /// Number of relays that must agree: enough that no other run gets as many, or all of them if a loss was accepted.
     pub(super) quorum: usize,
 }
@@ -31,29 +31,29 @@ pub(super) struct TooFew {
     pub(super) needed: usize,
 }
 
-impl Ballot {
-    /// Makes a ballot of the relays that carried out the fence. With fewer than [`Survey::needed`] an acknowledged commit may be missing, or more be
-    /// acknowledged later: only `accept_loss` permits that.
+impl<K: ServerKind> Ballot<K> {
+    /// Makes a ballot of the relays that carried out the fence, beside `there` relays that agree without it. With fewer than [`Survey::needed`] an
+    /// acknowledged commit may be missing, or more be acknowledged later: only `accept_loss` permits that.
     ///
     /// # Errors
     /// Too few relays.
     pub(super) fn of(
-        survey: &Survey,
+        survey: &Survey<K>,
         term: u64,
-        relays: Vec<(RelaySeen, RelayState)>,
+        relays: Vec<(RelaySeen<K>, K::Relay)>,
+        there: usize,
         accept_loss: bool,
-    ) -> Result<Ballot, TooFew> {
-        let (fenced, needed) = (relays.len(), survey.needed());
+    ) -> Result<Ballot<K>, TooFew> {
+        let (fenced, needed) = (relays.len() + there, survey.needed());
         if fenced < needed && !accept_loss {
             return Err(TooFew { fenced, needed });
         }
-        Ok(Ballot { term, relays, quorum: needed.min(fenced) })
+        Ok(Ballot { term, relays, quorum: needed.min(fenced).saturating_sub(there) })
     }
 
-    /// Completes a later survey: a relay silent now keeps its answer to the fence. An election that an earlier run has left must not be missed
-    /// because the one relay that knows of it has not answered the second time.
-    pub(super) fn seen_with(&self, mut now: Survey) -> Survey {
-        for relay in now.relays.iter_mut().filter(|relay| relay.standing.is_err()) {
+    /// Completes a survey with the answers to the fence: of relays that are silent in a later survey, or of all of them if the survey is the first one.
+    pub(super) fn seen_with(&self, mut now: Survey<K>) -> Survey<K> {
+        for relay in now.relays.iter_mut().filter(|relay| relay.standing.is_err() || !K::SURVEYS_AGAIN) {
             if let Some((_, standing)) = self.relays.iter().find(|(fenced, _)| fenced.name == relay.name) {
                 relay.standing = Ok(standing.clone());
             }
@@ -61,14 +61,9 @@ impl Ballot {
         now
     }
 
-    /// Returns the position that the new primary must have reached; None without relays.
-    pub(super) fn target(&self) -> Option<Target> {
-        Target::of(self.relays.iter().map(|(relay, standing)| (relay, standing)))
-    }
-
     /// Returns the relays whose answer names `node` as elected by an earlier run.
-    pub(super) fn stand_by<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a RelaySeen> {
-        let elected = move |standing: &RelayState| standing.chosen.as_ref().is_some_and(|(_, of)| of == node);
+    pub(super) fn stand_by<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a RelaySeen<K>> {
+        let elected = move |standing: &K::Relay| K::chosen(standing).is_some_and(|(_, of)| of == node);
         self.relays.iter().filter(move |(_, standing)| elected(standing)).map(|(relay, _)| relay)
     }
 
@@ -76,27 +71,24 @@ impl Ballot {
     pub(super) fn elects(&self, agreed: usize) -> bool {
         agreed >= self.quorum
     }
-
-    /// Counts the answers that still hold to the term.
-    pub(super) fn standing<'a>(&self, answers: impl Iterator<Item = &'a RelayState>) -> usize {
-        answers.filter(|standing| standing.term == self.term).count()
-    }
 }
 
 impl Election {
-    /// Keeps only candidates on which the term is noted. Returns the elected node to give up, if any.
+    /// Keeps only candidates on which the term is noted.
     ///
     /// # Errors
     /// No candidate is left; or the elected node may still be promoted by the run that has elected it, because the term is not noted on it. With
     /// `force` an operator asserts that it will not be.
-    pub(super) fn narrow(&mut self, claimed: &[String], term: u64, force: bool) -> Result<Option<String>, NotNoted> {
+    pub(super) fn narrow(&mut self, claimed: &[String], term: u64, force: bool) -> Result<(), NotNoted> {
         self.candidates.retain(|candidate| claimed.contains(&candidate.name));
         if self.candidates.is_empty() {
             return Err(NotNoted::Nobody);
         }
-        match self.withdraw.take() {
-            Some(node) if !claimed.contains(&node) && !force => Err(NotNoted::Elected(Unfit::Elected(node, term))),
-            withdraw => Ok(withdraw),
+        match &self.withdraw {
+            Some(node) if !claimed.contains(node) && !force => {
+                Err(NotNoted::Elected(Unfit::Elected(node.clone(), term)))
+            }
+            _ => Ok(()),
         }
     }
 

@@ -1,391 +1,327 @@
-//! Steps from the fence to the promotion. Each step first checks what has been done already, so the whole can be started again wherever it was
-//! interrupted.
-//!
-//! ```text
-//!  checked (nothing is changed before) ─▶ fence the relays ─▶ note the term on every standby ─▶ candidates catch up, side by side
-//!  ─▶ the first that has everything is elected, durably, on the relays ─▶ it is promoted
-//! ```
-//!
-//! *What must hold*: no node is elected before it has replayed all that the fenced relays have; no node is promoted that is not elected, or that
-//! carries the note of another term; an elected node is given up only when no run can promote it any more.
+//! Execution of the [engine](super::engine)'s steps, for every kind of servers: orders to relays, through an adapter, and the wait for enough of them.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ::relay::Order;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 
-use super::ballot::{self, Ballot, NotNoted, TooFew};
-use super::note::{self, Note};
-use super::plan::{self, Candidate, Election, Situation, Survey, Target, Unfit};
-use super::steps::{Guard, Steps};
+use super::ballot::{NotNoted, TooFew};
+use super::engine::{Engine, NotAgreed, Plan, Promoted, ServerKind, Step, Wish};
+use super::plan::{Candidate, RelaySeen, Survey};
+use super::steps::Guard;
 use process::Failure;
 
-/// Interval between two checks of a condition that is waited for.
-const PACE: Duration = Duration::from_millis(50);
-/// Time that a complete candidate waits for one of a higher priority.
-const PREFERENCE: Duration = Duration::from_secs(1);
 /// Time to wait for further relays once enough have carried out an order.
 const OTHERS: Duration = Duration::from_secs(2);
-/// Grace time of a candidate that receives from a relay with the whole log, before it is switched to another relay.
-const UNLED: Duration = Duration::from_millis(500);
 
-/// A node that was promoted, and the timeline it writes.
-pub(super) struct Promoted {
-    pub(super) node: String,
-    pub(super) timeline: u32,
-    /// The primary that it replaces, if known.
-    pub(super) old: Option<String>,
+/// Access to servers of one kind, and the words for them.
+pub(super) trait Adapter {
+    type Kind: ServerKind;
+    /// The reason why a candidate is given up.
+    type Setback;
+
+    /// Number that distinguishes this run's term from those of runs that begin at the same time.
+    fn run(&self) -> u16;
+    /// Marks the end of a step, for tests.
+    fn mark(&self, name: &str);
+    /// Has a relay carry out an order.
+    async fn order(&self, relay: &str, order: Order) -> Result<Relay<Self>, String>;
+    /// Surveys all hosts again, if the kind does that.
+    async fn survey_again(&self, before: &Survey<Self::Kind>) -> Survey<Self::Kind>;
+    /// Notes the term on every standby that answers; returns the names of those that carry the note. `old` is the replaced primary.
+    async fn note(&self, now: &Survey<Self::Kind>, term: u64, old: Option<&str>) -> Vec<String>;
+    /// Has the candidates receive all that the fenced relays have; returns the one to choose.
+    async fn catch_up(&self, candidates: &[Candidate], target: &Target<Self>) -> Result<String, Self::Setback>;
+    /// Promotes a node; returns its timeline.
+    async fn promote(&self, node: &str, engine: &Engine<Self::Kind>) -> Result<u32, NotPromoted<Self::Setback>>;
+    /// Returns the setback of a choice that too few relays took.
+    fn not_chosen(&self, node: &str, not: NotAgreed, refused: &[String]) -> Self::Setback;
+    /// Returns the failure of a run whose last candidate was given up.
+    fn nothing_promoted(&self, setbacks: Vec<(String, Self::Setback)>) -> Failure;
+    /// Prints a piece of news.
+    fn tell(&self, news: News<'_, Self::Kind>);
+    /// Words the reason of a run's end.
+    fn failure(&self, stop: Stop<'_, Self::Kind>) -> Failure;
 }
 
-impl Steps {
-    /// Checks whether a failover can begin, and returns its candidates: every check that is possible before anything is changed.
-    ///
-    /// # Errors
-    /// The failover cannot begin; the error advises what to do.
-    pub(super) fn prepared(&self, survey: &Survey, to: Option<&str>, old: Option<&str>) -> Result<Election, Failure> {
-        let election = plan::candidates(survey, to, self.force, &self.rules(old)).map_err(no_candidate)?;
-        let (answering, needed) = (survey.standing().count(), survey.needed());
-        for found in survey.disagreements(self.config.failover.acknowledgements) {
-            if found.is_in_the_way() && !self.accept_loss {
-                return Err(Failure::runtime(found.to_string())
-                    .advise("set it as on the other servers and reload; --accept-loss goes on all the same"));
-            }
-            self.say(format_args!("note: {found}"));
-        }
-        if self.parts.relay_count() == 0 && !self.accept_loss {
-            return Err(Failure::config(
-                "no relay is configured as [[failover.relays]]: what only the old primary has would be lost",
-            )
-            .advise("say --accept-loss to take the standby that has most"));
-        }
-        if answering < needed && !self.accept_loss {
-            let silent = survey.relays.iter().filter_map(|relay| {
-                let why = relay.standing.as_ref().err()?;
-                Some(format!("  {}: {why}", relay.name))
-            });
-            return Err(Failure::runtime(format!(
-                "{answering} of {} relays answer, and {needed} have to be fenced: with fewer, something that was acknowledged might \
-                 be missing; nothing was changed\n{}",
-                survey.relays.len(),
-                silent.collect::<Vec<_>>().join("\n")
-            ))
-            .advise("bring the relays back and run it again; --accept-loss goes on with those that answer"));
-        }
-        Ok(election)
-    }
+type Relay<A> = <<A as Adapter>::Kind as ServerKind>::Relay;
+type Target<A> = <<A as Adapter>::Kind as ServerKind>::Target;
 
-    /// Runs the steps from the fence to the promotion. `old` is the replaced primary, if known.
-    ///
-    /// # Errors
-    /// No node was promoted.
-    pub(super) async fn elect(
-        &self,
-        survey: &Survey,
-        timeline: u32,
-        to: Option<&str>,
-        old: Option<&str>,
-        guard: &impl Guard,
-    ) -> Result<Promoted, Failure> {
-        let fenced = self.fence(survey, timeline).await?;
-        self.step("fenced");
-        // A second survey: the state seen before the fence may have changed until the fence was up.
-        let now = fenced.seen_with(self.parts.survey_again(survey).await);
-        if let Ok(Situation::Promoted { primary, timeline }) = now.situation() {
-            self.say(format_args!("{primary} has been promoted meanwhile"));
-            let old = now.state(&primary).and_then(|state| state.note.as_ref()?.after.clone());
-            return Ok(Promoted { node: primary, timeline, old });
-        }
-        let mut election = plan::candidates(&now, to, self.force, &self.rules(old)).map_err(no_candidate)?;
-        for (_, why) in election.unfit.iter().filter(|(name, _)| now.state(name).is_some_and(|state| state.standby)) {
-            self.say(why);
-        }
-        let claimed = self.claim(&now, fenced.term, old).await;
-        let withdraw = election.narrow(&claimed, fenced.term, self.force).map_err(|why| match why {
-            NotNoted::Nobody => {
-                Failure::runtime("no candidate is left").advise("look at what was said of each, and run it again")
-            }
-            NotNoted::Elected(why) => no_candidate(why),
-        })?;
-        if fenced.quorum < now.needed() {
-            // The acknowledged position is no longer known: only the candidate with the most log remains.
-            election.keep_furthest(&now);
-        }
-        if let Some(node) = withdraw {
-            self.withdraw(&fenced, &node).await?;
-        }
-        self.step("noted");
-        let node = match fenced.target() {
-            Some(target) => self.catch_up(&election.candidates, &target).await?,
-            None => election.candidates.swap_remove(0).name,
-        };
-        self.step("caught-up");
-        guard.before_election().await.map_err(|why| Failure::runtime(format!("{node} is not elected: {why}")))?;
-        self.choose(&fenced, &node).await?;
-        self.step("elected");
-        let timeline = self.promote(&node, &fenced, guard).await?;
-        self.step("promoted");
-        Ok(Promoted { node, timeline, old: old.map(str::to_owned) })
-    }
+/// A piece of news of a run.
+pub(super) enum News<'a, K: ServerKind> {
+    /// The relay gets no order: it follows the chosen node already.
+    There {
+        relay: &'a str,
+    },
+    Fenced {
+        relay: &'a str,
+        term: u64,
+        order: &'a Order,
+        standing: &'a K::Relay,
+    },
+    NotFenced {
+        relay: &'a str,
+        why: &'a str,
+    },
+    /// Enough relays are fenced, or all that can be had. `needed` is the number without any loss.
+    EnoughFenced {
+        engine: &'a Engine<K>,
+        needed: usize,
+    },
+    /// Another run has promoted a node.
+    PromotedMeanwhile {
+        node: &'a str,
+    },
+    /// The candidates are decided.
+    Counted {
+        engine: &'a Engine<K>,
+    },
+    Withdrawn {
+        node: &'a str,
+    },
+    NotChosen {
+        relay: &'a str,
+        why: &'a str,
+    },
+    Chosen {
+        node: &'a str,
+        term: u64,
+    },
+}
 
-    /// Has enough relays promise to a new term, after which no commit on `timeline` can be acknowledged.
-    async fn fence(&self, survey: &Survey, timeline: u32) -> Result<Ballot, Failure> {
-        let needed = survey.needed();
-        let term = ballot::next_term(survey.highest_term(), self.run);
-        let mut orders: FuturesUnordered<_> = survey
-            .relays
-            .iter()
-            .map(|relay| async move { (relay, self.parts.order(&relay.name, Order::Fence { term, timeline }).await) })
-            .collect();
-        let mut waiting = survey.standing().count();
-        let (mut relays, mut refused) = (Vec::new(), Vec::new());
-        // A relay that did not answer before is waited for only while there are too few without it.
-        while waiting > 0 || relays.len() < needed {
-            let next = orders.next();
-            let next = match relays.len() < needed {
-                true => next.await,
-                // A relay that has fallen silent since the survey keeps only what it received by then, and acknowledges nothing more.
-                false => tokio::time::timeout(OTHERS, next).await.unwrap_or_default(),
-            };
-            let Some((relay, answer)) = next else { break };
-            waiting -= usize::from(relay.standing.is_ok());
-            match answer {
-                Ok(standing) => {
-                    self.say(format_args!(
-                        "fenced {} at timeline {timeline} in term {term}: it has {}",
-                        relay.name, standing.flushed
-                    ));
-                    relays.push((relay.clone(), standing));
-                }
-                Err(why) => {
-                    self.say(format_args!("{} is not fenced: {why}", relay.name));
-                    refused.push(format!("  {}: {why}", relay.name));
-                }
-            }
-        }
-        let ballot = Ballot::of(survey, term, relays, self.accept_loss).map_err(|TooFew { fenced, needed }| {
-            Failure::runtime(format!(
-                "{fenced} of {} relays are fenced, and {needed} are needed: with fewer, something that was acknowledged might be missing, \
-                 or more be acknowledged\n{}",
-                survey.relays.len(),
-                refused.join("\n")
-            ))
-            .advise("bring the relays back and run it again; `kingpost failover --abort` takes the fences away")
-        })?;
-        if ballot.quorum < needed {
-            self.say(format_args!(
-                "{} of {needed} relays are fenced: what only the others or the old primary have is lost. Keep those from following the old \
-                 primary when they come back",
-                ballot.quorum
-            ));
-        }
-        Ok(ballot)
-    }
+/// The reason why a run ends without a promotion.
+pub(super) enum Stop<'a, K: ServerKind> {
+    Fenced { too_few: TooFew, relays: usize, refused: &'a [String] },
+    Refused(K::Refusal),
+    NotNoted(NotNoted),
+    NotWithdrawn { relay: &'a str, node: &'a str, why: &'a str },
+    Overtaken { node: &'a str, term: u64, not: NotAgreed },
+}
 
-    /// Notes the term on every standby that answers, so that no earlier run can promote it; returns the standbys that carry the note.
-    pub(super) async fn claim(&self, survey: &Survey, term: u64, old: Option<&str>) -> Vec<String> {
-        let note = Note { term, after: old.map(str::to_owned) };
-        let each = ballot::to_be_noted(survey)
-            .map(|server| async { (server.name.clone(), note::claim(&self.parts, &server.name, &note).await) });
-        let mut claimed = Vec::new();
-        for (node, result) in join_all(each).await {
-            match result {
-                Ok(()) => claimed.push(node),
-                Err(why) => self.say(format_args!("{node} is no candidate: {why}")),
-            }
-        }
-        claimed
-    }
+/// The reason why a node is not the primary.
+pub(super) enum NotPromoted<S> {
+    /// The node was surely not promoted: another candidate may be.
+    Not(S),
+    /// The node may have been promoted: another one would be a second primary.
+    Unknown(Failure),
+}
 
-    /// Withdraws a node that an earlier run has elected.
-    async fn withdraw(&self, fenced: &Ballot, node: &str) -> Result<(), Failure> {
-        let each = fenced.stand_by(node).map(|relay| async {
-            let order = Order::Withdraw { term: fenced.term, node: node.into() };
-            (relay.name.clone(), self.parts.order(&relay.name, order).await)
-        });
-        for (relay, result) in join_all(each).await {
-            if let Err(why) = result {
-                return Err(Failure::runtime(format!(
-                    "{relay} stands by {node}, which an earlier run has elected: {why}"
-                ))
-                .advise("another failover may be under way; run it again when that has ended"));
-            }
-        }
-        self.say(format_args!("{node}, which an earlier run had elected, is given up"));
-        Ok(())
-    }
+/// The end of a run that has promoted a node.
+pub(super) struct Elected<K: ServerKind> {
+    pub(super) promoted: Promoted,
+    pub(super) engine: Engine<K>,
+}
 
-    /// Has all candidates receive the relays' log concurrently; returns the first that has replayed it.
-    async fn catch_up(&self, candidates: &[Candidate], target: &Target) -> Result<String, Failure> {
-        let mut running: FuturesUnordered<_> = candidates
-            .iter()
-            .map(|candidate| async move { (candidate, self.reach(&candidate.name, target).await) })
-            .collect();
-        let mut there: Option<&Candidate> = None;
-        let mut failed = Vec::new();
-        let mut waiting: Vec<&Candidate> = candidates.iter().collect();
-        let preferred_until = tokio::time::sleep(self.limit() + PREFERENCE);
-        tokio::pin!(preferred_until);
-        loop {
-            if let Some(best) = there
-                && !waiting.iter().any(|candidate| candidate.priority > best.priority)
-            {
-                return Ok(best.name.clone());
+/// Runs all steps from the fence to the promotion. `old` is the replaced primary, if known.
+///
+/// # Errors
+/// No node was promoted, or may have been.
+pub(super) async fn elect<A: Adapter>(
+    adapter: &A,
+    survey: &Survey<A::Kind>,
+    plan: Plan,
+    wish: &Wish<'_>,
+    old: Option<&str>,
+    guard: &impl Guard,
+) -> Result<Elected<A::Kind>, Failure> {
+    let mut engine = Engine::new(plan, survey, adapter.run());
+    let mut setbacks = Vec::new();
+    let mut timeline = 0;
+    while engine.step != Step::Over {
+        let node = engine.node.clone().unwrap_or_default();
+        let setback = match engine.step {
+            Step::Fence => {
+                fence(adapter, survey, &mut engine, wish).await?;
+                adapter.mark("fenced");
+                continue;
             }
-            tokio::select! {
-                next = running.next() => match next {
-                    Some((candidate, Ok(()))) => {
-                        waiting.retain(|waits| waits.name != candidate.name);
-                        if there.is_none() {
-                            preferred_until.as_mut().reset(tokio::time::Instant::now() + PREFERENCE);
-                        }
-                        // Among candidates of equal priority, the first that is complete.
-                        if there.is_none_or(|best| candidate.priority > best.priority) {
-                            there = Some(candidate);
-                        }
+            Step::Count => {
+                let now = adapter.survey_again(survey).await;
+                engine.counted(now, wish).map_err(|why| adapter.failure(Stop::Refused(why)))?;
+                match <A::Kind as ServerKind>::promoted(&engine.now) {
+                    Some(promoted) => {
+                        adapter.tell(News::PromotedMeanwhile { node: &promoted.node });
+                        return Ok(Elected { promoted, engine });
                     }
-                    Some((candidate, Err(why))) => {
-                        waiting.retain(|waits| waits.name != candidate.name);
-                        self.say(&why);
-                        failed.push(why);
-                    }
-                    None => break,
-                },
-                () = &mut preferred_until => break,
-            }
-        }
-        match there {
-            Some(best) => Ok(best.name.clone()),
-            None => Err(Failure::runtime(format!(
-                "no candidate has everything that was acknowledged; nothing was elected\n  {}",
-                failed.join("\n  ")
-            ))
-            .advise(
-                "look at their logs: they may not reach the relay, or have a conflict with queries; then run it again. `kingpost \
-                 failover --abort` lets the old primary go on",
-            )),
-        }
-    }
-
-    /// Waits until the node has received and replayed all that counts as acknowledged.
-    async fn reach(&self, node: &str, target: &Target) -> Result<(), String> {
-        let began = Instant::now();
-        let mut led = false;
-        loop {
-            let state = self.parts.look(node).await;
-            match &state {
-                Ok(state) if !state.standby => return Err(format!("{node} has been promoted by somebody else")),
-                Ok(state) if target.reached(state) => {
-                    self.say(format_args!(
-                        "{node} has everything: it has replayed {}, and {} were needed",
-                        state.replayed, target.replayed
-                    ));
-                    return Ok(());
+                    None => adapter.tell(News::Counted { engine: &engine }),
                 }
-                Ok(state) if !led && (began.elapsed() > UNLED || !self.receives_from(state, &target.relay.1).await) => {
-                    led = true;
-                    let (relay, address) = &target.relay;
-                    self.lead_to_relay(node, state, relay, address).await?;
-                }
-                Ok(_) | Err(_) => {}
+                continue;
             }
-            if began.elapsed() > self.limit() {
-                let stands = match state {
-                    Ok(state) => format!("it has replayed {} of timeline {}", state.replayed, state.timeline),
-                    Err(why) => why,
+            Step::Note => {
+                let noted = adapter.note(&engine.now, engine.term(), old).await;
+                engine.noted(&noted, wish.force).map_err(|why| adapter.failure(Stop::NotNoted(why)))?;
+                continue;
+            }
+            Step::Withdraw => {
+                withdraw(adapter, &engine).await?;
+                engine.withdrawn();
+                continue;
+            }
+            Step::CatchUp => {
+                if setbacks.is_empty() {
+                    adapter.mark("noted");
+                }
+                let target = engine.target().map_err(|why| adapter.failure(Stop::Refused(why)))?;
+                let found = match (&target, engine.tried()) {
+                    (Some(target), tried) => adapter.catch_up(tried, target).await,
+                    (None, tried) => Ok(tried.first().map(|candidate| candidate.name.clone()).unwrap_or_default()),
                 };
-                return Err(format!(
-                    "{node} did not replay {} of timeline {} within {:?}: {stands}",
-                    target.replayed,
-                    target.timeline,
-                    self.limit()
-                ));
+                match found {
+                    Ok(node) => {
+                        adapter.mark("caught-up");
+                        let guarded = guard.before_election().await;
+                        guarded.map_err(|why| Failure::runtime(format!("{node} is not elected: {why}")))?;
+                        engine.caught_up(node);
+                        continue;
+                    }
+                    Err(why) => why,
+                }
             }
-            tokio::time::sleep(PACE).await;
+            Step::Choose => {
+                let (agree, refused) = choose(adapter, &engine).await;
+                match engine.chose(agree) {
+                    Ok(()) => {
+                        adapter.tell(News::Chosen { node: &node, term: engine.term() });
+                        adapter.mark("elected");
+                        continue;
+                    }
+                    Err(not) => adapter.not_chosen(&node, not, &refused),
+                }
+            }
+            Step::Look => {
+                look(adapter, &mut engine, &node).await?;
+                continue;
+            }
+            Step::Promote => {
+                let guarded = guard.before_promotion().await;
+                guarded.map_err(|why| Failure::runtime(format!("{node} is not promoted: {why}")))?;
+                adapter.mark("promoting");
+                match adapter.promote(&node, &engine).await {
+                    Ok(of) => {
+                        timeline = of;
+                        engine.promoted();
+                        adapter.mark("promoted");
+                        continue;
+                    }
+                    Err(NotPromoted::Not(why)) => why,
+                    Err(NotPromoted::Unknown(failure)) => return Err(failure),
+                }
+            }
+            Step::Over => break,
+        };
+        let tried = engine.tried().first().map(|candidate| candidate.name.clone()).unwrap_or_default();
+        setbacks.push((tried, setback));
+        if !engine.set_back() {
+            return Err(adapter.nothing_promoted(setbacks));
         }
     }
-
-    /// Records the election of a node on the relays, before the promotion.
-    async fn choose(&self, fenced: &Ballot, node: &str) -> Result<(), Failure> {
-        let term = fenced.term;
-        let each = fenced.relays.iter().map(|(relay, _)| async {
-            (relay.name.clone(), self.parts.order(&relay.name, Order::Choose { term, node: node.into() }).await)
-        });
-        let mut orders: FuturesUnordered<_> = each.collect();
-        let (mut agreed, mut refused) = (0, Vec::new());
-        loop {
-            let next = match fenced.elects(agreed) {
-                false => orders.next().await,
-                true => tokio::time::timeout(OTHERS, orders.next()).await.unwrap_or_default(),
-            };
-            match next {
-                Some((_, Ok(_))) => agreed += 1,
-                Some((relay, Err(why))) => refused.push(format!("  {relay}: {why}")),
-                None => break,
-            }
-        }
-        if !fenced.elects(agreed) {
-            return Err(Failure::runtime(format!(
-                "{node} is not elected: {agreed} relays agree to it, and {} are needed\n{}",
-                fenced.quorum,
-                refused.join("\n")
-            ))
-            .advise("another failover may be under way; run it again when that has ended"));
-        }
-        self.say(format_args!("elected {node} in term {term}"));
-        Ok(())
-    }
-
-    /// Promotes the node: the point of no return. Returns the new timeline.
-    async fn promote(&self, node: &str, fenced: &Ballot, guard: &impl Guard) -> Result<u32, Failure> {
-        let each = fenced.relays.iter().map(|(relay, _)| self.parts.order(&relay.name, Order::Look));
-        let ours = join_all(each).await;
-        let ours = fenced.standing(ours.iter().filter_map(|answer| answer.as_ref().ok()));
-        if !fenced.elects(ours) {
-            return Err(Failure::runtime(format!(
-                "{node} is not promoted: only {ours} relays still stand by term {}, and {} are needed: another failover was \
-                 begun, or relays were lost",
-                fenced.term, fenced.quorum
-            ))
-            .advise("run it again"));
-        }
-        guard.before_promotion().await.map_err(|why| Failure::runtime(format!("{node} is not promoted: {why}")))?;
-        self.step("promoting");
-        let promoted = note::promote(&self.parts, node, fenced.term, self.limit()).await;
-        // The server is queried whatever the result: the answer may have been lost.
-        let began = Instant::now();
-        loop {
-            match (self.parts.look(node).await, &promoted) {
-                (Ok(state), _) if !state.standby => {
-                    self.say(format_args!("promoted {node}: it writes timeline {}", state.timeline));
-                    return Ok(state.timeline);
-                }
-                (Ok(_), Err(why)) => {
-                    return Err(Failure::runtime(format!("{node} is not promoted: {why}")).advise("run it again"));
-                }
-                (other, _) if began.elapsed() > self.limit() => {
-                    let why = other.err().unwrap_or_else(|| "it is in recovery".into());
-                    return Err(Failure::runtime(format!("cannot tell that {node} was promoted: {why}"))
-                        .advise("run it again: it goes on with the same node"));
-                }
-                _ => tokio::time::sleep(PACE).await,
-            }
-        }
-    }
+    let node = engine.node.clone().unwrap_or_default();
+    Ok(Elected { promoted: Promoted { node, timeline, old: old.map(str::to_owned) }, engine })
 }
 
-fn no_candidate(why: Unfit) -> Failure {
-    let advice = match why {
-        Unfit::Nobody | Unfit::None(_) | Unfit::Silent(..) => {
-            "start the standbys, or let them be candidates, and run it again"
-        }
-        _ => "run it again",
-    };
-    let failure = Failure::runtime(why.to_string());
-    match why {
-        // The error's text itself advises what to do.
-        Unfit::Elected(..) | Unfit::Unknown(..) | Unfit::Delayed(..) | Unfit::Paused(_) | Unfit::Never(_) => failure,
-        _ => failure.advise(advice),
+/// Has enough relays promise to the run's term.
+async fn fence<A: Adapter>(
+    adapter: &A,
+    survey: &Survey<A::Kind>,
+    engine: &mut Engine<A::Kind>,
+    wish: &Wish<'_>,
+) -> Result<(), Failure> {
+    let needed = survey.needed().saturating_sub(engine.plan.there.len());
+    let term = engine.term();
+    for relay in &engine.plan.there {
+        adapter.tell(News::There { relay });
     }
+    let asked: Vec<_> = survey.relays.iter().filter_map(|relay| Some((relay, engine.fence(relay)?))).collect();
+    let mut waiting = asked.iter().filter(|(relay, _)| relay.standing.is_ok()).count();
+    let mut orders: FuturesUnordered<_> = asked
+        .into_iter()
+        .map(|(relay, order)| async move { (relay, adapter.order(&relay.name, order.clone()).await, order) })
+        .collect();
+    let (mut relays, mut refused) = (Vec::<(RelaySeen<A::Kind>, Relay<A>)>::new(), Vec::new());
+    // A relay that did not answer before is waited for only while there are too few without it.
+    while waiting > 0 || relays.len() < needed {
+        let next = orders.next();
+        let next = match relays.len() < needed {
+            true => next.await,
+            // A relay that has fallen silent since the survey keeps only what it received by then, and acknowledges nothing more.
+            false => tokio::time::timeout(OTHERS, next).await.unwrap_or_default(),
+        };
+        let Some((relay, answer, order)) = next else { break };
+        waiting -= usize::from(relay.standing.is_ok());
+        match answer {
+            Ok(standing) => {
+                adapter.tell(News::Fenced { relay: &relay.name, term, order: &order, standing: &standing });
+                relays.push((relay.clone(), standing));
+            }
+            Err(why) => {
+                adapter.tell(News::NotFenced { relay: &relay.name, why: &why });
+                refused.push(format!("  {}: {why}", relay.name));
+            }
+        }
+    }
+    drop(orders);
+    // In the order of the configuration, whoever answered first.
+    relays.sort_by_key(|(relay, _)| survey.relays.iter().position(|known| known.name == relay.name));
+    let all = survey.relays.len();
+    engine
+        .fenced(survey, relays, wish.accept_loss)
+        .map_err(|too_few| adapter.failure(Stop::Fenced { too_few, relays: all, refused: &refused }))?;
+    engine.target().map_err(|why| adapter.failure(Stop::Refused(why)))?;
+    adapter.tell(News::EnoughFenced { engine, needed: survey.needed() });
+    Ok(())
+}
+
+/// Withdraws a node that an earlier run has elected.
+async fn withdraw<A: Adapter>(adapter: &A, engine: &Engine<A::Kind>) -> Result<(), Failure> {
+    let Some((relays, order)) = engine.withdrawal() else { return Ok(()) };
+    let each = relays.map(|relay| async { (&relay.name, adapter.order(&relay.name, order.clone()).await) });
+    let node = engine.election.withdraw.as_deref().unwrap_or_default();
+    for (relay, result) in join_all(each).await {
+        if let Err(why) = result {
+            return Err(adapter.failure(Stop::NotWithdrawn { relay, node, why: &why }));
+        }
+    }
+    adapter.tell(News::Withdrawn { node });
+    Ok(())
+}
+
+/// Records the choice of the node on the relays, before the promotion. Returns the number of relays that agree, and the refusals of others.
+async fn choose<A: Adapter>(adapter: &A, engine: &Engine<A::Kind>) -> (usize, Vec<String>) {
+    let each = engine.ballot.relays.iter().map(|(relay, then)| async {
+        for order in engine.choice().into_iter().chain(engine.lead(then)) {
+            if let Err(why) = adapter.order(&relay.name, order).await {
+                return (&relay.name, Err(why));
+            }
+        }
+        (&relay.name, Ok(()))
+    });
+    let mut orders: FuturesUnordered<_> = each.collect();
+    let (mut agree, mut refused) = (0, Vec::new());
+    loop {
+        let next = match engine.ballot.elects(agree) {
+            false => orders.next().await,
+            true => tokio::time::timeout(OTHERS, orders.next()).await.unwrap_or_default(),
+        };
+        match next {
+            Some((_, Ok(()))) => agree += 1,
+            Some((relay, Err(why))) => {
+                adapter.tell(News::NotChosen { relay, why: &why });
+                refused.push(format!("  {relay}: {why}"));
+            }
+            None => break,
+        }
+    }
+    (agree, refused)
+}
+
+/// Checks that the relays still hold to the run's term.
+async fn look<A: Adapter>(adapter: &A, engine: &mut Engine<A::Kind>, node: &str) -> Result<(), Failure> {
+    let term = engine.term();
+    let thens: Vec<Relay<A>> = engine.ballot.relays.iter().map(|(_, then)| then.clone()).collect();
+    let each = engine.ballot.relays.iter().map(|(relay, _)| adapter.order(&relay.name, Order::Look));
+    let answers = join_all(each).await;
+    let both = thens.iter().zip(&answers).filter_map(|(then, now)| Some((then, now.as_ref().ok()?)));
+    engine.looked(both).map_err(|not| adapter.failure(Stop::Overtaken { node, term, not }))
 }

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 
 use super::conninfo;
-use super::elect::Promoted;
+use super::engine::Promoted;
 use super::pause;
 use super::plan::{ServerState, Survey};
 use super::steps::{Steps, same, split};

@@ -1,42 +1,50 @@
-//! `kingpost failover` of MariaDB servers behind relays, by GTID.
+//! Servers of MariaDB behind relays, as a kind of servers of the [engine](super::engine) and behind its adapter: GTIDs, and epochs that each relay counts
+//! for itself.
 //!
 //! ```text
 //!  survey ─▶ fence the relays in a term ─▶ a candidate catches up from the relay that has most ─▶ chosen on the relays ─▶ promoted ─▶ relays follow
 //! ```
 //!
-//! All state is on the relays, as for PostgreSQL: after a run was killed, the next one continues where it stopped. Replicas stay with their relays:
-//! nothing changes for them.
+//! All state is on the relays, as for PostgreSQL: after a run was killed, the next one continues where it stopped. A server keeps no note: whatever was
+//! chosen binds, until a relay has followed it and it is lost, or an operator gives it up. Replicas stay with their relays: nothing changes for them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use ::binlog::gtid::mariadb::{Position, State};
 use ::relay::{BinlogStanding, MariaDbAccess, MariaDbSession, Order};
+use futures_util::future::join_all;
 
-use crate::args::FailoverArgs;
+use super::ballot::TooFew;
+use super::elect::{Adapter, Elected, News, NotPromoted, Stop, elect};
+use super::engine::{Engine, NotAgreed, Plan, Promoted, ServerKind, Wish};
+use super::plan::{Candidate, Election, RelaySeen, ServerSeen, Survey, Tags};
+use super::steps::{self, NoGuard};
+use super::{drive, run};
+use crate::args::{FailoverArgs, StopAt};
 use config::failover::needed;
 use config::{Config, secret};
 use process::Failure;
 use process::terminal;
 
-/// A server, as the survey found it.
-#[derive(Debug, Clone)]
-struct Node {
-    name: String,
-    address: String,
-    state: Result<NodeState, String>,
-}
+/// Servers of MariaDB.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum MariaDb {}
 
+type Node = ServerSeen<MariaDb>;
+type Relay = RelaySeen<MariaDb>;
+
+/// Answer of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct NodeState {
-    server_id: u32,
+pub(super) struct NodeState {
+    pub(super) server_id: u32,
     /// Transactions in its binary log.
-    log: State,
+    pub(super) log: State,
     /// The last transaction that it has, per domain.
-    position: Position,
-    read_only: bool,
+    pub(super) position: Position,
+    pub(super) read_only: bool,
     /// Address of the server that it replicates from.
-    master: Option<String>,
+    pub(super) master: Option<String>,
 }
 
 impl NodeState {
@@ -50,29 +58,17 @@ impl NodeState {
     }
 }
 
-/// A relay, as the survey found it.
+/// Position that the new source must have.
 #[derive(Debug, Clone)]
-struct Seen {
-    name: String,
-    address: String,
-    standing: Result<BinlogStanding, String>,
-}
-
-/// Plan of a failover.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Plan {
-    term: u64,
-    /// The server that an earlier run has chosen.
-    chosen: Option<String>,
-    /// Number of relays that must be fenced, or already follow the chosen server.
-    fence: usize,
-    /// Names of relays that already follow the chosen server: once fenced, they would never take anything more from it.
-    there: Vec<String>,
+pub(super) struct Target {
+    /// Name and address of the relay that has it.
+    relay: (String, String),
+    wanted: Position,
 }
 
 /// Reason to do nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-enum Refusal {
+pub(super) enum Refusal {
     #[error("{answer} of {relays} relays answer, and {fence} are needed: what was acknowledged could be lost")]
     TooFew { answer: usize, relays: usize, fence: usize },
     #[error("{relay} receives from {upstream} at this moment: the source lives")]
@@ -89,8 +85,78 @@ enum Refusal {
     Begun { relay: String, node: String },
 }
 
-fn standing(relays: &[Seen]) -> impl Iterator<Item = (&Seen, &BinlogStanding)> {
-    relays.iter().filter_map(|relay| relay.standing.as_ref().ok().map(|standing| (relay, standing)))
+impl ServerKind for MariaDb {
+    type Server = NodeState;
+    type Relay = BinlogStanding;
+    type Target = Target;
+    type Refusal = Refusal;
+
+    const NOTES: bool = false;
+    // Hosts that are silent are waited for long enough once.
+    const SURVEYS_AGAIN: bool = false;
+    const SIDE_BY_SIDE: bool = false;
+    // A relay that has lost its directory must not come back during a failover, so that no two runs hold one term.
+    const OWN_TERMS: bool = false;
+
+    fn system_of_server(_: &NodeState) -> u64 {
+        0
+    }
+
+    fn system_of_relay(_: &BinlogStanding) -> u64 {
+        0
+    }
+
+    fn term(relay: &BinlogStanding) -> u64 {
+        relay.term
+    }
+
+    fn chosen(relay: &BinlogStanding) -> Option<&(u64, String)> {
+        relay.chosen.as_ref()
+    }
+
+    fn noted(_: &NodeState) -> Option<u64> {
+        None
+    }
+
+    fn fence(_: &Plan, relay: &Relay) -> Option<u32> {
+        relay.standing.as_ref().ok().map(|standing| standing.epoch)
+    }
+
+    fn promoted(_: &Survey<MariaDb>) -> Option<Promoted> {
+        None
+    }
+
+    fn candidates(now: &Survey<MariaDb>, plan: &Plan, wish: &Wish<'_>) -> Result<Election, Refusal> {
+        let only = binding(now, plan, wish)?.or(wish.to.map(str::to_owned));
+        let to_fence = now.standing().filter(|(relay, _)| !plan.there.contains(&relay.name));
+        let old = to_fence.max_by_key(|(_, standing)| standing.epoch).map_or(0, |(_, standing)| standing.source);
+        let found = fit(now, old, only.as_deref());
+        match found.first() {
+            None => return Err(Refusal::Nobody),
+            Some((first, state)) if state.server_id == old => return Err(Refusal::Old(first.name.clone())),
+            Some(_) => {}
+        }
+        let candidate = |(node, _): (&Node, _)| Candidate { name: node.name.clone(), priority: 0 };
+        Ok(Election { candidates: found.into_iter().map(candidate).collect(), withdraw: None, unfit: Vec::new() })
+    }
+
+    fn keep_furthest(_: &mut Election, _: &Survey<MariaDb>) {}
+
+    fn target(fenced: &[(Relay, BinlogStanding)]) -> Result<Option<Target>, Refusal> {
+        let (relay, standing) = furthest(fenced)?;
+        let relay = (relay.name.clone(), relay.address.clone());
+        Ok(Some(Target { relay, wanted: standing.state.position() }))
+    }
+
+    #[cfg(test)]
+    fn reached(target: &Target, server: &NodeState) -> bool {
+        server.has(&target.wanted)
+    }
+
+    fn holds(then: &BinlogStanding, now: &BinlogStanding, node: Option<&NodeState>) -> bool {
+        // The choice was carried out there already, or the relay is where its fence is.
+        node.is_some_and(|node| node.server_id == now.source) || (now.fenced && now.epoch == then.epoch)
+    }
 }
 
 /// True if the relay takes a server's writes: it has left any fence and entered an epoch of that server.
@@ -99,50 +165,54 @@ fn follows(standing: &BinlogStanding, node: &Node) -> bool {
     !standing.fenced && (is_source || standing.upstream == node.address)
 }
 
-/// Derives a plan from a survey.
-fn plan(
-    nodes: &[Node],
-    relays: &[Seen],
-    acknowledgements: usize,
-    to: Option<&str>,
-    force: bool,
-) -> Result<Plan, Refusal> {
-    let fence = needed(relays.len(), acknowledgements);
-    let answer = standing(relays).count();
+/// Decides on the failover to carry out.
+///
+/// # Errors
+/// The source lives, too few relays answer, or another node was chosen than the wish names.
+pub(super) fn begin(survey: &Survey<MariaDb>, wish: &Wish<'_>) -> Result<Plan, Refusal> {
+    let fence = needed(survey.relays.len(), survey.acknowledgements);
+    let answer = survey.standing().count();
     if answer < fence {
-        return Err(Refusal::TooFew { answer, relays: relays.len(), fence });
+        return Err(Refusal::TooFew { answer, relays: survey.relays.len(), fence });
     }
     let lives = |standing: &BinlogStanding| !standing.fenced && standing.upstream_state == "streaming";
-    let elected = standing(relays).filter_map(|(_, standing)| standing.chosen.clone()).max();
-    let node = elected.as_ref().and_then(|(_, name)| nodes.iter().find(|node| node.name == *name));
-    let there: Vec<String> = standing(relays)
+    let elected = survey.elected();
+    let node = elected.as_ref().and_then(|(_, name)| survey.server(name));
+    let there: Vec<String> = survey
+        .standing()
         .filter(|(_, standing)| node.is_some_and(|node| follows(standing, node)))
         .map(|(relay, _)| relay.name.clone())
         .collect();
     // A relay follows the chosen server, so that choice was carried out. If the server is lost by now, this is the next failover.
-    let done = !there.is_empty() && node.is_some_and(|node| node.state.is_err());
+    let carried_out = !there.is_empty() && node.is_some_and(|node| node.state.is_err());
     // The operator has said that the chosen server is gone for good.
-    let given_up = force && to.is_some() && to != elected.as_ref().map(|(_, name)| name.as_str());
-    let (elected, there) = if done || given_up { (None, Vec::new()) } else { (elected, there) };
-    if let Some((relay, standing)) = standing(relays).find(|(_, standing)| lives(standing))
-        && !force
-        && elected.is_none()
+    let given_up = wish.force && wish.to.is_some() && wish.to != elected.as_ref().map(|(_, name)| name.as_str());
+    let plan = match elected {
+        Some((over, _)) if carried_out || given_up => Plan { over, carried_out, ..Plan::default() },
+        _ => Plan { there, ..Plan::default() },
+    };
+    let chosen = binding(survey, &plan, wish)?;
+    if let Some((relay, standing)) = survey.standing().find(|(_, standing)| lives(standing))
+        && !wish.force
+        && chosen.is_none()
     {
         return Err(Refusal::Lives { relay: relay.name.clone(), upstream: standing.upstream.clone() });
     }
-    let chosen = elected.map(|(_, node)| node);
-    if let (Some(chosen), Some(to)) = (&chosen, to)
-        && chosen != to
-    {
-        return Err(Refusal::Chosen { chosen: chosen.clone(), to: to.into() });
+    Ok(plan)
+}
+
+/// Returns the node that an earlier run has chosen, and that the relays' answers still bind to.
+fn binding(survey: &Survey<MariaDb>, plan: &Plan, wish: &Wish<'_>) -> Result<Option<String>, Refusal> {
+    let chosen = survey.elected().filter(|(term, _)| *term > plan.over).map(|(_, node)| node);
+    match (&chosen, wish.to) {
+        (Some(chosen), Some(to)) if chosen != to => Err(Refusal::Chosen { chosen: chosen.clone(), to: to.into() }),
+        _ => Ok(chosen),
     }
-    let term = standing(relays).map(|(_, standing)| standing.term).max().unwrap_or(0) + 1;
-    Ok(Plan { term, chosen, fence, there })
 }
 
 /// Checks that the fences may be removed: no relay is changed if any has recorded a chosen node.
-fn may_abort(relays: &[Seen]) -> Result<(), Refusal> {
-    let chosen = standing(relays).find_map(|(relay, standing)| Some((relay, standing.chosen.as_ref()?)));
+fn may_abort(survey: &Survey<MariaDb>) -> Result<(), Refusal> {
+    let chosen = survey.standing().find_map(|(relay, standing)| Some((relay, standing.chosen.as_ref()?)));
     match chosen {
         Some((relay, (_, node))) => Err(Refusal::Begun { relay: relay.name.clone(), node: node.clone() }),
         None => Ok(()),
@@ -150,9 +220,9 @@ fn may_abort(relays: &[Seen]) -> Result<(), Refusal> {
 }
 
 /// Returns the relay that has everything that any of them has.
-fn furthest(relays: &[Seen]) -> Result<(&Seen, &BinlogStanding), Refusal> {
-    let mut best: Option<(&Seen, &BinlogStanding)> = None;
-    for (relay, standing) in standing(relays).filter(|(_, standing)| standing.fenced) {
+fn furthest(fenced: &[(Relay, BinlogStanding)]) -> Result<(&Relay, &BinlogStanding), Refusal> {
+    let mut best: Option<(&Relay, &BinlogStanding)> = None;
+    for (relay, standing) in fenced {
         best = match best {
             None => Some((relay, standing)),
             Some((_, held)) if standing.state.lacks(&held.state.position()).is_empty() => Some((relay, standing)),
@@ -163,15 +233,14 @@ fn furthest(relays: &[Seen]) -> Result<(&Seen, &BinlogStanding), Refusal> {
     best.ok_or(Refusal::Nobody)
 }
 
-/// Returns the servers that may be promoted, best first: the named or chosen one; or every one that answers, replicates and is not the old source.
-fn candidates<'a>(nodes: &'a [Node], old: u32, only: Option<&str>) -> Vec<&'a Node> {
-    let fits = |node: &&Node| match (&node.state, only) {
-        (Err(_), _) => false,
-        (Ok(_), Some(only)) => node.name == only,
-        (Ok(state), None) => state.server_id != old,
+/// Returns the servers that may be promoted, best first: the named or chosen one; or every one that answers and is not the old source.
+fn fit<'a>(survey: &'a Survey<MariaDb>, old: u32, only: Option<&str>) -> Vec<(&'a Node, &'a NodeState)> {
+    let fits = |(node, state): &(&Node, &NodeState)| match only {
+        Some(only) => node.name == only,
+        None => state.server_id != old,
     };
-    let mut all: Vec<&Node> = nodes.iter().filter(fits).collect();
-    all.sort_by_key(|node| std::cmp::Reverse(node.state.as_ref().map_or(0, NodeState::reach)));
+    let mut all: Vec<_> = survey.answering().filter(fits).collect();
+    all.sort_by_key(|(_, state)| std::cmp::Reverse(state.reach()));
     all
 }
 
@@ -214,34 +283,29 @@ impl Parts {
             .order(order)
     }
 
-    fn relays(&self) -> Vec<Seen> {
-        side_by_side(&self.config.failover.relays, |index, part| Seen {
-            name: part.name.clone(),
-            address: part.address.clone(),
-            standing: self.order(index, &Order::Look),
-        })
+    async fn survey(self: &Arc<Self>) -> Survey<MariaDb> {
+        let servers = self.config.cluster.nodes.iter().map(|node| async {
+            let address = node.address.clone();
+            let state = self.off(move |parts| parts.server(&address).and_then(|mut session| look(&mut session))).await;
+            Node { name: node.name.clone(), address: node.address.clone(), tags: Tags::default(), state }
+        });
+        let relays = self.config.failover.relays.iter().enumerate().map(|(index, part)| async move {
+            let standing = self.off(move |parts| parts.order(index, &Order::Look)).await;
+            let (name, address, application) = (part.name.clone(), part.address.clone(), String::new());
+            Relay { name, address, application, standing }
+        });
+        let (servers, relays) = tokio::join!(join_all(servers), join_all(relays));
+        Survey { servers, relays, acknowledgements: self.config.failover.acknowledgements }
     }
 
-    fn nodes(&self) -> Vec<Node> {
-        side_by_side(&self.config.cluster.nodes, |_, node| Node {
-            name: node.name.clone(),
-            address: node.address.clone(),
-            state: self.server(&node.address).and_then(|mut session| look(&mut session)),
-        })
+    /// Runs blocking work off the runtime.
+    async fn off<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Parts) -> Result<T, String> + Send + 'static,
+    ) -> Result<T, String> {
+        let parts = Arc::clone(self);
+        tokio::task::spawn_blocking(move || work(&parts)).await.map_err(|error| error.to_string())?
     }
-}
-
-/// Queries all of them concurrently: several that do not answer take as long as one.
-fn side_by_side<T: Sync, R: Send>(all: &[T], look: impl Fn(usize, &T) -> R + Sync) -> Vec<R> {
-    std::thread::scope(|scope| {
-        let look = &look;
-        let threads: Vec<_> =
-            all.iter().enumerate().map(|(index, one)| scope.spawn(move || look(index, one))).collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
-    })
 }
 
 fn look(session: &mut MariaDbSession) -> Result<NodeState, String> {
@@ -260,165 +324,215 @@ fn look(session: &mut MariaDbSession) -> Result<NodeState, String> {
     })
 }
 
-/// Promotes a replica to replace a lost source. Blocking.
+/// Promotes a replica to replace a lost source.
 pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failure> {
-    let limit = config.failover.step_timeout;
-    let acknowledgements = config.failover.acknowledgements;
-    let parts = Parts::new(config)?;
-    let (nodes, relays) = (parts.nodes(), parts.relays());
-    show(&nodes, &relays);
-    if args.abort {
-        return abort(&parts, &relays);
-    }
-    let refuse = |refusal: Refusal| {
-        let advice = match &refusal {
-            Refusal::Lives { .. } => "--force takes the relays away from it all the same",
-            Refusal::Chosen { .. } => "leave --to out; or, if that server never comes back as the source, say --force",
-            Refusal::Old(_) => "`kingpost failover --abort` lets them go on with it; else name a replica",
-            _ => "look at what is shown above",
-        };
-        Failure::runtime(refusal.to_string()).advise(advice)
-    };
-    let plan = plan(&nodes, &relays, acknowledgements, args.to.as_deref(), args.force).map_err(refuse)?;
-    let only = plan.chosen.as_deref().or(args.to.as_deref());
-    let to_fence = || standing(&relays).filter(|(relay, _)| !plan.there.contains(&relay.name));
-    let old = to_fence().max_by_key(|(_, standing)| standing.epoch).map_or(0, |(_, standing)| standing.source);
-    let found = candidates(&nodes, old, only);
-    let Some(first) = found.first() else { return Err(refuse(Refusal::Nobody)) };
-    if first.state.as_ref().is_ok_and(|state| state.server_id == old) {
-        return Err(refuse(Refusal::Old(first.name.clone())));
-    }
-    if args.dry_run {
-        let names: Vec<&str> = found.iter().map(|node| node.name.as_str()).collect();
-        terminal::line(format_args!(
-            "would fence {} or more relays in term {}, and promote {}",
-            plan.fence,
-            plan.term,
-            names.join(" or ")
-        ));
-        return Ok(());
-    }
-
-    // From here on the old source gets nothing acknowledged.
-    let mut fenced = Vec::new();
-    for (index, relay) in relays.iter().enumerate() {
-        let Ok(standing) = &relay.standing else { continue };
-        if plan.there.contains(&relay.name) {
-            terminal::line(format_args!("{}: follows the new source already", relay.name));
-            continue;
+    let servers = Servers { parts: Arc::new(Parts::new(config)?), stop: args.stop.clone() };
+    run(async {
+        let survey = servers.parts.survey().await;
+        show(&survey);
+        if args.abort {
+            return abort(&servers, &survey).await;
         }
-        let order = Order::Fence { term: plan.term, timeline: standing.epoch };
-        match parts.order(index, &order) {
-            Ok(standing) => fenced.push((index, Seen { standing: Ok(standing), ..relay.clone() })),
-            Err(error) => terminal::line(format_args!("{}: not fenced: {error}", relay.name)),
+        let wish = Wish { to: args.to.as_deref(), force: args.force, ..Wish::default() };
+        let plan = begin(&survey, &wish).map_err(refuse)?;
+        let election = MariaDb::candidates(&survey, &plan, &wish).map_err(refuse)?;
+        if args.dry_run {
+            let names: Vec<&str> = election.candidates.iter().map(|candidate| candidate.name.as_str()).collect();
+            terminal::line(format_args!(
+                "would fence {} or more relays in term {}, and promote {}",
+                survey.needed(),
+                survey.highest_term() + 1,
+                names.join(" or ")
+            ));
+            return Ok(());
         }
-    }
-    let seen: Vec<Seen> = fenced.iter().map(|(_, relay)| relay.clone()).collect();
-    let (taken, there) = (seen.len() + plan.there.len(), plan.there.len());
-    if taken < plan.fence {
-        return Err(refuse(Refusal::TooFew { answer: taken, relays: relays.len(), fence: plan.fence }));
-    }
-    let (best, has) = furthest(&seen).map_err(refuse)?;
-    let wanted = has.state.position();
-    terminal::line(format_args!("fenced {} relays in term {}; {} has {wanted}", seen.len(), plan.term, best.name));
-
-    let mut failed = Vec::new();
-    for node in found {
-        let enough = plan.fence.saturating_sub(there);
-        match promote(&parts, node, best, &wanted, &fenced, (plan.term, enough), limit) {
-            Ok(()) => {
-                terminal::line(format_args!("{} is the source", node.name));
-                return follow(&parts, node, &fenced, plan.term);
-            }
-            Err(NotPromoted::Not(error)) => failed.push(format!("{}: {error}", node.name)),
-            // Promoting another server could make a second source.
-            Err(NotPromoted::Unknown(error)) => {
-                return Err(Failure::runtime(format!(
-                    "{} was chosen, and does not say whether it takes writes: {error}",
-                    node.name
-                ))
-                .advise("run it again: it goes on with that server; if that is gone for good, --force --to NODE takes another"));
-            }
-        }
-    }
-    Err(Failure::runtime(format!("nothing was promoted: {}", failed.join("; ")))
-        .advise("run it again to go on; `kingpost failover --abort` takes the fence away"))
+        // From here on the old source gets nothing acknowledged.
+        let Elected { promoted, engine } = elect(&servers, &survey, plan, &wish, None, &NoGuard).await?;
+        terminal::line(format_args!("{} is the source", promoted.node));
+        follow(&servers, &promoted.node, &engine).await
+    })
 }
 
-/// Queries all servers and relays, shows their state, and changes nothing. Blocking.
+fn refuse(refusal: Refusal) -> Failure {
+    let advice = match &refusal {
+        Refusal::Lives { .. } => "--force takes the relays away from it all the same",
+        Refusal::Chosen { .. } => "leave --to out; or, if that server never comes back as the source, say --force",
+        Refusal::Old(_) => "`kingpost failover --abort` lets them go on with it; else name a replica",
+        _ => "look at what is shown above",
+    };
+    Failure::runtime(refusal.to_string()).advise(advice)
+}
+
+/// Queries all servers and relays, shows their state, and changes nothing.
 ///
 /// # Errors
 /// A server or relay does not answer.
 pub(super) fn check(config: Config) -> Result<(), Failure> {
-    let parts = Parts::new(config)?;
-    let (nodes, relays) = (parts.nodes(), parts.relays());
-    show(&nodes, &relays);
-    let silent = nodes.iter().filter(|node| node.state.is_err()).count() + standing_not(&relays);
-    if silent == 0 { Ok(()) } else { Err(Failure::runtime(format!("{silent} of them do not answer"))) }
+    let parts = Arc::new(Parts::new(config)?);
+    drive(async {
+        let survey = parts.survey().await;
+        show(&survey);
+        let (all, answer) =
+            (survey.servers.len() + survey.relays.len(), survey.answering().count() + survey.standing().count());
+        let silent = all - answer;
+        if silent == 0 { Ok(()) } else { Err(Failure::runtime(format!("{silent} of them do not answer"))) }
+    })
 }
 
-fn standing_not(relays: &[Seen]) -> usize {
-    relays.len() - standing(relays).count()
+/// The servers and relays of a failover.
+struct Servers {
+    parts: Arc<Parts>,
+    /// Test hook that stops the run.
+    stop: StopAt,
+}
+
+impl Servers {
+    fn address(&self, node: &str) -> String {
+        let known = self.parts.config.cluster.nodes.iter().find(|known| known.name == node);
+        known.map(|known| known.address.clone()).unwrap_or_default()
+    }
+}
+
+impl Adapter for Servers {
+    type Kind = MariaDb;
+    type Setback = String;
+
+    fn run(&self) -> u16 {
+        0
+    }
+
+    fn mark(&self, name: &str) {
+        steps::mark(&self.stop, name, |text| terminal::line(text));
+    }
+
+    async fn order(&self, relay: &str, order: Order) -> Result<BinlogStanding, String> {
+        let index = self.parts.config.failover.relays.iter().position(|part| part.name == relay);
+        let index = index.ok_or_else(|| format!("no relay is named {relay}"))?;
+        self.parts.off(move |parts| parts.order(index, &order)).await
+    }
+
+    async fn survey_again(&self, before: &Survey<MariaDb>) -> Survey<MariaDb> {
+        before.clone()
+    }
+
+    async fn note(&self, _: &Survey<MariaDb>, _: u64, _: Option<&str>) -> Vec<String> {
+        Vec::new()
+    }
+
+    async fn catch_up(&self, candidates: &[Candidate], target: &Target) -> Result<String, String> {
+        let node = candidates.first().map(|candidate| candidate.name.clone()).unwrap_or_default();
+        let (address, target) = (self.address(&node), target.clone());
+        self.parts.off(move |parts| catch_up(parts, &address, &target)).await.map(|()| node)
+    }
+
+    async fn promote(&self, node: &str, _: &Engine<MariaDb>) -> Result<u32, NotPromoted<String>> {
+        let address = self.address(node);
+        let told = self.parts.off(move |parts| Ok(promote(parts, &address))).await;
+        let why = match told {
+            Ok(Ok(())) => return Ok(0),
+            Ok(Err(Told::No(why))) => return Err(NotPromoted::Not(why)),
+            Ok(Err(Told::Unknown(why))) | Err(why) => why,
+        };
+        let failure = Failure::runtime(format!("{node} was chosen, and does not say whether it takes writes: {why}"));
+        Err(NotPromoted::Unknown(failure.advise(
+            "run it again: it goes on with that server; if that is gone for good, --force --to NODE takes another",
+        )))
+    }
+
+    fn not_chosen(&self, _: &str, NotAgreed { agree, quorum }: NotAgreed, _: &[String]) -> String {
+        format!("{agree} relays took the choice, and {quorum} are needed: another run may be under way")
+    }
+
+    fn nothing_promoted(&self, setbacks: Vec<(String, String)>) -> Failure {
+        let failed: Vec<String> = setbacks.into_iter().map(|(node, why)| format!("{node}: {why}")).collect();
+        Failure::runtime(format!("nothing was promoted: {}", failed.join("; ")))
+            .advise("run it again to go on; `kingpost failover --abort` takes the fence away")
+    }
+
+    fn tell(&self, news: News<'_, MariaDb>) {
+        match news {
+            News::There { relay } => terminal::line(format_args!("{relay}: follows the new source already")),
+            News::NotFenced { relay, why } => terminal::line(format_args!("{relay}: not fenced: {why}")),
+            News::EnoughFenced { engine, .. } => {
+                let Ok((best, has)) = furthest(&engine.ballot.relays) else { return };
+                terminal::line(format_args!(
+                    "fenced {} relays in term {}; {} has {}",
+                    engine.ballot.relays.len(),
+                    engine.term(),
+                    best.name,
+                    has.state.position()
+                ));
+            }
+            News::NotChosen { relay, why } => terminal::line(format_args!("{relay}: {why}")),
+            News::Fenced { .. }
+            | News::PromotedMeanwhile { .. }
+            | News::Counted { .. }
+            | News::Withdrawn { .. }
+            | News::Chosen { .. } => {}
+        }
+    }
+
+    fn failure(&self, stop: Stop<'_, MariaDb>) -> Failure {
+        match stop {
+            Stop::Fenced { too_few: TooFew { fenced, needed }, relays, .. } => {
+                refuse(Refusal::TooFew { answer: fenced, relays, fence: needed })
+            }
+            Stop::Refused(refusal) => refuse(refusal),
+            Stop::Overtaken { node, term, not: NotAgreed { agree, quorum } } => Failure::runtime(format!(
+                "{node} is not promoted: {agree} relays still hold to term {term}, and {quorum} are needed: another run may be under way"
+            ))
+            .advise("run it again to go on"),
+            // Servers keep no notes.
+            Stop::NotNoted(_) | Stop::NotWithdrawn { .. } => refuse(Refusal::Nobody),
+        }
+    }
+}
+
+/// Has a server receive all that the fenced relays have. Blocking.
+fn catch_up(parts: &Parts, address: &str, Target { relay: (relay, from), wanted }: &Target) -> Result<(), String> {
+    let limit = parts.config.failover.step_timeout;
+    let mut session = parts.server(address)?;
+    session.patience(limit + Duration::from_secs(5))?;
+    let state = look(&mut session)?;
+    if state.has(wanted) {
+        return Ok(());
+    }
+    let (host, port) = from.rsplit_once(':').ok_or_else(|| "the relay's address has no port".to_owned())?;
+    if state.master.as_deref() != Some(from) {
+        session.query("STOP SLAVE")?;
+        session.query(&format!(
+            "CHANGE MASTER TO MASTER_HOST = '{}', MASTER_PORT = {port}",
+            host.replace(['\'', '\\'], "")
+        ))?;
+    }
+    session.query("START SLAVE")?;
+    let seconds = limit.as_secs().max(1);
+    let rows = session.query(&format!("SELECT MASTER_GTID_WAIT('{wanted}', {seconds})"))?;
+    if rows.first().and_then(|row| row.first().cloned().flatten()).as_deref() != Some("0") {
+        return Err(format!("it has not got {wanted} from {relay} within {seconds} s"));
+    }
+    let state = look(&mut session)?;
+    if state.has(wanted) { Ok(()) } else { Err(format!("it has {} and not {wanted}", state.position)) }
 }
 
 /// Reason why a server is not the source.
-enum NotPromoted {
-    /// The server takes no writes.
-    Not(String),
+enum Told {
+    /// The server was not told to take writes.
+    No(String),
     /// The server was told to take writes, and its answer is unknown.
     Unknown(String),
 }
 
-impl From<String> for NotPromoted {
-    fn from(why: String) -> NotPromoted {
-        NotPromoted::Not(why)
+impl From<String> for Told {
+    fn from(why: String) -> Told {
+        Told::No(why)
     }
 }
 
-/// Has a server catch up, chooses it in the term on at least `enough` relays, and makes it the source.
-fn promote(
-    parts: &Parts,
-    node: &Node,
-    best: &Seen,
-    wanted: &Position,
-    fenced: &[(usize, Seen)],
-    (term, enough): (u64, usize),
-    limit: Duration,
-) -> Result<(), NotPromoted> {
-    let mut session = parts.server(&node.address)?;
-    session.patience(limit + Duration::from_secs(5))?;
-    let mut state = look(&mut session)?;
-    if !state.has(wanted) {
-        let (host, port) = best.address.rsplit_once(':').ok_or_else(|| "the relay's address has no port".to_owned())?;
-        if state.master.as_deref() != Some(&best.address) {
-            session.query("STOP SLAVE")?;
-            session.query(&format!(
-                "CHANGE MASTER TO MASTER_HOST = '{}', MASTER_PORT = {port}",
-                host.replace(['\'', '\\'], "")
-            ))?;
-        }
-        session.query("START SLAVE")?;
-        let seconds = limit.as_secs().max(1);
-        let rows = session.query(&format!("SELECT MASTER_GTID_WAIT('{wanted}', {seconds})"))?;
-        if rows.first().and_then(|row| row.first().cloned().flatten()).as_deref() != Some("0") {
-            return Err(format!("it has not got {wanted} from {} within {seconds} s", best.name).into());
-        }
-        state = look(&mut session)?;
-        if !state.has(wanted) {
-            return Err(format!("it has {} and not {wanted}", state.position).into());
-        }
-    }
-    let mut chosen = 0;
-    for (index, relay) in fenced {
-        match parts.order(*index, &Order::Choose { term, node: node.name.clone() }) {
-            Ok(_) => chosen += 1,
-            Err(error) => terminal::line(format_args!("{}: {error}", relay.name)),
-        }
-    }
-    if chosen < enough {
-        let why = format!("{chosen} relays took the choice, and {enough} are needed: another run may be under way");
-        return Err(why.into());
-    }
+/// Makes a server the source. Blocking.
+fn promote(parts: &Parts, address: &str) -> Result<(), Told> {
+    let mut session = parts.server(address)?;
+    session.patience(parts.config.failover.step_timeout + Duration::from_secs(5))?;
     for statement in [
         "STOP SLAVE",
         // Its commits must wait for a relay as the old source's did, from the first one on.
@@ -432,21 +546,22 @@ fn promote(
     }
     let Err(why) = session.query("SET GLOBAL read_only = 0") else { return Ok(()) };
     // The answer may have been lost although the statement succeeded.
-    match parts.server(&node.address).and_then(|mut session| look(&mut session)) {
+    match parts.server(address).and_then(|mut session| look(&mut session)) {
         Ok(state) if !state.read_only => Ok(()),
-        _ => Err(NotPromoted::Unknown(why)),
+        _ => Err(Told::Unknown(why)),
     }
 }
 
 /// Has the relays follow the new source.
-fn follow(parts: &Parts, node: &Node, fenced: &[(usize, Seen)], term: u64) -> Result<(), Failure> {
-    let order = Order::Follow { term, address: node.address.clone() };
-    let mut lost = Vec::new();
-    for (index, relay) in fenced {
-        if let Err(error) = parts.order(*index, &order) {
-            lost.push(format!("{}: {error}", relay.name));
-        }
-    }
+async fn follow(servers: &Servers, node: &str, engine: &Engine<MariaDb>) -> Result<(), Failure> {
+    let order = Order::Follow { term: engine.term(), address: servers.address(node) };
+    let fenced = &engine.ballot.relays;
+    let each = fenced.iter().map(|(relay, _)| async { (&relay.name, servers.order(&relay.name, order.clone()).await) });
+    let lost: Vec<String> = join_all(each)
+        .await
+        .into_iter()
+        .filter_map(|(relay, result)| Some(format!("{relay}: {}", result.err()?)))
+        .collect();
     if lost.is_empty() {
         terminal::line(format_args!(
             "{} relays follow it; name it in their configuration (relay.upstream.address) too",
@@ -454,24 +569,24 @@ fn follow(parts: &Parts, node: &Node, fenced: &[(usize, Seen)], term: u64) -> Re
         ));
         return Ok(());
     }
-    Err(Failure::runtime(format!("{} was promoted, and not every relay follows it: {}", node.name, lost.join("; ")))
+    Err(Failure::runtime(format!("{node} was promoted, and not every relay follows it: {}", lost.join("; ")))
         .advise("run it again once the relays answer"))
 }
 
 /// Removes the fences, unless a node was chosen.
-fn abort(parts: &Parts, relays: &[Seen]) -> Result<(), Failure> {
-    may_abort(relays).map_err(|refusal| {
+async fn abort(servers: &Servers, survey: &Survey<MariaDb>) -> Result<(), Failure> {
+    may_abort(survey).map_err(|refusal| {
         Failure::runtime(refusal.to_string()).advise("`kingpost failover` goes on with that server")
     })?;
-    let term = standing(relays).map(|(_, standing)| standing.term).max().unwrap_or(0) + 1;
-    let mut failed: Vec<String> = relays
+    let term = survey.highest_term() + 1;
+    let mut failed: Vec<String> = survey
+        .relays
         .iter()
         .filter_map(|relay| Some((relay, relay.standing.as_ref().err()?)))
         .map(|(relay, why)| format!("{}: a fence would stay, for it does not answer: {why}", relay.name))
         .collect();
-    for (index, relay) in relays.iter().enumerate().filter(|(_, relay)| relay.standing.as_ref().is_ok_and(|s| s.fenced))
-    {
-        if let Err(error) = parts.order(index, &Order::Release { term }) {
+    for (relay, _) in survey.standing().filter(|(_, standing)| standing.fenced) {
+        if let Err(error) = servers.order(&relay.name, Order::Release { term }).await {
             failed.push(format!("{}: {error}", relay.name));
         }
     }
@@ -479,8 +594,8 @@ fn abort(parts: &Parts, relays: &[Seen]) -> Result<(), Failure> {
 }
 
 /// Prints the survey, one line per server and relay.
-fn show(nodes: &[Node], relays: &[Seen]) {
-    for node in nodes {
+fn show(survey: &Survey<MariaDb>) {
+    for node in &survey.servers {
         let text = match &node.state {
             Err(why) => format!("does not answer: {why}"),
             Ok(state) => {
@@ -491,7 +606,7 @@ fn show(nodes: &[Node], relays: &[Seen]) {
         };
         terminal::line(format_args!("{:<12} {:<22} {text}", node.name, node.address));
     }
-    for relay in relays {
+    for relay in &survey.relays {
         let text = match &relay.standing {
             Err(why) => format!("does not answer: {why}"),
             Ok(standing) => {
@@ -514,7 +629,24 @@ mod tests {
 
     use super::*;
 
-    fn relay(name: &str, term: u64, fenced: bool, chosen: Option<(u64, &str)>, gtids: &str, state: &str) -> Seen {
+    fn seen(name: &str, standing: Result<BinlogStanding, String>) -> Relay {
+        Relay { name: name.into(), address: format!("{name}:1"), application: String::new(), standing }
+    }
+
+    fn survey(servers: &[Node], relays: &[Relay]) -> Survey<MariaDb> {
+        Survey { servers: servers.to_vec(), relays: relays.to_vec(), acknowledgements: 1 }
+    }
+
+    /// The decision of a survey: the term, the node that binds, the number of relays to fence, and those that are left alone.
+    type Decided = (u64, Option<String>, usize, Vec<String>);
+
+    fn decided(survey: &Survey<MariaDb>, to: Option<&str>, force: bool) -> Result<Decided, Refusal> {
+        let wish = Wish { to, force, ..Wish::default() };
+        let plan = begin(survey, &wish)?;
+        Ok((survey.highest_term() + 1, binding(survey, &plan, &wish)?, survey.needed(), plan.there))
+    }
+
+    fn relay(name: &str, term: u64, fenced: bool, chosen: Option<(u64, &str)>, gtids: &str, state: &str) -> Relay {
         let chosen = chosen.map(|(term, node)| (term, node.to_owned()));
         let standing = BinlogStanding {
             term,
@@ -526,11 +658,11 @@ mod tests {
             upstream: "a:1".into(),
             upstream_state: state.into(),
         };
-        Seen { name: name.into(), address: format!("{name}:1"), standing: Ok(standing) }
+        seen(name, Ok(standing))
     }
 
-    fn silent(name: &str) -> Seen {
-        Seen { name: name.into(), address: format!("{name}:1"), standing: Err("nothing".into()) }
+    fn silent(name: &str) -> Relay {
+        seen(name, Err("nothing".into()))
     }
 
     #[test]
@@ -538,9 +670,7 @@ mod tests {
         let lost = |name| relay(name, 2, false, None, "0-1-9", "cannot connect");
         let lives = relay("r", 2, false, None, "0-1-9", "streaming");
         let chose = relay("r", 4, true, Some((4, "n2")), "0-1-9", "fenced");
-        let ok = |term, chosen: Option<&str>, fence| {
-            Ok(Plan { term, chosen: chosen.map(str::to_owned), fence, there: Vec::new() })
-        };
+        let ok = |term, chosen: Option<&str>, fence| Ok((term, chosen.map(str::to_owned), fence, Vec::new()));
         for (relays, w, to, force, expected) in [
             (vec![lost("a")], 1, None, false, ok(3, None, 1)),
             (vec![lives.clone()], 1, None, true, ok(3, None, 1)),
@@ -552,7 +682,8 @@ mod tests {
             (vec![chose.clone()], 1, Some("n3"), false, Err(Refusal::Chosen { chosen: "n2".into(), to: "n3".into() })),
             (vec![chose], 1, Some("n3"), true, ok(5, None, 1)),
         ] {
-            assert_eq!(plan(&[], &relays, w, to, force), expected, "{relays:?}");
+            let survey = Survey { acknowledgements: w, ..survey(&[], &relays) };
+            assert_eq!(decided(&survey, to, force), expected, "{relays:?}");
         }
     }
 
@@ -564,12 +695,12 @@ mod tests {
             read_only: true,
             master: None,
         };
-        Node { name: name.into(), address: format!("{name}:1"), state: Ok(state) }
+        Node { name: name.into(), address: format!("{name}:1"), tags: Tags::default(), state: Ok(state) }
     }
 
     #[test]
     fn an_earlier_run_ended_when_some_relays_followed() {
-        let on = |source: u32, upstream: &str, mut relay: Seen| {
+        let on = |source: u32, upstream: &str, mut relay: Relay| {
             let standing = relay.standing.as_mut().unwrap();
             (standing.source, standing.upstream) = (source, upstream.into());
             relay
@@ -579,9 +710,7 @@ mod tests {
         let fence_stays = on(1, "n2:1", relay("late", 4, true, Some((4, "n2")), "0-1-9", "cannot connect"));
         let gone = Node { state: Err("down".into()), ..node("n2", 2, "") };
         let there = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        let ok = |chosen: Option<&str>, names: &[&str]| {
-            Ok(Plan { term: 5, chosen: chosen.map(str::to_owned), fence: 2, there: there(names) })
-        };
+        let ok = |chosen: Option<&str>, names: &[&str]| Ok((5, chosen.map(str::to_owned), 2, there(names)));
         let lives = Refusal::Lives { relay: "went".into(), upstream: "n2:1".into() };
         for (server, relays, expected) in [
             (node("n2", 2, ""), [left(), went("streaming")], ok(Some("n2"), &["went"])),
@@ -593,25 +722,28 @@ mod tests {
             // The server is only unreachable from here.
             (gone, [left(), went("streaming")], Err(lives)),
         ] {
-            assert_eq!(plan(&[server], &relays, 1, None, false), expected, "{relays:?}");
+            assert_eq!(decided(&survey(&[server], &relays), None, false), expected, "{relays:?}");
         }
     }
 
     #[test]
     fn fences_are_taken_away_only_while_nothing_is_chosen() {
         let fenced = |name, chosen| relay(name, 3, true, chosen, "0-1-9", "fenced");
-        assert_eq!(may_abort(&[fenced("a", None), fenced("b", None), silent("c")]), Ok(()));
+        assert_eq!(may_abort(&survey(&[], &[fenced("a", None), fenced("b", None), silent("c")])), Ok(()));
         let begun = Refusal::Begun { relay: "b".into(), node: "n3".into() };
-        assert_eq!(may_abort(&[fenced("a", None), fenced("b", Some((3, "n3")))]), Err(begun));
+        assert_eq!(may_abort(&survey(&[], &[fenced("a", None), fenced("b", Some((3, "n3")))])), Err(begun));
     }
 
     #[test]
     fn the_relay_that_has_most() {
         let of = |name, gtids| relay(name, 3, true, None, gtids, "");
-        let name = |relays: &[Seen]| furthest(relays).map(|(relay, _)| relay.name.clone());
+        let name = |relays: &[Relay]| {
+            let fenced: Vec<_> = relays.iter().map(|relay| (relay.clone(), relay.standing.clone().unwrap())).collect();
+            furthest(&fenced).map(|(relay, _)| relay.name.clone())
+        };
         assert_eq!(name(&[of("a", "0-1-9"), of("b", "0-1-12"), of("c", "0-1-3")]), Ok("b".into()));
         assert_eq!(name(&[of("a", "0-1-9"), of("b", "0-2-10")]), Err(Refusal::Apart("a".into(), "b".into())));
-        assert_eq!(name(&[relay("a", 3, false, None, "0-1-9", "")]), Err(Refusal::Nobody));
+        assert_eq!(name(&[]), Err(Refusal::Nobody));
     }
 
     #[test]
@@ -622,8 +754,9 @@ mod tests {
             node("ahead", 3, "0-1-9"),
             Node { state: Err("down".into()), ..node("down", 4, "") },
         ];
+        let survey = survey(&nodes, &[]);
         let names =
-            |only| candidates(&nodes, 1, only).iter().map(|node| node.name.as_str()).collect::<Vec<_>>().join(" ");
+            |only| fit(&survey, 1, only).iter().map(|(node, _)| node.name.as_str()).collect::<Vec<_>>().join(" ");
         assert_eq!(names(None), "ahead behind");
         assert_eq!(names(Some("behind")), "behind");
         assert_eq!(names(Some("down")), "");

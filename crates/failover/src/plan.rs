@@ -7,17 +7,19 @@ use ::relay::RelayState;
 use watermark::Lsn;
 
 use super::acknowledge::Waits;
+use super::engine::ServerKind;
 use super::note::Note;
+use super::postgresql::Postgresql;
 
 /// A server, as surveyed.
 #[derive(Debug, Clone)]
-pub(super) struct ServerSeen {
+pub(super) struct ServerSeen<K: ServerKind = Postgresql> {
     pub(super) name: String,
     pub(super) address: String,
     /// Settings of the configuration.
     pub(super) tags: Tags,
     /// The answer, or the reason for its absence.
-    pub(super) state: Result<ServerState, String>,
+    pub(super) state: Result<K::Server, String>,
 }
 
 /// Preference of a server as the primary.
@@ -75,13 +77,13 @@ pub(super) enum Locked {
 
 /// A relay, as surveyed.
 #[derive(Debug, Clone)]
-pub(super) struct RelaySeen {
+pub(super) struct RelaySeen<K: ServerKind = Postgresql> {
     pub(super) name: String,
     pub(super) address: String,
     /// Name of the relay on servers.
     pub(super) application: String,
     /// The answer, or the reason for its absence.
-    pub(super) standing: Result<RelayState, String>,
+    pub(super) standing: Result<K::Relay, String>,
 }
 
 /// A proxy, as surveyed.
@@ -106,9 +108,9 @@ pub(super) struct ProxyState {
 
 /// Answers of all servers and relays.
 #[derive(Debug, Clone)]
-pub(super) struct Survey {
-    pub(super) servers: Vec<ServerSeen>,
-    pub(super) relays: Vec<RelaySeen>,
+pub(super) struct Survey<K: ServerKind = Postgresql> {
+    pub(super) servers: Vec<ServerSeen<K>>,
+    pub(super) relays: Vec<RelaySeen<K>>,
     /// Least number of relays that have each acknowledged commit.
     pub(super) acknowledgements: usize,
 }
@@ -135,41 +137,40 @@ pub(super) enum Undecided {
     Two(String, String, u32),
 }
 
-impl Survey {
+impl<K: ServerKind> Survey<K> {
     /// Returns the system identifier of most that answer.
     pub(super) fn system(&self) -> Option<u64> {
-        let servers = self.servers.iter().filter_map(|server| server.state.as_ref().ok().map(|state| state.system));
-        let relays =
-            self.relays.iter().filter_map(|relay| relay.standing.as_ref().ok().map(|standing| standing.system));
+        let servers = self.servers.iter().filter_map(|server| server.state.as_ref().ok().map(K::system_of_server));
+        let relays = self.relays.iter().filter_map(|relay| relay.standing.as_ref().ok().map(K::system_of_relay));
         let all: Vec<u64> = relays.chain(servers).collect();
         all.iter().copied().rev().max_by_key(|system| all.iter().filter(|other| *other == system).count())
     }
 
     /// Returns the servers of the system that answer.
-    pub(super) fn answering(&self) -> impl Iterator<Item = (&ServerSeen, &ServerState)> {
+    pub(super) fn answering(&self) -> impl Iterator<Item = (&ServerSeen<K>, &K::Server)> {
         let system = self.system();
         self.servers
             .iter()
             .filter_map(|server| Some((server, server.state.as_ref().ok()?)))
-            .filter(move |(_, state)| Some(state.system) == system)
+            .filter(move |(_, state)| Some(K::system_of_server(state)) == system)
     }
 
     /// Returns the relays of the system that answer.
-    pub(super) fn standing(&self) -> impl Iterator<Item = (&RelaySeen, &RelayState)> {
+    pub(super) fn standing(&self) -> impl Iterator<Item = (&RelaySeen<K>, &K::Relay)> {
         let system = self.system();
         self.relays
             .iter()
             .filter_map(|relay| Some((relay, relay.standing.as_ref().ok()?)))
-            .filter(move |(_, standing)| Some(standing.system) == system)
+            .filter(move |(_, standing)| Some(K::system_of_relay(standing)) == system)
     }
 
     /// Returns a server by its name.
-    pub(super) fn server(&self, name: &str) -> Option<&ServerSeen> {
+    pub(super) fn server(&self, name: &str) -> Option<&ServerSeen<K>> {
         self.servers.iter().find(|server| server.name == name)
     }
 
     /// Returns the answer of a server of the system, by its name.
-    pub(super) fn state(&self, name: &str) -> Option<&ServerState> {
+    pub(super) fn state(&self, name: &str) -> Option<&K::Server> {
         self.answering().find(|(server, _)| server.name == name).map(|(_, state)| state)
     }
 
@@ -178,21 +179,23 @@ impl Survey {
         needed(self.relays.len(), self.acknowledgements).min(self.relays.len())
     }
 
-    /// Returns the number of fenced relays that stops all acknowledgements; see [`stopping`]. 0 without relays.
-    fn stopping(&self) -> usize {
-        stopping(self.relays.len(), self.acknowledgements).min(self.relays.len())
-    }
-
     /// Returns the highest known term.
     pub(super) fn highest_term(&self) -> u64 {
-        let relays = self.standing().map(|(_, standing)| standing.term);
-        let notes = self.answering().filter_map(|(_, state)| state.note.as_ref()).map(|note| note.term);
+        let relays = self.standing().map(|(_, standing)| K::term(standing));
+        let notes = self.answering().filter_map(|(_, state)| K::noted(state));
         relays.chain(notes).max().unwrap_or(0)
     }
 
     /// Returns the term and the node of the election for the end of the newest timeline.
     pub(super) fn elected(&self) -> Option<(u64, String)> {
-        self.standing().filter_map(|(_, standing)| standing.chosen.clone()).max_by_key(|(term, _)| *term)
+        self.standing().filter_map(|(_, standing)| K::chosen(standing).cloned()).max_by_key(|(term, _)| *term)
+    }
+}
+
+impl Survey {
+    /// Returns the number of fenced relays that stops all acknowledgements; see [`stopping`]. 0 without relays.
+    fn stopping(&self) -> usize {
+        stopping(self.relays.len(), self.acknowledgements).min(self.relays.len())
     }
 
     /// Returns the highest timeline of any server or relay.

@@ -2,7 +2,7 @@
 
 use ::relay::Order;
 
-use super::elect::Promoted;
+use super::engine::Promoted;
 use super::hooks::{self, Hook};
 use super::lock;
 use super::plan::{Locked, Survey};

@@ -65,16 +65,9 @@ impl Steps {
         Ok(Steps { config, parts, began: Instant::now(), run, force: false, accept_loss: false, stop })
     }
 
-    /// Marks the end of one step, before the next begins. A test may end or stop this program here.
+    /// See [`mark`].
     pub(super) fn step(&self, name: &str) {
-        if self.stop.die_at.as_deref() == Some(name) {
-            std::process::abort();
-        }
-        if self.stop.stop_at.as_deref() == Some(name) {
-            self.say(format_args!("standing still after {name}"));
-            // The program continues on SIGCONT.
-            let _ = kill_process(getpid(), Signal::STOP);
-        }
+        mark(&self.stop, name, |text| self.say(text));
     }
 
     pub(super) fn say(&self, text: impl std::fmt::Display) {
@@ -119,6 +112,18 @@ impl Steps {
             }
         }
         None
+    }
+}
+
+/// Marks the end of one step, before the next begins. A test may end or stop this program here.
+pub(super) fn mark(stop: &StopAt, name: &str, say: impl FnOnce(std::fmt::Arguments<'_>)) {
+    if stop.die_at.as_deref() == Some(name) {
+        std::process::abort();
+    }
+    if stop.stop_at.as_deref() == Some(name) {
+        say(format_args!("standing still after {name}"));
+        // The program continues on SIGCONT.
+        let _ = kill_process(getpid(), Signal::STOP);
     }
 }
 

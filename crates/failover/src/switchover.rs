@@ -15,7 +15,7 @@ use watermark::Lsn;
 
 use super::Ends;
 use super::away::away;
-use super::elect::Promoted;
+use super::engine::Promoted;
 use super::hooks::{self, Hook};
 use super::lock::{self, LEASE, Lock};
 use super::pause::{Pause, Refusals};

@@ -8,7 +8,8 @@
 //!                           └────────────── run A, run B ─────────────────┘
 //! ```
 //!
-//! The decisions of a run are made by the real code: [`course`](super::judge::course), [`super::plan`], [`super::ballot`]. The promises of a relay,
+//! A run is the real code: the [engine](super::engine), with its decisions in [`course`](super::judge::course), [`super::plan`], [`super::ballot`] and, for
+//! servers of MariaDB, [`super::mariadb`]. The promises of a relay,
 //! and the conclusions of one that came back empty, come from the relay's own [`Promise`](::relay::Promise) and [`conclude`](::relay::conclude). The
 //! rule of servers (the note, which is in SQL) is modelled in [`world`], and the adversary is [`Action`].
 //!
@@ -22,11 +23,12 @@ use std::time::{Duration, Instant};
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
-use world::{Mends, World};
+use world::{Mends, Servers, World};
 
 /// Size of the model.
 #[derive(Debug, Clone)]
 struct Fleet {
+    servers: Servers,
     relays: usize,
     /// Number of relays that a commit waits for.
     acknowledgements: usize,
@@ -50,6 +52,8 @@ enum Action {
     Lose { relay: usize },
     /// An empty relay learns from others its possible promises, and begins anew at the primary of a timeline.
     Learn { relay: usize, branch: usize },
+    /// A relay of MariaDB connects to the standby that it was told to follow.
+    Begin { relay: usize },
     /// A run surveys the cluster. `silent`: one relay and one standby do not answer it, if in range.
     Survey { run: usize, silent: (usize, usize) },
     /// A relay carries out a run's fence; `heard`: its answer does not get lost.
@@ -66,10 +70,16 @@ enum Action {
     CaughtUp { run: usize, server: usize },
     /// A relay accepts a run's node.
     Choose { run: usize, relay: usize },
+    /// A relay that has accepted a run's node is led to it, away from an earlier one.
+    Lead { run: usize, relay: usize },
+    /// A run's candidate fails for some other reason, surely not promoted.
+    SetBack { run: usize },
     /// A run checks that the relays still hold to its term.
     Look { run: usize },
     /// A run promotes its node.
     Promote { run: usize },
+    /// A relay of MariaDB is told to follow a run's node.
+    Follow { run: usize, relay: usize },
 }
 
 impl Model for Fleet {
@@ -105,10 +115,23 @@ impl Model for Fleet {
 const LOST: &str = "what was acknowledged is on every later timeline";
 const TWO: &str = "at most one primary gets commits acknowledged";
 
-const WHOLE: Mends = Mends { remembers: true, notes: true, keeps_answers: true, own_terms: true, majority: true };
+const WHOLE: Mends = Mends {
+    remembers: true,
+    notes: true,
+    keeps_answers: true,
+    own_terms: true,
+    majority: true,
+    looks: true,
+    leads: true,
+};
 
 fn fleet(relays: usize, acknowledgements: usize) -> Fleet {
-    Fleet { relays, acknowledgements, runs: 2, losses: 1, mends: WHOLE }
+    Fleet { servers: Servers::Postgresql, relays, acknowledgements, runs: 2, losses: 1, mends: WHOLE }
+}
+
+/// A fleet of MariaDB: a source waits for one relay, whichever it is, and a relay that has lost its directory stays away from a failover.
+fn mariadb(relays: usize) -> Fleet {
+    Fleet { servers: Servers::MariaDb, losses: 0, ..fleet(relays, 1) }
 }
 
 /// Longest time for one fleet. The checker reports how far it came.
@@ -147,6 +170,13 @@ fn nothing_is_lost_and_there_is_one_primary() {
     holds(&Fleet { losses: 0, ..fleet(3, 2) }, Some(14));
 }
 
+#[test]
+fn nothing_is_lost_and_there_is_one_source() {
+    holds(&mariadb(1), None);
+    holds(&Fleet { runs: 1, ..mariadb(3) }, None);
+    holds(&mariadb(2), None);
+}
+
 /// Checks fleets with more failing relays, which takes some minutes, too long for each day.
 #[test]
 #[ignore = "takes minutes"]
@@ -155,6 +185,12 @@ fn nothing_is_lost_in_larger_fleets() {
     holds(&Fleet { losses: 0, ..fleet(3, 2) }, None);
     holds(&Fleet { losses: 0, ..fleet(3, 3) }, None);
     holds(&fleet(3, 2), Some(18));
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn nothing_is_lost_in_larger_fleets_of_mariadb() {
+    holds(&mariadb(3), Some(18));
 }
 
 /// Returns the path to a violation of an invariant, with one of the safeguards removed.
@@ -206,4 +242,22 @@ fn two_runs_of_one_term_are_found() {
 #[test]
 fn two_runs_without_a_common_relay_are_found() {
     broken(&Fleet { losses: 0, mends: Mends { majority: false, ..WHOLE }, ..fleet(2, 2) }, TWO);
+}
+
+/// A run of MariaDB overlooks a node that was chosen since its first survey.
+#[test]
+fn a_choice_since_the_survey_is_found() {
+    broken(&Fleet { mends: Mends { keeps_answers: false, ..WHOLE }, ..mariadb(2) }, TWO);
+}
+
+/// A relay of MariaDB that was told to follow the node of an earlier failover begins to, while the next failover is away from that node.
+#[test]
+fn a_relay_that_may_still_follow_an_earlier_node_is_found() {
+    broken(&Fleet { mends: Mends { leads: false, ..WHOLE }, ..mariadb(2) }, LOST);
+}
+
+/// Such a relay begins to between the choice and the promotion, and nobody looks.
+#[test]
+fn a_relay_that_has_left_its_fence_is_found() {
+    broken(&Fleet { mends: Mends { looks: false, ..WHOLE }, ..mariadb(2) }, LOST);
 }

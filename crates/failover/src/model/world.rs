@@ -2,16 +2,30 @@
 //!
 //! A log is a timeline's *branch* and a position on it. A branch begins at the promotion of its primary, so that two servers promoted to the same
 //! timeline are two branches.
+//!
+//! Relays of MariaDB differ from those of PostgreSQL: each takes the writes of the one server that it was told to follow, counts its epochs by itself, and
+//! its fence names one of them.
 
-use ::relay::{Choice, Conclusion, Evidence, Memory, Promise, Recollection, RelayState, conclude};
+use ::binlog::gtid::mariadb::{Gtid, State};
+use ::relay::{BinlogStanding, Choice, Conclusion, Evidence, Memory, Promise, Recollection, RelayState, conclude};
 
 use super::super::plan::tests::{relay as relay_seen, server as server_seen};
 use watermark::Lsn;
 
+use super::super::engine::Plan;
+use super::super::mariadb::{MariaDb, NodeState};
 use super::super::note::Note;
-use super::super::plan::{RelaySeen, ServerSeen, Survey};
-use super::run::{Answer, Run, Snapshot};
+use super::super::plan::{RelaySeen, ServerSeen, Survey, Tags};
+use super::super::postgresql::Postgresql;
+use super::run::{self, Answer, Kind, Run, Snapshot};
 use super::{Action, Fleet};
+
+/// The kind of all servers of a fleet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Servers {
+    Postgresql,
+    MariaDb,
+}
 
 /// The safeguards of failovers, each of which can be removed.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +40,10 @@ pub(super) struct Mends {
     pub(super) own_terms: bool,
     /// True if a run needs more than half of the relays, even if fewer stop all commits.
     pub(super) majority: bool,
+    /// True if a run checks before the promotion that the relays still hold to its term.
+    pub(super) looks: bool,
+    /// True if a relay that may have been told to follow an earlier node is led away from it before the promotion.
+    pub(super) leads: bool,
 }
 
 /// Most commits of one primary.
@@ -34,7 +52,7 @@ const COMMITS: u8 = 1;
 const OLD: usize = 0;
 pub(super) const SERVERS: usize = 3;
 pub(super) const NAMES: [&str; SERVERS] = ["a", "b", "c"];
-const RELAYS: [&str; 3] = ["r", "s", "t"];
+pub(super) const RELAYS: [&str; 3] = ["r", "s", "t"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Log {
@@ -49,6 +67,8 @@ struct Branch {
     /// Start of the branch; None for the first one.
     from: Option<Log>,
     end: u8,
+    /// The server that writes it, of MariaDB; else 0.
+    server: u8,
 }
 
 /// Compact form of a relay's promise. The relay's own [`Promise`] decides the next one.
@@ -91,6 +111,11 @@ pub(super) fn index(name: &str) -> u8 {
 struct Relay {
     /// None: its directory is empty.
     holds: Option<(Log, Promised)>,
+    /// The epoch of a relay of MariaDB; else 0.
+    epoch: u8,
+    /// The server that wrote the epoch, and the one that the relay was told to follow, of MariaDB; else 0.
+    source: u8,
+    upstream: u8,
     /// Confirmed position, as the primary of each branch knows it.
     confirmed: Vec<u8>,
     /// Answers that each run has heard.
@@ -119,12 +144,15 @@ impl World {
         let log = Log { branch: 0, end: 0 };
         let relay = Relay {
             holds: Some((log, Promised::default())),
+            epoch: u8::from(fleet.servers == Servers::MariaDb),
+            source: 0,
+            upstream: 0,
             confirmed: vec![0],
             answers: vec![Answer::default(); fleet.runs],
         };
         let server = Server { log, standby: true, noted: 0 };
         World {
-            branches: vec![Branch { timeline: 1, from: None, end: 0 }],
+            branches: vec![Branch { timeline: 1, from: None, end: 0, server: 0 }],
             relays: vec![relay; fleet.relays],
             servers: [Server { standby: false, ..server }, server, server],
             runs: vec![Run::default(); fleet.runs],
@@ -143,12 +171,17 @@ impl World {
             for run in &mut self.runs {
                 *run = run.swapped(swap);
             }
+            for branch in &mut self.branches {
+                branch.server = swap(branch.server);
+            }
             for relay in &mut self.relays {
+                (relay.source, relay.upstream) = (swap(relay.source), swap(relay.upstream));
                 if let Some((_, promise)) = &mut relay.holds {
                     promise.chosen = swapped(promise.chosen);
                 }
                 for snapshot in relay.answers.iter_mut().filter_map(|answer| answer.fenced.as_mut()) {
                     snapshot.chosen = swapped(snapshot.chosen);
+                    snapshot.source = swap(snapshot.source);
                 }
             }
         }
@@ -220,40 +253,38 @@ impl World {
     /// True if a relay takes WAL from the primary of a branch.
     fn takes(&self, relay: &Relay, branch: usize) -> bool {
         let Some((log, promise)) = relay.holds else { return false };
+        if relay.epoch > 0 {
+            let server = self.branches[branch].server;
+            let next = relay.epoch + u8::from(relay.source != server);
+            return relay.upstream == server && promise.fenced < next && self.is_part(log, self.written(branch));
+        }
         let timeline = self.branches[branch].timeline;
         promise.fenced < timeline && self.timeline(log) <= timeline && self.is_part(log, self.written(branch))
     }
 
     /// Makes a run's survey. `silent` do not answer, and neither does the old primary.
-    pub(super) fn seen(&self, fleet: &Fleet, silent: (usize, usize)) -> Survey {
-        let relays = (0..self.relays.len()).map(|relay| self.relay_seen(relay, relay != silent.0)).collect();
-        let servers = (0..SERVERS).map(|server| {
-            let answers = server != OLD && server != silent.1;
-            let Server { log, standby, noted } = self.servers[server];
-            let end = if standby { log.end } else { self.branches[usize::from(log.branch)].end };
-            let state = answers.then_some((standby, self.timeline(log).into(), lsn(end)));
-            let mut seen: ServerSeen = server_seen(NAMES[server], state);
-            if let Ok(state) = &mut seen.state {
-                state.note = (noted > 0).then_some(Note { term: noted.into(), after: None });
-            }
-            seen
-        });
-        Survey { servers: servers.collect(), relays, acknowledgements: fleet.acknowledgements }
+    pub(super) fn seen<K: Kind>(&self, fleet: &Fleet, silent: (usize, usize)) -> Survey<K> {
+        let relays = (0..self.relays.len()).map(|relay| K::relay(self, relay, relay != silent.0)).collect();
+        Survey { servers: K::servers(self, silent.1), relays, acknowledgements: fleet.acknowledgements }
     }
 
-    /// Makes a run's view of a relay.
-    pub(super) fn relay_seen(&self, relay: usize, answers: bool) -> RelaySeen {
-        let mut seen = relay_seen(RELAYS[relay], None);
-        if let Some((log, promise)) = self.relays[relay].holds.filter(|_| answers) {
-            let (fenced, chosen) = promise.standing(self.timeline(log)).unwrap_or_default();
-            seen.standing = Ok(standing(promise.term, self.timeline(log), log.end, fenced, chosen));
+    /// Returns the servers that answer, with their number.
+    fn answering(&self, silent: usize) -> impl Iterator<Item = (usize, Option<Server>)> {
+        self.servers.iter().enumerate().map(move |(server, state)| {
+            let answers = server != OLD && server != silent;
+            (server, answers.then_some(*state))
+        })
+    }
+
+    /// Returns the transactions of a log.
+    fn transactions(&self, log: Log) -> State {
+        let Branch { from, server, .. } = self.branches[usize::from(log.branch)];
+        let mut state = from.map_or_else(State::default, |from| self.transactions(from));
+        if log.end > from.map_or(0, |from| from.end) {
+            let added = state.add(Gtid { domain: 0, server: u32::from(server) + 1, sequence: log.end.into() });
+            assert!(added, "a state has room for all servers");
         }
-        seen
-    }
-
-    /// Makes a relay's answer to a run's fence.
-    pub(super) fn standing(of: Snapshot, run: &Run) -> RelayState {
-        standing(run.term, of.timeline, of.end, run.timeline, of.chosen)
+        state
     }
 
     pub(super) fn actions(&self, fleet: &Fleet, actions: &mut Vec<Action>) {
@@ -269,6 +300,7 @@ impl World {
         }
         for relay in relays {
             actions.push(Action::Lose { relay });
+            actions.push(Action::Begin { relay });
             actions.extend((1..SERVERS).map(|server| Action::Replay { server, relay }));
         }
         for run in 0..self.runs.len() {
@@ -302,15 +334,43 @@ impl World {
                 self.relays[relay].holds.take().map(drop)
             }
             Action::Learn { relay, branch } => self.learn(fleet, relay, branch),
-            _ => self.step(fleet, action),
+            Action::Begin { relay } => self.begin_epoch(relay),
+            _ if fleet.servers == Servers::MariaDb => self.step::<MariaDb>(fleet, action),
+            _ => self.step::<Postgresql>(fleet, action),
         }
     }
 
     fn receive(&mut self, relay: usize, branch: usize) {
-        let log = self.written(branch);
+        let (log, server) = (self.written(branch), self.branches[branch].server);
         let relay = &mut self.relays[relay];
+        if relay.epoch > 0 && relay.source != server {
+            (relay.epoch, relay.source) = (relay.epoch + 1, server);
+        }
         relay.holds = relay.holds.map(|(_, promise)| (log, promise));
         relay.confirmed[branch] = relay.confirmed[branch].max(log.end);
+    }
+
+    /// Begins an epoch of a server that is not promoted yet, and that the relay was told to follow.
+    fn begin_epoch(&mut self, relay: usize) -> Option<()> {
+        let Relay { holds, epoch, source, upstream, .. } = self.relays[relay].clone();
+        let (log, promise) = holds?;
+        let Server { log: has, standby, .. } = self.servers[usize::from(upstream)];
+        if epoch == 0 || source == upstream || !standby || !self.is_part(log, has) {
+            return None;
+        }
+        let relay = &mut self.relays[relay];
+        (relay.holds, relay.epoch, relay.source) = (Some((has, promise)), epoch + 1, upstream);
+        Some(())
+    }
+
+    /// Has a relay follow a server; false: it refuses.
+    pub(super) fn follow(&mut self, relay: usize, term: u16, node: u8) -> bool {
+        let holds = self.relays[relay].holds;
+        let takes = holds.is_some_and(|(_, promise)| promise.term == term);
+        if takes {
+            self.relays[relay].upstream = node;
+        }
+        takes
     }
 
     /// Applies the relay's own conclusion from the others' memories. A server does not answer, so that enough relays have to.
@@ -359,18 +419,28 @@ impl World {
     /// Carries out a fence on a relay; None: it refuses, or is empty.
     pub(super) fn fence(&mut self, relay: usize, term: u16, timeline: u8) -> Option<Snapshot> {
         let (log, promise) = self.relays[relay].holds?;
-        let own = self.timeline(log);
+        let own = self.own(relay, log);
         let next = promise.real().fence(term.into(), timeline.into(), own.into(), Lsn(lsn(log.end))).ok()?;
         let next = Promised::of(&next);
         self.relays[relay].holds = Some((log, next));
         let (_, chosen) = next.standing(own)?;
-        Some(Snapshot { timeline: own, end: log.end, chosen })
+        let Relay { epoch, source, .. } = self.relays[relay];
+        let branch = if epoch > 0 { log.branch } else { 0 };
+        Some(Snapshot { timeline: self.timeline(log), end: log.end, chosen, branch, epoch, source })
+    }
+
+    /// Returns the number that a fence of the relay is compared with: the timeline of its log, or its own epoch.
+    fn own(&self, relay: usize, log: Log) -> u8 {
+        match self.relays[relay].epoch {
+            0 => self.timeline(log),
+            epoch => epoch,
+        }
     }
 
     /// Carries out an order on a relay; false: it refuses.
     fn order_relay(&mut self, relay: usize, order: impl Fn(&Promise, u32) -> Option<Promise>) -> bool {
         let Some((log, promise)) = self.relays[relay].holds else { return false };
-        let Some(next) = order(&promise.real(), self.timeline(log).into()) else { return false };
+        let Some(next) = order(&promise.real(), self.own(relay, log).into()) else { return false };
         self.relays[relay].holds = Some((log, Promised::of(&next)));
         true
     }
@@ -399,13 +469,122 @@ impl World {
         if !standby || term.is_some_and(|term| term != noted) {
             return;
         }
-        let branch = Branch { timeline: self.timeline(log) + 1, from: Some(log), end: log.end };
+        let written_by = if self.relays.iter().any(|relay| relay.epoch > 0) { server as u8 } else { 0 };
+        let branch = Branch { timeline: self.timeline(log) + 1, from: Some(log), end: log.end, server: written_by };
         self.branches.push(branch);
         for relay in &mut self.relays {
             relay.confirmed.push(0);
         }
         let log = self.written(self.branches.len() - 1);
         self.servers[server] = Server { log, standby: false, noted };
+    }
+}
+
+impl Kind for Postgresql {
+    fn servers(world: &World, silent: usize) -> Vec<ServerSeen> {
+        let seen = world.answering(silent).map(|(server, state)| {
+            let known = state.map(|Server { log, standby, .. }| {
+                let end = if standby { log.end } else { world.branches[usize::from(log.branch)].end };
+                (standby, world.timeline(log).into(), lsn(end))
+            });
+            let mut seen: ServerSeen = server_seen(NAMES[server], known);
+            if let (Ok(seen), Some(Server { noted: 1.., .. })) = (&mut seen.state, state) {
+                seen.note = state.map(|state| Note { term: state.noted.into(), after: None });
+            }
+            seen
+        });
+        seen.collect()
+    }
+
+    fn relay(world: &World, relay: usize, answers: bool) -> RelaySeen {
+        let mut seen = relay_seen(RELAYS[relay], None);
+        if let Some((log, promise)) = world.relays[relay].holds.filter(|_| answers) {
+            let (fenced, chosen) = promise.standing(world.timeline(log)).unwrap_or_default();
+            seen.standing = Ok(standing(promise.term, world.timeline(log), log.end, fenced, chosen));
+        }
+        seen
+    }
+
+    fn standing(_: &World, of: Snapshot, run: &Run) -> RelayState {
+        standing(run.term, of.timeline, of.end, run.timeline, of.chosen)
+    }
+
+    fn begin(survey: &Survey) -> Option<Plan> {
+        run::begin_postgresql(survey)
+    }
+
+    fn to_be_noted(now: &Survey) -> u8 {
+        run::standbys(now)
+    }
+}
+
+impl Kind for MariaDb {
+    fn servers(world: &World, silent: usize) -> Vec<ServerSeen<MariaDb>> {
+        let seen = world.answering(silent).map(|(server, state)| {
+            let known = state.map(|Server { log, standby, .. }| {
+                let log = if standby { log } else { world.written(usize::from(log.branch)) };
+                let log = world.transactions(log);
+                let position = log.position();
+                NodeState { server_id: server as u32 + 1, log, position, read_only: standby, master: None }
+            });
+            let state = known.ok_or_else(|| "down".to_owned());
+            ServerSeen { name: NAMES[server].into(), address: address(server as u8), tags: Tags::default(), state }
+        });
+        seen.collect()
+    }
+
+    fn relay(world: &World, relay: usize, answers: bool) -> RelaySeen<MariaDb> {
+        let Relay { holds, epoch, source, upstream, .. } = &world.relays[relay];
+        let standing = holds.filter(|_| answers).map(|(log, promise)| {
+            let stands = promise.standing(*epoch);
+            let (_, chosen) = stands.unwrap_or_default();
+            binlog_standing(promise.term, *epoch, *source, stands.is_some(), chosen, world.transactions(log), *upstream)
+        });
+        let name = RELAYS[relay].to_owned();
+        RelaySeen {
+            address: format!("{name}:1"),
+            name,
+            application: String::new(),
+            standing: standing.ok_or_else(|| "down".to_owned()),
+        }
+    }
+
+    fn standing(world: &World, of: Snapshot, run: &Run) -> BinlogStanding {
+        let log = world.transactions(Log { branch: of.branch, end: of.end });
+        binlog_standing(run.term, of.epoch, of.source, true, of.chosen, log, of.source)
+    }
+
+    fn begin(survey: &Survey<MariaDb>) -> Option<Plan> {
+        run::begin_mariadb(survey)
+    }
+
+    fn to_be_noted(_: &Survey<MariaDb>) -> u8 {
+        0
+    }
+}
+
+fn address(server: u8) -> String {
+    format!("{}:1", NAMES[usize::from(server)])
+}
+
+fn binlog_standing(
+    term: u16,
+    epoch: u8,
+    source: u8,
+    fenced: bool,
+    chosen: Option<(u16, u8)>,
+    state: State,
+    upstream: u8,
+) -> BinlogStanding {
+    BinlogStanding {
+        term: term.into(),
+        epoch: epoch.into(),
+        source: u32::from(source) + 1,
+        fenced,
+        chosen: chosen.map(|(term, server)| (term.into(), NAMES[usize::from(server)].to_owned())),
+        state,
+        upstream: address(upstream),
+        upstream_state: "not receiving".into(),
     }
 }
 
