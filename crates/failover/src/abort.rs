@@ -6,20 +6,20 @@ use ::relay::{Order, RelayState};
 use futures_util::future::join_all;
 
 use super::ballot;
+use super::failover_run::FailoverRun;
 use super::lock;
 use super::pause;
 use super::plan::{Locked, RelaySeen, Situation, Survey, Unfit};
-use super::steps::Steps;
 use process::Failure;
 
-impl Steps {
+impl FailoverRun {
     /// Removes the leftovers of a failover or switchover that has promoted no node: fences, the elected node, the lock on the old primary, the pause
     /// of the proxies.
     ///
     /// # Errors
     /// A node was promoted, or may have been; or something could not be removed. Everything else is removed all the same.
     pub(super) async fn abort(&self) -> Result<(), Failure> {
-        let survey = self.parts.survey().await;
+        let survey = self.clients.survey().await;
         let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
         if let Situation::Promoted { primary, .. } = situation {
             return Err(Failure::runtime(format!("{primary} has been promoted: it can't be called off any more"))
@@ -31,7 +31,7 @@ impl Steps {
             self.release(&survey, &fenced).await?;
         }
         for (server, _) in survey.answering().filter(|(_, state)| state.locked != Locked::No) {
-            match lock::unlock(&self.parts, &server.name).await {
+            match lock::unlock(&self.clients, &server.name).await {
                 Ok(_) => self.say(format_args!("{} is not locked any more", server.name)),
                 Err(why) => {
                     return Err(Failure::runtime(format!("{} is still locked: {why}", server.name)).advise(
@@ -45,7 +45,7 @@ impl Steps {
             Situation::Healthy { primary, .. } | Situation::Fenced { old: primary, .. } => {
                 self.say(format_args!("{primary} goes on as the primary"));
                 // Waiting clients need not wait until the lease of their pause ends.
-                for (proxy, why) in pause::resume(&self.parts, 1).await {
+                for (proxy, why) in pause::resume(&self.clients, 1).await {
                     self.say(format_args!("{proxy} may go on waiting until its lease ends: {why}"));
                 }
             }
@@ -81,7 +81,7 @@ impl Steps {
         }
         let each = fenced
             .iter()
-            .map(|(relay, _)| async { (*relay, self.parts.order(&relay.name, Order::Release { term }).await) });
+            .map(|(relay, _)| async { (*relay, self.clients.order(&relay.name, Order::Release { term }).await) });
         let mut kept = Vec::new();
         for (relay, result) in join_all(each).await {
             match result {
@@ -97,7 +97,7 @@ impl Steps {
     }
 
     async fn must(&self, relay: &RelaySeen, order: Order) -> Result<(), Failure> {
-        let result = self.parts.order(&relay.name, order).await;
+        let result = self.clients.order(&relay.name, order).await;
         result.map(drop).map_err(|why| {
             Failure::runtime(format!("{} does not take it back: {why}", relay.name)).advise("run it again")
         })

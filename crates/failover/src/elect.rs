@@ -9,8 +9,8 @@ use futures_util::stream::FuturesUnordered;
 
 use super::ballot::{NotNoted, TooFew};
 use super::engine::{Engine, NotAgreed, Plan, Promoted, ServerKind, Step, Wish};
+use super::failover_run::Guard;
 use super::plan::{Candidate, RelaySeen, Survey};
-use super::steps::Guard;
 use process::Failure;
 
 /// Time to wait for further relays once enough have carried out an order.

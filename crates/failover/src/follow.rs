@@ -1,4 +1,4 @@
-//! Steps after a promotion: proxies, relays and standbys follow the new primary.
+//! FailoverRun after a promotion: proxies, relays and standbys follow the new primary.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,9 +11,9 @@ use futures_util::stream::FuturesUnordered;
 
 use super::conninfo;
 use super::engine::Promoted;
+use super::failover_run::{FailoverRun, same, split};
 use super::pause;
 use super::plan::{ServerState, Survey};
-use super::steps::{Steps, same, split};
 use process::Failure;
 
 /// Interval between two checks of a condition that is waited for.
@@ -27,7 +27,7 @@ const OTHERS: Duration = Duration::from_secs(2);
 /// Time to wait for standbys.
 const STANDBYS: Duration = Duration::from_secs(15);
 
-impl Steps {
+impl FailoverRun {
     /// Completes a failover after the promotion: proxies detect the new primary, by `proxies`; relays and standbys follow it, concurrently; then the
     /// old primary rejoins. Each part is attempted even if others fail, and an unreachable host delays no other. `before`: the last survey.
     ///
@@ -59,7 +59,7 @@ impl Steps {
 
     /// Has proxies look for the new primary at once, and resume if they have paused.
     pub(super) async fn proxies_look(&self, promoted: &Promoted) {
-        for (proxy, why) in pause::resume(&self.parts, promoted.timeline).await {
+        for (proxy, why) in pause::resume(&self.clients, promoted.timeline).await {
             self.say(format_args!("{proxy} does not know yet that {} is the primary: {why}", promoted.node));
         }
     }
@@ -109,7 +109,7 @@ impl Steps {
         last.borrow_mut().insert(relay, "it has not been asked yet".into());
         let mut told: Option<Instant> = None;
         loop {
-            let said = match self.parts.order(relay, Order::Look).await {
+            let said = match self.clients.order(relay, Order::Look).await {
                 Ok(standing) if follows(&standing, timeline) => {
                     self.say(format_args!("{relay} follows on timeline {timeline}"));
                     last.borrow_mut().remove(relay);
@@ -121,7 +121,7 @@ impl Steps {
                     if !recently && !same(&standing.upstream, &address).await {
                         told = Some(Instant::now());
                         let order = Order::Follow { term: standing.term, address: address.clone() };
-                        if let Err(why) = self.parts.order(relay, order).await {
+                        if let Err(why) = self.clients.order(relay, order).await {
                             self.say(format_args!("{relay} does not follow {node}: {why}"));
                         }
                     }
@@ -137,7 +137,7 @@ impl Steps {
     /// Has every other standby that received from a server receive from the new primary, and waits, concurrently, until all are on its timeline.
     /// Standbys that do not follow are named in a message; they do not fail the run.
     async fn replicas_follow(&self, before: &Survey, node: &str, timeline: u32) {
-        let survey = self.parts.survey_again(before).await;
+        let survey = self.clients.survey_again(before).await;
         let standbys = survey.answering().filter(|(server, state)| state.standby && server.name != node);
         join_all(standbys.map(|(server, state)| self.replica_follows(&server.name, state, node, timeline))).await;
     }
@@ -145,7 +145,7 @@ impl Steps {
     async fn replica_follows(&self, name: &str, state: &ServerState, node: &str, timeline: u32) {
         let address = self.address(node);
         let mut leads_to_server = false;
-        for other in self.parts.nodes() {
+        for other in self.clients.nodes() {
             leads_to_server |= self.receives_from(state, &other.address).await;
         }
         if leads_to_server && let Err(why) = self.lead_to_server(name, state, node, &address).await {
@@ -153,7 +153,7 @@ impl Steps {
         }
         let began = Instant::now();
         while began.elapsed() < self.limit().min(STANDBYS) {
-            if self.parts.look(name).await.is_ok_and(|state| state.timeline >= timeline && state.receiving) {
+            if self.clients.look(name).await.is_ok_and(|state| state.timeline >= timeline && state.receiving) {
                 self.say(format_args!("{name} follows on timeline {timeline}"));
                 return;
             }
@@ -181,7 +181,7 @@ impl Steps {
         address: &str,
     ) -> Result<(), String> {
         if let Some(slot) = &state.slot {
-            let made = self.parts.make_slot(relay, slot).await;
+            let made = self.clients.make_slot(relay, slot).await;
             made.map_err(|why| format!("{node} uses the slot {slot:?}, which {relay} does not have: {why}"))?;
         }
         self.lead_to(node, state, relay, address).await
@@ -195,7 +195,7 @@ impl Steps {
                 "SELECT pg_catalog.pg_create_physical_replication_slot('{slot}', true) \
                  WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots WHERE slot_name = '{slot}')"
             );
-            let made = self.parts.run(to, &[&make]).await;
+            let made = self.clients.run(to, &[&make]).await;
             made.map_err(|why| format!("{node} uses the slot {slot:?}, which {to} does not have: {why}"))?;
         }
         self.lead_to(node, state, to, address).await
@@ -218,11 +218,11 @@ impl Steps {
             return Ok(());
         };
         let set = format!("ALTER SYSTEM SET primary_conninfo = '{}'", changed.replace('\'', "''"));
-        let result = self.parts.run(node, &[&set, "SELECT pg_catalog.pg_reload_conf()"]).await;
+        let result = self.clients.run(node, &[&set, "SELECT pg_catalog.pg_reload_conf()"]).await;
         result.map_err(|why| format!("cannot have {node} receive from {to}: {why}"))?;
         let began = Instant::now();
         loop {
-            let now = self.parts.look(node).await.ok().and_then(|state| state.conninfo);
+            let now = self.clients.look(node).await.ok().and_then(|state| state.conninfo);
             if now.as_deref() == Some(changed.as_str()) {
                 self.say(format_args!("{node} receives from {to} ({address}) from now on"));
                 return Ok(());

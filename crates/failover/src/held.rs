@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
 use super::elector::{Elector, Lock};
-use super::steps::Guard;
+use super::failover_run::Guard;
 
 /// Shortest time to live of a lock: etcd grants no less, with its usual election timeout.
 pub(super) const SHORTEST: Duration = Duration::from_secs(2);

@@ -44,7 +44,7 @@ pub(super) fn judge(survey: &Survey) -> Judgement {
 
 /// Next step of `kingpost failover`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Course {
+pub(super) enum FailoverDecision {
     /// A node was promoted: relays and standbys have to follow it.
     Follow { primary: String, timeline: u32 },
     /// No step: the primary answers.
@@ -61,28 +61,28 @@ pub(super) enum Course {
 ///
 /// # Errors
 /// Nobody answers, or there are two primaries.
-pub(super) fn course(survey: &Survey, force: bool) -> Result<Course, Undecided> {
+pub(super) fn course(survey: &Survey, force: bool) -> Result<FailoverDecision, Undecided> {
     Ok(match survey.situation()? {
-        Situation::Promoted { primary, timeline } => Course::Follow { primary, timeline },
-        Situation::Healthy { primary, timeline } if !force => Course::Nothing { primary, timeline },
-        Situation::Fenced { old, .. } if survey.elected().is_none() && !force => Course::Interrupted { old },
-        Situation::Healthy { timeline, .. } | Situation::Fenced { timeline, .. } => Course::Away { timeline },
+        Situation::Promoted { primary, timeline } => FailoverDecision::Follow { primary, timeline },
+        Situation::Healthy { primary, timeline } if !force => FailoverDecision::Nothing { primary, timeline },
+        Situation::Fenced { old, .. } if survey.elected().is_none() && !force => FailoverDecision::Interrupted { old },
+        Situation::Healthy { timeline, .. } | Situation::Fenced { timeline, .. } => FailoverDecision::Away { timeline },
         Situation::NoPrimary { timeline } => {
             let receives = survey.standing().find(|(_, standing)| {
                 standing.state == "streaming" && standing.fenced.is_none() && standing.timeline == timeline
             });
             match receives {
                 Some((relay, standing)) if !force => {
-                    Course::Heard { relay: relay.name.clone(), upstream: standing.upstream.clone() }
+                    FailoverDecision::Heard { relay: relay.name.clone(), upstream: standing.upstream.clone() }
                 }
-                _ => Course::Away { timeline },
+                _ => FailoverDecision::Away { timeline },
             }
         }
     })
 }
 
-/// Judgements so far. Times are those of a clock that runs only while the watcher does ([`super::awake`]): a suspended watcher does not lengthen the
-/// time of a loss.
+/// Judgements so far. Times are those of a clock that runs only while the watcher does ([`super::suspend_aware_clock`]): a suspended watcher does not
+/// lengthen the time of a loss.
 #[derive(Debug, Default)]
 pub(super) struct Watched {
     last: Option<(Judgement, Duration)>,

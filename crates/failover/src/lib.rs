@@ -14,33 +14,33 @@
 mod abort;
 mod acknowledge;
 mod args;
-mod awake;
-mod away;
 mod ballot;
+mod cluster_clients;
+mod cluster_monitor;
 mod conninfo;
 mod elect;
 mod elector;
 mod engine;
 mod etcd;
+mod failover_run;
 mod follow;
 mod held;
 mod hooks;
 mod judge;
 mod leftovers;
 mod lock;
-mod lookout;
 mod mariadb;
 #[cfg(test)]
 mod model;
 mod note;
-mod parts;
 mod pause;
 mod plan;
 mod postgresql;
 mod rejoin;
+mod replace_primary;
 mod report;
 mod session;
-mod steps;
+mod suspend_aware_clock;
 mod switchover;
 mod sync_names;
 mod watch;
@@ -51,14 +51,14 @@ use tokio::signal::unix::{Signal, SignalKind};
 
 use args::WhichConfig;
 pub use args::{FailoverArgs, SwitchoverArgs, WatchArgs};
-use away::away;
 use config::{Config, load, warn};
 use etcd::Etcd;
+use failover_run::{FailoverRun, NoGuard};
 use leftovers::Leftover;
 use plan::{Locked, ProxySeen, ProxyState, Situation, Survey};
 use process::Failure;
 use process::{INTERRUPTED, LogConfig, LogFlags, StopSignals, control_runtime, listen_for, logging, terminal};
-use steps::{NoGuard, Steps};
+use replace_primary::replace_primary;
 
 /// Promotes a standby to replace a lost primary.
 pub fn failover(args: &FailoverArgs, log: &LogFlags) -> Result<(), Failure> {
@@ -66,7 +66,7 @@ pub fn failover(args: &FailoverArgs, log: &LogFlags) -> Result<(), Failure> {
     if config.failover.engine == ::relay::config::Engine::Mariadb {
         return mariadb::failover(config, args);
     }
-    let mut steps = Steps::new(config)?;
+    let mut steps = FailoverRun::new(config)?;
     (steps.force, steps.accept_loss, steps.stop) = (args.force, args.accept_loss, args.stop.clone());
     run(async {
         if args.abort {
@@ -76,7 +76,7 @@ pub fn failover(args: &FailoverArgs, log: &LogFlags) -> Result<(), Failure> {
         if !args.dry_run && !args.force && steps.mended(&survey, &proxies).await? {
             return Ok(());
         }
-        away(&steps, &survey, args.to.as_deref(), args.dry_run, &NoGuard).await
+        replace_primary(&steps, &survey, args.to.as_deref(), args.dry_run, &NoGuard).await
     })
 }
 
@@ -106,7 +106,7 @@ pub fn check(config: Config) -> Result<(), Failure> {
     if config.failover.engine == ::relay::config::Engine::Mariadb {
         return mariadb::check(config);
     }
-    let steps = Steps::new(config)?;
+    let steps = FailoverRun::new(config)?;
     drive(async {
         let (survey, proxies) = seen(&steps).await;
         let counted = steps.config.failover.acknowledgements;
@@ -141,7 +141,7 @@ pub fn check(config: Config) -> Result<(), Failure> {
 /// Shows the state of all hosts, and what an interrupted run has left.
 pub fn status(path: &Path) -> Result<(), Failure> {
     let (config, _) = load(path)?.accept(path)?;
-    let steps = Steps::new(auth::filled(&config)?)?;
+    let steps = FailoverRun::new(auth::filled(&config)?)?;
     drive(async {
         let (survey, proxies) = seen(&steps).await;
         let situation = survey.situation().map_err(|error| Failure::runtime(error.to_string()))?;
@@ -191,7 +191,7 @@ impl Ends {
     }
 }
 
-impl Steps {
+impl FailoverRun {
     /// Reverts what an interrupted run has left on a healthy cluster; returns true if there was something.
     ///
     /// # Errors
@@ -239,12 +239,12 @@ fn run(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     })
 }
 
-fn prepare(which: &WhichConfig, log: &LogFlags) -> Result<Steps, Failure> {
+fn prepare(which: &WhichConfig, log: &LogFlags) -> Result<FailoverRun, Failure> {
     let config = read(which, log)?;
     if config.failover.engine == ::relay::config::Engine::Mariadb {
         return Err(Failure::config("failover.engine is \"mariadb\", of which only `kingpost failover` is there"));
     }
-    Steps::new(config)
+    FailoverRun::new(config)
 }
 
 fn read(which: &WhichConfig, log: &LogFlags) -> Result<Config, Failure> {
@@ -256,8 +256,8 @@ fn read(which: &WhichConfig, log: &LogFlags) -> Result<Config, Failure> {
 }
 
 /// Surveys all hosts, and prints the result.
-async fn seen(steps: &Steps) -> (Survey, Vec<ProxySeen>) {
-    let (survey, proxies) = tokio::join!(steps.parts.survey(), steps.parts.proxies());
+async fn seen(steps: &FailoverRun) -> (Survey, Vec<ProxySeen>) {
+    let (survey, proxies) = tokio::join!(steps.clients.survey(), steps.clients.proxies());
     show(&survey, &proxies);
     (survey, proxies)
 }

@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 use watermark::Lsn;
 
-use super::parts::{Parts, Said, describe, first};
+use super::cluster_clients::{ClusterClients, PeerResult, describe, first};
 use super::plan::Locked;
 
 /// Name of the missing library, in the error of a refused session. The person at the other end reads this text.
@@ -72,11 +72,11 @@ impl Lock {
     ///
     /// # Errors
     /// The server does not answer, or does not take over its configuration.
-    pub(super) async fn take(parts: &Parts, node: &str) -> Said<Lock> {
-        match Lock::try_take(parts, node).await {
+    pub(super) async fn take(clients: &ClusterClients, node: &str) -> PeerResult<Lock> {
+        match Lock::try_take(clients, node).await {
             Ok(lock) => Ok(lock),
             Err(why) => {
-                let undone = unlock(parts, node).await;
+                let undone = unlock(clients, node).await;
                 Err(match undone {
                     Ok(_) => why,
                     Err(more) => format!("{why}; and it may still be locked: {more}"),
@@ -85,14 +85,14 @@ impl Lock {
         }
     }
 
-    async fn try_take(parts: &Parts, node: &str) -> Said<Lock> {
-        let client = Arc::new(parts.session_past_lock(node, APPLICATION).await?);
+    async fn try_take(clients: &ClusterClients, node: &str) -> PeerResult<Lock> {
+        let client = Arc::new(clients.session_past_lock(node, APPLICATION).await?);
         let before = Files::read(&client).await?;
-        let asleep = sleep(parts, node).await?;
+        let asleep = sleep(clients, node).await?;
         let earlier = load_time(&client).await?;
         before.set_locked(&client).await?;
         let began = Instant::now();
-        while !parts.is_locked(node).await? {
+        while !clients.is_locked(node).await? {
             late(began, RELOAD, "it does not take over its configuration")?;
             tokio::time::sleep(PACE).await;
         }
@@ -106,7 +106,7 @@ impl Lock {
             late(began, RELOAD, "its sessions do not take over its configuration")?;
             tokio::time::sleep(PACE).await;
         };
-        let lease = tokio::spawn(renew(parts.clone(), node.to_owned(), Arc::clone(&client), asleep));
+        let lease = tokio::spawn(renew(clients.clone(), node.to_owned(), Arc::clone(&client), asleep));
         let next_transaction = String::new();
         Ok(Lock { node: node.to_owned(), client, before, loaded, next_transaction, lease })
     }
@@ -115,7 +115,7 @@ impl Lock {
     ///
     /// # Errors
     /// They do not end within `limit`, or the server does not answer.
-    pub(super) async fn silence(&mut self, limit: Duration) -> Said<Lsn> {
+    pub(super) async fn silence(&mut self, limit: Duration) -> PeerResult<Lsn> {
         let began = Instant::now();
         loop {
             // Includes sessions that were logging in.
@@ -139,7 +139,7 @@ impl Lock {
     ///
     /// # Errors
     /// A session has started or committed; or the server does not answer.
-    pub(super) async fn still_silent(&self) -> Said<()> {
+    pub(super) async fn still_silent(&self) -> PeerResult<()> {
         if load_time(&self.client).await? != self.loaded {
             return Err(format!("somebody had {} read its configuration again, which has lifted the lock", self.node));
         }
@@ -155,12 +155,12 @@ impl Lock {
     ///
     /// # Errors
     /// A session has started since [`Lock::silence`], or the server does not answer.
-    pub(super) async fn make_permanent(&self) -> Said<()> {
+    pub(super) async fn make_permanent(&self) -> PeerResult<()> {
         self.before.set_locked_in_file(&self.client).await?;
         self.still_silent().await
     }
 
-    async fn ask(&self, sql: &str) -> Said<Option<String>> {
+    async fn ask(&self, sql: &str) -> PeerResult<Option<String>> {
         first(&self.client, sql).await
     }
 }
@@ -169,17 +169,17 @@ impl Lock {
 ///
 /// # Errors
 /// The server does not answer, or does not take over its configuration.
-pub(super) async fn unlock(parts: &Parts, node: &str) -> Said<bool> {
-    let client = parts.session_past_lock(node, APPLICATION).await?;
+pub(super) async fn unlock(clients: &ClusterClients, node: &str) -> PeerResult<bool> {
+    let client = clients.session_past_lock(node, APPLICATION).await?;
     let files = Files::read(&client).await?;
     let cleared = files.unlocked();
-    if cleared == files && !parts.is_locked(node).await? {
+    if cleared == files && !clients.is_locked(node).await? {
         return Ok(false);
     }
     cleared.set(&client).await?;
     reload(&client).await?;
     let began = Instant::now();
-    while parts.is_locked(node).await? {
+    while clients.is_locked(node).await? {
         late(began, RELOAD, "it does not take over its configuration")?;
         tokio::time::sleep(PACE).await;
     }
@@ -190,7 +190,7 @@ pub(super) async fn unlock(parts: &Parts, node: &str) -> Said<bool> {
 ///
 /// # Errors
 /// The server does not answer.
-pub(super) async fn kind(client: &Client) -> Said<Locked> {
+pub(super) async fn kind(client: &Client) -> PeerResult<Locked> {
     let files = Files::read(client).await?;
     Ok(if files.unlocked() == files { Locked::ByLease } else { Locked::ForGood })
 }
@@ -200,8 +200,8 @@ pub(super) async fn kind(client: &Client) -> Said<Locked> {
 ///
 /// # Errors
 /// The server does not answer.
-pub(super) async fn take_out_of_files(parts: &Parts, node: &str) -> Said<()> {
-    let client = parts.session_past_lock(node, APPLICATION).await?;
+pub(super) async fn take_out_of_files(clients: &ClusterClients, node: &str) -> PeerResult<()> {
+    let client = clients.session_past_lock(node, APPLICATION).await?;
     Files::read(&client).await?.unlocked().set(&client).await
 }
 
@@ -218,23 +218,23 @@ fn end_sessions() -> String {
 }
 
 /// Returns the time of the server's last configuration load, as this session knows it.
-async fn load_time(client: &Client) -> Said<String> {
+async fn load_time(client: &Client) -> PeerResult<String> {
     first(client, "SELECT pg_catalog.pg_conf_load_time()")
         .await?
         .ok_or_else(|| "it does not say when it read its files".into())
 }
 
-async fn reload(client: &Client) -> Said<()> {
+async fn reload(client: &Client) -> PeerResult<()> {
     first(client, "SELECT pg_catalog.pg_reload_conf()").await.map(drop)
 }
 
-fn late(began: Instant, limit: Duration, what: &str) -> Said<()> {
+fn late(began: Instant, limit: Duration, what: &str) -> PeerResult<()> {
     if began.elapsed() <= limit { Ok(()) } else { Err(format!("{what} within {limit:?}")) }
 }
 
 /// Opens a session that sleeps and then has the server reload its files; returns its process ID.
-async fn sleep(parts: &Parts, node: &str) -> Said<u32> {
-    let client = parts.session_past_lock(node, APPLICATION).await?;
+async fn sleep(clients: &ClusterClients, node: &str) -> PeerResult<u32> {
+    let client = clients.session_past_lock(node, APPLICATION).await?;
     // A control session has no transaction_timeout.
     let limits = "SELECT set_config(name, '0', false) FROM pg_catalog.pg_settings \
                   WHERE name IN ('statement_timeout', 'client_connection_check_interval')";
@@ -251,10 +251,10 @@ async fn sleep(parts: &Parts, node: &str) -> Said<u32> {
 }
 
 /// Renews the lease until aborted. An unreachable server lifts the lock when the lease expires, which [`Lock::still_silent`] detects.
-async fn renew(parts: Parts, node: String, client: Arc<Client>, mut asleep: u32) {
+async fn renew(clients: ClusterClients, node: String, client: Arc<Client>, mut asleep: u32) {
     loop {
         tokio::time::sleep(RENEW).await;
-        if let Ok(another) = sleep(&parts, &node).await {
+        if let Ok(another) = sleep(&clients, &node).await {
             let _ = first(&client, &format!("SELECT pg_catalog.pg_cancel_backend({asleep})")).await;
             asleep = another;
         }
@@ -264,7 +264,7 @@ async fn renew(parts: Parts, node: String, client: Arc<Client>, mut asleep: u32)
 // === impl Files ===
 
 impl Files {
-    async fn read(client: &Client) -> Said<Files> {
+    async fn read(client: &Client) -> PeerResult<Files> {
         let sql = "SELECT name, setting, sourcefile LIKE '%/postgresql.auto.conf' FROM pg_catalog.pg_file_settings \
                    WHERE name IN ('session_preload_libraries', 'default_transaction_read_only') AND error IS NULL ORDER BY seqno";
         let rows = client.query(sql, &[]).await.map_err(|error| describe(&error))?;
@@ -302,27 +302,27 @@ impl Files {
     }
 
     /// Writes the values into `postgresql.auto.conf`.
-    async fn set(&self, client: &Client) -> Said<()> {
+    async fn set(&self, client: &Client) -> PeerResult<()> {
         let libraries = self.libraries.as_deref().map(|libraries| literals(&items(libraries)));
         let read_only = self.read_only.as_deref().map(|value| literals(&[value.to_owned()]));
         alter(client, "session_preload_libraries", libraries).await?;
         alter(client, "default_transaction_read_only", read_only).await
     }
 
-    async fn set_locked_in_file(&self, client: &Client) -> Said<()> {
+    async fn set_locked_in_file(&self, client: &Client) -> PeerResult<()> {
         let mut libraries = vec![LIBRARY.to_owned()];
         libraries.extend(self.loaded());
         alter(client, "default_transaction_read_only", Some("'on'".into())).await?;
         alter(client, "session_preload_libraries", Some(literals(&libraries))).await
     }
 
-    async fn set_locked(&self, client: &Client) -> Said<()> {
+    async fn set_locked(&self, client: &Client) -> PeerResult<()> {
         self.set_locked_in_file(client).await?;
         reload(client).await
     }
 }
 
-async fn alter(client: &Client, name: &str, value: Option<String>) -> Said<()> {
+async fn alter(client: &Client, name: &str, value: Option<String>) -> PeerResult<()> {
     let statement = match value {
         Some(value) => format!("ALTER SYSTEM SET {name} = {value}"),
         None => format!("ALTER SYSTEM RESET {name}"),

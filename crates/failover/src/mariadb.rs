@@ -18,8 +18,8 @@ use futures_util::future::join_all;
 use super::ballot::TooFew;
 use super::elect::{Adapter, Elected, News, NotPromoted, Stop, elect};
 use super::engine::{Engine, NotAgreed, Plan, Promoted, ServerKind, Wish};
+use super::failover_run::{self, NoGuard};
 use super::plan::{Candidate, Election, RelaySeen, ServerSeen, Survey, Tags};
-use super::steps::{self, NoGuard};
 use super::{drive, run};
 use crate::args::{FailoverArgs, StopAt};
 use config::failover::needed;
@@ -245,7 +245,7 @@ fn fit<'a>(survey: &'a Survey<MariaDb>, old: u32, only: Option<&str>) -> Vec<(&'
 }
 
 /// Access to servers and relays.
-struct Parts {
+struct MariaDbClients {
     config: Config,
     password: String,
     servers_tls: Option<Arc<tls::Connector>>,
@@ -253,8 +253,8 @@ struct Parts {
     relay_passwords: Vec<String>,
 }
 
-impl Parts {
-    fn new(config: Config) -> Result<Parts, Failure> {
+impl MariaDbClients {
+    fn new(config: Config) -> Result<MariaDbClients, Failure> {
         let connector = |tls: &tls::ConnectConfig, section: &str| {
             let made = tls::Connector::new(tls).map_err(|error| Failure::config(format!("[{section}] {error}")));
             made.map(|connector| connector.map(Arc::new))
@@ -268,7 +268,7 @@ impl Parts {
             .collect::<Result<_, Failure>>()?;
         let servers_tls = connector(&config.cluster.tls, "cluster.tls")?;
         let relays_tls = connector(&failover.tls, "failover.tls")?;
-        Ok(Parts { password, servers_tls, relays_tls, relay_passwords, config })
+        Ok(MariaDbClients { password, servers_tls, relays_tls, relay_passwords, config })
     }
 
     fn server(&self, address: &str) -> Result<MariaDbSession, String> {
@@ -286,11 +286,12 @@ impl Parts {
     async fn survey(self: &Arc<Self>) -> Survey<MariaDb> {
         let servers = self.config.cluster.nodes.iter().map(|node| async {
             let address = node.address.clone();
-            let state = self.off(move |parts| parts.server(&address).and_then(|mut session| look(&mut session))).await;
+            let state =
+                self.off(move |clients| clients.server(&address).and_then(|mut session| look(&mut session))).await;
             Node { name: node.name.clone(), address: node.address.clone(), tags: Tags::default(), state }
         });
         let relays = self.config.failover.relays.iter().enumerate().map(|(index, part)| async move {
-            let standing = self.off(move |parts| parts.order(index, &Order::Look)).await;
+            let standing = self.off(move |clients| clients.order(index, &Order::Look)).await;
             let (name, address, application) = (part.name.clone(), part.address.clone(), String::new());
             Relay { name, address, application, standing }
         });
@@ -301,10 +302,10 @@ impl Parts {
     /// Runs blocking work off the runtime.
     async fn off<T: Send + 'static>(
         self: &Arc<Self>,
-        work: impl FnOnce(&Parts) -> Result<T, String> + Send + 'static,
+        work: impl FnOnce(&MariaDbClients) -> Result<T, String> + Send + 'static,
     ) -> Result<T, String> {
-        let parts = Arc::clone(self);
-        tokio::task::spawn_blocking(move || work(&parts)).await.map_err(|error| error.to_string())?
+        let clients = Arc::clone(self);
+        tokio::task::spawn_blocking(move || work(&clients)).await.map_err(|error| error.to_string())?
     }
 }
 
@@ -326,9 +327,9 @@ fn look(session: &mut MariaDbSession) -> Result<NodeState, String> {
 
 /// Promotes a replica to replace a lost source.
 pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failure> {
-    let servers = Servers { parts: Arc::new(Parts::new(config)?), stop: args.stop.clone() };
+    let servers = Servers { clients: Arc::new(MariaDbClients::new(config)?), stop: args.stop.clone() };
     run(async {
-        let survey = servers.parts.survey().await;
+        let survey = servers.clients.survey().await;
         show(&survey);
         if args.abort {
             return abort(&servers, &survey).await;
@@ -368,9 +369,9 @@ fn refuse(refusal: Refusal) -> Failure {
 /// # Errors
 /// A server or relay does not answer.
 pub(super) fn check(config: Config) -> Result<(), Failure> {
-    let parts = Arc::new(Parts::new(config)?);
+    let clients = Arc::new(MariaDbClients::new(config)?);
     drive(async {
-        let survey = parts.survey().await;
+        let survey = clients.survey().await;
         show(&survey);
         let (all, answer) =
             (survey.servers.len() + survey.relays.len(), survey.answering().count() + survey.standing().count());
@@ -381,14 +382,14 @@ pub(super) fn check(config: Config) -> Result<(), Failure> {
 
 /// The servers and relays of a failover.
 struct Servers {
-    parts: Arc<Parts>,
+    clients: Arc<MariaDbClients>,
     /// Test hook that stops the run.
     stop: StopAt,
 }
 
 impl Servers {
     fn address(&self, node: &str) -> String {
-        let known = self.parts.config.cluster.nodes.iter().find(|known| known.name == node);
+        let known = self.clients.config.cluster.nodes.iter().find(|known| known.name == node);
         known.map(|known| known.address.clone()).unwrap_or_default()
     }
 }
@@ -402,13 +403,13 @@ impl Adapter for Servers {
     }
 
     fn mark(&self, name: &str) {
-        steps::mark(&self.stop, name, |text| terminal::line(text));
+        failover_run::mark(&self.stop, name, |text| terminal::line(text));
     }
 
     async fn order(&self, relay: &str, order: Order) -> Result<BinlogStanding, String> {
-        let index = self.parts.config.failover.relays.iter().position(|part| part.name == relay);
+        let index = self.clients.config.failover.relays.iter().position(|part| part.name == relay);
         let index = index.ok_or_else(|| format!("no relay is named {relay}"))?;
-        self.parts.off(move |parts| parts.order(index, &order)).await
+        self.clients.off(move |clients| clients.order(index, &order)).await
     }
 
     async fn survey_again(&self, before: &Survey<MariaDb>) -> Survey<MariaDb> {
@@ -422,12 +423,12 @@ impl Adapter for Servers {
     async fn catch_up(&self, candidates: &[Candidate], target: &Target) -> Result<String, String> {
         let node = candidates.first().map(|candidate| candidate.name.clone()).unwrap_or_default();
         let (address, target) = (self.address(&node), target.clone());
-        self.parts.off(move |parts| catch_up(parts, &address, &target)).await.map(|()| node)
+        self.clients.off(move |clients| catch_up(clients, &address, &target)).await.map(|()| node)
     }
 
     async fn promote(&self, node: &str, _: &Engine<MariaDb>) -> Result<u32, NotPromoted<String>> {
         let address = self.address(node);
-        let told = self.parts.off(move |parts| Ok(promote(parts, &address))).await;
+        let told = self.clients.off(move |clients| Ok(promote(clients, &address))).await;
         let why = match told {
             Ok(Ok(())) => return Ok(0),
             Ok(Err(Told::No(why))) => return Err(NotPromoted::Not(why)),
@@ -489,9 +490,13 @@ impl Adapter for Servers {
 }
 
 /// Has a server receive all that the fenced relays have. Blocking.
-fn catch_up(parts: &Parts, address: &str, Target { relay: (relay, from), wanted }: &Target) -> Result<(), String> {
-    let limit = parts.config.failover.step_timeout;
-    let mut session = parts.server(address)?;
+fn catch_up(
+    clients: &MariaDbClients,
+    address: &str,
+    Target { relay: (relay, from), wanted }: &Target,
+) -> Result<(), String> {
+    let limit = clients.config.failover.step_timeout;
+    let mut session = clients.server(address)?;
     session.patience(limit + Duration::from_secs(5))?;
     let state = look(&mut session)?;
     if state.has(wanted) {
@@ -530,9 +535,9 @@ impl From<String> for Told {
 }
 
 /// Makes a server the source. Blocking.
-fn promote(parts: &Parts, address: &str) -> Result<(), Told> {
-    let mut session = parts.server(address)?;
-    session.patience(parts.config.failover.step_timeout + Duration::from_secs(5))?;
+fn promote(clients: &MariaDbClients, address: &str) -> Result<(), Told> {
+    let mut session = clients.server(address)?;
+    session.patience(clients.config.failover.step_timeout + Duration::from_secs(5))?;
     for statement in [
         "STOP SLAVE",
         // Its commits must wait for a relay as the old source's did, from the first one on.
@@ -546,7 +551,7 @@ fn promote(parts: &Parts, address: &str) -> Result<(), Told> {
     }
     let Err(why) = session.query("SET GLOBAL read_only = 0") else { return Ok(()) };
     // The answer may have been lost although the statement succeeded.
-    match parts.server(address).and_then(|mut session| look(&mut session)) {
+    match clients.server(address).and_then(|mut session| look(&mut session)) {
         Ok(state) if !state.read_only => Ok(()),
         _ => Err(Told::Unknown(why)),
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use tokio_postgres::Client;
 
-use super::parts::{Parts, Said, first};
+use super::cluster_clients::{ClusterClients, PeerResult, first};
 
 /// Start of the note.
 const MARK: &str = "# kingpost: ";
@@ -100,8 +100,8 @@ const PACE: Duration = Duration::from_millis(10);
 ///
 /// # Errors
 /// The server is no longer a standby or is about to be promoted, it carries a higher term, or it does not answer.
-pub(super) async fn claim(parts: &Parts, node: &str, note: &Note) -> Said<()> {
-    let client = locked(parts, node).await?;
+pub(super) async fn claim(clients: &ClusterClients, node: &str, note: &Note) -> PeerResult<()> {
+    let client = locked(clients, node).await?;
     let command = first(&client, COMMAND).await?.unwrap_or_default();
     let (own, held) = Note::read(&command);
     if let Some(held) = held.filter(|held| held.term > note.term) {
@@ -121,8 +121,8 @@ pub(super) async fn claim(parts: &Parts, node: &str, note: &Note) -> Said<()> {
 ///
 /// # Errors
 /// The standby carries another term, does not answer, or does not leave recovery within `limit`.
-pub(super) async fn promote(parts: &Parts, node: &str, term: u64, limit: Duration) -> Said<()> {
-    let client = locked(parts, node).await?;
+pub(super) async fn promote(clients: &ClusterClients, node: &str, term: u64, limit: Duration) -> PeerResult<()> {
+    let client = locked(clients, node).await?;
     let command = first(&client, COMMAND).await?.unwrap_or_default();
     match Note::read(&command).1 {
         Some(held) if held.term == term => {}
@@ -142,8 +142,8 @@ pub(super) async fn promote(parts: &Parts, node: &str, term: u64, limit: Duratio
 }
 
 /// Opens a session on the server that holds the lock until it ends.
-async fn locked(parts: &Parts, node: &str) -> Said<Client> {
-    let client = parts.session(node).await?;
+async fn locked(clients: &ClusterClients, node: &str) -> PeerResult<Client> {
+    let client = clients.session(node).await?;
     first(&client, &format!("SET lock_timeout = {}", WAIT.as_millis())).await?;
     first(&client, &format!("SELECT pg_catalog.pg_advisory_lock({LOCK})"))
         .await

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-use super::parts::Parts;
+use super::cluster_clients::ClusterClients;
 
 /// Duration of a proxy's pause without renewal: as long as the [lock](super::lock) lasts.
 const LEASE: Duration = super::lock::LEASE;
@@ -22,7 +22,7 @@ pub(super) type Refusals = Vec<(String, String)>;
 
 /// Proxies that have paused, and stay paused as long as this value is held.
 pub(super) struct Pause {
-    parts: Parts,
+    clients: ClusterClients,
     /// One lease for each proxy: a proxy that does not answer delays no other.
     leases: Vec<Lease>,
 }
@@ -54,15 +54,15 @@ impl Pause {
     ///
     /// # Errors
     /// Proxies that have not paused within `limit`; then no client waits any more.
-    pub(super) async fn begin(parts: &Parts, limit: Duration) -> Result<Pause, Refusals> {
+    pub(super) async fn begin(clients: &ClusterClients, limit: Duration) -> Result<Pause, Refusals> {
         let lease = |proxy| {
             let ended = Arc::<(AtomicBool, Notify)>::default();
             // Renewed from the beginning: a long transaction may be waited for longer than a lease lasts.
-            let renewing = tokio::spawn(renew(parts.clone(), proxy, Arc::clone(&ended)));
+            let renewing = tokio::spawn(renew(clients.clone(), proxy, Arc::clone(&ended)));
             Lease { ended, renewing }
         };
-        let pause = Pause { parts: parts.clone(), leases: (0..parts.proxy_count()).map(lease).collect() };
-        let failed = parts.consoles(&command(), limit).await;
+        let pause = Pause { clients: clients.clone(), leases: (0..clients.proxy_count()).map(lease).collect() };
+        let failed = clients.consoles(&command(), limit).await;
         if failed.is_empty() {
             return Ok(pause);
         }
@@ -77,10 +77,10 @@ impl Pause {
 
     /// Resumes each proxy once it has seen a primary on `timeline`, for which all look at once.
     pub(super) async fn end_at(self, timeline: u32) -> Refusals {
-        let parts = &self.parts;
+        let clients = &self.clients;
         let each = self.leases.into_iter().enumerate().map(|(proxy, lease)| async move {
             lease.renew_no_more().await;
-            parts.at_console(proxy, &resuming(timeline), RESUME).await
+            clients.at_console(proxy, &resuming(timeline), RESUME).await
         });
         join_all(each).await.into_iter().flatten().collect()
     }
@@ -94,19 +94,19 @@ fn resuming(timeline: u32) -> String {
     format!("RESUME WHEN TIMELINE >= {timeline}")
 }
 
-async fn renew(parts: Parts, proxy: usize, ended: Arc<(AtomicBool, Notify)>) {
+async fn renew(clients: ClusterClients, proxy: usize, ended: Arc<(AtomicBool, Notify)>) {
     while !ended.0.load(Ordering::Acquire) {
         tokio::select! {
             () = tokio::time::sleep(RENEW) => {}
             () = ended.1.notified() => continue,
         }
         // A pause that is not renewed ends: clients then find that the old primary refuses sessions, and wait.
-        parts.at_console(proxy, &command(), RENEW).await;
+        clients.at_console(proxy, &command(), RENEW).await;
     }
 }
 
 /// Has the proxies look at once for a primary on `timeline` or a later one, and ends a leased pause when it is found. For proxies that have not
 /// paused this only shortens the time until they know the primary. A proxy keeps looking after the wait for it has ended.
-pub(super) async fn resume(parts: &Parts, timeline: u32) -> Refusals {
-    parts.consoles(&resuming(timeline), RESUME).await
+pub(super) async fn resume(clients: &ClusterClients, timeline: u32) -> Refusals {
+    clients.consoles(&resuming(timeline), RESUME).await
 }

@@ -11,9 +11,9 @@ use futures_util::stream::FuturesUnordered;
 use super::ballot::{self, NotNoted, TooFew};
 use super::elect::{Adapter, News, NotPromoted, Stop, elect};
 use super::engine::{Engine, NotAgreed, Plan, Promoted, ServerKind, Wish};
+use super::failover_run::{FailoverRun, Guard};
 use super::note::{self, Note};
 use super::plan::{self, Candidate, Election, RelaySeen, ServerState, Situation, Survey, Target, Unfit};
-use super::steps::{Guard, Steps};
 use process::Failure;
 
 /// Interval between two checks of a condition that is waited for.
@@ -90,7 +90,7 @@ impl ServerKind for Postgresql {
     }
 }
 
-impl Adapter for Steps {
+impl Adapter for FailoverRun {
     type Kind = Postgresql;
     type Setback = Failure;
 
@@ -103,11 +103,11 @@ impl Adapter for Steps {
     }
 
     async fn order(&self, relay: &str, order: Order) -> Result<RelayState, String> {
-        self.parts.order(relay, order).await
+        self.clients.order(relay, order).await
     }
 
     async fn survey_again(&self, before: &Survey) -> Survey {
-        self.parts.survey_again(before).await
+        self.clients.survey_again(before).await
     }
 
     async fn note(&self, now: &Survey, term: u64, old: Option<&str>) -> Vec<String> {
@@ -119,11 +119,11 @@ impl Adapter for Steps {
     }
 
     async fn promote(&self, node: &str, engine: &Engine<Postgresql>) -> Result<u32, NotPromoted<Failure>> {
-        let promoted = note::promote(&self.parts, node, engine.term(), self.limit()).await;
+        let promoted = note::promote(&self.clients, node, engine.term(), self.limit()).await;
         // The server is queried whatever the result: the answer may have been lost.
         let began = Instant::now();
         loop {
-            match (self.parts.look(node).await, &promoted) {
+            match (self.clients.look(node).await, &promoted) {
                 (Ok(state), _) if !state.standby => {
                     self.say(format_args!("promoted {node}: it writes timeline {}", state.timeline));
                     return Ok(state.timeline);
@@ -210,7 +210,7 @@ impl Adapter for Steps {
     }
 }
 
-impl Steps {
+impl FailoverRun {
     /// Checks whether a failover can begin, and returns its candidates: every check that is possible before anything is changed.
     ///
     /// # Errors
@@ -225,7 +225,7 @@ impl Steps {
             }
             self.say(format_args!("note: {found}"));
         }
-        if self.parts.relay_count() == 0 && !self.accept_loss {
+        if self.clients.relay_count() == 0 && !self.accept_loss {
             return Err(Failure::config(
                 "no relay is configured as [[failover.relays]]: what only the old primary has would be lost",
             )
@@ -268,7 +268,7 @@ impl Steps {
     pub(super) async fn claim(&self, survey: &Survey, term: u64, old: Option<&str>) -> Vec<String> {
         let note = Note { term, after: old.map(str::to_owned) };
         let each = ballot::to_be_noted(survey)
-            .map(|server| async { (server.name.clone(), note::claim(&self.parts, &server.name, &note).await) });
+            .map(|server| async { (server.name.clone(), note::claim(&self.clients, &server.name, &note).await) });
         let mut claimed = Vec::new();
         for (node, result) in join_all(each).await {
             match result {
@@ -336,7 +336,7 @@ impl Steps {
         let began = Instant::now();
         let mut led = false;
         loop {
-            let state = self.parts.look(node).await;
+            let state = self.clients.look(node).await;
             match &state {
                 Ok(state) if !state.standby => return Err(format!("{node} has been promoted by somebody else")),
                 Ok(state) if target.reached(state) => {

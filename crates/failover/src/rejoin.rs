@@ -3,18 +3,18 @@
 use ::relay::Order;
 
 use super::engine::Promoted;
+use super::failover_run::{FailoverRun, split};
 use super::hooks::{self, Hook};
 use super::lock;
 use super::plan::{Locked, Survey};
-use super::steps::{Steps, split};
 use process::terminal;
 
-impl Steps {
+impl FailoverRun {
     /// Brings the replaced primary back as a standby, by the configured program, or prints how to. No other server is touched: a server that does not
     /// answer and was no primary may have been stopped for a reason.
     pub(super) async fn rejoin(&self, before: &Survey, promoted: &Promoted) {
         let Promoted { node, old, .. } = promoted;
-        let survey = self.parts.survey_again(before).await;
+        let survey = self.clients.survey_again(before).await;
         for server in survey.servers.iter().filter(|server| server.name != *node) {
             let is_old = old.as_ref() == Some(&server.name);
             match &server.state {
@@ -33,7 +33,7 @@ impl Steps {
     async fn bring_back(&self, old: &str, promoted: &Promoted, locked: bool) {
         let (primary, upstream) = (self.address(&promoted.node), self.upstream(promoted).await);
         // Until its first checkpoint the control file of a promoted server has the old timeline, and pg_rewind finds nothing to do.
-        if let Err(why) = self.parts.checkpoint(&promoted.node).await {
+        if let Err(why) = self.clients.checkpoint(&promoted.node).await {
             self.say(format_args!("{} made no checkpoint, which pg_rewind needs: {why}", promoted.node));
         }
         if self.config.failover.rejoin.is_empty() {
@@ -44,7 +44,7 @@ impl Steps {
             });
             return;
         }
-        if locked && let Err(why) = lock::take_out_of_files(&self.parts, old).await {
+        if locked && let Err(why) = lock::take_out_of_files(&self.clients, old).await {
             self.say(format_args!("the lock on {old} stays in its postgresql.auto.conf: {why}"));
         }
         let hook = Hook {
@@ -64,7 +64,7 @@ impl Steps {
     /// Returns the address that a standby should receive from: a relay that follows the new primary, or else the new primary.
     async fn upstream(&self, promoted: &Promoted) -> String {
         for relay in &self.config.failover.relays {
-            let standing = self.parts.order(&relay.name, Order::Look).await;
+            let standing = self.clients.order(&relay.name, Order::Look).await;
             if standing.is_ok_and(|standing| standing.timeline >= promoted.timeline) {
                 return relay.address.clone();
             }

@@ -14,13 +14,13 @@ use ::relay::Order;
 use watermark::Lsn;
 
 use super::Ends;
-use super::away::away;
 use super::engine::Promoted;
+use super::failover_run::{FailoverRun, Guard, NoGuard};
 use super::hooks::{self, Hook};
 use super::lock::{self, LEASE, Lock};
 use super::pause::{Pause, Refusals};
 use super::plan::{Situation, Survey};
-use super::steps::{Guard, NoGuard, Steps};
+use super::replace_primary::replace_primary;
 use process::Failure;
 
 /// Interval between two checks of a condition that is waited for.
@@ -57,7 +57,7 @@ struct Begun {
 
 /// Runs a switchover from the survey to the end.
 pub(super) async fn run(
-    steps: &Steps,
+    steps: &FailoverRun,
     survey: &Survey,
     to: Option<&str>,
     dry_run: bool,
@@ -76,10 +76,10 @@ pub(super) async fn run(
         }
         Situation::Fenced { .. } | Situation::NoPrimary { .. } | Situation::Promoted { .. } => {
             steps.say("no primary is at work: this goes on as a failover");
-            return away(steps, survey, to, dry_run, &NoGuard).await;
+            return replace_primary(steps, survey, to, dry_run, &NoGuard).await;
         }
     };
-    if steps.parts.relay_count() == 0 {
+    if steps.clients.relay_count() == 0 {
         return Err(Failure::config(
             "no relay is configured as [[failover.relays]]: it is what passes the last commits on",
         ));
@@ -102,7 +102,7 @@ pub(super) async fn run(
     let by_hook = !steps.config.failover.stop.is_empty();
     if dry_run {
         let how = if by_hook { "stop it by the configured program" } else { "lock it" };
-        let pause = if steps.parts.proxy_count() > 0 { "pause the proxies, " } else { "" };
+        let pause = if steps.clients.proxy_count() > 0 { "pause the proxies, " } else { "" };
         steps.say(format_args!("would {pause}{how}, fence the relays, have {node} catch up, promote it, and resume"));
         return Ok(());
     }
@@ -132,10 +132,10 @@ pub(super) async fn run(
 }
 
 /// Waits until enough relays whose fences were removed receive again; returns the last survey, also after the time limit.
-async fn relays_receive(steps: &Steps, needed: usize) -> Survey {
+async fn relays_receive(steps: &FailoverRun, needed: usize) -> Survey {
     let began = Instant::now();
     loop {
-        let survey = steps.parts.survey().await;
+        let survey = steps.clients.survey().await;
         let streaming = survey.standing().filter(|(_, standing)| standing.state == "streaming").count();
         if streaming >= needed || began.elapsed() > steps.limit() {
             return survey;
@@ -145,12 +145,12 @@ async fn relays_receive(steps: &Steps, needed: usize) -> Survey {
 }
 
 /// Waits for open transactions to end, and pauses clients.
-async fn pause(steps: &Steps) -> Result<Option<Pause>, Failure> {
-    if steps.parts.proxy_count() == 0 {
+async fn pause(steps: &FailoverRun) -> Result<Option<Pause>, Failure> {
+    if steps.clients.proxy_count() == 0 {
         steps.say("no proxy is configured as [[failover.proxies]]: clients that have a transaction open now lose it");
         return Ok(None);
     }
-    match Pause::begin(&steps.parts, steps.limit()).await {
+    match Pause::begin(&steps.clients, steps.limit()).await {
         Ok(pause) => {
             steps.say("the proxies have paused: clients wait");
             Ok(Some(pause))
@@ -164,12 +164,12 @@ async fn pause(steps: &Steps) -> Result<Option<Pause>, Failure> {
 }
 
 /// Resumes clients at the new primary.
-async fn resume(steps: &Steps, pause: Option<Pause>, promoted: &Promoted) {
+async fn resume(steps: &FailoverRun, pause: Option<Pause>, promoted: &Promoted) {
     let Some(pause) = pause else { return };
     say_resumed(steps, pause.end_at(promoted.timeline).await);
 }
 
-fn say_resumed(steps: &Steps, failed: Refusals) {
+fn say_resumed(steps: &FailoverRun, failed: Refusals) {
     if failed.is_empty() {
         steps.say("the proxies have resumed");
     }
@@ -181,7 +181,7 @@ fn say_resumed(steps: &Steps, failed: Refusals) {
 }
 
 /// Stops the server by the configured program; waits until it no longer answers.
-async fn stop_by_hook(steps: &Steps, old: &str) -> Result<Silenced, Failure> {
+async fn stop_by_hook(steps: &FailoverRun, old: &str) -> Result<Silenced, Failure> {
     let address = steps.address(old);
     let hook = Hook {
         program: &steps.config.failover.stop,
@@ -205,9 +205,9 @@ async fn stop_by_hook(steps: &Steps, old: &str) -> Result<Silenced, Failure> {
     }
 }
 
-async fn gone(steps: &Steps, old: &str) -> Result<(), String> {
+async fn gone(steps: &FailoverRun, old: &str) -> Result<(), String> {
     let began = Instant::now();
-    while steps.parts.look(old).await.is_ok() {
+    while steps.clients.look(old).await.is_ok() {
         if began.elapsed() > steps.limit() {
             return Err(format!("it still answers after {:?}", steps.limit()));
         }
@@ -217,9 +217,9 @@ async fn gone(steps: &Steps, old: &str) -> Result<(), String> {
 }
 
 /// Locks the server, ends all sessions, and waits until the relays have all that these have written.
-async fn locked(steps: &Steps, old: &str, needed: usize) -> Result<Silenced, Failure> {
+async fn locked(steps: &FailoverRun, old: &str, needed: usize) -> Result<Silenced, Failure> {
     let failed = |why: String| Failure::runtime(format!("cannot lock {old}: {why}"));
-    let mut lock = Lock::take(&steps.parts, old).await.map_err(failed)?;
+    let mut lock = Lock::take(&steps.clients, old).await.map_err(failed)?;
     let silent = async {
         let written = lock.silence(steps.limit()).await?;
         steps.say(format_args!("{old} is locked, its log ends at {written}"));
@@ -231,12 +231,12 @@ async fn locked(steps: &Steps, old: &str, needed: usize) -> Result<Silenced, Fai
 }
 
 /// Waits until enough relays have the log up to `written`.
-async fn relays_have(steps: &Steps, written: Lsn, needed: usize) -> Result<(), String> {
+async fn relays_have(steps: &FailoverRun, written: Lsn, needed: usize) -> Result<(), String> {
     let began = Instant::now();
     loop {
         let mut have = 0;
         for relay in &steps.config.failover.relays {
-            let standing = steps.parts.order(&relay.name, Order::Look).await;
+            let standing = steps.clients.order(&relay.name, Order::Look).await;
             have += usize::from(standing.is_ok_and(|standing| standing.flushed >= written));
         }
         if have >= needed {
@@ -250,8 +250,8 @@ async fn relays_have(steps: &Steps, written: Lsn, needed: usize) -> Result<(), S
 }
 
 /// Keeps the old primary as the primary, unless another was promoted.
-async fn go_on(steps: &Steps, old: &str, by_hook: bool, begun: Begun) {
-    let survey = steps.parts.survey().await;
+async fn go_on(steps: &FailoverRun, old: &str, by_hook: bool, begun: Begun) {
+    let survey = steps.clients.survey().await;
     if let Ok(Situation::Promoted { primary, timeline }) = survey.situation() {
         return resume(steps, begun.pause, &Promoted { node: primary, timeline, old: None }).await;
     }
@@ -259,7 +259,7 @@ async fn go_on(steps: &Steps, old: &str, by_hook: bool, begun: Begun) {
         steps.say(failure);
     } else if !by_hook {
         // Also lifts a lock that was not complete.
-        if let Err(why) = lock::unlock(&steps.parts, old).await {
+        if let Err(why) = lock::unlock(&steps.clients, old).await {
             steps.say(format_args!("{old} may still be locked: {why}. Run `kingpost failover --abort`"));
         }
     } else if begun.silenced.is_some() {

@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Ends;
-use super::awake::Awake;
-use super::away::away;
+use super::cluster_monitor::{ClusterMonitor, LOOK};
 use super::elector::Elector;
 use super::etcd::PATRONI;
+use super::failover_run::FailoverRun;
 use super::held::{Held, SHORTEST};
 use super::judge::{Due, Judgement, Watched, judge};
-use super::lookout::{LOOK, Lookout};
 use super::plan::{self, Situation, Survey};
+use super::replace_primary::replace_primary;
 use super::report::{Report, check_address};
-use super::steps::Steps;
+use super::suspend_aware_clock::SuspendAwareClock;
 use crate::args::WatchArgs;
 use config::Config;
 use metrics::Admin;
@@ -28,8 +28,8 @@ const TAKEN: Duration = Duration::from_millis(250);
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
 
 /// Runs until a signal.
-pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> Result<(), Failure> {
-    steps.parts.look_within_at_most(LOOK);
+pub(super) async fn run(mut steps: FailoverRun, args: &WatchArgs, stop: &mut Ends) -> Result<(), Failure> {
+    steps.clients.look_within_at_most(LOOK);
     let elector = Elector::of(args, &steps.config.failover)?;
     if let Some(elector) = &elector {
         may_act(&steps, elector, args.ttl).await?;
@@ -38,8 +38,8 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
         Locking { key: lock_key(&steps.config), owner: format!("{}:{}", host(), std::process::id()), ttl: args.ttl };
     steps.say(format_args!(
         "watching {} servers and {} relays; a lost primary is {}",
-        steps.parts.nodes().len(),
-        steps.parts.relay_count(),
+        steps.clients.nodes().len(),
+        steps.clients.relay_count(),
         if elector.is_some() { "replaced" } else { "reported" }
     ));
     let report = Arc::new(Report::new(elector.is_some()));
@@ -51,16 +51,16 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
         None => None,
     };
     let pushing = Pushing::start(&steps.config.metrics.otlp, Arc::clone(&report))?;
-    let patient = steps.parts.patient();
-    let awake = Awake::start();
-    let mut lookout = Lookout::new(&patient, &awake);
+    let patient = steps.clients.patient();
+    let clock = SuspendAwareClock::start();
+    let mut monitor = ClusterMonitor::new(&patient, &clock);
     let mut watched = Watched::default();
     let mut again = AGAIN.0;
     let mut busy = false;
     let mut not_before = Duration::ZERO;
     loop {
         let survey = tokio::select! {
-            survey = lookout.next() => survey,
+            survey = monitor.next() => survey,
             name = stop.next() => {
                 if let Some(pushing) = &pushing {
                     pushing.flush().await;
@@ -70,7 +70,7 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
         };
         let judgement = judge(survey);
         report.looked(&judgement);
-        if watched.see(&judgement, awake.now()) {
+        if watched.see(&judgement, clock.now()) {
             again = AGAIN.0;
             busy = false;
             not_before = Duration::ZERO;
@@ -81,10 +81,10 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
                 Judgement::Unfinished => "a failover was begun, and has not ended".into(),
             });
         }
-        match (watched.due(awake.now(), args.after, elector.is_some()), &elector) {
+        match (watched.due(clock.now(), args.after, elector.is_some()), &elector) {
             (Due::Nothing, _) | (Due::Failover, None) => {}
             (Due::Advice, _) => advise(&steps, survey),
-            (Due::Failover, Some(_)) if awake.now() < not_before => {}
+            (Due::Failover, Some(_)) if clock.now() < not_before => {}
             (Due::Failover, Some(elector)) => {
                 steps.began = Instant::now();
                 report.begins();
@@ -92,17 +92,17 @@ pub(super) async fn run(mut steps: Steps, args: &WatchArgs, stop: &mut Ends) -> 
                 report.ends(result.as_ref().ok().copied());
                 match result {
                     // Earlier looks are outdated.
-                    Ok(true) => lookout = Lookout::new(&patient, &awake),
+                    Ok(true) => monitor = ClusterMonitor::new(&patient, &clock),
                     Ok(false) => {
-                        not_before = awake.now() + TAKEN;
+                        not_before = clock.now() + TAKEN;
                         if !std::mem::replace(&mut busy, true) {
                             steps.say("somebody else has the lock: it is theirs to do");
                         }
                     }
                     Err(failure) => {
                         steps.say(format_args!("failed: {failure}"));
-                        lookout = Lookout::new(&patient, &awake);
-                        not_before = awake.now() + again;
+                        monitor = ClusterMonitor::new(&patient, &clock);
+                        not_before = clock.now() + again;
                         again = (again * 2).min(AGAIN.1);
                     }
                 }
@@ -116,14 +116,14 @@ pub(super) fn lock_key(config: &Config) -> String {
     format!("/kingpost/failover/{}", config.cluster.name)
 }
 
-fn ended(steps: &Steps, signal: &str) -> Result<(), Failure> {
+fn ended(steps: &FailoverRun, signal: &str) -> Result<(), Failure> {
     steps.say(format_args!("ended by {signal}"));
     Ok(())
 }
 
 /// Checks that this program may replace a primary by itself.
-async fn may_act(steps: &Steps, elector: &Elector, ttl: Duration) -> Result<(), Failure> {
-    if steps.parts.relay_count() == 0 {
+async fn may_act(steps: &FailoverRun, elector: &Elector, ttl: Duration) -> Result<(), Failure> {
+    if steps.clients.relay_count() == 0 {
         return Err(Failure::config(
             "no relay is configured as [[failover.relays]]: without one nothing is failed over by itself",
         ));
@@ -156,7 +156,7 @@ async fn may_act(steps: &Steps, elector: &Elector, ttl: Duration) -> Result<(), 
     elector.would_grant(ttl).await.map_err(refused)
 }
 
-fn advise(steps: &Steps, survey: &Survey) {
+fn advise(steps: &FailoverRun, survey: &Survey) {
     match plan::candidates(survey, None, false, &steps.rules(None)) {
         Ok(election) => {
             let names: Vec<_> = election.candidates.into_iter().map(|candidate| candidate.name).collect();
@@ -175,18 +175,18 @@ struct Locking {
 }
 
 /// Fails over under the lock; false: somebody else has it. `seen`: the earlier survey.
-async fn guarded(steps: &Steps, elector: &Elector, lock: &Locking, seen: &Survey) -> Result<bool, Failure> {
+async fn guarded(steps: &FailoverRun, elector: &Elector, lock: &Locking, seen: &Survey) -> Result<bool, Failure> {
     let held = Held::take(elector, &lock.key, &lock.owner, lock.ttl).await;
     let Some(held) = held.map_err(|why| Failure::runtime(format!("cannot take the lock: {why}")))? else {
         return Ok(false);
     };
     steps.step("locked");
-    // The earlier holder may have failed over. Parts that have been silent for long are not waited for again.
-    let survey = steps.parts.survey_again(seen).await;
+    // The earlier holder may have failed over. Hosts that have been silent for long are not waited for again.
+    let survey = steps.clients.survey_again(seen).await;
     let result = match (judge(&survey), survey.situation()) {
         // An earlier run was interrupted before it had elected a node, and the primary lives: removing the fences is enough for it to go on.
         (_, Ok(Situation::Fenced { .. })) if survey.elected().is_none() => steps.abort().await,
-        (Judgement::Lost | Judgement::Unfinished, _) => away(steps, &survey, None, false, &held).await,
+        (Judgement::Lost | Judgement::Unfinished, _) => replace_primary(steps, &survey, None, false, &held).await,
         (Judgement::Healthy(_) | Judgement::Unsure(_), _) => Ok(()),
     };
     held.give_back().await;

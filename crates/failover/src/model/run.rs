@@ -2,7 +2,7 @@
 
 use super::super::ballot::{Ballot, to_be_noted};
 use super::super::engine::{Engine, Plan, ServerKind, Step, Wish};
-use super::super::judge::{Course, course};
+use super::super::judge::{FailoverDecision, course};
 use super::super::mariadb::{self, MariaDb};
 use super::super::plan::{Candidate, Election, RelaySeen, Survey};
 use super::super::postgresql::Postgresql;
@@ -81,9 +81,9 @@ pub(super) trait Kind: ServerKind {
     fn to_be_noted(now: &Survey<Self>) -> u8;
 }
 
-/// Decides as [`super::super::away`] does.
+/// Decides as [`super::super::replace_primary`] does.
 pub(super) fn begin_postgresql(survey: &Survey<Postgresql>) -> Option<Plan> {
-    let Ok(Course::Away { timeline }) = course(survey, false) else { return None };
+    let Ok(FailoverDecision::Away { timeline }) = course(survey, false) else { return None };
     (survey.standing().count() >= survey.needed()).then(|| Plan { timeline, ..Plan::default() })
 }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, getpid, kill_process};
 
-use super::parts::Parts;
+use super::cluster_clients::ClusterClients;
 use super::plan::{Rules, Survey};
 use crate::args::StopAt;
 use config::Config;
@@ -12,9 +12,9 @@ use process::Failure;
 use process::terminal;
 
 /// One failover in progress.
-pub(super) struct Steps {
+pub(super) struct FailoverRun {
     pub(super) config: Config,
-    pub(super) parts: Parts,
+    pub(super) clients: ClusterClients,
     pub(super) began: Instant,
     /// Random number, which distinguishes its terms from those of runs that begin at the same time.
     pub(super) run: u16,
@@ -48,21 +48,21 @@ impl Guard for NoGuard {
     }
 }
 
-impl Steps {
+impl FailoverRun {
     /// # Errors
     /// The configuration has no servers, or a password file cannot be read.
-    pub(super) fn new(config: Config) -> Result<Steps, Failure> {
+    pub(super) fn new(config: Config) -> Result<FailoverRun, Failure> {
         if config.cluster.nodes.is_empty() {
             return Err(
                 Failure::config("nothing says which servers there are").advise("list them as [[cluster.nodes]]")
             );
         }
-        let parts = Parts::new(&config)?;
+        let clients = ClusterClients::new(&config)?;
         let stop = StopAt::default();
         let mut run = [0; 2];
         getrandom::fill(&mut run).map_err(|error| Failure::runtime(format!("no random numbers: {error}")))?;
         let run = u16::from_ne_bytes(run);
-        Ok(Steps { config, parts, began: Instant::now(), run, force: false, accept_loss: false, stop })
+        Ok(FailoverRun { config, clients, began: Instant::now(), run, force: false, accept_loss: false, stop })
     }
 
     /// See [`mark`].
@@ -80,13 +80,13 @@ impl Steps {
 
     /// Returns the configured address of a node.
     pub(super) fn address(&self, node: &str) -> String {
-        let known = self.parts.nodes().iter().find(|known| known.name == node);
+        let known = self.clients.nodes().iter().find(|known| known.name == node);
         known.map(|known| known.address.clone()).unwrap_or_default()
     }
 
     /// Returns the rules for candidates that replace `old`.
     pub(super) fn rules(&self, old: Option<&str>) -> Rules {
-        let zone = |old: &str| self.parts.nodes().iter().find(|node| node.name == old)?.zone.clone();
+        let zone = |old: &str| self.clients.nodes().iter().find(|node| node.name == old)?.zone.clone();
         let failover = &self.config.failover;
         Rules { zones: failover.zones.clone(), lag_limit: failover.lag_limit, home: old.and_then(zone) }
     }

@@ -1,14 +1,14 @@
 //! Replacement of a lost primary, or the continuation of an interrupted run.
 
 use super::engine::Promoted;
-use super::judge::{Course, course};
+use super::failover_run::{FailoverRun, Guard};
+use super::judge::{FailoverDecision, course};
 use super::plan::Survey;
-use super::steps::{Guard, Steps};
 use process::Failure;
 
 /// Runs a failover from the survey to the end.
-pub(super) async fn away(
-    steps: &Steps,
+pub(super) async fn replace_primary(
+    steps: &FailoverRun,
     survey: &Survey,
     to: Option<&str>,
     dry_run: bool,
@@ -16,14 +16,14 @@ pub(super) async fn away(
 ) -> Result<(), Failure> {
     let course = course(survey, steps.force).map_err(|error| Failure::runtime(error.to_string()))?;
     let timeline = match course {
-        Course::Follow { primary, timeline } => {
+        FailoverDecision::Follow { primary, timeline } => {
             steps.say(format_args!("{primary} has been promoted already: relays and standbys are to follow it"));
             if dry_run {
                 return Ok(());
             }
             return follow(steps, survey, primary, timeline).await;
         }
-        Course::Nothing { primary, timeline } => {
+        FailoverDecision::Nothing { primary, timeline } => {
             let behind = survey.standing().filter(|(_, standing)| standing.timeline < timeline).count();
             let stale = survey.answering().filter(|(_, state)| !state.standby && state.timeline < timeline).count();
             let can_rejoin = !steps.config.failover.rejoin.is_empty();
@@ -45,7 +45,7 @@ pub(super) async fn away(
             ))
             .advise("for a planned change use `kingpost switchover`; --force does it all the same"));
         }
-        Course::Interrupted { old } => {
+        FailoverDecision::Interrupted { old } => {
             return Err(Failure::runtime(format!(
                 "{old} is the primary and answers, and the relays are fenced: an earlier run was interrupted before anything was \
                  elected"
@@ -54,13 +54,13 @@ pub(super) async fn away(
                 "`kingpost failover --abort` lets {old} go on; `kingpost switchover` begins anew; --force goes on away from {old}"
             )));
         }
-        Course::Heard { relay, upstream } => {
+        FailoverDecision::Heard { relay, upstream } => {
             return Err(Failure::runtime(format!(
                 "{relay} receives from {upstream} at this moment: the primary lives, and only this program cannot reach it"
             ))
             .advise("run it from where the servers can be reached; or say --force, which takes the primary's relays away"));
         }
-        Course::Away { timeline } => timeline,
+        FailoverDecision::Away { timeline } => timeline,
     };
     let old = steps.primary_of(survey, timeline).await;
     if dry_run {
@@ -70,7 +70,7 @@ pub(super) async fn away(
             "would fence {} or more of {} relays at timeline {timeline}, have {} catch up, promote it, and have relays and standbys \
              follow it",
             survey.needed(),
-            steps.parts.relay_count(),
+            steps.clients.relay_count(),
             candidates.join(" or ")
         ));
         return Ok(());
@@ -81,7 +81,7 @@ pub(super) async fn away(
 }
 
 /// Completes a failover after the promotion.
-async fn follow(steps: &Steps, survey: &Survey, primary: String, timeline: u32) -> Result<(), Failure> {
+async fn follow(steps: &FailoverRun, survey: &Survey, primary: String, timeline: u32) -> Result<(), Failure> {
     let old = survey.state(&primary).and_then(|state| state.note.as_ref()?.after.clone());
     let promoted = Promoted { node: primary, timeline, old };
     steps.settle(survey, &promoted, steps.proxies_look(&promoted)).await

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A survey that waits for all of them would be as late with the relays' answers as a server that does not answer. This one holds the latest answer
-//! of each: enough to see a fault. Before acting on it a caller surveys again ([`Parts::survey_again`]).
+//! of each: enough to see a fault. Before acting on it a caller surveys again ([`ClusterClients::survey_again`]).
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
-use super::awake::Awake;
-use super::parts::Parts;
+use super::cluster_clients::ClusterClients;
 use super::plan::{RelaySeen, ServerSeen, Survey};
+use super::suspend_aware_clock::SuspendAwareClock;
 
 /// Time from the end of one look at a part to the beginning of the next one.
 const PACE: Duration = Duration::from_millis(500);
@@ -32,28 +32,28 @@ enum Seen {
 }
 
 /// The latest answers, and the looks under way.
-pub(super) struct Lookout<'a> {
-    parts: &'a Parts,
-    awake: &'a Awake,
+pub(super) struct ClusterMonitor<'a> {
+    clients: &'a ClusterClients,
+    clock: &'a SuspendAwareClock,
     looks: FuturesUnordered<Pin<Box<dyn Future<Output = Seen> + 'a>>>,
     survey: Survey,
     /// Entries are true once the first look at a part has ended: servers first, then relays.
     known: Vec<bool>,
 }
 
-impl<'a> Lookout<'a> {
-    /// Starts with a look at all parts. `parts` need limits far above [`LOOK`].
-    pub(super) fn new(parts: &'a Parts, awake: &'a Awake) -> Lookout<'a> {
-        let survey = parts.unseen();
+impl<'a> ClusterMonitor<'a> {
+    /// Starts with a look at all parts. `clients` need limits far above [`LOOK`].
+    pub(super) fn new(clients: &'a ClusterClients, clock: &'a SuspendAwareClock) -> ClusterMonitor<'a> {
+        let survey = clients.unseen();
         let known = vec![false; survey.servers.len() + survey.relays.len()];
-        let lookout = Lookout { parts, awake, looks: FuturesUnordered::new(), survey, known };
-        for index in 0..lookout.survey.servers.len() {
-            lookout.looks.push(lookout.server(index, Duration::ZERO));
+        let monitor = ClusterMonitor { clients, clock, looks: FuturesUnordered::new(), survey, known };
+        for index in 0..monitor.survey.servers.len() {
+            monitor.looks.push(monitor.server(index, Duration::ZERO));
         }
-        for index in 0..lookout.survey.relays.len() {
-            lookout.looks.push(lookout.relay(index, Duration::ZERO));
+        for index in 0..monitor.survey.relays.len() {
+            monitor.looks.push(monitor.relay(index, Duration::ZERO));
         }
-        lookout
+        monitor
     }
 
     /// Waits for the end of the next look, and returns the latest answers; the first time, for a look at each part.
@@ -75,27 +75,27 @@ impl<'a> Lookout<'a> {
                 None => std::future::pending().await,
             }
             if self.known.iter().all(|known| *known) {
-                self.parts.count(&mut self.survey);
+                self.clients.count(&mut self.survey);
                 return &self.survey;
             }
         }
     }
 
     fn server(&self, index: usize, pause: Duration) -> Pin<Box<dyn Future<Output = Seen> + 'a>> {
-        let (parts, awake) = (self.parts, self.awake);
+        let (clients, clock) = (self.clients, self.clock);
         Box::pin(async move {
-            awake.sleep(pause).await;
-            let limit = awake.sleep(LOOK);
-            Seen::Server(index, parts.see_server(&parts.nodes()[index], limit).await)
+            clock.sleep(pause).await;
+            let limit = clock.sleep(LOOK);
+            Seen::Server(index, clients.see_server(&clients.nodes()[index], limit).await)
         })
     }
 
     fn relay(&self, index: usize, pause: Duration) -> Pin<Box<dyn Future<Output = Seen> + 'a>> {
-        let (parts, awake) = (self.parts, self.awake);
+        let (clients, clock) = (self.clients, self.clock);
         Box::pin(async move {
-            awake.sleep(pause).await;
-            let limit = awake.sleep(LOOK);
-            Seen::Relay(index, parts.see_relay(index, limit).await)
+            clock.sleep(pause).await;
+            let limit = clock.sleep(LOOK);
+            Seen::Relay(index, clients.see_relay(index, limit).await)
         })
     }
 }

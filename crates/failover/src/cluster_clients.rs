@@ -54,7 +54,7 @@ const ASK: &str = "\
 
 /// Access to all hosts, built from the configuration once.
 #[derive(Debug, Clone)]
-pub(super) struct Parts {
+pub(super) struct ClusterClients {
     cluster: ClusterConfig,
     relays: Vec<Login>,
     proxies: Vec<Login>,
@@ -82,26 +82,26 @@ impl std::fmt::Debug for Login {
     }
 }
 
-fn server_seen(node: &NodeConfig, state: Said<ServerState>) -> ServerSeen {
+fn server_seen(node: &NodeConfig, state: PeerResult<ServerState>) -> ServerSeen {
     let never = node.failover == Candidacy::Never;
     let tags = Tags { never, priority: node.failover_priority, zone: node.zone.clone() };
     ServerSeen { name: node.name.clone(), address: node.address.clone(), tags, state }
 }
 
-fn relay_seen(login: &Login, standing: Said<RelayState>) -> RelaySeen {
+fn relay_seen(login: &Login, standing: PeerResult<RelayState>) -> RelaySeen {
     let Login { part, application, .. } = login;
     RelaySeen { name: part.name.clone(), address: part.address.clone(), application: application.clone(), standing }
 }
 
 /// Result with an error in words.
-pub(super) type Said<T> = Result<T, String>;
+pub(super) type PeerResult<T> = Result<T, String>;
 
-impl Parts {
+impl ClusterClients {
     /// Reads the password files.
     ///
     /// # Errors
     /// A file cannot be read.
-    pub(super) fn new(config: &Config) -> Result<Parts, Failure> {
+    pub(super) fn new(config: &Config) -> Result<ClusterClients, Failure> {
         let failover = &config.failover;
         let login = |part: PartConfig| -> Result<Login, Failure> {
             let password = secret(part.password.as_ref(), part.password_file.as_deref())?;
@@ -122,7 +122,7 @@ impl Parts {
         let connector = tls::Connector::new(&failover.tls)
             .map_err(|error| Failure::config(format!("[failover.tls] {error}")))?
             .map(Arc::new);
-        Ok(Parts {
+        Ok(ClusterClients {
             cluster,
             relays: failover.relays.iter().map(relay).collect::<Result<_, _>>()?,
             proxies: failover.proxies.iter().cloned().map(login).collect::<Result<_, _>>()?,
@@ -139,9 +139,9 @@ impl Parts {
     }
 
     /// Returns a copy for a caller that limits each query on a clock of its own. Queries of the copy and the original do not block each other.
-    pub(super) fn patient(&self) -> Parts {
+    pub(super) fn patient(&self) -> ClusterClients {
         let relays = self.relays.iter().map(|login| Login { looking: Arc::default(), ..login.clone() }).collect();
-        Parts { look: PATIENT, relays, ..self.clone() }
+        ClusterClients { look: PATIENT, relays, ..self.clone() }
     }
 
     pub(super) fn nodes(&self) -> &[NodeConfig] {
@@ -216,12 +216,12 @@ impl Parts {
     }
 
     /// Opens a session on a server, even on a locked one.
-    pub(super) async fn session(&self, node: &str) -> Said<Client> {
+    pub(super) async fn session(&self, node: &str) -> PeerResult<Client> {
         self.session_and_lock(node).await.map(|(client, _)| client)
     }
 
     /// Opens a session on a server; the flag is true if the server is locked.
-    async fn session_and_lock(&self, node: &str) -> Said<(Client, bool)> {
+    async fn session_and_lock(&self, node: &str) -> PeerResult<(Client, bool)> {
         match self.connect(node, APPLICATION, &Settings::catalog()).await {
             Err(why) if why.contains(lock::LIBRARY) => Ok((self.session_past_lock(node, APPLICATION).await?, true)),
             other => other.map(|client| (client, false)),
@@ -229,12 +229,12 @@ impl Parts {
     }
 
     /// Opens a superuser's session that a [`lock`] does not refuse.
-    pub(super) async fn session_past_lock(&self, node: &str, application: &str) -> Said<Client> {
+    pub(super) async fn session_past_lock(&self, node: &str, application: &str) -> PeerResult<Client> {
         self.connect(node, application, &Settings::catalog().with("session_preload_libraries", "")).await
     }
 
     /// True if the server refuses sessions because it is locked.
-    pub(super) async fn is_locked(&self, node: &str) -> Said<bool> {
+    pub(super) async fn is_locked(&self, node: &str) -> PeerResult<bool> {
         match self.connect(node, APPLICATION, &Settings::catalog()).await {
             Ok(_) => Ok(false),
             Err(why) if why.contains(lock::LIBRARY) => Ok(true),
@@ -242,7 +242,7 @@ impl Parts {
         }
     }
 
-    async fn connect(&self, node: &str, application: &str, settings: &Settings) -> Said<Client> {
+    async fn connect(&self, node: &str, application: &str, settings: &Settings) -> PeerResult<Client> {
         let known = self.cluster.nodes.iter().find(|known| known.name == node);
         let known = known.ok_or_else(|| format!("no node is named {node}"))?;
         let client = topology::connect(&self.cluster, known, application, Some(settings), self.look.max(LOOK)).await;
@@ -250,7 +250,7 @@ impl Parts {
     }
 
     /// Queries the state of a server.
-    pub(super) async fn look(&self, node: &str) -> Said<ServerState> {
+    pub(super) async fn look(&self, node: &str) -> PeerResult<ServerState> {
         let look = async {
             let (client, locked) = self.session_and_lock(node).await?;
             let row = client.query_one(ASK, &[]).await.map_err(|error| describe(&error))?;
@@ -269,7 +269,7 @@ impl Parts {
     }
 
     /// Runs quick statements on a server, each in its own transaction; returns the first value of the last one.
-    pub(super) async fn run(&self, node: &str, statements: &[&str]) -> Said<Option<String>> {
+    pub(super) async fn run(&self, node: &str, statements: &[&str]) -> PeerResult<Option<String>> {
         let client = self.session(node).await?;
         let mut value = None;
         for statement in statements {
@@ -279,14 +279,14 @@ impl Parts {
     }
 
     /// Has a server make a checkpoint, which may take as long as a step.
-    pub(super) async fn checkpoint(&self, node: &str) -> Said<()> {
+    pub(super) async fn checkpoint(&self, node: &str) -> PeerResult<()> {
         let client = self.session(node).await?;
         // The server has a time limit, too, which a lost server cannot keep.
         within(self.cluster.probe_timeout + LOOK, ask(&client, "CHECKPOINT")).await.map(drop)
     }
 
     /// Has a relay carry out an order.
-    pub(super) async fn order(&self, relay: &str, order: Order) -> Said<RelayState> {
+    pub(super) async fn order(&self, relay: &str, order: Order) -> PeerResult<RelayState> {
         let limit = if order == Order::Look { self.look } else { ORDER };
         let looking = (order == Order::Look).then(|| self.looking(relay)).flatten();
         if looking.as_ref().is_some_and(|looking| looking.swap(true, Ordering::AcqRel)) {
@@ -312,7 +312,7 @@ impl Parts {
     }
 
     /// Creates a physical slot on a relay, unless it exists.
-    pub(super) async fn make_slot(&self, relay: &str, slot: &str) -> Said<()> {
+    pub(super) async fn make_slot(&self, relay: &str, slot: &str) -> PeerResult<()> {
         let slot = slot.to_owned();
         self.ask_relay(relay, LOOK, move |relay| ::relay::make_slot(relay, &slot)).await
     }
@@ -323,7 +323,7 @@ impl Parts {
         relay: &str,
         limit: Duration,
         ask: impl FnOnce(&RelayAccess<'_>) -> Result<T, SessionError> + Send + 'static,
-    ) -> Said<T> {
+    ) -> PeerResult<T> {
         let login = self.relays.iter().find(|login| login.part.name == relay).cloned();
         let Login { part, password, .. } = login.ok_or_else(|| format!("no relay is named {relay}"))?;
         let connector = self.connector.clone();
@@ -380,7 +380,7 @@ impl Parts {
         join_all(each).await
     }
 
-    async fn console(&self, login: &Login) -> Said<Client> {
+    async fn console(&self, login: &Login) -> PeerResult<Client> {
         let mut console = self.cluster.clone();
         (console.user, console.password) = (login.part.user.clone(), login.password.clone());
         // The console of this cluster alone, if the proxy has several: the other clusters' clients are not affected.
@@ -396,7 +396,7 @@ impl Parts {
 }
 
 /// Returns two columns of a console's table.
-async fn pairs(console: &Client, command: &str, first: &str, second: &str) -> Said<Vec<(String, String)>> {
+async fn pairs(console: &Client, command: &str, first: &str, second: &str) -> PeerResult<Vec<(String, String)>> {
     let messages = console.simple_query(command).await.map_err(|error| describe(&error))?;
     let row = |message: &SimpleQueryMessage| match message {
         SimpleQueryMessage::Row(row) => {
@@ -409,17 +409,17 @@ async fn pairs(console: &Client, command: &str, first: &str, second: &str) -> Sa
 }
 
 /// Returns the result of some work, or an error if it takes too long.
-async fn within<T>(limit: Duration, work: impl Future<Output = Said<T>>) -> Said<T> {
+async fn within<T>(limit: Duration, work: impl Future<Output = PeerResult<T>>) -> PeerResult<T> {
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(format!("no answer within {limit:?}")))
 }
 
 /// Returns the first value of a quick statement's first row, as text.
-pub(super) async fn first(client: &Client, statement: &str) -> Said<Option<String>> {
+pub(super) async fn first(client: &Client, statement: &str) -> PeerResult<Option<String>> {
     within(ANSWER, ask(client, statement)).await
 }
 
 /// Returns the first value of a statement's first row, without a time limit: the caller has one.
-async fn ask(client: &Client, statement: &str) -> Said<Option<String>> {
+async fn ask(client: &Client, statement: &str) -> PeerResult<Option<String>> {
     let messages = client.simple_query(statement).await.map_err(|error| describe(&error))?;
     Ok(messages.into_iter().find_map(|message| match message {
         SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),

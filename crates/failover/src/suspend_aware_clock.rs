@@ -13,20 +13,20 @@ use tokio::task::JoinHandle;
 const TICK: Duration = Duration::from_millis(50);
 
 /// The clock. Its ticks end when the value is dropped.
-pub(super) struct Awake {
+pub(super) struct SuspendAwareClock {
     ticks: watch::Receiver<u32>,
     ticking: JoinHandle<()>,
 }
 
-impl Drop for Awake {
+impl Drop for SuspendAwareClock {
     fn drop(&mut self) {
         self.ticking.abort();
     }
 }
 
-impl Awake {
+impl SuspendAwareClock {
     /// Starts at zero. Needs a runtime with time.
-    pub(super) fn start() -> Awake {
+    pub(super) fn start() -> SuspendAwareClock {
         let (clock, ticks) = watch::channel(0_u32);
         let ticking = tokio::spawn(async move {
             loop {
@@ -34,7 +34,7 @@ impl Awake {
                 clock.send_modify(|ticks| *ticks = ticks.saturating_add(1));
             }
         });
-        Awake { ticks, ticking }
+        SuspendAwareClock { ticks, ticking }
     }
 
     /// Returns the time that this program has run since the start of the clock.
@@ -64,17 +64,17 @@ mod tests {
     /// However long a tick takes, it counts as one: a wait of a second takes twenty.
     #[tokio::test]
     async fn a_second_is_twenty_ticks() {
-        let (clock, ticks) = watch::channel(7);
-        let awake = Awake { ticks, ticking: tokio::spawn(async {}) };
-        let before = awake.now();
-        let mut second = pin!(awake.sleep(Duration::from_secs(1)));
+        let (sender, ticks) = watch::channel(7);
+        let clock = SuspendAwareClock { ticks, ticking: tokio::spawn(async {}) };
+        let before = clock.now();
+        let mut second = pin!(clock.sleep(Duration::from_secs(1)));
         assert!(second.as_mut().now_or_never().is_none());
         for _ in 0..19 {
-            clock.send_modify(|ticks| *ticks += 1);
-            assert!(second.as_mut().now_or_never().is_none(), "{:?}", awake.now());
+            sender.send_modify(|ticks| *ticks += 1);
+            assert!(second.as_mut().now_or_never().is_none(), "{:?}", clock.now());
         }
-        clock.send_modify(|ticks| *ticks += 1);
+        sender.send_modify(|ticks| *ticks += 1);
         assert!(second.as_mut().now_or_never().is_some());
-        assert_eq!(awake.now() - before, Duration::from_secs(1));
+        assert_eq!(clock.now() - before, Duration::from_secs(1));
     }
 }
