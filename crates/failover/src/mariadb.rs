@@ -1,5 +1,5 @@
-//! Servers of MariaDB behind relays, as a kind of servers of the [engine](super::engine) and behind its adapter: GTIDs, and epochs that each relay counts
-//! for itself.
+//! Servers of MariaDB behind relays, as a kind of servers of the [engine](super::engine) and behind its adapter: GTIDs, and epochs that each relay
+//! counts for itself.
 //!
 //! ```text
 //!  survey ─▶ fence the relays in a term ─▶ a candidate catches up from the relay that has most ─▶ chosen on the relays ─▶ promoted ─▶ relays follow

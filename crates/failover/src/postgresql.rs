@@ -1,5 +1,5 @@
-//! Servers of PostgreSQL, as a kind of servers of the [engine](super::engine) and behind its adapter: a timeline that all relays count alike, and a note on
-//! each standby.
+//! Servers of PostgreSQL, as a kind of servers of the [engine](super::engine) and behind its adapter: a timeline that all relays count alike, and a
+//! note on each standby.
 
 use std::time::{Duration, Instant};
 

@@ -8,10 +8,10 @@
 //!                           └────────────── run A, run B ─────────────────┘
 //! ```
 //!
-//! A run is the real code: the [engine](super::engine), with its decisions in [`course`](super::judge::course), [`super::plan`], [`super::ballot`] and, for
-//! servers of MariaDB, [`super::mariadb`]. The promises of a relay,
-//! and the conclusions of one that came back empty, come from the relay's own [`Promise`](::relay::Promise) and [`conclude`](::relay::conclude). The
-//! rule of servers (the note, which is in SQL) is modelled in [`world`], and the adversary is [`Action`].
+//! A run is the real code: the [engine](super::engine), with its decisions in [`course`](super::judge::course), [`super::plan`], [`super::ballot`] and,
+//! for servers of MariaDB, [`super::mariadb`]. The promises of a relay, and the conclusions of one that came back empty, come from the relay's own
+//! [`Promise`](::relay::Promise) and [`conclude`](::relay::conclude). The rule of servers (the note, which is in SQL) is modelled in [`world`], and the
+//! adversary is [`Action`].
 //!
 //! *Invariants*: every later timeline has all acknowledged commits; two primaries never both get commits acknowledged. With one safeguard removed
 //! ([`Mends`]) the checker must find a violation.
@@ -116,6 +116,7 @@ const LOST: &str = "what was acknowledged is on every later timeline";
 const TWO: &str = "at most one primary gets commits acknowledged";
 
 const WHOLE: Mends = Mends {
+    fences: true,
     remembers: true,
     notes: true,
     keeps_answers: true,
@@ -242,6 +243,17 @@ fn two_runs_of_one_term_are_found() {
 #[test]
 fn two_runs_without_a_common_relay_are_found() {
     broken(&Fleet { losses: 0, mends: Mends { majority: false, ..WHOLE }, ..fleet(2, 2) }, TWO);
+}
+
+/// A relay that has promised a fence takes what it took before.
+#[test]
+fn a_fence_that_stops_nothing_is_found() {
+    for fleet in [Fleet { losses: 0, ..fleet(1, 1) }, mariadb(2)] {
+        let fleet = Fleet { runs: 1, mends: Mends { fences: false, ..WHOLE }, ..fleet };
+        for property in [LOST, TWO] {
+            broken(&fleet, property);
+        }
+    }
 }
 
 /// A run of MariaDB overlooks a node that was chosen since its first survey.

@@ -3,8 +3,8 @@
 //! A log is a timeline's *branch* and a position on it. A branch begins at the promotion of its primary, so that two servers promoted to the same
 //! timeline are two branches.
 //!
-//! Relays of MariaDB differ from those of PostgreSQL: each takes the writes of the one server that it was told to follow, counts its epochs by itself, and
-//! its fence names one of them.
+//! Relays of MariaDB differ from those of PostgreSQL: each takes the writes of the one server that it was told to follow, counts its epochs by itself,
+//! and its fence names one of them.
 
 use ::binlog::gtid::mariadb::{Gtid, State};
 use ::relay::{BinlogStanding, Choice, Conclusion, Evidence, Memory, Promise, Recollection, RelayState, conclude};
@@ -30,6 +30,8 @@ pub(super) enum Servers {
 /// The safeguards of failovers, each of which can be removed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mends {
+    /// True if a fenced relay takes nothing more of what the fence ends.
+    pub(super) fences: bool,
     /// True if a relay that comes back empty acknowledges nothing before it has learnt from others its possible promises.
     pub(super) remembers: bool,
     /// True if a server is promoted only by the run whose term is noted on it.
@@ -240,7 +242,7 @@ impl World {
     /// Counts the primaries that could get a commit acknowledged now.
     pub(super) fn acknowledging(&self, fleet: &Fleet) -> usize {
         let takes = |branch: usize| {
-            let takes = self.relays.iter().filter(|relay| self.takes(relay, branch));
+            let takes = self.relays.iter().filter(|relay| self.takes(fleet, relay, branch));
             takes.count() >= fleet.acknowledgements
         };
         (0..self.branches.len()).filter(|branch| takes(*branch)).count()
@@ -251,15 +253,16 @@ impl World {
     }
 
     /// True if a relay takes WAL from the primary of a branch.
-    fn takes(&self, relay: &Relay, branch: usize) -> bool {
+    fn takes(&self, fleet: &Fleet, relay: &Relay, branch: usize) -> bool {
         let Some((log, promise)) = relay.holds else { return false };
+        let fenced = if fleet.mends.fences { promise.fenced } else { 0 };
         if relay.epoch > 0 {
             let server = self.branches[branch].server;
             let next = relay.epoch + u8::from(relay.source != server);
-            return relay.upstream == server && promise.fenced < next && self.is_part(log, self.written(branch));
+            return relay.upstream == server && fenced < next && self.is_part(log, self.written(branch));
         }
         let timeline = self.branches[branch].timeline;
-        promise.fenced < timeline && self.timeline(log) <= timeline && self.is_part(log, self.written(branch))
+        fenced < timeline && self.timeline(log) <= timeline && self.is_part(log, self.written(branch))
     }
 
     /// Makes a run's survey. `silent` do not answer, and neither does the old primary.
@@ -318,7 +321,7 @@ impl World {
                 (branch.end < begin + COMMITS).then(|| branch.end += 1)
             }
             Action::Receive { relay, branch } => {
-                if !self.takes(&self.relays[relay], branch) {
+                if !self.takes(fleet, &self.relays[relay], branch) {
                     return None;
                 }
                 self.receive(relay, branch);
@@ -395,7 +398,7 @@ impl World {
         }
         // It begins at the primary's position, and counts from then on; before, it refuses to be fenced.
         self.relays[relay].holds = Some((self.written(branch), promise));
-        if !self.takes(&self.relays[relay], branch) {
+        if !self.takes(fleet, &self.relays[relay], branch) {
             return None;
         }
         self.receive(relay, branch);
