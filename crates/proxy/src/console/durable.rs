@@ -3,9 +3,9 @@
 use topology::{RelayStatus, Topology};
 use watermark::Lsn;
 
-use super::report::{GateReport, PoolReport};
 use super::table::ColumnType::{Number, Text};
 use super::table::{Table, Value};
+use crate::core::report::{GateReport, PoolReport};
 
 /// Adds the report of another worker for the same pool.
 pub(super) fn add(sum: &mut Option<GateReport>, part: Option<GateReport>) {

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use topology::Address;
 
-use super::report::Report;
 use super::show::{CONNECTION, Scene, place, public_id};
 use super::table::ColumnType::{Number, Text};
 use super::table::{ColumnType, Table, Value};
+use crate::core::report::Report;
 use crate::settings::Settings;
 
 /// Columns of `SHOW DNS_HOSTS`. The operating system resolves host names: there is no cache to show.

@@ -20,8 +20,6 @@ mod lease;
 mod limits;
 mod observer;
 mod orders;
-mod paused;
-mod report;
 mod show;
 mod table;
 
@@ -32,6 +30,10 @@ use std::time::{Duration, Instant};
 use wire::Sqlstate;
 
 use crate::config::Access;
+use crate::core::paused::Paused;
+pub use crate::core::report::{
+    ClientReport, GateReport, LaneReport, Look, MemoryReport, Operation, PoolReport, Report, ServerReport, Totals,
+};
 use crate::core::token::Token;
 use crate::core::{CoreMessage, Shared};
 use crate::driver::mailbox::{Mailbox, WorkerCommand};
@@ -44,10 +46,6 @@ use lease::Lease;
 pub use observer::Observer;
 pub(crate) use orders::Changes;
 pub use orders::{ChangeFreeze, NoOrders, Orders, TakingOver};
-pub(crate) use paused::Paused;
-pub use report::{
-    ClientReport, GateReport, LaneReport, Look, MemoryReport, Operation, PoolReport, Report, ServerReport, Totals,
-};
 use show::{Averages, Scene};
 use table::Table;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::orders::TakingOver;
-use super::report::{ClientReport, Look, Operation, PoolReport};
 use super::{ConsoleContext, show};
+use crate::core::report::{ClientReport, Look, Operation, PoolReport};
 use crate::core::statistics::Counts;
 use crate::metrics::Snapshot;
 use crate::traffic::RuleReport;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::ConsoleContext;
 use super::lease::{LONGEST, Lease};
 use super::limits::FOR;
-use super::report::Operation;
+use crate::core::report::Operation;
 use crate::fleet::Fleet;
 use crate::traffic::Rule;
 

@@ -11,13 +11,13 @@ use ::settings::{Limit, Takes};
 use topology::{Address, Role, Topology, View};
 
 use super::command::{ACTIONS, SHOWS, Show};
-use super::paused::Paused;
-use super::report::{ClientReport, PoolReport, Report, ServerReport, Totals};
 use super::table::ColumnType::{Number, Text};
 use super::table::{ColumnType, Table, Value};
 use super::{PERIOD, durable, inside, limits};
 use crate::config::shown_name;
 use crate::core::Registry;
+use crate::core::paused::Paused;
+use crate::core::report::{ClientReport, PoolReport, Report, ServerReport, Totals};
 use crate::core::statistics::{self, Counts};
 use crate::core::token::Token;
 use crate::metrics::{Metrics, Snapshot};

@@ -9,11 +9,11 @@ use super::memory::Token;
 use super::notify::ListenerMessage;
 use super::pool::PoolKey;
 use super::prepared::StatementNamespace;
+use super::report::Operation;
 use super::server::Server;
 use super::session::Client;
 use crate::accounts::LookupResult;
 use crate::config::{Access, RouteTo};
-use crate::console::Operation;
 use crate::settings::Settings;
 use crate::verify::{Question, Verdict};
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use topology::MOST_RELAYS;
 
-use crate::console::GateReport;
 use crate::core::pool::Pool;
+use crate::core::report::GateReport;
 use crate::core::{Core, over};
 
 impl Core {

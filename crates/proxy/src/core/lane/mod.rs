@@ -39,7 +39,7 @@ use crate::core::{Core, DRAINING, Effect, over};
 
 pub(in crate::core) use self::fit::is_plain;
 use crate::config::PoolMode;
-use crate::console::LaneReport;
+use crate::core::report::LaneReport;
 
 /// From this many units in a worker's lanes on, the worker lets answers gather.
 const MANY: usize = 8;

@@ -18,13 +18,13 @@ use topology::{NodeId, Role};
 use wire::Sqlstate;
 
 use crate::config::PoolMode;
-use crate::console::Totals;
 use crate::core::memory::{Kind, Token};
 use crate::core::notify::{Channels, Listener};
 use crate::core::observe::Timing;
 use crate::core::parameters::Params;
 use crate::core::prepared::StatementNamespace;
 use crate::core::prepared::baseline::Begins;
+use crate::core::report::Totals;
 use crate::core::server::{Server, ServerPhase};
 use crate::core::session::{At, Attempt, Awaited, Client, Overdue, Phase};
 use crate::core::{Core, CoreMessage, DRAINING, Destination, Effect, Moved, Moving, over};

@@ -8,9 +8,9 @@ use wire::{HEADER, Sqlstate, message, payload};
 use super::client::{Client, Operator, Phase, Step};
 use super::login::error;
 use crate::config::Access;
-use crate::console::{ClientReport, Look, MemoryReport, Operation, PoolReport, Report, ServerReport};
 use crate::core::memory::Buffers;
 use crate::core::pool::Pool;
+use crate::core::report::{ClientReport, Look, MemoryReport, Operation, PoolReport, Report, ServerReport};
 use crate::core::server::{Server, ServerPhase};
 use crate::core::{Core, Effect, SMALL_MAX};
 

@@ -9,14 +9,14 @@ use super::report::Operation;
 /// Databases, by the names that clients use, whose pools are paused and hand out no server connections.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Paused {
-    pub(super) all: bool,
+    pub(crate) all: bool,
     /// True if a lease has paused all databases. Separate from `all`: the end of a lease does not undo an operator's PAUSE.
-    pub(super) leased: bool,
-    pub(super) names: BTreeSet<String>,
+    pub(crate) leased: bool,
+    pub(crate) names: BTreeSet<String>,
     /// True if no input is read from clients.
     suspended: bool,
     /// Databases that refuse logins. RESUME does not change them.
-    pub(super) disabled: BTreeSet<String>,
+    pub(crate) disabled: BTreeSet<String>,
 }
 
 impl Paused {
@@ -31,7 +31,7 @@ impl Paused {
     }
 
     /// True if some database is paused.
-    pub(super) fn has_any(&self) -> bool {
+    pub(crate) fn has_any(&self) -> bool {
         self.has_all() || !self.names.is_empty()
     }
 
