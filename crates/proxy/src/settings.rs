@@ -15,7 +15,7 @@ use crate::config::{
     Access, AuthMethod, Consistency, DatabaseConfig, HbaConfig, LaneMode, LogLogins, NotifyConfig, OnDegraded,
     OperatorConfig, PoolMode, ProxyConfig, RouteTo, TracingConfig, UnknownFunctions, UnnamedMode, UserConfig,
 };
-use crate::console;
+use crate::core::directory::DATABASES;
 use crate::demand::{Certificate, Demand, OptionsError};
 use crate::hba::{self, Rules};
 use crate::ident::Maps;
@@ -671,7 +671,7 @@ impl Settings {
 
     /// True if this name stands for the console: it does unless a database of that name is listed.
     pub fn is_console(&self, database: &str) -> bool {
-        console::DATABASES.contains(&database) && !self.lists(database)
+        DATABASES.contains(&database) && !self.lists(database)
     }
 
     /// True if this name may log in under `trust` without a lookup.

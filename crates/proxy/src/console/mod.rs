@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 use wire::Sqlstate;
 
 use crate::config::Access;
+pub use crate::core::directory::DATABASES;
 use crate::core::paused::Paused;
 pub use crate::core::report::{
     ClientReport, GateReport, LaneReport, Look, MemoryReport, Operation, PoolReport, Report, ServerReport, Totals,
@@ -48,9 +49,6 @@ pub(crate) use orders::Changes;
 pub use orders::{ChangeFreeze, NoOrders, Orders, TakingOver};
 use show::{Averages, Scene};
 use table::Table;
-
-/// Names of the console database; the second one is the name that tools for PgBouncer use.
-pub const DATABASES: [&str; 2] = ["kingpost", "pgbouncer"];
 
 /// Most commands that wait for the console's thread.
 const QUEUE: usize = 64;

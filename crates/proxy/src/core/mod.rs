@@ -23,6 +23,7 @@
 
 mod api;
 mod commit;
+pub(crate) mod directory;
 mod lane;
 mod memory;
 mod notify;

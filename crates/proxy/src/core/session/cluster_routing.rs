@@ -11,9 +11,9 @@ use wire::startup::{self, Startup};
 
 use super::client::Phase;
 use super::replication::Replication;
+use crate::core::directory::{Asked, CLUSTER, Lead, console_of};
 use crate::core::memory::Token;
 use crate::core::{Core, Destination, Newcomer, Peer};
-use crate::fleet::{Asked, CLUSTER, Lead, console_of};
 
 impl Core {
     /// Decides if a connection leaves for another cluster, after the arrival of this packet. It leaves at the end of this step, with all of its

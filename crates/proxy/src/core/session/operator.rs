@@ -8,6 +8,7 @@ use wire::{HEADER, Sqlstate, message, payload};
 use super::client::{Client, Operator, Phase, Step};
 use super::login::error;
 use crate::config::Access;
+use crate::core::directory::DATABASES;
 use crate::core::memory::Buffers;
 use crate::core::pool::Pool;
 use crate::core::report::{ClientReport, Look, MemoryReport, Operation, PoolReport, Report, ServerReport};
@@ -303,7 +304,7 @@ impl Core {
 
     fn client_report(&self, client: &Client) -> ClientReport {
         let (user, database) = match (&client.phase, self.pools.get(client.pool)) {
-            (Phase::Console(operator), _) => (operator.user.clone(), crate::console::DATABASES[0].into()),
+            (Phase::Console(operator), _) => (operator.user.clone(), DATABASES[0].into()),
             (Phase::Login(login), _) => (login.key.user.clone(), login.key.database.clone()),
             (_, Some(pool)) => (pool.key.user.clone(), pool.key.database.clone()),
             (_, None) => ("".into(), "".into()),
