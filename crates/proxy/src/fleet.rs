@@ -21,11 +21,10 @@ use arc_swap::ArcSwap;
 use crate::console::{Changes, ConsoleHandle};
 use crate::core::MOST_WORKERS;
 pub use crate::core::directory::{Asked, Directory, Lead, Listed};
+use crate::core::membership::Clusters;
+pub use crate::core::membership::{ALONE, Membership};
 use crate::driver::mailbox::{Mailbox, WorkerCommand};
 use crate::metrics::Metrics;
-
-/// Name of the first cluster if no clusters are configured.
-pub const ALONE: &str = "main";
 
 /// State shared by the proxies of a process: the directory, and the mailboxes of each cluster's workers.
 #[derive(Default)]
@@ -51,16 +50,6 @@ struct ClusterWorkers {
     mailboxes: Arc<Vec<Mailbox>>,
     metrics: Vec<Arc<Metrics>>,
     console: ConsoleHandle,
-}
-
-/// Place of a cluster's proxy among those of its process.
-#[derive(Clone)]
-pub struct Membership {
-    pub(crate) fleet: Arc<Fleet>,
-    /// Name of the cluster.
-    pub(crate) cluster: Arc<str>,
-    /// Number of its first worker among the workers of all clusters.
-    pub(crate) first_worker: usize,
 }
 
 // === impl Fleet ===
@@ -126,13 +115,6 @@ impl Fleet {
         });
     }
 
-    /// Returns the cluster of this worker, by its number among all.
-    pub(crate) fn of_worker(&self, number: usize) -> Option<Arc<str>> {
-        let state = self.state.load();
-        let found = state.clusters.iter().find(|(_, workers)| workers.numbers.contains(&number));
-        found.map(|(name, _)| name.clone())
-    }
-
     /// Returns the consoles of the clusters, in the order of the directory.
     pub(crate) fn consoles(&self) -> Vec<(Arc<str>, ConsoleHandle)> {
         let state = self.state.load();
@@ -161,6 +143,18 @@ impl Fleet {
     }
 }
 
+impl Clusters for Fleet {
+    fn directory(&self) -> Arc<Directory> {
+        Fleet::directory(self)
+    }
+
+    fn of_worker(&self, number: usize) -> Option<Arc<str>> {
+        let state = self.state.load();
+        let found = state.clusters.iter().find(|(_, workers)| workers.numbers.contains(&number));
+        found.map(|(name, _)| name.clone())
+    }
+}
+
 /// Returns the first of `count` consecutive free numbers below [`MOST_WORKERS`].
 fn free(taken: &[Range<usize>], count: usize) -> Option<usize> {
     let fits = |first: usize| {
@@ -168,20 +162,6 @@ fn free(taken: &[Range<usize>], count: usize) -> Option<usize> {
         end <= MOST_WORKERS && taken.iter().all(|other| end <= other.start || other.end <= start)
     };
     std::iter::once(0).chain(taken.iter().map(|range| range.end)).filter(|&first| fits(first)).min()
-}
-
-impl Membership {
-    /// Returns the membership of a process with one cluster.
-    #[must_use]
-    pub fn alone() -> Membership {
-        Membership { fleet: Arc::default(), cluster: ALONE.into(), first_worker: 0 }
-    }
-}
-
-impl std::fmt::Debug for Membership {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Membership").field("cluster", &self.cluster).finish_non_exhaustive()
-    }
 }
 
 #[cfg(test)]

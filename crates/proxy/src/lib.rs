@@ -116,12 +116,12 @@ pub struct Proxy {
 }
 
 /// Place of a cluster in its fleet, released at the end.
-struct Enrolled(Membership);
+struct Enrolled(Arc<Fleet>, Membership);
 
 impl Enrolled {
     /// Removes the cluster from the fleet: no more clients are handed over to it.
     fn end(&self) {
-        self.0.fleet.dismiss(&self.0.cluster, self.0.first_worker);
+        self.0.dismiss(&self.1.cluster, self.1.first_worker);
     }
 }
 
@@ -262,13 +262,14 @@ impl Proxy {
         let first_worker = fleet
             .enroll(&cluster, &mailboxes, &metrics, &console)
             .ok_or(StartError::TooManyWorkers { most: MOST_WORKERS })?;
-        let enrolled = Enrolled(Membership { fleet: fleet.clone(), cluster, first_worker });
-        let shared = Shared::of(topology.clone(), count, secret, enrolled.0.clone());
+        let enrolled = Enrolled(fleet.clone(), Membership { clusters: fleet.clone(), cluster, first_worker });
+        let shared = Shared::of(topology.clone(), count, secret, enrolled.1.clone());
         shared.traffic.configure(&settings.traffic);
         let ring = rings(config.driver);
         let context = Arc::new(ConsoleContext {
             driver: if ring { "io_uring" } else { "epoll" },
             shared: shared.clone(),
+            fleet: fleet.clone(),
             mailboxes: mailboxes.clone(),
             metrics: metrics.clone(),
             settings: Mutex::new(settings.clone()),

@@ -38,6 +38,7 @@ pub use crate::core::report::{
 use crate::core::token::Token;
 use crate::core::{CoreMessage, Shared};
 use crate::driver::mailbox::{Mailbox, WorkerCommand};
+use crate::fleet::Fleet;
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use command::{Command, Show};
@@ -107,6 +108,8 @@ pub(crate) struct ConsoleContext {
     /// Name of the interface by which the workers wait.
     pub(crate) driver: &'static str,
     pub(crate) shared: Arc<Shared>,
+    /// The clusters of the process.
+    pub(crate) fleet: Arc<Fleet>,
     pub(crate) mailboxes: Arc<Vec<Mailbox>>,
     pub(crate) metrics: Vec<Arc<Metrics>>,
     /// The newest configuration.
@@ -297,7 +300,7 @@ impl Console {
             Ok(command) => {
                 // A command passed on by another console was authorised there.
                 let enters = !command.only_looks() && matches!(request.asker, Asker::Client { .. });
-                let fleet = self.context.shared.membership.fleet.clone();
+                let fleet = self.context.fleet.clone();
                 match enters.then(|| fleet.changes.begin()).transpose() {
                     Err(error) => {
                         Outcome::Answer(CommandResult::Refused(Sqlstate::CANNOT_CONNECT_NOW, error.to_string()))
@@ -341,7 +344,7 @@ impl Console {
         {
             return Outcome::Answer(itself());
         }
-        for (cluster, console) in self.context.shared.membership.fleet.consoles() {
+        for (cluster, console) in self.context.fleet.consoles() {
             let (sender, receiver) = sync_channel(1);
             let asker = Asker::Console(sender);
             let part = Request { asker, text: request.text.clone(), access: request.access, whole: false };

@@ -82,7 +82,7 @@ impl Observer {
     /// # Errors
     /// Another process is taking over, and would not know of it.
     pub fn operate(&self, operation: &Operation) -> Result<(), TakingOver> {
-        let _changing = self.0.shared.membership.fleet.changes.begin()?;
+        let _changing = self.0.fleet.changes.begin()?;
         self.0.tell_all(operation);
         Ok(())
     }

@@ -25,6 +25,7 @@ mod api;
 mod commit;
 pub(crate) mod directory;
 mod lane;
+pub(crate) mod membership;
 mod memory;
 mod notify;
 mod observe;

@@ -8,13 +8,13 @@ use std::time::Instant;
 use topology::{NodeId, Topology};
 use wire::scram::SaltedKeys;
 
+use super::membership::Membership;
 use super::notify::{ProbeCounters, Senders};
 use super::observe::Sink;
 use super::pool::Budgets;
 use super::prepared::Registry;
 use super::session::Counts;
 use crate::accounts::Accounts;
-use crate::fleet::Membership;
 use crate::renewals::Renewals;
 use crate::traffic::Traffic;
 use crate::verify::Verifier;

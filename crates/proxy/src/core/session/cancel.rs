@@ -130,7 +130,7 @@ impl Core {
             return None;
         }
         let membership = &self.shared.membership;
-        membership.fleet.of_worker(pid.worker()).filter(|cluster| *cluster != membership.cluster)
+        membership.clusters.of_worker(pid.worker()).filter(|cluster| *cluster != membership.cluster)
     }
 
     /// Returns the process ID that a client is told.

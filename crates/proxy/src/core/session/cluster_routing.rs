@@ -49,7 +49,7 @@ impl Core {
     /// Returns the cluster of a client with these start-up parameters; `None`: the client stays, because there is only one cluster, or another
     /// cluster's worker has handed it over.
     fn lead(&self, c: usize, parameters: &[u8]) -> Option<Lead> {
-        let directory = self.shared.membership.fleet.directory();
+        let directory = self.shared.membership.clusters.directory();
         let client = &self.clients[c];
         if !directory.has_several() || !matches!(client.phase, Phase::Startup { led: false, .. }) {
             return None;
@@ -74,7 +74,7 @@ impl Core {
     /// True if the console of this name is that of all clusters: the first cluster's worker has it.
     pub(super) fn is_whole(&self, console: &str) -> bool {
         let membership = &self.shared.membership;
-        let directory = membership.fleet.directory();
+        let directory = membership.clusters.directory();
         let first = directory.names().next().is_some_and(|first| *first == *membership.cluster);
         directory.has_several() && first && console_of(console).is_none()
     }
