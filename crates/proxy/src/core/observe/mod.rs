@@ -3,10 +3,10 @@
 pub mod statistics;
 pub mod trace;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use self::statistics::{End, StatementReport, Statistics};
-use self::trace::{Dice, Outcome};
+use self::statistics::{End, StatementReport, Statistics, Text};
+use self::trace::{Dice, Outcome, Span, parent, sample};
 use crate::core::Core;
 use crate::settings::Settings;
 
@@ -109,5 +109,41 @@ impl Core {
         if let Some(span) = timing.span {
             self.trace_end(*span, 0, Outcome::Lost);
         }
+    }
+
+    /// Starts the span of a statement that is being sent, if it is to be traced. `spoken`: the client has just sent the text. The comment in a text
+    /// that was prepared earlier belongs to an earlier request.
+    pub(in crate::core) fn trace_begin(&mut self, c: usize, s: usize, text: &[u8], spoken: bool) -> Option<Box<Span>> {
+        let tracing = self.settings.tracing.as_ref()?;
+        let waited = Duration::from_micros(std::mem::take(&mut self.clients[c].waited).into());
+        let parent = if spoken && tracing.comments { parent(text) } else { None };
+        let (trace, parent) = sample(tracing, parent, &mut self.observing.dice)?;
+        let server = &self.servers[s];
+        let key = &self.pools[server.pool].key;
+        let node = self.view.node(server.node).map(|node| node.node.name.clone()).unwrap_or_default();
+        self.metrics.spans.add(1);
+        Some(Box::new(Span {
+            trace,
+            id: self.observing.dice.number(),
+            parent,
+            waited,
+            sent: self.now,
+            ended: self.now,
+            database: key.database.clone(),
+            user: key.user.clone(),
+            node,
+            primary: self.is_primary(s),
+            lane: self.clients[c].at.lane().is_some(),
+            rows: 0,
+            outcome: Outcome::Done,
+            text: Text::new(text),
+        }))
+    }
+
+    /// Ends a span.
+    pub(in crate::core) fn trace_end(&mut self, span: Span, rows: u64, outcome: Outcome) {
+        let span = Span { ended: self.now, rows, outcome, ..span };
+        let taken = self.shared.sink.get().is_some_and(|sink| sink(span));
+        self.metrics.spans_dropped.add(u64::from(!taken));
     }
 }

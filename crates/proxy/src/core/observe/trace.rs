@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::statistics::Text;
-use crate::core::Core;
 use crate::settings::Tracing;
 
 /// Takes a span; returns false if it has no room. Called by workers, so it must not block.
@@ -99,7 +98,7 @@ impl Dice {
         mixed ^ mixed >> 31
     }
 
-    fn number(&mut self) -> u64 {
+    pub(super) fn number(&mut self) -> u64 {
         self.next().max(1)
     }
 }
@@ -107,7 +106,7 @@ impl Dice {
 /// Decides if a statement is traced; returns its trace and parent.
 ///
 /// A parent decides: if it is not sampled, the statement is not traced.
-fn sample(tracing: &Tracing, parent: Option<Parent>, dice: &mut Dice) -> Option<(u128, u64)> {
+pub(super) fn sample(tracing: &Tracing, parent: Option<Parent>, dice: &mut Dice) -> Option<(u128, u64)> {
     match parent {
         Some(parent) => parent.sampled.then_some((parent.trace, parent.span)),
         None if tracing.below == 0 || dice.next() > tracing.below => None,
@@ -162,44 +161,6 @@ fn traceparent(value: &[u8]) -> Option<Parent> {
     };
     let (trace, span, flags) = (hex(3, 35)?, hex(36, 52)? as u64, hex(53, 55)?);
     (dashes && ends && trace != 0 && span != 0).then_some(Parent { trace, span, sampled: flags & 1 == 1 })
-}
-
-impl Core {
-    /// Starts the span of a statement that is being sent, if it is to be traced. `spoken`: the client has just sent the text. The comment in a text
-    /// that was prepared earlier belongs to an earlier request.
-    pub(in crate::core) fn trace_begin(&mut self, c: usize, s: usize, text: &[u8], spoken: bool) -> Option<Box<Span>> {
-        let tracing = self.settings.tracing.as_ref()?;
-        let waited = Duration::from_micros(std::mem::take(&mut self.clients[c].waited).into());
-        let parent = if spoken && tracing.comments { parent(text) } else { None };
-        let (trace, parent) = sample(tracing, parent, &mut self.observing.dice)?;
-        let server = &self.servers[s];
-        let key = &self.pools[server.pool].key;
-        let node = self.view.node(server.node).map(|node| node.node.name.clone()).unwrap_or_default();
-        self.metrics.spans.add(1);
-        Some(Box::new(Span {
-            trace,
-            id: self.observing.dice.number(),
-            parent,
-            waited,
-            sent: self.now,
-            ended: self.now,
-            database: key.database.clone(),
-            user: key.user.clone(),
-            node,
-            primary: self.is_primary(s),
-            lane: self.clients[c].at.lane().is_some(),
-            rows: 0,
-            outcome: Outcome::Done,
-            text: Text::new(text),
-        }))
-    }
-
-    /// Ends a span.
-    pub(in crate::core) fn trace_end(&mut self, span: Span, rows: u64, outcome: Outcome) {
-        let span = Span { ended: self.now, rows, outcome, ..span };
-        let taken = self.shared.sink.get().is_some_and(|sink| sink(span));
-        self.metrics.spans_dropped.add(u64::from(!taken));
-    }
 }
 
 #[cfg(test)]
