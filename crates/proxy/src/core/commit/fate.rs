@@ -1,4 +1,6 @@
-//! Fate of a gate, computed from plain values.
+//! A gate, and its fate, computed from plain values.
+
+use std::time::Instant;
 
 use topology::Term;
 use watermark::{Lsn, Ticket};
@@ -85,6 +87,33 @@ pub(in crate::core) fn fate(state: State, known: Known) -> Fate {
         _ if degraded => Fate::Pass,
         (_, Some(lsn)) => Fate::Wait(lsn),
         (_, None) => Fate::Again,
+    }
+}
+
+/// Position in a client's output behind which no bytes may be written yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Gate {
+    pub(super) state: State,
+    /// A proof that the gate waits for once it could pass otherwise.
+    pub(super) proof: Option<Ticket>,
+    /// True if the gate waits for the whole log at the time that it was closed, flushed or not, because its commit is not known.
+    pub(super) everything: bool,
+    pub(super) since: Instant,
+    /// True if the client is in the heap for the condition of `state`.
+    pub(super) queued: bool,
+}
+
+impl Gate {
+    pub(in crate::core) fn open(now: Instant) -> Gate {
+        Gate { state: State::Open, proof: None, everything: false, since: now, queued: false }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.state == State::Open
+    }
+
+    pub(in crate::core) fn since(&self) -> Instant {
+        self.since
     }
 }
 

@@ -21,10 +21,9 @@ use std::time::Instant;
 
 use sql::{Class, Flags};
 use topology::{Durable, MOST_RELAYS, Role, Topology};
-use watermark::Ticket;
 use wire::message::Status;
 
-use super::fate::State;
+use super::fate::{Gate, State};
 use super::waiting::GateWaiters;
 use crate::config::Consistency;
 use crate::core::Core;
@@ -33,19 +32,6 @@ use crate::settings::CommitGate;
 
 /// Maximum number of gates of one client; beyond it two commits share one.
 const MOST_GATES: usize = 64;
-
-/// Position in a client's output behind which no bytes may be written yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Gate {
-    pub(super) state: State,
-    /// A proof that the gate waits for once it could pass otherwise.
-    pub(super) proof: Option<Ticket>,
-    /// True if the gate waits for the whole log at the time that it was closed, flushed or not, because its commit is not known.
-    pub(super) everything: bool,
-    pub(super) since: Instant,
-    /// True if the client is in the heap for the condition of `state`.
-    pub(super) queued: bool,
-}
 
 /// Commits of a worker that are held back, and its state of the relays that they wait for.
 pub(in crate::core) struct Commits {
@@ -102,20 +88,6 @@ fn mentions(text: &[u8], word: &[u8]) -> bool {
 /// True if the tag of a `CommandComplete` states that a transaction has ended for good.
 fn is_commit(tag: &[u8]) -> bool {
     [&b"COMMIT\0"[..], b"COMMIT PREPARED\0", b"PREPARE TRANSACTION\0"].contains(&tag)
-}
-
-impl Gate {
-    pub(in crate::core) fn open(now: Instant) -> Gate {
-        Gate { state: State::Open, proof: None, everything: false, since: now, queued: false }
-    }
-
-    pub(crate) fn is_open(&self) -> bool {
-        self.state == State::Open
-    }
-
-    pub(in crate::core) fn since(&self) -> Instant {
-        self.since
-    }
 }
 
 // === effects of replies ===

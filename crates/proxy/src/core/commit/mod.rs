@@ -6,4 +6,5 @@ mod fate;
 mod gate;
 mod waiting;
 
-pub(in crate::core) use gate::{Commits, Gate};
+pub(in crate::core) use fate::Gate;
+pub(in crate::core) use gate::Commits;

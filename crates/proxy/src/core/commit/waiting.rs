@@ -8,8 +8,7 @@ use topology::MOST_RELAYS;
 use watermark::{Lsn, Ticket, Waiters};
 use wire::{Severity, Sqlstate, message};
 
-use super::fate::{Fate, Known, State, fate};
-use super::gate::Gate;
+use super::fate::{Fate, Gate, Known, State, fate};
 use crate::core::memory::Token;
 use crate::core::routing::UNPROVEN_HINT;
 use crate::core::session::At;
