@@ -28,7 +28,7 @@
 //! - the struct with its docs, `Default`, and serde's traits, which refuse unknown keys ([`settings!`]);
 //! - the rows of the schema: name, [`Kind`], required or not ([`Table::KEYS`]);
 //! - the described file of the guide ([`guide::toml`]) and tables of Markdown ([`guide::markdown`]);
-//! - the rows of `SHOW CONFIG` ([`rows`]), and the settings that `SET` may change ([`Key::takes`]).
+//! - the rows of `SHOW CONFIG` ([`rows()`]), and the settings that `SET` may change ([`Key::takes`]).
 //!
 //! Invariants:
 //! - A setting has one declaration: its default, its limits and its doc stand in no other place.

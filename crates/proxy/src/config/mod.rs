@@ -12,7 +12,7 @@ mod traffic;
 
 use std::time::Duration;
 
-use settings::{Kind, Limit, OrNever, Row, Table as _};
+use settings::{Kind, Limit, OrNever, Row};
 
 pub use accounts::{Access, DatabaseConfig, OperatorConfig, UserConfig};
 pub use auth::{AuthMethod, AuthQueryConfig, GssConfig, HbaConfig, LdapConfig, OAuthConfig, PamConfig};

@@ -166,60 +166,56 @@ mod tests {
     #[test]
     fn room_is_made_by_what_was_used_longest_ago() {
         let statements: Vec<Statement> = (1..=3).map(Statement::test).collect();
-        let mut statements = ServerStatements::default();
-        assert_eq!(statements.makes_room(2), None);
-        statements.gets(&statements[0]);
-        statements.gets(&statements[1]);
-        assert!(statements.uses(&statements[0]) && !statements.uses(&statements[2]));
-        assert_eq!(statements.makes_room(2), Some(2));
-        assert!(statements.has(&statements[0]) && !statements.has(&statements[1]));
-        statements.gets(&statements[2]);
-        statements.has_described(&statements[2]);
-        assert!(statements.is_described(&statements[2]) && !statements.is_described(&statements[0]));
+        let mut server = ServerStatements::default();
+        assert_eq!(server.makes_room(2), None);
+        server.gets(&statements[0]);
+        server.gets(&statements[1]);
+        assert!(server.uses(&statements[0]) && !server.uses(&statements[2]));
+        assert_eq!(server.makes_room(2), Some(2));
+        assert!(server.has(&statements[0]) && !server.has(&statements[1]));
+        server.gets(&statements[2]);
+        server.has_described(&statements[2]);
+        assert!(server.is_described(&statements[2]) && !server.is_described(&statements[0]));
         // A statement whose Close was skipped may have any description.
-        statements.keeps(2);
-        assert!(statements.has(&statements[1]) && !statements.is_described(&statements[1]));
+        server.keeps(2);
+        assert!(server.has(&statements[1]) && !server.is_described(&statements[1]));
         // An unusable statement is still on the server, and is closed first.
-        statements.has_described(&statements[2]);
-        statements.spends(&statements[2]);
-        assert!(
-            !statements.has(&statements[2])
-                && !statements.uses(&statements[2])
-                && !statements.is_described(&statements[2])
-        );
-        assert_eq!(statements.count(), 3);
-        let mut closed = [statements.makes_room(2), statements.makes_room(2)];
+        server.has_described(&statements[2]);
+        server.spends(&statements[2]);
+        assert!(!server.has(&statements[2]) && !server.uses(&statements[2]) && !server.is_described(&statements[2]));
+        assert_eq!(server.count(), 3);
+        let mut closed = [server.makes_room(2), server.makes_room(2)];
         closed.sort();
-        assert_eq!((closed, statements.makes_room(2), statements.count()), ([Some(2), Some(3)], None, 1));
+        assert_eq!((closed, server.makes_room(2), server.count()), ([Some(2), Some(3)], None, 1));
         // A statement that was never there is not added.
-        statements.spends(&statements[0]);
-        assert_eq!(statements.count(), 1);
+        server.spends(&statements[0]);
+        assert_eq!(server.count(), 1);
     }
 
     #[test]
     fn what_was_run_outside_of_its_reading_goes() {
         let [one, two] = [1, 2].map(Statement::test);
-        let mut statements = ServerStatements::default();
-        statements.gets(&one);
-        statements.gets(&two);
-        statements.runs_outside(&one);
-        assert!(statements.has(&one), "the client that has run it so goes on with it");
-        assert_eq!((statements.loses_outside(), statements.loses_outside()), (vec![1], vec![]));
-        assert!(!statements.has(&one) && statements.has(&two));
+        let mut server = ServerStatements::default();
+        server.gets(&one);
+        server.gets(&two);
+        server.runs_outside(&one);
+        assert!(server.has(&one), "the client that has run it so goes on with it");
+        assert_eq!((server.loses_outside(), server.loses_outside()), (vec![1], vec![]));
+        assert!(!server.has(&one) && server.has(&two));
     }
 
     #[test]
     fn dropping_all_can_be_undone() {
         let statement = Statement::test(7);
-        let mut statements = ServerStatements::default();
-        statements.gets(&statement);
-        statements.set_unnamed(Unnamed::Is(9));
-        let dropped = statements.drops_all();
-        assert!(!statements.has(&statement) && statements.unnamed() == Unnamed::Is(9));
-        statements.undo(dropped);
-        assert!(statements.has(&statement) && statements.unnamed() == Unnamed::Is(9));
-        statements.set_unnamed(Unnamed::TooLong);
-        statements.client_leaves();
-        assert_eq!(statements.unnamed(), Unnamed::Unknown);
+        let mut server = ServerStatements::default();
+        server.gets(&statement);
+        server.set_unnamed(Unnamed::Is(9));
+        let dropped = server.drops_all();
+        assert!(!server.has(&statement) && server.unnamed() == Unnamed::Is(9));
+        server.undo(dropped);
+        assert!(server.has(&statement) && server.unnamed() == Unnamed::Is(9));
+        server.set_unnamed(Unnamed::TooLong);
+        server.client_leaves();
+        assert_eq!(server.unnamed(), Unnamed::Unknown);
     }
 }
