@@ -23,7 +23,7 @@ use proxy::trace::Sink;
 use proxy::{Proxy, Socket, StartError};
 
 pub(crate) use cluster_runtime::ClusterRuntime;
-use part::refused;
+use cluster_runtime::refused;
 pub(crate) use shown::describe_view;
 
 type Clusters = Arc<RwLock<Vec<Arc<ClusterRuntime>>>>;
