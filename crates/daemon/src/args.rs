@@ -13,7 +13,7 @@ pub struct ProxyArgs {
     /// Configuration file
     #[arg(long, short, env = "KINGPOST_CONFIG", value_name = "FILE")]
     pub config: PathBuf,
-    /// How long transactions may go on when stopping
+    /// Longest time that transactions may go on when stopping
     #[arg(long, default_value = "30s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub grace: Duration,
     /// Take over the listening sockets of the process that runs by the same configuration (proxy.upgrade_socket)
@@ -26,7 +26,7 @@ pub struct RelayArgs {
     /// Configuration file
     #[arg(long, short, env = "KINGPOST_CONFIG", value_name = "FILE", required = true)]
     pub config: Option<PathBuf>,
-    /// This relay has never run before, or the others that could tell what it promised are gone for good
+    /// Says that the relay has never run before, or that the others that could tell what it promised are gone for good
     ///
     /// For a relay whose directory is empty and that cannot find out by itself whether it is new. Not for a unit file: a relay that loses its
     /// directory must ask what it promised before it acknowledges anything.
@@ -66,7 +66,7 @@ pub struct ResetArgs {
 pub struct FetchArgs {
     /// Name of the file (%f)
     pub name: String,
-    /// Where to put it (%p)
+    /// Path to write the file to (%p)
     pub target: PathBuf,
     /// Directory of the relay's log, on this host
     #[arg(long, env = "KINGPOST_RELAY_DIR", default_value = "/var/lib/kingpost/relay", value_name = "DIR")]
@@ -108,7 +108,7 @@ pub struct RegistryArgs {
     /// Configuration file
     #[arg(long, short, env = "KINGPOST_CONFIG", value_name = "FILE", required = true)]
     pub config: Option<PathBuf>,
-    /// How long requests under way may go on when stopping
+    /// Longest time that requests under way may go on when stopping
     #[arg(long, default_value = "10s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub grace: Duration,
     #[command(subcommand)]
@@ -120,9 +120,9 @@ pub enum ConsoleCommand {
     /// Makes a token to sign in with: prints it, and what of it goes into the configuration
     #[command(after_help = EXIT_CODES)]
     Token {
-        /// Its name, for logs
+        /// Name of the token, for logs
         name: String,
-        /// It may look and not act
+        /// Gives the right to look and none to act
         #[arg(long)]
         viewer: bool,
     },

@@ -65,10 +65,10 @@ pub struct WatchArgs {
     /// Certificates of the authorities that an https:// registry is trusted by; the system's if not given
     #[arg(long, value_name = "FILE", requires = "registry")]
     pub registry_ca: Option<PathBuf>,
-    /// How long the primary must be lost before anything is done. Longer than it takes to restart a server, if that is to be waited for
+    /// Time for which the primary must be lost before anything is done. Longer than it takes to restart a server, if that is to be waited for
     #[arg(long, default_value = "1s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub after: Duration,
-    /// How long the lock lives without being kept: after that the next watcher takes over from one that has died
+    /// Life of the lock without a renewal: after that the next watcher takes over from one that has died
     #[arg(long, default_value = "3s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub ttl: Duration,
     /// Address of /metrics, /healthz and /readyz; none if not given

@@ -12,7 +12,7 @@ use crate::Engine;
 pub struct UpArgs {
     #[command(flatten)]
     pub dir: Dir,
-    /// What the servers are; the default is what the directory has, or postgresql
+    /// Kind of the servers; the default is that of the directory, or postgresql
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub engine: Option<Engine>,
     /// Number of replicas; the default is 2, or as many as the directory has
@@ -30,7 +30,7 @@ pub struct UpArgs {
     /// No relay: replicas stream from the primary
     #[arg(long)]
     pub no_relay: bool,
-    /// Where a commit is durable when its client hears of it: on the primary, or also on the relay
+    /// Place where a commit is durable before its client gets the answer: the primary, or also the relay
     #[arg(long, value_enum, default_value = "local", value_name = "WHERE")]
     pub durability: Durability,
     /// Address of the registry; the default is 127.0.0.1:8632, or a free port if that is taken
@@ -48,7 +48,7 @@ pub struct UpArgs {
 pub struct DownArgs {
     #[command(flatten)]
     pub dir: Dir,
-    /// How long to wait for a clean stop
+    /// Longest wait for a clean stop
     #[arg(long, default_value = "60s", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub timeout: Duration,
 }

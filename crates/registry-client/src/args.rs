@@ -69,7 +69,7 @@ pub enum RegistryCommand {
     /// Makes a token: prints it, and what of it goes into the configuration
     #[command(after_help = EXIT_CODES)]
     Token {
-        /// Its name, for logs
+        /// Name of the token, for logs
         name: String,
     },
 }
@@ -85,7 +85,7 @@ pub struct RemoteArgs {
     /// Own certificate (PEM), if the registry wants one
     #[arg(long, env = "KINGPOST_REGISTRY_CERT", value_name = "FILE", requires = "key")]
     pub cert: Option<PathBuf>,
-    /// Its key (PEM)
+    /// Key of that certificate (PEM)
     #[arg(long, env = "KINGPOST_REGISTRY_KEY", value_name = "FILE", requires = "cert")]
     pub key: Option<PathBuf>,
     /// Token; better in the variable, where other users do not see it
@@ -102,25 +102,25 @@ pub struct RegisterArgs {
     pub namespace: String,
     /// The service
     pub service: String,
-    /// Where the instance listens
+    /// Address on which the instance listens
     #[arg(value_name = "HOST:PORT")]
     pub address: String,
-    /// Its id; made from service and address if not given
+    /// Id of the instance; made from service and address if not given
     #[arg(long, value_name = "ID")]
     pub id: Option<String>,
     /// Metadata; may be given several times
     #[arg(long, short, value_name = "KEY=VALUE", value_parser = pair)]
     pub meta: Vec<(String, String)>,
-    /// It is critical after so long without a heartbeat; without this it stays until it is deregistered
+    /// Time without a heartbeat after which the instance is critical; without this it stays until it is deregistered
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub ttl: Option<Duration>,
-    /// Its share of the traffic
+    /// Share of the traffic
     #[arg(long, value_name = "N")]
     pub weight: Option<u16>,
-    /// Its zone
+    /// Zone of the instance
     #[arg(long, value_name = "ZONE")]
     pub zone: Option<String>,
-    /// Its version
+    /// Version of the instance
     #[arg(long, value_name = "VERSION")]
     pub instance_version: Option<String>,
 }
@@ -144,7 +144,7 @@ pub struct ImportArgs {
     /// Namespace for what comes from Consul or Eureka
     #[arg(long, short, default_value = "default", value_name = "NAME")]
     pub namespace: String,
-    /// What comes from Consul or Eureka goes critical after so long without a heartbeat here; without this it stays until it is
+    /// Time without a heartbeat here after which an instance from Consul or Eureka is critical; without this it stays until it is
     /// deregistered
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub ttl: Option<Duration>,

@@ -45,7 +45,7 @@ pub struct FromPgpoolArgs {
     pub how: Translation,
 }
 
-/// What all translations of other programs' files have in common.
+/// Arguments of every translation.
 #[derive(Debug, Args)]
 pub struct Translation {
     /// File to write, which must not exist; standard output if not given. It may hold passwords.
