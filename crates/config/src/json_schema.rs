@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn the_described_file_fits_with_and_without_what_it_comments_out() {
         let schema = json_schema();
-        assert_eq!(fits(&parsed(&crate::config::described()), &schema), Ok(()));
+        assert_eq!(fits(&parsed(&crate::described()), &schema), Ok(()));
         for (text, expected) in [
             ("[proxy.pool]\nsize = 0", Some("proxy: pool: size: 0 is out of bounds")),
             ("[proxy]\nsizes = 1", Some("proxy: sizes: unknown")),

@@ -1,4 +1,4 @@
-//! All gRPC services: how they are mounted, and the way of a request to one of them.
+//! The gRPC services: their mounting, and the way of a request to one of them.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::api::{ApiError, Context, Front};
 /// Time until the first bytes of a response, in addition to the time for the request's body: the store's own limits are shorter.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// All gRPC services.
+/// The gRPC services of a node.
 pub(in crate::api) struct Services {
     context: Arc<Context>,
     mounted: Vec<Mounted>,

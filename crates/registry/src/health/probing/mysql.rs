@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn what_servers_say() {
-        let packet = |payload: &[u8]| [&[payload.len() as u8, 0, 0, 0][..], payload].concat();
+        let framed = |payload: &[u8]| [&[payload.len() as u8, 0, 0, 0][..], payload].concat();
         for (payload, expected) in [
             (&b"\x0a8.0.36\0"[..], ServerPacket::Greeting),
             (b"\x00\x00\x00", ServerPacket::Health(Health::Passing)),
@@ -112,7 +112,7 @@ mod tests {
             (b"SSH-2.0", ServerPacket::Health(Health::Critical)),
             (b"", ServerPacket::Health(Health::Critical)),
         ] {
-            assert_eq!(packet(&packet(payload)), expected, "{payload:?}");
+            assert_eq!(packet(&framed(payload)), expected, "{payload:?}");
         }
         assert_eq!(packet(b"\x09\0\0\0\x0a8"), ServerPacket::Health(Health::Critical), "cut off");
         assert!(whole(&login(1)) && login(1)[3] == 1);
