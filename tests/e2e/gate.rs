@@ -181,9 +181,14 @@ async fn an_answer_waits_for_the_relay_however_it_was_committed() {
     for _ in 0..20 {
         assert_eq!(value(&other, "SELECT 7").await, "7");
         other.batch_execute("SELECT 1/0").await.unwrap_err();
-        for sql in ["BEGIN", "SELECT 1", "ROLLBACK"] {
-            other.batch_execute(sql).await.unwrap();
+        for sql in ["BEGIN", "SELECT 1", "ROLLBACK", "BEGIN", "INSERT INTO t VALUES (-1)", "ROLLBACK"] {
+            within("a rollback", SOON, gated.cluster.dir(), other.batch_execute(sql)).await.unwrap();
         }
+        // The COMMIT of a failed transaction commits nothing.
+        other.batch_execute("BEGIN").await.unwrap();
+        other.batch_execute("INSERT INTO t VALUES (-2)").await.unwrap();
+        other.batch_execute("SELECT 1/0").await.unwrap_err();
+        within("a commit that fails", SOON, gated.cluster.dir(), other.batch_execute("COMMIT")).await.unwrap();
     }
     let early: Vec<usize> = waiting.iter().enumerate().filter(|(_, task)| task.is_finished()).map(|(n, _)| n).collect();
     assert!(early.is_empty(), "answered before the relay had it, or cancelled: ways {early:?}");

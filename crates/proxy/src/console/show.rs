@@ -118,7 +118,7 @@ pub(super) fn client_of(reports: &[Report], id: u64) -> Option<(usize, Token)> {
     clients.find(|(worker, token)| public_id(*worker, *token) == id)
 }
 
-/// Returns the pools over all workers.
+/// Merges the workers' parts of each pool: counts are added, of waits the longest is kept.
 pub(super) fn wholes(reports: &[Report]) -> Vec<PoolReport> {
     let mut wholes: BTreeMap<(Arc<str>, Arc<str>), PoolReport> = BTreeMap::new();
     for pool in reports.iter().flat_map(|report| &report.pools) {

@@ -100,7 +100,7 @@ pub struct PoolReport {
     pub clients: usize,
     /// Number of clients that wait for a server connection.
     pub waiting: usize,
-    /// Longest wait of these clients.
+    /// Longest wait of these clients so far, shown as `maxwait`.
     pub oldest_wait: Duration,
     /// Number of server connections in use.
     pub busy: usize,
@@ -112,7 +112,7 @@ pub struct PoolReport {
     pub cancelling: usize,
     /// State of the commit gate; `None` if answers to commits are not held back.
     pub gate: Option<GateReport>,
-    /// Counts since the worker started.
+    /// Counts since the pool was made; an unused pool is forgotten.
     pub totals: Totals,
 }
 

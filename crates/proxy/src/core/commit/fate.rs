@@ -7,8 +7,8 @@ use watermark::{Lsn, Ticket};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum State {
-    /// The unit is not at its end.
-    Open,
+    /// The unit is not at its end: the gate may have nothing to wait for.
+    Unsealed,
     /// The gate's commit took place on this term, before the ticket was taken.
     Asked(Ticket, Term),
     /// The gate is durable once this position is, on this term.
@@ -47,14 +47,14 @@ pub(in crate::core) struct Known {
     pub(in crate::core) durable: (Term, Lsn),
     /// True if the gate may pass although too few relays confirm it.
     pub(in crate::core) degraded: bool,
-    /// True if the server did not wait for the primary's own flush: in degraded mode, the gate then passes once the flush is known.
+    /// True if the pool's connections do not flush at a commit: in degraded mode, the gate then passes once the flush is known.
     pub(in crate::core) lazy: bool,
 }
 
 pub(in crate::core) fn fate(state: State, known: Known) -> Fate {
     let Known { answer, proven, now, durable, degraded, lazy } = known;
     let (term, lsn) = match state {
-        State::Open => return Fate::Stay,
+        State::Unsealed => return Fate::Stay,
         State::Proving(ticket, term) => {
             return match proven {
                 Some(of) if of == u64::from(term.timeline) => Fate::Pass,
@@ -104,12 +104,12 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    pub(in crate::core) fn open(now: Instant) -> Gate {
-        Gate { state: State::Open, proof: None, everything: false, since: now, queued: false }
+    pub(in crate::core) fn unsealed(now: Instant) -> Gate {
+        Gate { state: State::Unsealed, proof: None, everything: false, since: now, queued: false }
     }
 
-    pub(crate) fn is_open(&self) -> bool {
-        self.state == State::Open
+    pub(crate) fn is_unsealed(&self) -> bool {
+        self.state == State::Unsealed
     }
 
     pub(in crate::core) fn since(&self) -> Instant {
@@ -132,7 +132,7 @@ mod tests {
         // Degraded, and true if the server did not wait for its own flush.
         let (no, yes, lazy) = ((false, false), (true, false), (true, true));
         for (state, answer, now, durable, (degraded, lazy), expected) in [
-            (State::Open, None, one, (one, Lsn(99)), yes, Fate::Stay),
+            (State::Unsealed, None, one, (one, Lsn(99)), yes, Fate::Stay),
             (asked, None, one, (one, Lsn(99)), no, Fate::Ask(ticket)),
             (asked, answer, one, (one, Lsn(49)), no, Fate::Wait(Lsn(50))),
             (asked, answer, one, (one, Lsn(50)), no, Fate::Pass),

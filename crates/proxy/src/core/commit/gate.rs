@@ -106,7 +106,8 @@ impl Core {
         self.view.node(self.servers[s].node).is_none_or(|node| node.role != Role::Replica)
     }
 
-    /// Handles a `CommandComplete` for the client; returns true if no output from here on may be written yet.
+    /// Handles a `CommandComplete` for the client; returns true if no output from here on may be written yet. [`Core::ends_gated`]
+    /// decides at the end of the unit.
     pub(in crate::core) fn may_commit(&mut self, s: usize, tag: &[u8]) -> bool {
         if self.gate_of(s).is_none() {
             return false;
@@ -115,14 +116,16 @@ impl Core {
         let commit = is_commit(tag);
         // Regardless of the node's known role: a replica may have been promoted at this moment.
         server.work.committed |= commit && (server.work.changed || tag != b"COMMIT\0");
+        server.work.rolled_back = tag == b"ROLLBACK\0" && !server.work.completed;
+        server.work.completed = true;
         server.work.committed || (server.work.changed && server.protocol.status() == Status::Idle)
     }
 
     /// Closes a gate at the end of a client's output, unless the unit already has one.
     pub(in crate::core) fn close_gate(&mut self, c: usize) {
         let client = &mut self.clients[c];
-        if client.output.last_gate().is_none_or(|gate| !gate.is_open()) {
-            client.output.close_gate(Gate::open(self.now), &mut self.buffers);
+        if client.output.last_gate().is_none_or(|gate| !gate.is_unsealed()) {
+            client.output.close_gate(Gate::unsealed(self.now), &mut self.buffers);
         }
     }
 
@@ -149,16 +152,21 @@ impl Core {
         !self.clients[c].proven && self.consistency(c) == Consistency::Strong
     }
 
-    /// Handles a `ReadyForQuery`, also one for no client; returns the condition that its client has to wait for.
+    /// Handles a `ReadyForQuery`, also one for no client; returns the condition that its client has to wait for. It decides whether a unit
+    /// is gated; `Work::changed` is set when a statement is sent.
     pub(in crate::core) fn ends_gated(&mut self, s: usize) -> Option<Seal> {
         let server = &mut self.servers[s];
-        // Both belong to one unit, whether or not a client receives the answer.
+        // All belong to one unit, whether or not a client receives the answer.
         let (committed, erred) = (std::mem::take(&mut server.work.committed), std::mem::take(&mut server.work.erred));
+        let rolled_back = std::mem::take(&mut server.work.rolled_back);
+        server.work.completed = false;
         let commit = self.gate_of(s).is_some_and(|gate| {
             let barrier = gate.barrier && self.shows_undurable(s);
             let server = &self.servers[s];
-            // A statement that failed outside a transaction has reported so, and committed nothing.
-            committed || barrier || (server.protocol.status() == Status::Idle && server.work.changed && !erred)
+            // A statement that failed outside a transaction has reported so, and committed nothing; nor has a ROLLBACK alone.
+            committed
+                || barrier
+                || (server.protocol.status() == Status::Idle && server.work.changed && !erred && !rolled_back)
         });
         match commit {
             true => Some(Seal::Commit),
@@ -171,9 +179,9 @@ impl Core {
         if self.pools[self.clients[c].pool].gate.relays > 0 { Seal::Commit } else { Seal::Proof }
     }
 
-    /// Seals the client's open gate, which then waits: the unit is at its end, or the proxy can keep no more of its output.
+    /// Seals the client's unsealed gate, which then waits: the unit is at its end, or the proxy can keep no more of its output.
     pub(in crate::core) fn seal_gate(&mut self, c: usize, seal: Seal) {
-        if !self.clients[c].output.last_gate().is_some_and(Gate::is_open) {
+        if !self.clients[c].output.last_gate().is_some_and(Gate::is_unsealed) {
             return;
         }
         // A merged gate waits for the conditions of both.
@@ -196,7 +204,7 @@ impl Core {
             }
             (Seal::Proof, Some(ticket)) => (State::Proving(ticket, self.view.term), None),
             // No oracle is left to ask.
-            (Seal::Proof, None) => return self.drop_open_gate(c),
+            (Seal::Proof, None) => return self.drop_unsealed_gate(c),
         };
         let gate = Gate { state, proof, everything, since: self.now, queued: false };
         if let Some(last) = self.clients[c].output.last_gate_mut() {
@@ -216,7 +224,7 @@ impl Core {
         if self.pools.get(self.clients[c].pool).is_none_or(|pool| pool.gate.relays == 0) {
             return tell(self);
         }
-        let in_unit = self.clients[c].output.last_gate().is_some_and(Gate::is_open);
+        let in_unit = self.clients[c].output.last_gate().is_some_and(Gate::is_unsealed);
         self.close_gate(c);
         if let Some(gate) = self.clients[c].output.last_gate_mut() {
             gate.everything = true;
@@ -237,7 +245,7 @@ impl Core {
             return;
         }
         let Some(c) = server.client else { return };
-        if !self.clients[c].output.last_gate().is_some_and(Gate::is_open) {
+        if !self.clients[c].output.last_gate().is_some_and(Gate::is_unsealed) {
             return;
         }
         let gate = self.pools[server.pool].gate;
@@ -246,14 +254,14 @@ impl Core {
         } else if self.lacks_proof(s) {
             self.seal_gate(c, Seal::Proof)
         } else {
-            self.drop_open_gate(c)
+            self.drop_unsealed_gate(c)
         }
     }
 
     /// Drops the open gate of a unit that has ended without a commit.
-    pub(in crate::core) fn drop_open_gate(&mut self, c: usize) {
+    pub(in crate::core) fn drop_unsealed_gate(&mut self, c: usize) {
         let client = &mut self.clients[c];
-        if client.output.last_gate().is_some_and(Gate::is_open) {
+        if client.output.last_gate().is_some_and(Gate::is_unsealed) {
             client.output.drop_last_gate(&mut self.buffers);
             self.write_client(c, |_| {});
         }
@@ -262,7 +270,8 @@ impl Core {
     /// Seals the gate of an unfinished unit once its output exceeds the limit: the output so far then waits on its own.
     pub(in crate::core) fn bound_gate(&mut self, c: usize) {
         let client = &self.clients[c];
-        if client.output.len() > self.settings.buffer_limit && client.output.last_gate().is_some_and(Gate::is_open) {
+        if client.output.len() > self.settings.buffer_limit && client.output.last_gate().is_some_and(Gate::is_unsealed)
+        {
             self.seal_gate(c, self.seal_in_doubt(c));
         }
     }

@@ -1,4 +1,6 @@
-//! Waiting gates: for the oracle's answer, for the relays, for proof; and their time limit.
+//! Waiting gates, and their time limit. A sealed gate waits for the oracle's answer (`Asked`), then at the position (`At`: that of the flush, or of the
+//! insert where the commit may be unflushed), in a strong session for proof (`Proving`), and then lets the output go. The publisher of a mark wakes the
+//! worker, which looks at the gates at the start of its next turn.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -148,7 +150,7 @@ impl Core {
         (self.wake)();
     }
 
-    /// Adds the client to the heap of its condition; returns false if too many clients wait.
+    /// Adds the client to the heap of its condition; returns false if too many clients wait, or if there is no mark to wait at.
     fn wait_at(&mut self, token: Token, gate: Gate, target: Target, relays: usize) -> bool {
         if gate.queued {
             return true;
@@ -219,7 +221,7 @@ impl Core {
             let gate = self.clients.get(token.index()).filter(|client| client.token == token);
             let waits = gate
                 .and_then(|client| client.output.first_gate())
-                .is_some_and(|gate| gate.since == since && !gate.is_open());
+                .is_some_and(|gate| gate.since == since && !gate.is_unsealed());
             if waits && !over(since, self.settings.gate_timeout, self.now) {
                 break;
             }

@@ -144,7 +144,7 @@ impl Output {
         let Some(queue) = &mut self.0 else { return };
         if let Some(from) = queue.held.take() {
             queue.bytes.truncate(from);
-            queue.gates.retain(|gate| gate.0 < from || !gate.1.is_open());
+            queue.gates.retain(|gate| gate.0 < from || !gate.1.is_unsealed());
             self.written(0, buffers);
         }
     }
@@ -197,7 +197,7 @@ impl Output {
         queue.gates.push_back((queue.bytes.len(), gate));
     }
 
-    /// Returns the time since when the first gate has been closed.
+    /// Returns the time at which the first gate was sealed, or added if it is not sealed yet.
     pub(in crate::core) fn held_since(&self) -> Option<Instant> {
         self.first_gate().map(Gate::since)
     }
@@ -293,7 +293,7 @@ mod tests {
     fn what_is_behind_a_gate_waits_for_it_and_those_before_it() {
         let mut buffers = Buffers::default();
         let mut out = Output::default();
-        let gate = || Gate::open(std::time::Instant::now());
+        let gate = || Gate::unsealed(std::time::Instant::now());
         out.append(&mut buffers).extend(b"one");
         out.close_gate(gate(), &mut buffers);
         out.append(&mut buffers).extend(b"two");
@@ -324,7 +324,7 @@ mod tests {
         let mut out = Output::default();
         for _ in 0..100 {
             out.append(&mut buffers).extend([7; 4096]);
-            out.close_gate(Gate::open(std::time::Instant::now()), &mut buffers);
+            out.close_gate(Gate::unsealed(std::time::Instant::now()), &mut buffers);
             out.append(&mut buffers).extend(b"gated");
             let count = out.writable().len();
             out.written(count, &mut buffers);

@@ -209,6 +209,10 @@ pub(in crate::core) struct Work {
     pub committed: bool,
     /// True if the unit whose answer arrives has failed.
     pub erred: bool,
+    /// True if a command of the unit whose answer arrives has completed.
+    pub completed: bool,
+    /// True if the unit whose answer arrives was one ROLLBACK, or the COMMIT of a failed transaction.
+    pub rolled_back: bool,
     /// True if something in the units in flight has failed.
     pub failed: bool,
     /// Pins that the client loses if the unit in flight succeeds.

@@ -186,7 +186,7 @@ impl Core {
                     self.forward_to_client(s, &bytes[from..end]);
                     match (client, seal) {
                         (Some(c), Some(seal)) => self.seal_gate(c, seal),
-                        (Some(c), None) => self.drop_open_gate(c),
+                        (Some(c), None) => self.drop_unsealed_gate(c),
                         (None, _) => {}
                     }
                     if verdict == Verdict::Ready

@@ -86,7 +86,7 @@ pub(crate) struct Client {
     pub waited: u32,
     /// True if the term still stood after the client's unit in flight had arrived: the unit's answer needs no more proof.
     pub proven: bool,
-    /// True if the client waits in its pool's queue.
+    /// True if the client waits in its pool's queue, or its strong read waits for a position or for proof.
     pub waiting: bool,
     /// True if the server connection owes [`MOST_EXPECTED`](super::MOST_EXPECTED) answers: the client's next messages wait.
     pub held_up: bool,
