@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{ApiError, Context, Front, Reply, Request, consul, eureka, nacos, native, polaris, prometheus};
 
-/// Returns the front that serves a path.
+/// Returns the front that serves a path. A new first segment of a front is named here, and in the front's own `handle`.
 pub(super) fn of_path(path: &str) -> Option<Front> {
     let mut segments = path.split('/').skip(1);
     match (segments.next()?, segments.next()) {
