@@ -40,7 +40,7 @@ const INTERNAL: &[(&str, &str)] = &[
     ("lane/mod.rs", "MANY"),
     ("lane/cost.rs", "MOST_STRIKES"),
     ("memory/buffer.rs", "MOST_KEPT"),
-    ("memory/seldom.rs", "MOST_KEPT"),
+    ("memory/pooled_box.rs", "MOST_KEPT"),
     ("prepared/statement.rs", "MANY"),
 ];
 
