@@ -117,8 +117,9 @@ mod tests {
     /// Every name of SHOW CONFIG leads SET to the setting of its row, PgBouncer's names included.
     #[test]
     fn the_names_of_show_config_are_those_of_set() {
-        let rows = settings::rows(&proxy::config::ProxyConfig::default(), "proxy");
-        assert!(rows.len() > 90, "{}", rows.len());
+        let mut rows = settings::rows(&proxy::config::ProxyConfig::default(), "proxy");
+        rows.extend(settings::rows(&topology::ClusterConfig::default(), "cluster"));
+        assert!(rows.len() > 100, "{}", rows.len());
         for row in rows {
             let name = proxy::config::shown_name(&row);
             match Overrides::default().with(name, "1", aliases) {

@@ -427,6 +427,12 @@ impl Topology {
         Ok(())
     }
 
+    /// Returns the settings of the cluster as they are, each with its default.
+    #[must_use]
+    pub fn settings(&self) -> Vec<::settings::Row> {
+        ::settings::rows(&**self.settings.borrow(), "cluster")
+    }
+
     pub(crate) fn note_refusal(&self, error: &crate::probe::ProbeError) {
         self.shared.note_refusal(error);
     }

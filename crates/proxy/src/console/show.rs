@@ -563,7 +563,7 @@ impl Scene<'_> {
 
     fn config(&self) -> Table {
         let mut table = Table::new(&[("key", Text), ("value", Text), ("default", Text), ("changeable", Text)]);
-        for row in &self.settings.rows {
+        for row in self.settings.rows.iter().chain(&self.topology.settings()) {
             // In use: a number of workers, and one of two interfaces.
             let value = match row.path.as_str() {
                 "proxy.workers" => Some(self.workers.to_string()),
