@@ -148,7 +148,13 @@ async fn a_server_that_is_not_there_is_said_so_without_the_password() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cursor_of_times_misses_rows_and_the_counter_does_not() {
     let server = Server::start();
-    let (counter, time) = fire::missed(|| server.open(), 6).await;
-    assert_eq!(counter, 0);
-    assert!(time > 0, "what was stamped early and committed late is missed by time");
+    // Whether a row is missed by time is a matter of luck; never by the counter.
+    for _ in 0..10 {
+        let (counter, time) = fire::missed(|| server.open(), 6).await;
+        assert_eq!(counter, 0);
+        if time > 0 {
+            return;
+        }
+    }
+    panic!("nothing that was stamped early and committed late is missed by time");
 }
