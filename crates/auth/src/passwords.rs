@@ -153,7 +153,7 @@ impl Passwords {
         self.answered.send_replace(reading.asked.1);
     }
 
-    /// Has passwords read again, and waits until the parts have them; at most [`RENEWED_WITHIN`].
+    /// Has passwords read again, and waits until the parts have them; at most `RENEWED_WITHIN`.
     pub async fn renew(&self) {
         let ticket = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
         self.bell.notify_one();

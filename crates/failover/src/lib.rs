@@ -101,7 +101,7 @@ pub fn watch(args: &WatchArgs, log: &LogFlags) -> Result<(), Failure> {
     })
 }
 
-/// Checks that every host in [failover] agrees with the configuration, and changes nothing.
+/// Checks that every host in `[failover]` agrees with the configuration, and changes nothing.
 pub fn check(config: Config) -> Result<(), Failure> {
     if config.failover.engine == ::relay::config::Engine::Mariadb {
         return mariadb::check(config);

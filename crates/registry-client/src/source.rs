@@ -65,7 +65,7 @@ impl Sources {
     /// Follows the lists of these clusters, and puts the first ones into the configuration.
     ///
     /// # Errors
-    /// As for [`Source::start`].
+    /// As for `Source::start`.
     pub async fn start(config: &mut Config) -> Result<Sources, Failure> {
         let mut sources = Vec::new();
         for cluster in std::iter::once(&mut config.cluster).chain(&mut config.clusters) {

@@ -84,7 +84,7 @@ impl Traces {
         Ok(Some((Traces { counts, stop, task }, Arc::new(move |span| sender.try_send(span).is_ok()))))
     }
 
-    /// Accepts no more spans and waits until the queued ones are sent, at most for [`FAREWELL`].
+    /// Accepts no more spans and waits until the queued ones are sent, at most for `FAREWELL`.
     pub async fn end(&self) {
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut task) = task else { return };

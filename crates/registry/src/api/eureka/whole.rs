@@ -1,6 +1,6 @@
 //! Responses about all of Eureka's applications: `/eureka/apps`, the delta, addresses.
 //!
-//! The encodings of a service are cached with its instances, and bodies are composed of them as [`super::super::whole`] describes.
+//! The encodings of a service are cached with its instances, and bodies are composed of them as [`super::super::list_cache`] describes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
