@@ -14,7 +14,7 @@ use tokio::process::Command;
 use crate::clients::{build, here, installed, there};
 use crate::registry_clients_nacos::token;
 
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(300);
 /// The registry is a target of its own probes, and so are programs of the test.
 const PROBES: &str = "[registry.health]\nprobe_allow = [\"127.0.0.1\"]";
 
