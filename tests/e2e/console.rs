@@ -52,7 +52,8 @@ async fn says_what_workers_wait_with() {
         let config = rows(&console, "SHOW CONFIG").await;
         let driver = config.iter().find(|row| row["key"] == "driver").expect("driver")["value"].clone();
         assert!(either.contains(&driver.as_str()), "{asked}: {driver}");
-        let failures = config.iter().find(|row| row["key"] == "cluster.probe_failures").expect("a setting of the cluster");
+        let failures =
+            config.iter().find(|row| row["key"] == "cluster.probe_failures").expect("a setting of the cluster");
         assert_eq!((&*failures["default"], &*failures["changeable"]), ("2", "yes"));
         assert_eq!(value(&kingpost.connect().await, "SELECT 1").await, "1");
     }
