@@ -59,7 +59,7 @@ mod tests {
             for key in keys {
                 let path = super::super::schema::join(path, key.name);
                 assert!(!key.doc.trim().is_empty(), "{path} has no doc");
-                let has_value = key.example.is_some() || (key.default)().is_some();
+                let has_value = key.example.is_some() || (key.default)().toml.is_some();
                 let in_line = matches!(key.kind, Kind::TextsOrTables(_));
                 let is_table = matches!(key.kind, Kind::Table(_) | Kind::Tables(_));
                 assert!(has_value || is_table, "{path} has neither a default nor an example");

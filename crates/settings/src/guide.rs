@@ -35,7 +35,7 @@ fn section(text: &mut String, path: &str, key: &Key, commented: bool) {
         comment(text, key);
         let (value, off) = match key.example {
             Some(example) => (Some(example.to_owned()), commented || !key.shown),
-            None => ((key.default)(), commented),
+            None => ((key.default)().toml, commented),
         };
         let mark = if off { "#" } else { "" };
         let _ = writeln!(text, "{mark}{} = {}", key.name, value.unwrap_or_default());
@@ -66,7 +66,7 @@ pub fn markdown(path: &str, keys: &[Key]) -> String {
     for key in keys.iter().filter(|key| !matches!(key.kind, Kind::Table(_) | Kind::Tables(_))) {
         let default = match key.kind {
             Kind::Secret | Kind::Secrets => None,
-            _ => (key.default)(),
+            _ => (key.default)().toml,
         };
         let default = default.map_or(String::new(), |default| format!("`{default}`"));
         let _ = writeln!(text, "| `{}` | {} | {default} |", key.name, line(key).replace('|', "\\|"));

@@ -70,8 +70,8 @@ pub struct Key {
     pub kind: Kind,
     /// True if the table must have the key.
     pub required: bool,
-    /// Default as TOML; None: the setting is not set by default.
-    pub default: fn() -> Option<String>,
+    /// Default; not set: there is none, or it is that the setting is not set.
+    pub default: fn() -> Texts,
     /// Value in the described file, as TOML, for a setting that has no default. For an array of tables: lines of the file.
     pub example: Option<&'static str>,
     /// True if the example is in force in the described file, which would be incomplete without it.
@@ -84,8 +84,13 @@ pub struct Key {
     pub takes: Takes,
 }
 
-fn none() -> Option<String> {
-    None
+/// Texts of a value.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Texts {
+    /// The value as TOML; None if it is not set, or is a table.
+    pub toml: Option<String>,
+    /// The value in a row of `SHOW CONFIG`: without quotation marks, and a duration as its number of seconds.
+    pub row: String,
 }
 
 impl Key {
@@ -97,7 +102,7 @@ impl Key {
             doc,
             kind,
             required: true,
-            default: none,
+            default: Texts::default,
             example: None,
             shown: false,
             written: !kind.is_secret(),
@@ -106,9 +111,9 @@ impl Key {
         }
     }
 
-    /// Adds a default: as TOML, None if that means that the setting is not set.
+    /// Adds a default.
     #[must_use]
-    pub const fn or(self, default: fn() -> Option<String>) -> Key {
+    pub const fn or(self, default: fn() -> Texts) -> Key {
         Key { required: false, default, ..self }
     }
 

@@ -44,7 +44,7 @@ mod table;
 mod tests;
 mod value;
 
-pub use key::{Form, Key, Kind, Takes, required};
+pub use key::{Form, Key, Kind, Takes, Texts, required};
 pub use limit::{Limit, OrNever};
 pub use rows::{Row, rows};
 pub use table::Table;

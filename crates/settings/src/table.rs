@@ -49,7 +49,7 @@ macro_rules! settings {
                     concat!($($doc, "\n"),*),
                     <$type as $crate::Setting>::KIND,
                 )
-                $(.or(|| $crate::Setting::toml(&{ let default: $type = $default; default })))?
+                $(.or(|| $crate::Setting::texts(&{ let default: $type = $default; default })))?
                 $(.$how($($argument)*))*
             ),*];
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::key::{Key, Kind, Takes};
+use crate::key::{Key, Kind, Takes, Texts};
 use crate::rows::Row;
 
 /// A type of settings.
@@ -33,25 +33,18 @@ pub trait Setting: Sized {
         self.toml().unwrap_or_default()
     }
 
+    /// Returns both texts of the value.
+    fn texts(&self) -> Texts {
+        Texts { toml: self.toml(), row: self.text() }
+    }
+
     /// Adds the value's row, or those of a table, which is at `path`.
     fn add_rows(&self, key: &'static Key, path: String, takes: Takes, rows: &mut Vec<Row>) {
         let (value, default) = match key.kind {
             Kind::Secret | Kind::Secrets => (None, None),
-            _ => (Some(self.text()), Some(default_text(key))),
+            _ => (Some(self.text()), Some((key.default)().row)),
         };
         rows.push(Row { path, key, value, default, takes });
-    }
-}
-
-/// Returns a key's default for a row.
-fn default_text(key: &Key) -> String {
-    let toml = (key.default)().unwrap_or_default();
-    let bare = toml.trim_matches(['"', '[', ']']).replace('"', "");
-    match key.kind {
-        Kind::Duration { .. } => {
-            humantime::parse_duration(&bare).map_or(bare, |duration| duration.as_secs_f64().to_string())
-        }
-        _ => bare,
     }
 }
 
@@ -180,7 +173,7 @@ impl<T: Setting> Setting for Vec<T> {
     fn add_rows(&self, key: &'static Key, path: String, takes: Takes, rows: &mut Vec<Row>) {
         // The tables of an array are shown by commands of their own, such as SHOW DATABASES.
         if !matches!(key.kind, Kind::Tables(_) | Kind::Secrets) {
-            rows.push(Row { path, key, value: Some(self.text()), default: Some(default_text(key)), takes });
+            rows.push(Row { path, key, value: Some(self.text()), default: Some((key.default)().row), takes });
         }
     }
 }
