@@ -8,6 +8,7 @@
 
 mod args;
 mod console;
+mod endpoints;
 mod registry;
 mod relay;
 mod relay_mariadb;

@@ -18,16 +18,12 @@ use watermark::Lsn;
 
 use crate::args::{FetchArgs, RelayArgs, RelayCommand, ResetArgs};
 use crate::console::{Scene, Shown, Watched};
+use crate::endpoints::Endpoints;
 use crate::relay_mariadb;
 use crate::run::{describe_view, primary_of};
-use config::settle;
-use config::warn;
-use config::{self, Config, secret};
-use metrics::Pushing;
-use metrics::{Admin, Source};
-use metrics::{Exposition, Type};
-use process::Failure;
-use process::{INTERRUPTED, LogFlags, StopSignals, control_runtime, listen_for, logging, systemd, terminal};
+use config::{self, Config, secret, settle, warn};
+use metrics::{Exposition, Source, Type};
+use process::{Failure, INTERRUPTED, LogFlags, StopSignals, control_runtime, listen_for, logging, systemd, terminal};
 
 /// Interval between two looks at the topology's primary and at the log.
 const WATCH: Duration = Duration::from_millis(500);
@@ -308,13 +304,9 @@ async fn serve(path: &Path, mut config: Config, is_new: bool) -> Result<(), Fail
     let mut hangup = listen_for(SignalKind::hangup())?;
     let mut stop = StopSignals::new()?;
     let relaying = Arc::new(Relaying::start(&config, is_new, &tokio::runtime::Handle::current())?);
-    let admin = match config.metrics.listen.as_str() {
-        "" => None,
-        address => Some(Admin::start(address, None, Arc::clone(&relaying)).await?),
-    };
-    let pushing = Pushing::start(&config.metrics.otlp, Arc::clone(&relaying))?;
-    let console = match relaying.scene(&config).start(&config.console, None, relaying.topology().as_deref()).await {
-        Ok(console) => console,
+    let (source, scene) = (Arc::clone(&relaying), relaying.scene(&config));
+    let endpoints = match Endpoints::start(&config, (None, None), source, scene, relaying.topology().as_deref()).await {
+        Ok(endpoints) => endpoints,
         Err(failure) => {
             let ending = Arc::clone(&relaying);
             let _ = tokio::task::spawn_blocking(move || ending.shutdown()).await;
@@ -325,8 +317,8 @@ async fn serve(path: &Path, mut config: Config, is_new: bool) -> Result<(), Fail
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         listen = addresses.join(", "),
-        metrics = admin.as_ref().map(|admin| admin.address().to_string()).unwrap_or_default(),
-        console = console.as_ref().map(|serving| serving.console.address().to_string()).unwrap_or_default(),
+        metrics = endpoints.metrics(),
+        console = endpoints.console(),
         dir = %config.relay.dir.display(),
         "started"
     );
@@ -342,9 +334,7 @@ async fn serve(path: &Path, mut config: Config, is_new: bool) -> Result<(), Fail
         }
     };
     systemd::notify("STOPPING=1");
-    if let Some(pushing) = &pushing {
-        pushing.flush().await;
-    }
+    endpoints.flush().await;
     let ending = Arc::clone(&relaying);
     tokio::select! {
         ended = tokio::task::spawn_blocking(move || ending.shutdown()) => {

@@ -10,14 +10,11 @@ use ::relay::{BinlogRelay, BinlogStatus};
 use tokio::signal::unix::SignalKind;
 
 use crate::console::{Scene, ShownBinlog};
+use crate::endpoints::Endpoints;
 use crate::relay::{failure_of, say_what_comes_later};
-use config::settle;
-use config::{self, Config};
-use metrics::Pushing;
-use metrics::{Admin, Source};
-use metrics::{Exposition, Type};
-use process::Failure;
-use process::{StopSignals, listen_for, systemd};
+use config::{self, Config, settle};
+use metrics::{Exposition, Source, Type};
+use process::{Failure, StopSignals, listen_for, systemd};
 
 /// Interval between two checks of the log.
 const WATCH: Duration = Duration::from_millis(500);
@@ -59,15 +56,10 @@ pub(crate) async fn serve(path: &Path, mut config: Config) -> Result<(), Failure
     let relay = BinlogRelay::start(&config.relay, &tokio::runtime::Handle::current());
     let relay = Arc::new(relay.map_err(|error| failure_of(&error))?);
     let relaying = Arc::new(Relaying { relay: Arc::clone(&relay) });
-    let admin = match config.metrics.listen.as_str() {
-        "" => None,
-        address => Some(Admin::start(address, None, Arc::clone(&relaying)).await?),
-    };
-    let pushing = Pushing::start(&config.metrics.otlp, Arc::clone(&relaying))?;
     let mut scene = Scene::default();
     scene.parts.relay = Some(Arc::new(ShownBinlog { relay, name: Box::new(|id| format!("server_id {id}")) }));
-    let console = match scene.start(&config.console, None, None).await {
-        Ok(console) => console,
+    let endpoints = match Endpoints::start(&config, (None, None), Arc::clone(&relaying), scene, None).await {
+        Ok(endpoints) => endpoints,
         Err(failure) => {
             let ending = Arc::clone(&relaying);
             let _ = tokio::task::spawn_blocking(move || ending.relay.shutdown()).await;
@@ -79,8 +71,8 @@ pub(crate) async fn serve(path: &Path, mut config: Config) -> Result<(), Failure
         version = env!("CARGO_PKG_VERSION"),
         engine = "mariadb",
         listen = addresses.join(", "),
-        metrics = admin.as_ref().map(|admin| admin.address().to_string()).unwrap_or_default(),
-        console = console.as_ref().map(|serving| serving.console.address().to_string()).unwrap_or_default(),
+        metrics = endpoints.metrics(),
+        console = endpoints.console(),
         dir = %config.relay.dir.display(),
         "started"
     );
@@ -99,9 +91,7 @@ pub(crate) async fn serve(path: &Path, mut config: Config) -> Result<(), Failure
         }
     };
     systemd::notify("STOPPING=1");
-    if let Some(pushing) = &pushing {
-        pushing.flush().await;
-    }
+    endpoints.flush().await;
     let ending = Arc::clone(&relaying);
     if let Err(error) = tokio::task::spawn_blocking(move || ending.relay.shutdown()).await {
         tracing::error!(%error, "stopping failed");

@@ -10,17 +10,13 @@ use tokio::signal::unix::SignalKind;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::args::ProxyArgs;
-use crate::console::Serving;
+use crate::endpoints::Endpoints;
 use crate::run::{self, Running};
 use auth::Passwords;
-use config::warn;
-use config::{self, Config, Overrides, Problem};
-use handover::Ordered;
-use handover::{Sockets, SuccessorListener, inherited};
+use config::{self, Config, Overrides, Problem, warn};
+use handover::{Ordered, Sockets, SuccessorListener, inherited};
 use metrics::Admin;
-use metrics::Pushing;
-use process::Failure;
-use process::{INTERRUPTED, LogFlags, StopSignals, control_runtime, listen_for, logging, systemd};
+use process::{Failure, INTERRUPTED, LogFlags, StopSignals, control_runtime, listen_for, logging, systemd};
 use proxy::Socket;
 use proxy::config::{ProxyConfig, TracingConfig};
 use proxy::console::{ChangeFreeze, Process};
@@ -103,29 +99,11 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
     let asked = Arc::downgrade(&running);
     let mut readings =
         passwords.watch(move || asked.upgrade().map(|running| running.asked_again()).unwrap_or_default());
-    let admin = match config.metrics.listen.as_str() {
-        "" => None,
-        address => match Admin::start(address, inherited(sockets.metrics, address), Arc::clone(&running)).await {
-            Ok(admin) => Some(admin),
-            Err(failure) => {
-                end(&running, Duration::ZERO).await;
-                return Err(failure);
-            }
-        },
-    };
-    let console = match running
-        .scene()
-        .start(&config.console, inherited(sockets.console, &config.console.listen), Some(&running.topology()))
-        .await
-    {
-        Ok(console) => console,
-        Err(failure) => {
-            end(&running, Duration::ZERO).await;
-            return Err(failure);
-        }
-    };
-    let pushing = match Pushing::start(&config.metrics.otlp, Arc::clone(&running)) {
-        Ok(pushing) => pushing,
+    let inherit =
+        (inherited(sockets.metrics, &config.metrics.listen), inherited(sockets.console, &config.console.listen));
+    let (source, scene) = (Arc::clone(&running), running.scene());
+    let mut endpoints = match Endpoints::start(&config, inherit, source, scene, Some(&running.topology())).await {
+        Ok(endpoints) => endpoints,
         Err(failure) => {
             end(&running, Duration::ZERO).await;
             return Err(failure);
@@ -136,8 +114,8 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         listen = running.addresses().join(", "),
-        metrics = admin.as_ref().map(|admin| admin.address().to_string()).unwrap_or_default(),
-        console = console.as_ref().map(|serving| serving.console.address().to_string()).unwrap_or_default(),
+        metrics = endpoints.metrics(),
+        console = endpoints.console(),
         "started"
     );
     if let Some(taken) = taken {
@@ -158,7 +136,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
     loop {
         tokio::select! {
             stream = next_successor(successors_listener.as_ref()) => {
-                let sockets = sockets_of(&config, &running, admin.as_ref(), console.as_ref());
+                let sockets = sockets_of(&config, &running, &endpoints);
                 let (handed, running, operators) = (handed.clone(), Arc::clone(&running), operators.clone());
                 tokio::task::spawn_blocking(move || give(stream, sockets, &running, &operators, &handed));
             }
@@ -217,7 +195,8 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
     // Operators who wait for an answer get an error.
     drop(orders);
     if let Some((mut successor, held)) = successor {
-        drop((successors_listener, admin, console));
+        drop(successors_listener);
+        endpoints.close();
         let quiet = Arc::clone(&running);
         let limit = config.proxy.drain_timeout;
         let _ = tokio::task::spawn_blocking(move || {
@@ -239,9 +218,7 @@ async fn serve(args: &ProxyArgs, mut config: Config) -> Result<(), Failure> {
         // A process that was taken over no longer represents the service.
         systemd::notify("STOPPING=1");
     }
-    if let Some(pushing) = &pushing {
-        pushing.flush().await;
-    }
+    endpoints.flush().await;
     tokio::select! {
         () = end(&running, grace) => {}
         name = stop.next() => {
@@ -262,15 +239,10 @@ async fn next_successor(successors_listener: Option<&SuccessorListener>) -> Unix
 }
 
 /// Duplicates all listening sockets of this process.
-fn sockets_of(
-    config: &Config,
-    running: &Running,
-    admin: Option<&Admin>,
-    console: Option<&Serving>,
-) -> std::io::Result<Sockets> {
+fn sockets_of(config: &Config, running: &Running, endpoints: &Endpoints) -> std::io::Result<Sockets> {
     let named = |address: &String, fd| Socket { address: address.clone(), fd, of_manager: false };
-    let metrics = admin.map(Admin::socket).transpose()?;
-    let console = console.map(|serving| serving.console.socket()).transpose()?;
+    let metrics = endpoints.admin.as_ref().map(Admin::socket).transpose()?;
+    let console = endpoints.console.as_ref().map(|serving| serving.console.socket()).transpose()?;
     Ok(Sockets {
         proxy: running.sockets()?,
         metrics: metrics.map(|fd| named(&config.metrics.listen, fd)),

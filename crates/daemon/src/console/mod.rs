@@ -13,8 +13,7 @@ use tokio::task::JoinHandle;
 use topology::Topology;
 
 use crate::args::ConsoleCommand;
-use process::Failure;
-use process::{terminal, token};
+use process::{Failure, terminal, token};
 
 pub(crate) use cluster::Watched;
 pub(crate) use proxy::Observed;

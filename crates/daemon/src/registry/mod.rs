@@ -14,14 +14,11 @@ use std::time::Duration;
 
 use crate::args::RegistryArgs;
 use crate::console::Scene;
+use crate::endpoints::Endpoints;
 use config as file;
-use config::registry::RegistryConfig;
-use config::settle;
-use config::warn;
+use config::{registry::RegistryConfig, settle, warn};
 use metrics::Admin;
-use metrics::Pushing;
-use process::Failure;
-use process::{LogFlags, StopSignals, control_runtime, listen_for, logging, systemd, terminal};
+use process::{Failure, LogFlags, StopSignals, control_runtime, listen_for, logging, systemd, terminal};
 use registry_client::RegistryCommand;
 use run::Running;
 use tokio::signal::unix::SignalKind;
@@ -49,40 +46,24 @@ async fn serve(path: &Path, mut config: file::Config, grace: Duration) -> Result
     let mut stop = StopSignals::new()?;
     let running = Arc::new(Running::start(&config.registry).await?);
     let scene = Scene::default().with_registry(running.known());
-    let console = match scene.start(&config.console, None, None).await {
-        Ok(console) => console,
-        Err(failure) => {
-            running.shutdown(Duration::ZERO).await;
-            return Err(failure);
-        }
-    };
-    let admin = match config.metrics.listen.as_str() {
-        "" => None,
-        address => match Admin::start(address, None, Arc::clone(&running)).await {
-            Ok(admin) => Some(admin),
-            Err(failure) => {
-                running.shutdown(Duration::ZERO).await;
-                return Err(failure);
-            }
-        },
-    };
-    let pushing = match Pushing::start(&config.metrics.otlp, Arc::clone(&running)) {
-        Ok(pushing) => pushing,
+    let mut endpoints = match Endpoints::start(&config, (None, None), Arc::clone(&running), scene, None).await {
+        Ok(endpoints) => endpoints,
         Err(failure) => {
             running.shutdown(Duration::ZERO).await;
             return Err(failure);
         }
     };
     // Metrics and console are for operators only.
-    let operators = [admin.as_ref().map(Admin::address), console.as_ref().map(|serving| serving.console.address())];
+    let console = endpoints.console.as_ref().map(|serving| serving.console.address());
+    let operators = [endpoints.admin.as_ref().map(Admin::address), console];
     running.registry.keep_from_probes(operators.into_iter().flatten());
     let listen: Vec<String> = running.addresses().iter().map(ToString::to_string).collect();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         listen = listen.join(", "),
         dns = running.dns_address().map(|address| address.to_string()).unwrap_or_default(),
-        metrics = admin.as_ref().map(|admin| admin.address().to_string()).unwrap_or_default(),
-        console = console.as_ref().map(|serving| serving.console.address().to_string()).unwrap_or_default(),
+        metrics = endpoints.metrics(),
+        console = endpoints.console(),
         instances = running.registry.status().instances,
         "registry started"
     );
@@ -98,10 +79,8 @@ async fn serve(path: &Path, mut config: file::Config, grace: Duration) -> Result
     };
     tracing::info!(signal = name, ?grace, "stopping");
     systemd::notify("STOPPING=1");
-    drop(console);
-    if let Some(pushing) = &pushing {
-        pushing.flush().await;
-    }
+    endpoints.console = None;
+    endpoints.flush().await;
     tokio::select! {
         () = running.shutdown(grace) => {}
         name = stop.next() => {

@@ -14,8 +14,7 @@ use tokio::sync::Mutex;
 
 use crate::console::Known;
 use config::registry::{AuthMethod, NACOS_GRPC, NACOS_LISTEN, RegistryConfig};
-use metrics::Source;
-use metrics::{Exposition, Type};
+use metrics::{Exposition, Source, Type};
 use process::Failure;
 
 /// A running registry.
