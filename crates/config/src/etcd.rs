@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use process::address::is_loopback;
+use process::address::{self, is_loopback};
 
 ::settings::settings! {
     /// `[failover.etcd]`: the etcd with the lock of `kingpost watch --etcd`.
@@ -122,15 +122,9 @@ impl Endpoint {
     /// # Errors
     /// The text has none of these forms.
     fn read(text: &str) -> Result<Endpoint, String> {
-        let (is_secure, address) = match text.strip_prefix("https://") {
-            Some(address) => (true, address),
-            None => (false, text.strip_prefix("http://").unwrap_or(text)),
-        };
-        let address = address.trim_end_matches('/');
-        let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
-        if !matches!(port, Some(Ok(_))) || address.contains(['/', '@']) {
+        let Some((is_secure, address)) = address::of_url(text).filter(|(_, address)| !address.contains('@')) else {
             return Err("one is no endpoint of etcd: expected https://host:port or http://host:port".into());
-        }
+        };
         Ok(Endpoint { address: address.to_owned(), is_secure, tls: None })
     }
 
@@ -139,7 +133,7 @@ impl Endpoint {
     /// # Errors
     /// No certificate can be issued for its host.
     fn secure(&mut self, connector: Option<&Arc<tls::Connector>>) -> Result<(), String> {
-        let host = self.address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
+        let host = address::host(&self.address);
         self.tls = connector.and_then(|connector| tls::Target::new(Arc::clone(connector), host));
         match &self.tls {
             Some(_) => Ok(()),

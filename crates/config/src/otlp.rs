@@ -152,7 +152,7 @@ impl<'a> Collector<'a> {
         };
         let connector =
             Connector::new(&config).map_err(|error| Wrong { key: error.setting(), why: error.to_string() })?;
-        let host = address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
+        let host = process::address::host(address);
         Ok(connector.and_then(|connector| Target::new(Arc::new(connector), host)))
     }
 

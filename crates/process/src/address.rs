@@ -27,6 +27,22 @@ impl Host {
     }
 }
 
+/// Returns the host of `host:port`, without the brackets of an IPv6 address; empty without a port.
+pub fn host(address: &str) -> &str {
+    address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']'])
+}
+
+/// Parses `host:port`, `http://host:port` or `https://host:port`, also with slashes at the end: true for HTTPS, and `host:port`. `None` for another text.
+pub fn of_url(url: &str) -> Option<(bool, &str)> {
+    let (is_secure, address) = match url.strip_prefix("https://") {
+        Some(address) => (true, address),
+        None => (false, url.strip_prefix("http://").unwrap_or(url)),
+    };
+    let address = address.trim_end_matches('/');
+    let (host, port) = address.rsplit_once(':')?;
+    (!host.is_empty() && port.parse::<u16>().is_ok() && !address.contains('/')).then_some((is_secure, address))
+}
+
 /// True if an address (`host:port`, or a socket's path) can be reached from this machine only.
 pub fn is_loopback(address: &str) -> bool {
     parse_address(address, true).is_ok_and(|host| host.is_local())

@@ -12,6 +12,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
 
+use crate::address;
 use crate::error::Failure;
 
 /// Most bytes of an answer.
@@ -82,23 +83,17 @@ impl Remote {
     /// # Errors
     /// The address is not `http://host:port`, `https://host:port` or `host:port`.
     pub fn new(url: &str, token: Option<String>) -> Result<Remote, Failure> {
-        let (is_secure, address) = match url.strip_prefix("https://") {
-            Some(address) => (true, address),
-            None => (false, url.strip_prefix("http://").unwrap_or(url)),
-        };
-        let address = address.trim_end_matches('/');
-        let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
-        if !matches!(port, Some(Ok(_))) || address.contains('/') {
+        let Some((is_secure, address)) = address::of_url(url) else {
             return Err(Failure::config(format!(
                 "the registry's address is {url:?}: expected http://host:port or https://host:port"
             )));
-        }
+        };
         Ok(Remote { address: address.to_owned(), token, is_secure, tls: None })
     }
 
     /// True if nobody on the network can read the traffic: it uses TLS, or stays within this machine.
     pub fn is_private(&self) -> bool {
-        self.is_secure || crate::address::is_loopback(&self.address)
+        self.is_secure || address::is_loopback(&self.address)
     }
 
     /// Adds the files for TLS; reads none of them for an `http://` address.
@@ -119,7 +114,7 @@ impl Remote {
         let connector = tls::Connector::new(&config).map_err(|error| {
             Failure::config(format!("TLS to the registry: {error}")).advise("--ca, --cert and --key name the files")
         })?;
-        let host = self.address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
+        let host = address::host(&self.address);
         let target = connector.and_then(|connector| tls::Target::new(Arc::new(connector), host));
         let Some(target) = target else {
             return Err(Failure::config(format!("{host:?} is no name that a certificate can be for")));

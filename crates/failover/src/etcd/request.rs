@@ -5,9 +5,8 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request};
-use hyper_util::rt::TokioIo;
+use process::http::{Broken, exchange};
 use serde_json::Value;
-use tokio::net::TcpStream;
 
 /// Longest answer read.
 const LARGEST: usize = 1 << 20;
@@ -27,13 +26,6 @@ pub(super) async fn ask(endpoint: &Endpoint, path: &str, body: &Value, token: Op
     if endpoint.is_secure && endpoint.tls.is_none() {
         return Err(Refused::because("TLS is not set up".into()));
     }
-    let stream = TcpStream::connect(&endpoint.address).await?;
-    let stream = tls::secured(stream, endpoint.tls.as_ref(), &[b"http/1.1"]).await.map_err(explained)?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    tokio::spawn(async move {
-        // The request reports an error.
-        let _ = connection.await;
-    });
     let mut request = Request::builder()
         .method(Method::POST)
         .uri(path)
@@ -45,7 +37,7 @@ pub(super) async fn ask(endpoint: &Endpoint, path: &str, body: &Value, token: Op
         value.set_sensitive(true);
         request.headers_mut().insert(AUTHORIZATION, value);
     }
-    let response = sender.send_request(request).await?;
+    let response = exchange(&endpoint.address, endpoint.tls.as_ref(), request).await.map_err(broken)?;
     let status = response.status();
     let bytes = Limited::new(response.into_body(), LARGEST).collect().await?.to_bytes();
     match serde_json::from_slice(&bytes) {
@@ -83,9 +75,13 @@ fn not_json(status: u16, bytes: &[u8]) -> Refused {
     Refused::because(format!("{text:?} (status {status}){advice}"))
 }
 
-/// Describes an error as the other connections do.
-fn explained(error: std::io::Error) -> Refused {
-    Refused::because(format!("TLS: {}", tls::explain(error)))
+/// Converts an error of the connection or of HTTP; one of TLS as the other connections describe it.
+fn broken(broken: Broken) -> Refused {
+    match broken {
+        Broken::Reach(error) => error.into(),
+        Broken::Secure(error) => Refused::because(format!("TLS: {}", tls::explain(error))),
+        Broken::Talk(error) | Broken::Ask(error) => error.into(),
+    }
 }
 
 impl Refused {
