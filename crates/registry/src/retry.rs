@@ -1,4 +1,4 @@
-//! Retries of failed commits, for both writers: that of instances and that of keys.
+//! Retries, for instances and keys alike: of failed commits, and of reading the store.
 
 use std::time::Duration;
 
@@ -41,6 +41,18 @@ where
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(Duration::from_secs(1));
+    }
+}
+
+/// Returns the pause before the store is read again for what others have written: none after a success; after a failure, which is logged, twice the
+/// last pause, from 100 ms to 5 s. `what`: the content of the store, for the log.
+pub(crate) fn pause_of_follower(result: Result<(), StoreError>, last: Duration, store: &str, what: &str) -> Duration {
+    match result {
+        Ok(()) => Duration::ZERO,
+        Err(error) => {
+            tracing::warn!(store, "following the {what}: {error}");
+            (last * 2).clamp(Duration::from_millis(100), Duration::from_secs(5))
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use super::judge;
 use super::writer::{self, Queued};
 use crate::registry::Inner;
+use crate::retry;
 
 /// Interval between two reads of the counter while keys are in use and other nodes may change them.
 const POLL: Duration = Duration::from_millis(50);
@@ -50,13 +51,7 @@ async fn feed(inner: Arc<Inner>) {
             _ = stop.wait_for(|stop| *stop) => return,
             result = turn => result,
         };
-        pause = match result {
-            Ok(()) => Duration::ZERO,
-            Err(error) => {
-                tracing::warn!(store = inner.store.name(), "following the key-value store: {error}");
-                (pause * 2).clamp(Duration::from_millis(100), Duration::from_secs(5))
-            }
-        };
+        pause = retry::pause_of_follower(result, pause, inner.store.name(), "key-value store");
     }
 }
 

@@ -14,6 +14,7 @@ use crate::health::Watch;
 use crate::heartbeat::UnknownIds;
 use crate::kv::Kv;
 use crate::peers::{self, Peers};
+use crate::retry;
 use crate::settings::Settings;
 use crate::status::{Counters, add};
 use crate::store::Store;
@@ -108,13 +109,7 @@ async fn feed(inner: Arc<Inner>) {
             _ = stop.wait_for(|stop| *stop) => return,
             result = turn => result,
         };
-        pause = match result {
-            Ok(()) => Duration::ZERO,
-            Err(error) => {
-                tracing::warn!(store = inner.store.name(), "following the store: {error}");
-                (pause * 2).clamp(Duration::from_millis(100), Duration::from_secs(5))
-            }
-        };
+        pause = retry::pause_of_follower(result, pause, inner.store.name(), "store");
     }
 }
 
