@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::children::{Account, Launcher};
-use super::dir::{Directory, Engine, FORMAT, NodeState, State};
+use super::dir::{Directory, Engine, FORMAT, State};
 use super::install::{self, Installation};
 use super::plan::{Part, plan};
 use super::postgres::{self, Server};
@@ -24,8 +24,6 @@ const PACE: Duration = Duration::from_millis(100);
 const SOCKET_PATH_LIMIT: usize = 107;
 /// Directory for data when the servers' user cannot reach the cluster's directory.
 const SHARED_DATA: &str = "/var/lib/kingpost";
-/// Replicas of a new cluster.
-pub(super) const DEFAULT_REPLICAS: u16 = 2;
 
 /// The PostgreSQL servers of one directory.
 #[derive(Debug)]
@@ -131,15 +129,7 @@ impl Cluster {
             postgres::remove_dir(&self.directory.relay())?;
         }
         own_directory(&self.nodes_dir(), self.launcher.account.as_ref(), 0o700)?;
-        let existing = self.state.nodes.len();
-        let wanted = 1 + match replicas {
-            Some(replicas) => usize::from(replicas),
-            None if fresh => usize::from(DEFAULT_REPLICAS),
-            None => existing.saturating_sub(1),
-        };
-        for number in existing + 1..=wanted {
-            self.state.nodes.push(NodeState { name: format!("node{number}"), port: 0, server_id: 0 });
-        }
+        let wanted = self.state.add_nodes(replicas);
         self.directory.save_state(&self.state)?;
         if fresh {
             step("making node1 with initdb");

@@ -122,6 +122,8 @@ pub(super) struct UpState {
     pub(super) console: String,
 }
 
+/// Replicas of a new cluster.
+const DEFAULT_REPLICAS: u16 = 2;
 /// The only version of `state.json` so far.
 pub(super) const FORMAT: u32 = 1;
 
@@ -129,6 +131,21 @@ impl State {
     /// Returns a node's data directory.
     pub(super) fn node_data(&self, name: &str) -> PathBuf {
         self.data.join("nodes").join(name)
+    }
+
+    /// Adds the nodes that are missing for so many replicas; without a number, for those that the directory has, or [`DEFAULT_REPLICAS`] at first.
+    /// Returns the number of nodes to start, the primary included.
+    pub(super) fn add_nodes(&mut self, replicas: Option<u16>) -> usize {
+        let existing = self.nodes.len();
+        let wanted = 1 + match replicas {
+            Some(replicas) => usize::from(replicas),
+            None if !self.complete => usize::from(DEFAULT_REPLICAS),
+            None => existing.saturating_sub(1),
+        };
+        for number in existing + 1..=wanted {
+            self.nodes.push(NodeState { name: format!("node{number}"), port: 0, server_id: 0 });
+        }
+        wanted
     }
 }
 

@@ -11,8 +11,8 @@ use ::relay::config::{Engine as Of, RelayConfig, UpstreamConfig, UserConfig};
 use ::relay::{BinlogRelay, last_source};
 
 use super::super::children::{self, Account, Launcher};
-use super::super::cluster::{DEFAULT_REPLICAS, own_directory};
-use super::super::dir::{Directory, Engine, NodeState, State};
+use super::super::cluster::own_directory;
+use super::super::dir::{Directory, Engine, State};
 use super::super::stop::Stop;
 use super::look::observe;
 use super::server::{Part, Programs, Server, USER, stop_data};
@@ -110,15 +110,7 @@ impl Cluster {
             super::super::postgres::remove_dir(&self.directory.relay())?;
         }
         own_directory(&nodes, self.launcher.account.as_ref(), 0o700)?;
-        let existing = self.state.nodes.len();
-        let wanted = 1 + match replicas {
-            Some(replicas) => usize::from(replicas),
-            None if fresh => usize::from(DEFAULT_REPLICAS),
-            None => existing.saturating_sub(1),
-        };
-        for number in existing + 1..=wanted {
-            self.state.nodes.push(NodeState { name: format!("node{number}"), port: 0, server_id: 0 });
-        }
+        let wanted = self.state.add_nodes(replicas);
         self.directory.save_state(&self.state)?;
         let mut all = Vec::new();
         for node in &self.state.nodes {
