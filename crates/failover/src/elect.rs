@@ -139,8 +139,7 @@ pub(super) async fn elect<A: Adapter>(
             }
             Step::Count => {
                 let now = adapter.survey_again(survey).await;
-                engine.counted(now, wish).map_err(|why| adapter.failure(Stop::Refused(why)))?;
-                match <A::Kind as ServerKind>::promoted(&engine.now) {
+                match engine.counted(now, wish).map_err(|why| adapter.failure(Stop::Refused(why)))? {
                     Some(promoted) => {
                         adapter.tell(News::PromotedMeanwhile { node: &promoted.node });
                         return Ok(Elected { promoted, engine });

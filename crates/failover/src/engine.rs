@@ -185,25 +185,25 @@ impl<K: ServerKind> Engine<K> {
         Ok(())
     }
 
-    /// Decides on the candidates. `now` is the survey made since, or the first one. An election that an earlier run has left must not be missed: the
-    /// answers to the fence count.
+    /// Decides on the candidates, or returns the node that another run has promoted meanwhile, which ends this run. `now` is the survey made since, or
+    /// the first one. An election that an earlier run has left must not be missed: the answers to the fence count.
     ///
     /// # Errors
     /// No node may be promoted.
-    pub(super) fn counted(&mut self, now: Survey<K>, wish: &Wish<'_>) -> Result<(), K::Refusal> {
+    pub(super) fn counted(&mut self, now: Survey<K>, wish: &Wish<'_>) -> Result<Option<Promoted>, K::Refusal> {
         self.counted_as(self.ballot.seen_with(now), wish)
     }
 
     /// Decides on the candidates from a survey alone.
-    pub(super) fn counted_as(&mut self, now: Survey<K>, wish: &Wish<'_>) -> Result<(), K::Refusal> {
+    pub(super) fn counted_as(&mut self, now: Survey<K>, wish: &Wish<'_>) -> Result<Option<Promoted>, K::Refusal> {
         self.now = now;
-        if K::promoted(&self.now).is_some() {
+        if let Some(promoted) = K::promoted(&self.now) {
             self.step = Step::Over;
-            return Ok(());
+            return Ok(Some(promoted));
         }
         self.election = K::candidates(&self.now, &self.plan, wish)?;
         self.step = if K::NOTES { Step::Note } else { self.after_note() };
-        Ok(())
+        Ok(None)
     }
 
     /// Takes the names of the servers on which the term was noted.
