@@ -8,8 +8,7 @@ use super::cluster_clients::ClusterClients;
 use super::plan::{Rules, Survey};
 use crate::args::StopAt;
 use config::Config;
-use process::Failure;
-use process::terminal;
+use process::{Failure, terminal};
 
 /// One failover in progress.
 pub(super) struct FailoverRun {

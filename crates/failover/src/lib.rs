@@ -56,8 +56,7 @@ use etcd::Etcd;
 use failover_run::{FailoverRun, NoGuard};
 use leftovers::Leftover;
 use plan::{Locked, ProxySeen, ProxyState, Situation, Survey};
-use process::Failure;
-use process::{INTERRUPTED, LogConfig, LogFlags, StopSignals, control_runtime, listen_for, logging, terminal};
+use process::{Failure, INTERRUPTED, LogConfig, LogFlags, StopSignals, control_runtime, listen_for, logging, terminal};
 use replace_primary::replace_primary;
 
 /// Promotes a standby to replace a lost primary.

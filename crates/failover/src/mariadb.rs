@@ -22,10 +22,8 @@ use super::failover_run::{self, NoGuard};
 use super::plan::{Candidate, Election, RelaySeen, ServerSeen, Survey, Tags};
 use super::{drive, run};
 use crate::args::{FailoverArgs, StopAt};
-use config::failover::needed;
-use config::{Config, secret};
-use process::Failure;
-use process::terminal;
+use config::{Config, failover::needed, secret};
+use process::{Failure, terminal};
 
 /// Servers of MariaDB.
 #[derive(Debug, Clone, Copy)]

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::judge::Judgement;
 use config::MetricsConfig;
-use metrics::Source;
-use metrics::{Exposition, Type};
+use metrics::{Exposition, Source, Type};
 use process::Failure;
 
 /// Time without a finished look after which the watcher counts as stuck; a look takes a second or two.

@@ -16,8 +16,7 @@ use super::report::{Report, check_address};
 use super::suspend_aware_clock::SuspendAwareClock;
 use crate::args::WatchArgs;
 use config::Config;
-use metrics::Admin;
-use metrics::Pushing;
+use metrics::{Admin, Pushing};
 use process::Failure;
 
 /// Longest time until the first answer of etcd or the registry.

@@ -8,8 +8,7 @@ use wire::control::Settings;
 use wire::md5;
 
 use config::Config;
-use process::Failure;
-use process::control_runtime;
+use process::{Failure, control_runtime};
 
 /// Time limit of one attempt.
 const LIMIT: Duration = Duration::from_secs(5);

@@ -37,8 +37,7 @@ use daemon::{Registry, Running, end};
 pub use dir::Engine;
 use dir::{Directory, Lock, UpState};
 use metrics::Admin;
-use process::Failure;
-use process::{LogConfig, LogFlags, control_runtime, logging, terminal};
+use process::{Failure, LogConfig, LogFlags, control_runtime, logging, terminal};
 use registry_client::nodes;
 use stop::Stop;
 

@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
 use super::children::quit_server;
-use process::Failure;
-use process::StopSignals;
-use process::terminal;
+use process::{Failure, StopSignals, terminal};
 
 /// A receiver of the user's wish to stop.
 #[derive(Debug, Clone)]

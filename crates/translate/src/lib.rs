@@ -33,8 +33,7 @@ use args::{Translation, WhichDatabases};
 use config::{self, Problem, Severity};
 use options::{Options, Read};
 use plan::Plan;
-use process::Failure;
-use process::terminal;
+use process::{Failure, terminal};
 
 pub use args::{FromDatabasesArgs, FromPgdogArgs, FromPgpoolArgs};
 pub use pgbouncer::alias;

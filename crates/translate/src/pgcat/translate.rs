@@ -12,8 +12,7 @@ use crate::options::{Options, Read};
 use crate::plan::{Plan, quoted};
 use crate::prober::Login;
 use crate::report::Report;
-use process::Failure;
-use process::address::is_loopback;
+use process::{Failure, address::is_loopback};
 
 /// Settings of members, and their possible places.
 const PLACES: &[Place] = &[

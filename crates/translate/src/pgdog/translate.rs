@@ -13,8 +13,7 @@ use crate::options::{Options, Read};
 use crate::plan::{Plan, quoted};
 use crate::report::Report;
 use config::Tree;
-use process::Failure;
-use process::address::is_loopback;
+use process::{Failure, address::is_loopback};
 
 /// Settings of members, and their possible places.
 const PLACES: &[Place] = &[
