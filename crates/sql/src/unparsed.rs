@@ -1,6 +1,8 @@
 //! Classification of a text that could not be parsed although the server may run it (too long, not UTF-8, nested too deeply): it is a write. Session
 //! state left unnoticed would pass to the next client, so every pin that its words do not rule out is set.
 
+use memchr::memmem;
+
 use crate::class::{Class, Flags, Pins};
 use crate::{hint, shape};
 
@@ -26,13 +28,14 @@ pub(crate) fn classify(text: &[u8]) -> Class {
     let mut words = Vec::new();
     shape::key(text, &mut words);
     let words = words[1..].to_ascii_lowercase();
+    let has = |word: &str| memmem::find(&words, word.as_bytes()).is_some();
     for (name, pins) in FUNCTIONS {
-        if words.windows(name.len()).any(|part| part == name.as_bytes()) {
+        if has(name) {
             class.pins = class.pins.with(pins);
             class.flags = class.flags.with(Flags::LOCAL);
         }
     }
-    if words.windows(8).any(|part| part == b"advisory") {
+    if has("advisory") {
         class.flags = class.flags.with(Flags::LOCKS);
     }
     for statement in words.split(|byte| *byte == b';') {
@@ -42,7 +45,7 @@ pub(crate) fn classify(text: &[u8]) -> Class {
         }
         match first {
             b"create" => {
-                if words.windows(4).any(|part| part == b"temp") {
+                if has("temp") {
                     class.pins = class.pins.with(Pins::TEMP);
                 }
             }
@@ -51,7 +54,7 @@ pub(crate) fn classify(text: &[u8]) -> Class {
             _ => class.pins = class.pins.with(Pins::ALL).with(Pins::LOAD),
         }
     }
-    if words.windows(4).any(|part| part == b"into") && words.windows(4).any(|part| part == b"temp") {
+    if has("into") && has("temp") {
         class.pins = class.pins.with(Pins::TEMP);
     }
     class
