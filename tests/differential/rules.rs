@@ -79,7 +79,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "parameter-status",
-        what: "when ParameterStatus comes (compared: what a client has been told by ReadyForQuery)",
+        what: "when ParameterStatus comes (compared: what a client has been told by ReadyForQuery); `kingpost.version` and `kingpost.pool_mode` (not compared)",
         why: "a server connection is brought to its client's parameters ahead of a statement",
         covers: elsewhere,
     },

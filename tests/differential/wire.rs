@@ -110,7 +110,10 @@ impl Wire {
     fn note(&mut self, reply: Reply, replies: &mut Vec<Reply>) {
         match reply {
             Reply::Parameter(name, value) => {
-                self.parameters.insert(name, value);
+                // The proxy's own parameters: a server has none like them.
+                if !name.starts_with("kingpost.") {
+                    self.parameters.insert(name, value);
+                }
             }
             Reply::Notification { .. } => self.notifications.push(reply),
             Reply::Key(process) => self.process = process,

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use kingpost_tests::raw::{Message, Raw};
 use kingpost_tests::{
     Cluster, DATABASE, Kingpost, SCRAM_PASSWORD, SCRAM_USER, ShowLogs, USER, database, sqlstate, user,
 };
@@ -201,6 +202,37 @@ async fn a_login_ends_with_the_notice() {
     match messages.recv().await {
         Some(AsyncMessage::Notice(notice)) => assert_eq!(notice.message(), "this is a proxy"),
         _ => panic!("a notice"),
+    }
+}
+
+/// Returns the value of a parameter in the messages of a login.
+fn reported(greeting: &[Message], name: &str) -> Option<String> {
+    let parameters = greeting.iter().filter(|message| message.kind == b'S');
+    let mut pairs = parameters.map(|message| String::from_utf8_lossy(&message.body).into_owned());
+    pairs.find_map(|pair| Some(pair.strip_prefix(&format!("{name}\0"))?.trim_end_matches('\0').to_owned()))
+}
+
+#[tokio::test]
+async fn a_login_tells_the_proxy_and_the_mode_of_the_pool() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    for reports in [true, false] {
+        let kingpost = Kingpost::of(&cluster)
+            .set("proxy.report_proxy", reports)
+            .add("proxy.databases", database("plain", "dbname", DATABASE))
+            .add("proxy.databases", with(database("sessions", "dbname", DATABASE), [("pool_mode", "session".into())]))
+            .start()
+            .await;
+        for (database, mode) in [("plain", "transaction"), ("sessions", "session")] {
+            let (_, greeting) = Raw::greeted(kingpost.port(), USER, database, &[]).await;
+            let expected = |value: &str| reports.then(|| value.to_owned());
+            assert_eq!(reported(&greeting, "kingpost.version"), expected(env!("CARGO_PKG_VERSION")));
+            assert_eq!(reported(&greeting, "kingpost.pool_mode"), expected(mode));
+            assert!(reported(&greeting, "server_version").is_some());
+        }
     }
 }
 

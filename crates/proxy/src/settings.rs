@@ -56,6 +56,8 @@ pub struct Settings {
     pub login_timeout: Duration,
     /// Notice at the end of a login; empty: none.
     pub login_notice: String,
+    /// True if logins report the proxy's version and the pool's mode.
+    pub report_proxy: bool,
     /// True if some client may have a time limit.
     pub has_time_limits: bool,
     /// Statements that take at least this long are logged; `None`: no log.
@@ -563,6 +565,7 @@ impl Settings {
             tracing: config.tracing.endpoint.is_some().then(|| Tracing::new(&config.tracing)),
             login_timeout: config.login_timeout,
             login_notice: config.login_notice.clone(),
+            report_proxy: config.report_proxy,
             has_time_limits,
             max_statement: config.max_statement_bytes,
             buffer_limit: config.buffer_limit.max(64 << 10),

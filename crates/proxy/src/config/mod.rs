@@ -81,6 +81,9 @@ pub use traffic::{TrafficAccess, TrafficConfig, TrafficEach};
         pub login_timeout: Duration = Duration::from_secs(15), pgbouncer("client_login_timeout");
         /// Notice that each client gets at the end of its login; "": none. It can say that the client has reached a proxy and not a server.
         pub login_notice: String = String::new(), pgbouncer("login_notify_message");
+        /// True if each client is told at the end of its login that it has reached a proxy: by the parameters kingpost.version and
+        /// kingpost.pool_mode, beside those that the server reports.
+        pub report_proxy: bool = true;
         /// Time after which a client that is idle outside a transaction is closed; "0s" means never.
         pub client_idle_timeout: OrNever = OrNever::NEVER, pgbouncer("client_idle_timeout");
         /// Time after which a client that is idle in a transaction is closed; "0s" means never.

@@ -18,7 +18,7 @@ use super::cluster_routing::NOWHERE;
 use super::replication::{NODE, Replication, Tunnel};
 use crate::accounts::LookupResult;
 use crate::config::Access;
-use crate::config::{AuthMethod, RouteTo};
+use crate::config::{AuthMethod, PoolMode, RouteTo};
 use crate::core::directory::CLUSTER;
 use crate::core::pool::{NodeRequest, PoolKey};
 use crate::core::{Core, CoreMessage, Effect, SMALL_MAX, Secure};
@@ -29,6 +29,9 @@ use secret::Secret;
 
 /// First byte of a TLS handshake record. No startup packet begins with this byte: its length would be beyond the limit.
 const TLS_HANDSHAKE: u8 = 0x16;
+
+/// Parameter by which a login tells a client that it has reached a proxy, and its value.
+pub(in crate::core) const VERSION: (&str, &str) = ("kingpost.version", env!("CARGO_PKG_VERSION"));
 
 /// Bits of `Phase::Startup::refused`.
 const REFUSED_SSL: u8 = 1;
@@ -652,7 +655,8 @@ impl Core {
         let standby = client.route == Some(RouteTo::Replica);
         let (pid, secret) = self.cancel_key(c, version);
         let settings = self.settings.clone();
-        self.write_client(c, |out| welcome(out, greeting, standby, (pid, &secret), &settings.login_notice));
+        let mode = settings.report_proxy.then(|| self.pools[client.pool].database.mode);
+        self.write_client(c, |out| welcome(out, greeting, standby, mode, (pid, &secret), &settings.login_notice));
         let client = &mut self.clients[c];
         // The value that the server reported, whether from the client, the role, the database or the server's
         // configuration.
@@ -700,8 +704,16 @@ impl Core {
     }
 }
 
-/// Appends the messages that end a login. `key`: process ID and secret for cancel requests. `notice`: text for the user; empty: none.
-fn welcome(out: &mut Vec<u8>, greeting: &[(String, String)], standby: bool, key: (u32, &[u8]), notice: &str) {
+/// Appends the messages that end a login. `mode`: the pool's mode, if the proxy reports itself. `key`: process ID and secret for cancel requests.
+/// `notice`: text for the user; empty: none.
+fn welcome(
+    out: &mut Vec<u8>,
+    greeting: &[(String, String)],
+    standby: bool,
+    mode: Option<PoolMode>,
+    key: (u32, &[u8]),
+    notice: &str,
+) {
     message::authentication_ok(out);
     for (name, value) in greeting {
         if name != "in_hot_standby" {
@@ -709,6 +721,10 @@ fn welcome(out: &mut Vec<u8>, greeting: &[(String, String)], standby: bool, key:
         } else {
             message::parameter_status(out, name, if standby { "on" } else { "off" });
         }
+    }
+    if let Some(mode) = mode {
+        message::parameter_status(out, VERSION.0, VERSION.1);
+        message::parameter_status(out, "kingpost.pool_mode", mode.name());
     }
     message::backend_key(out, key.0, key.1);
     if !notice.is_empty() {
@@ -759,7 +775,7 @@ mod tests {
     fn tags(notice: &str) -> String {
         let greeting = [("in_hot_standby".to_owned(), "off".to_owned())];
         let mut out = Vec::new();
-        welcome(&mut out, &greeting, false, (7, b"key!"), notice);
+        welcome(&mut out, &greeting, false, None, (7, b"key!"), notice);
         let mut tags = String::new();
         while let [tag, a, b, c, d, ..] = out[..] {
             tags.push(char::from(tag));

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use wire::{HEADER, Sqlstate, message, payload};
 
 use super::client::{Client, Operator, Phase, Step};
-use super::login::error;
+use super::login::{VERSION, error};
 use crate::config::Access;
 use crate::core::directory::DATABASES;
 use crate::core::memory::Buffers;
@@ -47,10 +47,14 @@ impl Core {
         let whole = self.is_whole(&login.key.database);
         self.log_login(c);
         let (pid, secret) = self.cancel_key(c, version);
+        let reports = self.settings.report_proxy;
         self.write_client(c, |out| {
             message::authentication_ok(out);
             for (name, value) in GREETING {
                 message::parameter_status(out, name, value);
+            }
+            if reports {
+                message::parameter_status(out, VERSION.0, VERSION.1);
             }
             message::backend_key(out, pid, &secret);
             message::ready(out, message::Status::Idle);
