@@ -159,26 +159,65 @@ async fn set_changes_a_setting_until_the_file_is_read_again() {
     assert_ne!(setting("default_pool_size").await, "7");
 }
 
-/// The columns of PgBouncer 1.25's tables: programs read them by name.
+/// The columns of PgBouncer 1.26.1's tables: programs read them by name. (It has no `FDS` any more: those of 1.25.)
 const COLUMNS: &[(&str, &str)] = &[
+    (
+        "CLIENTS",
+        "type user database replication state addr port local_addr local_port connect_time request_time wait wait_us close_needed ptr link remote_pid tls application_name prepared_statements id",
+    ),
+    (
+        "DATABASES",
+        "name host port database force_user pool_size min_pool_size reserve_pool_size server_lifetime pool_mode load_balance_hosts max_connections current_connections max_client_connections current_client_connections paused disabled",
+    ),
     ("DNS_HOSTS", "hostname ttl addrs"),
     ("DNS_ZONES", "zonename serial count"),
     ("FDS", "fd task user database addr port cancel link"),
+    ("LISTS", "list items"),
     ("MEM", "name size used free memtotal"),
     ("PEERS", "peer_id host port pool_size"),
     ("PEER_POOLS", "peer_id cl_active_cancel_req cl_waiting_cancel_req sv_active_cancel sv_login"),
-    ("TOTALS", "name value"),
+    (
+        "POOLS",
+        "database user cl_active cl_waiting cl_active_cancel_req cl_waiting_cancel_req sv_active sv_active_cancel sv_being_canceled sv_idle sv_used sv_tested sv_login maxwait maxwait_us pool_mode load_balance_hosts",
+    ),
+    (
+        "SERVERS",
+        "type user database replication state addr port local_addr local_port connect_time request_time wait wait_us close_needed ptr link remote_pid tls application_name prepared_statements id",
+    ),
     (
         "SOCKETS",
         "type user database replication state addr port local_addr local_port connect_time request_time wait wait_us close_needed ptr link remote_pid tls application_name prepared_statements id recv_pos pkt_pos pkt_remain send_pos send_remain pkt_avail send_avail",
     ),
     (
-        "USERS",
-        "name pool_size reserve_pool_size pool_mode max_user_connections current_connections max_user_client_connections current_client_connections",
+        "STATS",
+        "database total_server_assignment_count total_xact_count total_query_count total_received total_sent total_xact_time total_query_time total_wait_time total_client_parse_count total_server_parse_count total_bind_count total_client_login_count avg_server_assignment_count avg_xact_count avg_query_count avg_recv avg_sent avg_xact_time avg_query_time avg_wait_time avg_client_parse_count avg_server_parse_count avg_bind_count avg_client_login_count",
+    ),
+    (
+        "STATS_AVERAGES",
+        "database server_assignment_count xact_count query_count bytes_received bytes_sent xact_time query_time wait_time avg_client_parse_count avg_server_parse_count avg_bind_count avg_client_login_count",
     ),
     (
         "STATS_TOTALS",
-        "database server_assignment_count xact_count query_count bytes_received bytes_sent xact_time query_time wait_time client_login_count",
+        "database server_assignment_count xact_count query_count bytes_received bytes_sent xact_time query_time wait_time client_parse_count server_parse_count bind_count client_login_count",
+    ),
+    ("TOTALS", "name value"),
+    (
+        "USERS",
+        "name pool_size reserve_pool_size pool_mode max_user_connections current_connections max_user_client_connections current_client_connections",
+    ),
+];
+
+/// The first column of PgBouncer 1.26.1's tables that have a row for each count.
+const ROWS: &[(&str, &str, &str)] = &[
+    (
+        "LISTS",
+        "list",
+        "databases users peers pools peer_pools free_clients used_clients login_clients free_servers used_servers dns_names dns_zones dns_queries dns_pending",
+    ),
+    (
+        "TOTALS",
+        "name",
+        "total_server_assignment_count total_xact_count total_query_count total_client_bytes total_server_bytes total_xact_time total_query_time total_wait_time total_ps_client_parse_count total_ps_server_parse_count total_ps_bind_count total_client_login_count avg_server_assignment_count avg_xact_count avg_query_count avg_client_bytes avg_server_bytes avg_xact_time avg_query_time avg_wait_time avg_ps_client_parse_count avg_ps_server_parse_count avg_ps_bind_count avg_client_login_count",
     ),
 ];
 
@@ -204,6 +243,11 @@ async fn the_tables_of_pgbouncers_console_have_its_columns() {
         let columns = columns.unwrap_or_else(|| panic!("{name}: columns")).join(" ");
         assert!(columns.starts_with(expected), "SHOW {name}: {columns}");
     }
+    for (name, column, expected) in ROWS {
+        let found = rows(&console, &format!("SHOW {name}")).await;
+        let found: Vec<&str> = found.iter().map(|row| &*row[*column]).collect();
+        assert!(found.join(" ").starts_with(expected), "SHOW {name}: {found:?}");
+    }
     // The client and its server connection, from both sides.
     let fds = rows(&console, "SHOW FDS").await;
     let of = |task: &str| fds.iter().find(|row| row["task"] == task && !row["link"].is_empty()).expect(task).clone();
@@ -218,4 +262,27 @@ async fn the_tables_of_pgbouncers_console_have_its_columns() {
     let memory = rows(&console, "SHOW MEM").await;
     let clients = memory.iter().find(|row| row["name"] == "client_cache").expect("clients");
     assert!(clients["used"].parse::<usize>().unwrap() >= 2, "{clients:?}");
+}
+
+#[tokio::test]
+async fn prepared_statements_are_counted_as_pgbouncer_counts_them() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let kingpost = Kingpost::of(&cluster).set("proxy.pool.size", 1).set("proxy.workers", 1).start().await;
+    let console = console(&kingpost).await;
+    for _ in 0..2 {
+        let client = kingpost.connect().await;
+        let statement = client.prepare("SELECT $1::int4").await.unwrap();
+        for n in 0..3 {
+            assert_eq!(client.query_one(&statement, &[&n]).await.unwrap().get::<_, i32>(0), n);
+        }
+    }
+    // Two clients prepare one text on one server connection, and each binds it three times.
+    let stats = rows(&console, "SHOW STATS").await;
+    let of = |name: &str| stats.iter().find(|row| row["database"] == DATABASE).expect("a row")[name].clone();
+    let found = ["total_client_parse_count", "total_server_parse_count", "total_bind_count"].map(of);
+    assert_eq!(found, ["2", "1", "6"].map(String::from));
 }

@@ -99,6 +99,9 @@ fn difference(now: Totals, before: Totals) -> Totals {
         transaction_micros: now.transaction_micros.saturating_sub(before.transaction_micros),
         query_micros: now.query_micros.saturating_sub(before.query_micros),
         wait_micros: now.wait_micros.saturating_sub(before.wait_micros),
+        client_parses: now.client_parses.saturating_sub(before.client_parses),
+        server_parses: now.server_parses.saturating_sub(before.server_parses),
+        binds: now.binds.saturating_sub(before.binds),
         logins: now.logins.saturating_sub(before.logins),
     }
 }
@@ -169,32 +172,68 @@ pub(super) const CONNECTION: &[(&str, ColumnType)] = &[
     ("id", Number),
 ];
 
-/// Column of the `SHOW STATS*` tables: PgBouncer's name of the total and of the average, the count, and for an average of time per thing the number
-/// of things; `None`: an average per second.
-type Count = (&'static str, &'static str, fn(&Totals) -> u64, Option<fn(&Totals) -> u64>);
-const COUNTS: &[Count] = &[
-    ("total_server_assignment_count", "avg_server_assignment_count", |t| t.assignments, None),
-    ("total_xact_count", "avg_xact_count", |t| t.transactions, None),
-    ("total_query_count", "avg_query_count", |t| t.queries, None),
-    ("total_received", "avg_recv", |t| t.received, None),
-    ("total_sent", "avg_sent", |t| t.sent, None),
-    ("total_xact_time", "avg_xact_time", |t| t.transaction_micros, Some(|t| t.transactions)),
-    ("total_query_time", "avg_query_time", |t| t.query_micros, Some(|t| t.queries)),
-    ("total_wait_time", "avg_wait_time", |t| t.wait_micros, None),
-    ("total_client_login_count", "avg_client_login_count", |t| t.logins, None),
-];
+/// A count of the `SHOW STATS*` tables and of `SHOW TOTALS`, under PgBouncer's names: they differ by table.
+struct Count {
+    /// Columns of `SHOW STATS`: the total and the average.
+    stats: [&'static str; 2],
+    /// Column of `SHOW STATS_TOTALS`.
+    total: &'static str,
+    /// Column of `SHOW STATS_AVERAGES`.
+    average: &'static str,
+    /// Rows of `SHOW TOTALS`: the total and the average.
+    rows: [&'static str; 2],
+    count: fn(&Totals) -> u64,
+    /// For an average of time per thing: the number of things; `None`: the average is per second.
+    per: Option<fn(&Totals) -> u64>,
+}
 
-/// The columns of `SHOW STATS_TOTALS` and of `SHOW STATS_AVERAGES`, in the order of [`COUNTS`].
-const ALONE: &[&str] = &[
-    "server_assignment_count",
-    "xact_count",
-    "query_count",
-    "bytes_received",
-    "bytes_sent",
-    "xact_time",
-    "query_time",
-    "wait_time",
-    "client_login_count",
+/// A count whose names are regular.
+macro_rules! count {
+    ($name:literal, $count:expr, $per:expr) => {
+        Count {
+            stats: [concat!("total_", $name), concat!("avg_", $name)],
+            total: $name,
+            average: $name,
+            rows: [concat!("total_", $name), concat!("avg_", $name)],
+            count: $count,
+            per: $per,
+        }
+    };
+}
+
+const COUNTS: &[Count] = &[
+    count!("server_assignment_count", |t| t.assignments, None),
+    count!("xact_count", |t| t.transactions, None),
+    count!("query_count", |t| t.queries, None),
+    Count {
+        stats: ["total_received", "avg_recv"],
+        rows: ["total_client_bytes", "avg_client_bytes"],
+        ..count!("bytes_received", |t| t.received, None)
+    },
+    Count {
+        stats: ["total_sent", "avg_sent"],
+        rows: ["total_server_bytes", "avg_server_bytes"],
+        ..count!("bytes_sent", |t| t.sent, None)
+    },
+    count!("xact_time", |t| t.transaction_micros, Some(|t| t.transactions)),
+    count!("query_time", |t| t.query_micros, Some(|t| t.queries)),
+    count!("wait_time", |t| t.wait_micros, Some(|t| t.assignments)),
+    Count {
+        average: "avg_client_parse_count",
+        rows: ["total_ps_client_parse_count", "avg_ps_client_parse_count"],
+        ..count!("client_parse_count", |t| t.client_parses, None)
+    },
+    Count {
+        average: "avg_server_parse_count",
+        rows: ["total_ps_server_parse_count", "avg_ps_server_parse_count"],
+        ..count!("server_parse_count", |t| t.server_parses, None)
+    },
+    Count {
+        average: "avg_bind_count",
+        rows: ["total_ps_bind_count", "avg_ps_bind_count"],
+        ..count!("bind_count", |t| t.binds, None)
+    },
+    Count { average: "avg_client_login_count", ..count!("client_login_count", |t| t.logins, None) },
 ];
 
 // === impl Scene ===
@@ -428,17 +467,17 @@ impl Scene<'_> {
         let mut columns = vec![("database", Text)];
         match (totals, averages) {
             (true, true) => {
-                columns.extend(COUNTS.iter().map(|(total, _, _, _)| (*total, Number)));
-                columns.extend(COUNTS.iter().map(|(_, average, _, _)| (*average, Number)));
+                columns.extend(COUNTS.iter().map(|count| (count.stats[0], Number)));
+                columns.extend(COUNTS.iter().map(|count| (count.stats[1], Number)));
             }
-            // PgBouncer's names for one of them alone.
-            _ => columns.extend(ALONE.iter().map(|name| (*name, Number))),
+            (true, false) => columns.extend(COUNTS.iter().map(|count| (count.total, Number))),
+            _ => columns.extend(COUNTS.iter().map(|count| (count.average, Number))),
         }
         let mut table = Table::new(&columns);
         for (name, total) in by_database(self.reports) {
             let mut row = vec![Value::from(&*name)];
             if totals {
-                row.extend(COUNTS.iter().map(|(_, _, count, _)| Value::from(count(&total))));
+                row.extend(COUNTS.iter().map(|each| Value::from((each.count)(&total))));
             }
             if averages {
                 let (done, time) = self.averages.last.get(&name).copied().unwrap_or_default();
@@ -459,11 +498,11 @@ impl Scene<'_> {
             done += *of_one;
             time = *over;
         }
-        for (name, _, count, _) in COUNTS {
-            table.row(vec![(*name).into(), count(&total).into()]);
+        for each in COUNTS {
+            table.row(vec![each.rows[0].into(), (each.count)(&total).into()]);
         }
-        for ((_, name, _, _), average) in COUNTS.iter().zip(averages_of(&done, time)) {
-            table.row(vec![(*name).into(), average.into()]);
+        for (each, average) in COUNTS.iter().zip(averages_of(&done, time)) {
+            table.row(vec![each.rows[1].into(), average.into()]);
         }
         table
     }
@@ -724,11 +763,11 @@ impl Scene<'_> {
 
 /// Returns the averages of `done` over `time`: each of [`COUNTS`] per second, or per thing.
 fn averages_of(done: &Totals, time: Duration) -> Vec<u64> {
-    let average = |(_, _, count, per): &Count| match per {
-        Some(things) => count(done).checked_div(things(done)).unwrap_or(0),
+    let average = |each: &Count| match each.per {
+        Some(things) => (each.count)(done).checked_div(things(done)).unwrap_or(0),
         None => {
             let micros = (time.as_micros() as u64).max(1);
-            (u128::from(count(done)) * 1_000_000 / u128::from(micros)) as u64
+            (u128::from((each.count)(done)) * 1_000_000 / u128::from(micros)) as u64
         }
     };
     COUNTS.iter().map(average).collect()

@@ -150,6 +150,12 @@ pub struct Totals {
     pub query_micros: u64,
     /// Time for which clients waited for a server connection, in microseconds.
     pub wait_micros: u64,
+    /// Number of named prepared statements that clients made.
+    pub client_parses: u64,
+    /// Number of named prepared statements that were made on servers.
+    pub server_parses: u64,
+    /// Number of Binds of statements that servers keep under a name.
+    pub binds: u64,
     /// Number of clients that have logged in.
     pub logins: u64,
 }
@@ -265,6 +271,9 @@ impl std::ops::AddAssign for Totals {
         self.transaction_micros += other.transaction_micros;
         self.query_micros += other.query_micros;
         self.wait_micros += other.wait_micros;
+        self.client_parses += other.client_parses;
+        self.server_parses += other.server_parses;
+        self.binds += other.binds;
         self.logins += other.logins;
     }
 }

@@ -330,6 +330,7 @@ impl Core {
             self.servers[s].protocol.sent(Request::Describe, Note::Check(own.clone()));
         }
         let server_name = own.name();
+        self.count_bind(s);
         self.servers[s].protocol.sent(Request::Bind, Note::Bind(statement));
         self.write_server(s, |out| {
             message::header(out, b'B', 2 + server_name.as_bytes().len() + values.len());

@@ -56,6 +56,8 @@ impl Core {
                     return Step::Gone;
                 }
                 self.metrics.parses_local.add(1);
+                let pool = self.clients[c].pool;
+                self.pools[pool].totals.client_parses += u64::from(!name.is_empty());
                 self.write_client(c, |out| message::empty(out, b'1'));
             }
             Message::Describe(named) => {

@@ -148,6 +148,8 @@ impl Core {
         }
         self.count_begin(c, s, self.classifier.shape(), text, true);
         if !name.is_empty() {
+            let pool = self.clients[c].pool;
+            self.pools[pool].totals.client_parses += 1;
             return match self.parse_named(c, s, name, statement) {
                 Ok(()) => Step::Used(frame.total()),
                 Err(full) => {
@@ -356,6 +358,9 @@ impl Core {
                 ServerName::Unnamed | ServerName::Own(_) | ServerName::Sqls(_) => Note::Bind(statement),
             },
         );
+        if matches!(server_name, ServerName::Own(_)) {
+            self.count_bind(s);
+        }
         let payload = frame.payload - name.len() + server_name.as_bytes().len();
         self.write_server(s, |out| {
             message::header(out, b'B', payload);
@@ -743,7 +748,7 @@ impl Core {
             return;
         }
         self.make_room(s);
-        self.metrics.prepares.add(1);
+        self.count_prepare(s);
         self.servers[s].statements.gets(&statement);
         self.write_server(s, |out| {
             message::parse(out, statement.name().as_bytes(), statement.text(), statement.settled_types());
@@ -765,6 +770,17 @@ impl Core {
         fresh
     }
 
+    /// Counts a statement that is prepared on a server under a name.
+    fn count_prepare(&mut self, s: usize) {
+        self.metrics.prepares.add(1);
+        self.pools[self.servers[s].pool].totals.server_parses += 1;
+    }
+
+    /// Counts a Bind of a statement that the server keeps under a name.
+    pub(in crate::core) fn count_bind(&mut self, s: usize) {
+        self.pools[self.servers[s].pool].totals.binds += 1;
+    }
+
     /// Makes sure that the server connection has this statement, or will have it before the next message.
     pub(in crate::core) fn prepare(&mut self, s: usize, statement: &Arc<Statement>) {
         if self.servers[s].statements.uses(statement) {
@@ -777,7 +793,7 @@ impl Core {
     /// Sends a Parse of the statement under its server name. The caller has made room.
     fn send_parse(&mut self, s: usize, statement: &Arc<Statement>, note: impl FnOnce(Arc<Statement>) -> Note) {
         self.servers[s].statements.gets(statement);
-        self.metrics.prepares.add(1);
+        self.count_prepare(s);
         self.write_server(s, |out| {
             message::parse(out, statement.name().as_bytes(), statement.text(), statement.settled_types());
         });
