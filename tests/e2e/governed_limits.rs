@@ -255,7 +255,7 @@ async fn server_connections_begin_with_what_their_database_says() {
                 database("greeted", "dbname", DATABASE),
                 [
                     ("connect_query", "SET app.greeted = 'yes'; CREATE TEMP TABLE greeting AS SELECT 7 AS n".into()),
-                    ("parameters", vec!["statement_timeout=77s", "search_path=one"].into()),
+                    ("parameters", vec!["statement_timeout=77s", "search_path=one", "application_name=shop"].into()),
                 ],
             ),
         )
@@ -283,6 +283,11 @@ async fn server_connections_begin_with_what_their_database_says() {
         greeted.batch_execute("RESET statement_timeout").await.unwrap();
         assert_eq!(value(&greeted, "SHOW statement_timeout").await, "77s");
         greeted.batch_execute("DISCARD ALL").await.unwrap();
+    }
+    // The name is for clients that have none.
+    for (database, expected) in [("greeted", "shop"), ("plain", "kingpost")] {
+        let (_, greeting) = Raw::greeted(kingpost.port(), USER, database, &[]).await;
+        assert_eq!(reported(&greeting, "application_name"), Some(expected.into()));
     }
     // A connect_query that fails, or leaves a transaction open, makes the login fail, and the error names it.
     for (name, expected) in [("broken", "connect_query failed: division by zero"), ("half", "left a transaction open")]

@@ -10,16 +10,8 @@ const MOST_QUERY: usize = 16 << 10;
 /// Maximum number of parameters of a database.
 const MOST_PARAMETERS: usize = 64;
 /// Start-up parameters that the proxy itself sets or relies on.
-const TAKEN: [&str; 8] = [
-    "user",
-    "database",
-    "replication",
-    "application_name",
-    "client_encoding",
-    "synchronous_commit",
-    "role",
-    "session_authorization",
-];
+const TAKEN: [&str; 7] =
+    ["user", "database", "replication", "client_encoding", "synchronous_commit", "role", "session_authorization"];
 
 /// Initial state of a server connection, before a client gets it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

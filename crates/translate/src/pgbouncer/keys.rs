@@ -263,6 +263,12 @@ const KEYS: &[Key] = &[
     ),
     carried(D, "datestyle", "proxy.databases.parameters", ""),
     carried(D, "timezone", "proxy.databases.parameters", ""),
+    carried(
+        D,
+        "application_name",
+        "proxy.databases.parameters",
+        "for clients that name none, as in PgBouncer, which does not document it",
+    ),
     carried(U, "pool_size", "proxy.users.pool_size", ""),
     carried(U, "reserve_pool_size", "proxy.users.reserve_pool_size", ""),
     carried(U, "pool_mode", "proxy.users.pool_mode", ""),

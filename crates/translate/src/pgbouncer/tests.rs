@@ -6,7 +6,7 @@ use config::SAFE_QUERY;
 const INI: &str = r#"
 ;; a usual file
 [databases]
-shop = host=db1,db2 port=5433 dbname=shop_live query_wait_timeout=-1 pool_size=7 reserve_pool=2 max_db_connections=9 connect_query='select ''x''' timezone=UTC
+shop = host=db1,db2 port=5433 dbname=shop_live query_wait_timeout=-1 pool_size=7 reserve_pool=2 max_db_connections=9 connect_query='select ''x''' timezone=UTC application_name='shop app'
 "odd ""name" = host=db1 port=5433 pool_mode=session query_wait_timeout=4
 * = host=db2 port=5433
 
@@ -110,6 +110,7 @@ fn settings_become_keys() {
     assert_eq!(databases[0]["max_connections"].as_integer(), Some(9));
     assert_eq!(databases[0]["connect_query"].as_str(), Some("select 'x'"));
     assert_eq!(databases[0]["parameters"][0].as_str(), Some("TimeZone=UTC"));
+    assert_eq!(databases[0]["parameters"][1].as_str(), Some("application_name=shop app"));
     assert_eq!(databases[1]["name"].as_str(), Some("odd \"name"));
     assert_eq!(databases[1]["pool_mode"].as_str(), Some("session"));
     assert_eq!((databases[0].get("wait_timeout"), databases[1]["wait_timeout"].as_str()), (None, Some("4s")));

@@ -560,7 +560,9 @@ impl Translator<'_> {
             if let Some(query) = pairs.get("connect_query").filter(|query| !query.is_empty()) {
                 lines.push(("connect_query", quoted(query)));
             }
-            let parameters: Vec<String> = [("datestyle", "DateStyle"), ("timezone", "TimeZone")]
+            let names =
+                [("datestyle", "DateStyle"), ("timezone", "TimeZone"), ("application_name", "application_name")];
+            let parameters: Vec<String> = names
                 .iter()
                 .filter_map(|(key, name)| Some((name, pairs.get(*key).filter(|value| !value.is_empty())?)))
                 .map(|(name, value)| quoted(&format!("{name}={value}")))

@@ -92,15 +92,20 @@ impl Core {
         // Under the gate the proxy decides how a commit is flushed, not the user's or database's default.
         let lazy = pool.gate.relays > 0 && self.commits.flushes();
         let gated = (pool.gate.relays > 0).then_some(("synchronous_commit", if lazy { "off" } else { "on" }));
-        let name = if server.listener { "kingpost listener" } else { "kingpost" };
         let start = pool.database.start.clone();
+        let is_name = |(name, _): &&(String, String)| name.eq_ignore_ascii_case("application_name");
+        let name = match start.parameters.iter().rfind(is_name) {
+            _ if server.listener => "kingpost listener",
+            Some((_, name)) => name,
+            None => "kingpost",
+        };
         let aligned = self.how_to_begin(s);
         let parameters: Vec<(&str, &str)> =
             [("user", &*user), ("database", &*database), ("application_name", name), ("client_encoding", "UTF8")]
                 .into_iter()
                 .chain(gated)
                 .chain(aligned.iter().flat_map(|values| parameters_of(values)))
-                .chain(start.parameters.iter().map(|(name, value)| (&**name, &**value)))
+                .chain(start.parameters.iter().filter(|one| !is_name(one)).map(|(name, value)| (&**name, &**value)))
                 .collect();
         let p = self.servers[s].pool;
         self.write_server(s, |out| message::startup(out, &parameters));
