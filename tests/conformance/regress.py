@@ -12,14 +12,19 @@ LIMIT = 1800
 OUTLIVES = "a server connection outlives its client: "
 # Tests that give something else behind any pool, also in session mode, and what they look at.
 KNOWN = {
+    "event_trigger_login": OUTLIVES + "`\\c` is not one more login of the server",
     "guc": OUTLIVES + "plpgsql is loaded already, so its settings are checked earlier",
+    "psql": "servers know prepared statements by names of the proxy's own",
     "stats": OUTLIVES + "`\\c` is not one more session in pg_stat_database",
     "temp": OUTLIVES + "the namespace of temporary tables is there already",
 }
 
 
-def prepare(cache):
-    """Sources, pg_regress and its library. Gives what a run needs."""
+def prepare(cache, bin_directory=None, source=None):
+    """Sources, pg_regress and its library. Gives what a run needs. `bin_directory` has the programs of another PostgreSQL than the system's, and
+    `source` a tree of its sources (src/test/regress, and src/include for the library)."""
+    if bin_directory:
+        return chosen(cache, bin_directory.resolve(), source)
     major, programs, version = sources.installed_postgresql()
     source = sources.source_package(f"postgresql-{major}", version, cache)
     dev = sources.binary_package(f"postgresql-server-dev-{major}", version, cache)
@@ -38,6 +43,30 @@ def prepare(cache):
         subprocess.run(command, check=True)
         (library / "regress.so.new").rename(library / "regress.so")
     return {"version": version, "programs": programs, "source": source / "src/test/regress", "pg_regress": pg_regress, "library": library}
+
+
+def chosen(cache, programs, source):
+    """What a run needs, for the programs in a directory."""
+    version = sources.output(programs / "postgres", "--version").split()[2]
+    tests = (source or cache / f"postgresql-{version}").resolve() / "src/test/regress"
+    modules, major = programs.parent / "lib", programs.parent.name
+    include = programs.parents[3] / f"include/postgresql/{major}/server"
+    # Those of tests/newest/setup are without headers, and beside the package lists that have them.
+    lists = programs.parents[5] / "apt/apt.conf"
+    if not include.exists() and lists.exists():
+        dev = sources.binary_package(f"postgresql-server-dev-{major}", None, cache, {"APT_CONFIG": str(lists)})
+        include = dev / f"usr/include/postgresql/{major}/server"
+    pg_regress = modules / "pgxs/src/test/regress/pg_regress"
+    for needed in (tests / "parallel_schedule", pg_regress, modules / "refint.so", include / "postgres.h"):
+        if not needed.exists():
+            raise sources.Missing(f"{needed} is not there (--postgresql-source names the sources)")
+    library = cache / f"regress-library-{version}"
+    shutil.rmtree(library, ignore_errors=True)
+    library.mkdir(parents=True)
+    for name in ("autoinc.so", "refint.so"):
+        shutil.copy(modules / name, library)
+    subprocess.run(["cc", "-O1", "-fPIC", "-shared", "-w", "-I", include, "-o", library / "regress.so", tests / "regress.c"], check=True)
+    return {"version": version, "programs": programs, "source": tests, "pg_regress": pg_regress, "library": library}
 
 
 def run(parts, directory, port, server):

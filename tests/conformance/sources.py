@@ -1,5 +1,6 @@
 """What the suites come from: source packages of the system, unpacked below target/conformance. Nothing is installed."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -71,19 +72,20 @@ def source_package(name, version, cache):
     return there
 
 
-def binary_package(name, version, cache):
-    """What a binary package contains, unpacked and not installed."""
-    there = cache / f"{name}-{version}"
+def binary_package(name, version, cache, environment=None):
+    """What a binary package contains, unpacked and not installed: the newest without a version."""
+    there = cache / f"{name}-{version or 'newest'}"
     if there.is_dir():
         return there
     loading = cache / "loading"
     shutil.rmtree(loading, ignore_errors=True)
     loading.mkdir(parents=True)
-    print(f"fetching the package {name} {version}", flush=True)
+    print(f"fetching the package {name} {version or ''}", flush=True)
     # apt's own user may not be able to write there.
     as_us = ["-o", "APT::Sandbox::User=root"]
-    command = ["apt-get", *as_us, "-qq", "download", f"{name}={version}"]
-    loaded = subprocess.run(command, cwd=loading, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    command = ["apt-get", *as_us, "-qq", "download", f"{name}={version}" if version else name]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    loaded = subprocess.run(command, cwd=loading, env={**os.environ, **(environment or {})}, **quiet)
     found = list(loading.glob("*.deb"))
     if not found:
         said = re.sub(r"\S+://\S+/", "", loaded.stderr.strip())
