@@ -18,7 +18,7 @@ pub struct UpArgs {
     /// Number of replicas; the default is 2, or as many as the directory has
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=16))]
     pub replicas: Option<u16>,
-    /// Directory of PostgreSQL's programs (13 to 18); searched for if not given
+    /// Directory of PostgreSQL's programs (13 to 19); searched for if not given
     #[arg(long, env = "KINGPOST_PG_BIN", value_name = "DIR")]
     pub pg_bin: Option<PathBuf>,
     /// Address of the proxy: loopback only, for there are no passwords; port 0 lets the system choose

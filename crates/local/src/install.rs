@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use process::Failure;
 
 /// Supported major versions.
-const SUPPORTED: std::ops::RangeInclusive<u32> = 13..=18;
+const SUPPORTED: std::ops::RangeInclusive<u32> = 13..=19;
 /// Programs that `up` runs.
 const PROGRAMS: [&str; 5] = ["postgres", "initdb", "pg_ctl", "pg_basebackup", "pg_controldata"];
 
