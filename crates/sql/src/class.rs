@@ -139,6 +139,13 @@ impl Flags {
     pub const SNAPSHOT: Flags = Flags(1 << 17);
     /// The text has only SHOW in it, of parameters that are not the proxy's own: it takes no snapshot, and changes nothing.
     pub const SHOWS: Flags = Flags(1 << 18);
+    /// A statement in the text names a prepared statement: EXECUTE (also below EXPLAIN and CREATE TABLE AS), PREPARE, DEALLOCATE. The names are in
+    /// [`Classifier::prepared_names`](crate::Classifier::prepared_names).
+    pub const NAMES: Flags = Flags(1 << 19);
+    /// A statement in the text is EXECUTE, by itself or below EXPLAIN or CREATE TABLE AS.
+    pub const EXECUTES: Flags = Flags(1 << 20);
+    /// The text is one EXECUTE, by itself or below EXPLAIN, whose arguments only read: it reads if the prepared statement does.
+    pub const EXECUTES_ONE: Flags = Flags(1 << 21);
 
     /// True if all bits of `other` are set.
     #[must_use]

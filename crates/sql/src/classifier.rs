@@ -9,6 +9,7 @@ use pg_query::protobuf::ParseResult;
 
 use crate::class::{Access, Class, Flags, Local};
 use crate::functions::Functions;
+use crate::prepared::{self, PreparedName};
 use crate::set::{self, Changes};
 use crate::{hint, local, shape, statement, unparsed};
 
@@ -203,6 +204,13 @@ impl Classifier {
     #[must_use]
     pub fn changes(&self, text: &[u8]) -> Option<Changes> {
         Some(set::changes(&parse(self.accept(text)?).ok()?, &self.functions))
+    }
+
+    /// Returns the prepared statements that a text with [`Flags::NAMES`](crate::Flags::NAMES) names, in the order of the text; none if it cannot be
+    /// parsed. Parses the text.
+    #[must_use]
+    pub fn prepared_names(&self, text: &[u8]) -> Vec<PreparedName> {
+        self.accept(text).and_then(|text| parse(text).ok()).map_or_else(Vec::new, |tree| prepared::names(&tree))
     }
 
     /// Returns the counters.

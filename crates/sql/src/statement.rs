@@ -45,10 +45,13 @@ pub(crate) fn classify(tree: &ParseResult, functions: &Functions) -> Class {
             }
         }
     }
-    if let [one] = statements.as_slice()
-        && is_rowless(one)
-    {
-        text.flag(Flags::ROWLESS);
+    if let [one] = statements.as_slice() {
+        if is_rowless(one) {
+            text.flag(Flags::ROWLESS);
+        }
+        if text.class.pins.is_empty() && executes_to_read(one, functions) {
+            text.flag(Flags::EXECUTES_ONE);
+        }
     }
     if !statements.is_empty() && statements.iter().all(|statement| is_about_session(statement)) {
         text.flag(Flags::SESSION);
@@ -137,6 +140,21 @@ fn is_about_schema(statement: &NodeEnum) -> bool {
             | NodeEnum::TruncateStmt(_)
             | NodeEnum::CheckPointStmt(_)
     )
+}
+
+/// True for an EXECUTE, by itself or below EXPLAIN, whose arguments only read.
+fn executes_to_read(statement: &NodeEnum, functions: &Functions) -> bool {
+    let execute = match statement {
+        NodeEnum::ExecuteStmt(execute) => execute,
+        NodeEnum::ExplainStmt(explain) => match explain.query.as_ref().and_then(|query| query.node.as_ref()) {
+            Some(NodeEnum::ExecuteStmt(execute)) => execute,
+            _ => return false,
+        },
+        _ => return false,
+    };
+    let mut walk = Walk::new(functions);
+    walk.nodes(&execute.params);
+    walk.read
 }
 
 /// Classifies a single statement, independent of the rest of its text.
@@ -314,16 +332,19 @@ impl Text<'_> {
                 // The pins of its execution, because EXECUTE does not show them.
                 self.inner(prepare.query.as_deref());
                 self.pin(Pins::PREPARE);
+                self.flag(Flags::NAMES);
             }
             NodeEnum::FetchStmt(_) => self.flag(Flags::OF_SESSION),
             NodeEnum::ExecuteStmt(execute) => {
-                self.flag(Flags::OF_SESSION);
+                self.flag(Flags::OF_SESSION.with(Flags::NAMES).with(Flags::EXECUTES));
                 self.walk(|walk| walk.nodes(&execute.params));
             }
             NodeEnum::DeallocateStmt(deallocate) => {
                 self.flag(Flags::DROPS_STATEMENTS);
                 if deallocate.isall {
                     self.unpin(Pins::PREPARE);
+                } else {
+                    self.flag(Flags::NAMES);
                 }
             }
             NodeEnum::LoadStmt(_) => self.pin(Pins::LOAD),

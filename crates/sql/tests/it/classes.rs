@@ -1,6 +1,6 @@
 //! Classes of statements.
 
-use sql::{Access, Class, Classifier, ClassifierConfig, Control, Flags, Hint, Local, Pins};
+use sql::{Access, Class, Classifier, ClassifierConfig, Control, Flags, Hint, Local, NameUse, Pins};
 
 fn classifier() -> Classifier {
     Classifier::new(ClassifierConfig {
@@ -33,7 +33,10 @@ const APART_TESTED: u32 = Flags::ROWLESS.0
     | Flags::OF_SESSION.0
     | Flags::MAKES.0
     | Flags::SNAPSHOT.0
-    | Flags::SHOWS.0;
+    | Flags::SHOWS.0
+    | Flags::NAMES.0
+    | Flags::EXECUTES.0
+    | Flags::EXECUTES_ONE.0;
 
 #[test]
 fn what_depends_on_statements_and_cursors_of_the_session() {
@@ -52,6 +55,44 @@ fn what_depends_on_statements_and_cursors_of_the_session() {
     ] {
         let flags = classifier().classify(text.as_bytes()).flags;
         assert_eq!(flags.has(Flags::OF_SESSION), expected, "{text}");
+    }
+}
+
+#[test]
+fn texts_that_name_prepared_statements() {
+    let classes = [Flags::NAMES, Flags::EXECUTES, Flags::EXECUTES_ONE];
+    let long = "n".repeat(70);
+    let cut = &long[..63];
+    for (text, names, flags) in [
+        ("execute q1 (3)", "e0:q1", "+++"),
+        ("EXECUTE Q1", "e0:q1", "+++"),
+        ("execute \"Q 1\"", "e0:Q 1", "+++"),
+        ("execute q1 (nextval('s'))", "e0:q1", "++-"),
+        ("explain (verbose, format json) execute sqlx_s_1 (null, null)", "e0:sqlx_s_1", "+++"),
+        ("create temp table x as execute q1", "e0:q1", "++-"),
+        ("explain create table x as execute q1", "e0:q1", "++-"),
+        ("select 1; execute q1; deallocate q1; prepare q1 as select 2", "e1:q1 d2:q1 p3:q1", "++-"),
+        (&format!("execute {long}"), &format!("e0:{cut}"), "+++"),
+        ("deallocate prepare q1", "d0:q1", "+--"),
+        ("prepare q1 (int) as select $1", "p0:q1", "+--"),
+        ("deallocate all", "", "---"),
+        ("select 'execute q1'", "", "---"),
+        ("explain select 1", "", "---"),
+    ] {
+        let mut classifier = classifier();
+        let found = classifier.classify(text.as_bytes()).flags;
+        let found: String = classes.iter().map(|flag| if found.has(*flag) { '+' } else { '-' }).collect();
+        assert_eq!(found, flags, "{text}");
+        let named = classifier.prepared_names(text.as_bytes());
+        let shown = named.iter().map(|named| {
+            let used = match named.used {
+                NameUse::Execute => 'e',
+                NameUse::Prepare => 'p',
+                NameUse::Deallocate => 'd',
+            };
+            format!("{used}{}:{}", named.statement, named.name)
+        });
+        assert_eq!(shown.collect::<Vec<_>>().join(" "), names, "{text}");
     }
 }
 
