@@ -10,6 +10,7 @@
 //! - [`Names`]: the only place that changes what a client's names stand for. Each change can be undone, since a server
 //!   skips what follows an error.
 //! - [`ServerStatements`]: which statements one server connection has.
+//! - [`Aliases`](alias::Aliases): those that it has under its client's own names, for texts that name them.
 //! - [`Baseline`](baseline::Baseline): the values that all sessions of a namespace begin with.
 //! - [`CachedFunctionPlans`]: under which parameters a server connection has read the literals in functions.
 //! - [`Columns`]: the columns of a statement as clients were told of them.
@@ -18,6 +19,7 @@
 //! What must hold: a client gets the statement that its own session would have made of its text, or an error that
 //! PostgreSQL would have given. Nothing in here does I/O.
 
+mod alias;
 pub(in crate::core) mod baseline;
 mod columns;
 mod function_plans;
@@ -28,6 +30,7 @@ mod scope;
 mod server_statements;
 mod statement;
 
+pub(crate) use alias::{Alias, AliasChange};
 pub(crate) use columns::Columns;
 pub(crate) use function_plans::CachedFunctionPlans;
 pub(crate) use names::{Full, Names, Undo};

@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 use super::statement::Statement;
 
+/// Bytes of a name that count: PostgreSQL's `NAMEDATALEN` less one. SQL and the protocol both cut a longer name.
+const NAME_MAX: usize = 63;
 /// Bytes that a named statement counts for beside its name, text and types.
 const ENTRY: usize = 512;
 
@@ -93,14 +95,14 @@ impl Names {
     pub(crate) fn is_told_of(&self, statement: &Arc<Statement>, except: Option<&[u8]>) -> bool {
         let named = self.named.iter().flat_map(|named| &named.entries);
         named.into_iter().any(|(name, entry)| {
-            entry.told && Arc::ptr_eq(&entry.statement, statement) && except.is_none_or(|except| **name != *except)
+            entry.told && Arc::ptr_eq(&entry.statement, statement) && except.is_none_or(|except| **name != *key(except))
         })
     }
 
     /// Returns the undo for the change that `set_told` may make, when a Describe is sent.
     pub(crate) fn describe(&self, name: &[u8]) -> Undo {
         match self.entry(name).filter(|entry| entry.told) {
-            Some(entry) => Undo::Named(Box::new((name.into(), entry.clone()))),
+            Some(entry) => Undo::Named(Box::new((key(name).into(), entry.clone()))),
             None => Undo::Nothing,
         }
     }
@@ -108,7 +110,7 @@ impl Names {
     /// Notes if the client has been sent the columns of the statement of this name. Returns the statement; `None` if the name stands for no statement
     /// or is empty.
     pub(crate) fn set_told(&mut self, name: &[u8], told: bool) -> Option<&Arc<Statement>> {
-        let entry = self.named.as_mut()?.entries.get_mut(name)?;
+        let entry = self.named.as_mut()?.entries.get_mut(key(name))?;
         entry.told = told;
         Some(&entry.statement)
     }
@@ -125,6 +127,7 @@ impl Names {
             return Ok(self.parse_unnamed(statement));
         }
         let named = self.named.get_or_insert_default();
+        let name = key(name);
         let bytes = weight(name, &statement);
         if named.bytes + bytes > most {
             return Err(Full { most });
@@ -154,7 +157,7 @@ impl Names {
             return self.unnamed.take().map(|unnamed| Undo::Unnamed(Some(unnamed)));
         }
         let named = self.named.as_mut()?;
-        let (name, entry) = named.entries.remove_entry(name)?;
+        let (name, entry) = named.entries.remove_entry(key(name))?;
         named.bytes -= entry.bytes;
         if named.entries.is_empty() {
             self.named = None;
@@ -173,7 +176,7 @@ impl Names {
         if name.is_empty() {
             self.unnamed = Some(statement);
         } else if let Some(named) = &mut self.named
-            && let Some(entry) = named.entries.get_mut(name)
+            && let Some(entry) = named.entries.get_mut(key(name))
         {
             entry.statement = statement;
             entry.settled = None;
@@ -183,7 +186,7 @@ impl Names {
     /// Replaces the name's statement by `statement` for as long as it is unknown under which parameters the client's texts are read.
     pub(crate) fn replace_for_now(&mut self, name: &[u8], statement: Arc<Statement>) {
         if let Some(named) = &mut self.named
-            && let Some(entry) = named.entries.get_mut(name)
+            && let Some(entry) = named.entries.get_mut(key(name))
         {
             let was = std::mem::replace(&mut entry.statement, statement);
             entry.settled.get_or_insert(was);
@@ -195,7 +198,7 @@ impl Names {
     /// `replace_for_now` has not changed the name.
     pub(crate) fn settled(&mut self, name: &[u8]) -> Option<&Arc<Statement>> {
         let named = self.named.as_mut().filter(|named| named.unsettled)?;
-        let entry = named.entries.get_mut(name)?;
+        let entry = named.entries.get_mut(key(name))?;
         entry.statement = entry.settled.take()?;
         Some(&entry.statement)
     }
@@ -232,7 +235,7 @@ impl Names {
     }
 
     fn entry(&self, name: &[u8]) -> Option<&Entry> {
-        self.named.as_ref()?.entries.get(name)
+        self.named.as_ref()?.entries.get(key(name))
     }
 }
 
@@ -241,6 +244,11 @@ impl Undo {
     pub(crate) fn is_change(&self) -> bool {
         !matches!(self, Undo::Nothing)
     }
+}
+
+/// Returns the bytes of a name that count.
+pub(super) fn key(name: &[u8]) -> &[u8] {
+    &name[..name.len().min(NAME_MAX)]
 }
 
 fn weight(name: &[u8], statement: &Statement) -> usize {

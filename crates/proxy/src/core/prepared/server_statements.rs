@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::alias::Aliases;
 use super::statement::Statement;
 
 /// Prepared statements of a server connection, including the effect of messages that are not yet answered.
@@ -10,6 +11,8 @@ pub(crate) struct ServerStatements {
     named: HashMap<u64, Entry, foldhash::fast::RandomState>,
     unnamed: Unnamed,
     clock: u64,
+    /// Statements under the client's own names.
+    pub(crate) aliases: Aliases,
 }
 
 /// Unnamed statement of a server connection.
@@ -40,7 +43,7 @@ struct Entry {
 
 /// Statements of a connection before all were dropped, for [`ServerStatements::undo`].
 #[derive(Debug, Clone)]
-pub(crate) struct Dropped(HashMap<u64, Entry, foldhash::fast::RandomState>);
+pub(crate) struct Dropped(HashMap<u64, Entry, foldhash::fast::RandomState>, Aliases);
 
 impl ServerStatements {
     /// True if the connection has this statement, under its name `kp…`.
@@ -96,7 +99,7 @@ impl ServerStatements {
     /// Returns the number of named statements on the connection, according to all messages sent: the server has the same number, if only the proxy
     /// has created or dropped any.
     pub(crate) fn count(&self) -> usize {
-        self.named.len()
+        self.named.len() + self.aliases.len()
     }
 
     /// Forgets the least recently used statement and returns its ID, for a Close to be sent. `None` if there are fewer than `most`.
@@ -145,12 +148,12 @@ impl ServerStatements {
 
     /// Records that a statement is sent that drops all named statements (`DEALLOCATE ALL`, `DISCARD ALL`).
     pub(crate) fn drops_all(&mut self) -> Dropped {
-        Dropped(std::mem::take(&mut self.named))
+        Dropped(std::mem::take(&mut self.named), std::mem::take(&mut self.aliases))
     }
 
     /// Restores the statements after the statement that dropped them has failed or was skipped.
     pub(crate) fn undo(&mut self, dropped: Dropped) {
-        self.named = dropped.0;
+        (self.named, self.aliases) = (dropped.0, dropped.1);
     }
 
     /// Returns the IDs of the connection's statements, for operators.

@@ -287,6 +287,12 @@ impl StatementName {
     /// Prefix of all such names.
     pub(crate) const PREFIX: &[u8] = b"kp";
 
+    /// True for a name that a statement of the proxy's may have.
+    pub(crate) fn is_like(name: &[u8]) -> bool {
+        let digits = name.strip_prefix(StatementName::PREFIX);
+        digits.is_some_and(|digits| !digits.is_empty() && digits.iter().all(u8::is_ascii_digit))
+    }
+
     /// Returns the name of the statement with this ID.
     pub(crate) fn of(mut id: u64) -> StatementName {
         let mut bytes = [0; 22];

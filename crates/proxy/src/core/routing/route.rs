@@ -1,6 +1,6 @@
 //! Choice of the node for a unit.
 
-use sql::Hint;
+use sql::{Flags, Hint};
 use topology::{NodeId, Role, Term};
 use watermark::Oracle;
 use wire::frontend::{Message, messages};
@@ -209,13 +209,24 @@ impl Core {
     pub(in crate::core) fn demote(&mut self, c: usize, unit: &[u8]) {
         for (message, _) in messages(unit) {
             match message {
-                Message::Query { text } => self.classifier.demote(text),
+                Message::Query { text } => {
+                    if self.classify(c, text).flags.has(Flags::EXECUTES) {
+                        self.demote_executed(c, text);
+                    }
+                    self.classifier.demote(text);
+                }
                 Message::Parse { text, types, .. } => {
                     let class = self.classify(c, text);
+                    if class.flags.has(Flags::EXECUTES) {
+                        self.demote_executed(c, text);
+                    }
                     self.statement_for(c, text, types, class).demote();
                 }
                 Message::Bind { statement: name, .. } => {
-                    if let Some(statement) = self.clients[c].names.get(name) {
+                    if let Some(statement) = self.clients[c].names.get(name).cloned() {
+                        if statement.class().flags.has(Flags::EXECUTES) {
+                            self.demote_executed(c, statement.text());
+                        }
                         statement.demote();
                     }
                 }

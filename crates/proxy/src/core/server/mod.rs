@@ -38,7 +38,7 @@ use super::prepared::{CachedFunctionPlans, ServerStatements};
 use super::session::Tunnel;
 use super::token::Token;
 
-pub(in crate::core) use note::{Dropping, Note, ProxyReply, Refusal, SentAs};
+pub(in crate::core) use note::{Deallocating, Dropping, Note, ProxyReply, Refusal, SentAs};
 pub(in crate::core) use portal::{Portals, Run};
 pub(in crate::core) use protocol::{Protocol, Request};
 
@@ -75,6 +75,8 @@ pub(crate) struct Server {
     /// True if a statement is in flight after which the session's prepared statements or parameters are unknown: nothing is sent until it is
     /// answered.
     pub(in crate::core) barrier: bool,
+    /// The DEALLOCATEs of the Query in flight; nothing is sent behind it.
+    pub(in crate::core) deallocating: Option<Box<Deallocating>>,
 
     /// The parameters that the proxy has set in the session (`params`), and the client's changes since (`tracker`).
     pub(in crate::core) params: Applied,
@@ -264,6 +266,8 @@ pub(in crate::core) struct Cleaning {
     /// True if prepared statements were run while literals were read otherwise than when they were prepared: those go. See
     /// [`ServerStatements::runs_outside`](crate::core::prepared::ServerStatements::runs_outside).
     pub outside: bool,
+    /// True if the connection may have statements under the client's own names: those are closed.
+    pub aliases: bool,
     /// True if an object was made in the first schema of `search_path`, which may be `pg_temp`: DISCARD TEMP.
     pub temp: bool,
     /// True if the session may listen, though the pool's shared connection listens for the client by now.
@@ -298,6 +302,7 @@ impl Server {
             begin: Begin::No,
             discard: false,
             barrier: false,
+            deallocating: None,
             params: Applied::These(params),
             tracker: Tracker::default(),
             reported: Vec::new(),

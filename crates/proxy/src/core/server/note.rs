@@ -8,7 +8,7 @@ use wire::{Severity, Sqlstate};
 
 use super::protocol;
 use crate::core::observe::Timing;
-use crate::core::prepared::{Dropped, SchemaSnapshot, Statement, Undo};
+use crate::core::prepared::{Alias, Dropped, SchemaSnapshot, Statement, Undo};
 use crate::traffic::{Refused, Traffic};
 
 /// Kind of a message to a server. Read when the message is answered or skipped.
@@ -39,6 +39,9 @@ pub(in crate::core) enum Note {
     /// A Close that the proxy inserted, of the statement with this id: the connection has too many, or no client uses
     /// the statement.
     Evict(u64),
+    /// A Parse or Close of a statement under the client's own name, for a text that names it; the alias before. `ahead`: in a unit of the proxy's ahead
+    /// of the client's.
+    Alias { name: Box<[u8]>, was: Option<Alias>, ahead: bool },
     /// A Close that the proxy inserted, after a Parse that was only a trial (`SentAs::Tried`).
     CloseOwn,
 
@@ -119,6 +122,15 @@ pub(in crate::core) struct Dropping {
     pub statements: Option<Dropped>,
 }
 
+/// DEALLOCATEs in a client's Query of statements that the client has prepared by the protocol.
+#[derive(Debug)]
+pub(in crate::core) struct Deallocating {
+    /// Number of the Query's statements that have completed.
+    pub completed: usize,
+    /// The number of the statement in its text, and the name that it drops.
+    pub drops: Vec<(usize, Box<[u8]>)>,
+}
+
 impl Note {
     /// Returns a client's Query about which nothing is known.
     pub(in crate::core) fn query(timing: Timing) -> Note {
@@ -154,6 +166,7 @@ impl Note {
             Note::Client | Note::Own | Note::Audit | Note::Begin => Default::default(),
             Note::Ahead | Note::ParseAhead(_) | Note::Inserted => Default::default(),
             Note::ParseOwn(_) | Note::ParseUnnamed | Note::Evict(_) | Note::CloseOwn => Default::default(),
+            Note::Alias { .. } => Default::default(),
             Note::Doomed(_) | Note::Bind(_) | Note::Missing(_) | Note::Refused(_) => Default::default(),
             Note::Finished(_) | Note::Check(_) | Note::Ask { .. } | Note::Sync(_) => Default::default(),
         }
@@ -175,7 +188,7 @@ impl protocol::Note for Note {
     fn is_depended_on(&self) -> bool {
         match self {
             // Which statements the client and the server connection have depends on whether the message succeeds.
-            Note::Parse { .. } | Note::ParseOwn(_) | Note::ParseUnnamed | Note::Doomed(_) => true,
+            Note::Parse { .. } | Note::ParseOwn(_) | Note::ParseUnnamed | Note::Doomed(_) | Note::Alias { .. } => true,
             Note::Answer { undo, .. } => undo.is_change(),
             Note::Execute { dropped, .. } => dropped.is_some(),
             Note::Query { undo, dropped, .. } => undo.is_change() || dropped.is_some(),

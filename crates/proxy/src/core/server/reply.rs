@@ -322,13 +322,14 @@ impl Core {
         }
         let whose = match server.protocol.front() {
             Some((_, Note::Own | Note::Audit | Note::Ahead | Note::ParseAhead(_))) => For::Own,
+            Some((_, Note::Alias { ahead: true, .. })) => For::Own,
             _ => {
                 let hears = server.client.is_some_and(|c| self.clients[c].end != End::Told);
                 For::Client { unheard: server.discard || !hears }
             }
         };
         let unheard = whose != For::Client { unheard: false };
-        let inserted = matches!(server.protocol.front(), Some((_, Note::Inserted))) && tag != b'E';
+        let inserted = matches!(server.protocol.front(), Some((_, Note::Inserted | Note::Alias { .. }))) && tag != b'E';
         let verdict = if unheard || inserted { Verdict::Swallow } else { Verdict::Forward };
         match server.protocol.received(tag, data.first().copied()) {
             Reply::Parsed(note) => self.parsed(s, note, verdict),
@@ -506,6 +507,10 @@ impl Core {
             server.cleaning.all = true;
         }
         server.meter.rows = server.meter.rows.saturating_add(rows_of(data));
+        if ended.is_none() && server.deallocating.is_some() {
+            self.note_deallocated(s);
+        }
+        let server = &mut self.servers[s];
         let dropped = match &ended {
             Some(Note::Execute { dropped, .. }) => dropped.is_some(),
             None => matches!(server.protocol.front(), Some((_, Note::Query { dropped: Some(_), .. }))),
@@ -628,6 +633,7 @@ impl Core {
             server.work.seen = None;
         }
         server.own.ahead = None;
+        server.deallocating = None;
         let goes_back = server.tracker.goes_back();
         self.settle_changes(s);
         self.servers[s].tracker.in_force.unit_ended(unit, idle);
@@ -823,6 +829,12 @@ impl Core {
         if whose == For::Own {
             return self.own_failed(s, data, failed, skipped);
         }
+        // A text did not find the client's statement, because it could not be parsed under the client's name: that error counts.
+        let unfound = [Sqlstate::INVALID_STATEMENT_NAME, Sqlstate::IN_FAILED_TRANSACTION].contains(&code)
+            && failed.is_none()
+            && matches!(self.servers[s].protocol.front(), Some((_, Note::Query { .. })));
+        let unparsed = self.servers[s].own.ahead.take_if(|_| unfound);
+        let code = unparsed.as_ref().and_then(|error| payload::sqlstate(&error[HEADER..])).unwrap_or(code);
         let server = &mut self.servers[s];
         server.work.failed = true;
         server.work.erred = true;
@@ -853,6 +865,7 @@ impl Core {
         let instead = match &failed {
             _ if ended.is_some() => ended,
             _ if ahead.is_some() => ahead,
+            _ if unparsed.is_some() => unparsed.clone(),
             Some(Note::Refused(why)) => Some(self.refused(*why)),
             Some(Note::Missing(name)) if code == Sqlstate::INVALID_STATEMENT_NAME => Some(missing(data, name)),
             Some(Note::Doomed(name)) if code == Sqlstate::DUPLICATE_STATEMENT => Some(taken(data, name)),
@@ -864,13 +877,19 @@ impl Core {
                 _ => None,
             },
         };
+        let ends_query =
+            matches!(failed, Some(Note::Alias { .. })) && skipped.iter().any(|note| matches!(note, Note::Query { .. }));
         self.take_back(s, failed, skipped);
+        if ends_query {
+            self.end_skipped_query(s);
+        }
         if shared && verdict == Verdict::Forward && (lacking || code == Sqlstate::DUPLICATE_STATEMENT) {
             self.redo_alone(s);
             return Verdict::Swallow;
         }
         let goes_elsewhere = if outdated { !relied_on } else { self.is_replica(s) && is_refusal(code) };
-        if verdict == Verdict::Forward && goes_elsewhere && instead.is_none() && self.discard_unit(s, code, outdated) {
+        let replaced = instead.is_some() && unparsed.is_none();
+        if verdict == Verdict::Forward && goes_elsewhere && !replaced && self.discard_unit(s, code, outdated) {
             return Verdict::Swallow;
         }
         if self.servers[s].protocol.is_skipping()
@@ -951,9 +970,11 @@ impl Core {
                 let mut message = Vec::new();
                 message::message(&mut message, b'E', |out| out.extend_from_slice(data));
                 server.own.ahead = Some(message.into());
-                for note in skipped.into_iter().chain([failed]) {
-                    if let Note::ParseAhead(statement) = note {
-                        server.statements.loses(&statement);
+                for note in skipped.into_iter().rev().chain([failed]) {
+                    match note {
+                        Note::ParseAhead(statement) => server.statements.loses(&statement),
+                        Note::Alias { name, was, .. } => _ = server.statements.aliases.set(&name, was),
+                        _ => {}
                     }
                 }
             }
@@ -965,18 +986,17 @@ impl Core {
     /// Handles a failed BEGIN, after which the server skips the messages behind it.
     fn begin_failed(&mut self, s: usize, skipped: Vec<Note>) {
         self.servers[s].begin = Begin::Failed;
-        // If the client's unit is a Query, the client sends no Sync: the proxy does.
-        let mut query: Option<Timing> = None;
-        for note in &skipped {
-            if note.ends_clients_unit() {
-                query = Some(Timing::none(self.now));
-            }
-        }
+        let query = skipped.iter().any(Note::ends_clients_unit);
         self.take_back(s, None, skipped);
-        if let Some(timing) = query {
-            self.servers[s].protocol.sent(Request::Sync, Note::Sync(timing));
-            self.write_server(s, |out| message::empty(out, b'S'));
+        if query {
+            self.end_skipped_query(s);
         }
+    }
+
+    /// Ends the unit of a Query that the server has skipped: the client sends no Sync behind a Query.
+    fn end_skipped_query(&mut self, s: usize) {
+        self.servers[s].protocol.sent(Request::Sync, Note::Sync(Timing::none(self.now)));
+        self.write_server(s, |out| message::empty(out, b'S'));
     }
 
     /// Undoes the changes made for a message that failed, and for the messages that the server skipped behind it.
@@ -1008,6 +1028,7 @@ impl Core {
             Note::ParseOwn(statement) | Note::ParseAhead(statement) => statements.loses(&statement),
             Note::ParseUnnamed => statements.set_unnamed(Unnamed::Unknown),
             Note::Evict(id) => statements.keeps(id),
+            Note::Alias { name, was, .. } => _ = statements.aliases.set(&name, was),
             Note::Execute { dropped: Some(dropped), .. } | Note::Query { dropped: Some(dropped), .. } => {
                 if let Some(was) = dropped.statements {
                     statements.undo(was);

@@ -63,7 +63,11 @@ impl Core {
         let query = match message {
             Message::Query { text } => Some(match self.clients[c].unit.query {
                 Some(class) => (class, self.clients[c].unit.key),
-                None => (self.classify(c, text), self.classifier.shape()),
+                None => {
+                    let class = self.classify(c, text);
+                    let shape = self.classifier.shape();
+                    (self.class_with_executed(c, class, text), shape)
+                }
             }),
             _ => None,
         };
@@ -75,6 +79,12 @@ impl Core {
         }
         if let (Some((class, _)), Message::Query { text }) = (query, message)
             && let Some(step) = self.forward_local(c, s, class, text, frame)
+        {
+            return step;
+        }
+        if let (Some((class, _)), Message::Query { text }) = (query, message)
+            && class.flags.has(Flags::NAMES)
+            && let Some(step) = self.alias_for_query(c, s, class, text)
         {
             return step;
         }
@@ -344,6 +354,10 @@ impl Core {
         let ends = class.flags.has(Flags::SAVEPOINT) || class.flags.has(Flags::TRANSACTION);
         let about = is_about_parameters(class) || class.flags.has(Flags::LISTENS);
         if !(about || (ends && self.servers[s].tracker.is_at_work())) {
+            return None;
+        }
+        // The text of an EXECUTE does not show what its statement sets.
+        if class.flags.has(Flags::EXECUTES) && about {
             return None;
         }
         // With `standard_conforming_strings` off, the parser would misread the text.

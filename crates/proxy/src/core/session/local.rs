@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use sql::{Class, Hint, Local, Pins};
+use sql::{Class, Flags, Hint, Local, Pins};
 use wire::frontend::Message;
 use wire::message::Status;
 use wire::payload::Named;
@@ -18,6 +18,9 @@ use crate::config::{Consistency, RouteTo};
 use crate::core::Core;
 use crate::core::prepared::{Statement, Undo};
 use crate::core::server::{Note, ProxyReply, Request};
+
+/// Length in bytes up to which a name in SQL is certainly not cut: PostgreSQL cuts at 63, before a character.
+const NAME_UNCUT: usize = 59;
 
 /// The result of a statement about the proxy's own state.
 enum Outcome {
@@ -110,7 +113,7 @@ impl Core {
     // --- by a client without a server ---
 
     fn local_query(&mut self, c: usize, text: &[u8], frame: Frame) -> Step {
-        let shows_token = match self.carry_out(c, text) {
+        let shows_token = match self.carry_out(c, text, true) {
             Outcome::Servers => false,
             Outcome::ShowsToken => true,
             done => {
@@ -123,7 +126,8 @@ impl Core {
         };
         let unit = &mut self.clients[c].unit;
         **unit = Unit::default();
-        unit.query = Some(Class { local: shows_token, ..Class::UNKNOWN });
+        let flags = if shows_token { Flags(0) } else { Flags::NAMES };
+        unit.query = Some(Class { local: shows_token, flags, ..Class::UNKNOWN });
         unit.scanned = frame.total();
         unit.end = b'Q';
         unit.whole = true;
@@ -179,7 +183,7 @@ impl Core {
             return None;
         }
         let status = protocol.status();
-        match self.carry_out(c, text) {
+        match self.carry_out(c, text, true) {
             Outcome::Servers => None,
             Outcome::ShowsToken => {
                 let text = ReadBound::token_query(self.view.term);
@@ -239,7 +243,7 @@ impl Core {
         if self.servers[s].protocol.is_failed() {
             return None;
         }
-        match self.carry_out(c, statement.text()) {
+        match self.carry_out(c, statement.text(), false) {
             Outcome::Done(tag, undo) => Some((ProxyReply::Complete(tag), undo)),
             // For a SHOW, Parse has sent the server another text. An invalid statement is refused by the server.
             Outcome::Shows(..) | Outcome::ShowsToken | Outcome::Fails(_) | Outcome::Servers => None,
@@ -261,12 +265,15 @@ impl Core {
 
     // --- effects ---
 
-    fn carry_out(&mut self, c: usize, text: &[u8]) -> Outcome {
+    /// Carries out a statement about the proxy's own state. `is_query`: the client gets the notices of its parse, too.
+    fn carry_out(&mut self, c: usize, text: &[u8], is_query: bool) -> Outcome {
         let Some(command) = self.classifier.local_command(text) else { return Outcome::Servers };
         let client = &mut self.clients[c];
         let resets = text.trim_ascii_start().get(..5).is_some_and(|word| word.eq_ignore_ascii_case(b"reset"));
         let tag = if resets { "RESET" } else { "SET" };
         match command {
+            // The server gives the notice that the name is cut.
+            Local::Deallocate(name) if is_query && name.len() > NAME_UNCUT => Outcome::Servers,
             Local::Deallocate(name) => match client.names.close(name.as_bytes()).filter(|_| !name.is_empty()) {
                 Some(undo) => Outcome::Done("DEALLOCATE", undo),
                 // No such name from the protocol: SQL's PREPARE made the statement, or there is none.

@@ -134,6 +134,7 @@ impl Core {
                 self.own_query(s, &drops.join("; "));
             }
         }
+        cleaning.aliases = cleaning.aliases && !cleaning.all && self.close_aliases(s);
         if cleaning.all {
             self.own_query(s, "DISCARD ALL");
         }

@@ -8,7 +8,7 @@
 //! - `unit`: a client without a server connection: collects messages up to `Query` or `Sync`, and decides where they
 //!   go.
 //! - `forward`: a client with a server connection: passes its messages on, one by one; `statements`: messages about
-//!   prepared statements.
+//!   prepared statements; `by_name`: texts that name them.
 //! - `local`: messages that the proxy answers without a server; `begin`: a BEGIN that is put off until the next unit.
 //! - `ends`: Terminate, and the end of a client's stream; `lost`, `aborted`: a client leaves its server connection, or a
 //!   server connection is lost under its client; `termination`: the client's share in that, by the server's last FATAL.
@@ -18,6 +18,7 @@
 mod aborted;
 mod bearer;
 mod begin;
+mod by_name;
 mod cancel;
 mod client;
 mod cluster_routing;

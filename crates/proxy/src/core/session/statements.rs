@@ -134,6 +134,10 @@ impl Core {
         frame: Frame,
     ) -> Step {
         let class = self.classify_parsed(c, text);
+        if class.flags.has(Flags::EXECUTES) {
+            // What the text gives is settled when it is parsed.
+            self.alias_in_unit(c, s, class, text, false);
+        }
         let shown = self.shown_instead(c, class, text);
         let statement = match &shown {
             // For SHOW of a setting of the proxy's, the server gets another text, which is this client's alone.
@@ -185,6 +189,9 @@ impl Core {
             self.prepare(s, &statement);
             self.send_parse(s, &statement, |_| Note::Doomed(name.into()));
             return Ok(());
+        }
+        if self.may_be_sqls(c, name) {
+            self.try_name(s, name, statement.text(), statement.types());
         }
         let undo = self.clients[c].names.parse(name, statement.clone(), self.settings.prepared_bytes)?;
         // The text is known to be good, and a server connection without the statement gets it at Bind; or this
@@ -326,12 +333,18 @@ impl Core {
         }
         let Some((server_name, statement)) = self.server_name(c, s, name) else { return Step::Blocked };
         let by_rule = match (&statement, &server_name) {
-            (Some(statement), _) => self.admit_sent(c, s, (statement.class(), !statement.id(), statement.text())),
+            (Some(statement), _) => {
+                let class = self.class_with_executed(c, statement.class(), statement.text());
+                self.admit_sent(c, s, (class, !statement.id(), statement.text()))
+            }
             // A statement of SQL's PREPARE may do anything.
             (None, ServerName::Sqls(_)) => self.admit_sent(c, s, (Class::UNKNOWN, 0, b"")),
             (None, _) => None,
         };
-        let of_class = || statement.as_ref().and_then(|statement| self.refusal(s, statement.class()));
+        let of_class = || {
+            let statement = statement.as_ref()?;
+            self.refusal(s, self.class_with_executed(c, statement.class(), statement.text()))
+        };
         let refused = by_rule.or_else(of_class);
         let server_name = refused.map_or(server_name, ServerName::Refused);
         if let Some(statement) = &statement
@@ -384,7 +397,7 @@ impl Core {
         statement: &Arc<Statement>,
         (portal, name, values): (&[u8], &[u8], Option<&[u8]>),
     ) {
-        let class = statement.class();
+        let class = self.class_with_executed(c, statement.class(), statement.text());
         let cached = || {
             let read = || self.classifier.changes(statement.text());
             Some(statement.changes(read))
@@ -420,6 +433,10 @@ impl Core {
                 self.answer(c, s, answer, undo);
                 return Step::Used(frame.total());
             }
+            if class.flags.has(Flags::NAMES) {
+                self.alias_in_unit(c, s, class, statement.text(), true);
+            }
+            let class = self.class_with_executed(c, class, statement.text());
             self.note_in_force(c, s, class, changes.as_deref());
             dropped = self.drops_statements(c, s, class, statement.text());
         }
@@ -561,6 +578,9 @@ impl Core {
             return Some((server_name, None));
         };
         let statement = statement.clone();
+        if statement.class().flags.has(Flags::EXECUTES) {
+            self.alias_in_unit(c, s, statement.class(), statement.text(), false);
+        }
         if name.is_empty() {
             return Some((self.unnamed_on(c, s, &statement), Some(statement)));
         }
@@ -688,18 +708,7 @@ impl Core {
         if server.may_have_failed() || self.clients[c].begun.is_some() {
             return false;
         }
-        let Some(then) = self.shared.registry.literals_of(then) else { return false };
-        let now = match self.reads(c) {
-            Reads::As(_) => server.tracker.in_force.list(&self.clients[c].params),
-            Reads::Unknown { .. } => None,
-        };
-        let (there, back) = match now {
-            Some(mut now) => {
-                now.retain(|(name, _)| sql::meaning_of(name) == sql::Meaning::Literals);
-                (local_settings(&now, &then), local_settings(&then, &now))
-            }
-            None => literals_and_back(&then),
-        };
+        let Some((there, back)) = self.there_and_back(c, s, then) else { return false };
         self.make_room(s);
         let server = &mut self.servers[s];
         server.statements.set_unnamed(Unnamed::Unknown);
@@ -715,8 +724,30 @@ impl Core {
         true
     }
 
+    /// Returns the statements around a Parse of the client's statement: they set the literals' parameters to those that it was prepared under, and
+    /// back. `None`: they are the same.
+    pub(super) fn literals_around(&self, c: usize, s: usize, statement: &Statement) -> Option<(String, String)> {
+        self.literals_as_of(c, statement).and_then(|then| self.there_and_back(c, s, then))
+    }
+
+    /// Returns the statements that set the literals' parameters to those of `then`, and back.
+    fn there_and_back(&self, c: usize, s: usize, then: ParseSettings) -> Option<(String, String)> {
+        let then = self.shared.registry.literals_of(then)?;
+        let now = match self.reads(c) {
+            Reads::As(_) => self.servers[s].tracker.in_force.list(&self.clients[c].params),
+            Reads::Unknown { .. } => None,
+        };
+        Some(match now {
+            Some(mut now) => {
+                now.retain(|(name, _)| sql::meaning_of(name) == sql::Meaning::Literals);
+                (local_settings(&now, &then), local_settings(&then, &now))
+            }
+            None => literals_and_back(&then),
+        })
+    }
+
     /// Sends a statement of the proxy's, in a unit ahead of the client's, or (`inserted`) within the client's.
-    fn send_own(&mut self, s: usize, text: &str, inserted: bool) {
+    pub(super) fn send_own(&mut self, s: usize, text: &str, inserted: bool) {
         self.write_server(s, |out| {
             message::parse(out, b"", text.as_bytes(), b"\0\0");
             message::bind(out, b"", b"");
@@ -728,7 +759,7 @@ impl Core {
         }
     }
 
-    fn end_ahead(&mut self, s: usize) {
+    pub(super) fn end_ahead(&mut self, s: usize) {
         self.write_server(s, |out| message::empty(out, b'S'));
         self.servers[s].protocol.sent(Request::Sync, Note::Ahead);
     }
@@ -742,7 +773,8 @@ impl Core {
         let server = &self.servers[s];
         let begins = client.begun.is_some() || client.unit.begins;
         let Some(statement) = client.names.get(name).filter(|_| begins && !name.is_empty()).cloned() else { return };
-        let ready = server.protocol.is_quiet() && server.protocol.status() == Status::Idle;
+        let executes = statement.class().flags.has(Flags::EXECUTES);
+        let ready = server.protocol.is_quiet() && server.protocol.status() == Status::Idle && !executes;
         if !ready || server.statements.has(&statement) || statement.is_outdated() || !self.is_read_alike(c, &statement)
         {
             return;
@@ -802,7 +834,7 @@ impl Core {
 
     /// True if the client, which has no statement `name` by the protocol, may have prepared one by SQL.
     fn may_be_sqls(&self, c: usize, name: &[u8]) -> bool {
-        self.clients[c].pins.0 & Pins::PREPARE.0 != 0 && !name.is_empty() && !name.starts_with(StatementName::PREFIX)
+        self.clients[c].pins.0 & Pins::PREPARE.0 != 0 && !name.is_empty() && !StatementName::is_like(name)
     }
 
     /// Closes the server connection's least recently used statement if it has as many as it may; more of them, some at a time, if the limit was

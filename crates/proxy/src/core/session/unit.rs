@@ -315,6 +315,7 @@ impl Core {
 
     fn scan_query(&mut self, c: usize, first: bool, text: &[u8]) {
         let class = self.classify(c, text);
+        let class = self.class_with_executed(c, class, text);
         let unit = &mut self.clients[c].unit;
         if class.local && first {
             unit.query = Some(class);
@@ -334,18 +335,19 @@ impl Core {
         let sure = statement.is_sure(self.pools[self.clients[c].pool].namespace.snapshot(self.now));
         let accepted = !name.is_empty() && statement.is_accepted() && sure;
         let described = accepted && statement.described(self.now, self.schema_version(c)).is_some();
+        let class = self.class_with_executed(c, statement.class(), text);
         let unit = &mut self.clients[c].unit;
         unit.parses_unnamed |= name.is_empty();
         unit.single &= name.is_empty() && !unit.bound && (sure || !statement.is_accepted());
         unit.describable = if described { hash(name) } else { 0 };
         unit.key = self.classifier.shape();
         let needs_server = unit.needs_server;
-        unit.note(statement.class());
+        unit.note(class);
         // A Parse alone needs a server only if no server has accepted the text yet.
         unit.needs_server = needs_server || !accepted;
         if name.is_empty() {
             let key = unit.key;
-            self.clients[c].unit.parsed = self.statement_facts(c, statement.class(), key, text);
+            self.clients[c].unit.parsed = self.statement_facts(c, class, key, text);
         }
     }
 
@@ -356,10 +358,12 @@ impl Core {
         // A statement that must be parsed anew (after DDL, or read under other parameters) shares no server connection
         // (no lane).
         let anew = known.as_ref().is_some_and(|statement| statement.is_outdated() || !self.is_read_alike(c, statement));
+        let known =
+            known.map(|statement| (self.class_with_executed(c, statement.class(), statement.text()), statement));
         // A Bind of which a part is missing is looked at again.
         if whole {
             let facts = match &known {
-                Some(statement) => self.statement_facts(c, statement.class(), !statement.id(), statement.text()),
+                Some((class, statement)) => self.statement_facts(c, *class, !statement.id(), statement.text()),
                 None => self.clients[c].unit.parsed.filter(|_| own),
             };
             self.admit_scanned(c, facts);
@@ -370,10 +374,10 @@ impl Core {
         unit.single &= portal.is_empty() && !anew && !unit.bound && (own || !name.is_empty());
         unit.bound = true;
         if !own {
-            unit.key = !known.as_ref().map_or(0, |statement| statement.id());
+            unit.key = !known.as_ref().map_or(0, |(_, statement)| statement.id());
         }
         match known {
-            Some(statement) => unit.note(statement.class()),
+            Some((class, _)) => unit.note(class),
             // A name that the client has not prepared. At the start of a unit the worst is assumed.
             None if unit.scanned == 0 => unit.assume_writes(),
             None => {}
@@ -391,7 +395,7 @@ impl Core {
                 let statement = client.names.get(name);
                 let is_known = |statement: &&std::sync::Arc<_>| self.is_described(c, statement, schema);
                 let local = !name.is_empty() && statement.filter(is_known).is_some();
-                (statement.map(|s| s.class()), local)
+                (statement.map(|s| self.class_with_executed(c, s.class(), s.text())), local)
             }
             Named::Portal(_) => (None, false),
         };
