@@ -30,9 +30,8 @@ pub(crate) struct Before {
     pub(crate) others_write_before_sync: bool,
     /// Another client has prepared a statement, or described it, without a later Sync: `P s "select * from t"; H`.
     pub(crate) others_prepare: bool,
-    /// The client has sent DEALLOCATE in a Query right behind messages of the extended protocol, without a Sync in between, or in a text with other
-    /// statements.
-    pub(crate) deallocates_inside: bool,
+    /// The client has sent a Parse of an EXECUTE.
+    pub(crate) parses_execute: bool,
     /// The client has begun to listen in the same packet, behind its own NOTIFY.
     pub(crate) listens_behind_notify: bool,
     /// The client has begun to listen in a text with other statements.
@@ -170,16 +169,9 @@ impl Before {
                         behind && ["unlisten", "discard all"].iter().any(|words| text.contains(words))
                     })
                 }),
-            deallocates_inside: {
-                let messages: Vec<&Message> = own_messages().collect();
-                messages.windows(2).any(|two| {
-                    let query =
-                        matches!(two[1], Message::Query(text) if text.to_ascii_lowercase().contains("deallocate"));
-                    query && !matches!(two[0], Message::Sync | Message::Query(_))
-                }) || messages.iter().any(|message| {
-                    matches!(message, Message::Query(text) if text.to_ascii_lowercase().contains("deallocate") && text.contains(';'))
-                })
-            },
+            parses_execute: own_messages().any(
+                |message| matches!(message, Message::Parse { text, .. } if text.to_ascii_lowercase().contains("execute ")),
+            ),
             sets_transaction_behind: {
                 let mut parsed = false;
                 own_messages().any(|message| {
@@ -232,7 +224,7 @@ mod tests {
             (before.reads_elsewhere, 'e'),
             (before.others_lock, 'k'),
             (before.has_placeholder, 'p'),
-            (before.deallocates_inside, 'd'),
+            (before.parses_execute, 'm'),
             (before.listens_behind_notify, 'l'),
             (before.listens_inside, 'i'),
             (before.goes_on, 'g'),
@@ -266,9 +258,8 @@ mod tests {
             (BEGINS, "b: Q \"reset all\"\na: S", true, ""),
             (PLAIN, "a: Q \"begin read only\"", true, "e"),
             (PLAIN, "b: Q \"set app.t = 'x'\"\na: S", false, "p"),
-            (PLAIN, "a: P s \"select 1\"\na: Q \"deallocate s\"", false, "d"),
-            (PLAIN, "a: P s \"select 1\" ; S\na: Q \"deallocate s\"", false, ""),
-            (PLAIN, "a: Q \"deallocate s; begin\"", false, "d"),
+            (PLAIN, "a: P x \"EXECUTE s\"", false, "m"),
+            (PLAIN, "a: Q \"execute s\"", false, ""),
             (PLAIN, "a: Q \"select pg_notify('c', '')\" ; Q \"listen c\"", false, "l"),
             (PLAIN, "a: Q \"listen c\" ; Q \"notify c\"", false, ""),
             (PLAIN, "a: Q \"begin; listen c\"\na: Q \"rollback\"", false, "i"),

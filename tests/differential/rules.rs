@@ -60,12 +60,6 @@ pub(crate) const RULES: &[Rule] = &[
         covers: statement_name,
     },
     Rule {
-        name: "sql-execute",
-        what: "`EXECUTE name` does not find what was prepared by the protocol, and `PREPARE name` is not refused because of it (not generated)",
-        why: "as above; `DEALLOCATE name` is the proxy's own and does find it",
-        covers: elsewhere,
-    },
-    Rule {
         name: "process-id",
         what: "process ids and cancel keys (not compared)",
         why: "a client is told one of the proxy's own, for its server connections change",
@@ -157,13 +151,6 @@ pub(crate) const RULES: &[Rule] = &[
         covers: described_failed,
     },
     Rule {
-        name: "deallocate-inside",
-        what: "`DEALLOCATE name` does not find what was prepared by the protocol (26000) where it is one of several statements of a text, or in a Query right \
-               behind messages of the extended protocol without a Sync in between (`P s …; Q \"deallocate s\"`)",
-        why: "that text is the server's, which knows the statement by another name",
-        covers: deallocate_inside,
-    },
-    Rule {
         name: "deallocate-first",
         what: "`SET TRANSACTION ISOLATION LEVEL`, or `BEGIN ISOLATION LEVEL`, right behind a `DEALLOCATE` in the same transaction, or the same messages up to Sync, is not refused with \
                25001; and behind a Parse there neither. `COMMIT PREPARED` behind a `DEALLOCATE` in the same messages up to Sync is carried out",
@@ -185,8 +172,8 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "inserted-parse",
         what: "where `Describe` or `Bind` waits in vain for a lock, 55P03 comes without the ParameterDescription before it, or with a position in the text; \
-               and so do 42P01 and 42703 where a table or a column is not there any more as the client's texts are read now; `Execute` of the portal that \
-               could not be bound so says 34000, where PostgreSQL has an empty portal there",
+               and so do 42P01 and 42703 where a table or a column is not there any more as the client's texts are read now, and in place of the ParseComplete \
+               of an `EXECUTE`; `Execute` of the portal that could not be bound so says 34000, where PostgreSQL has an empty portal there",
         why: "the proxy prepares the statement first on a connection that does not have it: that waits for the same lock, and misses the same table or column",
         covers: inserted_parse,
     },
@@ -472,12 +459,6 @@ fn deallocate_first(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&
     ((sets || commits) && is_error(direct, "25001")).then_some(Verdict::Over)
 }
 
-fn deallocate_inside(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
-    let unknown = is_error(proxied, "26000");
-    let done = matches!(direct, Some(Reply::Complete(tag)) if tag == "DEALLOCATE");
-    (unknown && done && scene.before.deallocates_inside).then_some(Verdict::Over)
-}
-
 fn kept_unit(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Reply>) -> Option<Verdict> {
     let waited = is_error(direct, "55P03") && scene.before.others_unfinished;
     let is_result = |reply: Option<&Reply>| matches!(reply, Some(Reply::Row(_) | Reply::Complete(_)));
@@ -496,7 +477,13 @@ fn inserted_parse(scene: &Scene<'_>, direct: Option<&Reply>, proxied: Option<&Re
         return (!scene.before.parses_nothing).then_some(Verdict::Same);
     }
     let waited = |reply: Option<&Reply>| is_error(reply, "55P03");
+    let executes = scene.before.parses_execute;
     match direct {
+        Some(Reply::Plain(b'1'))
+            if executes && ["42P01", "42703", "55P03"].iter().any(|code| is_error(proxied, code)) =>
+        {
+            Some(Verdict::Over)
+        }
         Some(Reply::Parameters(_)) if is_error(proxied, "42P01") || is_error(proxied, "42703") => Some(Verdict::Over),
         _ if !waited(proxied) => None,
         Some(Reply::Parameters(_)) => Some(Verdict::Over),
@@ -663,6 +650,13 @@ mod tests {
             (none, Reply::Parameters(Vec::new()), error("42P01", "no table"), "inserted-parse Over"),
             (none, Reply::Parameters(Vec::new()), error("42703", "no column"), "inserted-parse Over"),
             (none, done(), error("42P01", "no table"), ""),
+            (none, Reply::Plain(b'1'), error("42P01", "no table"), ""),
+            (
+                Before { parses_execute: true, ..none },
+                Reply::Plain(b'1'),
+                error("42P01", "no table"),
+                "inserted-parse Over",
+            ),
             (none, Reply::Plain(b'I'), error("34000", "no portal"), "inserted-parse Same"),
             (nothing, Reply::Plain(b'I'), error("34000", "no portal"), ""),
             (none, done(), error("34000", "no portal"), ""),
@@ -700,12 +694,6 @@ mod tests {
                 "deallocate-first Over",
             ),
             (none, late(), Reply::Complete("SET".into()), ""),
-            (
-                Before { deallocates_inside: true, ..none },
-                Reply::Complete("DEALLOCATE".into()),
-                gone(),
-                "deallocate-inside Over",
-            ),
             (none, Reply::Complete("DEALLOCATE".into()), gone(), ""),
             (
                 none,

@@ -173,6 +173,45 @@ async fn what_was_prepared_by_sql_is_used_by_the_protocol() {
     }
 }
 
+/// `query!` asks for the plan of a statement that sqlx has prepared by the protocol, to see which columns may be null. The messages are those of sqlx 0.7
+/// (a Query) and 0.8 (a statement of its own).
+#[tokio::test]
+async fn what_sqlx_asks_when_it_compiles() {
+    let (shared, _logs) = shared().await;
+    if subject() == Subject::PgBouncer {
+        return;
+    }
+    let kingpost = Kingpost::of(&shared.cluster).set("proxy.pool.size", 1).start().await;
+    let (mut direct, mut one, mut two) = (
+        Raw::login(shared.cluster.primary().port()).await,
+        Raw::login(kingpost.port()).await,
+        Raw::login(kingpost.port()).await,
+    );
+    let explain = |name: &str| format!("EXPLAIN (VERBOSE, FORMAT JSON) EXECUTE {name}(NULL, NULL)");
+    let mut plans = Vec::new();
+    for raw in [&mut direct, &mut one] {
+        let text = "SELECT oid, relname FROM pg_class WHERE oid = $1 AND relname = $2";
+        let prepared = run(raw, &[parse("sqlx_s_1", text), describe(b'S', "sqlx_s_1"), sync()]).await;
+        assert_eq!(code(&prepared), None);
+        run(&mut two, &[query("SELECT 1")]).await;
+        let simple = run(raw, &[query(&explain("sqlx_s_1"))]).await;
+        assert_eq!(code(&simple), None);
+        run(&mut two, &[query("SELECT 1")]).await;
+        let prepares = [parse("sqlx_s_2", &explain("sqlx_s_1")), describe(b'S', "sqlx_s_2"), sync()];
+        assert_eq!(code(&run(raw, &prepares).await), None);
+        run(&mut two, &[query("SELECT 1")]).await;
+        let extended = run(raw, &[bind("", "sqlx_s_2", &[]), execute("", 0), close(b'P', ""), sync()]).await;
+        assert_eq!(column(&simple), column(&extended));
+        plans.push(column(&simple));
+    }
+    assert!(plans[0][0].contains("\"Output\"") && plans[0] == plans[1], "{plans:?}");
+    // Nobody else has it, and the server connection has lost it with its client.
+    let other = run(&mut two, &[query(&explain("sqlx_s_1"))]).await;
+    assert_eq!(code(&other).as_deref(), Some("26000"));
+    let left = run(&mut two, &[query("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'sqlx%'")]).await;
+    assert_eq!(column(&left), ["0"]);
+}
+
 #[tokio::test]
 async fn a_statement_that_is_too_long_to_be_kept_is_an_error_that_the_client_survives() {
     let (shared, _logs) = shared().await;

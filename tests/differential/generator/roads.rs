@@ -208,10 +208,49 @@ impl Known {
         Unit { messages, simple: false, sure: false }
     }
 
+    /// Returns a unit that names in SQL a statement that was prepared by the protocol: it is executed, dropped, or its name given to another one.
+    fn by_name(&mut self, rng: &mut Rng, features: Features) -> Option<Unit> {
+        // Messages behind an unexpected COPY would break the protocol.
+        let known: Vec<_> = self.statements.iter().filter(|(_, sql)| sql.effect != Effect::CopyIn).collect();
+        let (name, sql) = known.get(rng.below(known.len().max(1))).map(|known| (*known).clone())?;
+        let (values, _) = Known::values(rng, features, &sql);
+        let value = |value: &Option<String>| match value {
+            Some(value) => format!("'{}'", value.replace('\'', "''")),
+            None => "null".to_owned(),
+        };
+        let values: Vec<String> = values.iter().map(value).collect();
+        let values = if values.is_empty() { String::new() } else { format!(" ({})", values.join(", ")) };
+        let execute = format!("execute {name}{values}");
+        let (text, effect) = match rng.below(12) {
+            0 => (format!("prepare {name} as select 7 as seven"), Effect::Pins),
+            1 => (format!("deallocate {name}"), Effect::None),
+            2 if features.has(Feature::Multi) => (format!("{execute}; deallocate {name}; {execute}"), sql.effect),
+            3 if features.has(Feature::Multi) => (format!("select 1; {execute}; select 2"), sql.effect),
+            4 if features.has(Feature::Multi) => {
+                (format!("deallocate {name}; prepare {name} as select 7"), Effect::Pins)
+            }
+            5 => (format!("create temp table made as {execute}"), Effect::Pins),
+            _ => (execute, sql.effect),
+        };
+        let runs = Sql { values: Vec::new(), types: Vec::new(), ..Sql::of(&text, effect) };
+        let multi = text.contains(';');
+        self.ran(effect, false);
+        if multi || features.has(Feature::Simple) && rng.chance(60) {
+            return Some(Unit { messages: vec![Message::Query(text)], simple: true, sure: false });
+        }
+        let (messages, _) = Known::runs(rng, features, "", &runs);
+        let messages = [vec![parse("", &runs)], messages].concat();
+        self.unnamed = Some(runs);
+        Some(Unit { messages, simple: false, sure: false })
+    }
+
     /// Returns a unit that uses existing names without a Parse; or, in sessions with errors, possibly missing names and portals without a Bind. None:
     /// there are no names.
     pub(crate) fn reuse(&mut self, rng: &mut Rng, features: Features) -> Option<Unit> {
         let errors = features.has(Feature::Errors);
+        if features.has(Feature::SqlPrepare) && rng.chance(50) {
+            return self.by_name(rng, features);
+        }
         let mut names: Vec<&str> = self.statements.iter().map(|(name, _)| name.as_str()).collect();
         if self.unnamed.is_some() || errors {
             names.extend(["", ""]);
