@@ -19,7 +19,7 @@ pub enum NameUse {
 pub struct PreparedName {
     /// The name as PostgreSQL reads it: folded to lower case unless quoted, and cut to 63 bytes.
     pub name: String,
-    /// Its use.
+    /// Use of the name.
     pub used: NameUse,
     /// Number of the statement in its text, counted from 0.
     pub statement: usize,
