@@ -99,6 +99,12 @@ conformance: ## PostgreSQL's regression tests and psycopg's own through Kingpost
 	cargo build --locked --release -p kingpost
 	tests/conformance/run $(ARGS)
 
+.PHONY: suites
+suites: ## Drivers' own test suites through Kingpost, beside a direct connection: ARGS="pgx" for one (minutes; Go, the network)
+	@scripts/setup test
+	$(BUILD_TO_TEST)
+	tests/suites/run $(ARGS)
+
 .PHONY: console-test
 console-test: ## The web console in a headless Chromium, with screenshots in target/console
 	@scripts/setup browser
