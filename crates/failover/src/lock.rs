@@ -209,9 +209,11 @@ pub(super) async fn take_out_of_files(clients: &ClusterClients, node: &str) -> P
 pub(super) const READ_ONLY: &str = "SELECT setting::bool FROM pg_catalog.pg_file_settings \
     WHERE name = 'default_transaction_read_only' AND error IS NULL ORDER BY seqno DESC LIMIT 1";
 const NEXT_TRANSACTION: &str = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())";
-/// Sessions other than those of this program and of its other runs, which got past the lock and write nothing.
+/// Sessions other than those of this program and of its other runs, which got past the lock and write nothing. Since version 18 a session is in the
+/// view while it logs in: one that started under the lock will be refused, and does not count.
 const SESSIONS: &str = "SELECT count(*) FROM pg_catalog.pg_stat_activity \
-    WHERE backend_type = 'client backend' AND application_name NOT IN ('kingpost switchover', 'kingpost failover')";
+    WHERE backend_type = 'client backend' AND application_name NOT IN ('kingpost switchover', 'kingpost failover') \
+    AND (state IS DISTINCT FROM 'starting' OR backend_start <= pg_catalog.pg_conf_load_time())";
 
 fn end_sessions() -> String {
     SESSIONS.replace("count(*)", "count(pg_catalog.pg_terminate_backend(pid))")
