@@ -222,12 +222,13 @@ fn answer(out: &mut Vec<u8>, id: u32, shared: &Shared, log: &Arc<Log>, command: 
         Command::CreateSlot { name, temporary, reserve } => {
             let restart = reserve.then(|| (served(shared, log), log.tail().timeline.0));
             shared.slots.create(&name, temporary, restart, id)?;
-            replication::slot_created(out, &name);
+            replication::slot_created(out, major(version), &name);
             "CREATE_REPLICATION_SLOT"
         }
         Command::ReadSlot(name) => {
             let slot = shared.slots.restart(&name);
-            replication::slot_read(out, slot.map(|restart| restart.map(|(at, timeline)| (at.0, timeline))));
+            let slot = slot.map(|restart| restart.map(|(at, timeline)| (at.0, timeline)));
+            replication::slot_read(out, major(version), slot);
             "READ_REPLICATION_SLOT"
         }
         Command::DropSlot { name, wait: _ } => {

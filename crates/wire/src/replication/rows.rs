@@ -88,6 +88,11 @@ fn wide(version: u32) -> (u32, i16) {
     if version >= 16 { (INT8, 8) } else { (INT4, 4) }
 }
 
+/// Formats a position as a server of major version `version` does: since version 19 the second part has eight digits.
+fn shown(version: u32, at: u64) -> String {
+    if version >= 19 { format!("{:X}/{:08X}", at >> 32, at & 0xffff_ffff) } else { position(at) }
+}
+
 /// Appends the answer to `IDENTIFY_SYSTEM` of a server of major version `version`.
 pub fn identity(out: &mut Vec<u8>, version: u32, identity: Identity) {
     let (timeline, size) = wide(version);
@@ -105,7 +110,7 @@ pub fn identity(out: &mut Vec<u8>, version: u32, identity: Identity) {
         &[
             Some(identity.system.to_string().as_bytes()),
             Some(identity.timeline.to_string().as_bytes()),
-            Some(position(identity.position).as_bytes()),
+            Some(shown(version, identity.position).as_bytes()),
             None,
         ],
     );
@@ -131,17 +136,17 @@ pub fn timeline_end(out: &mut Vec<u8>, end: TimelineEnd) {
 }
 
 /// Appends the answer to `CREATE_REPLICATION_SLOT`.
-pub fn slot_created(out: &mut Vec<u8>, name: &str) {
+pub fn slot_created(out: &mut Vec<u8>, version: u32, name: &str) {
     let column = |name| Column { name, kind: TEXT, size: -1 };
     message::row_description(
         out,
         &[column("slot_name"), column("consistent_point"), column("snapshot_name"), column("output_plugin")],
     );
-    message::data_row(out, &[Some(name.as_bytes()), Some(b"0/0"), None, None]);
+    message::data_row(out, &[Some(name.as_bytes()), Some(shown(version, 0).as_bytes()), None, None]);
 }
 
 /// Appends the answer to `READ_REPLICATION_SLOT`; `None` if the slot does not exist. The pair is the slot's restart position and its timeline.
-pub fn slot_read(out: &mut Vec<u8>, slot: Option<Option<(u64, u32)>>) {
+pub fn slot_read(out: &mut Vec<u8>, version: u32, slot: Option<Option<(u64, u32)>>) {
     message::row_description(
         out,
         &[
@@ -150,7 +155,7 @@ pub fn slot_read(out: &mut Vec<u8>, slot: Option<Option<(u64, u32)>>) {
             Column { name: "restart_tli", kind: INT8, size: 8 },
         ],
     );
-    let restart = slot.flatten().map(|(at, timeline)| (position(at), timeline.to_string()));
+    let restart = slot.flatten().map(|(at, timeline)| (shown(version, at), timeline.to_string()));
     let (at, timeline) = restart.unzip();
     let kind = slot.is_some().then_some(&b"physical"[..]);
     message::data_row(out, &[kind, at.as_ref().map(String::as_bytes), timeline.as_ref().map(String::as_bytes)]);

@@ -144,7 +144,7 @@ fn row_of(out: &[u8]) -> Rows {
 #[test]
 fn rows_are_read_back() {
     let wanted = Identity { system: 7_000_000_000_000_000_001, timeline: 3, position: 0x1_0000_0028 };
-    for version in [13, 15, 16, 18] {
+    for version in [13, 15, 16, 18, 19] {
         let mut out = Vec::new();
         identity(&mut out, version, wanted);
         assert_eq!(row_of(&out).identity(), Some(wanted));
@@ -157,11 +157,14 @@ fn rows_are_read_back() {
     timeline_history(&mut out, 15, 2, b"1\t0/5000000\tno recovery target specified\n");
     assert_eq!(row_of(&out).text(0), Some("00000002.history"));
     out.clear();
-    slot_read(&mut out, None);
+    slot_read(&mut out, 15, None);
     assert_eq!(row_of(&out), Rows(vec![None, None, None]));
     out.clear();
-    slot_read(&mut out, Some(Some((1 << 32, 4))));
+    slot_read(&mut out, 18, Some(Some((1 << 32, 4))));
     assert_eq!(row_of(&out).text(1), Some("1/0"));
+    out.clear();
+    slot_read(&mut out, 19, Some(Some((1 << 32, 4))));
+    assert_eq!(row_of(&out).text(1), Some("1/00000000"));
 }
 
 #[test]
