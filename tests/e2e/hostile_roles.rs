@@ -48,8 +48,11 @@ const UNKIND: &[(&str, &str)] = &[
 
 async fn make_unkind(cluster: &Cluster, role: &str) {
     for (name, setting) in UNKIND {
-        // `idle_session_timeout` is unknown to PostgreSQL 13.
-        let known = format!("SELECT count(*) FROM pg_settings WHERE name = '{name}'");
+        // `idle_session_timeout` is unknown to PostgreSQL 13, and 19 has nonstandard strings no more.
+        let known = format!(
+            "SELECT count(*) FROM pg_settings WHERE name = '{name}' AND (name <> 'standard_conforming_strings' \
+             OR current_setting('server_version_num')::int < 190000)"
+        );
         if cluster.primary().query(&known).await == "1" {
             let sql = format!("SET default_transaction_read_only = off; ALTER ROLE {role} SET {name} = {setting}");
             cluster.primary().execute(&sql).await;

@@ -19,7 +19,7 @@ pub fn pg_bin() -> &'static Path {
         if let Some(dir) = std::env::var_os("PG_BIN") {
             return dir.into();
         }
-        let packaged = (13..=18).rev().map(|major| PathBuf::from(format!("/usr/lib/postgresql/{major}/bin")));
+        let packaged = (13..=19).rev().map(|major| PathBuf::from(format!("/usr/lib/postgresql/{major}/bin")));
         let on_path = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect::<Vec<_>>());
         let found = packaged.chain(on_path.unwrap_or_default()).find(|dir| dir.join("initdb").exists());
         found.expect("no PostgreSQL found: install the package postgresql, or set PG_BIN to the directory of initdb")

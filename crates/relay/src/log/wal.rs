@@ -1,6 +1,6 @@
 //! The end of WAL: checks page headers and record checksums, page by page. No I/O.
 //!
-//! This needs only parts of PostgreSQL's format that have not changed from 13 to 18, except the magic number:
+//! This needs only parts of PostgreSQL's format that have not changed from 13 to 19, except the magic number:
 //!
 //! - A page (8 kB) begins with a header: `magic u16, info u16, timeline u32, address u64, remaining u32`, padded to 24 bytes;
 //!   on the first page of a segment `system id u64, segment size u32, page size u32` follow. `remaining` says how much of a
@@ -344,7 +344,7 @@ pub(super) fn record_length(page: &[u8; PAGE_BYTES], offset: usize) -> Option<u3
 /// Parses the header of the page at `at`, if it is a valid one.
 pub(super) fn page_header(identity: &Identity, at: Lsn, page: &[u8; PAGE_BYTES]) -> Result<PageHeader, Stop> {
     let magic = u16_at(page, 0);
-    // 13 has 0xD106, 18 has 0xD118; the number rises with each format. Another format of pages or records would get a new range.
+    // 13 has 0xD106, 19 has 0xD120; the number rises with each format. Another format of pages or records would get a new range.
     if !(0xD106..=0xD1FF).contains(&magic) {
         return Err(Stop::Magic(magic));
     }
