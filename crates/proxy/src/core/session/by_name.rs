@@ -40,6 +40,9 @@ enum Place {
     BehindBind,
 }
 
+/// Most statements of one text that are looked at because they name others in turn. Each is parsed for its names.
+const MOST_NESTED: usize = 64;
+
 /// The parameter types of an empty text: none.
 const NO_TYPES: &[u8] = b"\0\0";
 
@@ -97,7 +100,7 @@ impl Core {
             else {
                 continue;
             };
-            if seen.insert((inner.id(), *outer)) {
+            if seen.len() < MOST_NESTED && seen.insert((inner.id(), *outer)) {
                 let inner = self.classifier.prepared_names(inner.text());
                 let outer = *outer;
                 named.extend(inner.into_iter().map(|inner| PreparedName { statement: outer, ..inner }));
@@ -272,8 +275,8 @@ mod tests {
             with_executed(class, executed.into_iter())
         };
         let read = Some("select 1");
-        for (execute, statements, expected) in [
-            ("execute s", &[read][..], Access::Read),
+        let cases: [(&str, &[Option<&str>], Access); 8] = [
+            ("execute s", &[read], Access::Read),
             ("explain (format json) execute s (null)", &[read], Access::Read),
             ("execute s", &[None], Access::Write),
             ("execute s", &[Some("insert into t values (1)")], Access::Write),
@@ -281,7 +284,8 @@ mod tests {
             ("create table x as execute s", &[read], Access::Write),
             ("execute s; execute s", &[read, read], Access::Write),
             ("execute s", &[Some("select f()")], Access::Write),
-        ] {
+        ];
+        for (execute, statements, expected) in cases {
             assert_eq!(of(execute, statements).access, expected, "{execute}");
         }
         let locks = of("execute s", &[Some("select pg_advisory_lock(1)")]);
