@@ -212,7 +212,7 @@ mod tests {
     use super::*;
     use crate::text::parse;
 
-    /// Returns `c`, `r`, `e`, `k`, `p`, `d`, `l`, `i`, `g`, `s`, `u`, `t`, `w`, `h` for the facts that hold for client `a` in the last step.
+    /// Returns `c`, `r`, `e`, `k`, `p`, `m`, `l`, `i`, `g`, `s`, `u`, `t`, `w`, `h` for the facts that hold for client `a` in the last step.
     fn before(text: &str, open: bool) -> String {
         let session = parse(text).unwrap().session;
         let before = Before::of(&session, session.steps.len() - 1, 0, (open, false));

@@ -62,7 +62,7 @@ fn what_depends_on_statements_and_cursors_of_the_session() {
 fn texts_that_name_prepared_statements() {
     let classes = [Flags::NAMES, Flags::EXECUTES, Flags::EXECUTES_ONE];
     let long = "n".repeat(70);
-    let cut = &long[..63];
+    let (executes_long, long_name) = (format!("execute {long}"), format!("e0:{}", &long[..63]));
     for (text, names, flags) in [
         ("execute q1 (3)", "e0:q1", "+++"),
         ("EXECUTE Q1", "e0:q1", "+++"),
@@ -72,7 +72,7 @@ fn texts_that_name_prepared_statements() {
         ("create temp table x as execute q1", "e0:q1", "++-"),
         ("explain create table x as execute q1", "e0:q1", "++-"),
         ("select 1; execute q1; deallocate q1; prepare q1 as select 2", "e1:q1 d2:q1 p3:q1", "++-"),
-        (&format!("execute {long}"), &format!("e0:{cut}"), "+++"),
+        (executes_long.as_str(), long_name.as_str(), "+++"),
         ("deallocate prepare q1", "d0:q1", "+--"),
         ("prepare q1 (int) as select $1", "p0:q1", "+--"),
         ("deallocate all", "", "---"),
