@@ -45,6 +45,7 @@ mod moving;
 mod moving_logins;
 mod moving_others;
 mod name_maps;
+mod newest;
 mod oauth;
 mod oauth_https;
 mod oauth_postgresql;

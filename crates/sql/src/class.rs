@@ -146,6 +146,8 @@ impl Flags {
     pub const EXECUTES: Flags = Flags(1 << 20);
     /// The text is one EXECUTE, by itself or below EXPLAIN, whose arguments only read: it reads if the prepared statement does.
     pub const EXECUTES_ONE: Flags = Flags(1 << 21);
+    /// The text waits until a standby has received or replayed a position (`WAIT FOR LSN`): it is for a replica, however far that one is behind.
+    pub const STANDBY: Flags = Flags(1 << 22);
 
     /// True if all bits of `other` are set.
     #[must_use]

@@ -7,11 +7,11 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use pg_query::protobuf::ParseResult;
 
-use crate::class::{Access, Class, Flags, Local};
+use crate::class::{Access, Class, Local};
 use crate::functions::Functions;
 use crate::prepared::{self, PreparedName};
 use crate::set::{self, Changes};
-use crate::{hint, local, shape, statement, unparsed};
+use crate::{hint, local, newer, shape, statement, unparsed};
 
 /// Limits of a [`Classifier`], and the operator's knowledge about the database's functions.
 #[derive(Debug, Clone)]
@@ -148,8 +148,10 @@ impl Classifier {
             return entry.class;
         }
         self.counters.misses += 1;
-        let class = fresh(valid, &self.functions);
-        self.insert(hash, class);
+        let (class, of_shape) = fresh(valid, &self.functions);
+        if of_shape {
+            self.insert(hash, class);
+        }
         class
     }
 
@@ -288,14 +290,16 @@ impl Classifier {
     }
 }
 
-/// Classifies a text without the cache.
-fn fresh(text: &str, functions: &Functions) -> Class {
+/// Classifies a text without the cache. The boolean is true if the class holds for all texts of its shape.
+fn fresh(text: &str, functions: &Functions) -> (Class, bool) {
     let hint = hint::hint(text.as_bytes());
     match parse(text) {
-        Ok(tree) => Class { hint, ..statement::classify(&tree, functions) },
-        // A newer server may support more than this grammar.
-        Err(Unparsed::Refused) => Class { hint, flags: Flags::UNKNOWN, ..Class::UNKNOWN },
-        Err(Unparsed::TooDeep) => unparsed::classify(text.as_bytes()),
+        Ok(tree) => (Class { hint, ..statement::classify(&tree, functions) }, true),
+        Err(Unparsed::Refused) => {
+            let newer = newer::classify(text, functions, |text| parse(text).ok());
+            (Class { hint, ..newer.class }, newer.of_shape)
+        }
+        Err(Unparsed::TooDeep) => (unparsed::classify(text.as_bytes()), true),
     }
 }
 

@@ -24,7 +24,7 @@ const RUN_TEXTS: [&str; 10] = [
 ];
 
 /// Functions declared volatile that are harmless in a read, and some newer than the generated list.
-const ALSO: [&str; 34] = [
+const ALSO: [&str; 38] = [
     "any_value",
     "array_reverse",
     "array_sample",
@@ -38,6 +38,7 @@ const ALSO: [&str; 34] = [
     "date_subtract",
     "erf",
     "erfc",
+    "error_on_null",
     "gamma",
     "gen_random_uuid",
     "lgamma",
@@ -52,9 +53,12 @@ const ALSO: [&str; 34] = [
     "pg_total_relation_size",
     "random",
     "random_normal",
+    "tid_block",
+    "tid_offset",
     "timeofday",
     "to_bin",
     "to_oct",
+    "to_regdatabase",
     "unicode_assigned",
     "uuid_extract_timestamp",
     "uuidv4",

@@ -14,6 +14,7 @@ mod functions;
 mod hint;
 mod literal;
 mod local;
+mod newer;
 mod parameter;
 mod prepared;
 mod redact;

@@ -454,13 +454,14 @@ pub(crate) fn is_temp_schema(schema: &str) -> bool {
 
 /// True for views about the server, the session or its files rather than the data.
 fn is_about_the_node(relation: &str) -> bool {
-    const NAMES: [&str; 12] = [
+    const NAMES: [&str; 13] = [
         "pg_aios",
         "pg_available_extension_versions",
         "pg_available_extensions",
         "pg_backend_memory_contexts",
         "pg_config",
         "pg_cursors",
+        "pg_dsm_registry_allocations",
         "pg_file_settings",
         "pg_locks",
         "pg_prepared_statements",

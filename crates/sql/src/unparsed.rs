@@ -7,9 +7,9 @@ use crate::class::{Class, Flags, Pins};
 use crate::{hint, shape};
 
 /// First words of statements that leave no state in the session.
-const HARMLESS: [&str; 18] = [
-    "alter", "analyze", "comment", "copy", "delete", "drop", "explain", "grant", "insert", "merge", "revoke", "select",
-    "table", "truncate", "update", "vacuum", "values", "with",
+const HARMLESS: [&str; 20] = [
+    "alter", "analyze", "comment", "copy", "delete", "drop", "explain", "grant", "insert", "merge", "repack", "revoke",
+    "select", "table", "truncate", "update", "vacuum", "values", "wait", "with",
 ];
 
 /// Functions that leave state in the session, wherever they are called.

@@ -6,4 +6,5 @@
 mod changes;
 mod classes;
 mod introspection;
+mod newer;
 mod shapes;

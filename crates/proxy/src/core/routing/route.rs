@@ -105,7 +105,8 @@ impl Core {
     }
 
     /// Returns the node for a read: the less loaded of two replicas chosen at random from those that have replayed what the client must see; the
-    /// primary if there is none. With a `primary_weight`, the primary is among those chosen from.
+    /// primary if there is none. With a `primary_weight`, the primary is among those chosen from. A statement that waits for a standby gets any
+    /// replica: what it waits for need not be replayed yet.
     pub(in crate::core) fn read_node(&mut self, p: usize, c: usize) -> Option<NodeId> {
         if self.view.nodes.len() <= 1 && self.view.primary.is_some() {
             // There is nothing to choose from, and its position does not matter.
@@ -115,7 +116,8 @@ impl Core {
             // Other nodes' sessions begin with the primary's values, which no session has told yet.
             return self.view.primary;
         }
-        let Some(floor) = self.floor(c) else {
+        let standby = self.clients[c].unit.standby;
+        let Some(floor) = (if standby { Some(0) } else { self.floor(c) }) else {
             self.metrics.consistency_primary.add(1);
             return self.view.primary;
         };
@@ -130,6 +132,9 @@ impl Core {
             let primary = self.view.primary == Some(node.node.id);
             let weight = if primary { self.settings.primary_weight } else { node.weight };
             if !(primary || node.role == Role::Replica) || !node.usable || weight == 0 || avoid == Some(node.node.id) {
+                continue;
+            }
+            if primary && standby {
                 continue;
             }
             let place = &self.pools[p].nodes[i];

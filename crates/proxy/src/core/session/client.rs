@@ -256,6 +256,8 @@ pub(in crate::core) struct Unit {
     /// True if the unit needs the primary in spite of any hint: it takes an advisory lock, which would exclude no other session on a replica, or
     /// leaves something in the session (`PREPARE`), and only the primary's connection stays with its client.
     pub primary_only: bool,
+    /// True if a statement waits for the replay of a standby: the unit is for a replica, however far that is behind.
+    pub standby: bool,
     /// True if the unit has a Parse of the unnamed statement.
     pub parses_unnamed: bool,
     /// Hash of the name in the unit's last Parse, if the proxy can answer a Describe of that statement by itself;
@@ -305,6 +307,7 @@ impl Idle for Unit {
         begins: false,
         begin_read_only: false,
         primary_only: false,
+        standby: false,
         parses_unnamed: false,
         describable: 0,
         needs_server: false,

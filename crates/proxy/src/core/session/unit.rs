@@ -63,6 +63,7 @@ impl Unit {
         let first = self.statement_kind == SingleStatement::Nothing;
         self.begins |= begin;
         self.primary_only |= is_bound_to_primary(class);
+        self.standby |= class.flags.has(Flags::STANDBY);
         self.read &= read;
         let begins_to_read = class.control == Control::Begin { read_only: true };
         self.begin_read_only |= first && begins_to_read;

@@ -1,0 +1,49 @@
+//! Statements that PostgreSQL 19 brought, and that the proxy's grammar does not have.
+
+use kingpost_tests::{Cluster, Kingpost, ShowLogs, skipped, unique};
+
+use crate::common::{only_kingpost, simple, value};
+
+#[tokio::test]
+async fn graphs_are_read_and_standbys_waited_for_on_replicas() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().replicas(1).log_statements().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    if cluster.primary().query("SELECT current_setting('server_version_num')::int >= 190000").await != "t" {
+        skipped("PostgreSQL 19 is needed (PG_BIN, tests/postgresql/setup --newest prints it)");
+        return;
+    }
+    let kingpost = Kingpost::of(&cluster).start().await;
+    let client = kingpost.connect().await;
+    simple(
+        &client,
+        "CREATE TABLE person (id int PRIMARY KEY, name text); INSERT INTO person VALUES (1, 'a'), (2, 'b')",
+    )
+    .await;
+    simple(&client, "CREATE PROPERTY GRAPH people VERTEX TABLES (person)").await;
+    let replica = cluster.nodes().iter().find(|node| node.name() == "n1").unwrap();
+
+    // A read, once the replica has what this session wrote.
+    let read = "SELECT string_agg(name, '' ORDER BY name) FROM GRAPH_TABLE (people MATCH (p IS person WHERE lower(p.name) <> 'MARK') COLUMNS (p.name AS name))";
+    cluster
+        .wait("a graph is read on the replica", async || {
+            let marker = format!("mark{}end", unique());
+            assert_eq!(value(&client, &read.replace("MARK", &marker)).await, "ab");
+            replica.saw(&marker).then_some(())
+        })
+        .await;
+
+    // A wait for a position, though the replica lacks it and this session's write.
+    replica.pause_replay().await;
+    simple(&client, "INSERT INTO person VALUES (3, 'c')").await;
+    let written = value(&client, "/* kingpost.route=primary */ SELECT pg_current_wal_insert_lsn()").await;
+    let wait = |with: &str| format!("WAIT FOR LSN '{written}' WITH ({with}NO_THROW)");
+    assert_eq!(value(&client, &wait("TIMEOUT '50ms', ")).await, "timeout");
+    assert_eq!(value(&client, &wait("MODE 'standby_flush', TIMEOUT '20s', ")).await, "success");
+    assert_eq!(value(&client, &wait("MODE 'primary_flush', ")).await, "success");
+    assert_eq!(value(&client, &format!("/* kingpost.route=primary */ {}", wait(""))).await, "not in recovery");
+    replica.resume_replay().await;
+    assert_eq!(value(&client, &wait("TIMEOUT '20s', ")).await, "success");
+}
