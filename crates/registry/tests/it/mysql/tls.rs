@@ -179,10 +179,7 @@ async fn files_are_read_for_each_connection() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_tls_is_refused_where_tls_is_wanted() {
     // MySQL's own server enables TLS unless every version is disabled.
-    let without = match std::env::var("KINGPOST_TESTS_MYSQLD") {
-        Ok(_) => "--tls-version=",
-        Err(_) => "--skip-ssl",
-    };
+    let without = if mysqld().is_some() { "--tls-version=" } else { "--skip-ssl" };
     let server = Server::start_with(&["--skip-name-resolve".into(), without.into()]);
     users(&server, &[("a", ""), ("b", "")]).await;
     let authority = Authority::new();
