@@ -270,17 +270,58 @@ pub fn gtid_list(body: &[u8]) -> Result<Vec<mariadb::Gtid>, BodyError> {
     Ok(list)
 }
 
-/// Parses the body of the event that begins a transaction in MySQL's log: `flags u8, uuid 16 bytes, number u64, …`.
+/// Parses the body of the event that begins a transaction without a tag in MySQL's log: `flags u8, uuid 16 bytes, number u64, …`.
 ///
 /// # Errors
 /// The body is too short, or the number is 0.
 pub fn mysql_gtid(body: &[u8]) -> Result<mysql::Gtid, BodyError> {
     let fail = |what: &str| wrong(Kind::MYSQL_GTID, what);
     let uuid = body.get(1..17).and_then(|uuid| uuid.try_into().ok()).ok_or_else(|| fail("too short"))?;
+    let origin = mysql::Origin { uuid: mysql::Uuid(uuid), tag: mysql::Tag::default() };
     match u64_at(body, 17) {
         Some(0) => Err(fail("transaction number 0")),
-        Some(number) => Ok(mysql::Gtid { uuid: mysql::Uuid(uuid), number }),
+        Some(number) => Ok(mysql::Gtid { origin, number }),
         None => Err(fail("too short")),
+    }
+}
+
+/// Parses the body of the event that begins a transaction with a tag in MySQL's log, in the form of its serialization library: `version, length, last
+/// field that must be understood, (field, value)…`, with numbers of variable length. The fields 0 to 3 are flags, UUID (byte by byte), number and tag.
+///
+/// # Errors
+/// The body is too short, has another version, or lacks one of the fields.
+pub fn mysql_gtid_tagged(body: &[u8]) -> Result<mysql::Gtid, BodyError> {
+    let fail = |what: &str| wrong(Kind::MYSQL_GTID_TAGGED, what);
+    let mut rest = body;
+    let mut number = || mysql::variable_number(&mut rest).ok_or_else(|| fail("too short"));
+    if number()? != 1 {
+        return Err(fail("another version of the serialization than 1"));
+    }
+    number()?;
+    number()?;
+    let (mut uuid, mut sequence, mut tag) = (None, None, None);
+    while let Some(field) = mysql::variable_number(&mut rest) {
+        let mut number = || mysql::variable_number(&mut rest).ok_or_else(|| fail("too short"));
+        match field {
+            0 => {
+                number()?;
+            }
+            1 => {
+                let mut bytes = [0; 16];
+                for byte in &mut bytes {
+                    *byte = u8::try_from(number()?).map_err(|_| fail("a UUID whose bytes are none"))?;
+                }
+                uuid = Some(mysql::Uuid(bytes));
+            }
+            // A signed number: its sign is the lowest bit.
+            2 => sequence = Some(number()?).filter(|number| number & 1 == 0).map(|number| number >> 1),
+            3 => tag = Some(mysql::variable_tag(&mut rest).ok_or_else(|| fail("an invalid tag"))?),
+            _ => break,
+        }
+    }
+    match (uuid, tag, sequence) {
+        (Some(uuid), Some(tag), Some(number @ 1..)) => Ok(mysql::Gtid { origin: mysql::Origin { uuid, tag }, number }),
+        _ => Err(fail("no UUID, tag or number")),
     }
 }
 
@@ -377,7 +418,7 @@ mod tests {
         fn no_body_makes_a_panic(body in prop::collection::vec(any::<u8>(), 0..200), header: [u8; HEADER]) {
             let header = Header::parse(&header);
             let _ = (Format::parse(&body), Rotate::parse(&body), MariaDbGtid::parse(&header, &body), gtid_list(&body));
-            let _ = (mysql_gtid(&body), statement(&body));
+            let _ = (mysql_gtid(&body), mysql_gtid_tagged(&body), statement(&body));
             let mut event = body.clone();
             clear_created(&mut event, Checksum::Crc32);
         }
@@ -392,6 +433,18 @@ mod tests {
         assert_eq!(statement(&body), Some(&b"COMMIT"[..]));
         assert!(ends_transaction(b"commit") && ends_transaction(b"ROLLBACK") && !ends_transaction(b"BEGIN"));
         assert_eq!(statement(&body[..15]), None);
+    }
+
+    /// Bytes of MySQL 9.7.
+    #[test]
+    fn a_transaction_with_a_tag() {
+        let hex = "027800000002bd02f1031ac2a9034d0322c5039502350304f103000000020408060c6b705f74616708100a1c0c7f5b765afe4c61061095041283120b";
+        let mut body: Vec<u8> =
+            (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[at * 2..at * 2 + 2], 16).unwrap()).collect();
+        assert_eq!(mysql_gtid_tagged(&body).unwrap().to_string(), "affc0d61-ead3-11f1-a5cd-02fc00000001:kp_tag:2");
+        assert!(mysql_gtid_tagged(&body[..30]).is_err());
+        body[0] = 4;
+        assert!(mysql_gtid_tagged(&body).unwrap_err().to_string().contains("version"));
     }
 
     #[test]

@@ -1,19 +1,11 @@
 //! Grouping of events into transactions.
 
 use crate::event::{self, BodyError, Kind, MariaDbGtid};
-use crate::gtid::{mariadb, mysql};
+use crate::gtid::Gtid;
 use crate::walker::Event;
 
-/// The name of a transaction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Name {
-    /// A GTID of MariaDB.
-    MariaDb(mariadb::Gtid),
-    /// A GTID of MySQL.
-    MySql(mysql::Gtid),
-    /// No name: MySQL with `gtid_mode = OFF`.
-    Anonymous,
-}
+/// The name of a transaction; None for no name: MySQL with `gtid_mode = OFF`.
+pub type Name = Option<Gtid>;
 
 /// Place of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,14 +54,11 @@ impl Groups {
         let begins = match header.kind {
             Kind::MARIADB_GTID => {
                 let MariaDbGtid { gtid, standalone } = MariaDbGtid::parse(header, body)?;
-                Some((Name::MariaDb(gtid), if standalone { Until::Statement } else { Until::Commit }))
+                Some((Some(Gtid::MariaDb(gtid)), if standalone { Until::Statement } else { Until::Commit }))
             }
-            Kind::MYSQL_GTID => Some((Name::MySql(event::mysql_gtid(body)?), Until::Unknown)),
-            Kind::MYSQL_ANONYMOUS => Some((Name::Anonymous, Until::Unknown)),
-            Kind::MYSQL_GTID_TAGGED => {
-                let what = "GTIDs with tags (MySQL 8.3 and later) are not understood".into();
-                return Err(BodyError { kind: header.kind, what });
-            }
+            Kind::MYSQL_GTID => Some((Some(Gtid::MySql(event::mysql_gtid(body)?)), Until::Unknown)),
+            Kind::MYSQL_GTID_TAGGED => Some((Some(Gtid::MySql(event::mysql_gtid_tagged(body)?)), Until::Unknown)),
+            Kind::MYSQL_ANONYMOUS => Some((None, Until::Unknown)),
             _ => None,
         };
         // A transaction without an end (its server crashed while writing it) did not happen.
@@ -202,9 +191,9 @@ mod tests {
     fn names() {
         let mut groups = Groups::default();
         let body = mariadb(15, 0);
-        let gtid = mariadb::Gtid { domain: 0, server: 7, sequence: 15 };
-        assert_eq!(groups.next(&event(Kind::MARIADB_GTID, &body)), Ok(Group::Begins(Name::MariaDb(gtid))));
-        assert_eq!(groups.next(&event(Kind::XID, &[])), Ok(Group::Ends(Name::MariaDb(gtid))));
+        let gtid = crate::gtid::mariadb::Gtid { domain: 0, server: 7, sequence: 15 };
+        assert_eq!(groups.next(&event(Kind::MARIADB_GTID, &body)), Ok(Group::Begins(Some(Gtid::MariaDb(gtid)))));
+        assert_eq!(groups.next(&event(Kind::XID, &[])), Ok(Group::Ends(Some(Gtid::MariaDb(gtid)))));
         assert!(groups.next(&event(Kind::MARIADB_GTID, &body[..9])).is_err());
         assert!(groups.next(&event(Kind::MYSQL_GTID_TAGGED, &[0; 60])).is_err());
     }

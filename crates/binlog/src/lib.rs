@@ -20,6 +20,7 @@
 //! - Offsets are counted, in 64 bits. The end in an event's header (`end_log_pos`, 32 bits) is compared with the counted one.
 //! - Neither errors nor `Debug` output contain secrets.
 
+mod dialect;
 pub mod event;
 mod groups;
 pub mod gtid;
@@ -28,6 +29,7 @@ pub mod protocol;
 mod test_log;
 mod walker;
 
+pub use dialect::{Dialect, Plugin, uuid_of};
 pub use groups::{Group, Groups, Name};
 pub use walker::{Event, MAX_EVENT, WalkError, Walker, Within};
 

@@ -12,7 +12,7 @@ use crate::etcd::EtcdConfig;
     /// `[failover]`: settings of `kingpost failover`, `switchover` and `watch` beside `[cluster]`.
     #[derive(Clone, PartialEq)]
     pub struct FailoverConfig: Default {
-        /// Kind of the servers: "postgresql", or "mariadb" behind relays with the same engine.
+        /// Kind of the servers: "postgresql", or "mariadb" behind relays with the same engine; "mysql" is refused.
         pub engine: Engine = Engine::Postgresql;
         /// User on the servers that may promote and set primary_conninfo: a superuser.
         pub user: String = "postgres".into();

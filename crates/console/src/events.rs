@@ -67,7 +67,7 @@ pub(crate) fn of_cluster(before: Option<&Cluster>, now: &Cluster) -> Vec<Seen> {
         (was, Some(node)) if was != Some(node) => {
             let term = match now.engine {
                 Engine::Postgresql => format!("timeline {}", now.timeline),
-                Engine::Mariadb => format!("epoch {}", now.timeline),
+                Engine::Mariadb | Engine::Mysql => format!("epoch {}", now.timeline),
             };
             let text = match was {
                 Some(was) => format!("is primary now, after {was}; {term}"),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// Kind of the servers. Positions of PostgreSQL are LSNs, and its log has timelines; positions of MariaDB are GTIDs, or a file and an offset in it,
+/// Kind of the servers. Positions of PostgreSQL are LSNs, and its log has timelines; positions of MariaDB and MySQL are GTIDs, or a file and an offset in it,
 /// and a relay counts epochs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -15,6 +15,8 @@ pub enum Engine {
     Postgresql,
     /// MariaDB.
     Mariadb,
+    /// MySQL.
+    Mysql,
 }
 
 /// The nodes of a cluster, as seen by this process.

@@ -190,7 +190,7 @@ function showRelay({ relay }) {
   const { log } = relay;
   facts([
     ['Upstream', `${relay.upstream || '–'} (${relay.state})`],
-    ...(log && relay.engine === 'mariadb' ? [
+    ...(log && ['mariadb', 'mysql'].includes(relay.engine) ? [
       ['Durable', log.flushed], ['GTIDs', log.gtids], ['Held', `${bytes(log.bytes)} from ${log.oldest}`], ['Waits to be durable', bytes(log.lag_bytes)],
     ] : log ? [
       ['Written', log.written], ['Durable', log.flushed], ['Acknowledged', log.acknowledged],

@@ -93,7 +93,7 @@ export function between(from, to) {
 
 /** What an engine calls its positions, its log, and what changes at a failover. */
 export function terms(engine) {
-  return engine === 'mariadb'
+  return engine === 'mariadb' || engine === 'mysql'
     ? { position: 'GTID', log: 'binlog', term: 'epoch' }
     : { position: 'LSN', log: 'WAL', term: 'timeline' };
 }

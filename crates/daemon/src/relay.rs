@@ -40,7 +40,7 @@ pub fn command(args: &RelayArgs, log: &LogFlags) -> Result<(), Failure> {
             let runtime = control_runtime()?;
             let result = match config.relay.engine {
                 Engine::Postgresql => runtime.block_on(serve(path, config, args.new)),
-                Engine::Mariadb => runtime.block_on(relay_mariadb::serve(path, config)),
+                Engine::Mariadb | Engine::Mysql => runtime.block_on(relay_mariadb::serve(path, config)),
             };
             runtime.shutdown_timeout(Duration::from_secs(1));
             result

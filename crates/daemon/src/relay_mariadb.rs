@@ -1,4 +1,4 @@
-//! `kingpost relay` with `engine = "mariadb"`: the relay of a binary log, wired to configuration, signals and admin HTTP.
+//! `kingpost relay` with `engine = "mariadb"` or `"mysql"`: the relay of a binary log, wired to configuration, signals and admin HTTP.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -56,8 +56,13 @@ pub(crate) async fn serve(path: &Path, mut config: Config) -> Result<(), Failure
     let relay = BinlogRelay::start(&config.relay, &tokio::runtime::Handle::current());
     let relay = Arc::new(relay.map_err(|error| failure_of(&error))?);
     let relaying = Arc::new(Relaying { relay: Arc::clone(&relay) });
+    let (engine, shown) = match config.relay.engine {
+        Engine::Mysql => ("mysql", ::console::picture::Engine::Mysql),
+        _ => ("mariadb", ::console::picture::Engine::Mariadb),
+    };
     let mut scene = Scene::default();
-    scene.parts.relay = Some(Arc::new(ShownBinlog { relay, name: Box::new(|id| format!("server_id {id}")) }));
+    scene.parts.relay =
+        Some(Arc::new(ShownBinlog { relay, engine: shown, name: Box::new(|id| format!("server_id {id}")) }));
     let endpoints = match Endpoints::start(&config, (None, None), Arc::clone(&relaying), scene, None).await {
         Ok(endpoints) => endpoints,
         Err(failure) => {
@@ -69,7 +74,7 @@ pub(crate) async fn serve(path: &Path, mut config: Config) -> Result<(), Failure
     let addresses: Vec<String> = relaying.relay.addresses().iter().map(ToString::to_string).collect();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
-        engine = "mariadb",
+        engine,
         listen = addresses.join(", "),
         metrics = endpoints.metrics(),
         console = endpoints.console(),
@@ -122,9 +127,6 @@ pub fn check(config: &RelayConfig) -> Result<(), Failure> {
 /// Reads the file again. With any error in it, the running configuration stays.
 fn reload(path: &Path, config: &mut Config, relay: &BinlogRelay) {
     let applied = config::load(path).and_then(|loaded| loaded.accept(path)).and_then(|(new, warnings)| {
-        if new.relay.engine != Engine::Mariadb {
-            return Err(Failure::config("relay.engine is another one, which takes a restart"));
-        }
         relay
             .reload(&new.relay)
             .map_err(|error| Failure::config(format!("the new configuration is refused: {error}")))?;

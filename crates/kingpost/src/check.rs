@@ -17,7 +17,7 @@ pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
     let serves = !config.needs_no_proxy() && !config.is_registry_only();
     if args.online {
         match config.relay.engine {
-            Engine::Mariadb => daemon::check_mariadb(&config.relay)?,
+            Engine::Mariadb | Engine::Mysql => daemon::check_mariadb(&config.relay)?,
             Engine::Postgresql if serves && config.failover == FailoverConfig::default() => {}
             Engine::Postgresql => failover::check(config.clone())?,
         }

@@ -8,9 +8,9 @@ use std::time::Duration;
     /// `[relay]`.
     #[derive(Debug, Clone, PartialEq)]
     pub struct RelayConfig: Default {
-        /// Kind of the servers: "postgresql", or "mariadb" for a relay of the binary log (docs/guide/relay-mariadb.md).
+        /// Kind of the servers: "postgresql", or "mariadb" or "mysql" for a relay of the binary log (docs/guide/relay-mariadb.md).
         pub engine: Engine = Engine::Postgresql;
-        /// Server id of the relay itself, with engine = "mariadb": a number that no server of the cluster has. 0: none.
+        /// Server id of the relay itself, with engine = "mariadb" or "mysql": a number that no server of the cluster has. 0: none.
         pub server_id: u32 = 0, range(0, u32::MAX as i64);
         /// Addresses for standbys, pg_receivewal and other relays: host:port. Empty: nobody is served.
         pub listen: Vec<String> = vec!["127.0.0.1:6442".into()];
@@ -50,6 +50,20 @@ use std::time::Duration;
         Postgresql = "postgresql",
         /// MariaDB: the relay stores its binary log.
         Mariadb = "mariadb",
+        /// MySQL: the relay stores its binary log.
+        Mysql = "mysql",
+    }
+}
+
+impl Engine {
+    /// Returns the dialect of the servers' binary log; None for PostgreSQL, which has none.
+    #[must_use]
+    pub fn dialect(self) -> Option<::binlog::Dialect> {
+        match self {
+            Engine::Postgresql => None,
+            Engine::Mariadb => Some(::binlog::Dialect::MariaDb),
+            Engine::Mysql => Some(::binlog::Dialect::MySql),
+        }
     }
 }
 

@@ -8,6 +8,9 @@ pub const NON_BLOCK: u16 = 1;
 /// Dump flag: events that only annotate rows are sent, too. Without it MariaDB omits them, and a copy has holes.
 pub const ANNOTATE_ROWS: u16 = 2;
 
+/// Dump flag of MySQL: the request has a set of GTIDs.
+pub const THROUGH_GTID: u16 = 4;
+
 /// A command of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
@@ -21,8 +24,8 @@ pub enum Command {
     RegisterSlave(RegisterSlave),
     /// Request for events.
     Dump(Dump),
-    /// Request of a MySQL replica for events by a set of GTIDs.
-    DumpGtid,
+    /// Request of a MySQL replica for the transactions that are not in a set.
+    DumpGtid(DumpGtid),
     /// Any other command, by its number.
     Other(u8),
 }
@@ -81,18 +84,32 @@ impl Dump {
     }
 }
 
-/// Encodes a MySQL replica's request for all transactions that are not in a set of GTIDs. Not tried against a server.
-#[must_use]
-pub fn dump_gtid(server_id: u32, set: &mysql::Set) -> Vec<u8> {
-    let data = set.encode();
-    let mut out = vec![0x1e];
-    out.extend_from_slice(&4_u16.to_le_bytes());
-    out.extend_from_slice(&server_id.to_le_bytes());
-    out.extend_from_slice(&0_u32.to_le_bytes());
-    out.extend_from_slice(&4_u64.to_le_bytes());
-    out.extend_from_slice(&(data.len() as u32).to_le_bytes());
-    out.extend_from_slice(&data);
-    out
+/// A MySQL replica's request for all transactions that are not in a set of GTIDs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DumpGtid {
+    /// See [`NON_BLOCK`] and [`THROUGH_GTID`].
+    pub flags: u16,
+    /// `server_id` of the replica.
+    pub server_id: u32,
+    /// The transactions that the replica has.
+    pub set: mysql::Set,
+}
+
+impl DumpGtid {
+    /// Encodes the message.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let data = self.set.encode();
+        let mut out = vec![0x1e];
+        out.extend_from_slice(&self.flags.to_le_bytes());
+        out.extend_from_slice(&self.server_id.to_le_bytes());
+        // No name of a file, and its first event.
+        out.extend_from_slice(&0_u32.to_le_bytes());
+        out.extend_from_slice(&4_u64.to_le_bytes());
+        out.extend_from_slice(&(data.len() as u32).to_le_bytes());
+        out.extend_from_slice(&data);
+        out
+    }
 }
 
 /// Encodes a statement as a message.
@@ -135,7 +152,16 @@ impl Command {
                 let port = c.number(2).ok_or_else(short)? as u16;
                 Command::RegisterSlave(RegisterSlave { server_id, host, port })
             }
-            0x1e => Command::DumpGtid,
+            0x1e => {
+                let flags = c.number(2).ok_or_else(short)? as u16;
+                let server_id = c.u32().ok_or_else(short)?;
+                // The file's name and the position in it are those of an earlier connection: the set decides.
+                let name = c.u32().ok_or_else(short)? as usize;
+                c.bytes(name).and_then(|_| c.number(8)).ok_or_else(short)?;
+                let length = c.u32().ok_or_else(short)? as usize;
+                let set = mysql::Set::decode(c.bytes(length).ok_or_else(short)?).map_err(|e| wrong(e.to_string()))?;
+                Command::DumpGtid(DumpGtid { flags, server_id, set })
+            }
             other => Command::Other(other),
         })
     }
@@ -168,7 +194,10 @@ mod tests {
         let dump = Dump { position: 4, flags: 2, server_id: 77, file: "bin.000007".into() };
         assert_eq!(Command::parse(&dump.encode()), Ok(Command::Dump(dump)));
         assert_eq!(Command::parse(&query("select 1")), Ok(Command::Query("select 1".into())));
-        assert_eq!(Command::parse(&dump_gtid(7, &mysql::Set::default())), Ok(Command::DumpGtid));
+        for set in ["", "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5:7:blue:1-3"] {
+            let dump = DumpGtid { flags: THROUGH_GTID, server_id: 7, set: set.parse().unwrap() };
+            assert_eq!(Command::parse(&dump.encode()), Ok(Command::DumpGtid(dump)));
+        }
         assert!(Command::parse(&[]).is_err() && Command::parse(&[0x12, 1]).is_err());
         let ack = acknowledgement("bin.000007", 0x0102);
         assert_eq!(ack, *b"\xef\x02\x01\0\0\0\0\0\0bin.000007");

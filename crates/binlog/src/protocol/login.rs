@@ -9,13 +9,15 @@ use sha2::Sha256;
 use subtle::ConstantTimeEq;
 
 use super::reply::{self, ServerError};
+use super::rsa;
 use super::{Cursor, ProtocolError, wrong};
+use crate::dialect::Plugin;
 
 /// Bytes of the random number that is hashed with a password.
 pub const NONCE: usize = 20;
 
-const NATIVE: &[u8] = b"mysql_native_password";
-const SHA2: &[u8] = b"caching_sha2_password";
+/// Bytes of the random number that hides a password in an encryption.
+pub const SEED: usize = rsa::SEED;
 
 const LONG_PASSWORD: u32 = 1;
 const LONG_FLAG: u32 = 1 << 2;
@@ -47,10 +49,10 @@ pub struct Greeting {
 }
 
 impl Greeting {
-    /// Makes the greeting of a server that accepts `mysql_native_password`.
+    /// Makes the greeting of a server that accepts logins by one method.
     #[must_use]
-    pub fn new(version: String, id: u32, nonce: [u8; NONCE], tls: bool) -> Greeting {
-        Greeting { version, id, nonce, tls, plugin: NATIVE.into() }
+    pub fn new(version: String, id: u32, nonce: [u8; NONCE], tls: bool, plugin: Plugin) -> Greeting {
+        Greeting { version, id, nonce, tls, plugin: plugin.name().into() }
     }
 
     /// Parses the first message of a server.
@@ -81,7 +83,7 @@ impl Greeting {
             nonce[8..].copy_from_slice(c.bytes(12)?);
             // The terminating zero.
             let _ = c.bytes(1);
-            let plugin = if capabilities & PLUGIN_AUTH != 0 { c.text().to_vec() } else { NATIVE.to_vec() };
+            let plugin = if capabilities & PLUGIN_AUTH != 0 { c.text().to_vec() } else { Plugin::Native.name().into() };
             Some(Greeting { version, id, nonce, tls: capabilities & SSL != 0, plugin })
         };
         let text = "the server does not begin as MySQL 4.1 and later and MariaDB do (protocol 10)";
@@ -135,12 +137,12 @@ pub enum LoginError {
         /// Name of the plugin.
         plugin: String,
     },
-    /// The server wants the password itself, and others could read the connection.
+    /// The server wants the password itself, others could read the connection, and the password cannot be encrypted.
     #[error(
-        "the server wants the password itself, which is sent with TLS only: set [relay.upstream.tls], or have the user log in once \
-         from elsewhere so that the server remembers"
+        "the server wants the password itself, and gives no RSA key to encrypt it with ({0}): set [relay.upstream.tls], or have the user log in \
+         once from elsewhere so that the server remembers"
     )]
-    InClear,
+    InClear(&'static str),
 }
 
 fn client_capabilities(tls: bool) -> u32 {
@@ -173,6 +175,9 @@ pub enum Privacy {
     Local,
 }
 
+/// A client's request for the server's RSA key (`caching_sha2_password`).
+const REQUEST_KEY: u8 = 2;
+
 /// A client's side of a login, from the greeting on.
 pub struct ClientLogin {
     user: String,
@@ -180,6 +185,10 @@ pub struct ClientLogin {
     nonce: [u8; NONCE],
     plugin: Vec<u8>,
     privacy: Privacy,
+    /// Random; for an encryption of the password.
+    seed: [u8; SEED],
+    /// True while the server's RSA key is awaited.
+    wants_key: bool,
 }
 
 impl std::fmt::Debug for ClientLogin {
@@ -200,11 +209,11 @@ pub enum Login {
 }
 
 impl ClientLogin {
-    /// Starts the answer to a greeting.
+    /// Starts the answer to a greeting. `seed`: random bytes.
     #[must_use]
-    pub fn new(greeting: &Greeting, user: &str, password: &str, privacy: Privacy) -> ClientLogin {
+    pub fn new(greeting: &Greeting, user: &str, password: &str, privacy: Privacy, seed: [u8; SEED]) -> ClientLogin {
         let (nonce, plugin) = (greeting.nonce, greeting.plugin.clone());
-        ClientLogin { user: user.into(), password: password.into(), nonce, plugin, privacy }
+        ClientLogin { user: user.into(), password: password.into(), nonce, plugin, privacy, seed, wants_key: false }
     }
 
     /// Encodes the first message of the client.
@@ -218,7 +227,7 @@ impl ClientLogin {
         let (plugin, proof) = match self.proof() {
             Some(proof) => (&self.plugin[..], proof),
             // The server will name the user's own plugin.
-            None => (NATIVE, Vec::new()),
+            None => (Plugin::Native.name().as_bytes(), Vec::new()),
         };
         let mut out = response_head(self.privacy == Privacy::Tls);
         out.extend_from_slice(self.user.as_bytes());
@@ -235,8 +244,8 @@ impl ClientLogin {
         let password = self.password.as_bytes();
         match &self.plugin[..] {
             _ if password.is_empty() => Some(Vec::new()),
-            NATIVE => Some(native_proof(&self.nonce, password)),
-            SHA2 => Some(sha2_proof(&self.nonce, password)),
+            plugin if plugin == Plugin::Native.name().as_bytes() => Some(native_proof(&self.nonce, password)),
+            plugin if plugin == Plugin::Sha2.name().as_bytes() => Some(sha2_proof(&self.nonce, password)),
             _ => None,
         }
     }
@@ -266,7 +275,17 @@ impl ClientLogin {
                 password.push(0);
                 Ok(Login::Send(password))
             }
-            [0x01, 0x04] => Err(LoginError::InClear),
+            [0x01, 0x04] => {
+                self.wants_key = true;
+                Ok(Login::Send(vec![REQUEST_KEY]))
+            }
+            [0x01, key @ ..] if std::mem::take(&mut self.wants_key) => {
+                let mut password = self.password.clone().into_bytes();
+                password.push(0);
+                // The server takes the nonce off again: a recorded answer is of no use in another login.
+                password.iter_mut().zip(self.nonce.iter().cycle()).for_each(|(byte, mask)| *byte ^= mask);
+                rsa::encrypt(key, &password, &self.seed).map(Login::Send).map_err(LoginError::InClear)
+            }
             _ => Err(LoginError::Protocol(wrong("an answer to the login that is none"))),
         }
     }
@@ -295,9 +314,14 @@ fn sha2_proof(nonce: &[u8; NONCE], password: &[u8]) -> Vec<u8> {
     xor(&once, &mask)
 }
 
-/// A password as the server stores it: the SHA-1 of its SHA-1, as in `mysql.user` behind the `*`.
+/// A password as a server stores it to check proofs.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Stored([u8; 20]);
+pub enum Stored {
+    /// The SHA-1 of its SHA-1, as in `mysql.user` behind the `*`.
+    Native([u8; 20]),
+    /// The SHA-256 of its SHA-256, as in the cache of `caching_sha2_password`.
+    Sha2([u8; 32]),
+}
 
 impl std::fmt::Debug for Stored {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -308,19 +332,29 @@ impl std::fmt::Debug for Stored {
 impl Stored {
     /// Makes the stored form of a password.
     #[must_use]
-    pub fn of(password: &str) -> Stored {
-        Stored(Sha1::digest(Sha1::digest(password.as_bytes())).into())
+    pub fn of(plugin: Plugin, password: &str) -> Stored {
+        match plugin {
+            Plugin::Native => Stored::Native(Sha1::digest(Sha1::digest(password.as_bytes())).into()),
+            Plugin::Sha2 => Stored::Sha2(Sha256::digest(Sha256::digest(password.as_bytes())).into()),
+        }
     }
 
     /// True if `proof` is the right answer to `nonce`. Takes the same time for each wrong proof.
     #[must_use]
     pub fn accepts(&self, nonce: &[u8; NONCE], proof: &[u8]) -> bool {
-        if proof.len() != self.0.len() {
-            return false;
+        match self {
+            Stored::Native(stored) if proof.len() == stored.len() => {
+                let mask = Sha1::new().chain_update(nonce).chain_update(stored).finalize();
+                let outer: [u8; 20] = Sha1::digest(xor(proof, &mask)).into();
+                outer.ct_eq(stored).into()
+            }
+            Stored::Sha2(stored) if proof.len() == stored.len() => {
+                let mask = Sha256::new().chain_update(stored).chain_update(nonce).finalize();
+                let outer: [u8; 32] = Sha256::digest(xor(proof, &mask)).into();
+                outer.ct_eq(stored).into()
+            }
+            _ => false,
         }
-        let mask = Sha1::new().chain_update(nonce).chain_update(self.0).finalize();
-        let outer: [u8; 20] = Sha1::digest(xor(proof, &mask)).into();
-        outer.ct_eq(&self.0).into()
     }
 }
 
@@ -340,13 +374,13 @@ pub struct Response {
     pub user: String,
     /// The answer to the random number.
     pub proof: Vec<u8>,
-    /// True if the proof is one for `mysql_native_password`.
-    pub native: bool,
+    /// Name of the method that the proof is for.
+    pub plugin: String,
 }
 
 impl std::fmt::Debug for Response {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Response").field("user", &self.user).field("native", &self.native).finish_non_exhaustive()
+        f.debug_struct("Response").field("user", &self.user).field("plugin", &self.plugin).finish_non_exhaustive()
     }
 }
 
@@ -377,22 +411,30 @@ impl ClientHello {
             if capabilities & CONNECT_WITH_DB != 0 {
                 c.text();
             }
-            let native = capabilities & PLUGIN_AUTH == 0 || c.text() == NATIVE;
-            Some(ClientHello::Response(Response { user, proof, native }))
+            let named = if capabilities & PLUGIN_AUTH == 0 { Plugin::Native.name().as_bytes() } else { c.text() };
+            let plugin = String::from_utf8_lossy(named).into_owned();
+            Some(ClientHello::Response(Response { user, proof, plugin }))
         };
         read().ok_or_else(|| wrong("the client does not answer as clients of MySQL 4.1 and later do"))
     }
 }
 
-/// Encodes a server's request for a proof by `mysql_native_password` with a random number.
+/// Encodes a server's request for a proof by another method with a random number.
 #[must_use]
-pub fn switch_to_native(nonce: &[u8; NONCE]) -> Vec<u8> {
+pub fn switch_to(plugin: Plugin, nonce: &[u8; NONCE]) -> Vec<u8> {
     let mut out = vec![0xfe];
-    out.extend_from_slice(NATIVE);
+    out.extend_from_slice(plugin.name().as_bytes());
     out.push(0);
     out.extend_from_slice(nonce);
     out.push(0);
     out
+}
+
+/// Encodes what a server sends between a right proof and its OK; None: nothing.
+#[must_use]
+pub fn proof_accepted(plugin: Plugin) -> Option<Vec<u8>> {
+    // caching_sha2_password: the password is in the cache.
+    (plugin == Plugin::Sha2).then(|| vec![0x01, 0x03])
 }
 
 /// Encodes a server's refusal of a client, in MariaDB's words.
@@ -413,7 +455,7 @@ mod tests {
     const N: [u8; NONCE] = *b"abcdefghijklmnopqrst";
 
     fn login(greeting: &Greeting, password: &str) -> Response {
-        let client = ClientLogin::new(greeting, "app", password, Privacy::None);
+        let client = ClientLogin::new(greeting, "app", password, Privacy::None, [7; SEED]);
         let ClientHello::Response(response) = ClientHello::parse(&client.response().unwrap()).unwrap() else {
             panic!()
         };
@@ -422,32 +464,42 @@ mod tests {
 
     #[test]
     fn a_client_proves_that_it_knows_the_password() {
-        let greeting = Greeting::new("5.5.5-10.11.6-MariaDB".into(), 7, N, false);
-        assert_eq!(Greeting::parse(&greeting.encode()).unwrap(), greeting);
-        let stored = Stored::of("secret");
-        let response = login(&greeting, "secret");
-        assert!(response.native && response.user == "app" && stored.accepts(&N, &response.proof));
-        assert!(!stored.accepts(b"another random number"[..20].try_into().unwrap(), &response.proof));
-        for password in ["", "Secret", "secret "] {
-            assert!(!stored.accepts(&N, &login(&greeting, password).proof), "{password:?}");
+        for plugin in [Plugin::Native, Plugin::Sha2] {
+            let greeting = Greeting::new("5.5.5-10.11.6-MariaDB".into(), 7, N, false, plugin);
+            assert_eq!(Greeting::parse(&greeting.encode()).unwrap(), greeting);
+            let stored = Stored::of(plugin, "secret");
+            let response = login(&greeting, "secret");
+            assert!(response.plugin == plugin.name() && response.user == "app" && stored.accepts(&N, &response.proof));
+            assert!(!stored.accepts(b"another random number"[..20].try_into().unwrap(), &response.proof));
+            for password in ["", "Secret", "secret "] {
+                assert!(!stored.accepts(&N, &login(&greeting, password).proof), "{password:?}");
+            }
+            assert!(!format!("{response:?}{stored:?}").contains("secret"));
         }
-        assert!(!format!("{response:?}{stored:?}").contains("secret"));
     }
 
     #[test]
     fn what_a_server_may_ask_for() {
-        let greeting = Greeting::new("8.0.36".into(), 7, N, false);
+        let greeting = Greeting::new("8.0.36".into(), 7, N, false, Plugin::Native);
         let mut sha2 = vec![0xfe];
         sha2.extend_from_slice(b"caching_sha2_password\0abcdefghijklmnopqrst\0");
         let mut other = vec![0xfe];
         other.extend_from_slice(b"dialog\0abcdefghijklmnopqrst\0");
-        let of = |privacy| ClientLogin::new(&greeting, "app", "secret", privacy);
+        let of = |privacy| ClientLogin::new(&greeting, "app", "secret", privacy, [7; SEED]);
         let proof = native_proof(&N, b"secret");
-        assert_eq!(of(Privacy::None).received(&switch_to_native(&N)), Ok(Login::Send(proof)));
+        assert_eq!(of(Privacy::None).received(&switch_to(Plugin::Native, &N)), Ok(Login::Send(proof)));
         let Ok(Login::Send(proof)) = of(Privacy::None).received(&sha2) else { panic!() };
         assert_eq!(proof.len(), 32);
         assert_eq!(of(Privacy::None).received(&other), Err(LoginError::Plugin { plugin: "dialog".into() }));
-        assert_eq!(of(Privacy::None).received(&[1, 4]), Err(LoginError::InClear));
+        let mut encrypted = of(Privacy::None);
+        assert_eq!(encrypted.received(&[1, 4]), Ok(Login::Send(vec![2])));
+        let key = [&[1][..], rsa::tests::PEM.as_bytes()].concat();
+        let Ok(Login::Send(proof)) = encrypted.received(&key) else { panic!() };
+        assert_eq!(proof.len(), 256);
+        assert!(encrypted.received(&key).is_err(), "nobody has asked");
+        let mut refused = of(Privacy::None);
+        assert_eq!(refused.received(&[1, 4]), Ok(Login::Send(vec![2])));
+        assert!(matches!(refused.received(b"\x01no key"), Err(LoginError::InClear(_))));
         assert_eq!(of(Privacy::Tls).received(&[1, 4]), Ok(Login::Send(b"secret\0".to_vec())));
         assert_eq!(of(Privacy::Tls).received(&[1, 3]), Ok(Login::Wait));
         assert_eq!(of(Privacy::Tls).received(&[0, 0, 0]), Ok(Login::In));
@@ -473,7 +525,7 @@ mod tests {
                 bytes[1] = 0x82;
             }
             let _ = (Greeting::parse(&bytes), ClientHello::parse(&bytes));
-            let _ = ClientLogin::new(&Greeting::new(String::new(), 1, N, true), "a", "b", Privacy::Local).received(&bytes);
+            let _ = ClientLogin::new(&Greeting::new(String::new(), 1, N, true, Plugin::Sha2), "a", "b", Privacy::Local, [7; SEED]).received(&bytes);
         }
     }
 }

@@ -7,6 +7,7 @@ pub mod command;
 mod frame;
 pub mod login;
 pub mod reply;
+mod rsa;
 pub mod text;
 
 pub use frame::{Frames, MAX_PACKET, Messages, Piece, TooLong, message, packet_header};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ::relay::config::{AuthMethod, Engine, RelayConfig};
+use ::relay::config::{AuthMethod, RelayConfig};
 use proxy::config::UserConfig;
 use wire::replication::is_slot_name;
 
@@ -47,11 +47,14 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
     if let Err(error) = tls::Connector::new(&upstream.tls) {
         findings.error(format!("relay.upstream.tls.{}", error.setting()), error.to_string());
     }
-    if relay.engine == Engine::Mariadb {
-        return check_mariadb(relay, stat, findings);
+    if let Some(dialect) = relay.engine.dialect() {
+        return check_binlog(relay, dialect.name(), stat, findings);
     }
     if relay.server_id != 0 {
-        findings.warn("relay.server_id", "found a server_id, which only a relay with engine = \"mariadb\" has");
+        findings.warn(
+            "relay.server_id",
+            "found a server_id, which only a relay with engine = \"mariadb\" or \"mysql\" has",
+        );
     }
     let scram = relay.auth == AuthMethod::ScramSha256;
     for (index, address) in relay.listen.iter().enumerate() {
@@ -94,8 +97,8 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
     }
 }
 
-/// Checks the settings that a relay of MariaDB needs, and those that it must not have.
-fn check_mariadb(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
+/// Checks the settings that a relay of a binary log needs, and those that it must not have.
+fn check_binlog(relay: &RelayConfig, family: &str, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     if relay.server_id == 0 {
         findings.error(
             "relay.server_id",
@@ -106,7 +109,10 @@ fn check_mariadb(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &m
         findings.error("relay.upstream.address", "found \"\", expected the host:port of the source");
     }
     if relay.auth == AuthMethod::Trust {
-        findings.error("relay.auth", "found \"trust\": replicas of MariaDB log in with a password; leave auth out");
+        findings.error(
+            "relay.auth",
+            format!("found \"trust\": replicas of {family} log in with a password; leave auth out"),
+        );
     }
     for (index, address) in relay.listen.iter().enumerate() {
         let path = format!("relay.listen[{index}]");
@@ -133,8 +139,10 @@ fn check_mariadb(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &m
             _ => findings.error(&path, "found no password, or two, expected one of password and password_file"),
         }
         if user.verifier.is_some() {
-            findings
-                .error(format!("{path}.verifier"), "found a verifier, which a replica of MariaDB cannot log in with");
+            findings.error(
+                format!("{path}.verifier"),
+                format!("found a verifier, which a replica of {family} cannot log in with"),
+            );
         }
     }
 }

@@ -64,10 +64,12 @@ impl RelayPart for Shown {
     }
 }
 
-/// A running relay of MariaDB.
+/// A running relay of a binary log.
 pub struct ShownBinlog {
     /// The relay.
     pub relay: Arc<BinlogRelay>,
+    /// Kind of the servers.
+    pub engine: Engine,
     /// Returns the name of the server with this `server_id`.
     pub name: Box<dyn Fn(u32) -> String + Send + Sync>,
 }
@@ -79,7 +81,7 @@ impl RelayPart for ShownBinlog {
         // Bytes that are not durable yet belong to no file's reliable end: they are only counted.
         let unflushed = status.written.saturating_sub(status.whole);
         Relay {
-            engine: Engine::Mariadb,
+            engine: self.engine,
             addresses: self.relay.addresses().iter().map(ToString::to_string).collect(),
             upstream: status.upstream,
             state: status.upstream_state,

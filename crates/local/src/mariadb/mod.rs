@@ -129,7 +129,8 @@ async fn serve(
         scene.parts.cluster = Some(Arc::new(Watched(seen.clone())));
         let names = Arc::clone(&cluster.names);
         let name = Box::new(move |id| lock(&names).get(&id).cloned().unwrap_or_else(|| format!("server_id {id}")));
-        scene.parts.relay = Some(Arc::new(ShownBinlog { relay: Arc::clone(&relay), name }));
+        scene.parts.relay =
+            Some(Arc::new(ShownBinlog { relay: Arc::clone(&relay), engine: picture::Engine::Mariadb, name }));
         let serving = scene.with_registry(known.known()).serve(listener, &config.console, None)?;
         known.registry.keep_from_probes([admin.address(), serving.console.address()]);
         record.relay = Some(relay_address);

@@ -7,20 +7,25 @@ use std::time::Duration;
 
 use ::binlog::event::Checksum;
 use ::binlog::gtid::mariadb::Position;
-use ::binlog::protocol::command::{ANNOTATE_ROWS, Dump, NON_BLOCK};
+use ::binlog::protocol::command::{ANNOTATE_ROWS, Dump, DumpGtid, NON_BLOCK, THROUGH_GTID};
 use ::binlog::protocol::reply::Row;
 use ::binlog::protocol::text::Statement;
+use ::binlog::{Dialect, uuid_of};
 
-use super::feed::{Request, Until};
+use super::feed::Request;
+use super::feed::mariadb::{self, Until};
 
 /// Longest value of a variable, in bytes.
 const LONGEST: usize = 2 << 20;
+/// Dump flag of MySQL: the replica also understands heartbeats with positions of 64 bits. No effect: all understand those with 32 bits.
+const HEARTBEAT_V2: u16 = 2;
 /// Capability level of a replica that understands GTIDs and omitted events (MariaDB 10.0 and later).
 const UNDERSTANDS_GTIDS: u64 = 4;
 
 /// The relay's own values, for a replica's queries.
 #[derive(Debug, Clone)]
 pub(super) struct Facts {
+    pub(super) dialect: Dialect,
     pub(super) server_id: u32,
     pub(super) version: String,
     pub(super) checksum: Checksum,
@@ -138,14 +143,25 @@ impl ReplicaSettings {
             return Err(format!("this relay does not know the flags {:#x} of COM_BINLOG_DUMP", dump.flags));
         }
         let before = self.until_before;
-        Ok(Request {
+        Ok(Request::MariaDb(mariadb::Request {
             position,
             strict: self.strict,
             ignore_duplicates: self.ignore_duplicates,
             until: self.until.clone().map(|at| Until { at, before }),
             skip_marked: self.skip_marked,
             annotate: dump.flags & ANNOTATE_ROWS != 0,
-        })
+        }))
+    }
+
+    /// Returns the events that a dump command of MySQL requests.
+    ///
+    /// # Errors
+    /// In words, if the relay cannot behave as a source would.
+    pub(super) fn request_set(dump: &DumpGtid) -> Result<Request, String> {
+        if dump.flags & !(NON_BLOCK | HEARTBEAT_V2 | THROUGH_GTID) != 0 {
+            return Err(format!("this relay does not know the flags {:#x} of COM_BINLOG_DUMP_GTID", dump.flags));
+        }
+        Ok(Request::MySql(dump.set.clone()))
     }
 
     /// Sets a variable.
@@ -244,14 +260,36 @@ impl ReplicaSettings {
 fn variable(name: &str, facts: &Facts) -> Option<String> {
     Some(match name {
         "server_id" => facts.server_id.to_string(),
-        "gtid_domain_id" => "0".into(),
         "binlog_checksum" => facts.checksum.name().into(),
         "version" => facts.version.clone(),
-        "gtid_binlog_state" | "gtid_binlog_pos" | "gtid_current_pos" => facts.state.clone(),
         "log_bin" | "read_only" => "1".into(),
         "binlog_format" => "ROW".into(),
+        _ => {
+            return match facts.dialect {
+                Dialect::MariaDb => variable_of_mariadb(name, facts),
+                Dialect::MySql => variable_of_mysql(name, facts),
+            };
+        }
+    })
+}
+
+fn variable_of_mariadb(name: &str, facts: &Facts) -> Option<String> {
+    Some(match name {
+        "gtid_domain_id" => "0".into(),
+        "gtid_binlog_state" | "gtid_binlog_pos" | "gtid_current_pos" => facts.state.clone(),
         // As a source that could wait for replicas but does not. Without a row MariaDB 10.11 warns about a source that cannot.
         "rpl_semi_sync_master_enabled" => "OFF".into(),
+        _ => return None,
+    })
+}
+
+fn variable_of_mysql(name: &str, facts: &Facts) -> Option<String> {
+    Some(match name {
+        "gtid_mode" => "ON".into(),
+        "gtid_executed" => facts.state.clone(),
+        "server_uuid" => uuid_of(facts.server_id).to_string(),
+        // As above. A replica that gets an error instead switches semi-synchronous replication off.
+        "rpl_semi_sync_source_enabled" => "0".into(),
         _ => return None,
     })
 }
@@ -264,11 +302,16 @@ mod tests {
 
     fn facts() -> Facts {
         let (version, state) = ("10.11.6-MariaDB".into(), "0-1-9".into());
-        Facts { server_id: 77, version, checksum: Checksum::Crc32, state, now: 1_700_000_000 }
+        let dialect = Dialect::MariaDb;
+        Facts { dialect, server_id: 77, version, checksum: Checksum::Crc32, state, now: 1_700_000_000 }
     }
 
     fn ask(settings: &mut ReplicaSettings, text: &str) -> String {
-        match settings.answer(text, &facts()) {
+        ask_of(&facts(), settings, text)
+    }
+
+    fn ask_of(facts: &Facts, settings: &mut ReplicaSettings, text: &str) -> String {
+        match settings.answer(text, facts) {
             StatementReply::Ok => "OK".to_owned(),
             StatementReply::Rows(_, rows) => format!("{:?}", rows.concat().into_iter().flatten().collect::<Vec<_>>()),
             StatementReply::Kill(id) => format!("kill {id}"),
@@ -304,9 +347,15 @@ mod tests {
         let dump = Dump { position: 4, flags: ANNOTATE_ROWS, server_id: 2, file: String::new() };
         let until = Some(Until { at: "0-1-17".parse().unwrap(), before: true });
         let position = "0-1-15,1-1-2".parse().unwrap();
-        let request =
-            Request { position, strict: true, ignore_duplicates: true, until, skip_marked: true, annotate: true };
-        assert_eq!(settings.request(&dump), Ok(request));
+        let request = mariadb::Request {
+            position,
+            strict: true,
+            ignore_duplicates: true,
+            until,
+            skip_marked: true,
+            annotate: true,
+        };
+        assert_eq!(settings.request(&dump), Ok(Request::MariaDb(request)));
         assert_eq!(settings.heartbeat(), Some(Duration::from_nanos(30_000_001_024)));
         assert_eq!((settings.checksum(), settings.semisync()), (Some(Checksum::Crc32), true));
         let strange = Dump { flags: 4, ..dump.clone() };
@@ -315,6 +364,43 @@ mod tests {
         assert!(settings.request(&dump).unwrap_err().contains("understand GTIDs"));
         assert!(ReplicaSettings::default().request(&dump).unwrap_err().contains("by GTID"));
         assert_eq!((ReplicaSettings::default().checksum(), ReplicaSettings::default().heartbeat()), (None, None));
+    }
+
+    /// Statements of a semi-synchronous replica of MySQL 9.7, in its order.
+    #[test]
+    fn what_a_replica_of_mysql_says_is_honoured() {
+        let facts = Facts { dialect: Dialect::MySql, version: "9.7.4".into(), ..facts() };
+        let mut settings = ReplicaSettings::default();
+        for (statement, expected) in [
+            ("SELECT UNIX_TIMESTAMP()", "[\"1700000000\"]"),
+            ("SELECT @@GLOBAL.SERVER_ID", "[\"77\"]"),
+            ("SET @master_heartbeat_period = 30000001024, @source_heartbeat_period = 30000001024", "OK"),
+            (
+                "SET @master_binlog_checksum = @@global.binlog_checksum, @source_binlog_checksum = @@global.binlog_checksum",
+                "OK",
+            ),
+            ("SELECT @source_binlog_checksum", "[\"CRC32\"]"),
+            ("SELECT @@GLOBAL.GTID_MODE", "[\"ON\"]"),
+            ("SELECT @@GLOBAL.SERVER_UUID", "[\"6b696e67-706f-7374-0000-00000000004d\"]"),
+            (
+                "SET @slave_uuid = 'ce392fc2-ead3-11f1-86d1-02fc00000001', @replica_uuid = 'ce392fc2-ead3-11f1-86d1-02fc00000001'",
+                "OK",
+            ),
+            ("SELECT @@global.rpl_semi_sync_source_enabled", "[\"0\"]"),
+            ("SET @rpl_semi_sync_replica = 1", "OK"),
+            ("SELECT @@global.gtid_domain_id", "1193"),
+        ] {
+            assert_eq!(ask_of(&facts, &mut settings, statement), expected, "{statement}");
+        }
+        assert_eq!(settings.heartbeat(), Some(Duration::from_nanos(30_000_001_024)));
+        assert_eq!((settings.checksum(), settings.semisync()), (Some(Checksum::Crc32), true));
+        let set = "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5";
+        let dump = DumpGtid { flags: THROUGH_GTID, server_id: 2, set: set.parse().unwrap() };
+        assert_eq!(ReplicaSettings::request_set(&dump).unwrap().has(), set);
+        let usual = DumpGtid { flags: HEARTBEAT_V2, ..dump.clone() };
+        assert!(ReplicaSettings::request_set(&usual).is_ok());
+        let strange = DumpGtid { flags: 8, ..dump };
+        assert!(ReplicaSettings::request_set(&strange).unwrap_err().contains("flags 0x8"));
     }
 
     #[test]

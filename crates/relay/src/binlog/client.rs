@@ -1,10 +1,10 @@
-//! A connection to a MariaDB server: login and queries. Blocking; every wait is bounded by the socket's time-outs.
+//! A connection to a server of MariaDB or MySQL: login and queries. Blocking; every wait is bounded by the socket's time-outs.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::binlog::protocol::login::{ClientLogin, Greeting, Login, LoginError, Privacy, tls_request};
+use ::binlog::protocol::login::{ClientLogin, Greeting, Login, LoginError, Privacy, SEED, tls_request};
 use ::binlog::protocol::reply::{ReplyParser, Row, ServerError};
 use ::binlog::protocol::{Messages, ProtocolError, command, message};
 
@@ -136,7 +136,9 @@ impl Client {
                 }
                 _ => Channel::plain(raw),
             };
-            let mut login = ClientLogin::new(&greeting, access.user, access.password, privacy);
+            let mut seed = [0; SEED];
+            getrandom::fill(&mut seed).map_err(std::io::Error::other)?;
+            let mut login = ClientLogin::new(&greeting, access.user, access.password, privacy, seed);
             let mut client = Client {
                 channel,
                 messages: Messages::new(MAX_MESSAGE),

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use ::binlog::MAGIC;
 use ::binlog::event::{self, Checksum, Format, HEADER, Header, Kind};
-use ::binlog::protocol::command::{Command, Dump, NON_BLOCK, SEMISYNC};
+use ::binlog::protocol::command::{Command, NON_BLOCK, SEMISYNC};
 use ::binlog::protocol::login::{self, ClientHello, Greeting, NONCE};
 use ::binlog::protocol::{MAX_PACKET, Messages, message, packet_header, reply};
+use ::binlog::{Dialect, MAGIC};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -170,8 +170,8 @@ impl Connection {
         getrandom::fill(&mut nonce).map_err(|error| Gone::Refused(error.to_string()))?;
         // Clients take a zero byte for the end of the nonce.
         nonce.iter_mut().for_each(|byte| *byte = *byte % 93 + 33);
-        let version = format!("5.5.5-{}", version(shared));
-        self.send(&Greeting::new(version, self.id, nonce, settings.acceptor.is_some()).encode()).await?;
+        let (version, plugin) = (shared.log.dialect.greeting(&version(shared)), settings.plugin);
+        self.send(&Greeting::new(version, self.id, nonce, settings.acceptor.is_some(), plugin).encode()).await?;
         let mut secure = false;
         let response = loop {
             let message = self.next().await?;
@@ -190,12 +190,15 @@ impl Connection {
             }
         };
         if settings.needs_tls && !secure {
-            let text = "Connections using insecure transport are prohibited here: set MASTER_SSL = 1";
+            let text = match shared.log.dialect {
+                Dialect::MariaDb => "Connections using insecure transport are prohibited here: set MASTER_SSL = 1",
+                Dialect::MySql => "Connections using insecure transport are prohibited here: set SOURCE_SSL = 1",
+            };
             return Err(self.refuse(3159, "08004", text).await);
         }
         let mut proof = response.proof;
-        if !response.native {
-            self.send(&login::switch_to_native(&nonce)).await?;
+        if response.plugin != plugin.name() {
+            self.send(&login::switch_to(plugin, &nonce)).await?;
             proof = self.next().await?;
         }
         if !settings.accepts(&response.user, &nonce, &proof) {
@@ -205,6 +208,9 @@ impl Connection {
             return Err(Gone::Refused(format!("access denied for user {:?}", response.user)));
         }
         self.user = response.user;
+        if let Some(accepted) = login::proof_accepted(plugin) {
+            self.send(&accepted).await?;
+        }
         self.send(&reply::ok()).await
     }
 
@@ -223,14 +229,29 @@ impl Connection {
                         answer => self.answer(answer).await?,
                     },
                 },
-                Ok(Command::Dump(dump)) => {
-                    self.dump(shared, &settings, &dump).await?;
+                Ok(command @ (Command::Dump(_) | Command::DumpGtid(_))) => {
+                    let (request, flags, server_id) = match (shared.log.dialect, command) {
+                        (Dialect::MariaDb, Command::Dump(dump)) => {
+                            (settings.request(&dump), dump.flags, dump.server_id)
+                        }
+                        (Dialect::MySql, Command::DumpGtid(dump)) => {
+                            (ReplicaSettings::request_set(&dump), dump.flags, dump.server_id)
+                        }
+                        (Dialect::MySql, _) => {
+                            let text = "a relay feeds replicas of MySQL by GTID: CHANGE REPLICATION SOURCE TO SOURCE_AUTO_POSITION = 1";
+                            return Err(self.refuse(1236, "HY000", text).await);
+                        }
+                        (Dialect::MariaDb, _) => {
+                            let text = "this relay feeds replicas of MariaDB: COM_BINLOG_DUMP_GTID, which replicas of MySQL use, is not served";
+                            return Err(self.refuse(1236, "HY000", text).await);
+                        }
+                    };
+                    match request {
+                        Ok(request) => self.dump(shared, &settings, request, flags, server_id).await?,
+                        Err(text) => return Err(self.refuse(1236, "HY000", &text).await),
+                    }
                     // The replica has all that it requested.
                     shared.leave(self.id);
-                }
-                Ok(Command::DumpGtid) => {
-                    let text = "this relay feeds replicas of MariaDB: COM_BINLOG_DUMP_GTID, which replicas of MySQL use, is not served";
-                    return Err(self.refuse(1236, "HY000", text).await);
                 }
                 Ok(Command::Other(_)) => self.send(&reply::error(1047, "08S01", "Unknown command")).await?,
                 Err(error) => return Err(self.refuse(1047, "08S01", &error.to_string()).await),
@@ -294,11 +315,14 @@ impl Connection {
     }
 
     /// Sends events. Returns once all requested events are sent.
-    async fn dump(&mut self, shared: &Arc<Shared>, settings: &ReplicaSettings, dump: &Dump) -> Result<(), Gone> {
-        let request = match settings.request(dump) {
-            Ok(request) => request,
-            Err(text) => return Err(self.refuse(1236, "HY000", &text).await),
-        };
+    async fn dump(
+        &mut self,
+        shared: &Arc<Shared>,
+        settings: &ReplicaSettings,
+        request: Request,
+        flags: u16,
+        server_id: u32,
+    ) -> Result<(), Gone> {
         if shared.log.durable().file.is_none() {
             return Err(self.refuse(1236, "HY000", "the relay has nothing yet: its source was not reached").await);
         }
@@ -310,7 +334,7 @@ impl Connection {
         self.prefix = if settings.semisync() { PREFIX.1 } else { PREFIX.0 };
         let fed = Arc::new(Fed {
             id: self.id,
-            server_id: dump.server_id,
+            server_id,
             peer: self.peer.clone(),
             user: self.user.clone(),
             sent: AtomicU64::new(feeder.log_file.start.0),
@@ -320,12 +344,12 @@ impl Connection {
         shared.enter(Arc::clone(&fed));
         let asked = feeder.feed.request();
         info!(
-            peer = self.peer, replica = dump.server_id, user = self.user, has = %asked.position, from = %feeder.log_file.name,
-            until = asked.until.as_ref().map(|until| until.at.to_string()), semisync = settings.semisync(), "feeding a replica"
+            peer = self.peer, replica = server_id, user = self.user, has = asked.has(), from = %feeder.log_file.name,
+            until = asked.until(), semisync = settings.semisync(), "feeding a replica"
         );
         let every = settings.heartbeat().map(|every| every.max(HEARTBEAT));
         // As a source: a client without the flag to wait, or that is no server, gets only the events that exist now.
-        let waits = dump.flags & NON_BLOCK == 0 && dump.server_id != 0;
+        let waits = flags & NON_BLOCK == 0 && server_id != 0;
         let mut out = Vec::with_capacity(READ + HEADER);
         let announce = |log_file: &LogFile, checksum| {
             event::announce(own_id, log_file.name.as_str(), MAGIC.len() as u64, checksum)
@@ -363,8 +387,7 @@ impl Connection {
                     fed.sent.store(feeder.log_file.start.0, Ordering::Relaxed);
                 }
                 Ok(Step::Ends) => {
-                    let passed = feeder.feed.passed();
-                    let last = event::until_reached(own_id, feeder.offset, passed, feeder.checksum);
+                    let last = feeder.feed.last_event(own_id, feeder.offset, feeder.checksum);
                     self.packet(&mut out, &last);
                     return self.end(shared, out).await;
                 }
@@ -450,15 +473,15 @@ impl Connection {
 
 fn version(shared: &Shared) -> String {
     let version = lock(&shared.version).clone();
-    if version.is_empty() { "10.11.0-MariaDB".into() } else { version }
+    if version.is_empty() { shared.log.dialect.oldest_version().into() } else { version }
 }
 
 fn facts(shared: &Shared) -> Facts {
     let durable = shared.log.durable();
     let checksum = durable.file.and_then(|(log_file, _)| checksum_of(&log_file).ok()).unwrap_or(Checksum::Crc32);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let server_id = shared.settings().server_id;
-    Facts { server_id, version: version(shared), checksum, state: durable.state.to_string(), now }
+    let (dialect, server_id) = (shared.log.dialect, shared.settings().server_id);
+    Facts { dialect, server_id, version: version(shared), checksum, state: durable.state.to_string(), now }
 }
 
 /// Returns the checksum algorithm of a file's events.
@@ -639,7 +662,7 @@ impl Feeder {
         }
         let later: Vec<Arc<LogFile>> =
             shared.log.log_files().into_iter().filter(|log_file| log_file.epoch == next.epoch).collect();
-        let request = self.feed.request().clone();
+        let request = self.feed.request();
         (self.log_file, self.file, self.feed) = among(&later, &durable.state, request).map_err(FeedError::Refused)?;
         (self.offset, self.first) = (MAGIC.len() as u64, true);
         Ok(Step::NextFile)
@@ -649,7 +672,7 @@ impl Feeder {
 /// Finds the file that contains the request's position, or else the last one that begins before it.
 fn among(
     log_files: &[Arc<LogFile>],
-    state: &::binlog::gtid::mariadb::State,
+    state: &::binlog::gtid::State,
     mut request: Request,
 ) -> Result<(Arc<LogFile>, File, Feed), Refused> {
     let begins = log_files.iter().enumerate().filter_map(|(index, log_file)| Some((index, log_file.begins.get()?)));
@@ -658,6 +681,6 @@ fn among(
     let log_file = Arc::clone(&log_files[index]);
     // The file may be removed at any moment.
     let file = File::open(&log_file.path).map_err(|_| Refused::Purged)?;
-    let feed = log_file.begins.get().map(|begins| Feed::new(request, begins, state)).ok_or(Refused::Purged)?;
+    let feed = log_file.begins.get().and_then(|begins| Feed::new(request, begins, state)).ok_or(Refused::Purged)?;
     Ok((log_file, file, feed))
 }

@@ -1,10 +1,13 @@
-//! The relay for MariaDB: receives a binary log as a semi-synchronous replica, makes it durable, and feeds stock replicas by GTID.
+//! The relay for MariaDB and MySQL: receives a binary log as a semi-synchronous replica, makes it durable, and feeds stock replicas by GTID.
 //!
 //! ```text
 //!  source ──binlog──▶ receiver ─take, mark, publish─▶ log: the source's files, byte for byte ─▶ one feed a replica ──binlog──▶ replicas
 //!     ▲                                               │ written ≥ flushed ≥ whole
 //!     └── acknowledgements ◀── whoever has flushed ◀──┘
 //! ```
+//!
+//! In what the two families differ is said by [`::binlog::Dialect`] and the types of their GTIDs; the variables of their sources are in `source`, the
+//! selection of a replica's events in `feed`.
 //!
 //! # Invariants
 //!

@@ -1,11 +1,11 @@
-//! Orders of `kingpost failover` to a relay of MariaDB: as to one of PostgreSQL, with an epoch of this relay as the timeline.
+//! Orders of `kingpost failover` to a relay of a binary log: as to one of PostgreSQL, with an epoch of this relay as the timeline.
 //!
 //! Orders are statements (`KINGPOST FENCE TERM 3 TIMELINE 1`) of an operator; the answer is a row with the relay's state.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::binlog::gtid::mariadb::State;
+use ::binlog::gtid::{self, mariadb};
 use ::binlog::protocol::reply::Row;
 use tracing::info;
 use watermark::{Parker, Waited};
@@ -16,9 +16,9 @@ use super::shared::Shared;
 use crate::orders::{LIMIT, OrderError};
 use crate::promise::Choice;
 
-/// State of a relay.
+/// State of a relay. `S`: the type of its transactions, of MariaDB or of either family.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BinlogStanding {
+pub struct BinlogStanding<S = mariadb::State> {
     /// The highest promised term.
     pub term: u64,
     /// The epoch that is written; 0 for none yet. Each relay counts its own.
@@ -30,7 +30,7 @@ pub struct BinlogStanding {
     /// Name of the node chosen as the next source, and the term of the choice.
     pub chosen: Option<(u64, String)>,
     /// The durable transactions.
-    pub state: State,
+    pub state: S,
     /// Address of the upstream.
     pub upstream: String,
     /// `streaming`, or the obstacle.
@@ -46,7 +46,7 @@ pub(super) fn order(text: &str) -> Option<Order> {
 }
 
 /// Carries out one order; orders that change something run one at a time. Blocking.
-pub(super) fn carry_out(shared: &Shared, order: &Order) -> Result<BinlogStanding, OrderError> {
+pub(super) fn carry_out(shared: &Shared, order: &Order) -> Result<BinlogStanding<gtid::State>, OrderError> {
     let log = &shared.log;
     if *order == Order::Look {
         return Ok(look(shared));
@@ -106,7 +106,7 @@ fn epoch(shared: &Shared) -> u32 {
     u32::try_from(shared.log.epoch()).unwrap_or(u32::MAX)
 }
 
-fn look(shared: &Shared) -> BinlogStanding {
+fn look(shared: &Shared) -> BinlogStanding<gtid::State> {
     let (epoch, promise, durable) = (epoch(shared), shared.promise.now(), shared.log.durable());
     let standing = promise.standing(epoch).filter(|_| epoch > 0);
     BinlogStanding {
@@ -121,7 +121,7 @@ fn look(shared: &Shared) -> BinlogStanding {
     }
 }
 
-impl BinlogStanding {
+impl<S: std::fmt::Display> BinlogStanding<S> {
     /// Returns a row of text, with the columns' names.
     pub(super) fn columns(&self) -> Vec<(&'static str, String)> {
         let (term, node) = self.chosen.clone().map_or_else(Default::default, |(term, node)| (term.to_string(), node));
@@ -137,7 +137,9 @@ impl BinlogStanding {
             ("state", self.upstream_state.clone()),
         ]
     }
+}
 
+impl BinlogStanding {
     /// Parses a row of [`BinlogStanding::columns`]; None for any other row.
     fn read(row: &Row) -> Option<BinlogStanding> {
         let text = |index: usize| row.get(index)?.as_deref();
@@ -224,7 +226,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let fenced = BinlogStanding {
+        let fenced: BinlogStanding = BinlogStanding {
             term: 3,
             epoch: 2,
             source: 7,

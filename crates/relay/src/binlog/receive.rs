@@ -4,11 +4,11 @@
 //!  packet:  00 │ (semi-synchronous: EF, 1 if an acknowledgement is wanted) │ event        FF … error      FE end
 //! ```
 
-use ::binlog::event::{Checksum, HEADER, Header, Kind, Rotate, gtid_list};
-use ::binlog::gtid::mariadb::{Gtid, State};
+use ::binlog::event::{Checksum, HEADER, Header, Kind, Rotate};
+use ::binlog::gtid::{Gtid, State};
 use ::binlog::protocol::reply::ServerError;
 use ::binlog::protocol::{Frames, command};
-use ::binlog::{Group, Groups, Name, WalkError, Walker, Within};
+use ::binlog::{Dialect, Group, Groups, WalkError, Walker, Within};
 
 /// Most bytes read of a source's error.
 const MAX_ERROR: usize = 4 << 10;
@@ -76,6 +76,7 @@ enum Packet {
 /// The parser of the stream; see the module.
 #[derive(Debug)]
 pub(crate) struct Receiver {
+    dialect: Dialect,
     frames: Frames,
     packet: Packet,
     walker: Walker,
@@ -90,8 +91,9 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     /// Starts at the offset `at` of a file whose events end with `checksum`.
-    pub(crate) fn new(at: u64, checksum: Checksum, semisync: bool) -> Receiver {
+    pub(crate) fn new(dialect: Dialect, at: u64, checksum: Checksum, semisync: bool) -> Receiver {
         Receiver {
+            dialect,
             frames: Frames::default(),
             packet: Packet::Kind,
             walker: Walker::stream(at, checksum),
@@ -193,13 +195,10 @@ impl Receiver {
                             self.group = event.at;
                         }
                         let gtid = match group {
-                            Group::Ends(Name::MariaDb(gtid)) => Some(gtid),
+                            Group::Ends(name) => name,
                             _ => None,
                         };
-                        let begins = match header.kind {
-                            Kind::MARIADB_GTID_LIST => State::from_list(&gtid_list(event.body)?),
-                            _ => None,
-                        };
+                        let begins = self.dialect.begins(&event)?;
                         return Ok(Some(Step::Event(Whole {
                             end: event.end(),
                             kind: header.kind,
@@ -262,7 +261,7 @@ mod tests {
     }
 
     fn run(bytes: &[u8], pieces: usize) -> (Vec<u8>, Vec<String>, Option<String>) {
-        let mut receiver = Receiver::new(500, SUM, true);
+        let mut receiver = Receiver::new(Dialect::MariaDb, 500, SUM, true);
         let (mut file, mut said) = (Vec::new(), Vec::new());
         for chunk in bytes.chunks(pieces) {
             let (mut input, mut piece) = (chunk, &[][..]);

@@ -1,4 +1,4 @@
-//! A running relay of MariaDB: its threads and tasks, started and ended together.
+//! A running relay of a binary log: its threads and tasks, started and ended together.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use ::binlog::Dialect;
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
@@ -25,7 +26,7 @@ use crate::upstream::Control;
 /// Interval of the removal of files and of the checks of the source's variables.
 const MAINTENANCE: Duration = Duration::from_secs(5);
 
-/// A running relay of MariaDB.
+/// A running relay of the binary log of MariaDB or MySQL.
 #[derive(Debug)]
 pub struct BinlogRelay {
     shared: Arc<Shared>,
@@ -39,7 +40,8 @@ impl BinlogRelay {
     /// # Errors
     /// See [`StartError`].
     pub fn start(config: &RelayConfig, runtime: &Handle) -> Result<BinlogRelay, StartError> {
-        let settings = Settings::new(config)?;
+        let dialect = dialect_of(config).map_err(StartError::Config)?;
+        let settings = Settings::new(config, dialect)?;
         let listeners = bind(&config.listen)?;
         let addresses: Vec<SocketAddr> = listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
         let failed = |source| StartError::Log { dir: config.dir.clone(), source };
@@ -50,7 +52,7 @@ impl BinlogRelay {
             promise.make(Promise::default())?;
         }
         crate::reset::resume(&directory, &promise)?;
-        let opened = Log::open(&directory);
+        let opened = Log::open(&directory, dialect);
         let (writer, log) =
             opened.map_err(|error| StartError::Binlog { dir: config.dir.clone(), text: error.to_string() })?;
         let control = Control::new(&config.upstream, &promise.now());
@@ -99,7 +101,11 @@ impl BinlogRelay {
     /// # Errors
     /// The new configuration cannot be used; the old one stays.
     pub fn reload(&self, config: &RelayConfig) -> Result<(), StartError> {
-        let settings = Settings::new(config)?;
+        let dialect = self.shared.log.dialect;
+        if config.engine.dialect() != Some(dialect) {
+            return Err(StartError::Config("relay.engine is another one, which takes a restart".into()));
+        }
+        let settings = Settings::new(config, dialect)?;
         *self.shared.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
         self.shared.control.configure(&config.upstream, &self.shared.promise.now());
         Ok(())
@@ -125,7 +131,13 @@ impl Drop for BinlogRelay {
 /// # Errors
 /// The reason why it cannot be queried, in words.
 pub fn source_concerns(config: &RelayConfig) -> Result<Vec<String>, String> {
-    upstream::look(&config.upstream).map(|looked| looked.concerns).map_err(|failed| failed.to_string())
+    upstream::look(dialect_of(config)?, &config.upstream)
+        .map(|looked| looked.concerns)
+        .map_err(|failed| failed.to_string())
+}
+
+fn dialect_of(config: &RelayConfig) -> Result<Dialect, String> {
+    config.engine.dialect().ok_or_else(|| "relay.engine is not that of a binary log".into())
 }
 
 /// Returns the `server_id` of the source that a relay followed last, from the directory of its log; None if it has followed no source.
@@ -153,7 +165,7 @@ async fn maintain(shared: Arc<Shared>) {
             if let Some((config, _)) = shared.control.wanted().filter(|_| shared.upstream().state == "streaming") {
                 // Read before the source is queried: meanwhile it may write more, but never less.
                 let (log_file, history) = (shared.log.durable().file, shared.log.history());
-                match upstream::look(&config) {
+                match upstream::look(shared.log.dialect, &config) {
                     Ok(looked) => {
                         shared.set_concerns(looked.concerns);
                         let is_same =

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use ::binlog::protocol::login::Stored;
+use ::binlog::{Dialect, Plugin};
 
 use crate::config::RelayConfig;
 use crate::error::StartError;
@@ -21,18 +22,21 @@ pub(super) struct Settings {
     pub(super) downstream_timeout: Duration,
     pub(super) keep_bytes: u64,
     pub(super) max_bytes: u64,
+    /// The method by which replicas log in.
+    pub(super) plugin: Plugin,
     users: HashMap<String, Stored>,
     operators: HashSet<String>,
 }
 
 impl Settings {
     /// Resolves the configuration, reading password files.
-    pub(super) fn new(config: &RelayConfig) -> Result<Settings, StartError> {
+    pub(super) fn new(config: &RelayConfig, dialect: Dialect) -> Result<Settings, StartError> {
+        let (family, plugin) = (dialect.name(), dialect.plugin());
         let server_id = config.server_id;
         if server_id == 0 {
-            return Err(StartError::Config(
-                "relay.server_id is 0: a relay of MariaDB needs a server_id that no server of the cluster has".into(),
-            ));
+            return Err(StartError::Config(format!(
+                "relay.server_id is 0: a relay of {family} needs a server_id that no server of the cluster has"
+            )));
         }
         tls::Connector::new(&config.upstream.tls)
             .map_err(|error| StartError::Config(format!("[relay.upstream.tls] {error}")))?;
@@ -53,10 +57,10 @@ impl Settings {
                 let name = &user.name;
                 return Err(StartError::Config(format!(
                     "user {name:?} of the relay has no password: give password or password_file (a SCRAM verifier is of no use to a replica \
-                     of MariaDB)"
+                     of {family})"
                 )));
             }
-            if users.insert(user.name.clone(), Stored::of(&password)).is_some() {
+            if users.insert(user.name.clone(), Stored::of(plugin, &password)).is_some() {
                 return Err(StartError::Config(format!("user {:?} of the relay is configured twice", user.name)));
             }
         }
@@ -69,6 +73,7 @@ impl Settings {
             downstream_timeout: config.downstream_timeout,
             keep_bytes: config.keep_bytes,
             max_bytes: config.max_bytes,
+            plugin,
             users,
             operators: config.users.iter().filter(|user| user.operator).map(|user| user.name.clone()).collect(),
         })
@@ -85,7 +90,7 @@ impl Settings {
             Some(stored) => stored.accepts(nonce, proof),
             None => {
                 // Takes as long as for a known user.
-                let _ = Stored::of("nobody").accepts(nonce, proof);
+                let _ = Stored::of(self.plugin, "nobody").accepts(nonce, proof);
                 false
             }
         }

@@ -1,4 +1,4 @@
-//! Status of a MariaDB relay.
+//! Status of a relay of a binary log.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ::binlog::MAGIC;
-use ::binlog::event::{Checksum, HEADER, Header, Kind, Rotate};
-use ::binlog::gtid::mariadb::Position;
-use ::binlog::protocol::command::{ANNOTATE_ROWS, Dump, NON_BLOCK, RegisterSlave};
+use ::binlog::event::{Checksum, Format, HEADER, Header, Kind, Rotate};
+use ::binlog::gtid::{State, mariadb};
+use ::binlog::protocol::command::{Dump, DumpGtid, NON_BLOCK, RegisterSlave, THROUGH_GTID};
 use ::binlog::protocol::reply::ServerError;
 use ::binlog::protocol::{Messages, TooLong};
+use ::binlog::{Dialect, Event, MAGIC};
 use tracing::{error, info, warn};
 
 use super::acknowledge::Acknowledger;
@@ -174,7 +174,8 @@ fn attempt(
     let password = password(config)?.unwrap_or_default();
     let known = |socket| shared.control.connecting(generation, socket).map_err(Failed::from);
     let mut client = Client::open(&access(config, &password)?, known)?;
-    let settings = Settings::read(&client.query(&source::question())?)?;
+    let dialect = shared.log.dialect;
+    let settings = variables(dialect, &mut client)?;
     let own_id = shared.settings().server_id;
     if settings.server_id == own_id {
         return Err(SourceError::SameId(own_id).into());
@@ -183,16 +184,11 @@ fn attempt(
     shared.semisync.store(settings.semisync, Ordering::Relaxed);
     let start = start(shared, &mut client, &settings, writer, config, &known)?;
     let heartbeat = u64::try_from(config.heartbeat.as_nanos()).unwrap_or(u64::MAX);
-    for statement in [
-        &*format!("SET @master_heartbeat_period = {heartbeat}"),
-        "SET @master_binlog_checksum = @@global.binlog_checksum",
-        "SET @mariadb_slave_capability = 4",
-        &*format!("SET @rpl_semi_sync_slave = {}", u8::from(settings.semisync)),
-    ] {
-        client.query(statement)?;
+    for statement in dialect.preparation(heartbeat, own_id, settings.semisync) {
+        client.query(&statement)?;
     }
     // The checksum in force until the first format event. It may have been set anew since the variables were queried.
-    let checksum = client.query("SELECT @master_binlog_checksum")?.into_iter().next();
+    let checksum = client.query(dialect.checksum_query())?.into_iter().next();
     let checksum = match checksum.and_then(|row| row.into_iter().next().flatten()).as_deref() {
         Some("NONE") => Checksum::None,
         Some("CRC32") => Checksum::Crc32,
@@ -210,7 +206,7 @@ fn attempt(
         MAGIC.len() as u32
     });
     let name = file.as_ref().map(ToString::to_string).unwrap_or_default();
-    let dump = Dump { position, flags: ANNOTATE_ROWS, server_id: own_id, file: name.clone() };
+    let dump = Dump { position, flags: dialect.dump_flags(), server_id: own_id, file: name.clone() };
     let (channel, read) = client.begin(&dump.encode())?;
     let io = ClientError::Io;
     channel.set_timeouts(config.timeout, WRITE).map_err(io)?;
@@ -242,7 +238,7 @@ fn attempt(
         at: offset,
         ready: 0,
         acknowledger,
-        receiver: Receiver::new(offset, checksum, settings.semisync),
+        receiver: Receiver::new(dialect, offset, checksum, settings.semisync),
         generation,
     };
     let concerns = settings.does_not_wait();
@@ -274,66 +270,101 @@ fn start(
     let own = shared.log.durable().state;
     settings.has(&own)?;
     let purged = || SourceError::Purged { has: settings.state.clone(), own: own.clone() };
-    let file = file_at(shared, config, &own.position(), known)?.ok_or_else(purged)?;
-    let rows = client.query(&format!("SELECT BINLOG_GTID_POS('{file}', 4)"))?;
-    let text = rows.into_iter().next().and_then(|row| row.into_iter().next().flatten()).unwrap_or_default();
-    let wrong = SourceError::Value { name: "gtid_binlog_state", value: text.clone() };
-    let begins: Position = text.parse().map_err(|_| wrong)?;
-    if !source::reaches_back(&begins, &own) {
+    let (file, begins) = file_at(shared, config, &own, known)?.ok_or_else(purged)?;
+    let reaches_back = match (&own, begins) {
+        (State::MySql(own), Some(State::MySql(begins))) => own.includes(&begins),
+        (State::MariaDb(own), _) => {
+            let rows = client.query(&format!("SELECT BINLOG_GTID_POS('{file}', 4)"))?;
+            let text = rows.into_iter().next().and_then(|row| row.into_iter().next().flatten()).unwrap_or_default();
+            let wrong = SourceError::Value { name: "gtid_binlog_state", value: text.clone() };
+            let begins: mariadb::Position = text.parse().map_err(|_| wrong)?;
+            source::reaches_back(&begins, own)
+        }
+        _ => false,
+    };
+    if !reaches_back {
         return Err(purged().into());
     }
     info!(source = settings.server_id, was = log_file.source, %own, %file, "another source, which has everything: a new epoch");
     Ok(Start { epoch, file: Some(file), offset: first, goes_on: false })
 }
 
-/// Returns the file from which the source would serve a replica at `position`; None if it cannot. The source gets the request of such a replica, and
-/// only the file's name is read from the answer.
+/// Returns the file from which the source would serve a replica that has `own`, and, if the source sends it, the list of GTIDs with which the file
+/// begins; None if the source cannot serve it. The source gets the request of such a replica, and only the beginning of the answer is read.
 fn file_at(
     shared: &Shared,
     config: &UpstreamConfig,
-    position: &Position,
+    own: &State,
     known: &impl Fn(Channel) -> Result<(), Failed>,
-) -> Result<Option<FileName>, Failed> {
+) -> Result<Option<(FileName, Option<State>)>, Failed> {
     let password = password(config)?.unwrap_or_default();
     let mut client = Client::open(&access(config, &password)?, known)?;
-    for statement in [
-        "SET @master_binlog_checksum = 'NONE'",
-        "SET @mariadb_slave_capability = 4",
-        &*format!("SET @slave_connect_state = '{position}'"),
-        &*format!("SET @slave_until_gtid = '{position}'"),
-    ] {
-        client.query(statement)?;
-    }
     let server_id = shared.settings().server_id;
-    let dump = Dump { position: MAGIC.len() as u32, flags: NON_BLOCK, server_id, file: String::new() };
-    let (mut channel, read) = client.begin(&dump.encode())?;
+    let (preparation, dump) = match own {
+        State::MariaDb(own) => {
+            let position = own.position();
+            let preparation = vec![
+                "SET @master_binlog_checksum = 'NONE'".into(),
+                "SET @mariadb_slave_capability = 4".into(),
+                format!("SET @slave_connect_state = '{position}'"),
+                format!("SET @slave_until_gtid = '{position}'"),
+            ];
+            let dump = Dump { position: MAGIC.len() as u32, flags: NON_BLOCK, server_id, file: String::new() };
+            (preparation, dump.encode())
+        }
+        State::MySql(own) => {
+            let dump = DumpGtid { flags: NON_BLOCK | THROUGH_GTID, server_id, set: own.clone() };
+            (vec!["SET @source_binlog_checksum = 'NONE'".to_owned()], dump.encode())
+        }
+    };
+    for statement in preparation {
+        client.query(&statement)?;
+    }
+    let (mut channel, read) = client.begin(&dump)?;
     channel.set_timeouts(config.timeout, WRITE).map_err(ClientError::Io)?;
     let mut messages = Messages::new(MAX_MESSAGE);
-    let (mut buffer, mut found, mut total) = (read, None, 0);
+    let (mut buffer, mut found, mut total) = (read, None::<FileName>, 0);
+    let mut checksum = Checksum::None;
     loop {
         let mut input = &buffer[..];
         let wrong = |error: TooLong| ReceiveError::Protocol(error.to_string());
         while let Some((_, message)) = messages.next(&mut input).map_err(wrong)? {
             match message.split_first() {
-                Some((0, event)) if found.is_none() => {
-                    let header = event.first_chunk::<HEADER>().map(Header::parse);
-                    if header.is_some_and(|header| header.kind == Kind::ROTATE) {
-                        let name = Rotate::parse(&event[HEADER..]).map_err(ReceiveError::Body)?.name;
-                        let text = String::from_utf8_lossy(&name).into_owned();
-                        found = Some(FileName::parse(&name).ok_or(Failed::Name(text))?);
+                Some((0, event)) => {
+                    let Some((header, body)) = event.split_first_chunk::<HEADER>() else { continue };
+                    let event = Event { header: Header::parse(header), at: 0, artificial: true, body };
+                    match &found {
+                        None if event.header.kind == Kind::ROTATE => {
+                            let name = Rotate::parse(body).map_err(ReceiveError::Body)?.name;
+                            let text = String::from_utf8_lossy(&name).into_owned();
+                            found = Some(FileName::parse(&name).ok_or(Failed::Name(text))?);
+                        }
+                        // MySQL leaves the checksums in the events of its file, whatever was requested.
+                        Some(_) if shared.log.dialect == Dialect::MySql && event.header.kind == Kind::FORMAT => {
+                            checksum = Format::parse(body).map_err(ReceiveError::Body)?.checksum;
+                        }
+                        // Of MySQL nothing more is needed. MariaDB's answer ends by itself.
+                        Some(file) if shared.log.dialect == Dialect::MySql => {
+                            let end = body.len().saturating_sub(checksum.bytes());
+                            let event = Event { body: &body[..end], ..event };
+                            if let Some(begins) = Dialect::MySql.begins(&event).map_err(ReceiveError::Body)? {
+                                return Ok(Some((file.clone(), Some(begins))));
+                            }
+                        }
+                        _ => {}
                     }
                 }
                 Some((0xff, _)) => {
                     let error = ServerError::parse(&message);
                     return if error.code == FATAL_READ { Ok(None) } else { Err(ReceiveError::Refused(error).into()) };
                 }
-                Some((0xfe, _)) => return Ok(found),
+                Some((0xfe, _)) => return Ok(found.map(|file| (file, None))),
                 _ => {}
             }
         }
         // Only the list at the end follows, unless the source has replicated the position without writing it to its own log.
         if found.is_some() && total > READ {
-            return Ok(found);
+            return Ok(found.map(|file| (file, None)));
         }
         buffer.resize(READ, 0);
         let count = channel.read(&mut buffer).map_err(ClientError::Io)?;
@@ -537,17 +568,27 @@ pub(super) struct Looked {
     pub(super) settings: Settings,
 }
 
+/// Queries the source's variables.
+fn variables(dialect: Dialect, client: &mut Client) -> Result<Settings, Failed> {
+    let answers =
+        source::questions(dialect).iter().map(|question| client.query(question)).collect::<Result<Vec<_>, _>>()?;
+    Ok(Settings::read(dialect, &answers)?)
+}
+
 /// Queries, over another connection, whether the source's commits wait. Blocking.
-pub(super) fn look(config: &UpstreamConfig) -> Result<Looked, Failed> {
+pub(super) fn look(dialect: Dialect, config: &UpstreamConfig) -> Result<Looked, Failed> {
     let password = password(config)?.unwrap_or_default();
     let known = |_| Ok::<(), Failed>(());
     let mut client = Client::open(&access(config, &password)?, known)?;
-    let settings = Settings::read(&client.query(&source::question())?)?;
+    let settings = variables(dialect, &mut client)?;
     let mut concerns = settings.does_not_wait();
-    let status = client.query("SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync_master_status'")?;
+    let variable = dialect.semisync_status();
+    let status = client.query(&format!("SHOW GLOBAL STATUS LIKE '{variable}'"))?;
     let status = status.into_iter().next().and_then(|row| row.into_iter().nth(1).flatten());
     if settings.semisync && status.as_deref() == Some("OFF") {
-        concerns.push("the source does not wait for replicas at this moment (Rpl_semi_sync_master_status is OFF): it has given up waiting".into());
+        concerns.push(format!(
+            "the source does not wait for replicas at this moment ({variable} is OFF): it has given up waiting"
+        ));
     }
     Ok(Looked { concerns, settings })
 }

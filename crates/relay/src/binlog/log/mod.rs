@@ -40,7 +40,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ::binlog::gtid::mariadb::{Gtid, State};
+use ::binlog::Dialect;
+use ::binlog::gtid::{Gtid, State};
 use watermark::{Lsn, Unparker, Watermark};
 
 use crate::log::flush::{Flush, Flushing};
@@ -109,6 +110,7 @@ pub(crate) struct Metrics {
 #[derive(Debug)]
 pub(crate) struct Log {
     directory: Directory,
+    pub(crate) dialect: Dialect,
     /// Oldest first.
     log_files: Mutex<VecDeque<Arc<LogFile>>>,
     /// Epoch of the directory written now, or last; 0 if there is none.
@@ -137,8 +139,8 @@ impl Log {
     ///
     /// # Errors
     /// [`LogError`]: a file is damaged, or the operating system refuses.
-    pub(crate) fn open(directory: &Directory) -> Result<(Writer, Arc<Log>), LogError> {
-        let found = recover::recover(directory.path())?;
+    pub(crate) fn open(directory: &Directory, dialect: Dialect) -> Result<(Writer, Arc<Log>), LogError> {
+        let found = recover::recover(directory.path(), dialect)?;
         let end = found.end;
         let file = found.log_files.back().map(|log_file| (Arc::clone(log_file), end.0 - log_file.start.0));
         tracing::info!(
@@ -150,6 +152,7 @@ impl Log {
         let durable = Durable { at: end, file: file.clone(), state: found.state, wanted: None };
         let log = Arc::new(Log {
             directory: directory.clone(),
+            dialect,
             log_files: Mutex::new(found.log_files),
             epoch: AtomicU64::new(found.epoch),
             written: mark(),
@@ -276,7 +279,7 @@ impl Log {
             for gtid in &mark.gtids {
                 // A new epoch begins with transactions that the previous one has, too.
                 if !durable.state.contains(*gtid) && !durable.state.add(*gtid) {
-                    tracing::warn!(%gtid, "too many domains and servers in the log's state");
+                    tracing::warn!(%gtid, "too many domains and servers, or origins, in the log's state");
                 }
             }
             if mark.wanted {
@@ -357,10 +360,17 @@ fn behind(log_files: &VecDeque<Arc<LogFile>>) -> usize {
     last
 }
 
-/// Merges the later of two GTID lists of one mark: for each domain and server the last one stays, in order.
+/// Merges the later of two GTID lists of one mark. Of MariaDB's GTIDs the last one stays for each domain and server, in order. MySQL's all stay, since
+/// numbers may be missing: as many as transactions fit into [`MAX_UNFLUSHED`].
 fn merge(gtids: &mut Vec<Gtid>, more: &[Gtid]) {
     for gtid in more {
-        gtids.retain(|held| (held.domain, held.server) != (gtid.domain, gtid.server));
+        if let Gtid::MariaDb(new) = gtid {
+            let is_same = |held: &Gtid| match held {
+                Gtid::MariaDb(held) => (held.domain, held.server) == (new.domain, new.server),
+                Gtid::MySql(_) => false,
+            };
+            gtids.retain(|held| !is_same(held));
+        }
         gtids.push(*gtid);
     }
 }

@@ -12,9 +12,9 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ::binlog::event::{Checksum, HEADER, Header, Kind, gtid_list};
-use ::binlog::gtid::mariadb::State;
-use ::binlog::{Event, Group, Groups, Name, WalkError, Walker, Within};
+use ::binlog::event::{Checksum, HEADER, Header};
+use ::binlog::gtid::State;
+use ::binlog::{Dialect, Event, Group, Groups, WalkError, Walker, Within};
 use watermark::Lsn;
 
 use super::{FileName, LogFile, MAX_UNFLUSHED, names};
@@ -59,6 +59,19 @@ pub(crate) enum LogError {
         before: u64,
         /// Number of the file after the gap.
         number: u64,
+    },
+    /// A file is of the other family of servers.
+    #[error(
+        "{} is a binary log of {found}, and the relay is one of {wanted}: set relay.engine as before, or give the relay another directory",
+        path.display()
+    )]
+    Dialect {
+        /// Path of the file.
+        path: PathBuf,
+        /// Family of the file.
+        found: &'static str,
+        /// Family of the relay.
+        wanted: &'static str,
     },
     /// Two directories have the same number.
     #[error("{} is there beside another directory of the same epoch: remove the one that was put there", path.display())]
@@ -153,14 +166,14 @@ pub(crate) fn give_up(dir: &Path, to: Option<&Path>) -> Result<Vec<String>, LogE
     Ok(given_up)
 }
 
-pub(super) fn recover(dir: &Path) -> Result<Found, LogError> {
+pub(super) fn recover(dir: &Path, dialect: Dialect) -> Result<Found, LogError> {
     let epochs = epochs(dir)?;
     let mut found = Found {
         log_files: VecDeque::new(),
         epoch: epochs.last().map_or(0, |epoch| epoch.0),
         end: Lsn(0),
-        state: State::default(),
-        history: State::default(),
+        state: State::new(dialect),
+        history: State::new(dialect),
         last_group: 0,
         cut_off: 0,
     };
@@ -186,7 +199,7 @@ pub(super) fn recover(dir: &Path) -> Result<Found, LogError> {
     }
     // A file that a crash left without its first events has no transactions: it is removed, and the one before it is the last.
     while let Some((_, _, _, path)) = files.last() {
-        let walked = walk(path, None)?;
+        let walked = walk(path, dialect, None)?;
         if let Some(whole) = walked.whole {
             if whole < walked.length {
                 cut(path, whole)?;
@@ -206,11 +219,11 @@ pub(super) fn recover(dir: &Path) -> Result<Found, LogError> {
     let mut last = files.len().saturating_sub(1);
     while last > 0 && files[last - 1].0 != files[last].0 {
         last -= 1;
-        let mut state = walk(&files[last].3, None)?.state;
+        let mut state = walk(&files[last].3, dialect, None)?.state;
         if !state.merge(&found.state) {
             return Err(LogError::Damaged {
                 path: files[last].3.clone(),
-                reason: "too many domains and servers".into(),
+                reason: "too many domains and servers, or origins".into(),
                 whole: 0,
             });
         }
@@ -218,7 +231,7 @@ pub(super) fn recover(dir: &Path) -> Result<Found, LogError> {
     }
     for (epoch, source, name, path) in files {
         let length = fs::metadata(&path).map_err(failed("look at", &path))?.len();
-        let begins = walk(&path, Some(BEGINNING))?.begins;
+        let begins = walk(&path, dialect, Some(BEGINNING))?.begins;
         let log_file = LogFile {
             epoch,
             source,
@@ -247,10 +260,10 @@ struct Walked {
 }
 
 /// Reads a file, or (`most`) its beginning up to the list of GTIDs.
-fn walk(path: &Path, most: Option<u64>) -> Result<Walked, LogError> {
+fn walk(path: &Path, dialect: Dialect, most: Option<u64>) -> Result<Walked, LogError> {
     let mut file = File::open(path).map_err(failed("open", path))?;
     let length = file.metadata().map_err(failed("look at", path))?.len();
-    let mut walked = Walked { length, whole: None, begins: None, state: State::default(), last_group: 0 };
+    let mut walked = Walked { length, whole: None, begins: None, state: State::new(dialect), last_group: 0 };
     let (mut walker, mut groups) = (Walker::file(), Groups::default());
     let mut buffer = vec![0; READ];
     let mut read = 0;
@@ -289,7 +302,11 @@ fn walk(path: &Path, most: Option<u64>) -> Result<Walked, LogError> {
             match walker.advance(&mut input) {
                 Ok(None) => break,
                 Ok(Some(Within::Event(event))) => {
-                    take(&mut walked, &mut groups, &event).map_err(|reason| damaged(&walked, reason))?;
+                    if let Some(other) = Dialect::of_list(event.header.kind).filter(|other| *other != dialect) {
+                        let (found, wanted) = (other.name(), dialect.name());
+                        return Err(LogError::Dialect { path: path.into(), found, wanted });
+                    }
+                    take(&mut walked, &mut groups, dialect, &event).map_err(|reason| damaged(&walked, reason))?;
                     if most.is_some() && walked.begins.is_some() {
                         return Ok(walked);
                     }
@@ -350,10 +367,10 @@ fn is_event(file: &File, mut at: u64, end: u64, checksum: Checksum) -> io::Resul
     Ok(false)
 }
 
-fn take(walked: &mut Walked, groups: &mut Groups, event: &Event<'_>) -> Result<(), String> {
-    if event.header.kind == Kind::MARIADB_GTID_LIST && walked.begins.is_none() {
-        let list = gtid_list(event.body).map_err(|error| error.to_string())?;
-        let state = State::from_list(&list).ok_or("its list of GTIDs has too many entries")?;
+fn take(walked: &mut Walked, groups: &mut Groups, dialect: Dialect, event: &Event<'_>) -> Result<(), String> {
+    if walked.begins.is_none()
+        && let Some(state) = dialect.begins(event).map_err(|error| error.to_string())?
+    {
         walked.state = state.clone();
         walked.begins = Some(state);
     }
@@ -362,10 +379,10 @@ fn take(walked: &mut Walked, groups: &mut Groups, event: &Event<'_>) -> Result<(
         Group::Outside => walked.last_group = event.at,
         Group::Inside => {}
         Group::Ends(name) => {
-            if let Name::MariaDb(gtid) = name
+            if let Some(gtid) = name
                 && !walked.state.add(gtid)
             {
-                return Err("too many domains and servers".into());
+                return Err("too many domains and servers, or origins".into());
             }
         }
     }

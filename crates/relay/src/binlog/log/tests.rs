@@ -6,6 +6,7 @@ use std::fs;
 
 use ::binlog::MAGIC;
 use ::binlog::event::{CHECKSUM, Checksum, HEADER, Kind, artificial};
+use ::binlog::gtid::mariadb;
 
 use super::*;
 use crate::log::flush;
@@ -66,6 +67,10 @@ fn file(last: u64, transactions: u64) -> (Vec<u8>, Vec<(u64, u64)>) {
     (bytes, ends)
 }
 
+fn gtid(sequence: u64) -> Gtid {
+    Gtid::MariaDb(mariadb::Gtid { domain: 0, server: 1, sequence })
+}
+
 fn gtids(last: u64) -> String {
     if last == 0 { String::new() } else { format!("0-1-{last}") }
 }
@@ -75,7 +80,7 @@ fn name(number: u64) -> FileName {
 }
 
 fn open(dir: &Path) -> Result<(Writer, Arc<Log>), LogError> {
-    Log::open(&directory(dir))
+    Log::open(&directory(dir), Dialect::MariaDb)
 }
 
 /// Writes a file through the writer, transaction by transaction.
@@ -86,9 +91,9 @@ fn write(writer: &mut Writer, epoch: u64, number: u64, last: u64, transactions: 
     for (index, (end, sequence)) in ends.iter().enumerate() {
         writer.take(&bytes[from as usize..*end as usize]).unwrap();
         if index == 0 {
-            writer.begins_with(gtids(last).parse().unwrap()).unwrap();
+            writer.begins_with(State::parse(Dialect::MariaDb, &gtids(last)).unwrap()).unwrap();
         }
-        let gtid = (index > 0).then_some(Gtid { domain: 0, server: 1, sequence: *sequence });
+        let gtid = (index > 0).then(|| gtid(*sequence));
         writer.mark(true, true, gtid, from).unwrap();
         writer.publish(*end).unwrap();
         from = *end;
@@ -145,7 +150,7 @@ fn another_history_is_recognised() {
         }
         assert_eq!(log.history().to_string(), gtids(3));
         let parted = |result: Result<(), AppendError>| matches!(result, Err(AppendError::Parted { .. }));
-        let again = |sequence| Some(Gtid { domain: 0, server: 1, sequence });
+        let again = |sequence| Some(gtid(sequence));
         for (sequence, is_new) in [(1, false), (3, false), (4, true), (4, false)] {
             assert_eq!(!parted(writer.mark(true, true, again(sequence), 0)), is_new, "{sequence}");
         }
@@ -156,13 +161,13 @@ fn another_history_is_recognised() {
     }
     writer.begin(1, 1, name(8)).unwrap();
     for begins in ["0-1-2", "0-1-4", "", "0-1-3,1-1-1", "0-2-3"] {
-        let error = writer.begins_with(begins.parse().unwrap()).unwrap_err().to_string();
+        let error = writer.begins_with(State::parse(Dialect::MariaDb, begins).unwrap()).unwrap_err().to_string();
         assert!(error.contains("begun its history anew"), "{begins}: {error}");
     }
-    writer.begins_with(gtids(3).parse().unwrap()).unwrap();
+    writer.begins_with(State::parse(Dialect::MariaDb, &gtids(3)).unwrap()).unwrap();
     // Another source's first file may begin anywhere earlier.
     writer.begin(2, 2, name(1)).unwrap();
-    writer.begins_with(gtids(1).parse().unwrap()).unwrap();
+    writer.begins_with(State::parse(Dialect::MariaDb, &gtids(1)).unwrap()).unwrap();
 }
 
 /// After a log is given up, the next epoch begins; for the same source the same epoch, if it was fenced.

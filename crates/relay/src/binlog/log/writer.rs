@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use ::binlog::gtid::mariadb::{Gtid, State};
+use ::binlog::gtid::{Gtid, State};
 use watermark::{Lsn, Parker, Waited};
 
 use super::recover::{self, LogError};
@@ -53,7 +53,7 @@ pub(crate) enum AppendError {
     },
     /// The source's transactions do not continue the held ones.
     #[error(
-        "the source goes on with {given} in {file}, and this relay holds {held} of it: the source has begun its history anew (RESET MASTER), or \
+        "the source goes on with {given} in {file}, and this relay holds {held} of it: the source has begun its history anew ({reset}), or \
          was put back. Nothing of that is taken"
     )]
     Parted {
@@ -63,6 +63,8 @@ pub(crate) enum AppendError {
         file: String,
         /// The last held transactions.
         held: State,
+        /// The statement that does so.
+        reset: &'static str,
     },
     /// The disk is full. May be retried.
     #[error("no room for the binary log in {}: {source}; nothing is acknowledged until there is room", path.display())]
@@ -222,8 +224,8 @@ impl Writer {
             unflushed.push_back(Unflushed { log_file: Arc::clone(&log_file), file: Arc::clone(&file) });
         }
         if self.log.epoch() != epoch {
-            (self.history, self.epoch_begun) = (State::default(), false);
-            *lock(&self.log.history) = State::default();
+            (self.history, self.epoch_begun) = (State::new(self.log.dialect), false);
+            *lock(&self.log.history) = State::new(self.log.dialect);
         }
         self.log.epoch.store(epoch, Ordering::Release);
         lock(&self.log.log_files).push_back(Arc::clone(&log_file));
@@ -311,7 +313,7 @@ impl Writer {
 
     fn parted(&self, given: String) -> AppendError {
         let file = self.current.as_ref().map(|current| current.log_file.name.to_string()).unwrap_or_default();
-        AppendError::Parted { given, file, held: self.history.clone() }
+        AppendError::Parted { given, file, held: self.history.clone(), reset: self.log.dialect.reset() }
     }
 
     /// Takes the current file's list of GTIDs.
@@ -324,6 +326,10 @@ impl Writer {
             return Err(self.parted(format!("what comes after {state}")));
         }
         self.epoch_begun = true;
+        // Of MySQL the log also stands for what came before its first file: a replica may have it, and a new source must.
+        if matches!(state, State::MySql(_)) && !lock(&self.log.durable).state.merge(&state) {
+            tracing::warn!("too many origins in the log's state");
+        }
         let _ = current.log_file.begins.set(state.clone());
         (*lock(&self.log.history)).clone_from(&state);
         self.history = state;

@@ -1,58 +1,36 @@
-//! Selection of a replica's events: the first file, and the events to send. Pure decisions, without I/O.
+//! Selection of the events for a replica of MariaDB.
 
 use std::collections::BTreeMap;
 
-use ::binlog::event::{BodyError, Header, Kind, MariaDbGtid, SKIP_REPLICATION};
+use ::binlog::event::{Header, Kind, MariaDbGtid, SKIP_REPLICATION};
 use ::binlog::gtid::mariadb::{Gtid, Position, State};
+
+use super::{FeedError, Refused, Verdict};
 
 /// The events that a replica requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Request {
+pub(in super::super) struct Request {
     /// The last transaction of each domain that the replica has.
-    pub(super) position: Position,
+    pub(in super::super) position: Position,
     /// True if a position in a gap of the log is an error (`gtid_strict_mode`).
-    pub(super) strict: bool,
+    pub(in super::super) strict: bool,
     /// True if the replica may have more of a domain than the log, from another source (`gtid_ignore_duplicates`).
-    pub(super) ignore_duplicates: bool,
+    pub(in super::super) ignore_duplicates: bool,
     /// End of the stream (`START SLAVE UNTIL`). None: no end.
-    pub(super) until: Option<Until>,
+    pub(in super::super) until: Option<Until>,
     /// True if events marked with `@@skip_replication` are left out.
-    pub(super) skip_marked: bool,
+    pub(in super::super) skip_marked: bool,
     /// True if events that only annotate rows are sent.
-    pub(super) annotate: bool,
+    pub(in super::super) annotate: bool,
 }
 
 /// The end of a stream: each domain has reached its transaction. Domains without one are left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Until {
+pub(in super::super) struct Until {
     /// The domains that have not reached their transaction.
-    pub(super) at: Position,
+    pub(in super::super) at: Position,
     /// True if the transactions themselves are left out, too (`SQL_BEFORE_GTIDS`).
-    pub(super) before: bool,
-}
-
-/// Reason to refuse a replica, with the messages of a MariaDB source: people and tools match on them.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Refused {
-    #[error("Error: connecting slave requested to start from GTID {0}, which is not in the master's binlog")]
-    NotHere(Gtid),
-    #[error(
-        "Error: connecting slave requested to start from GTID {0}, which is not in the master's binlog. Since the master's binlog contains GTIDs \
-         with higher sequence numbers, it probably means that the slave has diverged due to executing extra erroneous transactions"
-    )]
-    Diverged(Gtid),
-    #[error(
-        "The binlog on the master is missing the GTID {0} requested by the slave (even though both a prior and a subsequent sequence number does \
-         exist), and GTID strict mode is enabled"
-    )]
-    Hole(Gtid),
-    #[error(
-        "Could not find GTID state requested by slave in any binlog files. Probably the slave state is too old and required binlog files have \
-         been purged."
-    )]
-    Purged,
-    #[error("Slave can not handle replication events with the checksum that master is configured to log")]
-    Checksum,
+    pub(in super::super) before: bool,
 }
 
 fn not_here(gtid: Gtid, last: Option<Gtid>) -> Refused {
@@ -64,7 +42,7 @@ fn not_here(gtid: Gtid, last: Option<Gtid>) -> Refused {
 
 /// Returns the file from which `request` is served, given the files' beginnings (oldest first): the last one that begins at or before its position.
 /// `state`: the transactions of all files. Removes from `request.until` the domains whose end lies before their beginning.
-pub(super) fn first_file<'a>(
+pub(in super::super) fn first_file<'a>(
     begins: impl DoubleEndedIterator<Item = (usize, &'a State)>,
     state: &State,
     request: &mut Request,
@@ -93,26 +71,6 @@ pub(super) fn first_file<'a>(
     begins.rev().find(|(_, begins)| reaches(begins)).map(|(file, _)| file).ok_or(Refused::Purged)
 }
 
-/// Decision about an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
-    Send,
-    Skip,
-    /// Undecided without the beginning of the event's body: [`Feed::transaction`].
-    Look,
-    /// The stream ends before the event.
-    Stop,
-}
-
-/// Reason why no decision about an event is possible.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum FeedError {
-    #[error("{0}")]
-    Body(#[from] BodyError),
-    #[error("{0}")]
-    Refused(#[from] Refused),
-}
-
 /// A domain whose next transactions the replica already has.
 #[derive(Debug, Clone, Copy)]
 struct Behind {
@@ -124,7 +82,7 @@ struct Behind {
 
 /// Progress of one replica through the events of one epoch.
 #[derive(Debug)]
-pub(super) struct Feed {
+pub(in super::super) struct Feed {
     /// The request; its position grows with the sent events, its end shrinks.
     request: Request,
     /// Domains in which the replica's position has not been passed.
@@ -139,7 +97,7 @@ pub(super) struct Feed {
 
 impl Feed {
     /// Starts to serve `request` with a file that begins at `begins`. `state`: the transactions of the log.
-    pub(super) fn new(mut request: Request, begins: &State, state: &State) -> Feed {
+    pub(in super::super) fn new(mut request: Request, begins: &State, state: &State) -> Feed {
         let behind = request.position.iter().filter(|gtid| begins.last(gtid.domain) != Some(*gtid));
         let of = |gtid: Gtid| (gtid.domain, Behind { gtid, unknown: state.last(gtid.domain).is_none() });
         let behind = behind.map(of).collect();
@@ -153,22 +111,22 @@ impl Feed {
     }
 
     /// Returns the part of the request that is not served yet.
-    pub(super) fn request(&self) -> &Request {
+    pub(in super::super) fn request(&self) -> &Request {
         &self.request
     }
 
     /// True if the stream ends after the transaction that was sent last.
-    pub(super) fn ends(&self) -> bool {
+    pub(in super::super) fn ends(&self) -> bool {
         self.ends
     }
 
     /// Returns the transactions before this point, including those left out.
-    pub(super) fn passed(&self) -> &State {
+    pub(in super::super) fn passed(&self) -> &State {
         &self.passed
     }
 
     /// Decides about an event by its header.
-    pub(super) fn header(&mut self, header: &Header) -> Verdict {
+    pub(in super::super) fn header(&mut self, header: &Header) -> Verdict {
         match header.kind {
             Kind::MARIADB_GTID => return Verdict::Look,
             Kind::ROTATE | Kind::STOP if self.ends => return Verdict::Stop,
@@ -189,7 +147,7 @@ impl Feed {
     }
 
     /// Decides about a transaction at its beginning. `log`: the current transactions of the log.
-    pub(super) fn transaction(
+    pub(in super::super) fn transaction(
         &mut self,
         header: &Header,
         body: &[u8],
