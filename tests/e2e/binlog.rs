@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use binlog::Plugin;
 use binlog::event::{self, Checksum, Kind};
 use binlog::protocol::login::Greeting;
 use binlog::protocol::{Messages, message, reply};
@@ -709,7 +710,11 @@ fn converse(mut stream: TcpStream, events: &[Vec<u8>], acknowledged: &AtomicU64)
         }
         stream.write_all(&out)
     };
-    send(&mut stream, 0, &[Greeting::new("5.5.5-10.11.6-MariaDB".into(), 1, [33; 20], false).encode()])?;
+    send(
+        &mut stream,
+        0,
+        &[Greeting::new("5.5.5-10.11.6-MariaDB".into(), 1, [33; 20], false, Plugin::Native).encode()],
+    )?;
     next(&mut stream)?;
     send(&mut stream, 2, &[reply::ok()])?;
     loop {

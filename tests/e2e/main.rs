@@ -44,6 +44,8 @@ mod losses;
 mod moving;
 mod moving_logins;
 mod moving_others;
+mod mysql;
+mod mysql_faults;
 mod name_maps;
 mod newest;
 mod oauth;

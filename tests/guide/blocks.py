@@ -148,6 +148,9 @@ ELSEWHERE: list[tuple[str, str, str, list[str]]] = [
     ("docs/guide/containers.md", "docker run --read-only", "scripts/try-image", ["readonly"]),
     ("docs/guide/relay-mariadb.md", "CHANGE MASTER TO", "tests/harness/mariadb.rs", ["CHANGE MASTER TO", "slave_pos", "MASTER_SSL=0"]),
     ("docs/guide/relay-mariadb.md", "kingpost relay reset", "tests/e2e/binlog_faults.rs", ["relay.reset("]),
+    ("docs/guide/relay-mysql.md", "CREATE USER relay", "tests/harness/mysql.rs", ["CREATE USER", "GRANT REPLICATION SLAVE ON *.*"]),
+    ("docs/guide/relay-mysql.md", "[mysqld]", "tests/harness/mysql.rs", ["--plugin-load-add=semisync_source.so", "--rpl-semi-sync-source-timeout=4294967295"]),
+    ("docs/guide/relay-mysql.md", "CHANGE REPLICATION SOURCE TO", "tests/harness/mysql.rs", ["CHANGE REPLICATION SOURCE TO", "SOURCE_AUTO_POSITION=1"]),
     ("docs/guide/tikv.md", "tests/tikv/setup --up", "tests/tikv/setup", ["--up", "--registry"]),
 ]
 
@@ -165,6 +168,7 @@ SHOWN: list[tuple[str, str]] = [
     (OPERATIONS, "INFO kingpost::slow"),
     ("docs/guide/relay-mariadb.md", "source ──binlog──▶"),
     ("docs/guide/relay-mariadb.md", "/var/lib/kingpost/binlog/"),
+    ("docs/guide/relay-mysql.md", "source ──binlog──▶"),
     (RELAY, "primary ──WAL──▶"),
     ("docs/guide/strong-reads.md", "client ──read──▶"),
     ("docs/guide/strong-reads.md", "client A"),

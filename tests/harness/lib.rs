@@ -9,7 +9,7 @@
 //! the whole test process is killed. Every wait has a limit and, when that is reached, shows the last lines of all logs involved.
 //!
 //! Environment: `KINGPOST_BIN` (binary under test), `KINGPOST_TEST_DRIVER=io_uring` (its `proxy.driver`), `PG_BIN` (directory of PostgreSQL's
-//! programs), `KINGPOST_TESTS_SKIPPED` (file to which each skipped test adds a line, see [`skipped()`]), `KINGPOST_TESTS_DIRECT=1` or
+//! programs), `KINGPOST_TESTS_MYSQLD` (MySQL's `mysqld`), `KINGPOST_TESTS_SKIPPED` (file to which each skipped test adds a line, see [`skipped()`]), `KINGPOST_TESTS_DIRECT=1` or
 //! `KINGPOST_TESTS_PGBOUNCER=1` (run the tests against a stand-in, see [`Subject`]).
 
 mod aurora;
@@ -23,6 +23,7 @@ mod failover;
 mod kingpost;
 mod mariadb;
 mod metrics;
+mod mysql;
 mod node;
 pub mod oracle;
 mod port;
@@ -46,6 +47,7 @@ pub use failover::{Failover, Ran};
 pub use kingpost::{Kingpost, KingpostBuilder, Subject, database, kingpost_bin, subject, user};
 pub use mariadb::{BinlogRelay, MariaDb};
 pub use metrics::{Labels, Metrics, Sample, get as http_get};
+pub use mysql::{MySql, mysqld};
 pub use node::Node;
 pub use port::Port;
 pub use process::{Process, RunAs, command, signal};

@@ -17,7 +17,7 @@ use crate::template::run;
 use crate::wait::{SOON, wait_until};
 
 /// User of the replicas and the relay on servers, and of replicas on relays.
-const REPLICATOR: (&str, &str) = ("repl", "repl-secret");
+pub(crate) const REPLICATOR: (&str, &str) = ("repl", "repl-secret");
 /// User that may give orders to relays.
 const OPERATOR: (&str, &str) = ("operator", "operator-secret");
 
