@@ -104,7 +104,7 @@ pub(super) mod tests {
         WO0G2PNsNOU7qlhWi4LdWE0fMXylDD3vxrTIAa1hjSEGepPNZ40fr9XXy8Rn8NEW\n\
         1wIDAQAB\n\
         -----END PUBLIC KEY-----\n";
-    /// Its private exponent.
+    /// Private exponent of the key.
     const PRIVATE: &str = "4856776b5d124fe31cd5e78977a67ef62eb8e457ddba6974b618eb594700feb0c21a0b215b1936d4baecfb11f27c9a4c9a02e923ef28273746694dfde169d4a1\
         9e9925d8ea16afe356515442e68fdc10100f820d8f25f27d10222b038d9f7c15bd43e55b6d914b9015c2978e297a4dc5a179677bedbcf14d9c4ad8c366fe4d47\
         bbb29ac5518edcc69ea8edbe5b8cbc9c3fbedb19cd57d7e3e576b7a503d3b10c5608aa2b3adf883cecf058784c5784bf7cb0dac8b45d9e06374ae990a6dffb65\
