@@ -386,7 +386,10 @@ mod tests {
 
     fn origin(server: u8) -> Origin {
         // Half of them with a tag.
-        Origin { uuid: Uuid([server / 2; 16]), tag: Tag::new(if server % 2 == 0 { b"" } else { b"blue" }).unwrap() }
+        Origin {
+            uuid: Uuid([server / 2; 16]),
+            tag: Tag::new(if server.is_multiple_of(2) { b"" } else { b"blue" }).unwrap(),
+        }
     }
 
     /// Bytes of MySQL 9.7: the list at the start of a file.
