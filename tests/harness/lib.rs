@@ -32,6 +32,7 @@ mod process;
 pub mod raw;
 mod registry;
 mod relay;
+mod root;
 mod run;
 mod skipped;
 mod slow_disk;

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use mysql_async::prelude::Queryable as _;
 use toml::{Table, Value};
 
 use crate::kingpost::{kingpost_bin, set};
 use crate::metrics::Metrics;
 use crate::port::Port;
 use crate::process::{Process, RunAs, command};
+use crate::root;
 use crate::run::{Files, new_dir, unique};
 use crate::template::run;
 use crate::wait::{SOON, wait_until};
@@ -227,9 +227,11 @@ impl MariaDb {
     /// # Errors
     /// An error of the server or the socket.
     pub async fn connect(&self) -> mysql_async::Result<mysql_async::Conn> {
-        let socket = self.dir.join("socket");
-        let options = mysql_async::OptsBuilder::default().user(Some("root")).socket(Some(socket.display().to_string()));
-        mysql_async::Conn::new(options.prefer_socket(true).max_allowed_packet(Some(200 << 20))).await
+        root::connect(&self.socket()).await
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.join("socket")
     }
 
     /// Runs statements, one after another, on one connection.
@@ -237,10 +239,7 @@ impl MariaDb {
     /// # Panics
     /// When one fails.
     pub async fn run(&self, statements: &[&str]) {
-        let mut connection = self.connect().await.expect("connect to MariaDB");
-        for statement in statements {
-            connection.query_drop(*statement).await.unwrap_or_else(|e| panic!("{statement}: {e}"));
-        }
+        root::run(&self.socket(), statements).await;
     }
 
     /// Returns the first column of the first row, as text.
@@ -248,10 +247,7 @@ impl MariaDb {
     /// # Panics
     /// When the statement fails, or there is no row.
     pub async fn value(&self, statement: &str) -> String {
-        let mut connection = self.connect().await.expect("connect to MariaDB");
-        let value: Option<Option<String>> =
-            connection.query_first(statement).await.unwrap_or_else(|e| panic!("{statement}: {e}"));
-        value.unwrap_or_else(|| panic!("{statement}: no row")).unwrap_or_default()
+        root::value(&self.socket(), statement).await
     }
 
     /// Returns a column of SHOW SLAVE STATUS.
@@ -259,11 +255,7 @@ impl MariaDb {
     /// # Panics
     /// When it fails.
     pub async fn slave_status(&self, column: &str) -> String {
-        let mut connection = self.connect().await.expect("connect to MariaDB");
-        let row: Option<mysql_async::Row> =
-            connection.query_first("SHOW SLAVE STATUS").await.expect("ask for the status");
-        let value = row.and_then(|mut row| row.take_opt::<Option<String>, _>(column));
-        value.and_then(Result::ok).flatten().unwrap_or_default()
+        root::field(&self.socket(), "SHOW SLAVE STATUS", column).await.unwrap_or_default()
     }
 
     /// Replicates by GTID from the server or relay on `port`.

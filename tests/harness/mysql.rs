@@ -4,11 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use mysql_async::prelude::Queryable as _;
-
 use crate::mariadb::REPLICATOR;
 use crate::port::Port;
 use crate::process::Process;
+use crate::root;
 use crate::run::{Files, new_dir};
 use crate::template::run;
 use crate::wait::{SOON, tails, wait_until};
@@ -166,9 +165,11 @@ impl MySql {
     /// # Errors
     /// An error of the server or the socket.
     pub async fn connect(&self) -> mysql_async::Result<mysql_async::Conn> {
-        let socket = self.dir.join("socket");
-        let options = mysql_async::OptsBuilder::default().user(Some("root")).socket(Some(socket.display().to_string()));
-        mysql_async::Conn::new(options.prefer_socket(true).max_allowed_packet(Some(200 << 20))).await
+        root::connect(&self.socket()).await
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.join("socket")
     }
 
     /// Runs statements, one after another, on one connection.
@@ -176,10 +177,7 @@ impl MySql {
     /// # Panics
     /// When one fails.
     pub async fn run(&self, statements: &[&str]) {
-        let mut connection = self.connect().await.expect("connect to MySQL");
-        for statement in statements {
-            connection.query_drop(*statement).await.unwrap_or_else(|e| panic!("{statement}: {e}"));
-        }
+        root::run(&self.socket(), statements).await;
     }
 
     /// Returns the first column of the first row, as text.
@@ -187,16 +185,7 @@ impl MySql {
     /// # Panics
     /// When the statement fails, or there is no row.
     pub async fn value(&self, statement: &str) -> String {
-        self.column(statement, 0).await.unwrap_or_else(|| panic!("{statement}: no row"))
-    }
-
-    /// Returns a column of the first row, as text; None without a row.
-    async fn column(&self, statement: &str, column: usize) -> Option<String> {
-        let mut connection = self.connect().await.expect("connect to MySQL");
-        let row: Option<mysql_async::Row> =
-            connection.query_first(statement).await.unwrap_or_else(|e| panic!("{statement}: {e}"));
-        let value = row.map(|mut row| row.take_opt::<Option<String>, _>(column));
-        value.map(|value| value.and_then(Result::ok).flatten().unwrap_or_default())
+        root::value(&self.socket(), statement).await
     }
 
     /// Returns the value of a status variable.
@@ -205,7 +194,7 @@ impl MySql {
     /// When the statement fails, or there is no such variable.
     pub async fn status(&self, name: &str) -> String {
         let statement = format!("SHOW GLOBAL STATUS LIKE '{name}'");
-        self.column(&statement, 1).await.unwrap_or_else(|| panic!("{statement}: no row"))
+        root::field(&self.socket(), &statement, 1).await.unwrap_or_else(|| panic!("{statement}: no row"))
     }
 
     /// Returns a column of SHOW REPLICA STATUS.
@@ -213,11 +202,7 @@ impl MySql {
     /// # Panics
     /// When it fails.
     pub async fn replica_status(&self, column: &str) -> String {
-        let mut connection = self.connect().await.expect("connect to MySQL");
-        let row: Option<mysql_async::Row> =
-            connection.query_first("SHOW REPLICA STATUS").await.expect("ask for the status");
-        let value = row.and_then(|mut row| row.take_opt::<Option<String>, _>(column));
-        value.and_then(Result::ok).flatten().unwrap_or_default()
+        root::field(&self.socket(), "SHOW REPLICA STATUS", column).await.unwrap_or_default()
     }
 
     /// Replicates by GTID from the server or relay on `port`; `more`: further options of CHANGE REPLICATION SOURCE.
