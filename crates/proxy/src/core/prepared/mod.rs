@@ -33,7 +33,7 @@ mod statement;
 pub(crate) use alias::{Alias, AliasChange};
 pub(crate) use columns::Columns;
 pub(crate) use function_plans::CachedFunctionPlans;
-pub(crate) use names::{Full, Names, Undo};
+pub(crate) use names::{Full, NAME_MAX, Names, Undo};
 pub(crate) use registry::{Registry, Statements};
 pub(crate) use scope::{ParseSettings, SchemaSnapshot, Scope, StatementNamespace};
 pub(crate) use server_statements::{Dropped, ServerStatements, Unnamed};

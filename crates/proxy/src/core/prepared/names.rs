@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::statement::Statement;
 
 /// Bytes of a name that count: PostgreSQL's `NAMEDATALEN` less one. SQL and the protocol both cut a longer name.
-const NAME_MAX: usize = 63;
+pub(crate) const NAME_MAX: usize = 63;
 /// Bytes that a named statement counts for beside its name, text and types.
 const ENTRY: usize = 512;
 

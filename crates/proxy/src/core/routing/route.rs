@@ -1,6 +1,6 @@
 //! Choice of the node for a unit.
 
-use sql::{Flags, Hint};
+use sql::Hint;
 use topology::{NodeId, Role, Term};
 use watermark::Oracle;
 use wire::frontend::{Message, messages};
@@ -215,23 +215,18 @@ impl Core {
         for (message, _) in messages(unit) {
             match message {
                 Message::Query { text } => {
-                    if self.classify(c, text).flags.has(Flags::EXECUTES) {
-                        self.demote_executed(c, text);
-                    }
+                    let class = self.classify(c, text);
+                    self.demote_executed(c, class, text);
                     self.classifier.demote(text);
                 }
                 Message::Parse { text, types, .. } => {
                     let class = self.classify(c, text);
-                    if class.flags.has(Flags::EXECUTES) {
-                        self.demote_executed(c, text);
-                    }
+                    self.demote_executed(c, class, text);
                     self.statement_for(c, text, types, class).demote();
                 }
                 Message::Bind { statement: name, .. } => {
                     if let Some(statement) = self.clients[c].names.get(name).cloned() {
-                        if statement.class().flags.has(Flags::EXECUTES) {
-                            self.demote_executed(c, statement.text());
-                        }
+                        self.demote_executed(c, statement.class(), statement.text());
                         statement.demote();
                     }
                 }

@@ -110,7 +110,10 @@ impl Core {
     }
 
     /// Has the client's statements that a text executes by name run on the primary from now on, after a replica has refused the text.
-    pub(in crate::core) fn demote_executed(&mut self, c: usize, text: &[u8]) {
+    pub(in crate::core) fn demote_executed(&mut self, c: usize, class: Class, text: &[u8]) {
+        if !class.flags.has(Flags::EXECUTES) {
+            return;
+        }
         for named in self.classifier.prepared_names(text) {
             if let Some(statement) =
                 self.clients[c].names.get(named.name.as_bytes()).filter(|_| named.used == NameUse::Execute)

@@ -16,11 +16,11 @@ use super::client::{Attempts, PassThrough, ReadBound, Step, Unit};
 use super::login::error;
 use crate::config::{Consistency, RouteTo};
 use crate::core::Core;
-use crate::core::prepared::{Statement, Undo};
+use crate::core::prepared::{NAME_MAX, Statement, Undo};
 use crate::core::server::{Note, ProxyReply, Request};
 
-/// Length in bytes up to which a name in SQL is certainly not cut: PostgreSQL cuts at 63, before a character.
-const NAME_UNCUT: usize = 59;
+/// Length in bytes up to which a name in SQL is certainly not cut: PostgreSQL cuts before a character, of at most four bytes.
+const NAME_UNCUT: usize = NAME_MAX - 4;
 
 /// The result of a statement about the proxy's own state.
 enum Outcome {
