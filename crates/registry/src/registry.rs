@@ -143,7 +143,10 @@ impl Registry {
                     registration.check(limits)?;
                     quota.take(registration)?;
                 }
-                WriteKind::Patch(_, Patch { metadata: Some(metadata), .. }) => metadata.check(limits)?,
+                WriteKind::Patch(_, Patch { metadata, overlay, .. }) => {
+                    metadata.as_ref().map_or(Ok(()), |metadata| metadata.check(limits))?;
+                    overlay.as_ref().map_or(Ok(()), |overlay| overlay.check(limits))?;
+                }
                 _ => {}
             }
             Ok(row)

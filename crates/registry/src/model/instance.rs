@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::check::InstanceCheck;
 use super::digest::Content;
 use super::limits::{self, Invalid, Limits};
+use super::overlay::{Overlay, OverlayChange};
 use super::text::visible;
 use super::{Check, Digest, InstanceId, Machines, Metadata, NamespaceName, Revision, ServiceKey};
 
@@ -101,6 +102,9 @@ pub struct Patch {
     /// Health of single checks of several, by the checks' ids.
     #[serde(skip)]
     pub checks: BTreeMap<String, Health>,
+    /// Change of the overrides, which survive the instance's next registration.
+    #[serde(skip)]
+    pub overlay: Option<OverlayChange>,
 }
 
 /// An instance as of [`Instance::revision`]; never changed, only replaced.
@@ -245,13 +249,15 @@ impl Instance {
     /// commit sets them.
     pub(crate) fn registered(registration: Registration, before: Option<&Instance>) -> Instance {
         // The last result of a check is dropped with the check: nothing would ever correct it.
+        let overlay = before.and_then(|b| Overlay::of(&b.metadata)).or_else(|| Overlay::of(&registration.metadata));
         let has_check = registration.check.is_some();
         let unchecked = |b: &Instance| !has_check && b.check.is_some();
-        let kept = before.map(|b| (b.isolate, if unchecked(b) { Health::Passing } else { b.health }));
+        let own = |b: &Instance| overlay.as_ref().map_or(b.isolate, |overlay| overlay.own_isolation(b));
+        let kept = before.map(|b| (own(b), if unchecked(b) { Health::Passing } else { b.health }));
         let (isolate, health) = kept.unwrap_or_default();
         let mut check = registration.check;
         let worst = check.as_mut().and_then(|check| check.settle(before.and_then(|b| b.check.as_deref())));
-        Instance {
+        let mut after = Instance {
             id: registration.id,
             service: registration.service,
             host: registration.host.into(),
@@ -270,21 +276,17 @@ impl Instance {
             ctime: before.map_or(0, |b| b.ctime),
             mtime: before.map_or(0, |b| b.mtime),
             machines: Machines::default(),
+        };
+        if let Some(overlay) = overlay {
+            overlay.lay(&mut after);
         }
+        after
     }
 
     /// Returns a copy with `patch` applied; digest, revision and times are unchanged.
     pub(crate) fn patched(&self, patch: &Patch) -> Instance {
         let mut after = Instance { machines: Machines::default(), ..self.clone() };
-        if let Some(isolate) = patch.isolate {
-            after.isolate = isolate;
-        }
-        if let Some(weight) = patch.weight {
-            after.weight = weight;
-        }
-        if let Some(metadata) = &patch.metadata {
-            after.metadata = metadata.clone();
-        }
+        Overlay::patch(&mut after, patch);
         if let Some(health) = patch.health {
             after.health = health;
         }

@@ -7,6 +7,7 @@ mod limits;
 mod machine;
 mod metadata;
 mod name;
+mod overlay;
 mod text;
 
 pub use check::{Check, CheckKind, InstanceCheck, MOST_CHECKS, Pace, ProbeTls};
@@ -18,6 +19,7 @@ pub use limits::{Invalid, Limits};
 pub use machine::{AGENT, Machines, ON, machine_id, machines};
 pub use metadata::Metadata;
 pub use name::{InstanceId, NamespaceName, ServiceKey};
+pub use overlay::OverlayChange;
 pub use text::{is_invisible, visible};
 
 /// The commit number: each committed batch gets the next one, across all nodes of a store. 0 is before the first commit.
