@@ -171,3 +171,68 @@ async fn nothing_that_mysql_acknowledged_is_lost() {
     source.replicate_from(relay.port(), "SOURCE_SSL=0").await;
     source.wait_for_error("more GTIDs").await;
 }
+
+/// `kingpost failover`: a replica that is behind gets everything that the relay has, transactions with tags, too, and is promoted; the relay follows it,
+/// and the other replica stays. While the source lives, or its loss is not noticed, nothing is done.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "starts three servers of MySQL, for scripts/test-long"]
+async fn a_failover_of_mysql_loses_nothing_that_was_acknowledged() {
+    if is_missing() {
+        return;
+    }
+    let source = Arc::new(source().await);
+    let mut relay = relay_of(&source);
+    relay.start().await;
+    source.run(TABLE).await;
+    let (behind, other) = (replica(2, &relay).await, replica(3, &relay).await);
+    for replica in [&behind, &other] {
+        replica.wait_for_gtids(&source.gtids().await).await;
+        replica.run(&["SET GLOBAL super_read_only = ON"]).await;
+    }
+    behind.run(&["STOP REPLICA"]).await;
+    let nodes = [("n1", source.port()), ("n2", behind.port()), ("n3", other.port())];
+    let (done, said) = relay.failover(&nodes, &[]).await;
+    assert!(!done && said.contains("the source lives"), "{said}");
+
+    let (stop, total) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let writers: Vec<_> = (0..4)
+        .map(|writer| tokio::spawn(write(Arc::clone(&source), writer, Arc::clone(&stop), Arc::clone(&total))))
+        .collect();
+    wait_until("commits to be acknowledged", SOON * 2, source.dir(), async || {
+        (total.load(Ordering::Relaxed) >= 100).then_some(())
+    })
+    .await;
+    source.kill9().await;
+    stop.store(true, Ordering::Relaxed);
+    let mut acknowledged = BTreeSet::new();
+    for writer in writers {
+        acknowledged.extend(writer.await.unwrap());
+    }
+    // Until the relay has noticed the loss, it reports that the source lives.
+    let noticed = async || {
+        let (done, said) = relay.failover(&nodes, &["--dry-run"]).await;
+        (!said.contains("the source lives")).then_some((done, said))
+    };
+    let (done, said) = wait_until("the relay to miss its source", SOON, relay.logs(), noticed).await;
+    assert!(done && said.contains("and promote n3 or n2"), "{said}");
+    let (done, said) = relay.failover(&nodes, &["--to", "n2"]).await;
+    assert!(done && said.contains("n2 is the source"), "{said}");
+    let there = rows(&behind).await;
+    let lost: Vec<_> = acknowledged.difference(&there).collect();
+    assert!(lost.is_empty(), "acknowledged and lost: {lost:?}");
+    assert_eq!(behind.value("SELECT @@read_only + @@super_read_only").await, "0");
+    assert_eq!(other.value("SELECT @@super_read_only").await, "1");
+    relay
+        .wait_for("follow the new source", |metrics| {
+            metrics.sum("kingpost_relay_streaming", &[]) == 1.0 && metrics.sum("kingpost_relay_epoch", &[]) == 2.0
+        })
+        .await;
+    // A commit waits for the relay, which acknowledges it.
+    assert_eq!(behind.status("Rpl_semi_sync_source_status").await, "ON");
+    behind.run(&["INSERT INTO app.t VALUES (1, 'after the failover', NULL)"]).await;
+    other.wait_for_gtids(&behind.gtids().await).await;
+    assert_eq!(checksum(&other).await, checksum(&behind).await);
+    // Nothing is left to do.
+    let (done, said) = relay.failover(&nodes, &["--abort"]).await;
+    assert!(done, "{said}");
+}

@@ -436,10 +436,11 @@ impl BinlogRelay {
             let name = format!("relay{}", index + 1);
             table(&[("name", name), ("address", address(relay.port())), ("user", user), ("password", password)])
         });
+        let engine = self.config["relay"]["engine"].clone();
         let mut config = Table::new();
         for (path, value) in [
             ("cluster.nodes", Value::from(servers.collect::<Vec<_>>())),
-            ("failover.engine", "mariadb".into()),
+            ("failover.engine", engine),
             ("failover.user", REPLICATOR.0.into()),
             ("failover.password", REPLICATOR.1.into()),
             ("failover.step_timeout", "30s".into()),

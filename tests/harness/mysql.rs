@@ -133,7 +133,7 @@ impl MySql {
         .await;
     }
 
-    /// Starts the server for the first time, with the replicas' user.
+    /// Starts the server for the first time, with a user for replicas and for `kingpost failover`.
     ///
     /// # Panics
     /// When it does not start.
@@ -144,7 +144,7 @@ impl MySql {
         self.run(&[
             "SET sql_log_bin = 0",
             &format!("CREATE USER {user}@'%' IDENTIFIED BY '{password}'"),
-            &format!("GRANT REPLICATION SLAVE ON *.* TO {user}@'%'"),
+            &format!("GRANT RELOAD, REPLICATION SLAVE, REPLICATION CLIENT, REPLICATION_SLAVE_ADMIN, SYSTEM_VARIABLES_ADMIN ON *.* TO {user}@'%'"),
         ])
         .await;
     }

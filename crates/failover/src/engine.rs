@@ -4,7 +4,7 @@
 //! ```text
 //!  fence the relays ─▶ count ─▶ note* ─▶ withdraw* ─▶ catch up ─▶ choose ─▶ look ─▶ promote ─▶ followers (of each kind)
 //!                                                        ▲───────────┴─────────┴───────┘ the next candidate**
-//!  * only where a server keeps a note (PostgreSQL)       ** only where candidates are tried one by one (MariaDB)
+//!  * only where a server keeps a note (PostgreSQL)       ** only where candidates are tried one by one (MariaDB, MySQL)
 //! ```
 //!
 //! - [`Engine`] holds the state of one run. [`Engine::step`] names the step to carry out, and one method for each step takes its result.

@@ -15,6 +15,7 @@ mod abort;
 mod acknowledge;
 mod args;
 mod ballot;
+mod binlog_servers;
 mod cluster_clients;
 mod cluster_monitor;
 mod conninfo;
@@ -29,7 +30,6 @@ mod hooks;
 mod judge;
 mod leftovers;
 mod lock;
-mod mariadb;
 #[cfg(test)]
 mod model;
 mod note;
@@ -62,8 +62,8 @@ use replace_primary::replace_primary;
 /// Promotes a standby to replace a lost primary.
 pub fn failover(args: &FailoverArgs, log: &LogFlags) -> Result<(), Failure> {
     let config = read(&args.config, log)?;
-    if config.failover.engine == ::relay::config::Engine::Mariadb {
-        return mariadb::failover(config, args);
+    if let Some(dialect) = config.failover.engine.dialect() {
+        return binlog_servers::failover(config, dialect, args);
     }
     let mut steps = FailoverRun::new(config)?;
     (steps.force, steps.accept_loss, steps.stop) = (args.force, args.accept_loss, args.stop.clone());
@@ -102,8 +102,8 @@ pub fn watch(args: &WatchArgs, log: &LogFlags) -> Result<(), Failure> {
 
 /// Checks that every host in `[failover]` agrees with the configuration, and changes nothing.
 pub fn check(config: Config) -> Result<(), Failure> {
-    if config.failover.engine == ::relay::config::Engine::Mariadb {
-        return mariadb::check(config);
+    if let Some(dialect) = config.failover.engine.dialect() {
+        return binlog_servers::check(config, dialect);
     }
     let steps = FailoverRun::new(config)?;
     drive(async {
@@ -240,8 +240,11 @@ fn run(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
 
 fn prepare(which: &WhichConfig, log: &LogFlags) -> Result<FailoverRun, Failure> {
     let config = read(which, log)?;
-    if config.failover.engine == ::relay::config::Engine::Mariadb {
-        return Err(Failure::config("failover.engine is \"mariadb\", of which only `kingpost failover` is there"));
+    if config.failover.engine.dialect().is_some() {
+        let engine = config.failover.engine.name();
+        return Err(Failure::config(format!(
+            "failover.engine is \"{engine}\", of which only `kingpost failover` is there"
+        )));
     }
     FailoverRun::new(config)
 }

@@ -44,7 +44,7 @@ mod upstream;
 
 pub use ask::{Probe, RelayAccess, look, make_slot, order, probe};
 pub use binlog::{
-    BinlogDownstream, BinlogRelay, BinlogStanding, BinlogStatus, MariaDbAccess, MariaDbSession, last_source,
+    BinlogAccess, BinlogDownstream, BinlogRelay, BinlogSession, BinlogStanding, BinlogStatus, last_source,
     source_concerns,
 };
 pub use error::{Cause, Peer, SessionError, StartError, UpstreamError};

@@ -101,6 +101,16 @@ impl State {
         }
     }
 
+    /// True if a log with this state has all transactions of `other`. For MariaDB it has the last one of each domain: a domain's transactions are in order.
+    #[must_use]
+    pub fn includes(&self, other: &State) -> bool {
+        match (self, other) {
+            (State::MariaDb(state), State::MariaDb(other)) => state.lacks(&other.position()).is_empty(),
+            (State::MySql(set), State::MySql(other)) => set.includes(other),
+            _ => false,
+        }
+    }
+
     /// True if a file that begins with `begins` may follow a log with this state. For MySQL it has everything, and perhaps more: transactions that the
     /// server counts as its own without having written them, as after `SET GLOBAL gtid_purged`.
     #[must_use]
@@ -151,4 +161,30 @@ pub struct GtidError {
 
 fn refuse(text: &str, expected: &'static str) -> GtidError {
     GtidError { text: text.chars().take(80).collect(), expected }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn which_log_has_all_of_another() {
+        const UUID: &str = "3e11fa47-71ca-11e1-9e33-c80aa9429562";
+        let set = |text: &str| State::parse(Dialect::MySql, &format!("{UUID}:{text}")).unwrap();
+        let log = |text: &str| State::parse(Dialect::MariaDb, text).unwrap();
+        for (state, other, expected) in [
+            (log("0-1-9"), log("0-1-5"), true),
+            (log("0-1-9,0-2-12"), log("0-1-9"), true),
+            (log("0-1-9"), log("0-1-9,0-2-12"), false),
+            (log("0-1-9"), log("0-1-9,1-1-1"), false),
+            (set("1-9"), set("1-5"), true),
+            (set("1-5:7-20"), set("1-9"), false),
+            (set("1-9"), log("0-1-9"), false),
+            (log("0-1-9"), set("1-9"), false),
+        ] {
+            assert_eq!(state.includes(&other), expected, "{state} and {other}");
+        }
+    }
 }

@@ -216,6 +216,12 @@ impl Set {
             .collect())
     }
 
+    /// Returns the number of transactions.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.intervals().map(|(_, start, end)| end - start).fold(0, u64::saturating_add)
+    }
+
     /// True if the set has no transaction.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -6,19 +6,12 @@ use super::findings::{Findings, Stat};
 use super::password::{self, Password};
 use crate::Config;
 use crate::failover::{FailoverConfig, PartConfig, RelayPartConfig};
-use ::relay::config::Engine;
 use process::address::parse_address;
 
 pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     let failover = &config.failover;
     if *failover == FailoverConfig::default() {
         return;
-    }
-    if failover.engine == Engine::Mysql {
-        findings.error(
-            "failover.engine",
-            "found \"mysql\", expected \"postgresql\" or \"mariadb\": servers of MySQL are not failed over yet",
-        );
     }
     if config.cluster.nodes.is_empty() {
         findings.error("failover", "found no [[cluster.nodes]]: there is nothing to fail over to");

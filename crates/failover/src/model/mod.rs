@@ -132,7 +132,7 @@ fn fleet(relays: usize, acknowledgements: usize) -> Fleet {
 
 /// A fleet of MariaDB: a source waits for one relay, whichever it is, and a relay that has lost its directory stays away from a failover.
 fn mariadb(relays: usize) -> Fleet {
-    Fleet { servers: Servers::MariaDb, losses: 0, ..fleet(relays, 1) }
+    Fleet { servers: Servers::BinlogServers, losses: 0, ..fleet(relays, 1) }
 }
 
 /// Longest time for one fleet. The checker reports how far it came.

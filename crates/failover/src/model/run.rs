@@ -1,9 +1,9 @@
 //! One run of `kingpost failover`: the steps of the real [`Engine`], one action each.
 
 use super::super::ballot::{Ballot, to_be_noted};
+use super::super::binlog_servers::{self, BinlogServers};
 use super::super::engine::{Engine, Plan, ServerKind, Step, Wish};
 use super::super::judge::{FailoverDecision, course};
-use super::super::mariadb::{self, MariaDb};
 use super::super::plan::{Candidate, Election, RelaySeen, Survey};
 use super::super::postgresql::Postgresql;
 use super::world::{NAMES, SERVERS, Servers, World, index};
@@ -87,9 +87,9 @@ pub(super) fn begin_postgresql(survey: &Survey<Postgresql>) -> Option<Plan> {
     (survey.standing().count() >= survey.needed()).then(|| Plan { timeline, ..Plan::default() })
 }
 
-/// Decides as [`mariadb::failover`] does.
-pub(super) fn begin_mariadb(survey: &Survey<MariaDb>) -> Option<Plan> {
-    mariadb::begin(survey, &Wish::default()).ok()
+/// Decides as [`binlog_servers::failover`] does.
+pub(super) fn begin_binlog_servers(survey: &Survey<BinlogServers>) -> Option<Plan> {
+    binlog_servers::begin(survey, &Wish::default()).ok()
 }
 
 fn bit(server: usize) -> u8 {
@@ -167,7 +167,7 @@ impl Run {
             Step::Count | Step::Over => {}
         }
         // What a candidate's failure leads to, where others are tried after it.
-        if fleet.servers == Servers::MariaDb && matches!(step, Step::Choose | Step::Promote) {
+        if fleet.servers == Servers::BinlogServers && matches!(step, Step::Choose | Step::Promote) {
             actions.push(Action::SetBack { run });
         }
     }
@@ -328,7 +328,7 @@ impl World {
             let there = engine.plan.there.contains(&seen.name);
             // A relay that did not answer gets no order where the order names its epoch.
             let fence = K::fence(&engine.plan, seen).and_then(|names| u8::try_from(names).ok());
-            let epoch = if fleet.servers == Servers::MariaDb { fence.unwrap_or(0) } else { 0 };
+            let epoch = if fleet.servers == Servers::BinlogServers { fence.unwrap_or(0) } else { 0 };
             let answer = self.answer(run, relay);
             answer.there = there;
             answer.epoch = epoch;

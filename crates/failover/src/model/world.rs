@@ -12,8 +12,8 @@ use ::relay::{BinlogStanding, Choice, Conclusion, Evidence, Memory, Promise, Rec
 use super::super::plan::tests::{relay as relay_seen, server as server_seen};
 use watermark::Lsn;
 
+use super::super::binlog_servers::{BinlogServers, Held, NodeState};
 use super::super::engine::Plan;
-use super::super::mariadb::{MariaDb, NodeState};
 use super::super::note::Note;
 use super::super::plan::{RelaySeen, ServerSeen, Survey, Tags};
 use super::super::postgresql::Postgresql;
@@ -24,7 +24,7 @@ use super::{Action, Fleet};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Servers {
     Postgresql,
-    MariaDb,
+    BinlogServers,
 }
 
 /// The safeguards of failovers, each of which can be removed.
@@ -146,7 +146,7 @@ impl World {
         let log = Log { branch: 0, end: 0 };
         let relay = Relay {
             holds: Some((log, Promised::default())),
-            epoch: u8::from(fleet.servers == Servers::MariaDb),
+            epoch: u8::from(fleet.servers == Servers::BinlogServers),
             source: 0,
             upstream: 0,
             confirmed: vec![0],
@@ -338,7 +338,7 @@ impl World {
             }
             Action::Learn { relay, branch } => self.learn(fleet, relay, branch),
             Action::Begin { relay } => self.begin_epoch(relay),
-            _ if fleet.servers == Servers::MariaDb => self.step::<MariaDb>(fleet, action),
+            _ if fleet.servers == Servers::BinlogServers => self.step::<BinlogServers>(fleet, action),
             _ => self.step::<Postgresql>(fleet, action),
         }
     }
@@ -521,14 +521,15 @@ impl Kind for Postgresql {
     }
 }
 
-impl Kind for MariaDb {
-    fn servers(world: &World, silent: usize) -> Vec<ServerSeen<MariaDb>> {
+impl Kind for BinlogServers {
+    fn servers(world: &World, silent: usize) -> Vec<ServerSeen<BinlogServers>> {
         let seen = world.answering(silent).map(|(server, state)| {
             let known = state.map(|Server { log, standby, .. }| {
                 let log = if standby { log } else { world.written(usize::from(log.branch)) };
                 let log = world.transactions(log);
                 let position = log.position();
-                NodeState { server_id: server as u32 + 1, log, position, read_only: standby, master: None }
+                let held = Held::MariaDb { log, position };
+                NodeState { server_id: server as u32 + 1, held, read_only: standby, master: None }
             });
             let state = known.ok_or_else(|| "down".to_owned());
             ServerSeen { name: NAMES[server].into(), address: address(server as u8), tags: Tags::default(), state }
@@ -536,7 +537,7 @@ impl Kind for MariaDb {
         seen.collect()
     }
 
-    fn relay(world: &World, relay: usize, answers: bool) -> RelaySeen<MariaDb> {
+    fn relay(world: &World, relay: usize, answers: bool) -> RelaySeen<BinlogServers> {
         let Relay { holds, epoch, source, upstream, .. } = &world.relays[relay];
         let standing = holds.filter(|_| answers).map(|(log, promise)| {
             let stands = promise.standing(*epoch);
@@ -557,11 +558,11 @@ impl Kind for MariaDb {
         binlog_standing(run.term, of.epoch, of.source, true, of.chosen, log, of.source)
     }
 
-    fn begin(survey: &Survey<MariaDb>) -> Option<Plan> {
-        run::begin_mariadb(survey)
+    fn begin(survey: &Survey<BinlogServers>) -> Option<Plan> {
+        run::begin_binlog_servers(survey)
     }
 
-    fn to_be_noted(_: &Survey<MariaDb>) -> u8 {
+    fn to_be_noted(_: &Survey<BinlogServers>) -> u8 {
         0
     }
 }
@@ -585,7 +586,7 @@ fn binlog_standing(
         source: u32::from(source) + 1,
         fenced,
         chosen: chosen.map(|(term, server)| (term.into(), NAMES[usize::from(server)].to_owned())),
-        state,
+        state: ::binlog::gtid::State::MariaDb(state),
         upstream: address(upstream),
         upstream_state: "not receiving".into(),
     }

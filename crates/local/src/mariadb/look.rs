@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use ::binlog::gtid::mariadb::Position;
+use ::binlog::Dialect;
+use ::binlog::gtid::{State, mariadb::Position};
 use ::binlog::protocol::reply::Row;
 use ::relay::{BinlogStanding, Order};
 
@@ -32,7 +33,10 @@ pub(crate) async fn observe(nodes: &[(String, u16)], relay: Option<&str>, secret
         })
         .collect();
     let standing = match relay {
-        Some(address) => Some((address, session(address, secret, LIMIT, |session| session.order(&Order::Look)).await)),
+        Some(address) => Some((
+            address,
+            session(address, secret, LIMIT, |session| session.order(&Order::Look, Dialect::MariaDb)).await,
+        )),
         None => None,
     };
     let upstream =
@@ -60,7 +64,10 @@ fn of_relay(address: &str, standing: &BinlogStanding) -> NodeStatus {
     NodeStatus {
         role: "relay",
         timeline: Some(standing.epoch),
-        gtid: Some(standing.state.position().to_string()),
+        gtid: Some(match &standing.state {
+            State::MariaDb(state) => state.position().to_string(),
+            State::MySql(set) => set.to_string(),
+        }),
         streaming: Some(receives),
         error: (!receives).then(|| standing.upstream_state.clone()),
         ..relay_status(address.to_owned())

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use ::binlog::protocol::reply::Row;
-use ::relay::{MariaDbAccess, MariaDbSession};
+use ::relay::{BinlogAccess, BinlogSession};
 use tokio::process::Child;
 
 use super::super::children::{self, Launcher, Starting};
@@ -294,12 +294,12 @@ pub(super) async fn session<T: Send + 'static>(
     address: &str,
     secret: &str,
     limit: Duration,
-    run: impl FnOnce(&mut MariaDbSession) -> Result<T, String> + Send + 'static,
+    run: impl FnOnce(&mut BinlogSession) -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
     let (address, secret) = (address.to_owned(), secret.to_owned());
     let asked = tokio::task::spawn_blocking(move || {
-        let access = MariaDbAccess { address: &address, user: USER, password: &secret, connector: None };
-        let mut session = MariaDbSession::open(&access)?;
+        let access = BinlogAccess { address: &address, user: USER, password: &secret, connector: None };
+        let mut session = BinlogSession::open(&access)?;
         session.patience(limit)?;
         run(&mut session)
     });

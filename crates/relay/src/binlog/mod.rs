@@ -33,6 +33,6 @@ mod source;
 mod status;
 mod upstream;
 
-pub use orders::{BinlogStanding, MariaDbAccess, MariaDbSession};
+pub use orders::{BinlogAccess, BinlogSession, BinlogStanding};
 pub use relay::{BinlogRelay, last_source, source_concerns};
 pub use status::{BinlogDownstream, BinlogStatus};

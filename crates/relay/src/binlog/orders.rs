@@ -5,7 +5,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::binlog::gtid::{self, mariadb};
+use ::binlog::Dialect;
+use ::binlog::gtid::State;
 use ::binlog::protocol::reply::Row;
 use tracing::info;
 use watermark::{Parker, Waited};
@@ -16,9 +17,9 @@ use super::shared::Shared;
 use crate::orders::{LIMIT, OrderError};
 use crate::promise::Choice;
 
-/// State of a relay. `S`: the type of its transactions, of MariaDB or of either family.
+/// State of a relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BinlogStanding<S = mariadb::State> {
+pub struct BinlogStanding {
     /// The highest promised term.
     pub term: u64,
     /// The epoch that is written; 0 for none yet. Each relay counts its own.
@@ -30,7 +31,7 @@ pub struct BinlogStanding<S = mariadb::State> {
     /// Name of the node chosen as the next source, and the term of the choice.
     pub chosen: Option<(u64, String)>,
     /// The durable transactions.
-    pub state: S,
+    pub state: State,
     /// Address of the upstream.
     pub upstream: String,
     /// `streaming`, or the obstacle.
@@ -46,7 +47,7 @@ pub(super) fn order(text: &str) -> Option<Order> {
 }
 
 /// Carries out one order; orders that change something run one at a time. Blocking.
-pub(super) fn carry_out(shared: &Shared, order: &Order) -> Result<BinlogStanding<gtid::State>, OrderError> {
+pub(super) fn carry_out(shared: &Shared, order: &Order) -> Result<BinlogStanding, OrderError> {
     let log = &shared.log;
     if *order == Order::Look {
         return Ok(look(shared));
@@ -106,7 +107,7 @@ fn epoch(shared: &Shared) -> u32 {
     u32::try_from(shared.log.epoch()).unwrap_or(u32::MAX)
 }
 
-fn look(shared: &Shared) -> BinlogStanding<gtid::State> {
+fn look(shared: &Shared) -> BinlogStanding {
     let (epoch, promise, durable) = (epoch(shared), shared.promise.now(), shared.log.durable());
     let standing = promise.standing(epoch).filter(|_| epoch > 0);
     BinlogStanding {
@@ -121,7 +122,7 @@ fn look(shared: &Shared) -> BinlogStanding<gtid::State> {
     }
 }
 
-impl<S: std::fmt::Display> BinlogStanding<S> {
+impl BinlogStanding {
     /// Returns a row of text, with the columns' names.
     pub(super) fn columns(&self) -> Vec<(&'static str, String)> {
         let (term, node) = self.chosen.clone().map_or_else(Default::default, |(term, node)| (term.to_string(), node));
@@ -137,11 +138,9 @@ impl<S: std::fmt::Display> BinlogStanding<S> {
             ("state", self.upstream_state.clone()),
         ]
     }
-}
 
-impl BinlogStanding {
-    /// Parses a row of [`BinlogStanding::columns`]; None for any other row.
-    fn read(row: &Row) -> Option<BinlogStanding> {
+    /// Parses a row of [`BinlogStanding::columns`]; None for any other row, also one of a relay of the other family.
+    fn read(row: &Row, dialect: Dialect) -> Option<BinlogStanding> {
         let text = |index: usize| row.get(index)?.as_deref();
         Some(BinlogStanding {
             term: text(0)?.parse().ok()?,
@@ -152,16 +151,16 @@ impl BinlogStanding {
                 "" => None,
                 term => Some((term.parse().ok()?, text(5)?.to_owned())),
             },
-            state: text(6)?.parse().ok()?,
+            state: State::parse(dialect, text(6)?).ok()?,
             upstream: text(7)?.to_owned(),
             upstream_state: text(8)?.to_owned(),
         })
     }
 }
 
-/// Address and login of a MariaDB server, or of a relay of one.
+/// Address and login of a server with a binary log, or of a relay of one.
 #[derive(Clone)]
-pub struct MariaDbAccess<'a> {
+pub struct BinlogAccess<'a> {
     /// `host:port`, or the path of a Unix socket.
     pub address: &'a str,
     /// Name of the user.
@@ -172,21 +171,21 @@ pub struct MariaDbAccess<'a> {
     pub connector: Option<Arc<tls::Connector>>,
 }
 
-/// A session with a MariaDB server, or a relay of one. Blocking; each answer is waited for a few seconds at most, or as long as
-/// [`MariaDbSession::patience`] sets.
+/// A session with a server of MariaDB or MySQL, or a relay of one. Blocking; each answer is waited for a few seconds at most, or as long as
+/// [`BinlogSession::patience`] sets.
 #[derive(Debug)]
-pub struct MariaDbSession(Client);
+pub struct BinlogSession(Client);
 
-impl MariaDbSession {
+impl BinlogSession {
     /// Connects and logs in.
     ///
     /// # Errors
     /// The reason in words.
-    pub fn open(access: &MariaDbAccess<'_>) -> Result<MariaDbSession, String> {
-        let MariaDbAccess { address, user, password, connector } = access.clone();
+    pub fn open(access: &BinlogAccess<'_>) -> Result<BinlogSession, String> {
+        let BinlogAccess { address, user, password, connector } = access.clone();
         let access = Access { address, user, password, connector, host_timeout: Duration::from_secs(20) };
         let client = Client::open(&access, |_| Ok::<(), ClientError>(()));
-        client.map(MariaDbSession).map_err(|error| error.to_string())
+        client.map(BinlogSession).map_err(|error| error.to_string())
     }
 
     /// Sets the time limit of each later answer.
@@ -205,16 +204,17 @@ impl MariaDbSession {
         self.0.query(statement).map_err(|error| error.to_string())
     }
 
-    /// Has a relay carry out an order.
+    /// Has a relay of `dialect` carry out an order.
     ///
     /// # Errors
     /// The reason in words.
-    pub fn order(&mut self, order: &Order) -> Result<BinlogStanding, String> {
+    pub fn order(&mut self, order: &Order, dialect: Dialect) -> Result<BinlogStanding, String> {
         if *order != Order::Look {
             self.patience(LIMIT + Duration::from_secs(5))?;
         }
         let rows = self.query(&order.text())?;
-        rows.first().and_then(BinlogStanding::read).ok_or_else(|| "the answer is not that of a relay of MariaDB".into())
+        let standing = rows.first().and_then(|row| BinlogStanding::read(row, dialect));
+        standing.ok_or_else(|| format!("the answer is not that of a relay of {}", dialect.name()))
     }
 }
 
@@ -226,22 +226,29 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let fenced: BinlogStanding = BinlogStanding {
+        let fenced = BinlogStanding {
             term: 3,
             epoch: 2,
             source: 7,
             fenced: true,
             chosen: Some((3, "db2".into())),
-            state: "0-1-9,1-2-3".parse().unwrap(),
+            state: State::parse(Dialect::MariaDb, "0-1-9,1-2-3").unwrap(),
             upstream: "db1:3306".into(),
             upstream_state: "streaming".into(),
         };
         let free = BinlogStanding { fenced: false, chosen: None, ..fenced.clone() };
-        for standing in [fenced, free] {
+        let set = "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5:7,3e11fa47-71ca-11e1-9e33-c80aa9429562:blue:1";
+        let mysql = BinlogStanding { state: State::parse(Dialect::MySql, set).unwrap(), ..fenced.clone() };
+        for (standing, dialect, other) in [
+            (fenced, Dialect::MariaDb, Dialect::MySql),
+            (free, Dialect::MariaDb, Dialect::MySql),
+            (mysql, Dialect::MySql, Dialect::MariaDb),
+        ] {
             let row = standing.columns().into_iter().map(|(_, value)| Some(value)).collect();
-            assert_eq!(BinlogStanding::read(&row), Some(standing));
+            assert_eq!(BinlogStanding::read(&row, other), None);
+            assert_eq!(BinlogStanding::read(&row, dialect), Some(standing));
         }
-        assert_eq!(BinlogStanding::read(&vec![Some("7".into())]), None);
+        assert_eq!(BinlogStanding::read(&vec![Some("7".into())], Dialect::MariaDb), None);
         assert_eq!(order("KINGPOST FENCE TERM 3 TIMELINE 2"), Some(Order::Fence { term: 3, timeline: 2 }));
         assert_eq!(order("SELECT 1"), None);
     }

@@ -1,5 +1,5 @@
-//! Servers of MariaDB behind relays, as a kind of servers of the [engine](super::engine) and behind its adapter: GTIDs, and epochs that each relay
-//! counts for itself.
+//! Servers of MariaDB or MySQL behind relays, as a kind of servers of the [engine](super::engine) and behind its adapter: GTIDs, and epochs that each
+//! relay counts for itself. The two families differ in the text of statements ([`Family`]) and in the comparison of transactions ([`Held`]).
 //!
 //! ```text
 //!  survey ─▶ fence the relays in a term ─▶ a candidate catches up from the relay that has most ─▶ chosen on the relays ─▶ promoted ─▶ relays follow
@@ -8,11 +8,13 @@
 //! All state is on the relays, as for PostgreSQL: after a run was killed, the next one continues where it stopped. A server keeps no note: whatever was
 //! chosen binds, until a relay has followed it and it is lost, or an operator gives it up. Replicas stay with their relays: nothing changes for them.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::binlog::gtid::mariadb::{Position, State};
-use ::relay::{BinlogStanding, MariaDbAccess, MariaDbSession, Order};
+use ::binlog::Dialect;
+use ::binlog::gtid::{State, mariadb, mysql};
+use ::relay::{BinlogAccess, BinlogSession, BinlogStanding, Order};
 use futures_util::future::join_all;
 
 use super::ballot::TooFew;
@@ -25,34 +27,160 @@ use crate::args::{FailoverArgs, StopAt};
 use config::{Config, failover::needed, secret};
 use process::{Failure, terminal};
 
-/// Servers of MariaDB.
+/// Servers with a binary log.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum MariaDb {}
+pub(super) enum BinlogServers {}
 
-type Node = ServerSeen<MariaDb>;
-type Relay = RelaySeen<MariaDb>;
+type Node = ServerSeen<BinlogServers>;
+type Relay = RelaySeen<BinlogServers>;
 
 /// Answer of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NodeState {
     pub(super) server_id: u32,
-    /// Transactions in its binary log.
-    pub(super) log: State,
-    /// The last transaction that it has, per domain.
-    pub(super) position: Position,
+    /// Its transactions.
+    pub(super) held: Held,
     pub(super) read_only: bool,
     /// Address of the server that it replicates from.
     pub(super) master: Option<String>,
 }
 
-impl NodeState {
-    fn has(&self, wanted: &Position) -> bool {
-        wanted.iter().all(|gtid| self.log.contains(gtid) || self.position.get(gtid.domain) == Some(gtid))
+/// Transactions of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Held {
+    MariaDb {
+        /// Transactions in its binary log.
+        log: mariadb::State,
+        /// The last transaction that it has, per domain.
+        position: mariadb::Position,
+    },
+    /// The executed transactions.
+    MySql(mysql::Set),
+}
+
+impl Held {
+    fn has(&self, wanted: &Wanted) -> bool {
+        match (self, wanted) {
+            (Held::MariaDb { log, position }, Wanted::MariaDb(wanted)) => {
+                wanted.iter().all(|gtid| log.contains(gtid) || position.get(gtid.domain) == Some(gtid))
+            }
+            (Held::MySql(executed), Wanted::MySql(wanted)) => executed.includes(wanted),
+            _ => false,
+        }
     }
 
-    /// Returns the number of transactions, as far as sequence numbers tell.
+    /// Returns the number of transactions; for MariaDB as far as sequence numbers tell.
     fn reach(&self) -> u64 {
-        self.position.iter().map(|gtid| gtid.sequence).fold(0, u64::saturating_add)
+        match self {
+            Held::MariaDb { position, .. } => position.iter().map(|gtid| gtid.sequence).fold(0, u64::saturating_add),
+            Held::MySql(executed) => executed.count(),
+        }
+    }
+}
+
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Held::MariaDb { position, .. } => position.fmt(f),
+            Held::MySql(executed) => executed.fmt(f),
+        }
+    }
+}
+
+/// Transactions that the new source must have.
+#[derive(Debug, Clone)]
+pub(super) enum Wanted {
+    /// The last one of each domain.
+    MariaDb(mariadb::Position),
+    /// All of them.
+    MySql(mysql::Set),
+}
+
+impl Wanted {
+    fn of(state: &State) -> Wanted {
+        match state {
+            State::MariaDb(state) => Wanted::MariaDb(state.position()),
+            State::MySql(set) => Wanted::MySql(set.clone()),
+        }
+    }
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Wanted::MariaDb(position) => position.fmt(f),
+            Wanted::MySql(set) => set.fmt(f),
+        }
+    }
+}
+
+/// Statements for the servers of a family.
+struct Family {
+    /// Queries for `server_id`, `read_only`, and one or two texts of the transactions that the server has.
+    look: &'static str,
+    /// Queries for the replication. Host and port of the source are the second and fourth of many columns.
+    replication: &'static str,
+    stop: &'static str,
+    start: &'static str,
+    /// Makes the server a source whose commits wait for a relay as the old source's did, from the first one on.
+    promote: [&'static str; 5],
+    writable: &'static str,
+}
+
+const MARIADB: Family = Family {
+    look: "SELECT @@server_id, @@read_only, @@gtid_binlog_state, @@gtid_current_pos",
+    replication: "SHOW SLAVE STATUS",
+    stop: "STOP SLAVE",
+    start: "START SLAVE",
+    promote: [
+        "SET GLOBAL rpl_semi_sync_master_timeout = 4294967295",
+        "SET GLOBAL rpl_semi_sync_master_wait_point = AFTER_SYNC",
+        "SET GLOBAL rpl_semi_sync_master_wait_no_slave = ON",
+        "SET GLOBAL rpl_semi_sync_master_enabled = ON",
+        "RESET SLAVE ALL",
+    ],
+    writable: "SET GLOBAL read_only = 0",
+};
+
+const MYSQL: Family = Family {
+    look: "SELECT @@server_id, @@read_only, @@global.gtid_executed",
+    replication: "SHOW REPLICA STATUS",
+    stop: "STOP REPLICA",
+    start: "START REPLICA",
+    promote: [
+        "SET GLOBAL rpl_semi_sync_source_timeout = 4294967295",
+        "SET GLOBAL rpl_semi_sync_source_wait_point = AFTER_SYNC",
+        "SET GLOBAL rpl_semi_sync_source_wait_no_replica = ON",
+        "SET GLOBAL rpl_semi_sync_source_enabled = ON",
+        "RESET REPLICA ALL",
+    ],
+    // super_read_only, too.
+    writable: "SET GLOBAL read_only = OFF",
+};
+
+impl Family {
+    fn of(dialect: Dialect) -> &'static Family {
+        match dialect {
+            Dialect::MariaDb => &MARIADB,
+            Dialect::MySql => &MYSQL,
+        }
+    }
+}
+
+/// Returns the statement that has a replica replicate from another address, with the login that it has.
+fn change_source(dialect: Dialect, host: &str, port: &str) -> String {
+    let host = host.replace(['\'', '\\'], "");
+    match dialect {
+        Dialect::MariaDb => format!("CHANGE MASTER TO MASTER_HOST = '{host}', MASTER_PORT = {port}"),
+        Dialect::MySql => format!("CHANGE REPLICATION SOURCE TO SOURCE_HOST = '{host}', SOURCE_PORT = {port}"),
+    }
+}
+
+/// Returns the query that waits until a server has transactions: 0 if it has them, anything else after `seconds`.
+fn wait_for(wanted: &Wanted, seconds: u64) -> String {
+    match wanted {
+        Wanted::MariaDb(position) => format!("SELECT MASTER_GTID_WAIT('{position}', {seconds})"),
+        Wanted::MySql(set) => format!("SELECT WAIT_FOR_EXECUTED_GTID_SET('{set}', {seconds})"),
     }
 }
 
@@ -61,7 +189,7 @@ impl NodeState {
 pub(super) struct Target {
     /// Name and address of the relay that has it.
     relay: (String, String),
-    wanted: Position,
+    wanted: Wanted,
 }
 
 /// Reason to do nothing.
@@ -83,7 +211,7 @@ pub(super) enum Refusal {
     Begun { relay: String, node: String },
 }
 
-impl ServerKind for MariaDb {
+impl ServerKind for BinlogServers {
     type Server = NodeState;
     type Relay = BinlogStanding;
     type Target = Target;
@@ -120,11 +248,11 @@ impl ServerKind for MariaDb {
         relay.standing.as_ref().ok().map(|standing| standing.epoch)
     }
 
-    fn promoted(_: &Survey<MariaDb>) -> Option<Promoted> {
+    fn promoted(_: &Survey<BinlogServers>) -> Option<Promoted> {
         None
     }
 
-    fn candidates(now: &Survey<MariaDb>, plan: &Plan, wish: &Wish<'_>) -> Result<Election, Refusal> {
+    fn candidates(now: &Survey<BinlogServers>, plan: &Plan, wish: &Wish<'_>) -> Result<Election, Refusal> {
         let only = binding(now, plan, wish)?.or(wish.to.map(str::to_owned));
         let to_fence = now.standing().filter(|(relay, _)| !plan.there.contains(&relay.name));
         let old = to_fence.max_by_key(|(_, standing)| standing.epoch).map_or(0, |(_, standing)| standing.source);
@@ -138,17 +266,17 @@ impl ServerKind for MariaDb {
         Ok(Election { candidates: found.into_iter().map(candidate).collect(), withdraw: None, unfit: Vec::new() })
     }
 
-    fn keep_furthest(_: &mut Election, _: &Survey<MariaDb>) {}
+    fn keep_furthest(_: &mut Election, _: &Survey<BinlogServers>) {}
 
     fn target(fenced: &[(Relay, BinlogStanding)]) -> Result<Option<Target>, Refusal> {
         let (relay, standing) = furthest(fenced)?;
         let relay = (relay.name.clone(), relay.address.clone());
-        Ok(Some(Target { relay, wanted: standing.state.position() }))
+        Ok(Some(Target { relay, wanted: Wanted::of(&standing.state) }))
     }
 
     #[cfg(test)]
     fn reached(target: &Target, server: &NodeState) -> bool {
-        server.has(&target.wanted)
+        server.held.has(&target.wanted)
     }
 
     fn holds(then: &BinlogStanding, now: &BinlogStanding, node: Option<&NodeState>) -> bool {
@@ -167,7 +295,7 @@ fn follows(standing: &BinlogStanding, node: &Node) -> bool {
 ///
 /// # Errors
 /// The source lives, too few relays answer, or another node was chosen than the wish names.
-pub(super) fn begin(survey: &Survey<MariaDb>, wish: &Wish<'_>) -> Result<Plan, Refusal> {
+pub(super) fn begin(survey: &Survey<BinlogServers>, wish: &Wish<'_>) -> Result<Plan, Refusal> {
     let fence = needed(survey.relays.len(), survey.acknowledgements);
     let answer = survey.standing().count();
     if answer < fence {
@@ -200,7 +328,7 @@ pub(super) fn begin(survey: &Survey<MariaDb>, wish: &Wish<'_>) -> Result<Plan, R
 }
 
 /// Returns the node that an earlier run has chosen, and that the relays' answers still bind to.
-fn binding(survey: &Survey<MariaDb>, plan: &Plan, wish: &Wish<'_>) -> Result<Option<String>, Refusal> {
+fn binding(survey: &Survey<BinlogServers>, plan: &Plan, wish: &Wish<'_>) -> Result<Option<String>, Refusal> {
     let chosen = survey.elected().filter(|(term, _)| *term > plan.over).map(|(_, node)| node);
     match (&chosen, wish.to) {
         (Some(chosen), Some(to)) if chosen != to => Err(Refusal::Chosen { chosen: chosen.clone(), to: to.into() }),
@@ -209,7 +337,7 @@ fn binding(survey: &Survey<MariaDb>, plan: &Plan, wish: &Wish<'_>) -> Result<Opt
 }
 
 /// Checks that the fences may be removed: no relay is changed if any has recorded a chosen node.
-fn may_abort(survey: &Survey<MariaDb>) -> Result<(), Refusal> {
+fn may_abort(survey: &Survey<BinlogServers>) -> Result<(), Refusal> {
     let chosen = survey.standing().find_map(|(relay, standing)| Some((relay, standing.chosen.as_ref()?)));
     match chosen {
         Some((relay, (_, node))) => Err(Refusal::Begun { relay: relay.name.clone(), node: node.clone() }),
@@ -223,8 +351,8 @@ fn furthest(fenced: &[(Relay, BinlogStanding)]) -> Result<(&Relay, &BinlogStandi
     for (relay, standing) in fenced {
         best = match best {
             None => Some((relay, standing)),
-            Some((_, held)) if standing.state.lacks(&held.state.position()).is_empty() => Some((relay, standing)),
-            Some((_, held)) if held.state.lacks(&standing.state.position()).is_empty() => best,
+            Some((_, held)) if standing.state.includes(&held.state) => Some((relay, standing)),
+            Some((_, held)) if held.state.includes(&standing.state) => best,
             Some((other, _)) => return Err(Refusal::Apart(other.name.clone(), relay.name.clone())),
         };
     }
@@ -232,27 +360,28 @@ fn furthest(fenced: &[(Relay, BinlogStanding)]) -> Result<(&Relay, &BinlogStandi
 }
 
 /// Returns the servers that may be promoted, best first: the named or chosen one; or every one that answers and is not the old source.
-fn fit<'a>(survey: &'a Survey<MariaDb>, old: u32, only: Option<&str>) -> Vec<(&'a Node, &'a NodeState)> {
+fn fit<'a>(survey: &'a Survey<BinlogServers>, old: u32, only: Option<&str>) -> Vec<(&'a Node, &'a NodeState)> {
     let fits = |(node, state): &(&Node, &NodeState)| match only {
         Some(only) => node.name == only,
         None => state.server_id != old,
     };
     let mut all: Vec<_> = survey.answering().filter(fits).collect();
-    all.sort_by_key(|(_, state)| std::cmp::Reverse(state.reach()));
+    all.sort_by_key(|(_, state)| std::cmp::Reverse(state.held.reach()));
     all
 }
 
 /// Access to servers and relays.
-struct MariaDbClients {
+struct BinlogClients {
     config: Config,
+    dialect: Dialect,
     password: String,
     servers_tls: Option<Arc<tls::Connector>>,
     relays_tls: Option<Arc<tls::Connector>>,
     relay_passwords: Vec<String>,
 }
 
-impl MariaDbClients {
-    fn new(config: Config) -> Result<MariaDbClients, Failure> {
+impl BinlogClients {
+    fn new(config: Config, dialect: Dialect) -> Result<BinlogClients, Failure> {
         let connector = |tls: &tls::ConnectConfig, section: &str| {
             let made = tls::Connector::new(tls).map_err(|error| Failure::config(format!("[{section}] {error}")));
             made.map(|connector| connector.map(Arc::new))
@@ -266,26 +395,29 @@ impl MariaDbClients {
             .collect::<Result<_, Failure>>()?;
         let servers_tls = connector(&config.cluster.tls, "cluster.tls")?;
         let relays_tls = connector(&failover.tls, "failover.tls")?;
-        Ok(MariaDbClients { password, servers_tls, relays_tls, relay_passwords, config })
+        Ok(BinlogClients { dialect, password, servers_tls, relays_tls, relay_passwords, config })
     }
 
-    fn server(&self, address: &str) -> Result<MariaDbSession, String> {
+    fn server(&self, address: &str) -> Result<BinlogSession, String> {
         let (user, password) = (&self.config.failover.user, &self.password);
-        MariaDbSession::open(&MariaDbAccess { address, user, password, connector: self.servers_tls.clone() })
+        BinlogSession::open(&BinlogAccess { address, user, password, connector: self.servers_tls.clone() })
     }
 
     fn order(&self, relay: usize, order: &Order) -> Result<BinlogStanding, String> {
         let part = &self.config.failover.relays[relay];
         let (address, user, password) = (&part.address, &part.user, &self.relay_passwords[relay]);
-        MariaDbSession::open(&MariaDbAccess { address, user, password, connector: self.relays_tls.clone() })?
-            .order(order)
+        BinlogSession::open(&BinlogAccess { address, user, password, connector: self.relays_tls.clone() })?
+            .order(order, self.dialect)
     }
 
-    async fn survey(self: &Arc<Self>) -> Survey<MariaDb> {
+    async fn survey(self: &Arc<Self>) -> Survey<BinlogServers> {
         let servers = self.config.cluster.nodes.iter().map(|node| async {
             let address = node.address.clone();
-            let state =
-                self.off(move |clients| clients.server(&address).and_then(|mut session| look(&mut session))).await;
+            let state = self
+                .off(move |clients| {
+                    clients.server(&address).and_then(|mut session| look(&mut session, clients.dialect))
+                })
+                .await;
             Node { name: node.name.clone(), address: node.address.clone(), tags: Tags::default(), state }
         });
         let relays = self.config.failover.relays.iter().enumerate().map(|(index, part)| async move {
@@ -300,32 +432,36 @@ impl MariaDbClients {
     /// Runs blocking work off the runtime.
     async fn off<T: Send + 'static>(
         self: &Arc<Self>,
-        work: impl FnOnce(&MariaDbClients) -> Result<T, String> + Send + 'static,
+        work: impl FnOnce(&BinlogClients) -> Result<T, String> + Send + 'static,
     ) -> Result<T, String> {
         let clients = Arc::clone(self);
         tokio::task::spawn_blocking(move || work(&clients)).await.map_err(|error| error.to_string())?
     }
 }
 
-fn look(session: &mut MariaDbSession) -> Result<NodeState, String> {
-    let rows = session.query("SELECT @@server_id, @@gtid_binlog_state, @@gtid_current_pos, @@read_only")?;
+fn look(session: &mut BinlogSession, dialect: Dialect) -> Result<NodeState, String> {
+    let family = Family::of(dialect);
+    let rows = session.query(family.look)?;
     let text = |column: usize| rows.first().and_then(|row| row.get(column)?.clone()).unwrap_or_default();
     let wrong = |_| "the server answers what is not understood".to_owned();
-    // Host and port are the third and fifth of many columns, in all versions.
-    let slave = session.query("SHOW SLAVE STATUS")?;
-    let master = slave.first().and_then(|row| Some(format!("{}:{}", row.get(1)?.clone()?, row.get(3)?.clone()?)));
+    let replication = session.query(family.replication)?;
+    let master = replication.first().and_then(|row| Some(format!("{}:{}", row.get(1)?.clone()?, row.get(3)?.clone()?)));
     Ok(NodeState {
         server_id: text(0).parse().map_err(|_| "no server_id".to_owned())?,
-        log: text(1).parse().map_err(wrong)?,
-        position: text(2).parse().map_err(wrong)?,
-        read_only: text(3) != "0",
+        held: match dialect {
+            Dialect::MariaDb => {
+                Held::MariaDb { log: text(2).parse().map_err(wrong)?, position: text(3).parse().map_err(wrong)? }
+            }
+            Dialect::MySql => Held::MySql(text(2).parse().map_err(wrong)?),
+        },
+        read_only: text(1) != "0",
         master,
     })
 }
 
 /// Promotes a replica to replace a lost source.
-pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failure> {
-    let servers = Servers { clients: Arc::new(MariaDbClients::new(config)?), stop: args.stop.clone() };
+pub(super) fn failover(config: Config, dialect: Dialect, args: &FailoverArgs) -> Result<(), Failure> {
+    let servers = Servers { clients: Arc::new(BinlogClients::new(config, dialect)?), stop: args.stop.clone() };
     run(async {
         let survey = servers.clients.survey().await;
         show(&survey);
@@ -334,7 +470,7 @@ pub(super) fn failover(config: Config, args: &FailoverArgs) -> Result<(), Failur
         }
         let wish = Wish { to: args.to.as_deref(), force: args.force, ..Wish::default() };
         let plan = begin(&survey, &wish).map_err(refuse)?;
-        let election = MariaDb::candidates(&survey, &plan, &wish).map_err(refuse)?;
+        let election = BinlogServers::candidates(&survey, &plan, &wish).map_err(refuse)?;
         if args.dry_run {
             let names: Vec<&str> = election.candidates.iter().map(|candidate| candidate.name.as_str()).collect();
             terminal::line(format_args!(
@@ -366,8 +502,8 @@ fn refuse(refusal: Refusal) -> Failure {
 ///
 /// # Errors
 /// A server or relay does not answer.
-pub(super) fn check(config: Config) -> Result<(), Failure> {
-    let clients = Arc::new(MariaDbClients::new(config)?);
+pub(super) fn check(config: Config, dialect: Dialect) -> Result<(), Failure> {
+    let clients = Arc::new(BinlogClients::new(config, dialect)?);
     drive(async {
         let survey = clients.survey().await;
         show(&survey);
@@ -380,7 +516,7 @@ pub(super) fn check(config: Config) -> Result<(), Failure> {
 
 /// The servers and relays of a failover.
 struct Servers {
-    clients: Arc<MariaDbClients>,
+    clients: Arc<BinlogClients>,
     /// Test hook that stops the run.
     stop: StopAt,
 }
@@ -393,7 +529,7 @@ impl Servers {
 }
 
 impl Adapter for Servers {
-    type Kind = MariaDb;
+    type Kind = BinlogServers;
     type Setback = String;
 
     fn run(&self) -> u16 {
@@ -410,11 +546,11 @@ impl Adapter for Servers {
         self.clients.off(move |clients| clients.order(index, &order)).await
     }
 
-    async fn survey_again(&self, before: &Survey<MariaDb>) -> Survey<MariaDb> {
+    async fn survey_again(&self, before: &Survey<BinlogServers>) -> Survey<BinlogServers> {
         before.clone()
     }
 
-    async fn note(&self, _: &Survey<MariaDb>, _: u64, _: Option<&str>) -> Vec<String> {
+    async fn note(&self, _: &Survey<BinlogServers>, _: u64, _: Option<&str>) -> Vec<String> {
         Vec::new()
     }
 
@@ -424,7 +560,7 @@ impl Adapter for Servers {
         self.clients.off(move |clients| catch_up(clients, &address, &target)).await.map(|()| node)
     }
 
-    async fn promote(&self, node: &str, _: &Engine<MariaDb>) -> Result<u32, NotPromoted<String>> {
+    async fn promote(&self, node: &str, _: &Engine<BinlogServers>) -> Result<u32, NotPromoted<String>> {
         let address = self.address(node);
         let told = self.clients.off(move |clients| Ok(promote(clients, &address))).await;
         let why = match told {
@@ -448,7 +584,7 @@ impl Adapter for Servers {
             .advise("run it again to go on; `kingpost failover --abort` takes the fence away")
     }
 
-    fn tell(&self, news: News<'_, MariaDb>) {
+    fn tell(&self, news: News<'_, BinlogServers>) {
         match news {
             News::There { relay } => terminal::line(format_args!("{relay}: follows the new source already")),
             News::NotFenced { relay, why } => terminal::line(format_args!("{relay}: not fenced: {why}")),
@@ -459,7 +595,7 @@ impl Adapter for Servers {
                     engine.ballot.relays.len(),
                     engine.term(),
                     best.name,
-                    has.state.position()
+                    Wanted::of(&has.state)
                 ));
             }
             News::NotChosen { relay, why } => terminal::line(format_args!("{relay}: {why}")),
@@ -471,7 +607,7 @@ impl Adapter for Servers {
         }
     }
 
-    fn failure(&self, stop: Stop<'_, MariaDb>) -> Failure {
+    fn failure(&self, stop: Stop<'_, BinlogServers>) -> Failure {
         match stop {
             Stop::Fenced { too_few: TooFew { fenced, needed }, relays, .. } => {
                 refuse(Refusal::TooFew { answer: fenced, relays, fence: needed })
@@ -489,33 +625,32 @@ impl Adapter for Servers {
 
 /// Has a server receive all that the fenced relays have. Blocking.
 fn catch_up(
-    clients: &MariaDbClients,
+    clients: &BinlogClients,
     address: &str,
     Target { relay: (relay, from), wanted }: &Target,
 ) -> Result<(), String> {
     let limit = clients.config.failover.step_timeout;
+    let dialect = clients.dialect;
+    let family = Family::of(dialect);
     let mut session = clients.server(address)?;
     session.patience(limit + Duration::from_secs(5))?;
-    let state = look(&mut session)?;
-    if state.has(wanted) {
+    let state = look(&mut session, dialect)?;
+    if state.held.has(wanted) {
         return Ok(());
     }
     let (host, port) = from.rsplit_once(':').ok_or_else(|| "the relay's address has no port".to_owned())?;
     if state.master.as_deref() != Some(from) {
-        session.query("STOP SLAVE")?;
-        session.query(&format!(
-            "CHANGE MASTER TO MASTER_HOST = '{}', MASTER_PORT = {port}",
-            host.replace(['\'', '\\'], "")
-        ))?;
+        session.query(family.stop)?;
+        session.query(&change_source(dialect, host, port))?;
     }
-    session.query("START SLAVE")?;
+    session.query(family.start)?;
     let seconds = limit.as_secs().max(1);
-    let rows = session.query(&format!("SELECT MASTER_GTID_WAIT('{wanted}', {seconds})"))?;
+    let rows = session.query(&wait_for(wanted, seconds))?;
     if rows.first().and_then(|row| row.first().cloned().flatten()).as_deref() != Some("0") {
         return Err(format!("it has not got {wanted} from {relay} within {seconds} s"));
     }
-    let state = look(&mut session)?;
-    if state.has(wanted) { Ok(()) } else { Err(format!("it has {} and not {wanted}", state.position)) }
+    let state = look(&mut session, dialect)?;
+    if state.held.has(wanted) { Ok(()) } else { Err(format!("it has {} and not {wanted}", state.held)) }
 }
 
 /// Reason why a server is not the source.
@@ -533,30 +668,23 @@ impl From<String> for Told {
 }
 
 /// Makes a server the source. Blocking.
-fn promote(clients: &MariaDbClients, address: &str) -> Result<(), Told> {
+fn promote(clients: &BinlogClients, address: &str) -> Result<(), Told> {
     let mut session = clients.server(address)?;
     session.patience(clients.config.failover.step_timeout + Duration::from_secs(5))?;
-    for statement in [
-        "STOP SLAVE",
-        // Its commits must wait for a relay as the old source's did, from the first one on.
-        "SET GLOBAL rpl_semi_sync_master_timeout = 4294967295",
-        "SET GLOBAL rpl_semi_sync_master_wait_point = AFTER_SYNC",
-        "SET GLOBAL rpl_semi_sync_master_wait_no_slave = ON",
-        "SET GLOBAL rpl_semi_sync_master_enabled = ON",
-        "RESET SLAVE ALL",
-    ] {
+    let family = Family::of(clients.dialect);
+    for statement in std::iter::once(family.stop).chain(family.promote) {
         session.query(statement)?;
     }
-    let Err(why) = session.query("SET GLOBAL read_only = 0") else { return Ok(()) };
+    let Err(why) = session.query(family.writable) else { return Ok(()) };
     // The answer may have been lost although the statement succeeded.
-    match clients.server(address).and_then(|mut session| look(&mut session)) {
+    match clients.server(address).and_then(|mut session| look(&mut session, clients.dialect)) {
         Ok(state) if !state.read_only => Ok(()),
         _ => Err(Told::Unknown(why)),
     }
 }
 
 /// Has the relays follow the new source.
-async fn follow(servers: &Servers, node: &str, engine: &Engine<MariaDb>) -> Result<(), Failure> {
+async fn follow(servers: &Servers, node: &str, engine: &Engine<BinlogServers>) -> Result<(), Failure> {
     let order = Order::Follow { term: engine.term(), address: servers.address(node) };
     let fenced = &engine.ballot.relays;
     let each = fenced.iter().map(|(relay, _)| async { (&relay.name, servers.order(&relay.name, order.clone()).await) });
@@ -577,7 +705,7 @@ async fn follow(servers: &Servers, node: &str, engine: &Engine<MariaDb>) -> Resu
 }
 
 /// Removes the fences, unless a node was chosen.
-async fn abort(servers: &Servers, survey: &Survey<MariaDb>) -> Result<(), Failure> {
+async fn abort(servers: &Servers, survey: &Survey<BinlogServers>) -> Result<(), Failure> {
     may_abort(survey).map_err(|refusal| {
         Failure::runtime(refusal.to_string()).advise("`kingpost failover` goes on with that server")
     })?;
@@ -597,14 +725,14 @@ async fn abort(servers: &Servers, survey: &Survey<MariaDb>) -> Result<(), Failur
 }
 
 /// Prints the survey, one line per server and relay.
-fn show(survey: &Survey<MariaDb>) {
+fn show(survey: &Survey<BinlogServers>) {
     for node in &survey.servers {
         let text = match &node.state {
             Err(why) => format!("does not answer: {why}"),
             Ok(state) => {
                 let role = if state.read_only { "reads" } else { "writes" };
                 let from = state.master.as_deref().map(|master| format!(", from {master}")).unwrap_or_default();
-                format!("server_id {}, {role}{from}, has {}", state.server_id, state.position)
+                format!("server_id {}, {role}{from}, has {}", state.server_id, state.held)
             }
         };
         terminal::line(format_args!("{:<12} {:<22} {text}", node.name, node.address));
@@ -636,14 +764,14 @@ mod tests {
         Relay { name: name.into(), address: format!("{name}:1"), application: String::new(), standing }
     }
 
-    fn survey(servers: &[Node], relays: &[Relay]) -> Survey<MariaDb> {
+    fn survey(servers: &[Node], relays: &[Relay]) -> Survey<BinlogServers> {
         Survey { servers: servers.to_vec(), relays: relays.to_vec(), acknowledgements: 1 }
     }
 
     /// The decision of a survey: the term, the node that binds, the number of relays to fence, and those that are left alone.
     type Decided = (u64, Option<String>, usize, Vec<String>);
 
-    fn decided(survey: &Survey<MariaDb>, to: Option<&str>, force: bool) -> Result<Decided, Refusal> {
+    fn decided(survey: &Survey<BinlogServers>, to: Option<&str>, force: bool) -> Result<Decided, Refusal> {
         let wish = Wish { to, force, ..Wish::default() };
         let plan = begin(survey, &wish)?;
         Ok((survey.highest_term() + 1, binding(survey, &plan, &wish)?, survey.needed(), plan.there))
@@ -651,13 +779,14 @@ mod tests {
 
     fn relay(name: &str, term: u64, fenced: bool, chosen: Option<(u64, &str)>, gtids: &str, state: &str) -> Relay {
         let chosen = chosen.map(|(term, node)| (term, node.to_owned()));
+        let dialect = if gtids.contains(':') { Dialect::MySql } else { Dialect::MariaDb };
         let standing = BinlogStanding {
             term,
             epoch: 1,
             source: 1,
             fenced,
             chosen,
-            state: gtids.parse().unwrap(),
+            state: State::parse(dialect, gtids).unwrap(),
             upstream: "a:1".into(),
             upstream_state: state.into(),
         };
@@ -691,13 +820,11 @@ mod tests {
     }
 
     fn node(name: &str, server_id: u32, position: &str) -> Node {
-        let state = NodeState {
-            server_id,
-            log: State::default(),
-            position: position.parse().unwrap(),
-            read_only: true,
-            master: None,
+        let held = match position.contains(':') {
+            true => Held::MySql(position.parse().unwrap()),
+            false => Held::MariaDb { log: mariadb::State::default(), position: position.parse().unwrap() },
         };
+        let state = NodeState { server_id, held, read_only: true, master: None };
         Node { name: name.into(), address: format!("{name}:1"), tags: Tags::default(), state: Ok(state) }
     }
 
@@ -746,7 +873,34 @@ mod tests {
         };
         assert_eq!(name(&[of("a", "0-1-9"), of("b", "0-1-12"), of("c", "0-1-3")]), Ok("b".into()));
         assert_eq!(name(&[of("a", "0-1-9"), of("b", "0-2-10")]), Err(Refusal::Apart("a".into(), "b".into())));
+        let (one, two) = (format!("{UUID}:1-9"), format!("{UUID}:1-12,{UUID}:blue:1"));
+        assert_eq!(name(&[of("a", &one), of("b", &two), of("c", &one)]), Ok("b".into()));
+        // A set has holes: the highest number says nothing.
+        let hole = format!("{UUID}:1-5:7-30");
+        assert_eq!(name(&[of("a", &one), of("b", &hole)]), Err(Refusal::Apart("a".into(), "b".into())));
         assert_eq!(name(&[]), Err(Refusal::Nobody));
+    }
+
+    const UUID: &str = "3e11fa47-71ca-11e1-9e33-c80aa9429562";
+
+    #[test]
+    fn who_has_what_the_relays_have() {
+        let has = |held: &str, wanted: &str| {
+            let dialect = if wanted.contains(':') { Dialect::MySql } else { Dialect::MariaDb };
+            node("n", 1, held).state.unwrap().held.has(&Wanted::of(&State::parse(dialect, wanted).unwrap()))
+        };
+        let set = |text: &str| format!("{UUID}:{text}");
+        for (held, wanted, expected) in [
+            ("0-1-9".to_owned(), "0-1-9".to_owned(), true),
+            ("0-1-8".to_owned(), "0-1-9".to_owned(), false),
+            (set("1-9"), set("1-9"), true),
+            (set("1-9"), set("1-5"), true),
+            (set("1-5:7-20"), set("1-9"), false),
+            (set("1-9"), format!("{UUID}:1-9,{UUID}:blue:1"), false),
+            (set("1-9"), "0-1-9".to_owned(), false),
+        ] {
+            assert_eq!(has(&held, &wanted), expected, "{held} and {wanted}");
+        }
     }
 
     #[test]
