@@ -38,7 +38,7 @@ type Relay = RelaySeen<BinlogServers>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NodeState {
     pub(super) server_id: u32,
-    /// Its transactions.
+    /// The transactions that it has.
     pub(super) held: Held,
     pub(super) read_only: bool,
     /// Address of the server that it replicates from.
@@ -92,7 +92,7 @@ impl fmt::Display for Held {
 pub(super) enum Wanted {
     /// The last one of each domain.
     MariaDb(mariadb::Position),
-    /// All of them.
+    /// The complete set.
     MySql(mysql::Set),
 }
 
