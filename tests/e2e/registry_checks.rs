@@ -3,6 +3,7 @@
 use kingpost_tests::certs::Authority;
 use kingpost_tests::{RegistryNode, SOON, ShowLogs, wait_until};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 async fn put(node: &RegistryNode, path: &str, body: &Value) -> u16 {
     node.send("PUT", path, body).await.status
@@ -238,4 +239,65 @@ async fn probes_speak_tls_and_look_at_certificates() {
         if left.is_empty() { Some(()) } else { None }
     })
     .await;
+}
+
+/// Answers `GET` requests: `/9` to `/1` refer to the next lower number, `/0` is good, `/open` is good for `user:sesame` only.
+async fn pages(listener: tokio::net::TcpListener) {
+    loop {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = vec![0; 2048];
+        let length = stream.read(&mut request).await.unwrap_or(0);
+        let request = String::from_utf8_lossy(&request[..length]).into_owned();
+        let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
+        let answer = match path.trim_start_matches('/').parse::<u32>() {
+            Ok(0) => "200 OK".to_owned(),
+            Ok(n) => format!("302 Found\r\nLocation: /{}", n - 1),
+            Err(_) if path == "/?x=1" => "200 OK".to_owned(),
+            Err(_) if path == "/open" && request.contains("Authorization: Basic dXNlcjpzZXNhbWU=") => {
+                "200 OK".to_owned()
+            }
+            Err(_) => "403 Forbidden".to_owned(),
+        };
+        let _ = stream.write_all(format!("HTTP/1.1 {answer}\r\nContent-Length: 0\r\n\r\n").as_bytes()).await;
+    }
+}
+
+/// As Consul's agent probes: it follows redirects, logs in, and takes a URL without a path.
+#[tokio::test]
+async fn http_checks_are_as_consuls_agent_makes_them() {
+    let node = RegistryNode::start("[log]\nlevel = \"debug\"").await;
+    let _logs = ShowLogs(node.dir());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    let serving = tokio::spawn(pages(listener));
+    let http = |url: String| json!({ "HTTP": url, "Interval": "1s" });
+    let mut stays = http(format!("http://{at}/1"));
+    stays["DisableRedirects"] = true.into();
+    let cases = [
+        ("redirected", http(format!("http://{at}/9")), "passing"),
+        ("too-often", http(format!("http://{at}/10")), "critical"),
+        ("not-followed", stays, "critical"),
+        ("query", http(format!("http://{at}?x=1")), "passing"),
+        ("login", http(format!("http://user:sesame@{at}/open")), "passing"),
+        ("wrong-login", http(format!("http://user:sesame2@{at}/open?key=sesame")), "critical"),
+        ("nowhere", http("http://user:sesame@127.0.0.1:1/?key=sesame".into()), "critical"),
+    ];
+    for (name, check, status) in &cases {
+        let mut check = check.clone();
+        check["Status"] = if *status == "passing" { "critical".into() } else { "passing".into() };
+        let sent = json!({ "Name": name, "Address": "127.0.0.1", "Check": check });
+        assert_eq!(put(&node, "/v1/agent/service/register", &sent).await, 200, "{name}");
+    }
+    wait_until("each check to find what it should", SOON, node.dir(), async || {
+        for (name, _, status) in &cases {
+            if checks(&node, name, "default").await.first().is_none_or(|(_, found)| found != status) {
+                return None;
+            }
+        }
+        Some(())
+    })
+    .await;
+    serving.abort();
+    let log = std::fs::read_to_string(node.dir().join("registry.log")).unwrap();
+    assert!(log.contains("probe: ") && !log.contains("sesame"), "a password is in the log");
 }

@@ -148,7 +148,7 @@ fn instance(instance: &Instance) -> picture::Instance {
             .map(|part| part.to_string())
             .collect(),
         metadata: pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
-        check: instance.check.as_ref().and_then(|check| serde_json::to_value(&**check).ok()),
+        check: instance.check.as_ref().and_then(|check| serde_json::to_value(check.redacted()).ok()),
         revision: instance.revision.0,
         created: instance.ctime,
         changed: instance.mtime,

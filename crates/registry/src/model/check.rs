@@ -39,13 +39,17 @@ pub enum CheckKind {
         #[serde(flatten)]
         pace: Pace,
     },
-    /// A probe that passes if `GET` is answered with 200 to 299. 429 is a warning.
+    /// A probe that passes if `GET` is answered with 200 to 299, after at most 9 redirects. 429 is a warning.
     Http {
-        /// `http://host:port/path` or `https://host:port/path`, or a path on the instance's own address, without TLS.
+        /// `http://host:port/path` or `https://host:port/path`, or a path on the instance's own address, without TLS. `user:password@` before the
+        /// host becomes Basic authentication.
         url: String,
-        /// TLS parameters for `https://`.
+        /// TLS parameters for `https://`, also after a redirect.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         tls: Option<ProbeTls>,
+        /// True if a redirect is not followed, but critical.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        no_redirects: bool,
         /// Interval, timeout and thresholds of the probe.
         #[serde(flatten)]
         pace: Pace,
@@ -176,6 +180,18 @@ impl Check {
         }
     }
 
+    /// Returns a copy for people to look at: its URLs have no `user:password@` and no query.
+    #[must_use]
+    pub fn redacted(&self) -> Check {
+        let mut check = self.clone();
+        match &mut check.kind {
+            CheckKind::Http { url, .. } => *url = without_secrets(url),
+            CheckKind::Several { checks } => checks.iter_mut().for_each(|part| part.check = part.check.redacted()),
+            _ => {}
+        }
+        check
+    }
+
     /// True if a registration, a heartbeat or a report sets the health; false if the registry determines it by itself.
     pub fn is_reported(&self) -> bool {
         matches!(self.kind, CheckKind::Ttl { .. } | CheckKind::Reported)
@@ -222,13 +238,13 @@ impl Check {
                 }
                 pace.check()?;
             }
-            CheckKind::Http { url, tls, pace } => {
+            CheckKind::Http { url, tls, pace, .. } => {
                 limits::text("url of a check", url, 1, 1024)?;
                 let begins = ["http://", "https://", "/"].iter().any(|start| url.starts_with(start));
                 if !begins || url.contains(char::is_whitespace) {
                     return Err(Invalid::Value {
                         what: "url of a check",
-                        found: url.clone(),
+                        found: without_secrets(url),
                         expected: "http://host:port/path, https://host:port/path or /path, without spaces",
                     });
                 }
@@ -241,6 +257,16 @@ impl Check {
         }
         Ok(())
     }
+}
+
+/// Returns a URL without `user:password@`, and with `…` in place of its query.
+fn without_secrets(url: &str) -> String {
+    let start = url.find("://").filter(|at| !url[..*at].contains(['/', '?', '#'])).map_or(0, |at| at + 3);
+    let (scheme, rest) = url.split_at(start);
+    let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let (path, query) = path.split_at(path.find(['?', '#']).unwrap_or(path.len()));
+    format!("{scheme}{host}{path}{}", if query.is_empty() { "" } else { "?…" })
 }
 
 /// Returns the worst health of several checks.
@@ -319,6 +345,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn secrets_of_urls_are_not_shown() {
+        for (url, shown) in [
+            ("http://user:pw@h:8/up?token=pw#pw", "http://h:8/up?…"),
+            ("https://a:p@w@h", "https://h"),
+            ("http://h?pw", "http://h?…"),
+            ("/up?to=http://user:pw@h/", "/up?…"),
+            ("ftp://user:pw@h/ up", "ftp://h/ up"),
+            ("user:pw@h/up", "h/up"),
+        ] {
+            let kind = CheckKind::Http { url: url.into(), tls: None, no_redirects: false, pace: Pace::default() };
+            let check = Check { kind, deregister_after: None };
+            let part = InstanceCheck { id: "a".into(), health: None, check: check.clone() };
+            let several = Check { kind: CheckKind::Several { checks: vec![part] }, deregister_after: None };
+            for check in [&check, &several] {
+                let text = serde_json::to_string(&check.redacted()).unwrap();
+                assert!(text.contains(&format!("\"url\":{shown:?}")) && !text.contains("pw"), "{url}: {text}");
+            }
+            if let Err(error) = check.check() {
+                assert!(!error.to_string().contains("pw"), "{url}: {error}");
+            }
+        }
+    }
+
+    #[test]
     fn json_forms() {
         for (json, good) in [
             (r#"{"type":"ttl","ttl":"10s"}"#, true),
@@ -327,6 +377,7 @@ mod tests {
             (r#"{"type":"tcp"}"#, true),
             (r#"{"type":"tcp","interval":"2s","fall":0}"#, false),
             (r#"{"type":"http","url":"/health"}"#, true),
+            (r#"{"type":"http","url":"http://u:p@h?x=1","no_redirects":true}"#, true),
             (r#"{"type":"http","url":"ftp://x"}"#, false),
             (r#"{"type":"http","url":"/a\r\nX: y"}"#, false),
             (r#"{"type":"postgres","target":"127.0.0.1:5432"}"#, true),

@@ -47,8 +47,8 @@ pub(super) struct ServiceCheck {
     pub(super) health: Health,
 }
 
-/// Keys that a check must not have, because the probe would differ from the client's intention. Keys without effect here are accepted: redirects are
-/// never followed (`DisableRedirects`), no output is kept (`OutputMaxSize`), and without TLS there is nothing to verify (`TLSSkipVerify`).
+/// Keys that a check must not have, because the probe would differ from the client's intention. Keys without effect here are accepted: no output is
+/// kept (`OutputMaxSize`).
 const REFUSED: [&str; 13] = [
     "args",
     "scriptargs",
@@ -95,8 +95,9 @@ pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
         (None, "", "", "") => None,
         (Some(ttl), "", "", "") => Some(CheckKind::Ttl { ttl }),
         (None, url, "", "") => {
-            let tls = url.starts_with("https://").then_some(tls);
-            Some(CheckKind::Http { url: url.to_owned(), tls, pace })
+            // `http://` may redirect to `https://`.
+            let tls = (url.starts_with("https://") || tls.skip_verify).then_some(tls);
+            Some(CheckKind::Http { url: url.to_owned(), tls, no_redirects: object.flag("disableredirects")?, pace })
         }
         (None, "", target, "") => Some(CheckKind::Tcp { target: Some(target.to_owned()), pace }),
         (None, "", "", grpc) => {
@@ -572,7 +573,7 @@ mod tests {
         let read = |json: serde_json::Value| probe(&json).unwrap().check.unwrap().kind;
         let tls = |skip_verify, server_name: &str| Some(ProbeTls { skip_verify, server_name: server_name.into() });
         for (sent, expected) in [
-            (serde_json::json!({"HTTP": "http://h/", "TLSSkipVerify": true}), None),
+            (serde_json::json!({"HTTP": "http://h/", "TLSSkipVerify": true}), tls(true, "")),
             (serde_json::json!({"HTTP": "https://h/"}), tls(false, "")),
             (serde_json::json!({"HTTP": "https://h/", "TLSSkipVerify": true}), tls(true, "")),
             (serde_json::json!({"http": "https://h/", "tls_server_name": "x"}), tls(false, "x")),

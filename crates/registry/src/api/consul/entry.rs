@@ -298,13 +298,13 @@ fn definition(instance: &Instance, check: Option<&crate::Check>) -> (&'static st
     let mut add = |key: &str, value: String| {
         definition.insert(key.to_owned(), Value::String(value));
     };
-    let mut secure = None;
+    let (mut secure, mut disable_redirects) = (None, false);
     let (kind, pace) = match &check.kind {
         CheckKind::Ttl { .. } => ("ttl", None),
         CheckKind::Reported | CheckKind::Several { .. } => ("", None),
-        CheckKind::Http { url, tls, pace } => {
+        CheckKind::Http { url, tls, no_redirects, pace } => {
             add("HTTP", url.clone());
-            secure = tls.as_ref();
+            (secure, disable_redirects) = (tls.as_ref(), *no_redirects);
             ("http", Some(pace))
         }
         CheckKind::Tcp { target, pace } => {
@@ -336,6 +336,9 @@ fn definition(instance: &Instance, check: Option<&crate::Check>) -> (&'static st
         if kind == "grpc" {
             definition.insert("GRPCUseTLS".into(), true.into());
         }
+    }
+    if disable_redirects {
+        definition.insert("DisableRedirects".into(), true.into());
     }
     (kind, Value::Object(definition))
 }

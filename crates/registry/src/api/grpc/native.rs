@@ -332,6 +332,7 @@ fn check(sent: pb::Check) -> Result<Check, ApiError> {
         Kind::Http(target) => CheckKind::Http {
             url: own(&target).unwrap_or_else(|| "/".into()),
             tls: target.tls.map(tls),
+            no_redirects: target.no_redirects,
             pace: pace(target.pace)?,
         },
         Kind::Reported(pb::check::Reported {}) => CheckKind::Reported,
@@ -409,6 +410,7 @@ fn shown_check(check: &Check) -> pb::Check {
         target: target.unwrap_or_default().to_owned(),
         service: String::new(),
         tls: None,
+        no_redirects: false,
         pace: Some(pb::Pace {
             interval: Some(proto_duration(pace.interval)),
             timeout: Some(proto_duration(pace.timeout)),
@@ -427,9 +429,11 @@ fn shown_check(check: &Check) -> pb::Check {
             tls: tls.as_ref().map(shown_tls),
             ..target(to.as_deref(), pace)
         }),
-        CheckKind::Http { url, tls, pace } => {
-            Kind::Http(pb::check::Target { tls: tls.as_ref().map(shown_tls), ..target(Some(url), pace) })
-        }
+        CheckKind::Http { url, tls, no_redirects, pace } => Kind::Http(pb::check::Target {
+            tls: tls.as_ref().map(shown_tls),
+            no_redirects: *no_redirects,
+            ..target(Some(url), pace)
+        }),
         CheckKind::Reported => Kind::Reported(pb::check::Reported {}),
         CheckKind::Several { checks } => {
             let part = |part: &InstanceCheck| pb::check::Part {

@@ -1,6 +1,7 @@
 //! The scheduler of probes: thousands of targets, one task, a bounded number of concurrent probes.
 
 mod grpc;
+mod http;
 mod mysql;
 mod probe;
 mod reach;

@@ -3,12 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use super::http::{self, MOST_REQUESTS, Url};
 use super::reach::Reach;
 use super::resolver::{Looked, Resolver};
 use super::secure::Secure;
 use super::{grpc, mysql};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use crate::model::{CheckKind, Health, Instance, Pace, ProbeTls};
 
@@ -26,11 +28,18 @@ pub(crate) struct Question {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
     Tcp,
-    Http { path: String },
+    Http { url: Url, options: HttpOptions },
     Postgres,
     Mysql,
     Redis,
     Grpc { service: String },
+}
+
+/// Parameters of an HTTP check, which also apply after a redirect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct HttpOptions {
+    tls: Option<ProbeTls>,
+    no_redirects: bool,
 }
 
 /// The result of a probe.
@@ -40,6 +49,13 @@ pub(crate) struct Found {
     /// True if the target's machine refused the connection: it is up, and nothing listens. Unlike silence, that is no fault of this node or of the
     /// network, so no brake keeps the instance.
     pub(crate) refused: bool,
+}
+
+/// The outcome of a request.
+enum Answer {
+    Found(Found),
+    /// The request that the target refers to.
+    Redirect(Question),
 }
 
 impl From<Health> for Found {
@@ -95,29 +111,21 @@ impl Question {
                 tls.clone_from(how);
                 (target.clone().unwrap_or_else(own), Kind::Grpc { service: service.clone() }, pace)
             }
-            CheckKind::Http { url, tls: how, pace } => {
-                let secure = url.strip_prefix("https://");
-                if secure.is_some() {
-                    tls = Some(how.clone().unwrap_or_default());
-                }
-                let (target, path) = match secure.or_else(|| url.strip_prefix("http://")) {
-                    None => (own(), url.clone()),
-                    Some(rest) => {
-                        let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-                        let path = if path.is_empty() { "/" } else { path };
-                        let with_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-                        let port = if secure.is_some() { 443 } else { 80 };
-                        (if with_port { host.to_owned() } else { format!("{host}:{port}") }, path.to_owned())
-                    }
-                };
-                (target, Kind::Http { path }, pace)
+            CheckKind::Http { url, tls, no_redirects, pace } => {
+                let options = HttpOptions { tls: tls.clone(), no_redirects: *no_redirects };
+                return Some((Question::http(Url::of(url, own), options, pace.timeout), pace.clone()));
             }
         };
         Some((Question { target, timeout: pace.timeout, kind, tls }, pace.clone()))
     }
 
-    /// Makes the probe, on behalf of an instance of `namespace`. Any error and any timeout is critical. The time limit begins when the address is
-    /// known. `None`: not probed, since the name could not be looked up now.
+    fn http(url: Url, options: HttpOptions, timeout: Duration) -> Question {
+        let tls = url.secure.then(|| options.tls.clone().unwrap_or_default());
+        Question { target: url.target(), timeout, kind: Kind::Http { url, options }, tls }
+    }
+
+    /// Makes the probe, on behalf of an instance of `namespace`, and follows redirects. Any error and any timeout is critical. `None`: not probed,
+    /// since a name could not be looked up now.
     pub(crate) async fn ask(
         &self,
         namespace: &str,
@@ -125,11 +133,29 @@ impl Question {
         reach: &Reach,
         secure: &Secure,
     ) -> Option<Found> {
+        let mut next = match self.ask_once(namespace, resolver, reach, secure).await? {
+            Answer::Found(found) => return Some(found),
+            Answer::Redirect(next) => next,
+        };
+        for _ in 1..MOST_REQUESTS {
+            next = match next.ask_once(namespace, resolver, reach, secure).await? {
+                // Only a refusal by the instance's own target shows that nothing listens there.
+                Answer::Found(found) => return Some(found.health.into()),
+                Answer::Redirect(next) => next,
+            };
+        }
+        tracing::debug!(target = self.target, "probe: more than {MOST_REQUESTS} requests, by redirects");
+        Some(Health::Critical.into())
+    }
+
+    /// Makes a single request. The time limit begins when the address is known.
+    async fn ask_once(&self, namespace: &str, resolver: &Resolver, reach: &Reach, secure: &Secure) -> Option<Answer> {
+        let critical = || Some(Answer::Found(Health::Critical.into()));
         let addresses = match resolver.resolve(namespace, &self.target).await {
             Looked::Addresses(addresses) => addresses,
             Looked::Failed => {
                 tracing::debug!(target = self.target, "probe: the name has no address");
-                return Some(Health::Critical.into());
+                return critical();
             }
             Looked::Later => return None,
         };
@@ -139,46 +165,52 @@ impl Question {
                 target = self.target,
                 "probe: registry.health.probe_deny has the address, or the registry itself listens there"
             );
-            return Some(Health::Critical.into());
+            return critical();
         }
-        Some(match tokio::time::timeout(self.timeout, self.answer(&may, secure)).await {
-            Ok(Ok(found)) => found,
+        match tokio::time::timeout(self.timeout, self.answer(&may, secure)).await {
+            Ok(Ok(answer)) => Some(answer),
             Ok(Err(error)) => {
                 tracing::debug!(target = self.target, "probe: {error}");
-                Health::Critical.into()
+                critical()
             }
-            Err(_) => Health::Critical.into(),
-        })
+            Err(_) => critical(),
+        }
     }
 
-    async fn answer(&self, addresses: &[SocketAddr], secure: &Secure) -> std::io::Result<Found> {
+    async fn answer(&self, addresses: &[SocketAddr], secure: &Secure) -> std::io::Result<Answer> {
+        let began = Instant::now();
         match TcpStream::connect(addresses).await {
             Ok(stream) => match &self.tls {
-                None => self.talk(stream).await.map(Found::from),
+                None => self.talk(stream, began).await,
                 Some(tls) => {
                     let protocol: &[u8] = if matches!(self.kind, Kind::Grpc { .. }) { b"h2" } else { b"http/1.1" };
                     let stream = secure.connect(stream, tls, &self.target, protocol).await?;
-                    self.talk(stream).await.map(Found::from)
+                    self.talk(stream, began).await
                 }
             },
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-                Ok(Found { health: Health::Critical, refused: true })
+                Ok(Answer::Found(Found { health: Health::Critical, refused: true }))
             }
             Err(error) => Err(error),
         }
     }
 
-    async fn talk(&self, mut stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> std::io::Result<Health> {
-        match &self.kind {
+    /// Speaks the protocol over a connection that was `began` to be made.
+    async fn talk(
+        &self,
+        mut stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        began: Instant,
+    ) -> std::io::Result<Answer> {
+        let health = match &self.kind {
             Kind::Tcp => Ok(Health::Passing),
-            Kind::Http { path } => {
-                let host = &self.target;
-                let request = format!(
-                    "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: kingpost\r\nAccept: */*\r\nConnection: close\r\n\r\n"
-                );
-                stream.write_all(request.as_bytes()).await?;
-                Ok(http_health(&read_until(&mut stream, |bytes| bytes.len() >= 12).await?))
-            }
+            Kind::Http { url, options } => match url.get(&mut stream).await? {
+                http::Answer::Health(health) => Ok(health),
+                http::Answer::Redirect(_) if options.no_redirects => Ok(Health::Critical),
+                http::Answer::Redirect(url) => {
+                    let left = self.timeout.saturating_sub(began.elapsed());
+                    return Ok(Answer::Redirect(Question::http(url, options.clone(), left)));
+                }
+            },
             Kind::Postgres => {
                 // The same as `pg_isready`: with a user that need not exist. Nobody logs in.
                 let mut startup = Vec::new();
@@ -192,7 +224,8 @@ impl Question {
                 Ok(redis_health(&read_until(&mut stream, |bytes| bytes.contains(&b'\n')).await?))
             }
             Kind::Grpc { service } => grpc::ask(stream, self.tls.is_some(), &self.target, service).await,
-        }
+        };
+        health.map(|health| Answer::Found(health.into()))
     }
 }
 
@@ -221,16 +254,6 @@ fn whole_message(bytes: &[u8]) -> bool {
         .get(1..5)
         .and_then(|length| length.try_into().ok())
         .is_some_and(|length| bytes.len() > u32::from_be_bytes(length) as usize)
-}
-
-/// Returns the health for a status line: 200 to 299 is passing, 429 a warning.
-fn http_health(line: &[u8]) -> Health {
-    let code = line.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
-    match code {
-        Some([b'2', b'0'..=b'9', b'0'..=b'9']) => Health::Passing,
-        Some(b"429") => Health::Warning,
-        _ => Health::Critical,
-    }
 }
 
 /// Returns the health for a server's first message. An authentication request: the server accepts connections. An error: it does too (no such user,
@@ -268,27 +291,8 @@ fn redis_health(reply: &[u8]) -> Health {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::sync::Arc;
-
     use super::*;
     use crate::model::{Check, InstanceId, Registration, ServiceKey};
-
-    #[test]
-    fn http_answers() {
-        for (line, health) in [
-            ("HTTP/1.1 200", Health::Passing),
-            ("HTTP/1.0 204", Health::Passing),
-            ("HTTP/1.1 429", Health::Warning),
-            ("HTTP/1.1 301", Health::Critical),
-            ("HTTP/1.1 500", Health::Critical),
-            ("HTTP/1.1 2", Health::Critical),
-            ("HTTP/1.1 2xx", Health::Critical),
-            ("SSH-2.0-Open", Health::Critical),
-            ("", Health::Critical),
-        ] {
-            assert_eq!(http_health(line.as_bytes()), health, "{line:?}");
-        }
-    }
 
     #[test]
     fn postgres_answers() {
@@ -340,6 +344,76 @@ mod tests {
         }
     }
 
+    fn instance(host: &str, port: u16, kind: CheckKind) -> Instance {
+        let id = InstanceId::parse("default/i").unwrap();
+        let mut registration = Registration::new(id, ServiceKey::parse("default/s").unwrap(), host, port);
+        registration.check = Some(Check { kind, deregister_after: None });
+        Instance::registered(registration, None)
+    }
+
+    /// Answers requests: `/N` refers to `/N-1`, `/0` is good; `/secret` is good for `user:pw` only; `/to/URL` refers to the URL.
+    async fn respond(stream: &mut TcpStream) -> std::io::Result<()> {
+        let request = read_until(stream, |bytes| bytes.ends_with(b"\r\n\r\n")).await?;
+        let request = String::from_utf8_lossy(&request);
+        let path = request.split(' ').nth(1).unwrap_or_default();
+        let answer = match (path, path.trim_start_matches('/').parse::<u32>(), path.strip_prefix("/to/")) {
+            (_, Ok(0), _) | ("/?x=1", ..) => "200 OK".to_owned(),
+            (_, Ok(n), _) => format!("302 Found\r\nLocation: {}", n - 1),
+            (.., Some(url)) => format!("307 Temporary Redirect\r\nLocation: {url}"),
+            ("/secret", ..) if request.contains("Authorization: Basic dXNlcjpwdw==\r\n") => "204 No Content".to_owned(),
+            _ => "401 Unauthorized".to_owned(),
+        };
+        stream.write_all(format!("HTTP/1.1 {answer}\r\nContent-Length: 0\r\n\r\n").as_bytes()).await
+    }
+
+    #[tokio::test]
+    async fn redirects_are_followed_and_passwords_sent() {
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let forbidden = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let (at, own) = (server.local_addr().unwrap(), forbidden.local_addr().unwrap());
+        let serving = tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = server.accept().await.unwrap();
+                let _ = respond(&mut stream).await;
+            }
+        });
+        let reach = Reach::new(&[], &[]).without([own]);
+        let (resolver, secure) = (Resolver::default(), Secure::new(None).unwrap());
+        let (good, bad) = (Health::Passing.into(), Health::Critical.into());
+        for (url, expected) in [
+            (format!("http://{at}?x=1"), good),
+            (format!("http://{at}/9"), good),
+            (format!("http://{at}/10"), bad),
+            ("/3".into(), good),
+            (format!("http://user:pw@{at}/secret"), good),
+            (format!("http://user:wrong@{at}/secret"), bad),
+            (format!("http://{at}/secret"), bad),
+            (format!("http://user:pw@{at}/to//secret"), good),
+            // A redirect to a whole URL does not take the password along.
+            (format!("http://user:pw@{at}/to/http://{at}/secret"), bad),
+            (format!("http://{at}/to/http://user:pw@{at}/secret"), good),
+            // Each address is judged by the rules for probes.
+            (format!("http://{at}/to/http://{own}/0"), bad),
+            (format!("http://{closed}/"), Found { refused: true, ..bad }),
+            (format!("http://{at}/to/http://{closed}/"), bad),
+        ] {
+            let pace = Pace { timeout: Duration::from_secs(30), ..Pace::default() };
+            let ask = async |no_redirects| {
+                let kind = CheckKind::Http { url: url.clone(), tls: None, no_redirects, pace: pace.clone() };
+                let question = Question::of(&instance("127.0.0.1", at.port(), kind)).unwrap().0;
+                assert!(!format!("{question:?}").contains("pw"), "{question:?}");
+                question.ask("default", &resolver, &reach, &secure).await.unwrap()
+            };
+            assert_eq!(ask(false).await, expected, "{url}");
+            let redirected = url.contains("/to/") || url.ends_with(['3', '9']);
+            assert_eq!(ask(true).await, if redirected { bad } else { expected }, "{url} without redirects");
+        }
+        let connected = tokio::time::timeout(Duration::ZERO, forbidden.accept()).await;
+        assert!(connected.is_err(), "an address that must not be probed was connected to");
+        serving.abort();
+    }
+
     #[test]
     fn whom_to_ask() {
         let pace = Pace::default();
@@ -347,16 +421,34 @@ mod tests {
             ("h", CheckKind::Tcp { target: None, pace: pace.clone() }, "h:7"),
             ("::1", CheckKind::Tcp { target: None, pace: pace.clone() }, "[::1]:7"),
             ("h", CheckKind::Tcp { target: Some("g:9".into()), pace: pace.clone() }, "g:9"),
-            ("h", CheckKind::Http { url: "/up".into(), tls: None, pace: pace.clone() }, "h:7"),
-            ("h", CheckKind::Http { url: "http://g/up".into(), tls: None, pace: pace.clone() }, "g:80"),
-            ("h", CheckKind::Http { url: "http://g:8".into(), tls: None, pace: pace.clone() }, "g:8"),
-            ("h", CheckKind::Http { url: "https://g/up".into(), tls: None, pace: pace.clone() }, "g:443"),
+            ("h", CheckKind::Http { url: "/up".into(), tls: None, no_redirects: false, pace: pace.clone() }, "h:7"),
+            (
+                "h",
+                CheckKind::Http { url: "http://g/up".into(), tls: None, no_redirects: false, pace: pace.clone() },
+                "g:80",
+            ),
+            (
+                "h",
+                CheckKind::Http { url: "http://g:8".into(), tls: None, no_redirects: false, pace: pace.clone() },
+                "g:8",
+            ),
+            (
+                "h",
+                CheckKind::Http {
+                    url: "http://u:p@g:8?x=1".into(),
+                    tls: None,
+                    no_redirects: false,
+                    pace: pace.clone(),
+                },
+                "g:8",
+            ),
+            (
+                "h",
+                CheckKind::Http { url: "https://g/up".into(), tls: None, no_redirects: false, pace: pace.clone() },
+                "g:443",
+            ),
         ] {
-            let id = InstanceId::parse("default/i").unwrap();
-            let mut registration = Registration::new(id, ServiceKey::parse("default/s").unwrap(), host, 7);
-            registration.check = Some(Check { kind, deregister_after: None });
-            let instance = Arc::new(Instance::registered(registration, None));
-            assert_eq!(Question::of(&instance).unwrap().0.target, target);
+            assert_eq!(Question::of(&instance(host, 7, kind)).unwrap().0.target, target);
         }
     }
 }
