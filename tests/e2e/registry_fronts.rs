@@ -390,3 +390,80 @@ async fn what_is_kept_of_a_long_service_is_what_looking_through_it_gives() {
         look(changes + 1).await;
     }
 }
+
+/// Asks the DNS server for the addresses of a name, and returns the records' data: the last four bytes of each.
+async fn addresses(node: &RegistryNode, name: &str) -> Vec<[u8; 4]> {
+    let mut question = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in name.split('.') {
+        question.push(u8::try_from(label.len()).unwrap());
+        question.extend_from_slice(label.as_bytes());
+    }
+    question.extend_from_slice(&[0, 0, 1, 0, 1]);
+    let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.connect(("127.0.0.1", node.dns_port())).await.unwrap();
+    socket.send(&question).await.unwrap();
+    let mut answer = vec![0; 512];
+    let length = within(SOON, socket.recv(&mut answer)).await.unwrap();
+    // Each record: a pointer to the name, type, class, time to live, length, address.
+    answer[question.len()..length].chunks_exact(16).map(|record| record[12..].try_into().unwrap()).collect()
+}
+
+/// The fronts that let traffic go to 10.0.0.`last`, registered as `id`.
+async fn fronts_with(node: &RegistryNode, id: &str, last: u8) -> Vec<&'static str> {
+    let host = format!("10.0.0.{last}");
+    let found = |list: &Value, of: &dyn Fn(&Value) -> bool| list.as_array().is_some_and(|list| list.iter().any(of));
+    let mut with = Vec::new();
+    let mut add = |front, has: bool| with.extend(has.then_some(front));
+    let usable = node.get("/v1/namespaces/default/services/web/instances?usable=true").await.json();
+    add("native", found(&usable["instances"], &|one| one["host"] == *host));
+    let passing = node.get("/v1/health/service/web?passing").await.json();
+    add("consul", found(&passing, &|one| one["Service"]["Address"] == *host));
+    let every = node.get("/v1/health/service/web").await.json();
+    let passes = |check: &Value| check["Status"] == "passing";
+    let all_pass = |one: &Value| one["Checks"].as_array().unwrap().iter().all(passes);
+    add("consul's checks", found(&every, &|one| one["Service"]["Address"] == *host && all_pass(one)));
+    add("consul's agent", node.get(&format!("/v1/agent/health/service/id/{id}")).await.status == 200);
+    let apps = node.ask("GET", "/eureka/apps/WEB", &[("Accept", "application/json")], "").await.json();
+    let up = |one: &Value| one["ipAddr"] == *host && one["status"] == "UP";
+    add("eureka", found(&apps["application"]["instance"], &up));
+    let hosts = node.get("/nacos/v1/ns/instance/list?serviceName=web&namespaceId=default").await.json();
+    let drawn = |one: &Value| {
+        one["ip"] == *host && one["weight"].as_f64() > Some(0.0) && one["enabled"] == true && one["healthy"] == true
+    };
+    add("nacos", found(&hosts["hosts"], &drawn));
+    let asked = json!({ "type": "INSTANCE", "service": { "name": "web", "namespace": "default" } });
+    let polaris = node.send("POST", "/v1/Discover", &asked).await.json();
+    let weighed = |one: &Value| {
+        one["host"] == *host && one["weight"].as_u64() > Some(0) && one["isolate"] == false && one["healthy"] == true
+    };
+    add("polaris", found(&polaris["instances"], &weighed));
+    let targets = node.get("/prometheus/targets?namespace=default").await.json();
+    add("prometheus", found(&targets, &|one| one["targets"][0].as_str().unwrap().starts_with(&host)));
+    add("dns", addresses(node, "web.service.consul").await.contains(&[10, 0, 0, last]));
+    with
+}
+
+/// Weight 0 has one meaning, which each front says as its clients understand it. (For xDS: `api::xds::endpoints`.)
+#[tokio::test]
+async fn weight_zero_is_no_traffic_at_every_front() {
+    let node = RegistryNode::start("[registry.dns]\nlisten = \"127.0.0.1:0\"").await;
+    let _logs = ShowLogs(node.dir());
+    let every =
+        ["native", "consul", "consul's checks", "consul's agent", "eureka", "nacos", "polaris", "prometheus", "dns"];
+    for (id, host, weight) in [("none", "10.0.0.1", 0), ("some", "10.0.0.2", 1)] {
+        let path = format!("/v1/namespaces/default/services/web/instances/{id}");
+        let sent = json!({ "host": host, "port": 80, "weight": weight });
+        assert_eq!(node.send("PUT", &path, &sent).await.status, 201);
+    }
+    assert_eq!(fronts_with(&node, "none", 1).await, [""; 0]);
+    assert_eq!(fronts_with(&node, "some", 2).await, every);
+    let shown = node.ask("GET", "/eureka/apps/WEB", &[("Accept", "application/json")], "").await;
+    assert!(shown.body.contains("OUT_OF_SERVICE"), "{}", shown.body);
+    let again = json!({ "host": "10.0.0.1", "port": 80, "weight": 100 });
+    assert!(node.send("PUT", "/v1/namespaces/default/services/web/instances/none", &again).await.status < 300);
+    assert_eq!(fronts_with(&node, "none", 1).await, every);
+    // Consul refuses it.
+    let sent = json!({ "Name": "api", "Weights": { "Passing": 0, "Warning": 1 } });
+    let answer = node.send("PUT", "/v1/agent/service/register", &sent).await;
+    assert!(answer.status == 400 && answer.body.contains("Weights.Passing = 0"), "{} {}", answer.status, answer.body);
+}

@@ -351,9 +351,15 @@ impl Instance {
         self.service.namespace()
     }
 
-    /// True if traffic may go to the instance: not isolated, neither the instance nor one of its machines critical, weight above 0.
+    /// True if no traffic is to go to the instance, whatever its health: it is isolated, or its weight is 0. A front whose clients do not know
+    /// weight 0 shows such an instance as an isolated one.
+    pub fn is_withdrawn(&self) -> bool {
+        self.isolate || self.weight == 0
+    }
+
+    /// True if traffic may go to the instance: not withdrawn, and neither the instance nor one of its machines critical.
     pub fn is_usable(&self) -> bool {
-        !self.isolate && self.overall() != Health::Critical && self.weight > 0
+        !self.is_withdrawn() && self.overall() != Health::Critical
     }
 }
 

@@ -125,12 +125,12 @@ fn node_address<'a>(instance: &'a Instance, kept: &'a Kept) -> &'a str {
 
 /// Returns the worst health of an instance's checks and of its node's.
 pub(super) fn worst(instance: &Instance) -> Health {
-    if instance.isolate { Health::Critical } else { instance.overall() }
+    if instance.is_withdrawn() { Health::Critical } else { instance.overall() }
 }
 
-/// True if the instance or its node is in maintenance.
+/// True if the instance or its node is in maintenance. So is an instance of weight 0, which Consul's clients do not know.
 pub(super) fn is_maintained(instance: &Instance) -> bool {
-    instance.isolate || instance.machines.iter().any(|machine| machine.isolate)
+    instance.is_withdrawn() || instance.machines.iter().any(|machine| machine.isolate)
 }
 
 fn meta(instance: &Instance) -> BTreeMap<String, String> {
@@ -221,7 +221,7 @@ pub(super) fn by_id(services: impl Iterator<Item = (AgentService, bool)>) -> BTr
     map
 }
 
-/// Returns the registered checks of an instance, and one for maintenance while it is isolated.
+/// Returns the registered checks of an instance, and one for maintenance while it is withdrawn.
 pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Check> {
     let check = |check_id: String, name: String, status, notes: String, kind, definition| Check {
         node: node_name(kept, own_node).to_owned(),
@@ -247,7 +247,7 @@ pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Ch
         let (kind, definition) = definition(instance, held.check.as_ref());
         list.push(check(held.id, name, status(held.health), held.notes, kind, definition));
     }
-    if instance.isolate {
+    if instance.is_withdrawn() {
         let id = format!("_service_maintenance:{}", in_consul(instance));
         list.push(check(id, "Service Maintenance Mode".into(), "critical", String::new(), "maintenance", json!({})));
     }

@@ -289,7 +289,11 @@ pub(super) fn service(value: &Value, name_key: &str) -> Result<Service, ApiError
         Some(weights) => {
             let weights = Object::new(weights, "Weights")?;
             let warning = weights.number("warning")?.filter(|warning| *warning != 1);
-            (weights.number("passing")?.unwrap_or(1), warning.map(|warning| u16::try_from(warning).unwrap_or(u16::MAX)))
+            let passing = weights.number("passing")?.unwrap_or(1);
+            if passing == 0 {
+                return Err(ApiError::bad("Weights.Passing = 0: expected 1 or more, as at Consul"));
+            }
+            (passing, warning.map(|warning| u16::try_from(warning).unwrap_or(u16::MAX)))
         }
         None => (1, None),
     };

@@ -33,7 +33,8 @@ pub(super) fn status(instance: &Instance) -> Option<&'static str> {
     match (&kept, instance.overall()) {
         (Some(_), Health::Critical) => None,
         (None, Health::Critical) => Some("DOWN"),
-        _ if instance.isolate && says == "UP" => Some("OUT_OF_SERVICE"),
+        // Eureka has no weights.
+        _ if instance.is_withdrawn() && says == "UP" => Some("OUT_OF_SERVICE"),
         _ => Some(match says {
             "UP" => "UP",
             "DOWN" => "DOWN",
