@@ -467,3 +467,53 @@ async fn weight_zero_is_no_traffic_at_every_front() {
     let answer = node.send("PUT", "/v1/agent/service/register", &sent).await;
     assert!(answer.status == 400 && answer.body.contains("Weights.Passing = 0"), "{} {}", answer.status, answer.body);
 }
+
+/// As at Polaris: deregistering what is gone succeeds, and services are listed over all namespaces, with a revision of the list.
+#[tokio::test]
+async fn polaris_lists_services_of_all_namespaces_and_says_when_nothing_is_new() {
+    let (secret, table) = crate::registry_walls::token_of("two", &["default", "shop"]);
+    let (other, others) = crate::registry_walls::token_of("three", &["default", "shop", "hidden"]);
+    let node = RegistryNode::start(&format!("auth = \"token\"\n{table}{others}")).await;
+    let _logs = ShowLogs(node.dir());
+    let post = async |token: &str, path: &str, body: Value| {
+        let headers = [("Content-Type", "application/json"), ("X-Polaris-Token", token)];
+        let answer = node.ask("POST", path, &headers, &body.to_string()).await;
+        (answer.json()["code"].as_u64().unwrap(), answer.json())
+    };
+    let register = async |namespace: &str, name: &str, port: u16| {
+        let sent = json!({ "namespace": namespace, "service": name, "host": "10.0.0.1", "port": port });
+        assert_eq!(post(&other, "/v1/RegisterInstance", sent).await.0, 200_000);
+    };
+    for (namespace, name) in [("default", "web"), ("shop", "web"), ("shop", "cart"), ("hidden", "vault")] {
+        register(namespace, name, 80).await;
+    }
+    let list = async |token: &str, namespace: &str, revision: &str| {
+        let service = json!({ "namespace": namespace, "revision": revision });
+        let (code, answer) = post(token, "/v1/Discover", json!({ "type": "SERVICES", "service": service })).await;
+        let services = answer["services"].as_array().unwrap();
+        let name = |one: &Value| format!("{}/{}", one["namespace"].as_str().unwrap(), one["name"].as_str().unwrap());
+        let names: Vec<String> = services.iter().map(name).collect();
+        (code, names, answer["service"]["revision"].as_str().unwrap_or_default().to_owned())
+    };
+    let (code, names, revision) = list(&secret, "", "").await;
+    assert_eq!((code, names.join(" ")), (200_000, "default/web shop/cart shop/web".to_owned()));
+    assert!(!revision.is_empty());
+    // Instances that come and go, and services that the caller may not see, are nothing new in the list.
+    register("shop", "web", 81).await;
+    register("hidden", "second", 80).await;
+    assert_eq!(list(&secret, "", &revision).await, (200_001, vec![], revision.clone()));
+    assert_eq!(list(&secret, "shop", &revision).await.0, 200_000, "another list");
+    register("shop", "pay", 80).await;
+    let (code, names, later) = list(&secret, "", &revision).await;
+    assert_eq!((code, names.len()), (200_000, 4));
+    assert_ne!(later, revision);
+    assert_eq!(list(&other, "", "").await.1.len(), 6);
+    assert_eq!(list(&secret, "hidden", "").await.0, 401_001, "a namespace of others");
+
+    let web = json!({ "namespace": "shop", "service": "web", "host": "10.0.0.1", "port": 81 });
+    for time in 1..3 {
+        let (code, answer) = post(&secret, "/v1/DeregisterInstance", web.clone()).await;
+        assert_eq!((code, &answer["instance"]["port"]), (200_000, &json!(81)), "time {time}");
+    }
+    assert_eq!(post(&secret, "/v1/Heartbeat", web).await.0, 400_202, "so that a client registers again");
+}

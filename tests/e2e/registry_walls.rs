@@ -15,7 +15,7 @@ fn token(name: &str) -> (String, String) {
 }
 
 /// Makes a token that may write in these namespaces, and its table.
-fn token_of(name: &str, namespaces: &[&str]) -> (String, String) {
+pub(crate) fn token_of(name: &str, namespaces: &[&str]) -> (String, String) {
     let output = Kingpost::run(&["registry", "token", name]);
     assert!(output.status.success());
     let said = String::from_utf8(output.stderr).unwrap();

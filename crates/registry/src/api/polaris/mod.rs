@@ -17,6 +17,7 @@ use super::auth::{Caller, Role};
 use super::grpc::proto::polaris as pb;
 use super::request::named;
 use super::{ApiError, Context, RESERVED};
+use crate::model::Digest;
 use crate::{
     Beat, Check, CheckKind, Health, Instance, InstanceId, Location, Metadata, NamespaceName, Registration, ServiceKey,
     ServiceSnapshot, WriteError,
@@ -110,7 +111,7 @@ impl Asking<'_> {
         Ok(pb::Response { instance: Some(shown), ..response(code::OK, "execute success") })
     }
 
-    /// Deregisters an instance. A missing instance is answered with [`code::NOT_FOUND`].
+    /// Deregisters an instance. A missing one is answered as at Polaris: with success, since it is gone.
     pub(super) async fn deregister(&self, sent: pb::Instance) -> pb::Response {
         answer(self.try_deregister(sent).await)
     }
@@ -119,9 +120,16 @@ impl Asking<'_> {
         let ns = named(sent.namespace.as_deref())?;
         self.caller.needs(Role::Write, ns.as_str())?;
         let id = identity_of(&ns, &sent)?;
-        first(self.context.registry.deregister(std::slice::from_ref(&id)).await)?;
-        self.context.audit(&self.caller, self.peer, "polaris/deregister", ns.as_str(), id.local());
-        Ok(response(code::OK, "execute success"))
+        let removed = self.context.registry.deregister(std::slice::from_ref(&id)).await;
+        match removed.into_iter().next().unwrap_or(Err(WriteError::Stopped)) {
+            Ok(_) => self.context.audit(&self.caller, self.peer, "polaris/deregister", ns.as_str(), id.local()),
+            Err(WriteError::NotFound { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(pb::Response {
+            instance: Some(pb::Instance { service_token: None, ..sent }),
+            ..response(code::OK, "execute success")
+        })
     }
 
     /// Renews the lease of an instance.
@@ -178,14 +186,12 @@ impl Asking<'_> {
             let namespaces = seen.map(|name| pb::Namespace { name: Some(name.as_str().to_owned()) }).collect();
             return Ok(pb::DiscoverResponse { namespaces, ..found(code::OK, wanted) });
         }
+        if asked.r#type == kind::SERVICES {
+            return self.services(wanted);
+        }
         let ns = named(wanted.namespace.as_deref())?;
         self.caller.needs(Role::Read, ns.as_str())?;
         match asked.r#type {
-            kind::SERVICES => {
-                let services = registry.services(Some(&ns));
-                let services = services.iter().take(MOST).map(|service| described(service)).collect();
-                Ok(pb::DiscoverResponse { services, ..found(code::OK, wanted) })
-            }
             kind::INSTANCE | kind::CLUSTER => {
                 let name = wanted.name.clone().unwrap_or_default();
                 let key = ServiceKey::new(&ns, &name)?;
@@ -210,6 +216,24 @@ impl Asking<'_> {
 }
 
 impl Asking<'_> {
+    /// Returns the services of the wanted namespace; without one, of all namespaces that the caller may read.
+    fn services(&self, wanted: pb::Service) -> Result<pb::DiscoverResponse, ApiError> {
+        let named_in = wanted.namespace.as_deref().filter(|name| !name.is_empty());
+        let ns = named_in.map(|name| named(Some(name))).transpose()?;
+        if let Some(ns) = &ns {
+            self.caller.needs(Role::Read, ns.as_str())?;
+        }
+        let mut services = self.context.registry.services(ns.as_ref());
+        services.retain(|service| ns.is_some() || self.caller.may(Role::Read, service.key.namespace()));
+        let services: Vec<pb::Service> = services.iter().take(MOST).map(|service| listed(service)).collect();
+        let revision = Some(revision_of(&services));
+        if wanted.revision == revision {
+            return Ok(found(code::NO_CHANGE, wanted));
+        }
+        let wanted = pb::Service { metadata: HashMap::new(), revision, ..wanted };
+        Ok(pb::DiscoverResponse { services, ..found(code::OK, wanted) })
+    }
+
     /// Returns the rules for a service, which need not be registered. The caller may read the namespace.
     fn rules(&self, kind: i32, ns: &NamespaceName, wanted: pb::Service) -> pb::DiscoverResponse {
         let service = ServiceKey::new(ns, wanted.name.as_deref().unwrap_or_default()).ok();
@@ -250,6 +274,23 @@ fn described(snapshot: &ServiceSnapshot) -> pb::Service {
         metadata: snapshot.metadata.as_ref().map(visible).unwrap_or_default(),
         revision: Some(format!("{}-{}", snapshot.revision, snapshot.digest)),
     }
+}
+
+/// Describes a service in a list: like Polaris, without the revision of its instances, which is none of the list's.
+fn listed(snapshot: &ServiceSnapshot) -> pb::Service {
+    pb::Service { revision: None, ..described(snapshot) }
+}
+
+/// Returns the revision of a list of services: a digest of its content.
+fn revision_of(services: &[pb::Service]) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for service in services {
+        let metadata: BTreeMap<_, _> = service.metadata.iter().collect();
+        parts.extend([&service.namespace, &service.name].map(|name| name.clone().unwrap_or_default()));
+        parts.push(metadata.len().to_string());
+        parts.extend(metadata.into_iter().flat_map(|(key, value)| [key.clone(), value.clone()]));
+    }
+    Digest::of_parts(parts.iter().map(String::as_str)).to_string()
 }
 
 fn visible(metadata: &Metadata) -> HashMap<String, String> {
