@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kingpost_fuzz::fuzz_target;
-use registry::dns::{Services, Transport, Zone, answer};
+use registry::dns::{Seeds, Services, Transport, Zone, answer};
 use registry::{NamespaceName, ServiceKey, ServiceSnapshot};
 
 struct Nothing;
@@ -19,12 +19,13 @@ impl Services for Nothing {
 
 fuzz_target!(|data: &[u8]| {
     let zone = Zone { domain: "consul".into(), ttl: Duration::ZERO, namespaces: vec![NamespaceName::default()] };
-    for over in [Transport::Udp, Transport::ForeignUdp, Transport::Tcp] {
-        if let Some(answered) = answer(data, over, &zone, &Nothing, 0) {
-            assert!(over == Transport::Tcp || answered.bytes.len() <= 1232);
+    let seeds = Seeds { order: 0, client: 0 };
+    for over in [Transport::Udp, Transport::ForeignUdp { most: 0 }, Transport::Tcp] {
+        if let Some(answered) = answer(data, over, &zone, &Nothing, seeds) {
+            assert!(answered.bytes.len() <= 1232, "without records");
             assert_eq!(answered.bytes[..2], data[..2], "the answer to this question");
             assert!(answered.bytes[2] & 0x80 != 0);
-            assert!(answer(&answered.bytes, over, &zone, &Nothing, 0).is_none(), "nobody answers answers");
+            assert!(answer(&answered.bytes, over, &zone, &Nothing, seeds).is_none(), "nobody answers answers");
         }
     }
 });

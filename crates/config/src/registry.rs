@@ -180,6 +180,9 @@ impl fmt::Debug for StoreAddress {
         /// Most answers a second in datagrams to one network of other machines (/24, of IPv6 /56); 0: any number. What is beyond is referred to TCP,
         /// or gets no answer: the address of a datagram may be forged.
         pub per_second: u32 = dns::Limits::default().per_second, range(0, 1_000_000);
+        /// Longest answer in a datagram to another machine, in bytes, if the client accepts it (EDNS); 0: four times its question, at most 1232. A
+        /// larger value is for networks in which addresses cannot be forged; beyond 1232 a datagram may be sent in fragments.
+        pub foreign_datagram: usize = dns::Limits::default().foreign_datagram, range(0, 65_000);
         /// Most TCP connections.
         pub connections: usize = dns::Limits::default().connections, range(1, 100_000);
         /// Longest idle time of a TCP connection.
@@ -203,6 +206,7 @@ impl DnsConfig {
             connections: self.connections,
             idle: self.idle_timeout,
             per_second: self.per_second,
+            foreign_datagram: self.foreign_datagram,
             ..dns::Limits::default()
         }
     }

@@ -1,5 +1,7 @@
 //! Answers to questions, from bytes to bytes, without I/O.
 
+use std::cmp::Ordering;
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -11,7 +13,7 @@ use domain::rdata::{A, Aaaa, Cname, Ns, Soa, Srv};
 
 use super::name::{self, Meaning, Wanted};
 use super::{Services, Zone};
-use crate::{Instance, ServiceSnapshot};
+use crate::{Instance, InstanceId, ServiceSnapshot};
 
 /// Transport of a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,9 +21,21 @@ pub enum Transport {
     /// A datagram from this machine.
     Udp,
     /// A datagram that seems to come from another machine: with a forged source address, the answer reaches a victim.
-    ForeignUdp,
+    ForeignUdp {
+        /// Maximum length of the answer; 0: four times that of the question, at most 1232 bytes.
+        most: usize,
+    },
     /// A connection.
     Tcp,
+}
+
+/// Seeds of an answer about a service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seeds {
+    /// Determines the order of the instances, and those in a cut answer to a client without EDNS.
+    pub order: u64,
+    /// Determines the instances in any other cut answer: the same for all questions of a client, and at all nodes.
+    pub client: u64,
 }
 
 /// The outcome of a question, for the counters.
@@ -40,15 +54,20 @@ pub struct Answered {
     pub bytes: Vec<u8>,
     pub(super) outcome: Outcome,
     pub(super) truncated: bool,
+    /// Number of records in the answer's first section.
+    records: usize,
 }
 
-/// Maximum length of an answer in a datagram, whatever the client accepts: the length that passes without fragments.
+/// Maximum length of an answer in a datagram to another machine, unless the settings allow more: the length that passes without fragments.
 const DATAGRAM: usize = 1232;
-/// Maximum length of an answer in a datagram to another machine, as a multiple of the question's. The rest is fetched over TCP.
+/// Maximum length of an answer in a datagram on this machine.
+const LOCAL_DATAGRAM: usize = 65_000;
+/// Maximum length of an answer in a datagram to another machine, as a multiple of the question's, unless the settings allow more. The rest is fetched
+/// over TCP.
 const AMPLIFICATION: usize = 4;
 /// Maximum length for a client without EDNS.
 const CLASSIC: usize = 512;
-/// Maximum number of instances that one question examines; in a larger service, the examination starts at a random one.
+/// Maximum number of instances that one question examines; in a larger service, the examination starts at an instance that the client determines.
 const LOOKED_AT: usize = 4096;
 /// Length of an OPT record without options.
 const OPT_BYTES: usize = 11;
@@ -56,13 +75,13 @@ const OPT_BYTES: usize = 11;
 type Target = StaticCompressor<Vec<u8>>;
 type AnyName = Name<Vec<u8>>;
 
-/// Answers a question; `None` if the message is not a question. `random` determines the order of instances.
+/// Answers a question; `None` if the message is not a question.
 pub fn answer(
     query: &[u8],
     transport: Transport,
     zone: &Zone,
     services: &dyn Services,
-    random: u64,
+    seeds: Seeds,
 ) -> Option<Answered> {
     let asked_in = query.len();
     let query = Message::from_octets(query).ok()?;
@@ -71,13 +90,15 @@ pub fn answer(
         return None;
     }
     let opt = query.opt();
-    let most = match (transport, &opt) {
-        (Transport::Tcp, _) => usize::from(u16::MAX),
-        (_, Some(opt)) => usize::from(opt.udp_payload_size()).clamp(CLASSIC, DATAGRAM),
-        (_, None) => CLASSIC,
+    let accepted = opt.as_ref().map_or(CLASSIC, |opt| usize::from(opt.udp_payload_size()).max(CLASSIC));
+    let most = match transport {
+        Transport::Tcp => usize::from(u16::MAX),
+        Transport::Udp => accepted.min(LOCAL_DATAGRAM),
+        Transport::ForeignUdp { most: 0 } => accepted.min(DATAGRAM).min(AMPLIFICATION * asked_in),
+        Transport::ForeignUdp { most } => accepted.min(most.clamp(CLASSIC, LOCAL_DATAGRAM)),
     };
-    let most = if transport == Transport::ForeignUdp { most.min(AMPLIFICATION * asked_in) } else { most };
-    let mut draft = Draft { with_opt: opt.is_some(), most, authoritative: false, ttl: ttl(zone) };
+    let with_opt = opt.is_some();
+    let mut draft = Draft { with_opt, most, authoritative: false, ttl: ttl(zone), cut: false };
     if query.header().opcode() != Opcode::QUERY {
         return draft.error(&query, OptRcode::NOTIMP);
     }
@@ -111,7 +132,25 @@ pub fn answer(
         Meaning::Between => Some(Records::default()),
         Meaning::Apex => Some(Records { apex: true, ..Records::default() }),
         Meaning::Address(address) => Some(Records { addresses: vec![address], ..Records::default() }),
-        Meaning::Service(wanted) => instances(&wanted, services, random).map(|list| of_service(&list, rtype)),
+        Meaning::Service(wanted) => match instances(&wanted, services, seeds) {
+            Some(list) => {
+                let whole = draft.records(&query, &asked, &apex, rtype, Some(of_service(&list, rtype)))?;
+                // A client that knows neither EDNS nor TCP takes any address and forgets the others; so each answer has others.
+                let kept_by_client = with_opt || transport == Transport::Tcp;
+                if !(whole.truncated && kept_by_client) {
+                    return Some(whole);
+                }
+                let mut ranked = list.clone();
+                rank(&mut ranked, seeds.client);
+                let chosen = draft.records(&query, &asked, &apex, rtype, Some(of_service(&ranked, rtype)))?;
+                draft.cut = true;
+                let mixed = of_service(&list, rtype).only(&of_service(&ranked, rtype), rtype, chosen.records);
+                // Another order may compress to another length.
+                let mixed = draft.records(&query, &asked, &apex, rtype, Some(mixed))?;
+                return Some(if mixed.records < chosen.records { chosen } else { mixed });
+            }
+            None => None,
+        },
     };
     draft.records(&query, &asked, &apex, rtype, records)
 }
@@ -122,7 +161,8 @@ pub(super) fn cut(query: &[u8], zone: &Zone) -> Option<Answered> {
     if query.header().qr() || query.sole_question().is_err() {
         return None;
     }
-    let draft = Draft { with_opt: query.opt().is_some(), most: CLASSIC, authoritative: true, ttl: ttl(zone) };
+    let draft =
+        Draft { with_opt: query.opt().is_some(), most: CLASSIC, authoritative: true, ttl: ttl(zone), cut: false };
     let answer = draft.start(&query, Rcode::NOERROR)?;
     draft.finish(answer.additional(), OptRcode::NOERROR, Outcome::Limited, true)
 }
@@ -141,13 +181,56 @@ struct Records {
     services: Vec<Arc<Instance>>,
 }
 
+impl Records {
+    /// Keeps the first `count` records of `other`, in this order.
+    fn only(mut self, other: &Records, rtype: Rtype, count: usize) -> Records {
+        let ids: HashSet<&InstanceId> = other.services.iter().take(count).map(|instance| &instance.id).collect();
+        self.services.retain(|instance| ids.contains(&instance.id));
+        let of_type = |address: &&IpAddr| address.is_ipv4() == (rtype == Rtype::A);
+        let addresses: HashSet<&IpAddr> = other.addresses.iter().filter(of_type).take(count).collect();
+        self.addresses.retain(|address| addresses.contains(address));
+        self
+    }
+}
+
+/// Sorts instances by priority, then in an order of the client's own: by weight and by a hash of the client and the instance. A cut answer has the
+/// first of them. So a client that takes a cut answer for the whole one (HAProxy's resolver, which without `hold obsolete` drops at once what an
+/// answer lacks) gets the same instances each time, other clients get others, and an instance that comes or goes changes one record.
+fn rank(list: &mut [Arc<Instance>], client: u64) {
+    let score = |instance: &Arc<Instance>| {
+        // FNV-1a: the same at all nodes.
+        let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        let hash = instance.id.as_str().bytes().fold(client ^ 0xcbf2_9ce4_8422_2325, hash);
+        -Random(hash).unit().ln() / f64::from(instance.weight)
+    };
+    list.sort_by_cached_key(|instance| (instance.priority, Score(score(instance))));
+}
+
+/// A number with a total order.
+#[derive(PartialEq)]
+struct Score(f64);
+
+impl Eq for Score {}
+
+impl PartialOrd for Score {
+    fn partial_cmp(&self, other: &Score) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Score {
+    fn cmp(&self, other: &Score) -> Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
 /// Returns the usable instances in the order in which to try them: by priority, then at random by weight. `None` if the service does not exist, or
 /// has none.
-fn instances(wanted: &Wanted, services: &dyn Services, random: u64) -> Option<Vec<Arc<Instance>>> {
+fn instances(wanted: &Wanted, services: &dyn Services, seeds: Seeds) -> Option<Vec<Arc<Instance>>> {
     let snapshot: Arc<ServiceSnapshot> = wanted.keys.iter().find_map(|key| services.find(key))?;
-    let mut random = Random(random);
+    let mut random = Random(seeds.order);
     let all = &snapshot.instances;
-    let start = if all.len() > LOOKED_AT { (random.next() % all.len() as u64) as usize } else { 0 };
+    let start = if all.len() > LOOKED_AT { (Random(seeds.client).next() % all.len() as u64) as usize } else { 0 };
     let mut found: Vec<(u16, f64, &Arc<Instance>)> = all
         .iter_from(start)
         .take(LOOKED_AT)
@@ -186,6 +269,8 @@ struct Draft {
     most: usize,
     authoritative: bool,
     ttl: Ttl,
+    /// True if the records are known to be only a part.
+    cut: bool,
 }
 
 impl Draft {
@@ -216,7 +301,8 @@ impl Draft {
             })
             .ok()?;
         }
-        Some(Answered { bytes: last.finish().into_target(), outcome, truncated: cut })
+        let records = usize::from(last.counts().ancount());
+        Some(Answered { bytes: last.finish().into_target(), outcome, truncated: cut, records })
     }
 
     /// Makes an answer without records. An unreadable question is not repeated in it.
@@ -248,6 +334,7 @@ impl Draft {
         let mut answer = self.start(query, rcode)?;
         let records = records.unwrap_or_default();
         let (pushed, extra) = match self.answers(&mut answer, asked, apex, rtype, &records) {
+            Ok(_) if self.cut => (false, Vec::new()),
             Ok(extra) => (true, extra),
             // Not enough room: the records that fit are sent, with the truncation flag.
             Err(Full) => (false, Vec::new()),

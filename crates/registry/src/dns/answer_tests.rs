@@ -17,6 +17,8 @@ impl Services for Fixed {
     }
 }
 
+const SEEDS: Seeds = Seeds { order: 5, client: 7 };
+
 fn zone() -> Zone {
     Zone { domain: "consul".into(), ttl: Duration::from_secs(7), namespaces: vec![NamespaceName::default()] }
 }
@@ -61,8 +63,9 @@ fn ask(
     transport: Transport,
     opt: Option<u16>,
 ) -> (Rcode, Vec<String>, Vec<String>, bool) {
-    let answered = answer(&query(name, rtype, opt), transport, &zone(), fixed, 5).unwrap();
-    let most = if transport == Transport::Tcp { 65_535 } else { usize::from(opt.unwrap_or(512)).clamp(512, DATAGRAM) };
+    let answered = answer(&query(name, rtype, opt), transport, &zone(), fixed, SEEDS).unwrap();
+    let most =
+        if transport == Transport::Tcp { 65_535 } else { usize::from(opt.unwrap_or(512)).clamp(512, LOCAL_DATAGRAM) };
     assert!(answered.bytes.len() <= most, "{} bytes", answered.bytes.len());
     let message = Message::from_octets(answered.bytes).unwrap();
     assert_eq!((message.header().id(), message.header().qr(), message.header().rd()), (77, true, true));
@@ -152,16 +155,80 @@ fn what_does_not_fit_says_so_and_comes_whole_over_tcp() {
     let fixed = services(&[("web", &hosts)], |_| {});
     for (rtype, each) in [(Rtype::A, 16), (Rtype::SRV, 40)] {
         let mut told = 0;
-        for opt in [None, Some(100), Some(1000), Some(4096)] {
+        for opt in [None, Some(100), Some(1000), Some(4000)] {
             let (rcode, answers, _, cut) = ask(&fixed, "web.service.consul", rtype, Transport::Udp, opt);
             assert_eq!((rcode, cut), (Rcode::NOERROR, true));
-            let size = usize::from(opt.unwrap_or(512)).clamp(512, DATAGRAM);
+            let size = usize::from(opt.unwrap_or(512)).max(512);
             assert!(answers.len() >= told && answers.len() >= size / each - 4, "{rtype} {opt:?}: {}", answers.len());
             told = answers.len();
         }
         let (_, answers, _, cut) = ask(&fixed, "web.service.consul", rtype, Transport::Tcp, None);
         assert_eq!((answers.len(), cut), (300, false), "{rtype}");
+        let (_, answers, _, cut) = ask(&fixed, "web.service.consul", rtype, Transport::Udp, Some(16_384));
+        assert_eq!((answers.len(), cut), (300, false), "{rtype}: on this machine as much as the client takes");
     }
+}
+
+/// Answers of `length` bytes for a client, with the order that `order` determines: sorted records, and those in their order.
+fn parts(fixed: &Fixed, rtype: Rtype, length: u16, seeds: Seeds) -> (Vec<String>, Vec<String>) {
+    let over = Transport::ForeignUdp { most: usize::from(length) };
+    let answered = answer(&query("web.service.consul", rtype, Some(length)), over, &zone(), fixed, seeds).unwrap();
+    assert!(answered.truncated && answered.bytes.len() <= usize::from(length));
+    let message = Message::from_octets(answered.bytes).unwrap();
+    let records = message.answer().unwrap().limit_to::<AllRecordData<_, _>>();
+    let list: Vec<String> = records.map(|record| record.unwrap().data().to_string()).collect();
+    assert_eq!(list.len(), answered.records);
+    let mut sorted = list.clone();
+    sorted.sort();
+    (sorted, list)
+}
+
+#[test]
+fn a_cut_answer_has_the_same_instances_for_a_client_and_others_for_another() {
+    let hosts: Vec<String> = (0..60).map(|n| format!("10.0.0.{n}")).collect();
+    let all: Vec<&str> = hosts.iter().map(String::as_str).collect();
+    let heavy =
+        |registration: &mut Registration| registration.weight = if registration.port == 8007 { 900 } else { 100 };
+    let (before, without) = (services(&[("web", &all)], heavy), services(&[("web", &all[..59])], heavy));
+    for (rtype, length) in [(Rtype::A, 600), (Rtype::SRV, 1232)] {
+        let mut times = HashMap::new();
+        let (mut orders, mut clients) = (HashSet::new(), HashSet::new());
+        for client in 0..600 {
+            let seeds = |order| Seeds { order, client };
+            let (first, _) = parts(&before, rtype, length, seeds(0));
+            for order in 1..4 {
+                let (again, list) = parts(&before, rtype, length, seeds(order));
+                assert_eq!(again, first, "{rtype}: the same instances each time");
+                orders.insert(list);
+            }
+            first.iter().for_each(|record| *times.entry(record.clone()).or_insert(0) += 1);
+            // The instance that is gone is replaced, and no other one.
+            let (after, _) = parts(&without, rtype, length, seeds(0));
+            let gone = first.iter().filter(|record| !after.contains(record)).count();
+            assert!(gone <= 1 && after.len() == first.len(), "{rtype}: {gone} of {} are gone", first.len());
+            clients.insert(first);
+        }
+        assert!(orders.len() > 1700 && clients.len() > 590, "{rtype}: {} orders, {} sets", orders.len(), clients.len());
+        assert_eq!(times.len(), 60, "{rtype}: each instance is told to somebody");
+        let heaviest = times.iter().max_by_key(|(_, times)| **times).unwrap().0;
+        assert!(heaviest.contains("10.0.0.7") || heaviest.contains("8007"), "{rtype}: {heaviest}");
+        let fair = times.values().filter(|times| (150..450).contains(*times)).count();
+        assert!(fair >= 59, "{rtype}: {times:?}");
+    }
+    // Without EDNS, each answer has others.
+    let told: HashSet<Vec<String>> = (0..20)
+        .map(|order| {
+            let asked = query("web.service.consul", Rtype::SRV, None);
+            let seeds = Seeds { order, client: 1 };
+            let answered = answer(&asked, Transport::Udp, &zone(), &before, seeds).unwrap();
+            let message = Message::from_octets(answered.bytes).unwrap();
+            let records = message.answer().unwrap().limit_to::<AllRecordData<_, _>>();
+            let mut list: Vec<String> = records.map(|record| record.unwrap().data().to_string()).collect();
+            list.sort();
+            list
+        })
+        .collect();
+    assert_eq!(told.len(), 20);
 }
 
 #[test]
@@ -170,7 +237,9 @@ fn weights_are_kept() {
         registration.weight = if registration.port == 8000 { 300 } else { 100 };
     });
     let wanted = Wanted { keys: vec![ServiceKey::new(&NamespaceName::default(), "web").unwrap()], tag: None };
-    let first = (0..4000).filter(|n| instances(&wanted, &fixed, *n).unwrap()[0].port == 8000).count();
+    let first = (0..4000)
+        .filter(|n| instances(&wanted, &fixed, Seeds { order: *n, client: 0 }).unwrap()[0].port == 8000)
+        .count();
     assert!((2800..3200).contains(&first), "three quarters of 4000, not {first}");
 }
 
@@ -179,13 +248,13 @@ fn what_is_no_question() {
     let fixed = services(&[], |_| {});
     let good = query("web.service.consul", Rtype::A, None);
     for length in 0..12 {
-        assert!(answer(&good[..length], Transport::Udp, &zone(), &fixed, 0).is_none(), "no header, no answer");
+        assert!(answer(&good[..length], Transport::Udp, &zone(), &fixed, SEEDS).is_none(), "no header, no answer");
     }
     let mut reply = good.clone();
     reply[2] |= 0x80;
-    assert!(answer(&reply, Transport::Udp, &zone(), &fixed, 0).is_none(), "answers are not answered");
+    assert!(answer(&reply, Transport::Udp, &zone(), &fixed, SEEDS).is_none(), "answers are not answered");
     let code = |bytes: &[u8]| {
-        let answered = answer(bytes, Transport::Udp, &zone(), &fixed, 0).unwrap();
+        let answered = answer(bytes, Transport::Udp, &zone(), &fixed, SEEDS).unwrap();
         Message::from_octets(answered.bytes).unwrap().header().rcode()
     };
     assert_eq!(code(&good[..20]), Rcode::FORMERR, "cut off in its question");
@@ -199,7 +268,7 @@ fn what_is_no_question() {
     let mut later = query("web.service.consul", Rtype::A, Some(4096));
     let version = later.len() - 5;
     later[version] = 1;
-    let answered = answer(&later, Transport::Udp, &zone(), &fixed, 0).unwrap();
+    let answered = answer(&later, Transport::Udp, &zone(), &fixed, SEEDS).unwrap();
     let message = Message::from_octets(answered.bytes).unwrap();
     assert_eq!(message.opt_rcode(), OptRcode::BADVERS);
 }
@@ -216,8 +285,8 @@ proptest! {
             bytes[2..12].copy_from_slice(&[0, 0, 0, 1, 0, 0, 0, 0, 0, 1]);
         }
         let transport = if tcp { Transport::Tcp } else { Transport::Udp };
-        if let Some(answered) = answer(&bytes, transport, &zone(), &fixed, 1) {
-            prop_assert!(tcp || answered.bytes.len() <= DATAGRAM);
+        if let Some(answered) = answer(&bytes, transport, &zone(), &fixed, SEEDS) {
+            prop_assert!(tcp || answered.bytes.len() <= LOCAL_DATAGRAM);
             prop_assert_eq!(&answered.bytes[..2], &bytes[..2]);
         }
     }
@@ -237,7 +306,7 @@ fn an_answer_to_another_machine_is_at_most_four_times_as_long_as_its_question() 
     ] {
         for opt in [None, Some(1232), Some(65_000)] {
             let question = query(name, rtype, opt);
-            let answered = answer(&question, Transport::ForeignUdp, &zone(), &fixed, 5).unwrap();
+            let answered = answer(&question, Transport::ForeignUdp { most: 0 }, &zone(), &fixed, SEEDS).unwrap();
             let (asked, sent) = (question.len(), answered.bytes.len());
             assert!(sent <= 4 * asked, "{name} {rtype} {opt:?}: {sent} bytes for {asked}");
             let message = Message::from_octets(answered.bytes).unwrap();

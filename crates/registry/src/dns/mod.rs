@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use crate::{NamespaceName, Registry, ServiceKey, ServiceSnapshot};
 
-pub use answer::{Transport, answer};
+pub use answer::{Seeds, Transport, answer};
 pub use server::{Listener, Server};
 
 /// A zone.
@@ -42,13 +42,21 @@ pub struct Limits {
     /// Maximum number of answers a second, in datagrams, to one network of other machines (/24, for IPv6 /56), and of answers at once after a pause;
     /// 0: any number. Further questions are referred to TCP, or not answered.
     pub per_second: u32,
-    /// True if datagrams from loopback addresses are exempt from this limit, and from the limit on size for other machines.
+    /// Maximum length of an answer in a datagram to another machine; 0: four times that of the question, at most 1232 bytes.
+    pub foreign_datagram: usize,
+    /// True if datagrams from loopback addresses are exempt from these two limits.
     pub trust_loopback: bool,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { connections: 512, idle: Duration::from_secs(10), per_second: 200, trust_loopback: true }
+        Limits {
+            connections: 512,
+            idle: Duration::from_secs(10),
+            per_second: 200,
+            foreign_datagram: 0,
+            trust_loopback: true,
+        }
     }
 }
 

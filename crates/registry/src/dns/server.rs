@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use super::answer::{Answered, Outcome, cut};
 use super::limit::{Limiter, Verdict};
-use super::{Limits, Stats, Transport, Zone, answer};
+use super::{Limits, Seeds, Stats, Transport, Zone, answer};
 use crate::Registry;
 
 /// Pause after a socket error: out of descriptors or memory, where only time helps.
@@ -72,6 +72,8 @@ struct Shared {
     limits: Limits,
     stats: Arc<Stats>,
     random: AtomicU64,
+    /// Seed of the clients on this machine, which all have one address.
+    local: u64,
     limiter: Limiter,
     /// Start of the limiter's time.
     began: Instant,
@@ -84,9 +86,11 @@ impl Server {
         let mut seed = [0; 8];
         // Without randomness the order of instances can be guessed, which does no harm.
         let _ = getrandom::fill(&mut seed);
-        let random = AtomicU64::new(u64::from_le_bytes(seed));
+        let local = u64::from_le_bytes(seed);
+        let random = AtomicU64::new(local);
         let (limiter, began) = (Limiter::new(limits.per_second), Instant::now());
-        let shared = Arc::new(Shared { zone, registry, limits, stats: Arc::clone(&stats), random, limiter, began });
+        let stats_of = Arc::clone(&stats);
+        let shared = Arc::new(Shared { zone, registry, limits, stats: stats_of, random, local, limiter, began });
         let mut tasks = JoinSet::new();
         tasks.spawn(datagrams(listener.udp, Arc::clone(&shared)));
         tasks.spawn(connections(listener.tcp, shared));
@@ -104,10 +108,10 @@ impl Shared {
     fn answer_datagram(&self, query: &[u8], peer: IpAddr) -> Option<Vec<u8>> {
         // No other machine can send from a loopback address, and all clients of this machine may share one resolver.
         if self.limits.trust_loopback && peer.to_canonical().is_loopback() {
-            return self.answer(query, Transport::Udp);
+            return self.answer(query, Transport::Udp, peer);
         }
         match self.limiter.judge(peer, self.began.elapsed()) {
-            Verdict::Whole => self.answer(query, Transport::ForeignUdp),
+            Verdict::Whole => self.answer(query, Transport::ForeignUdp { most: self.limits.foreign_datagram }, peer),
             Verdict::Cut => self.count(cut(query, &self.zone)),
             Verdict::Silence => {
                 self.stats.limited.fetch_add(1, Ordering::Relaxed);
@@ -116,13 +120,18 @@ impl Shared {
         }
     }
 
-    fn answer(&self, query: &[u8], transport: Transport) -> Option<Vec<u8>> {
-        let random = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
-        self.count(answer(query, transport, &self.zone, &self.registry, random))
+    fn answer(&self, query: &[u8], transport: Transport, peer: IpAddr) -> Option<Vec<u8>> {
+        let order = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        let client = match peer.to_canonical() {
+            peer if peer.is_loopback() => self.local,
+            IpAddr::V4(v4) => u64::from(u32::from(v4)),
+            IpAddr::V6(v6) => (u128::from(v6) >> 64) as u64 ^ u128::from(v6) as u64,
+        };
+        self.count(answer(query, transport, &self.zone, &self.registry, Seeds { order, client }))
     }
 
     fn count(&self, answered: Option<Answered>) -> Option<Vec<u8>> {
-        let Some(Answered { bytes, outcome, truncated }) = answered else {
+        let Some(Answered { bytes, outcome, truncated, .. }) = answered else {
             self.stats.dropped.fetch_add(1, Ordering::Relaxed);
             return None;
         };
@@ -170,7 +179,7 @@ async fn connections(listener: TcpListener, shared: Arc<Shared>) {
             Ok((stream, peer)) => {
                 let shared = Arc::clone(&shared);
                 open.spawn(async move {
-                    if let Err(error) = serve(stream, &shared).await {
+                    if let Err(error) = serve(stream, peer.ip(), &shared).await {
                         tracing::debug!(%peer, %error, "a DNS connection ended early");
                     }
                     drop(place);
@@ -185,7 +194,7 @@ async fn connections(listener: TcpListener, shared: Arc<Shared>) {
 }
 
 /// Serves a connection. Each message is preceded by its length in two bytes.
-async fn serve(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
+async fn serve(mut stream: TcpStream, peer: IpAddr, shared: &Shared) -> io::Result<()> {
     let _ = stream.set_nodelay(true);
     let mut message = Vec::new();
     let limit = shared.limits.idle;
@@ -198,7 +207,7 @@ async fn serve(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
             };
             message.resize(length, 0);
             stream.read_exact(&mut message).await?;
-            let Some(answer) = shared.answer(&message, Transport::Tcp) else { return Ok(false) };
+            let Some(answer) = shared.answer(&message, Transport::Tcp, peer) else { return Ok(false) };
             let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
             let mut framed = Vec::with_capacity(answer.len() + 2);
             framed.extend_from_slice(&length.to_be_bytes());
