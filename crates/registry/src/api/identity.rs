@@ -64,10 +64,17 @@ pub(super) fn in_eureka(instance: &Instance) -> &str {
     client_id(instance, EUREKA)
 }
 
+/// Returns true if the instance's id was made for a Eureka client.
+pub(super) fn is_eureka(instance: &Instance) -> bool {
+    is_of(instance, EUREKA)
+}
+
+fn is_of(instance: &Instance, protocol: &str) -> bool {
+    instance.id.local().strip_prefix(protocol).is_some_and(|rest| rest.starts_with(':'))
+}
+
 fn client_id<'a>(instance: &'a Instance, protocol: &str) -> &'a str {
-    let local = instance.id.local();
-    let registered_here = local.strip_prefix(protocol).is_some_and(|rest| rest.starts_with(':'));
-    instance.metadata.get(CLIENT_ID).filter(|_| registered_here).unwrap_or(local)
+    instance.metadata.get(CLIENT_ID).filter(|_| is_of(instance, protocol)).unwrap_or(instance.id.local())
 }
 
 /// Returns `PROTOCOL:ID@SCOPE`. `@` in the scope is escaped as `%40`, so the last `@` ends the id, and no two pairs have the same text. If the text

@@ -5,6 +5,7 @@
 
 mod common;
 mod consul;
+mod eureka;
 mod health;
 mod mysql;
 mod nodes;

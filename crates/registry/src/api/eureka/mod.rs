@@ -68,8 +68,8 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         ("GET", ["apps"]) => call.applications().await?,
         ("GET", ["apps", "delta"]) => call.delta().await?,
         ("GET", ["apps", app]) => call.application(app).await?,
-        ("GET", ["apps", app, id]) => call.show("instance", view::instance(&*call.found(Some(app), id)?, "ADDED")),
-        ("GET", ["instances", id]) => call.show("instance", view::instance(&*call.found(None, id)?, "ADDED")),
+        ("GET", ["apps", app, id]) => call.show("instance", view::instance(&*call.found(Some(app), id)?)),
+        ("GET", ["instances", id]) => call.show("instance", view::instance(&*call.found(None, id)?)),
         ("GET", ["vips", vip]) => call.vip("vipAddress", vip).await?,
         ("GET", ["svips", vip]) => call.vip("secureVipAddress", vip).await?,
         ("POST", ["apps", app]) => call.register(app).await?,
@@ -182,19 +182,17 @@ impl Call<'_> {
         }
     }
 
+    /// Returns the instances with an address. An address that nobody has is an empty list, as in the original: 404 would leave clients with their last one.
     async fn vip(&self, field: &'static str, vip: &str) -> Result<Reply, ApiError> {
         let wanted = vip.to_owned();
         let body = self.all(field, vip, Revision(0), move |all, out| {
             let fits = |instance: &Instance| match Kept::of(instance) {
-                Some(kept) => kept.text(field).split(',').any(|one| one.trim() == wanted),
+                Some(kept) => kept.text(field).split(',').any(|one| one == wanted),
                 None => field == "vipAddress" && *instance.service.name() == *wanted,
             };
             all.wanted(fits, out);
         });
-        match body.await? {
-            body if body.is_empty() => Err(ApiError::NotFound { what: "address", name: vip.to_owned() }),
-            body => Ok(self.reply(body)),
-        }
+        Ok(self.reply(body.await?))
     }
 
     /// Returns the changes of the last minutes, or all applications if the changes are no longer known.
@@ -223,13 +221,13 @@ impl Call<'_> {
         let service = self.service(app).await?;
         let id = identity::eureka(&self.namespace, app, &sent.id)?;
         let ttl = Duration::from_secs(sent.lease_seconds);
+        let mut older = false;
         let written = self.context.registry.change(&id, |before| {
             let known = before.and_then(|instance| Kept::of(instance));
-            let mut kept = sent.kept.clone();
-            // An operator's override survives a new registration of the instance.
-            if let Some(known) = known.as_ref().filter(|_| kept.overridden.is_empty()) {
-                kept.overridden.clone_from(&known.overridden);
-            }
+            let kept = sent.kept.after(known.as_ref());
+            older = kept.is_none();
+            let Some(kept) = kept else { return Ok(Edit::Nothing) };
+            let isolate = isolated(&kept, known.as_ref());
             let own = [(KEPT, kept.to_text()), (identity::CLIENT_ID, sent.id.clone())];
             let pairs = sent.metadata.iter().filter(|(key, _)| !key.starts_with(RESERVED));
             let pairs = pairs.map(|(key, value)| (key.as_str(), value.clone())).chain(own);
@@ -237,7 +235,7 @@ impl Call<'_> {
                 metadata: Metadata::from_pairs(pairs)?,
                 check: Some(Check { kind: CheckKind::Ttl { ttl }, deregister_after: Some(ttl.saturating_mul(LEASES)) }),
                 health: Some(crate::Health::Passing),
-                isolate: isolated(&kept, known.as_ref()),
+                isolate,
                 ..Registration::new(id.clone(), service.clone(), &sent.host, sent.port)
             };
             Ok::<_, ApiError>(Edit::Register(Box::new(registration)))
@@ -245,22 +243,40 @@ impl Call<'_> {
         if written.await?.changed() {
             self.audit("register", &sent.id);
         }
+        if older {
+            // A newer registration stays, as in the original; its lease is renewed.
+            self.context.registry.heartbeat(std::slice::from_ref(&id)).await;
+        }
         Ok(Reply::empty(StatusCode::NO_CONTENT))
     }
 
+    /// Returns the time of the client's last change, if the request has it.
+    fn dirty(&self) -> Result<Option<i64>, ApiError> {
+        let read = |text: &str| {
+            text.parse().map_err(|_| ApiError::bad(format!("lastDirtyTimestamp {text:?}: expected a whole number")))
+        };
+        self.request.param("lastDirtyTimestamp").map(read).transpose()
+    }
+
     async fn heartbeat(&self, app: &str, id: &str) -> Result<Reply, ApiError> {
+        let dirty = self.dirty()?;
         let instance = self.leased(app, id).await?;
         let Some(kept) = Kept::of(&instance) else {
             // Registered by another front: only its lease is renewed.
             return self.beat(&instance).await;
         };
-        let dirty = self.request.param("lastDirtyTimestamp").and_then(|text| text.parse::<i64>().ok());
-        if dirty.is_some_and(|dirty| dirty > kept.last_dirty && kept.last_dirty != 0) {
-            // The client has newer data: the answer makes it register again.
-            return Err(ApiError::NotFound { what: "instance as new as that", name: id.to_owned() });
+        let again = |what| Err(ApiError::NotFound { what, name: id.to_owned() });
+        if kept.effective() == "UNKNOWN" {
+            // An operator's status has ended: the answer makes the client register its own.
+            return again("status of the instance");
         }
         // `status=` is ignored, as in the original: a client whose status changes registers again, or has it overridden.
-        self.beat(&instance).await
+        let reply = self.beat(&instance).await?;
+        match dirty {
+            // The client has newer data: the answer makes it register again. The lease is renewed all the same.
+            Some(dirty) if kept.last_dirty != 0 && dirty > kept.last_dirty => again("instance as new as that"),
+            _ => Ok(reply),
+        }
     }
 
     async fn beat(&self, instance: &Instance) -> Result<Reply, ApiError> {
@@ -280,48 +296,56 @@ impl Call<'_> {
 
     /// Sets an operator's override of the status, or removes it.
     async fn overrides(&self, app: &str, id: &str, set: bool) -> Result<Reply, ApiError> {
+        let dirty = self.dirty()?;
         let instance = self.leased(app, id).await?;
         let value = self.request.param("value").map(wire::status).transpose()?;
-        if set && value.is_none() {
-            return Err(ApiError::bad("value is missing: expected a status"));
-        }
+        let value = match value {
+            Some(value) => value,
+            None if set => return Err(ApiError::bad("value is missing: expected a status")),
+            // An instance of another front never registers here again.
+            None if !identity::is_eureka(&instance) => "UP".to_owned(),
+            None => "UNKNOWN".to_owned(),
+        };
         self.patch(&instance.id, |instance, pairs| {
             let known = Kept::of(instance).unwrap_or_default();
             let mut kept = known.clone();
-            let given = value.clone().filter(|value| value != "UNKNOWN");
             if set {
-                kept.overridden = given.unwrap_or_default();
+                kept.set_override(&value)
             } else {
-                kept.overridden.clear();
-                if let Some(value) = given {
-                    kept.status = value;
-                }
+                kept.end_override(&value)
+            }
+            if kept != known {
+                kept.last_dirty = kept.last_dirty.max(dirty.unwrap_or(0));
             }
             pairs.insert(KEPT.into(), kept.to_text());
             isolated(&kept, Some(&known))
         })
         .await?;
         self.audit(if set { "override status" } else { "end status override" }, id);
-        Ok(Reply::empty(StatusCode::OK))
+        self.beat(&instance).await
     }
 
     /// Sets single entries of the metadata: `?key=value`.
     async fn metadata(&self, app: &str, id: &str) -> Result<Reply, ApiError> {
         let instance = self.leased(app, id).await?;
-        let mut entries = Vec::new();
+        let mut entries = BTreeMap::new();
         for (key, value) in self.request.query.iter().filter(|(key, _)| !matches!(key.as_str(), "token")) {
             if key.starts_with(RESERVED) {
                 return Err(ApiError::bad(format!("{key:?} begins with {RESERVED:?}, which is reserved")));
             }
-            entries.push((key.clone(), value.clone()));
+            // Of a key that is there twice the first counts.
+            entries.entry(key.clone()).or_insert_with(|| value.clone());
         }
-        self.patch(&instance.id, |_, pairs| {
-            pairs.extend(entries.iter().cloned());
+        self.patch(&instance.id, |instance, pairs| {
+            pairs.extend(entries.clone());
+            if let Some(kept) = Kept::of(instance) {
+                pairs.insert(KEPT.into(), Kept { modified: false, ..kept }.to_text());
+            }
             None
         })
         .await?;
         self.audit("set metadata", id);
-        Ok(Reply::empty(StatusCode::OK))
+        self.beat(&instance).await
     }
 
     /// Edits an instance's metadata. `edit` returns true if the instance is isolated from now on; `None` leaves that unchanged.
@@ -367,7 +391,7 @@ fn shown(services: &[Arc<ServiceSnapshot>], wanted: impl Fn(&Instance) -> bool) 
     let mut applications: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     for service in services {
         let list = service.instances.iter().filter(|instance| view::status(instance).is_some() && wanted(instance));
-        let list: Vec<Value> = list.map(|instance| view::instance(instance, "ADDED")).collect();
+        let list: Vec<Value> = list.map(|instance| view::instance(instance)).collect();
         if !list.is_empty() {
             applications.entry(app_name(service.key.name())).or_default().extend(list);
         }
@@ -397,7 +421,8 @@ mod tests {
             (kept("UP", ""), Some(kept("UP", "")), None),
             (kept("UP", ""), Some(kept("DOWN", "")), Some(false)),
             (kept("UP", ""), Some(kept("UP", "OUT_OF_SERVICE")), Some(false)),
-            (kept("DOWN", "UP"), Some(kept("DOWN", "")), Some(false)),
+            (kept("UP", "UP"), Some(kept("DOWN", "")), Some(false)),
+            (kept("DOWN", "UP"), Some(kept("UP", "UP")), Some(true)),
         ] {
             assert_eq!(isolated(&now, before.as_ref()), expected, "{now:?} after {before:?}");
         }

@@ -45,8 +45,8 @@ pub(super) fn status(instance: &Instance) -> Option<&'static str> {
     }
 }
 
-/// Returns an instance as a tree. `action` is its change in a delta.
-pub(super) fn instance(instance: &Instance, action: &str) -> Value {
+/// Returns an instance as a tree.
+pub(super) fn instance(instance: &Instance) -> Value {
     let kept = Kept::of(instance).unwrap_or_default();
     let name = instance.service.name();
     let lease = instance.check.as_ref().and_then(|check| check.time_to_live()).map_or(90, |ttl| ttl.as_secs().max(1));
@@ -88,8 +88,9 @@ pub(super) fn instance(instance: &Instance, action: &str) -> Value {
         "vipAddress": text_or("vipAddress", name),
         "isCoordinatingDiscoveryServer": text_or("isCoordinatingDiscoveryServer", "false"),
         "lastUpdatedTimestamp": instance.mtime.to_string(),
-        "lastDirtyTimestamp": kept.last_dirty.to_string(),
-        "actionType": action,
+        // As the original, which takes the time of the registration for a client that says none.
+        "lastDirtyTimestamp": if kept.last_dirty == 0 { instance.mtime } else { kept.last_dirty }.to_string(),
+        "actionType": if kept.modified { "MODIFIED" } else { "ADDED" },
     });
     for field in TEXTS.iter().filter(|field| shown.get(**field).is_none()).copied().collect::<Vec<_>>() {
         if let Some(value) = kept.fields.get(field).filter(|value| value.is_string()) {
@@ -101,7 +102,8 @@ pub(super) fn instance(instance: &Instance, action: &str) -> Value {
 
 /// Returns a removed instance in its last state: clients find it by its id, or by host and port.
 pub(super) fn gone(last: &Instance, mtime: i64) -> Value {
-    let mut shown = instance(last, "DELETED");
+    let mut shown = instance(last);
+    shown["actionType"] = "DELETED".into();
     shown["lastUpdatedTimestamp"] = mtime.to_string().into();
     shown
 }

@@ -81,12 +81,11 @@ impl All {
             let app = app_name(change.service().name());
             match change {
                 Change::Put { instance, .. } => {
-                    let action = match view::status(instance) {
-                        None => "DELETED",
-                        Some(_) if instance.ctime == instance.mtime => "ADDED",
-                        Some(_) => "MODIFIED",
+                    let tree = match view::status(instance) {
+                        None => view::gone(instance, instance.mtime),
+                        Some(_) => view::instance(instance),
                     };
-                    latest.insert((app, identity::in_eureka(instance).to_owned()), view::instance(instance, action));
+                    latest.insert((app, identity::in_eureka(instance).to_owned()), tree);
                 }
                 Change::Removed { last, mtime, .. } => {
                     latest.insert((app, identity::in_eureka(last).to_owned()), view::gone(last, *mtime));
@@ -105,17 +104,19 @@ impl All {
         end(&self.hash_code(), self.revision, self.form, out);
     }
 
-    /// Writes the applications that have a wanted instance; nothing if there is none.
+    /// Writes the applications that have a wanted instance.
     pub(super) fn wanted(&self, wanted: impl Fn(&Instance) -> bool, out: &mut ListBuilder) {
-        let applications = shown(&self.services, wanted);
-        if applications.is_empty() {
-            return;
-        }
+        let mut code = HashCode::default();
+        let instances = self.services.iter().flat_map(|service| service.instances.iter());
+        instances
+            .filter(|instance| wanted(instance))
+            .filter_map(|instance| view::status(instance))
+            .for_each(|status| code.add(status));
         begin(self.form, out);
-        for (number, application) in applications.iter().enumerate() {
+        for (number, application) in shown(&self.services, wanted).iter().enumerate() {
             add(application, number > 0, self.form, out);
         }
-        end("", self.revision, self.form, out);
+        end(&code.text(), self.revision, self.form, out);
     }
 }
 
@@ -161,7 +162,7 @@ fn list(instances: &[Arc<Instance>], form: Form) -> Bytes {
     let shown = instances.iter().filter(|instance| view::status(instance).is_some());
     let mut text = String::new();
     for instance in shown {
-        let tree = view::instance(instance, "ADDED");
+        let tree = view::instance(instance);
         match form {
             Form::Xml => text.push_str(&view::xml_part("instance", &tree)),
             Form::Json => {

@@ -13,15 +13,18 @@ const DEFAULT_LEASE_SECONDS: u64 = 90;
 
 /// Attributes of a Eureka instance that the model lacks.
 ///
-/// Eureka has three kinds of status: `status` is set by the instance, `overridden` by an operator, and the lease's validity is the model's health. An
-/// instance that is not UP is isolated in the model: no front sends traffic to it.
+/// Eureka has three kinds of status: `status` is the one in force, which the instance and operators set in turn ([`precedence`]), `overridden` the one that
+/// operators set, and the lease's validity is the model's health. An instance that is not UP is isolated in the model: no front sends traffic to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Kept {
     pub(super) status: String,
-    /// Status set by an operator; empty if there is none.
+    /// Status set by an operator, which may be UNKNOWN; empty if there is none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) overridden: String,
+    /// True if the last change was one of the status by an operator, and no registration.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) modified: bool,
     pub(super) last_dirty: i64,
     /// Fields as they were sent: hostName, vipAddress, the addresses of pages …
     #[serde(flatten)]
@@ -45,7 +48,7 @@ pub(super) const TEXTS: [&str; 11] = [
 
 impl Default for Kept {
     fn default() -> Kept {
-        Kept { status: "UP".into(), overridden: String::new(), last_dirty: 0, fields: Map::new() }
+        Kept { status: "UP".into(), overridden: String::new(), modified: false, last_dirty: 0, fields: Map::new() }
     }
 }
 
@@ -62,12 +65,57 @@ impl Kept {
 
     /// Returns the effective status, while the lease is valid.
     pub(super) fn effective(&self) -> &str {
-        if self.overridden.is_empty() { &self.status } else { &self.overridden }
+        precedence(&self.status, &self.overridden, None)
+    }
+
+    /// Returns the attributes after a registration that sent `self`, of an instance that had `before`; `None` if the registration is older than `before`.
+    pub(super) fn after(&self, before: Option<&Kept>) -> Option<Kept> {
+        let Some(before) = before else {
+            let status = precedence(&self.status, &self.overridden, None).to_owned();
+            return Some(Kept { status, ..self.clone() });
+        };
+        // 0: the client does not say when it has changed.
+        if self.last_dirty != 0 && self.last_dirty < before.last_dirty {
+            return None;
+        }
+        let overridden = if before.overridden.is_empty() { &self.overridden } else { &before.overridden };
+        let status = precedence(&self.status, overridden, Some(before.effective())).to_owned();
+        Some(Kept { status, overridden: overridden.clone(), ..self.clone() })
+    }
+
+    /// Sets an operator's status. Without effect, as in the original, if it is the status in force.
+    pub(super) fn set_override(&mut self, status: &str) {
+        if self.effective() != status {
+            self.status = status.into();
+            self.overridden = status.into();
+            self.modified = true;
+        }
+    }
+
+    /// Removes an operator's status. The status is `status` until the instance registers again; if that is UNKNOWN, its next heartbeat is told to.
+    pub(super) fn end_override(&mut self, status: &str) {
+        if !self.overridden.is_empty() {
+            self.status = status.into();
+            self.overridden.clear();
+            self.modified = true;
+        }
     }
 
     /// Returns a text field; empty if it was not sent.
     pub(super) fn text(&self, name: &str) -> &str {
         self.fields.get(name).and_then(Value::as_str).unwrap_or_default()
+    }
+}
+
+/// Returns the status in force of an instance that says `own`, by the first of the original's rules that applies: DOWN, STARTING and UNKNOWN are believed;
+/// an operator's status (`overridden`, empty: none) comes before UP and OUT_OF_SERVICE; UP and OUT_OF_SERVICE of an earlier registration (`before`) stay.
+fn precedence<'a>(own: &'a str, overridden: &'a str, before: Option<&'a str>) -> &'a str {
+    let doubted = |status: &str| matches!(status, "UP" | "OUT_OF_SERVICE");
+    match before {
+        _ if !doubted(own) => own,
+        _ if !overridden.is_empty() => overridden,
+        Some(before) if doubted(before) => before,
+        _ => own,
     }
 }
 
@@ -228,6 +276,7 @@ pub(super) fn read(body: &Value) -> Result<Sent, ApiError> {
         kept: Kept {
             status: status(&instance.text("status")?.unwrap_or_else(|| "UP".into()))?,
             overridden: overridden.unwrap_or_default(),
+            modified: false,
             last_dirty: instance.integer("lastDirtyTimestamp")?.unwrap_or(0),
             fields,
         },
@@ -269,6 +318,74 @@ mod tests {
             &json!({"instance": {"ipAddr": "h", "port": {"$": 80, "@enabled": "false"}, "securePort": {"$": 443, "@enabled": "true"}}}),
         );
         assert_eq!(secure.unwrap().port, 443);
+    }
+
+    #[test]
+    fn whose_status_comes_first() {
+        let (up, down, starting, out, unknown, none) = ("UP", "DOWN", "STARTING", "OUT_OF_SERVICE", "UNKNOWN", "");
+        for (own, overridden, before, expected) in [
+            // DOWN and STARTING are believed, whatever an operator says.
+            (down, up, Some(up), down),
+            (starting, up, Some(up), starting),
+            (down, out, Some(out), down),
+            (starting, out, None, starting),
+            (unknown, up, Some(up), unknown),
+            (down, none, Some(up), down),
+            // An operator's status comes before UP and OUT_OF_SERVICE.
+            (up, out, Some(out), out),
+            (up, down, Some(down), down),
+            (up, unknown, Some(unknown), unknown),
+            (out, up, Some(down), up),
+            (up, starting, None, starting),
+            // Without one, UP and OUT_OF_SERVICE stay as they were.
+            (up, none, Some(out), out),
+            (out, none, Some(up), up),
+            (up, none, Some(up), up),
+            // Else the instance's own counts.
+            (up, none, Some(down), up),
+            (out, none, Some(starting), out),
+            (up, none, Some(unknown), up),
+            (up, none, None, up),
+            (out, none, None, out),
+        ] {
+            assert_eq!(
+                precedence(own, overridden, before),
+                expected,
+                "{own}, {overridden:?} by an operator, {before:?} before"
+            );
+        }
+    }
+
+    #[test]
+    fn a_status_through_the_life_of_an_instance() {
+        let sent = |status: &str, last_dirty| Kept { status: status.into(), last_dirty, ..Kept::default() };
+        let shown = |kept: &Kept| [kept.effective().to_owned(), kept.overridden.clone()];
+        let mut kept = sent("UP", 10).after(None).unwrap();
+        // What is in force already is no override.
+        kept.set_override("UP");
+        assert_eq!(shown(&kept), ["UP", ""]);
+        kept.set_override("OUT_OF_SERVICE");
+        assert_eq!((shown(&kept), kept.modified), (["OUT_OF_SERVICE".into(), "OUT_OF_SERVICE".into()], true));
+        // It survives registrations, also those that tell of another status for a while.
+        for (status, expected) in
+            [("UP", "OUT_OF_SERVICE"), ("DOWN", "DOWN"), ("STARTING", "STARTING"), ("UP", "OUT_OF_SERVICE")]
+        {
+            kept = sent(status, 11).after(Some(&kept)).unwrap();
+            assert_eq!((shown(&kept), kept.modified), ([expected.into(), "OUT_OF_SERVICE".into()], false), "{status}");
+        }
+        // An override that a registration brings does not replace it.
+        let brings = Kept { overridden: "UP".into(), ..sent("UP", 12) };
+        assert_eq!(shown(&brings.after(Some(&kept)).unwrap()), ["OUT_OF_SERVICE", "OUT_OF_SERVICE"]);
+        kept.end_override("UNKNOWN");
+        assert_eq!(shown(&kept), ["UNKNOWN", ""]);
+        kept.end_override("DOWN");
+        assert_eq!(shown(&kept), ["UNKNOWN", ""], "there is none any more");
+        kept = sent("UP", 12).after(Some(&kept)).unwrap();
+        assert_eq!(shown(&kept), ["UP", ""]);
+        // An older registration changes nothing; one that does not say when it was made counts.
+        assert_eq!(sent("DOWN", 11).after(Some(&kept)), None);
+        assert_eq!(sent("DOWN", 12).after(Some(&kept)).map(|kept| kept.status), Some("DOWN".into()));
+        assert_eq!(sent("DOWN", 0).after(Some(&kept)).map(|kept| kept.status), Some("DOWN".into()));
     }
 
     #[test]

@@ -99,8 +99,9 @@ public final class SpringEureka {
             return null;
         });
         check("a status that changes is seen by the other", () -> {
-            one.getBean(ApplicationInfoManager.class).setInstanceStatus(InstanceStatus.OUT_OF_SERVICE);
-            until("it is out of service", () -> seen(other, shop).isEmpty());
+            // Not OUT_OF_SERVICE, which would not take the place of UP.
+            one.getBean(ApplicationInfoManager.class).setInstanceStatus(InstanceStatus.DOWN);
+            until("it is down", () -> seen(other, shop).isEmpty());
             one.getBean(ApplicationInfoManager.class).setInstanceStatus(InstanceStatus.UP);
             until("it is back", () -> seen(other, shop).size() == 1);
             return null;

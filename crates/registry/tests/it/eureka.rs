@@ -1,0 +1,194 @@
+//! Eureka's API over HTTP.
+
+use std::path::Path;
+
+use registry::api::{AuditLog, Auth, Context, Front, HttpLimits, Mount, Server};
+use registry::{Registry, Settings, store};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::common::*;
+
+struct Node {
+    registry: Registry,
+    server: Server,
+    address: std::net::SocketAddr,
+}
+
+impl Node {
+    /// Starts a node on the store in a directory.
+    async fn start(directory: &Path) -> Node {
+        let store = store::open(&format!("sqlite:{}", directory.join("registry.db").display())).await.unwrap();
+        let registry = Registry::open(Settings::default(), store).await.unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mount = Mount { listener, fronts: vec![Front::Consul, Front::Eureka], tls: None };
+        let context =
+            Context::new(registry.clone(), Auth::None, HttpLimits::default(), "own".to_owned(), AuditLog::default());
+        let server = Server::start(vec![mount], context);
+        Node { registry, server, address }
+    }
+
+    /// Sends a request; returns status and body.
+    async fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let mut stream = tokio::net::TcpStream::connect(self.address).await.unwrap();
+        let length = body.len();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
+    async fn get(&self, path: &str) -> Value {
+        let (status, body) = self.ask("GET", path, "").await;
+        assert_eq!(status, 200, "{path}: {body}");
+        serde_json::from_str(&body).unwrap_or_else(|e| panic!("{path}: {e}: {body}"))
+    }
+
+    async fn register(&self, id: &str, fields: Value) {
+        let mut instance = json!({
+            "instanceId": id, "hostName": "h", "app": "SHOP", "ipAddr": "10.0.0.1", "port": { "$": 80, "@enabled": "true" },
+            "leaseInfo": { "durationInSecs": 600 },
+        });
+        instance.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let answer = self.ask("POST", "/eureka/apps/SHOP", &json!({ "instance": instance }).to_string()).await;
+        assert_eq!(answer.0, 204, "{}", answer.1);
+    }
+
+    async fn deregister(&self, id: &str) {
+        assert_eq!(self.ask("DELETE", &format!("/eureka/apps/SHOP/{id}"), "").await.0, 200);
+    }
+
+    async fn end(self) {
+        self.server.shutdown(PATIENCE).await;
+        self.registry.shutdown().await;
+    }
+}
+
+/// Returns the number of instances in a list of applications.
+fn count(list: &Value) -> usize {
+    let applications = list["applications"]["application"].as_array().into_iter().flatten();
+    applications.map(|application| application["instance"].as_array().map_or(0, Vec::len)).sum()
+}
+
+/// Each step is a request, its status, and what is shown then: the status, the override, and whether the instance passes for Consul's clients.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn statuses_come_in_the_order_of_the_originals_rules() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(directory.path()).await;
+    let say = |status: &str| format!("POST {status}");
+    for (request, code, status, overridden, passes) in [
+        (say("UP"), 204, "UP", "UNKNOWN", true),
+        // The status in force is no override: the instance may say DOWN later.
+        ("PUT /status?value=UP".into(), 200, "UP", "UNKNOWN", true),
+        (say("DOWN"), 204, "DOWN", "UNKNOWN", false),
+        ("PUT /status?value=UP".into(), 200, "UP", "UP", true),
+        (say("DOWN"), 204, "DOWN", "UP", false),
+        (say("STARTING"), 204, "STARTING", "UP", false),
+        (say("UP"), 204, "UP", "UP", true),
+        ("PUT /status?value=OUT_OF_SERVICE".into(), 200, "OUT_OF_SERVICE", "OUT_OF_SERVICE", false),
+        (say("UP"), 204, "OUT_OF_SERVICE", "OUT_OF_SERVICE", false),
+        (say("STARTING"), 204, "STARTING", "OUT_OF_SERVICE", false),
+        (say("UP"), 204, "OUT_OF_SERVICE", "OUT_OF_SERVICE", false),
+        ("PUT /metadata?a=b".into(), 200, "OUT_OF_SERVICE", "OUT_OF_SERVICE", false),
+        ("PUT ".into(), 200, "OUT_OF_SERVICE", "OUT_OF_SERVICE", false),
+        // The instance has to say its own once more.
+        ("DELETE /status".into(), 200, "UNKNOWN", "UNKNOWN", false),
+        ("PUT ".into(), 404, "UNKNOWN", "UNKNOWN", false),
+        (say("UP"), 204, "UP", "UNKNOWN", true),
+        ("PUT ".into(), 200, "UP", "UNKNOWN", true),
+        ("DELETE /status?value=DOWN".into(), 200, "UP", "UNKNOWN", true),
+        ("PUT /status?value=OUT_OF_SERVICE".into(), 200, "OUT_OF_SERVICE", "OUT_OF_SERVICE", false),
+        ("DELETE /status?value=UP".into(), 200, "UP", "UNKNOWN", true),
+        ("PUT /status?value=ABSENT".into(), 400, "UP", "UNKNOWN", true),
+        ("PUT /status".into(), 400, "UP", "UNKNOWN", true),
+    ] {
+        let (method, rest) = request.split_once(' ').unwrap();
+        match method {
+            "POST" => node.register("a", json!({ "status": rest })).await,
+            _ => assert_eq!(node.ask(method, &format!("/eureka/apps/SHOP/a{rest}"), "").await.0, code, "{request}"),
+        }
+        let shown = node.get("/eureka/apps/SHOP/a").await["instance"].clone();
+        assert_eq!(json!([shown["status"], shown["overriddenstatus"]]), json!([status, overridden]), "{request}");
+        let passing = node.get("/v1/health/service/shop?passing").await;
+        assert_eq!(passing.as_array().unwrap().len(), usize::from(passes), "{request}: {passing}");
+    }
+    // An override ends with the registration.
+    assert_eq!(node.ask("PUT", "/eureka/apps/SHOP/a/status?value=OUT_OF_SERVICE", "").await.0, 200);
+    node.deregister("a").await;
+    node.register("a", json!({})).await;
+    assert_eq!(node.get("/eureka/apps/SHOP/a").await["instance"]["status"], "UP");
+    node.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_older_registration_does_not_replace_a_newer_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(directory.path()).await;
+    let registered = async |dirty: Option<i64>, ip: &str| {
+        let mut fields = json!({ "ipAddr": ip });
+        if let Some(dirty) = dirty {
+            fields["lastDirtyTimestamp"] = dirty.to_string().into();
+        }
+        node.register("a", fields).await;
+        node.get("/eureka/apps/SHOP/a").await["instance"]["ipAddr"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(registered(Some(2000), "10.0.0.2").await, "10.0.0.2");
+    assert_eq!(registered(Some(1999), "10.0.0.1").await, "10.0.0.2");
+    assert_eq!(registered(Some(2000), "10.0.0.3").await, "10.0.0.3");
+    for (dirty, expected) in [
+        ("?lastDirtyTimestamp=2001", 404),
+        ("?lastDirtyTimestamp=2000", 200),
+        ("?lastDirtyTimestamp=1999", 200),
+        ("", 200),
+    ] {
+        assert_eq!(node.ask("PUT", &format!("/eureka/apps/SHOP/a{dirty}"), "").await.0, expected, "{dirty}");
+    }
+    assert_eq!(node.ask("PUT", "/eureka/apps/SHOP/a?lastDirtyTimestamp=now", "").await.0, 400);
+    // One that does not say when it was made counts.
+    assert_eq!(registered(None, "10.0.0.4").await, "10.0.0.4");
+    assert_eq!(node.ask("PUT", "/eureka/apps/SHOP/a?lastDirtyTimestamp=3000", "").await.0, 200);
+    node.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unknown_names_are_answered_as_by_the_original() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(directory.path()).await;
+    for registered in [false, true] {
+        for path in ["vips/none", "svips/none", "vips/NONE"] {
+            let found = node.get(&format!("/eureka/{path}")).await["applications"].clone();
+            assert_eq!(json!([found["application"], found["apps__hashcode"]]), json!([[], ""]), "{path}");
+        }
+        for path in ["apps/NONE", "apps/NONE/a", "apps/SHOP/none", "instances/none"] {
+            assert_eq!(node.ask("GET", &format!("/eureka/{path}"), "").await.0, 404, "{path}");
+        }
+        for (method, path) in [
+            ("PUT", "none"),
+            ("DELETE", "none"),
+            ("PUT", "none/status?value=UP"),
+            ("DELETE", "none/status"),
+            ("PUT", "none/metadata?a=b"),
+        ] {
+            assert_eq!(node.ask(method, &format!("/eureka/apps/SHOP/{path}"), "").await.0, 404, "{method} {path}");
+        }
+        for path in ["apps", "apps/delta"] {
+            let code = if registered { "UP_1_" } else { "" };
+            assert_eq!(node.get(&format!("/eureka/{path}")).await["applications"]["apps__hashcode"], code, "{path}");
+        }
+        node.register("a", json!({ "vipAddress": "one,two", "secureVipAddress": "three" })).await;
+    }
+    for (path, found) in
+        [("vips/one", 1), ("vips/two", 1), ("svips/three", 1), ("vips/three", 0), ("svips/one", 0), ("vips/one,two", 0)]
+    {
+        let list = node.get(&format!("/eureka/{path}")).await;
+        assert_eq!(count(&list), found, "{path}");
+        let code = if found == 1 { "UP_1_" } else { "" };
+        assert_eq!(list["applications"]["apps__hashcode"], code, "{path}");
+    }
+    node.end().await;
+}
