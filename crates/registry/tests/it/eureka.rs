@@ -1,5 +1,6 @@
-//! Eureka's API over HTTP.
+//! Eureka's API over HTTP, with the algorithm of Eureka's own client as the reader of deltas.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use registry::api::{AuditLog, Auth, Context, Front, HttpLimits, Mount, Server};
@@ -69,10 +70,103 @@ impl Node {
     }
 }
 
-/// Returns the number of instances in a list of applications.
-fn count(list: &Value) -> usize {
-    let applications = list["applications"]["application"].as_array().into_iter().flatten();
-    applications.map(|application| application["instance"].as_array().map_or(0, Vec::len)).sum()
+/// The cache of Eureka's client: it fetches everything once, then applies deltas, and fetches everything again only if its numbers of instances by status
+/// are not those that a delta names.
+#[derive(Default)]
+struct Client {
+    /// Status and address of each instance.
+    seen: BTreeMap<String, [String; 2]>,
+}
+
+impl Client {
+    fn of(list: &Value) -> impl Iterator<Item = (&str, String, [String; 2])> {
+        let applications = list["applications"]["application"].as_array().into_iter().flatten();
+        let instances = applications.flat_map(|application| application["instance"].as_array().into_iter().flatten());
+        instances.map(|instance| {
+            let text = |field: &str| instance[field].as_str().unwrap();
+            (text("actionType"), text("instanceId").to_owned(), [text("status").to_owned(), text("ipAddr").to_owned()])
+        })
+    }
+
+    async fn fetch(&mut self, node: &Node) {
+        self.seen = Client::of(&node.get("/eureka/apps").await).map(|(_, id, rest)| (id, rest)).collect();
+    }
+
+    async fn poll(&mut self, node: &Node) {
+        let delta = node.get("/eureka/apps/delta").await;
+        for (action, id, rest) in Client::of(&delta) {
+            match action {
+                "ADDED" | "MODIFIED" => self.seen.insert(id, rest),
+                "DELETED" => self.seen.remove(&id),
+                action => panic!("{action}"),
+            };
+        }
+        let mut counts = BTreeMap::<_, usize>::new();
+        self.seen.values().for_each(|[status, _]| *counts.entry(status.clone()).or_default() += 1);
+        let code: String = counts.iter().map(|(status, count)| format!("{status}_{count}_")).collect();
+        if delta["applications"]["apps__hashcode"] != code {
+            self.fetch(node).await;
+        }
+    }
+
+    /// Polls, and compares with what a new client sees.
+    async fn knows_all(&mut self, node: &Node, when: &str) {
+        self.poll(node).await;
+        let mut new = Client::default();
+        new.fetch(node).await;
+        assert_eq!(self.seen, new.seen, "{when}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_notices_what_changed_before_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(directory.path()).await;
+    node.register("x1", json!({})).await;
+    node.register("same", json!({})).await;
+    let mut client = Client::default();
+    client.fetch(&node).await;
+    // The numbers by status stay as they were.
+    node.deregister("x1").await;
+    node.register("x2", json!({})).await;
+    node.register("same", json!({ "ipAddr": "10.0.0.2" })).await;
+    node.end().await;
+    let node = Node::start(directory.path()).await;
+    client.knows_all(&node, "after the restart").await;
+    assert_eq!(client.seen.keys().collect::<Vec<_>>(), ["same", "x2"]);
+    // A removal since then is named, for clients that do not count.
+    node.deregister("x2").await;
+    let delta = node.get("/eureka/apps/delta").await;
+    let actions: BTreeMap<_, _> = Client::of(&delta).map(|(action, id, _)| (id, action)).collect();
+    assert_eq!(actions, BTreeMap::from([("same".to_owned(), "ADDED"), ("x2".to_owned(), "DELETED")]));
+    client.knows_all(&node, "after a removal").await;
+    node.deregister("same").await;
+    client.knows_all(&node, "after the last removal").await;
+    assert!(client.seen.is_empty());
+    node.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_notices_what_changed_while_nodes_restart_in_turn() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut nodes = [Node::start(directory.path()).await, Node::start(directory.path()).await];
+    nodes[0].register("x0", json!({})).await;
+    let mut client = Client::default();
+    client.fetch(&nodes[0]).await;
+    for round in 0..4 {
+        let [down, up] = nodes;
+        down.end().await;
+        up.deregister(&format!("x{round}")).await;
+        up.register(&format!("x{}", round + 1), json!({})).await;
+        // The client's next node is the one that was down meanwhile.
+        let again = Node::start(directory.path()).await;
+        client.knows_all(&again, &format!("round {round}")).await;
+        assert_eq!(client.seen.keys().collect::<Vec<_>>(), [&format!("x{}", round + 1)]);
+        nodes = [up, again];
+    }
+    for node in nodes {
+        node.end().await;
+    }
 }
 
 /// Each step is a request, its status, and what is shown then: the status, the override, and whether the instance passes for Consul's clients.
@@ -186,7 +280,7 @@ async fn unknown_names_are_answered_as_by_the_original() {
         [("vips/one", 1), ("vips/two", 1), ("svips/three", 1), ("vips/three", 0), ("svips/one", 0), ("vips/one,two", 0)]
     {
         let list = node.get(&format!("/eureka/{path}")).await;
-        assert_eq!(count(&list), found, "{path}");
+        assert_eq!(Client::of(&list).count(), found, "{path}");
         let code = if found == 1 { "UP_1_" } else { "" };
         assert_eq!(list["applications"]["apps__hashcode"], code, "{path}");
     }

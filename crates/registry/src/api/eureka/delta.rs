@@ -9,6 +9,15 @@ use crate::Revision;
 /// Time that a delta covers.
 const WINDOW: Duration = Duration::from_secs(180);
 
+/// Part of the history that a delta covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Covered {
+    /// The revision before the first change.
+    pub(super) since: Revision,
+    /// True if the node does not know all changes of the window: the delta has every instance then, beside those removed since.
+    pub(super) whole: bool,
+}
+
 /// History of revisions, which gives a delta its start. At most one entry per second, and only those of the window.
 #[derive(Debug, Default)]
 pub(in crate::api) struct DeltaWindow(Mutex<VecDeque<(Instant, Revision)>>);
@@ -26,9 +35,11 @@ impl DeltaWindow {
         }
     }
 
-    /// Returns the revision at the beginning of the window.
-    pub(super) fn begin(&self) -> Option<Revision> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).front().map(|(_, revision)| *revision)
+    /// Returns the part of the history that a delta covers now; `None` before the first [`DeltaWindow::note`].
+    pub(super) fn begin(&self, now: Instant) -> Option<Covered> {
+        let revisions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (noted, since) = *revisions.front()?;
+        Some(Covered { since, whole: now.duration_since(noted) < WINDOW })
     }
 }
 
@@ -40,11 +51,13 @@ mod tests {
     fn the_window_of_a_delta() {
         let window = DeltaWindow::default();
         let start = Instant::now();
-        assert_eq!(window.begin(), None);
+        assert_eq!(window.begin(start), None);
         for second in 0..400_u64 {
-            window.note(start + Duration::from_secs(second), Revision(second));
+            let now = start + Duration::from_secs(second);
+            window.note(now, Revision(second));
+            // The last revision that is as old as the window. What was before a young node's first one, it does not know.
+            let expected = Covered { since: Revision(second.saturating_sub(180)), whole: second < 180 };
+            assert_eq!(window.begin(now), Some(expected), "{second}");
         }
-        let begin = window.begin().map(|revision| revision.0);
-        assert_eq!(begin, Some(399 - 180), "the last one that is as old as the window");
     }
 }

@@ -195,18 +195,21 @@ impl Call<'_> {
         Ok(self.reply(body.await?))
     }
 
-    /// Returns the changes of the last minutes, or all applications if the changes are no longer known.
+    /// Returns the changes of the last minutes. All applications take their place where this node does not know all of these changes: a client that
+    /// has heard of some from another node, or from this one before a restart, then has every instance, and counts none too many without noticing.
     async fn delta(&self) -> Result<Reply, ApiError> {
         let registry = &self.context.registry;
-        self.context.delta_window.note(Instant::now(), registry.revision());
-        let Some(begin) = self.context.delta_window.begin() else { return self.applications().await };
-        let quiet = registry.revision_in(&self.namespace) <= begin;
-        if !quiet && registry.all_changes(begin).is_none() {
+        let now = Instant::now();
+        self.context.delta_window.note(now, registry.revision());
+        let Some(window) = self.context.delta_window.begin(now) else { return self.applications().await };
+        let quiet = registry.revision_in(&self.namespace) <= window.since;
+        if !quiet && registry.all_changes(window.since).is_none() {
             return self.applications().await;
         }
         // While nothing changes, the start does not matter.
-        let since = if quiet { Revision(0) } else { begin };
-        Ok(self.reply(self.all("eureka.delta", "", since, move |all, out| all.delta(begin, out)).await?))
+        let since = if quiet { Revision(0) } else { window.since };
+        let more = if window.whole { "whole" } else { "" };
+        Ok(self.reply(self.all("eureka.delta", more, since, move |all, out| all.delta(window, out)).await?))
     }
 
     async fn register(&self, app: &str) -> Result<Reply, ApiError> {

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use serde_json::Value;
 
+use super::delta::Covered;
 use super::shown;
 use super::view::{self, Form, HashCode, app_name};
 use crate::api::identity;
@@ -49,11 +51,19 @@ impl All {
 
     /// Writes all applications.
     pub(super) fn applications(&self, out: &mut ListBuilder) {
+        self.write(BTreeMap::new(), out);
+    }
+
+    /// Writes all applications, each with its `removed` instances behind the others.
+    fn write(&self, mut removed: BTreeMap<String, Vec<Value>>, out: &mut ListBuilder) {
         let form = self.form;
         // Two services whose names differ only in case are one application.
         let mut applications: BTreeMap<String, Vec<&Arc<ServiceSnapshot>>> = BTreeMap::new();
         for service in &self.services {
             applications.entry(app_name(service.key.name())).or_default().push(service);
+        }
+        for name in removed.keys() {
+            applications.entry(name.clone()).or_default();
         }
         begin(form, out);
         let mut some = false;
@@ -65,6 +75,11 @@ impl All {
                 let first = if any { between } else { open };
                 any |= out.list(service, encoding, first, between, |instances| list(instances, form));
             }
+            for instance in removed.remove(name).unwrap_or_default() {
+                out.text(if any { between } else { open });
+                out.text(item(&instance, form));
+                any = true;
+            }
             if any {
                 out.text(close);
                 some = true;
@@ -73,29 +88,33 @@ impl All {
         end(&self.hash_code(), self.revision, form, out);
     }
 
-    /// Writes the changes after `since`, only the last one of each instance; all applications if the changes are no longer known.
-    pub(super) fn delta(&self, since: Revision, out: &mut ListBuilder) {
-        let Some(changes) = self.registry.all_changes(since) else { return self.applications(out) };
+    /// Writes the changes that `covered` describes, only the last one of each instance; all applications if the changes are no longer known.
+    pub(super) fn delta(&self, covered: Covered, out: &mut ListBuilder) {
+        let Some(changes) = self.registry.all_changes(covered.since) else { return self.applications(out) };
         let mut latest = BTreeMap::new();
         for change in changes.iter().filter(|change| change.service().namespace() == self.namespace.as_str()) {
             let app = app_name(change.service().name());
-            match change {
-                Change::Put { instance, .. } => {
-                    let tree = match view::status(instance) {
-                        None => view::gone(instance, instance.mtime),
-                        Some(_) => view::instance(instance),
-                    };
-                    latest.insert((app, identity::in_eureka(instance).to_owned()), tree);
-                }
-                Change::Removed { last, mtime, .. } => {
-                    latest.insert((app, identity::in_eureka(last).to_owned()), view::gone(last, *mtime));
-                }
-                Change::Service { .. } => {}
-            }
+            let (instance, shown) = match change {
+                Change::Put { instance, .. } => (instance, view::status(instance).is_some()),
+                Change::Removed { last, .. } => (last, false),
+                Change::Service { .. } => continue,
+            };
+            let id = identity::in_eureka(instance).to_owned();
+            let tree = match change {
+                _ if shown && covered.whole => None,
+                _ if shown => Some(view::instance(instance)),
+                Change::Removed { mtime, .. } => Some(view::gone(instance, *mtime)),
+                _ => Some(view::gone(instance, instance.mtime)),
+            };
+            latest.insert((app, id), tree);
         }
         let mut applications: BTreeMap<String, Vec<_>> = BTreeMap::new();
         for ((app, _), instance) in latest {
-            applications.entry(app).or_default().push(instance);
+            applications.entry(app).or_default().extend(instance);
+        }
+        applications.retain(|_, instances| !instances.is_empty());
+        if covered.whole {
+            return self.write(applications, out);
         }
         begin(self.form, out);
         for (number, (name, list)) in applications.into_iter().enumerate() {
@@ -127,7 +146,7 @@ fn begin(form: Form, out: &mut ListBuilder) {
     });
 }
 
-fn add(application: &serde_json::Value, behind: bool, form: Form, out: &mut ListBuilder) {
+fn add(application: &Value, behind: bool, form: Form, out: &mut ListBuilder) {
     match form {
         Form::Xml => out.text(view::xml_part("application", application)),
         Form::Json => {
@@ -152,7 +171,7 @@ fn around(name: &str, behind: bool, form: Form) -> (&'static str, &'static str, 
         Form::Xml => ("<application>", "", format!("{}</application>", view::xml_part("name", &name.into()))),
         Form::Json => {
             let open = if behind { ",{\"instance\":[" } else { "{\"instance\":[" };
-            (open, ",", format!("],\"name\":{}}}", serde_json::Value::from(name)))
+            (open, ",", format!("],\"name\":{}}}", Value::from(name)))
         }
     }
 }
@@ -162,16 +181,18 @@ fn list(instances: &[Arc<Instance>], form: Form) -> Bytes {
     let shown = instances.iter().filter(|instance| view::status(instance).is_some());
     let mut text = String::new();
     for instance in shown {
-        let tree = view::instance(instance);
-        match form {
-            Form::Xml => text.push_str(&view::xml_part("instance", &tree)),
-            Form::Json => {
-                text.push_str(if text.is_empty() { "" } else { "," });
-                text.push_str(&tree.to_string());
-            }
-        }
+        text.push_str(if text.is_empty() || form == Form::Xml { "" } else { "," });
+        text.push_str(&item(&view::instance(instance), form));
     }
     text.into()
+}
+
+/// Encodes an instance of a list.
+fn item(instance: &Value, form: Form) -> String {
+    match form {
+        Form::Xml => view::xml_part("instance", instance),
+        Form::Json => instance.to_string(),
+    }
 }
 
 #[cfg(test)]
