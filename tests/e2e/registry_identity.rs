@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use kingpost_tests::{Kingpost, RegistryNode, ShowLogs};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 /// Returns the hosts of a Consul service, from `/v1/health/service`: node, service id, address.
 async fn consul_hosts(node: &RegistryNode, service: &str) -> BTreeSet<[String; 3]> {
@@ -19,14 +20,30 @@ fn set<const N: usize>(rows: [[&str; 3]; N]) -> BTreeSet<[String; 3]> {
     rows.into_iter().map(|row| row.map(str::to_owned)).collect()
 }
 
+/// Registers a Consul service from another address of the loopback: for the registry, another host.
+async fn register_from(from: &str, node: &RegistryNode, service: &Value) {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
+    let mut stream = socket.connect(([127, 0, 0, 1], node.port()).into()).await.unwrap();
+    let body = service.to_string();
+    let head = format!(
+        "PUT /v1/agent/service/register HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
 #[tokio::test]
 async fn consul_hosts_with_one_service_id_are_two_instances() {
     let node = RegistryNode::start("").await;
     let _logs = ShowLogs(node.dir());
-    // Without an ID, as its clients register: Consul takes the name, which is unique on an agent.
-    for address in ["10.0.0.1", "10.0.0.2"] {
+    // Without an ID, as its clients register: Consul takes the name, which is unique on an agent. Each client is a host of its own.
+    for (from, address) in [("127.0.0.2", "10.0.0.1"), ("127.0.0.3", "10.0.0.2")] {
         let sent = json!({ "Name": "web", "Address": address, "Port": 80, "Check": { "TTL": "60s" } });
-        assert_eq!(node.send("PUT", "/v1/agent/service/register", &sent).await.status, 200);
+        register_from(from, &node, &sent).await;
     }
     assert_eq!(
         consul_hosts(&node, "web").await,

@@ -6,7 +6,7 @@
 //!
 //! | protocol | scope | example |
 //! |---|---|---|
-//! | Consul | node | `consul:web@10.0.0.1` |
+//! | Consul | node of the catalog, or agent: the client's address, whatever the service's | `consul:web@10.0.0.1` |
 //! | Eureka | application | `eureka:host-a@ORDERS` |
 //! | Nacos | service with its group | `nacos:10.0.0.1#80#DEFAULT@DEFAULT_GROUP%40%40shop` |
 //!

@@ -1,7 +1,7 @@
 //! Consul's catalog over HTTP: nodes, their metadata, filters, and lists assembled from pieces.
 
 use registry::api::{AuditLog, Auth, Context, Front, HttpLimits, Mount, Server};
-use registry::{Registry, Settings, store};
+use registry::{Check, Metadata, NamespaceName, Registration, Registry, ServiceKey, Settings, store};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -30,7 +30,14 @@ impl Node {
 
     /// Sends a request; returns status and body.
     async fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
-        let mut stream = tokio::net::TcpStream::connect(self.address).await.unwrap();
+        self.ask_from("127.0.0.1", method, path, body).await
+    }
+
+    /// Sends a request from another address of the loopback: from another host, for the registry.
+    async fn ask_from(&self, from: &str, method: &str, path: &str, body: &str) -> (u16, String) {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
+        let mut stream = socket.connect(self.address).await.unwrap();
         let length = body.len();
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
@@ -40,6 +47,16 @@ impl Node {
         tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
+    /// Sends a PUT with JSON from an address, which must be answered with 200.
+    async fn put_from(&self, from: &str, path: &str, body: &Value) {
+        let (status, said) = self.ask_from(from, "PUT", path, &body.to_string()).await;
+        assert_eq!(status, 200, "{path} {body}: {said}");
+    }
+
+    async fn put(&self, path: &str, body: &Value) {
+        self.put_from("127.0.0.1", path, body).await;
     }
 
     async fn get(&self, path: &str) -> Value {
@@ -156,5 +173,102 @@ async fn lists_of_pieces_tell_what_there_is_after_each_change() {
         let targets = node.get("/prometheus/targets?all").await;
         assert_eq!(targets.as_array().unwrap().len(), there.len());
     }
+    node.end().await;
+}
+
+/// An id is unique on an agent, which is the client's address, whatever the service's address.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_id_is_unique_on_an_agent() {
+    let node = Node::start().await;
+    let (one, two) = ("127.0.0.1", "127.0.0.2");
+    let service =
+        |id: &str, address: &str| json!({ "ID": id, "Name": id, "Address": address, "Check": { "TTL": "60s" } });
+    let register = async |from: &str, id: &str, address: &str| {
+        node.put_from(from, "/v1/agent/service/register", &service(id, address)).await;
+    };
+    let shown = async |service: &str, more: &str| {
+        each(&node.get(&format!("/v1/health/service/{service}?{more}")).await, "/Service/Address")
+    };
+    // Another address replaces; so does an address where there was none, and none where there was one.
+    for address in ["10.0.0.1", "10.0.0.2", "", "10.0.0.3"] {
+        register(one, "web", address).await;
+        let expected = if address.is_empty() { one } else { address };
+        let list = node.get("/v1/health/service/web").await;
+        assert_eq!(each(&list, "/Service/Address"), [expected]);
+        assert_eq!(each(&list, "/Node/Node"), [expected], "its node");
+    }
+    node.put("/v1/agent/check/pass/service:web", &json!({})).await;
+    assert_eq!(shown("web", "passing").await, ["10.0.0.3"]);
+    // The same id of another agent is another instance, also at the same address.
+    for (address, expected) in [("10.0.0.4", ["10.0.0.3", "10.0.0.4"]), ("10.0.0.3", ["10.0.0.3", "10.0.0.3"])] {
+        register(two, "web", address).await;
+        assert_eq!(shown("web", "").await, expected);
+    }
+    assert_eq!(shown("web", "passing").await.len(), 1, "the other agent's check has not passed");
+    node.put_from(two, "/v1/agent/check/pass/service:web", &json!({})).await;
+    node.put("/v1/agent/check/fail/service:web", &json!({})).await;
+    assert_eq!(shown("web", "passing").await.len(), 1);
+    node.put_from(two, "/v1/agent/service/deregister/web", &json!({})).await;
+    assert_eq!((shown("web", "").await.len(), shown("web", "passing").await.len()), (1, 0));
+    node.put("/v1/agent/service/deregister/web", &json!({})).await;
+    assert!(shown("web", "").await.is_empty());
+    node.end().await;
+}
+
+/// Rows of an older version, whose id was made of the service's address, are found, updated and removed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_whose_id_has_the_services_address_are_the_agents() {
+    let node = Node::start().await;
+    let namespace = NamespaceName::default();
+    let old = async |id: &str, address: &str, from: &str| {
+        let key = registry::api::identity::consul(&namespace, address, id).unwrap();
+        let pairs = [
+            ("kingpost.consul", r#"{"agent":true}"#),
+            ("kingpost.id", id),
+            ("kingpost.machine", address),
+            ("kingpost.from", from),
+        ];
+        let metadata = Metadata::from_pairs(pairs.into_iter().filter(|(_, value)| !value.is_empty())).unwrap();
+        let service = ServiceKey::new(&namespace, id).unwrap();
+        let check = Some(Check::ttl(std::time::Duration::from_secs(60)));
+        let row = Registration { metadata, check, ..Registration::new(key, service, address, 80) };
+        let rows = node.registry.register(vec![row]).await;
+        assert!(rows.iter().all(Result::is_ok), "{rows:?}");
+    };
+    let register = async |from: &str, id: &str, address: &str| {
+        let body = json!({ "ID": id, "Name": id, "Address": address, "Check": { "TTL": "60s" } });
+        node.put_from(from, "/v1/agent/service/register", &body).await;
+    };
+    let shown =
+        async |service: &str| each(&node.get(&format!("/v1/health/service/{service}")).await, "/Service/Address");
+    for id in ["report", "remove", "same", "other", "two", "apart"] {
+        old(id, "10.0.0.1", "127.0.0.1").await;
+    }
+    old("two", "10.0.0.2", "127.0.0.1").await;
+    old("own", "127.0.0.1", "").await;
+    old("taken", "127.0.0.1", "127.0.0.2").await;
+    node.put("/v1/agent/check/fail/service:report", &json!({})).await;
+    assert_eq!(each(&node.get("/v1/health/checks/report").await, "/Status"), ["critical"]);
+    node.put("/v1/agent/service/deregister/remove", &json!({})).await;
+    assert!(shown("remove").await.is_empty());
+    // One of two is reported and removed without a question of which; a registration leaves one.
+    node.put("/v1/agent/check/pass/service:two", &json!({})).await;
+    for (id, address, expected) in [
+        ("same", "10.0.0.1", vec!["10.0.0.1"]),
+        ("other", "10.0.0.9", vec!["10.0.0.9"]),
+        ("two", "10.0.0.1", vec!["10.0.0.1"]),
+        ("own", "10.0.0.9", vec!["10.0.0.9"]),
+        ("taken", "10.0.0.9", vec!["10.0.0.9", "127.0.0.1"]),
+    ] {
+        for _ in 0..2 {
+            register("127.0.0.1", id, address).await;
+            assert_eq!(shown(id).await, expected, "{id}");
+        }
+        node.put(&format!("/v1/agent/service/deregister/{id}"), &json!({})).await;
+        assert_eq!(shown(id).await.len(), expected.len() - 1, "{id}");
+    }
+    // Of another agent it is another one.
+    register("127.0.0.2", "apart", "10.0.0.2").await;
+    assert_eq!(shown("apart").await, ["10.0.0.1", "10.0.0.2"]);
     node.end().await;
 }

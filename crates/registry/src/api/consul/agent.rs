@@ -12,7 +12,7 @@ use super::entry::{self, AgentService, Check, DATACENTER};
 use super::wire::{self, Kept, Object, status};
 use super::{CONTENT_HASH, Call, DEFAULT_WAIT, Scope, add, checks, done, machine};
 use crate::api::list_cache::ListBuilder;
-use crate::api::{ApiError, Reply, Watched};
+use crate::api::{ApiError, Reply, Watched, identity};
 use crate::{Edit, Health, Instance, Patch, Registration};
 
 /// Parts of Consul's agent API about its own process and cluster, which are not served: operators use the registry's own tools instead.
@@ -170,7 +170,7 @@ fn own_instances(scope: &Scope) -> Vec<(Arc<Instance>, Kept)> {
 
 /// True if the host at `peer` registered `instance`.
 fn comes_from(instance: &Instance, peer: &str) -> bool {
-    *instance.host == *peer || instance.metadata.get(wire::FROM) == Some(peer)
+    instance.metadata.get(wire::FROM).unwrap_or(&instance.host) == peer
 }
 
 /// Returns the health as a status code: 200 passing, 429 warning, 503 critical.
@@ -214,13 +214,15 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     // A service without an address gets its agent's: here, the address of the client.
     let peer = call.peer();
     let host = if read.address.is_empty() { peer.clone() } else { std::mem::take(&mut read.address) };
-    let id = call.agent_identity(&host, &read.id)?;
+    let (id, others) = call.agent_identity(&host, &read.id)?;
+    let is_plain = host == peer && id == identity::consul(&call.namespace, &peer, &read.id)?;
     let service = call.service(&read.name)?;
     read.kept.agent = true;
     let replaced = call.request.flag("replace-existing-checks");
     let written = call.context.registry.change(&id, |known| {
-        // A service that was imported or put into the catalog stays on its node.
-        let node = known.map(|instance| Kept::of(instance).node).filter(|node| !node.is_empty());
+        // A service that was imported or put into the catalog stays on its node; an agent's own one is on a node named after its address.
+        let node = known.map(|instance| (Kept::of(instance).node, &instance.host));
+        let node = node.and_then(|(node, host)| (!node.is_empty() && *node != **host).then_some(node));
         read.kept.node = node.unwrap_or_else(|| host.clone());
         let before = known.map(|instance| checks::held(instance, &Kept::of(instance))).unwrap_or_default();
         let list = checks::registered(&read.checks, before, replaced)?;
@@ -230,7 +232,7 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         let (check, health) = checks::assemble(&list, &mut kept);
         let registration = Registration {
             weight: read.weight,
-            metadata: read.metadata(&kept, &list, (host != peer).then_some(peer.as_str()))?,
+            metadata: read.metadata(&kept, &list, (!is_plain).then_some(peer.as_str()))?,
             health: Some(health),
             check,
             location: read.location.clone(),
@@ -238,7 +240,15 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         };
         Ok::<_, ApiError>(Edit::Register(Box::new(registration)))
     });
-    if written.await?.changed() {
+    let mut changed = written.await?.changed();
+    for row in call.context.registry.deregister(&others).await {
+        match row {
+            Ok(removed) => changed |= removed.changed(),
+            Err(crate::WriteError::NotFound { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if changed {
         call.audit("agent/service/register", &read.id);
     }
     Ok(done())

@@ -1,8 +1,8 @@
 //! The part of Consul's HTTP API used by services and their clients: agent, catalog, health, status, keys, sessions, transactions, events; with
 //! blocking queries.
 //!
-//! The whole registry is every host's agent, on each of our nodes: a client that registers on one node finds the same on another. A service belongs
-//! to its host: the address of the service, or if none is given, the client's address ([`super::identity`]). Not supported: ACLs, the mesh, and the
+//! The whole registry is every host's agent, on each of our nodes: a client that registers on one node finds the same on another. The client's address
+//! is the agent, and a service id is unique on it ([`super::identity`]). Not supported: ACLs, the mesh, and the
 //! output of checks (`Output` is empty).
 //!
 //! Format: <https://developer.hashicorp.com/consul/api-docs>.
@@ -164,17 +164,49 @@ impl Call<'_> {
         self.request.peer.to_canonical().to_string()
     }
 
-    /// Returns the instance id of the service `id` of the agent on `host`. A service with that id and address that was imported, or put into the
-    /// catalog, is the same service.
-    fn agent_identity(&self, host: &str, id: &str) -> Result<InstanceId, ApiError> {
-        let usual = identity::consul(&self.namespace, host, id)?;
+    /// Returns the instance of the service `id` of the client's agent, with the id under which to write it; and other instances that an older version
+    /// registered for the same agent and id, one for each address. `host` is the address of a registration: among instances of an older version
+    /// the one with this address counts.
+    ///
+    /// An id is unique on an agent, so the agent (the client's address) is the scope, not the service's address. A service with that id and address
+    /// that was imported, or put into the catalog, is the same service.
+    fn agent_identity(&self, host: &str, id: &str) -> Result<(InstanceId, Vec<InstanceId>), ApiError> {
+        let usual = identity::consul(&self.namespace, &self.peer(), id)?;
         let registry = &self.context.registry;
-        if registry.instance(&usual).is_some() {
-            return Ok(usual);
+        let of_agent = self.of_agent(&usual, id);
+        let same = of_agent.iter().find(|instance| instance.id == usual);
+        let same =
+            same.or_else(|| of_agent.iter().find(|instance| *instance.host == *host)).or_else(|| of_agent.first());
+        if let Some(same) = same {
+            let others = of_agent.iter().filter(|instance| instance.id != same.id);
+            return Ok((same.id.clone(), others.map(|instance| instance.id.clone()).collect()));
         }
         let known = registry.find(&self.namespace, &[(identity::CLIENT_ID, id)], MOST_HOSTS).instances;
-        let same = known.iter().find(|instance| *instance.host == *host && identity::in_consul(instance) == id);
-        Ok(same.map_or(usual, |instance| instance.id.clone()))
+        let imported = known.iter().find(|instance| {
+            let of_agent = instance.metadata.get(wire::FROM).is_some() || wire::Kept::of(instance).agent;
+            *instance.host == *host && identity::in_consul(instance) == id && !of_agent
+        });
+        if let Some(imported) = imported {
+            return Ok((imported.id.clone(), Vec::new()));
+        }
+        if registry.instance(&usual).is_some() {
+            // An older version has given the id to another agent's service.
+            return Ok((identity::consul(&self.namespace, &format!("agent@{}", self.peer()), id)?, Vec::new()));
+        }
+        Ok((usual, Vec::new()))
+    }
+
+    /// Returns the services `id` of the client's agent, the last changed first. There is one, or one for each address if an older version has
+    /// registered them. `usual` is the agent's instance id.
+    fn of_agent(&self, usual: &InstanceId, id: &str) -> Vec<Arc<Instance>> {
+        let (registry, peer) = (&self.context.registry, self.peer());
+        let own = registry.instance(usual).filter(|instance| is_of_agent(instance, &peer));
+        let mut found =
+            registry.find(&self.namespace, &[(identity::CLIENT_ID, id), (wire::FROM, &peer)], MOST_HOSTS).instances;
+        found.retain(|instance| own.as_ref().is_none_or(|own| own.id != instance.id));
+        found.extend(own);
+        found.sort_by_key(|instance| std::cmp::Reverse(instance.revision));
+        found
     }
 
     /// Returns the instance that a client of an agent calls `id`. Each of Consul's agents knows its own services; here all agents are one, so the
@@ -185,7 +217,11 @@ impl Call<'_> {
     async fn agent_service(&self, id: &str) -> Result<Arc<Instance>, ApiError> {
         let registry = &self.context.registry;
         let own = identity::consul(&self.namespace, &self.peer(), id)?;
-        if let Some(instance) = self.of_this_host(&own, id)? {
+        // The usual case, without a search: each heartbeat passes here.
+        if let Some(instance) = registry.instance(&own).filter(|instance| is_of_agent(instance, &self.peer())) {
+            return Ok(instance);
+        }
+        if let Some(instance) = self.of_agent(&own, id).into_iter().next() {
             return Ok(instance);
         }
         let by_id = InstanceId::new(&self.namespace, id)?;
@@ -197,25 +233,26 @@ impl Call<'_> {
         }
         // The host may just have registered it at another node of the registry.
         registry.instance_or_ask(&own).await;
-        if let Some(instance) = self.of_this_host(&own, id)? {
+        if let Some(instance) = self.of_agent(&own, id).into_iter().next() {
             return Ok(instance);
         }
-        let found = self.choose("service ID", id, identity::CLIENT_ID, id)?.or_else(|| registry.instance(&by_id));
+        let found = self.only("service ID", id, &[(identity::CLIENT_ID, id)])?.or_else(|| registry.instance(&by_id));
         found.ok_or_else(|| ApiError::NotFound { what: "service ID", name: id.to_owned() })
-    }
-
-    fn of_this_host(&self, own: &InstanceId, id: &str) -> Result<Option<Arc<Instance>>, ApiError> {
-        if let Some(instance) = self.context.registry.instance(own) {
-            return Ok(Some(instance));
-        }
-        self.only("service ID", id, &[(identity::CLIENT_ID, id), (wire::FROM, &self.peer())])
     }
 
     /// Returns the instance of Consul's clients with the metadata entry `key` = `value`: the one on the client's host, or the only one. Errors call
     /// it the `what` `name`.
     fn choose(&self, what: &str, name: &str, key: &str, value: &str) -> Result<Option<Arc<Instance>>, ApiError> {
-        match self.only(what, name, &[(key, value), (wire::FROM, &self.peer())])? {
-            Some(instance) => Ok(Some(instance)),
+        let peer = self.peer();
+        let of_agent = self.context.registry.find(&self.namespace, &[(key, value), (wire::FROM, &peer)], MOST_HOSTS);
+        let id_of = |instance: &Arc<Instance>| instance.metadata.get(identity::CLIENT_ID).map(str::to_owned);
+        let last = of_agent.instances.iter().max_by_key(|instance| instance.revision);
+        match last {
+            // An older version has registered one service of an agent once for each address.
+            Some(last) if of_agent.instances.iter().all(|instance| id_of(instance) == id_of(last)) => {
+                Ok(Some(Arc::clone(last)))
+            }
+            Some(_) => self.only(what, name, &[(key, value), (wire::FROM, &peer)]),
             None => self.only(what, name, &[(key, value)]),
         }
     }
@@ -342,6 +379,14 @@ impl Scope {
     fn fits(&self, entry: &impl Serialize) -> bool {
         let Some(filter) = &self.wanted.filter else { return true };
         serde_json::to_value(entry).is_ok_and(|entry: Value| filter.fits(&entry))
+    }
+}
+
+/// True if an instance is a service of the agent on the host `peer`, or was put into the catalog or imported.
+fn is_of_agent(instance: &Instance, peer: &str) -> bool {
+    match instance.metadata.get(wire::FROM) {
+        Some(from) => from == peer,
+        None => *instance.host == *peer || !wire::Kept::of(instance).agent,
     }
 }
 
