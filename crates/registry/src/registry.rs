@@ -248,6 +248,11 @@ impl Registry {
         self.inner.cache.snapshot(key).filter(|snapshot| snapshot.exists() && !key.is_of_machines())
     }
 
+    /// Returns the services whose names differ from that of `key` at most in case, sorted by key: to some protocols they are one service.
+    pub fn spelled(&self, key: &ServiceKey) -> Vec<Arc<ServiceSnapshot>> {
+        self.inner.cache.spellings(key).iter().filter_map(|key| self.snapshot(key)).collect()
+    }
+
     /// Returns the instance, whichever service of its namespace it belongs to.
     pub fn instance(&self, id: &InstanceId) -> Option<Arc<Instance>> {
         self.inner.cache.instance(id)
@@ -300,6 +305,11 @@ impl Registry {
         self.inner.cache.snapshot(key).map_or(Revision(0), |snapshot| snapshot.revision)
     }
 
+    /// Returns the last commit that changed a service whose name differs from that of `key` at most in case, like [`Registry::revision_of`].
+    pub fn revision_of_spelled(&self, key: &ServiceKey) -> Revision {
+        self.inner.cache.spellings(key).iter().map(|key| self.revision_of(key)).max().unwrap_or_default()
+    }
+
     /// Returns the changes of the service after `since`; `None` if they are no longer remembered: take the snapshot then.
     pub fn changes(&self, key: &ServiceKey, since: Revision) -> Option<Vec<Change>> {
         self.inner.cache.changes(key, since)
@@ -322,12 +332,58 @@ impl Registry {
         if now > after {
             return Ok(now);
         }
-        let (services, limit) = (self.inner.cache.entries(), self.inner.settings.limits.services);
-        if services >= limit && self.inner.cache.entry(key).is_none() {
-            return Err(WatchError::Full { services });
+        if !self.has_room_for(key) {
+            return Err(WatchError::Full { services: self.inner.cache.entries() });
         }
         let entry = Waited { cache: &self.inner.cache, key, entry: self.inner.cache.entry_or_new(key) };
         self.wait(entry.entry.mark(), after, deadline).await
+    }
+
+    /// Waits for a change of any service whose name differs from that of `key` at most in case, like [`Registry::watch`].
+    ///
+    /// # Errors
+    /// The same as of [`Registry::watch`].
+    pub async fn watch_spelled(
+        &self,
+        key: &ServiceKey,
+        after: Revision,
+        deadline: Instant,
+    ) -> Result<Revision, WatchError> {
+        loop {
+            let namespace = NamespaceName::of(key);
+            let of_namespace = self.revision_in(&namespace);
+            let services = self.spelled(key);
+            let one = match services.as_slice() {
+                [] => Some(key),
+                [one] => Some(&one.key),
+                _ => None,
+            };
+            // The entry exists before the revision is read, so that a service that appears under another spelling is either read or wakes.
+            let _entry = one.filter(|one| self.has_room_for(one)).map(|key| Waited {
+                cache: &self.inner.cache,
+                key,
+                entry: self.inner.cache.entry_or_new(key),
+            });
+            let now = self.revision_of_spelled(key);
+            if now > after {
+                return Ok(now);
+            }
+            if let Some(one) = one {
+                return self.watch(one, after, deadline).await;
+            }
+            // Several, which only other fronts register: any change in the namespace may be of one of them.
+            self.watch_namespace(&namespace, of_namespace, deadline).await?;
+            let now = self.revision_of_spelled(key);
+            if now > after || Instant::now() >= deadline {
+                return Ok(now);
+            }
+        }
+    }
+
+    /// True if the service may get an entry, which it needs to be waited for.
+    fn has_room_for(&self, key: &ServiceKey) -> bool {
+        let (services, limit) = (self.inner.cache.entries(), self.inner.settings.limits.services);
+        services < limit || self.inner.cache.entry(key).is_some()
     }
 
     /// Waits for any change in a namespace, like [`Registry::watch`].

@@ -96,6 +96,8 @@ pub enum Front {
 enum Watched<'a> {
     /// A service.
     Service(&'a ServiceKey),
+    /// All services whose names differ from that of a key at most in case.
+    Spelled(&'a ServiceKey),
     /// All services of a namespace.
     Namespace(&'a NamespaceName),
 }
@@ -288,6 +290,7 @@ impl Context {
         let changed = async {
             match watched {
                 Watched::Service(service) => self.registry.watch(service, after, deadline).await,
+                Watched::Spelled(service) => self.registry.watch_spelled(service, after, deadline).await,
                 Watched::Namespace(namespace) => self.registry.watch_namespace(namespace, after, deadline).await,
             }
         };
@@ -313,6 +316,7 @@ impl Context {
     fn revision_of(&self, watched: Watched<'_>) -> Revision {
         match watched {
             Watched::Service(service) => self.registry.revision_of(service),
+            Watched::Spelled(service) => self.registry.revision_of_spelled(service),
             Watched::Namespace(namespace) => self.registry.revision_in(namespace),
         }
     }

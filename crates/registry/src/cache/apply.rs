@@ -221,6 +221,7 @@ impl Applier {
             let metadata = touched.metadata.unwrap_or_else(|| before.metadata.clone());
             let revision = touched.revision.max(before.revision);
             let after = before.with(revision, metadata, touched.instances);
+            let appeared = after.exists() && !before.exists();
             entry.snapshot.store(Arc::new(after));
             let mut ring = entry.ring.lock().unwrap_or_else(PoisonError::into_inner);
             for change in by_service.remove(&key).unwrap_or_default() {
@@ -228,6 +229,9 @@ impl Applier {
             }
             drop(ring);
             entry.mark.publish(revision);
+            if appeared {
+                cache.touch_spellings(&key, revision);
+            }
             let namespace = NamespaceName::of(&key);
             let known = cache.revision_in(&namespace).max(revision);
             let of_namespace = namespaces.entry(namespace).or_default();

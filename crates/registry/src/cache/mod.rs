@@ -47,6 +47,8 @@ pub(crate) struct Memory {
 pub(crate) struct Cache {
     hasher: RandomState,
     shards: Vec<RwLock<HashMap<ServiceKey, Arc<Entry>, RandomState>>>,
+    /// Keys of the entries whose names are not in lower case, by their lower case. Locked after a shard, never before.
+    spellings: RwLock<HashMap<ServiceKey, Vec<ServiceKey>, RandomState>>,
     index: RwLock<Index>,
     whole: Mark,
     /// The last commit in each namespace.
@@ -68,6 +70,7 @@ impl Cache {
         Cache {
             hasher: RandomState::default(),
             shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
+            spellings: RwLock::default(),
             index: RwLock::default(),
             whole: Mark::new(Revision(0)),
             namespaces: RwLock::default(),
@@ -197,6 +200,7 @@ impl Cache {
         let mut shard = write(self.shard(key));
         let entry = shard.entry(key.clone()).or_insert_with(|| {
             self.entries.fetch_add(1, Ordering::Relaxed);
+            self.spell(key);
             Arc::new(Entry {
                 snapshot: ArcSwap::from_pointee(ServiceSnapshot::empty(key.clone())),
                 mark: Mark::new(Revision(0)),
@@ -207,15 +211,62 @@ impl Cache {
         Arc::clone(entry)
     }
 
+    /// Returns the spellings of a name that have an entry, and the name in lower case and as spelled in `key`, sorted.
+    pub(crate) fn spellings(&self, key: &ServiceKey) -> Vec<ServiceKey> {
+        let folded = key.folded();
+        let mut keys = read(&self.spellings).get(&folded).cloned().unwrap_or_default();
+        for one in [&folded, key] {
+            if !keys.contains(one) {
+                keys.push(one.clone());
+            }
+        }
+        keys.sort_unstable();
+        keys
+    }
+
+    fn spell(&self, key: &ServiceKey) {
+        let folded = key.folded();
+        if folded != *key {
+            write(&self.spellings).entry(folded).or_default().push(key.clone());
+        }
+    }
+
+    fn unspell(&self, key: &ServiceKey) {
+        let folded = key.folded();
+        if folded == *key {
+            return;
+        }
+        let mut spellings = write(&self.spellings);
+        if let Some(keys) = spellings.get_mut(&folded) {
+            keys.retain(|known| known != key);
+            if keys.is_empty() {
+                spellings.remove(&folded);
+            }
+        }
+    }
+
+    /// Gives the other spellings of a service that has appeared its revision, so that calls that wait for it by such a name wake.
+    fn touch_spellings(&self, key: &ServiceKey, revision: Revision) {
+        for other in self.spellings(key).iter().filter(|other| *other != key) {
+            let Some(entry) = self.entry(other) else { continue };
+            if entry.snapshot.load().exists() {
+                continue;
+            }
+            entry.snapshot.store(Arc::new(ServiceSnapshot::new(other.clone(), revision, None, &[])));
+            entry.mark.publish(revision);
+        }
+    }
+
     /// Removes services that do not exist, have no watchers, and changed last at or before `floor`. Their revision is 0 from then on.
     pub(crate) fn forget(&self, floor: Revision) {
         for shard in &self.shards {
-            write(shard).retain(|_, entry| {
+            write(shard).retain(|key, entry| {
                 let snapshot = entry.snapshot.load();
                 // A strong count of one: nobody waits at the entry, and nobody can begin to while the shard is locked.
                 let keep = snapshot.exists() || snapshot.revision > floor || Arc::strong_count(entry) > 1;
                 if !keep {
                     self.entries.fetch_sub(1, Ordering::Relaxed);
+                    self.unspell(key);
                 }
                 keep
             });
@@ -233,6 +284,7 @@ impl Cache {
         let snapshot = entry.snapshot.load();
         if only && snapshot.revision == Revision(0) && !snapshot.exists() {
             shard.remove(key);
+            self.unspell(key);
             self.entries.fetch_sub(1, Ordering::Relaxed);
         }
     }

@@ -227,13 +227,15 @@ impl Ord for Score {
 /// Returns the usable instances in the order in which to try them: by priority, then at random by weight. `None` if the service does not exist, or
 /// has none.
 fn instances(wanted: &Wanted, services: &dyn Services, seeds: Seeds) -> Option<Vec<Arc<Instance>>> {
-    let snapshot: Arc<ServiceSnapshot> = wanted.keys.iter().find_map(|key| services.find(key))?;
+    let snapshots: Vec<Arc<ServiceSnapshot>> = wanted.key.iter().flat_map(|key| services.find(key)).collect();
     let mut random = Random(seeds.order);
-    let all = &snapshot.instances;
-    let start = if all.len() > LOOKED_AT { (Random(seeds.client).next() % all.len() as u64) as usize } else { 0 };
-    let mut found: Vec<(u16, f64, &Arc<Instance>)> = all
-        .iter_from(start)
-        .take(LOOKED_AT)
+    let start = |snapshot: &ServiceSnapshot| match snapshot.instances.len() {
+        some if some > LOOKED_AT => (Random(seeds.client).next() % some as u64) as usize,
+        _ => 0,
+    };
+    let mut found: Vec<(u16, f64, &Arc<Instance>)> = snapshots
+        .iter()
+        .flat_map(|snapshot| snapshot.instances.iter_from(start(snapshot)).take(LOOKED_AT))
         .filter(|instance| instance.is_usable())
         .filter(|instance| wanted.tag.as_ref().is_none_or(|tag| crate::api::has_tag(instance, tag)))
         // An exponential variate that is shorter for a higher weight: an instance comes first with a probability proportional to its weight.

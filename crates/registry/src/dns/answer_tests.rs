@@ -12,8 +12,8 @@ use crate::{Health, InstanceId, Metadata, NamespaceName, Registration, Revision,
 struct Fixed(HashMap<ServiceKey, Arc<ServiceSnapshot>>);
 
 impl Services for Fixed {
-    fn find(&self, key: &ServiceKey) -> Option<Arc<ServiceSnapshot>> {
-        self.0.get(key).cloned()
+    fn find(&self, key: &ServiceKey) -> Vec<Arc<ServiceSnapshot>> {
+        self.0.iter().filter(|(known, _)| known.folded() == key.folded()).map(|(_, found)| Arc::clone(found)).collect()
     }
 }
 
@@ -87,12 +87,21 @@ fn ask(
 
 #[test]
 fn what_is_answered() {
-    let fixed =
-        services(&[("web", &["10.0.0.1"]), ("six", &["::1"]), ("far", &["db.example.org"]), ("empty", &[])], |_| {});
+    let fixed = services(
+        &[
+            ("web", &["10.0.0.1"]),
+            ("Order-Service", &["10.0.0.3"]),
+            ("six", &["::1"]),
+            ("far", &["db.example.org"]),
+            ("empty", &[]),
+        ],
+        |_| {},
+    );
     let soa = "consul SOA ns.consul hostmaster.consul 1 3600 600 86400 7";
     for (name, rtype, rcode, answers, more) in [
         ("web.service.consul", Rtype::A, Rcode::NOERROR, &["web.service.consul A 10.0.0.1"][..], &[][..]),
         ("WEB.Service.Consul", Rtype::A, Rcode::NOERROR, &["WEB.Service.Consul A 10.0.0.1"], &[]),
+        ("order-service.service.consul", Rtype::A, Rcode::NOERROR, &["order-service.service.consul A 10.0.0.3"], &[]),
         ("web.service.consul", Rtype::AAAA, Rcode::NOERROR, &[], &[soa]),
         ("web.service.consul", Rtype::TXT, Rcode::NOERROR, &[], &[soa]),
         ("six.service.consul", Rtype::AAAA, Rcode::NOERROR, &["six.service.consul AAAA ::1"], &[]),
@@ -236,7 +245,7 @@ fn weights_are_kept() {
     let fixed = services(&[("web", &["10.0.0.1", "10.0.0.2"])], |registration| {
         registration.weight = if registration.port == 8000 { 300 } else { 100 };
     });
-    let wanted = Wanted { keys: vec![ServiceKey::new(&NamespaceName::default(), "web").unwrap()], tag: None };
+    let wanted = Wanted { key: ServiceKey::new(&NamespaceName::default(), "web").ok(), tag: None };
     let first = (0..4000)
         .filter(|n| instances(&wanted, &fixed, Seeds { order: *n, client: 0 }).unwrap()[0].port == 8000)
         .count();

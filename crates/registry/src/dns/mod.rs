@@ -62,13 +62,13 @@ impl Default for Limits {
 
 /// Source of the services.
 pub trait Services {
-    /// Returns the service, if it exists.
-    fn find(&self, key: &ServiceKey) -> Option<Arc<ServiceSnapshot>>;
+    /// Returns the services whose names differ from that of `key` at most in case: DNS ignores it.
+    fn find(&self, key: &ServiceKey) -> Vec<Arc<ServiceSnapshot>>;
 }
 
 impl Services for Registry {
-    fn find(&self, key: &ServiceKey) -> Option<Arc<ServiceSnapshot>> {
-        self.snapshot(key)
+    fn find(&self, key: &ServiceKey) -> Vec<Arc<ServiceSnapshot>> {
+        self.spelled(key)
     }
 }
 

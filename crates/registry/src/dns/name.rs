@@ -26,8 +26,8 @@ pub(super) enum Meaning {
 /// Selection of instances of a service.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
-    /// The service as spelled, and in lower case if that differs: DNS ignores case.
-    pub(super) keys: Vec<ServiceKey>,
+    /// The service, in any case; `None` for a name that no service can have.
+    pub(super) key: Option<ServiceKey>,
     /// Only instances with this tag.
     pub(super) tag: Option<String>,
 }
@@ -83,11 +83,7 @@ fn service(namespace: &NamespaceName, labels: &[&str]) -> Meaning {
         [tag @ .., name] => (*name, Some(tag.join("."))),
         [] => return Meaning::Between,
     };
-    let mut keys: Vec<ServiceKey> = ServiceKey::new(namespace, name).into_iter().collect();
-    if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        keys.extend(ServiceKey::new(namespace, &name.to_ascii_lowercase()));
-    }
-    Meaning::Service(Wanted { keys, tag })
+    Meaning::Service(Wanted { key: ServiceKey::new(namespace, name).ok(), tag })
 }
 
 /// Returns the label of an address: its bytes in hexadecimal.
@@ -124,7 +120,7 @@ mod tests {
             namespaces: vec![NamespaceName::default(), NamespaceName::new("shop").unwrap()],
         };
         let found = |key: &str, tag: Option<&str>| {
-            Meaning::Service(Wanted { keys: vec![ServiceKey::parse(key).unwrap()], tag: tag.map(str::to_owned) })
+            Meaning::Service(Wanted { key: Some(ServiceKey::parse(key).unwrap()), tag: tag.map(str::to_owned) })
         };
         for (name, meaning_of) in [
             ("", Meaning::Apex),
@@ -156,9 +152,6 @@ mod tests {
             let labels: Vec<&str> = name.split('.').filter(|label| !label.is_empty()).collect();
             assert_eq!(meaning(&labels, &zone), meaning_of, "{name}");
         }
-        let Meaning::Service(wanted) = meaning(&["Web", "service"], &zone) else { panic!() };
-        let keys: Vec<&str> = wanted.keys.iter().map(ServiceKey::as_str).collect();
-        assert_eq!(keys, ["default/Web", "default/web"]);
         for address in ["10.0.0.1", "::1", "fe80::12"] {
             let written = label(address.parse().unwrap());
             assert_eq!(meaning(&[&written, "addr"], &zone), Meaning::Address(address.parse().unwrap()));

@@ -160,6 +160,15 @@ impl ServiceKey {
         ServiceKey::new(&NamespaceName::new(namespace)?, name)
     }
 
+    /// Returns the key in lower case, which all spellings of a name have in common. It may be longer than a name may be.
+    pub(crate) fn folded(&self) -> ServiceKey {
+        let name = self.name();
+        if name.bytes().all(|byte| byte.is_ascii() && !byte.is_ascii_uppercase()) {
+            return self.clone();
+        }
+        ServiceKey(Key(format!("{}/{}", self.namespace(), name.to_lowercase()).into()))
+    }
+
     /// Returns the namespace.
     pub fn namespace(&self) -> &str {
         self.0.split().0

@@ -35,6 +35,12 @@ impl Node {
 
     /// Sends a request from another address of the loopback: from another host, for the registry.
     async fn ask_from(&self, from: &str, method: &str, path: &str, body: &str) -> (u16, String) {
+        let (head, body) = self.whole_from(from, method, path, body).await;
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body)
+    }
+
+    /// Returns the head and the body of an answer.
+    async fn whole_from(&self, from: &str, method: &str, path: &str, body: &str) -> (String, String) {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
         let mut stream = socket.connect(self.address).await.unwrap();
@@ -46,7 +52,15 @@ impl Node {
         let mut answer = String::new();
         tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+        (head.to_owned(), body.to_owned())
+    }
+
+    /// Returns the list at a path, and its index.
+    async fn index(&self, path: &str) -> (Value, u64) {
+        let (head, body) = self.whole_from("127.0.0.1", "GET", path, "").await;
+        let line =
+            head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("x-consul-index: ").map(str::to_owned));
+        (serde_json::from_str(&body).unwrap(), line.unwrap().parse().unwrap())
     }
 
     /// Sends a PUT with JSON from an address, which must be answered with 200.
@@ -270,5 +284,103 @@ async fn rows_whose_id_has_the_services_address_are_the_agents() {
     // Of another agent it is another one.
     register("127.0.0.2", "apart", "10.0.0.2").await;
     assert_eq!(shown("apart").await, ["10.0.0.1", "10.0.0.2"]);
+    node.end().await;
+}
+
+/// Names of services and nodes, and tags, are compared without case, and shown as they were registered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_and_tags_are_compared_without_case() {
+    let node = Node::start().await;
+    // Someone waits for the service before it is there, by another spelling.
+    let (none, index) = node.index("/v1/health/service/order-service").await;
+    assert_eq!(none, json!([]));
+    let path = format!("/v1/health/service/order-service?index={index}&wait=60s");
+    let waits = node.ask("GET", &path, "");
+    let one = json!({ "ID": "o1", "Name": "Order-Service", "Tags": ["Primary"], "Port": 80 });
+    let registers = async {
+        while node.registry.status().watchers == 0 {
+            tokio::task::yield_now().await;
+        }
+        node.put("/v1/agent/service/register", &one).await;
+    };
+    let (woken, ()) = tokio::join!(waits, registers);
+    assert_eq!(each(&serde_json::from_str(&woken.1).unwrap(), "/Service/Service"), ["Order-Service"]);
+    // A registration under another spelling joins the service that is there.
+    let two = json!({ "ID": "o2", "Name": "ORDER-service", "Tags": ["second"], "Port": 81 });
+    node.put("/v1/agent/service/register", &two).await;
+    assert_eq!(node.get("/v1/catalog/services").await, json!({ "Order-Service": ["Primary", "second"] }));
+    for (path, field, expected) in [
+        ("/v1/health/service/order-service", "/Service/ID", &["o1", "o2"][..]),
+        ("/v1/health/service/Order-Service?passing", "/Service/ID", &["o1", "o2"]),
+        ("/v1/catalog/service/ORDER-SERVICE", "/ServiceID", &["o1", "o2"]),
+        ("/v1/health/service/order-service?tag=primary", "/Service/ID", &["o1"]),
+        ("/v1/catalog/service/order-service?tag=SECOND", "/ServiceID", &["o2"]),
+        ("/v1/catalog/service/order-service?tag=none", "/ServiceID", &[]),
+        ("/v1/health/checks/order-service", "/ServiceID", &[]),
+    ] {
+        assert_eq!(each(&node.get(path).await, field), expected, "{path}");
+    }
+    assert_eq!(node.ask("GET", "/v1/agent/health/service/name/order-service", "").await.0, 200);
+    // Two services of other fronts whose names differ in case only are one for Consul's clients.
+    let key = ServiceKey::parse("default/order-service").unwrap();
+    let row = Registration::new("default/other".parse().unwrap(), key, "10.0.0.9", 9);
+    assert!(node.registry.register(vec![row]).await[0].is_ok());
+    for path in ["/v1/health/service/Order-Service", "/v1/health/service/order-SERVICE?passing"] {
+        assert_eq!(each(&node.get(path).await, "/Service/ID"), ["o1", "o2", "other"], "{path}");
+    }
+    // A change of either wakes.
+    let (_, index) = node.index("/v1/health/service/order-SERVICE").await;
+    let path = format!("/v1/health/service/order-SERVICE?index={index}&wait=60s");
+    let waits = node.ask("GET", &path, "");
+    let leaves = async {
+        while node.registry.status().watchers == 0 {
+            tokio::task::yield_now().await;
+        }
+        node.registry.deregister(&["default/other".parse().unwrap()]).await;
+    };
+    let (woken, _) = tokio::join!(waits, leaves);
+    assert_eq!(each(&serde_json::from_str(&woken.1).unwrap(), "/Service/ID"), ["o1", "o2"]);
+    node.end().await;
+}
+
+/// A node is found, updated and removed by its name in any case.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_are_compared_without_case() {
+    let node = Node::start().await;
+    let register = async |name: &str, port: u16| {
+        let service = json!({ "ID": "pg", "Service": "pg", "Port": port });
+        let check = json!({ "CheckID": "up", "Name": "Up", "Status": "passing", "Node": name.to_uppercase() });
+        let body = json!({ "Node": name, "Address": "10.0.0.1", "Service": service, "Check": check });
+        node.put("/v1/catalog/register", &body).await;
+    };
+    // A row of an older version, whose id has the name as it was spelled.
+    let pairs = [("kingpost.consul", "{}"), ("kingpost.id", "old"), ("kingpost.machine", "OLD-1")];
+    let old = Registration {
+        metadata: Metadata::from_pairs(pairs).unwrap(),
+        ..Registration::new("default/consul:old@OLD-1".parse().unwrap(), "default/old".parse().unwrap(), "h", 1)
+    };
+    assert!(node.registry.register(vec![old]).await[0].is_ok());
+    for name in ["OLD-1", "old-1"] {
+        let body = json!({ "Node": name, "Address": "h", "Service": { "ID": "old", "Service": "old", "Port": 2 } });
+        node.put("/v1/catalog/register", &body).await;
+        assert_eq!(each(&node.get("/v1/health/service/old").await, "/Service/ID"), ["old"], "{name}");
+    }
+    node.put("/v1/catalog/deregister", &json!({ "Node": "Old-1" })).await;
+    assert!(each(&node.get("/v1/health/service/old").await, "/Service/ID").is_empty());
+    register("DB-1", 1).await;
+    register("db-1", 2).await;
+    assert_eq!(each(&node.get("/v1/health/service/pg").await, "/Node/Node"), ["DB-1"]);
+    assert_eq!(each(&node.get("/v1/catalog/nodes").await, "/Node"), ["DB-1", "own"]);
+    for path in ["/v1/catalog/node/db-1", "/v1/catalog/node-services/Db-1"] {
+        let found = node.get(path).await;
+        assert_eq!(found["Node"]["Node"], "DB-1", "{path}: {found}");
+    }
+    assert_eq!(node.get("/v1/catalog/node/db-1").await["Services"]["pg"]["Port"], 2);
+    assert_eq!(each(&node.get("/v1/health/node/db-1").await, "/CheckID"), ["up"]);
+    node.put("/v1/catalog/deregister", &json!({ "Node": "db-1", "ServiceID": "pg" })).await;
+    assert!(each(&node.get("/v1/health/service/pg").await, "/Node/Node").is_empty());
+    assert_eq!(each(&node.get("/v1/health/node/db-1").await, "/CheckID"), ["up"]);
+    node.put("/v1/catalog/deregister", &json!({ "Node": "db-1" })).await;
+    assert_eq!(node.get("/v1/catalog/node/DB-1").await, Value::Null);
     node.end().await;
 }

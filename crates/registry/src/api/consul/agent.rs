@@ -107,14 +107,12 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
             Ok(judged(call, &[&instance]))
         }
         ["health", "service", "name", name] => {
-            let snapshot = call.context.registry.snapshot(&call.service(name)?);
-            match snapshot.filter(|snapshot| !snapshot.instances.is_empty()) {
-                Some(snapshot) => {
-                    let list: Vec<&Arc<Instance>> = snapshot.instances.iter().collect();
-                    Ok(judged(call, &list))
-                }
-                None => Err(ApiError::NotFound { what: "service", name: (*name).to_owned() }),
+            let snapshots = call.context.registry.spelled(&call.named(name)?);
+            let list: Vec<&Arc<Instance>> = snapshots.iter().flat_map(|snapshot| snapshot.instances.iter()).collect();
+            if list.is_empty() {
+                return Err(ApiError::NotFound { what: "service", name: (*name).to_owned() });
             }
+            Ok(judged(call, &list))
         }
         _ => Err(call.no_such_path()),
     }
@@ -216,7 +214,7 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     let host = if read.address.is_empty() { peer.clone() } else { std::mem::take(&mut read.address) };
     let (id, others) = call.agent_identity(&host, &read.id)?;
     let is_plain = host == peer && id == identity::consul(&call.namespace, &peer, &read.id)?;
-    let service = call.service(&read.name)?;
+    let service = call.registered(&read.name)?;
     read.kept.agent = true;
     let replaced = call.request.flag("replace-existing-checks");
     let written = call.context.registry.change(&id, |known| {

@@ -10,14 +10,11 @@ use serde_json::Value;
 use super::entry::{self, AgentService, CatalogService, Node};
 use super::machine::{self, After, NodeFields};
 use super::wire::{self, Kept, Object};
-use super::{Call, DATACENTER, Scope, add, checks, entries, has_tags};
+use super::{Call, DATACENTER, Scope, add, checks, entries, has_tags, same};
 use crate::api::list_cache::ListBuilder;
 use crate::api::reply::JSON;
-use crate::api::{ApiError, Reply, identity};
+use crate::api::{ApiError, Reply};
 use crate::{Encoding, Instance, InstanceId, Registration, ServiceSnapshot};
-
-/// Maximum number of instances with one client's id among which one on a certain node is searched.
-const MOST_ON_NODES: usize = 1000;
 
 pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     match path {
@@ -38,13 +35,13 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
             Ok(blocked.show(call.whole("consul.services", "", services).await?))
         }
         ["service", name] => {
-            let key = call.service(name)?;
+            let key = call.named(name)?;
             let blocked = call.blocked(Some(&key)).await?;
-            let Some(snapshot) = call.context.registry.snapshot(&key) else {
-                return Ok(blocked.show(Reply::ok(&[(); 0])));
-            };
+            let mut found = call.context.registry.spelled(&key);
             let wanted = call.wanted_tags();
-            let reply = if call.wanted.is_all() && wanted.is_empty() {
+            let plain = call.wanted.is_all() && wanted.is_empty();
+            let only = if plain && found.len() == 1 { found.pop() } else { None };
+            let reply = if let Some(snapshot) = only {
                 let make = |instances: &[Arc<Instance>], scope: &Scope| {
                     entries(instances.iter().map(|instance| CatalogService::new(instance, &scope.node)))
                 };
@@ -56,7 +53,7 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
                     let list = list.map(|instance| CatalogService::new(instance, &scope.node));
                     entries(list.filter(|entry| scope.fits(entry)))
                 };
-                bracketed(&call.look_through(snapshot, fitting).await?)
+                bracketed(&call.look_through_all(found, fitting).await?)
             };
             Ok(blocked.show(reply))
         }
@@ -128,21 +125,22 @@ fn tags(service: &ServiceSnapshot, fits: impl Fn(&Instance) -> bool) -> Bytes {
 
 fn nodes(scope: &Scope, out: &mut ListBuilder) {
     let own = scope.node.as_str();
+    // By their names in lower case: two spellings are one node.
     let mut nodes: BTreeMap<String, Node> = BTreeMap::new();
     if scope.wanted.node_meta.is_empty() {
-        nodes.insert(own.to_owned(), Node::new(own, "127.0.0.1", 1));
+        nodes.insert(own.to_lowercase(), Node::new(own, "127.0.0.1", 1));
     }
     for (machine, kept) in machine::all(scope) {
         if scope.wanted.node(&kept) {
             let node = Node::of(&machine, &kept, own);
-            nodes.insert(kept.node, node);
+            nodes.insert(kept.node.to_lowercase(), node);
         }
     }
     for instance in scope.instances() {
         let kept = Kept::of(&instance);
         if !kept.node.is_empty() && scope.wanted.node(&kept) {
             let node = Node::of(&instance, &kept, own);
-            nodes.entry(kept.node).or_insert(node);
+            nodes.entry(kept.node.to_lowercase()).or_insert(node);
         }
     }
     out.text("[");
@@ -179,8 +177,8 @@ fn node_services(scope: &Scope, name: &str, out: &mut ListBuilder) {
 /// Returns a node: its catalog entry, or else the node part of an instance on it. `None` if nothing is known of it.
 fn shown_node(scope: &Scope, name: &str, on_it: &[Arc<Instance>]) -> Option<Node> {
     let own = scope.node.as_str();
-    if *name == *own {
-        return Some(Node::new(name, "127.0.0.1", 1));
+    if same(name, own) {
+        return Some(Node::new(own, "127.0.0.1", 1));
     }
     if let Some((machine, kept)) = machine::named(scope, name).first() {
         return Some(Node::of(machine, kept, own));
@@ -194,7 +192,7 @@ pub(super) fn on_node(scope: &Scope, node: &str) -> Vec<Arc<Instance>> {
     let mut list = scope.instances();
     list.retain(|instance| {
         let kept = Kept::of(instance);
-        entry::node_name(&kept, own) == node || (kept.agent && *node == *own)
+        same(entry::node_name(&kept, own), node) || (kept.agent && same(node, own))
     });
     list
 }
@@ -207,7 +205,11 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     if !matches!(object.text("datacenter")?, "" | DATACENTER) {
         return Err(ApiError::bad(format!("Datacenter: there is one, {DATACENTER}")));
     }
-    let fields = NodeFields::read(&object)?;
+    let mut fields = NodeFields::read(&object)?;
+    // A node that is there keeps the spelling of its name.
+    if let Some(name) = machine::id(call, &fields.name)?.machine_name() {
+        name.clone_into(&mut fields.name);
+    }
     let (of_services, of_node) = checks::of_catalog(&object, &fields.name)?;
     let skip_update = object.flag("skipnodeupdate")?;
     let is_known = call.context.registry.instance(&machine::id(call, &fields.name)?).is_some();
@@ -247,14 +249,14 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     let mut kept = read.kept.clone();
     let (check, health) = checks::assemble(&list, &mut kept);
     let host = if read.address.is_empty() { &fields.address } else { &read.address };
-    let id = identity::consul(&call.namespace, &fields.name, &read.id)?;
+    let id = call.node_identity(&fields.name, &read.id)?;
     let registration = Registration {
         weight: read.weight,
         metadata: read.metadata(&kept, &list, None)?,
         health: Some(health),
         check,
         location: read.location.clone(),
-        ..Registration::new(id, call.service(&read.name)?, host, read.port)
+        ..Registration::new(id, call.registered(&read.name)?, host, read.port)
     };
     if write(call.context.registry.register(vec![registration]).await)?.changed() {
         call.audit("catalog/register", &read.id);
@@ -303,21 +305,18 @@ async fn deregister(call: &Call<'_>) -> Result<Reply, ApiError> {
 
 /// Returns the instance known as `service` on `node`. This registry's own node represents all agents.
 async fn on_node_by_id(call: &Call<'_>, node: &str, service: &str) -> Result<Option<InstanceId>, ApiError> {
-    let registry = &call.context.registry;
-    let id = identity::consul(&call.namespace, node, service)?;
-    if let Some(instance) = registry.instance_or_ask(&id).await {
-        return Ok(Some(instance.id.clone()));
+    let id = call.node_identity(node, service)?;
+    if call.context.registry.instance_or_ask(&id).await.is_some() {
+        return Ok(Some(id));
     }
-    if node == call.context.node {
+    if same(node, &call.context.node) {
         return match call.agent_service(service).await {
             Ok(instance) => Ok(Some(instance.id.clone())),
             Err(ApiError::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),
         };
     }
-    // An imported agent's service keeps its instance id.
-    let found = registry.find(&call.namespace, &[(identity::CLIENT_ID, service)], MOST_ON_NODES).instances;
-    Ok(found.iter().find(|instance| Kept::of(instance).node == node).map(|instance| instance.id.clone()))
+    Ok(None)
 }
 
 /// Returns the node, or an instance on it, with the check `check`.

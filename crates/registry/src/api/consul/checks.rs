@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::catalog::write;
 use super::wire::{CHECK_ID, Described, Kept, Object, health};
-use super::{Call, done, machine, registration_of, wire};
+use super::{Call, done, machine, registration_of, same, wire};
 use crate::api::identity::{self, in_consul};
 use crate::api::{ApiError, Reply};
 use crate::{
@@ -141,7 +141,7 @@ pub(super) fn of_catalog(object: &Object<'_>, node: &str) -> Result<(Vec<Probe>,
     for value in sent(object)? {
         let mut probe = probe(value)?;
         let of = Object::new(value, "Check")?.text("node")?;
-        if !of.is_empty() && of != node {
+        if !of.is_empty() && !same(of, node) {
             return Err(ApiError::bad(format!("Check.Node {of:?}: the registration is of the node {node:?}")));
         }
         if probe.id.is_empty() {

@@ -19,16 +19,16 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
     match path {
         ["service", name] => service(call, name).await,
         ["checks", name] => {
-            let key = call.service(name)?;
+            let key = call.named(name)?;
             let blocked = call.blocked(Some(&key)).await?;
-            let Some(snapshot) = call.context.registry.snapshot(&key) else {
-                return Ok(blocked.show(bracketed(b"")));
-            };
-            let reply = if call.wanted.is_all() {
+            let mut found = call.context.registry.spelled(&key);
+            let only = if call.wanted.is_all() && found.len() == 1 { found.pop() } else { None };
+            let reply = if let Some(snapshot) = only {
                 let make = |instances: &[Arc<Instance>], scope: &Scope| checks(instances, scope, None);
                 call.list_of(snapshot, Encoding::ConsulChecks, make).await?
             } else {
-                bracketed(&call.look_through(snapshot, |it, scope| checks(&it.instances, scope, None)).await?)
+                let all = |it: &ServiceSnapshot, scope: &Scope| checks(&it.instances, scope, None);
+                bracketed(&call.look_through_all(found, all).await?)
             };
             Ok(blocked.show(reply))
         }
@@ -115,14 +115,15 @@ fn wanted(mut checks: Vec<Check>, scope: &Scope, state: Option<Health>) -> Vec<C
 }
 
 async fn service(call: &Call<'_>, name: &str) -> Result<Reply, ApiError> {
-    let key = call.service(name)?;
+    let key = call.named(name)?;
     let blocked = call.blocked(Some(&key)).await?;
     let passing = call.request.flag("passing");
     let plain = call.wanted.is_all() && call.request.param("tag").is_none();
-    let reply = match call.context.registry.snapshot(&key) {
-        None => Reply::bytes(StatusCode::OK, JSON, "[]"),
+    let mut found = call.context.registry.spelled(&key);
+    let only = if plain && found.len() == 1 { found.pop() } else { None };
+    let reply = match only {
         // The most common request's encoding is cached with the instances.
-        Some(snapshot) if plain => {
+        Some(snapshot) => {
             let slot = if passing { Encoding::ConsulPassing } else { Encoding::ConsulHealth };
             let make = move |instances: &[Arc<Instance>], scope: &Scope| {
                 let list = instances.iter().filter(|instance| !passing || entry::worst(instance) == Health::Passing);
@@ -130,7 +131,7 @@ async fn service(call: &Call<'_>, name: &str) -> Result<Reply, ApiError> {
             };
             call.list_of(snapshot, slot, make).await?
         }
-        Some(snapshot) => {
+        None => {
             let wanted = call.wanted_tags();
             let fitting = move |snapshot: &ServiceSnapshot, scope: &Scope| {
                 let list = snapshot.instances.iter();
@@ -140,7 +141,7 @@ async fn service(call: &Call<'_>, name: &str) -> Result<Reply, ApiError> {
                 let list = list.map(|instance| ServiceEntry::new(instance, &scope.node));
                 entries(list.filter(|entry| scope.fits(entry)))
             };
-            bracketed(&call.look_through(snapshot, fitting).await?)
+            bracketed(&call.look_through_all(found, fitting).await?)
         }
     };
     let reply = if call.request.accepts_gzip() { reply.gzip() } else { reply };

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::checks::{self, Probe, ServiceCheck, assemble, held, keep};
 use super::wire::{Kept, Object, flag};
-use super::{Call, Scope, done};
+use super::{Call, Scope, done, same};
 use crate::api::{ApiError, Reply};
 use crate::{Edit, Health, Instance, InstanceId, Metadata, Registration, machine_id, machines};
 
@@ -68,9 +68,15 @@ pub(super) struct After {
     pub(super) maintenance: Option<String>,
 }
 
-/// Returns the instance id of the node `name`.
+/// Returns the instance id of the node `name`, in the spelling of the node that is there.
 pub(super) fn id(call: &Call<'_>, name: &str) -> Result<InstanceId, ApiError> {
-    Ok(machine_id(&call.namespace, name)?)
+    let (registry, id) = (&call.context.registry, machine_id(&call.namespace, name)?);
+    if registry.instance(&id).is_some() {
+        return Ok(id);
+    }
+    let known = registry.machines(&call.namespace);
+    let spelled = known.iter().find(|machine| machine.id.machine_name().is_some_and(|known| same(known, name)));
+    Ok(spelled.map_or(id, |machine| machine.id.clone()))
 }
 
 /// Returns the nodes of the namespace with attributes of their own, with what is kept of them.
@@ -86,7 +92,7 @@ pub(super) fn all(scope: &Scope) -> Vec<(std::sync::Arc<Instance>, Kept)> {
 /// Returns those of [`all`] that are the node `name`. This registry's own node represents all agents.
 pub(super) fn named(scope: &Scope, name: &str) -> Vec<(std::sync::Arc<Instance>, Kept)> {
     let mut list = all(scope);
-    list.retain(|(_, kept)| kept.node == name || (kept.agent && *name == *scope.node));
+    list.retain(|(_, kept)| same(&kept.node, name) || (kept.agent && same(name, &scope.node)));
     list
 }
 

@@ -53,6 +53,9 @@ const DEFAULT_WAIT: Duration = Duration::from_secs(300);
 /// Maximum number of hosts with one service id among which the client's host is searched.
 const MOST_HOSTS: usize = 64;
 
+/// Maximum number of instances with one client's id among which one on a certain node is searched.
+const MOST_ON_NODES: usize = 1000;
+
 /// A request with the data that every part needs.
 struct Call<'a> {
     context: &'a Arc<Context>,
@@ -146,8 +149,39 @@ impl Call<'_> {
         self.context.audit(&self.caller, self.request.peer, action, self.namespace.as_str(), object);
     }
 
-    fn service(&self, name: &str) -> Result<ServiceKey, ApiError> {
+    /// Returns the key for a service's name as it was asked for. Consul compares names without case: [`Registry::spelled`] finds the services.
+    fn named(&self, name: &str) -> Result<ServiceKey, ApiError> {
         Ok(ServiceKey::new(&self.namespace, name)?)
+    }
+
+    /// Returns the key under which to register a service: that of the service that is there under this name, in its own spelling if there is one.
+    fn registered(&self, name: &str) -> Result<ServiceKey, ApiError> {
+        let key = self.named(name)?;
+        let known = self.context.registry.spelled(&key);
+        if known.iter().any(|service| service.key == key) {
+            return Ok(key);
+        }
+        Ok(known.first().map_or(key, |service| service.key.clone()))
+    }
+
+    /// Returns the id under which to write the service `service` of the node `node`: of the row that is there, or a new one.
+    fn node_identity(&self, node: &str, service: &str) -> Result<InstanceId, ApiError> {
+        let registry = &self.context.registry;
+        let id = identity::consul(&self.namespace, node, service)?;
+        if registry.instance(&id).is_some() {
+            return Ok(id);
+        }
+        let as_spelled = identity::consul_as_spelled(&self.namespace, node, service)?;
+        if registry.instance(&as_spelled).is_some() {
+            return Ok(as_spelled);
+        }
+        // An older version has spelled the name in another way, or the row was imported.
+        let found = registry.find(&self.namespace, &[(identity::CLIENT_ID, service)], MOST_ON_NODES).instances;
+        let is_on = |instance: &Instance| match instance.metadata.get(crate::ON) {
+            Some(on) => same(on, node),
+            None => same(&wire::Kept::of(instance).node, node),
+        };
+        Ok(found.iter().find(|instance| is_on(instance)).map_or(id, |instance| instance.id.clone()))
     }
 
     /// Rejects a body that names another namespace than the request.
@@ -325,6 +359,20 @@ impl Call<'_> {
         Ok(Reply::pieces(JSON, body, packed))
     }
 
+    /// Returns the list that `look` makes of each of several services, without brackets, like [`Call::look_through`].
+    async fn look_through_all(
+        &self,
+        snapshots: Vec<Arc<ServiceSnapshot>>,
+        look: impl FnOnce(&ServiceSnapshot, &Scope) -> Bytes + Clone + Send + 'static,
+    ) -> Result<Bytes, ApiError> {
+        let mut list: Vec<Bytes> = Vec::with_capacity(snapshots.len());
+        for snapshot in snapshots {
+            list.push(self.look_through(snapshot, look.clone()).await?);
+        }
+        list.retain(|part| !part.is_empty());
+        Ok(if list.len() == 1 { list.swap_remove(0) } else { list.join(&b","[..]).into() })
+    }
+
     /// Runs `look` on one service for this request only, on another thread if the service is large.
     async fn look_through<T: Send + 'static>(
         &self,
@@ -346,7 +394,7 @@ impl Call<'_> {
     /// Waits, for a blocking query, until the service (or without one, anything in the namespace) has a higher index. Returns the index of the
     /// response: read before the response, so that a change in between is reported twice rather than lost.
     async fn blocked(&self, service: Option<&ServiceKey>) -> Result<Blocked, ApiError> {
-        let watched = service.map_or(Watched::Namespace(&self.namespace), Watched::Service);
+        let watched = service.map_or(Watched::Namespace(&self.namespace), Watched::Spelled);
         let revision = || self.context.revision_of(watched);
         let wanted = self.request.number("index")?.unwrap_or(0);
         let now = revision();
@@ -390,9 +438,15 @@ fn is_of_agent(instance: &Instance, peer: &str) -> bool {
     }
 }
 
-/// True if `tags` contains all of `wanted`.
+/// True if two names differ at most in case, which Consul ignores in names of services and nodes, and in tags.
+fn same(one: &str, other: &str) -> bool {
+    one.eq_ignore_ascii_case(other)
+        || (!(one.is_ascii() && other.is_ascii()) && one.to_lowercase() == other.to_lowercase())
+}
+
+/// True if `tags` contains all of `wanted`, in any case.
 fn has_tags(tags: &[String], wanted: &[String]) -> bool {
-    wanted.iter().all(|tag| tags.contains(tag))
+    wanted.iter().all(|wanted| tags.iter().any(|tag| same(tag, wanted)))
 }
 
 /// Adds a JSON value.
@@ -429,9 +483,9 @@ impl Blocked {
     }
 }
 
-/// True if an instance has a tag; case-insensitive, as DNS queries are.
+/// True if an instance has a tag, in any case.
 pub(crate) fn has_tag(instance: &Instance, tag: &str) -> bool {
-    wire::Kept::of(instance).tags.iter().any(|found| found.eq_ignore_ascii_case(tag))
+    wire::Kept::of(instance).tags.iter().any(|found| same(found, tag))
 }
 
 /// Returns an empty success.
