@@ -384,3 +384,46 @@ async fn nodes_are_compared_without_case() {
     assert_eq!(node.get("/v1/catalog/node/DB-1").await, Value::Null);
     node.end().await;
 }
+
+/// Everything behind a path's prefix is the id or the name, with slashes, escaped or not, as in Consul's routes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ids_and_names_may_have_slashes() {
+    let node = Node::start().await;
+    for slash in ["/", "%2F"] {
+        let id = format!("batman{slash}pg0");
+        let check = json!({ "CheckID": "a/b/c", "TTL": "60s" });
+        let service = json!({ "ID": "batman/pg0", "Name": "team/api", "Check": check });
+        node.put("/v1/agent/service/register", &service).await;
+        let body = json!({ "Node": "rack/1", "Address": "10.0.0.1", "Service": { "ID": "x", "Service": "other" } });
+        node.put("/v1/catalog/register", &body).await;
+        let status = async || each(&node.get("/v1/health/state/any").await, "/Status");
+        for (how, expected) in [("pass", "passing"), ("warn", "warning"), ("fail", "critical")] {
+            node.put(&format!("/v1/agent/check/{how}/a{slash}b{slash}c"), &json!({})).await;
+            assert_eq!(status().await, [expected]);
+        }
+        node.put(&format!("/v1/agent/check/update/a{slash}b{slash}c"), &json!({ "Status": "passing" })).await;
+        assert_eq!(status().await, ["passing"]);
+        for (path, field, expected) in [
+            (format!("/v1/health/service/team{slash}api"), "/Service/ID", "batman/pg0"),
+            (format!("/v1/health/checks/team{slash}api"), "/CheckID", "a/b/c"),
+            (format!("/v1/catalog/service/team{slash}api"), "/ServiceID", "batman/pg0"),
+        ] {
+            assert_eq!(each(&node.get(&path).await, field), [expected], "{path}");
+        }
+        assert_eq!(node.get(&format!("/v1/agent/service/{id}")).await["Service"], "team/api");
+        assert_eq!(node.get(&format!("/v1/agent/health/service/id/{id}")).await["AggregatedStatus"], "passing");
+        assert_eq!(node.ask("GET", &format!("/v1/agent/health/service/name/team{slash}api"), "").await.0, 200);
+        assert_eq!(node.get(&format!("/v1/catalog/node/rack{slash}1")).await["Services"]["x"]["Service"], "other");
+        assert_eq!(each(&node.get(&format!("/v1/catalog/node-services/rack{slash}1")).await["Services"], "/ID"), ["x"]);
+        assert_eq!(node.get(&format!("/v1/health/node/rack{slash}1")).await, json!([]));
+        node.put(&format!("/v1/agent/service/maintenance/{id}?enable=true"), &json!({})).await;
+        node.put(&format!("/v1/agent/check/deregister/a{slash}b{slash}c"), &json!({})).await;
+        assert_eq!(each(&node.get("/v1/health/state/any").await, "/CheckID"), ["_service_maintenance:batman/pg0"]);
+        node.put(&format!("/v1/agent/service/deregister/{id}"), &json!({})).await;
+        assert_eq!(node.get("/v1/agent/services").await, json!({}));
+    }
+    for (method, path) in [("PUT", "/v1/agent/service/deregister"), ("GET", "/v1/health/service")] {
+        assert_ne!(node.ask(method, path, "").await.0, 200, "{path}");
+    }
+    node.end().await;
+}

@@ -24,38 +24,47 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
             Err(ApiError::NotImplemented(format!("Consul's /v1/agent/{part} is not served here")))
         }
         ["service", "register"] => register(call).await,
-        ["service", "deregister", id] => {
-            call.writes()?;
-            let instance = call.agent_service(id).await?;
-            write(call.context.registry.deregister(std::slice::from_ref(&instance.id)).await)?;
-            call.audit("agent/service/deregister", id);
-            Ok(done())
-        }
-        ["service", "maintenance", id] => maintenance(call, id).await,
-        ["maintenance"] => machine::maintenance(call).await,
         ["check", "register"] => checks::register(call).await,
-        ["check", "deregister", id] => checks::deregister(call, id).await,
-        ["check", how @ ("pass" | "warn" | "fail"), id] => {
-            let health = match *how {
-                "pass" => Health::Passing,
-                "warn" => Health::Warning,
-                _ => Health::Critical,
-            };
-            checks::report(call, id, health).await
-        }
-        ["check", "update", id] => {
-            call.writes()?;
-            let body: Value = call.request.json()?;
-            let name = Object::new(&body, "the body")?.text("status")?;
-            let health = wire::health(name)
-                .ok_or_else(|| ApiError::bad(format!("Status {name:?}: expected passing, warning or critical")))?;
-            checks::report(call, id, health).await
+        ["maintenance"] => machine::maintenance(call).await,
+        [what @ ("service" | "check"), how, id @ ..] if !id.is_empty() => {
+            let id = id.join("/");
+            match (*what, *how) {
+                ("service", "deregister") => deregister(call, &id).await,
+                ("service", "maintenance") => maintenance(call, &id).await,
+                ("check", "deregister") => checks::deregister(call, &id).await,
+                ("check", "pass") => checks::report(call, &id, Health::Passing).await,
+                ("check", "warn") => checks::report(call, &id, Health::Warning).await,
+                ("check", "fail") => checks::report(call, &id, Health::Critical).await,
+                ("check", "update") => update(call, &id).await,
+                _ => {
+                    call.reads()?;
+                    read(call, path).await
+                }
+            }
         }
         _ => {
             call.reads()?;
             read(call, path).await
         }
     }
+}
+
+async fn deregister(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
+    call.writes()?;
+    let instance = call.agent_service(id).await?;
+    write(call.context.registry.deregister(std::slice::from_ref(&instance.id)).await)?;
+    call.audit("agent/service/deregister", id);
+    Ok(done())
+}
+
+/// Serves `/v1/agent/check/update/ID`: the status is in the body.
+async fn update(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
+    call.writes()?;
+    let body: Value = call.request.json()?;
+    let name = Object::new(&body, "the body")?.text("status")?;
+    let health = wire::health(name)
+        .ok_or_else(|| ApiError::bad(format!("Status {name:?}: expected passing, warning or critical")))?;
+    checks::report(call, id, health).await
 }
 
 async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
@@ -86,7 +95,7 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
             };
             call.whole("consul.agent.services", &call.peer(), make).await
         }
-        ["service", id] => watched_service(call, id).await,
+        ["service", id @ ..] if !id.is_empty() => watched_service(call, &id.join("/")).await,
         ["checks"] => {
             let make = |scope: &Scope, out: &mut ListBuilder| {
                 let of_nodes = machine::named(scope, &scope.node);
@@ -102,15 +111,16 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
             };
             call.whole("consul.agent.checks", "", make).await
         }
-        ["health", "service", "id", id] => {
-            let instance = call.agent_service(id).await?;
+        ["health", "service", "id", id @ ..] if !id.is_empty() => {
+            let instance = call.agent_service(&id.join("/")).await?;
             Ok(judged(call, &[&instance]))
         }
-        ["health", "service", "name", name] => {
-            let snapshots = call.context.registry.spelled(&call.named(name)?);
+        ["health", "service", "name", name @ ..] if !name.is_empty() => {
+            let name = name.join("/");
+            let snapshots = call.context.registry.spelled(&call.named(&name)?);
             let list: Vec<&Arc<Instance>> = snapshots.iter().flat_map(|snapshot| snapshot.instances.iter()).collect();
             if list.is_empty() {
-                return Err(ApiError::NotFound { what: "service", name: (*name).to_owned() });
+                return Err(ApiError::NotFound { what: "service", name });
             }
             Ok(judged(call, &list))
         }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::entry::{self, AgentService, CatalogService, Node};
 use super::machine::{self, After, NodeFields};
 use super::wire::{self, Kept, Object};
-use super::{Call, DATACENTER, Scope, add, checks, entries, has_tags, same};
+use super::{Call, DATACENTER, Scope, add, checks, entries, has_tags, rest, same};
 use crate::api::list_cache::ListBuilder;
 use crate::api::reply::JSON;
 use crate::api::{ApiError, Reply};
@@ -28,14 +28,16 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
 }
 
 async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
-    match path {
-        ["datacenters"] => Ok(Reply::ok(&[DATACENTER])),
-        ["services"] => {
+    // Everything behind the first part is the name, which may have slashes.
+    let name = rest(path.get(1..).unwrap_or_default());
+    match (path.first().copied().unwrap_or_default(), name) {
+        ("datacenters", None) => Ok(Reply::ok(&[DATACENTER])),
+        ("services", None) => {
             let blocked = call.blocked(None).await?;
             Ok(blocked.show(call.whole("consul.services", "", services).await?))
         }
-        ["service", name] => {
-            let key = call.named(name)?;
+        ("service", Some(name)) => {
+            let key = call.named(&name)?;
             let blocked = call.blocked(Some(&key)).await?;
             let mut found = call.context.registry.spelled(&key);
             let wanted = call.wanted_tags();
@@ -58,20 +60,19 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
             Ok(blocked.show(reply))
         }
         // There is no mesh, and so no gateway.
-        ["connect" | "gateway-services", _] => Ok(call.blocked(None).await?.show(Reply::ok(&[(); 0]))),
-        ["nodes"] => {
+        ("connect" | "gateway-services", Some(_)) => Ok(call.blocked(None).await?.show(Reply::ok(&[(); 0]))),
+        ("nodes", None) => {
             let blocked = call.blocked(None).await?;
             Ok(blocked.show(call.whole("consul.nodes", "", nodes).await?))
         }
-        ["node", name] => {
+        ("node", Some(name)) => {
             let blocked = call.blocked(None).await?;
-            let name = (*name).to_owned();
             let wanted = name.clone();
             Ok(blocked.show(call.whole("consul.node", &name, move |scope, out| node(scope, &wanted, out)).await?))
         }
-        ["node-services", name] => {
+        ("node-services", Some(name)) => {
             let blocked = call.blocked(None).await?;
-            let (name, wanted) = ((*name).to_owned(), (*name).to_owned());
+            let wanted = name.clone();
             let make = move |scope: &Scope, out: &mut ListBuilder| node_services(scope, &wanted, out);
             Ok(blocked.show(call.whole("consul.node.services", &name, make).await?))
         }

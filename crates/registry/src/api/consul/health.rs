@@ -6,7 +6,7 @@ use hyper::StatusCode;
 use super::catalog::{bracketed, on_node};
 use super::entry::{self, Check, ServiceEntry};
 use super::wire::{Kept, health, status};
-use super::{Call, Scope, entries, has_tags, machine};
+use super::{Call, Scope, entries, has_tags, machine, rest};
 use std::sync::Arc;
 
 use crate::api::list_cache::ListBuilder;
@@ -16,10 +16,12 @@ use crate::{Encoding, Health, Instance, ServiceSnapshot};
 
 pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     call.reads()?;
-    match path {
-        ["service", name] => service(call, name).await,
-        ["checks", name] => {
-            let key = call.named(name)?;
+    // Everything behind the first part is the name, which may have slashes.
+    let Some(name) = rest(path.get(1..).unwrap_or_default()) else { return Err(call.no_such_path()) };
+    match path[0] {
+        "service" => service(call, &name).await,
+        "checks" => {
+            let key = call.named(&name)?;
             let blocked = call.blocked(Some(&key)).await?;
             let mut found = call.context.registry.spelled(&key);
             let only = if call.wanted.is_all() && found.len() == 1 { found.pop() } else { None };
@@ -32,8 +34,8 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
             };
             Ok(blocked.show(reply))
         }
-        ["state", state] => {
-            let wanted = match *state {
+        "state" => {
+            let wanted = match name.as_str() {
                 "any" => None,
                 state => Some(health(state).ok_or_else(|| {
                     ApiError::bad(format!("state {state:?}: expected any, passing, warning or critical"))
@@ -43,9 +45,9 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
             let make = move |scope: &Scope, out: &mut ListBuilder| in_state(scope, wanted, out);
             Ok(blocked.show(call.whole("consul.state", wanted.map_or("any", status), make).await?))
         }
-        ["node", node] => {
+        "node" => {
             let blocked = call.blocked(None).await?;
-            let wanted = (*node).to_owned();
+            let wanted = name.clone();
             let make = move |scope: &Scope, out: &mut ListBuilder| {
                 let nodes = machine::named(scope, &wanted);
                 let of_nodes = nodes.iter().flat_map(|(node, kept)| of_node(node, kept, scope, None));
@@ -54,10 +56,10 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
                 out.text(entries(of_nodes.chain(all.iter().flat_map(|instance| of_instance(instance, scope, None)))));
                 out.text("]");
             };
-            Ok(blocked.show(call.whole("consul.node.checks", node, make).await?))
+            Ok(blocked.show(call.whole("consul.node.checks", &name, make).await?))
         }
         // The mesh: always empty.
-        ["connect" | "ingress", _] => Ok(call.blocked(None).await?.show(Reply::bytes(StatusCode::OK, JSON, "[]"))),
+        "connect" | "ingress" => Ok(call.blocked(None).await?.show(Reply::bytes(StatusCode::OK, JSON, "[]"))),
         _ => Err(call.no_such_path()),
     }
 }

@@ -438,6 +438,11 @@ fn is_of_agent(instance: &Instance, peer: &str) -> bool {
     }
 }
 
+/// Returns the rest of a path behind its prefix as one id or name, which may have slashes; `None` if there is none.
+fn rest(segments: &[&str]) -> Option<String> {
+    Some(segments.join("/")).filter(|rest| !rest.is_empty())
+}
+
 /// True if two names differ at most in case, which Consul ignores in names of services and nodes, and in tags.
 fn same(one: &str, other: &str) -> bool {
     one.eq_ignore_ascii_case(other)

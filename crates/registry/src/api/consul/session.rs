@@ -41,7 +41,10 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
             }
         }
         ["info", id] => list(call, |session| *session.id == **id).await,
-        ["node", node] => list(call, |session| super::same(&session.node, node)).await,
+        ["node", node @ ..] if !node.is_empty() => {
+            let node = node.join("/");
+            list(call, |session| super::same(&session.node, &node)).await
+        }
         ["list"] => list(call, |_| true).await,
         ["destroy" | "renew" | "info" | "node"] => Err(ApiError::bad("Missing session")),
         _ => Err(call.no_such_path()),
