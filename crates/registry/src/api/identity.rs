@@ -16,7 +16,7 @@ use crate::model::Digest;
 use crate::{Instance, InstanceId, Invalid, NamespaceName};
 
 /// Prefix of metadata keys reserved for fronts: attributes of Consul and Eureka instances that the model lacks. Only the native front shows them.
-pub const RESERVED: &str = "kingpost.";
+pub const RESERVED: &str = crate::model::RESERVED;
 /// The metadata key of the client's id. Reserved; indexed, so that a front finds an instance by the client's id.
 pub const CLIENT_ID: &str = "kingpost.id";
 

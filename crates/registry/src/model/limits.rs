@@ -3,7 +3,8 @@
 ::settings::settings! {
     /// The registry's limits. A value beyond one is refused with [`Invalid`] or a typed error that names the limit; nothing is truncated.
     ///
-    /// Names have fixed limits ([`super::NamespaceName::MAX_BYTES`] and similar): they are key columns in the store.
+    /// Names have fixed limits ([`super::NamespaceName::MAX_BYTES`] and similar): they are key columns in the store. So has
+    /// what fronts keep in metadata under keys that begin with `kingpost.`: 128 KiB of an instance or service, which do not count as the client's.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Limits: Default {
         /// Entries in the metadata of one instance or service.
@@ -13,7 +14,7 @@
         /// Bytes of one metadata value.
         pub metadata_value_bytes: usize = 4096, range(0, 1 << 20);
         /// Bytes of all keys and values of one instance or service.
-        pub metadata_bytes: usize = 16 * 1024, range(0, 1 << 20);
+        pub metadata_bytes: usize = 64 * 1024, range(0, 1 << 20);
         /// Instances of one service.
         pub instances_per_service: usize = 250_000, range(1, 1 << 30);
         /// Instances in all.
@@ -44,6 +45,18 @@ pub enum Invalid {
         /// The value, with its unit.
         what: &'static str,
         /// Size or number found.
+        found: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A part of a metadata entry beyond its limit.
+    #[error("metadata {part} of {key:?}, in bytes: {found} is more than the limit of {limit}")]
+    Entry {
+        /// The part: key or value.
+        part: &'static str,
+        /// The beginning of the key.
+        key: String,
+        /// Bytes found.
         found: usize,
         /// The limit.
         limit: usize,

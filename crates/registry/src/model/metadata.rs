@@ -18,6 +18,17 @@ use super::limits::{self, Invalid, Limits};
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Metadata(Arc<str>);
 
+/// Prefix of the keys of the registry's own entries, which fronts write for what the model lacks.
+pub(crate) const RESERVED: &str = "kingpost.";
+/// Maximum bytes of the keys and values of all own entries of an instance or service: more than a client's, since one of them has all of Consul's tags.
+pub(crate) const OWN_BYTES: usize = 128 * 1024;
+/// Maximum number of own entries.
+const OWN_ENTRIES: usize = 64;
+/// Maximum bytes of the key of an own entry, which may end with a client's id.
+const OWN_KEY_BYTES: usize = 256;
+/// Number of characters of a key in a message.
+const SHOWN: usize = 64;
+
 const NUL: Invalid = Invalid::Character { what: "metadata", allowed: "anything but NUL" };
 
 impl Metadata {
@@ -93,16 +104,28 @@ impl Metadata {
     }
 
     pub(crate) fn check(&self, limits: &Limits) -> Result<(), Invalid> {
-        let (mut entries, mut bytes) = (0, 0);
+        let (mut entries, mut bytes, mut own_entries, mut own_bytes) = (0, 0, 0, 0);
+        let most = |part, key: &str, found, limit| match found > limit {
+            true => Err(Invalid::Entry { part, key: key.chars().take(SHOWN).collect(), found, limit }),
+            false => Ok(()),
+        };
         for (key, value) in self.iter() {
-            limits::at_most("metadata key, in bytes", key.len(), limits.metadata_key_bytes)?;
             super::visible("metadata key", key)?;
-            limits::at_most("metadata value, in bytes", value.len(), limits.metadata_value_bytes)?;
+            if key.starts_with(RESERVED) {
+                most("key", key, key.len(), OWN_KEY_BYTES)?;
+                own_entries += 1;
+                own_bytes += key.len() + value.len();
+                continue;
+            }
+            most("key", key, key.len(), limits.metadata_key_bytes)?;
+            most("value", key, value.len(), limits.metadata_value_bytes)?;
             entries += 1;
             bytes += key.len() + value.len();
         }
         limits::at_most("metadata entries", entries, limits.metadata_entries)?;
-        limits::at_most("metadata, in bytes", bytes, limits.metadata_bytes)
+        limits::at_most("metadata, in bytes", bytes, limits.metadata_bytes)?;
+        limits::at_most("metadata entries that begin with kingpost.", own_entries, OWN_ENTRIES)?;
+        limits::at_most("metadata entries that begin with kingpost., in bytes", own_bytes, OWN_BYTES)
     }
 }
 
@@ -260,6 +283,7 @@ mod tests {
 
     #[test]
     fn each_limit_is_named() {
+        let own = "x".repeat(OWN_BYTES);
         let limits = Limits {
             metadata_entries: 2,
             metadata_key_bytes: 3,
@@ -269,17 +293,21 @@ mod tests {
         };
         for (pairs, expected) in [
             (vec![("abc", "1234")], None),
-            (vec![("abcd", "")], Some("metadata key, in bytes")),
-            (vec![("a", "12345")], Some("metadata value, in bytes")),
+            (vec![("abcd", "")], Some("key")),
+            (vec![("a", "12345")], Some("value")),
             (vec![("a", ""), ("b", ""), ("c", "")], Some("metadata entries")),
             (vec![("abc", "1234"), ("b", "123")], Some("metadata, in bytes")),
+            (vec![("abc", "1234"), ("b", "12"), ("kingpost.a", "12345"), ("kingpost.b", "12345")], None),
+            (vec![("kingpost.a", own.as_str())], Some("metadata entries that begin with kingpost., in bytes")),
         ] {
             let found = match Metadata::from_pairs(pairs).unwrap().check(&limits) {
                 Ok(()) => None,
-                Err(Invalid::TooLong { what, .. }) => Some(what),
+                Err(Invalid::TooLong { what, .. } | Invalid::Entry { part: what, .. }) => Some(what),
                 Err(other) => panic!("{other}"),
             };
             assert_eq!(found, expected);
         }
+        let error = Metadata::from_pairs([("abc", "12345")]).unwrap().check(&limits).unwrap_err().to_string();
+        assert_eq!(error, "metadata value of \"abc\", in bytes: 5 is more than the limit of 4");
     }
 }

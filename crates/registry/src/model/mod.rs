@@ -18,6 +18,7 @@ pub(crate) use limits::text as check_text;
 pub use limits::{Invalid, Limits};
 pub use machine::{AGENT, Machines, ON, machine_id, machines};
 pub use metadata::Metadata;
+pub(crate) use metadata::{OWN_BYTES, RESERVED};
 pub use name::{InstanceId, NamespaceName, ServiceKey};
 pub use overlay::OverlayChange;
 pub use text::{is_invisible, visible};

@@ -427,3 +427,59 @@ async fn ids_and_names_may_have_slashes() {
     }
     node.end().await;
 }
+
+/// Services as large as Consul takes them are taken and shown whole; an error names the field, the value and the limit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_consul_takes_is_taken() {
+    let node = Node::start().await;
+    let rule = |n: usize| {
+        format!("traefik.http.routers.app-{n}.rule=Host(`app-{n}.shop.example.com`) && PathPrefix(`/v1/items`)")
+    };
+    let traefik: Vec<String> = (0..60).map(rule).collect();
+    let long: Vec<String> = (0..40).map(|n| format!("{n:0512}")).collect();
+    let pairs = |count: usize, bytes: usize| -> std::collections::BTreeMap<String, String> {
+        (0..count).map(|n| (format!("{n:0128}"), "v".repeat(bytes))).collect()
+    };
+    let checks: Vec<Value> =
+        (0..16).map(|n| json!({ "CheckID": format!("{n:0100}"), "TTL": "60s", "Notes": "n".repeat(512) })).collect();
+    let cases = [
+        json!({ "Name": "traefik", "Tags": traefik }),
+        json!({ "Name": "long", "Tags": long }),
+        json!({ "Name": "meta", "Meta": pairs(64, 512), "Tags": long, "Checks": checks, "Address": "10.0.0.1" }),
+        json!({ "Name": "weights", "Weights": { "Passing": 65535, "Warning": 0 } }),
+        json!({ "Name": "weight", "Weights": { "Passing": 655, "Warning": 655 } }),
+    ];
+    for sent in &cases {
+        node.put("/v1/agent/service/register", sent).await;
+        let name = sent["Name"].as_str().unwrap();
+        let shown = node.get(&format!("/v1/health/service/{name}")).await[0]["Service"].clone();
+        for field in ["Tags", "Meta", "Weights"].into_iter().filter(|field| !sent[field].is_null()) {
+            assert_eq!(shown[field], sent[field], "{name}");
+        }
+        let mut of_catalog = sent.clone();
+        of_catalog["Service"] = of_catalog["Name"].take();
+        of_catalog.as_object_mut().unwrap().remove("Checks");
+        let body = json!({ "Node": "n", "Address": "10.0.0.2", "NodeMeta": pairs(64, 512), "Service": of_catalog });
+        node.put("/v1/catalog/register", &body).await;
+    }
+    let many: Vec<String> = (0..300).map(|n| format!("{n:0512}")).collect();
+    for (sent, names) in [
+        (json!({ "Name": "x", "Meta": pairs(65, 1) }), "metadata entries: 65 is more than the limit of 64"),
+        (
+            json!({ "Name": "x", "Meta": { "key": "v".repeat(4097) } }),
+            "metadata value of \"key\", in bytes: 4097 is more than the limit of 4096",
+        ),
+        (json!({ "Name": "x", "Meta": { "k".repeat(129): "" } }), "in bytes: 129 is more than the limit of 128"),
+        (json!({ "Name": "x", "Tags": many }), "Tags"),
+        (json!({ "Name": "x", "Tags": many }), "the limit of 131072"),
+        (json!({ "Name": "x", "Check": { "TTL": "500ms" } }), "500ms; expected 1s"),
+    ] {
+        let (status, said) = node.ask("PUT", "/v1/agent/service/register", &sent.to_string()).await;
+        assert!(status == 400 && said.contains(names), "{names}: {status} {said}");
+    }
+    // As at Consul, a shorter interval is one second.
+    let short = json!({ "Name": "short", "Check": { "TCP": "10.0.0.1:1", "Interval": "100ms", "Timeout": "1s" } });
+    node.put("/v1/agent/service/register", &short).await;
+    assert_eq!(node.get("/v1/health/checks/short").await[0]["Definition"]["Interval"], "1s");
+    node.end().await;
+}

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -79,12 +80,15 @@ pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
                 ApiError::bad(format!("Check.Status {text:?}: expected passing, warning or critical"))
             })?),
         };
+    // The number of all in a row, one more than Consul's number before.
     let more = |key: &str| -> Result<u8, ApiError> {
-        Ok(u8::try_from(object.number(key)?.unwrap_or(0).saturating_add(1)).unwrap_or(u8::MAX))
+        let before = u8::try_from(object.number(key)?.unwrap_or(0)).ok().filter(|before| *before < 100);
+        before.map(|before| before + 1).ok_or_else(|| ApiError::bad(format!("Check.{key}: expected at most 99")))
     };
     let default = Pace::default();
     let pace = Pace {
-        interval: object.duration("interval")?.unwrap_or(default.interval),
+        // As at Consul, a shorter one is one second.
+        interval: object.duration("interval")?.unwrap_or(default.interval).max(Duration::from_secs(1)),
         timeout: object.duration("timeout")?.unwrap_or(default.timeout),
         fall: more("failuresbeforecritical")?,
         rise: more("successbeforepassing")?,
@@ -466,6 +470,7 @@ pub(super) async fn change(
         let mut meta: BTreeMap<String, String> =
             instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
         keep(&mut meta, &kept, in_consul(instance), &list);
+        wire::within_own_bytes(&meta)?;
         let registration = Registration {
             metadata: Metadata::from_pairs(&meta)?,
             check,
@@ -481,8 +486,6 @@ pub(super) async fn change(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-
-    use std::time::Duration;
 
     use super::*;
     use crate::ServiceKey;

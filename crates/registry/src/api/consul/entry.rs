@@ -139,7 +139,11 @@ fn meta(instance: &Instance) -> BTreeMap<String, String> {
 }
 
 fn weights(instance: &Instance, kept: &Kept) -> Weights {
-    Weights { passing: (instance.weight / WEIGHT_SCALE).max(1), warning: kept.warning_weight.unwrap_or(1) }
+    let passing = kept.passing_weight.filter(|_| instance.weight == u16::MAX);
+    Weights {
+        passing: passing.unwrap_or((instance.weight / WEIGHT_SCALE).max(1)),
+        warning: kept.warning_weight.unwrap_or(1),
+    }
 }
 
 /// Returns a service's location in Consul's form; `None` if none was given.

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::checks::{self, Probe, ServiceCheck, assemble, held, keep};
-use super::wire::{Kept, Object, flag};
+use super::wire::{Kept, Object, flag, within_own_bytes};
 use super::{Call, Scope, done, same};
 use crate::api::{ApiError, Reply};
 use crate::{Edit, Health, Instance, InstanceId, Metadata, Registration, machine_id, machines};
@@ -131,6 +131,7 @@ pub(super) async fn change(
         let (check, health) = assemble(&checks, &mut kept);
         let mut meta = BTreeMap::new();
         keep(&mut meta, &kept, id.local(), &checks);
+        within_own_bytes(&meta)?;
         Ok::<_, ApiError>(Edit::Register(Box::new(Registration {
             metadata: Metadata::from_pairs(&meta)?,
             check,

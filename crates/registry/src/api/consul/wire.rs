@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use super::checks::{self, Probe, ServiceCheck};
 use crate::api::identity::CLIENT_ID;
 use crate::api::{ApiError, RESERVED, parse_duration};
+use crate::model::OWN_BYTES;
 use crate::{Health, Instance, Location, Metadata, visible};
 
 /// The metadata key of [`Kept`].
@@ -48,6 +49,9 @@ pub(super) struct Kept {
     /// The weight in the state warning, if given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) warning_weight: Option<u16>,
+    /// The weight in the state passing, if it is more than the model's largest weight stands for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) passing_weight: Option<u16>,
     /// Address of the node, if it differs from the service's.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) node_address: String,
@@ -157,6 +161,13 @@ impl<'a> Object<'a> {
         }
     }
 
+    /// Returns a weight, from `least` to 65535 as at Consul.
+    fn weight(&self, key: &str, least: u16) -> Result<Option<u16>, ApiError> {
+        let Some(number) = self.number(key)? else { return Ok(None) };
+        let weight = u16::try_from(number).ok().filter(|weight| *weight >= least);
+        weight.map(Some).ok_or_else(|| self.wrong(key, &format!("a weight from {least} to 65535, found {number}")))
+    }
+
     pub(super) fn port(&self, key: &str) -> Result<u16, ApiError> {
         let number = self.number(key)?.unwrap_or(0);
         u16::try_from(number).map_err(|_| self.wrong(key, "a port from 0 to 65535"))
@@ -236,7 +247,20 @@ impl Service {
         if let Some(from) = from {
             meta.insert(FROM.into(), from.into());
         }
+        within_own_bytes(&meta)?;
         Ok(Metadata::from_pairs(&meta)?)
+    }
+}
+
+/// Rejects more tags, notes, tagged addresses and node metadata than fit into the registry's own entries, in a client's words.
+pub(super) fn within_own_bytes(meta: &BTreeMap<String, String>) -> Result<(), ApiError> {
+    let own = meta.iter().filter(|(key, _)| key.starts_with(RESERVED));
+    match own.map(|(key, value)| key.len() + value.len()).sum::<usize>() {
+        bytes if bytes > OWN_BYTES => Err(ApiError::bad(format!(
+            "Tags, with the tagged addresses, the node's metadata, and the names, notes and definitions of checks: {bytes} bytes are more than \
+             the limit of {OWN_BYTES}"
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -285,15 +309,11 @@ pub(super) fn service(value: &Value, name_key: &str) -> Result<Service, ApiError
         return Err(ApiError::bad("Kind and Connect: the service mesh is not supported"));
     }
     object.refuse(&["socketpath", "ports", "proxy", "partition", "peername"])?;
-    let (weight, warning_weight) = match object.get("weights") {
+    let (passing, warning_weight) = match object.get("weights") {
         Some(weights) => {
             let weights = Object::new(weights, "Weights")?;
-            let warning = weights.number("warning")?.filter(|warning| *warning != 1);
-            let passing = weights.number("passing")?.unwrap_or(1);
-            if passing == 0 {
-                return Err(ApiError::bad("Weights.Passing = 0: expected 1 or more, as at Consul"));
-            }
-            (passing, warning.map(|warning| u16::try_from(warning).unwrap_or(u16::MAX)))
+            let (passing, warning) = (weights.weight("passing", 1)?, weights.weight("warning", 0)?);
+            (passing.unwrap_or(1), warning.filter(|warning| *warning != 1))
         }
         None => (1, None),
     };
@@ -308,7 +328,7 @@ pub(super) fn service(value: &Value, name_key: &str) -> Result<Service, ApiError
         }
         None => Location::default(),
     };
-    let weight = u16::try_from(weight.saturating_mul(u64::from(WEIGHT_SCALE))).unwrap_or(u16::MAX);
+    let weight = passing.saturating_mul(WEIGHT_SCALE);
     let meta = object.pairs("meta")?;
     if let Some(key) = meta.keys().find(|key| key.starts_with(RESERVED)) {
         return Err(ApiError::bad(format!("Meta: {key:?} begins with {RESERVED:?}, which is reserved")));
@@ -321,6 +341,7 @@ pub(super) fn service(value: &Value, name_key: &str) -> Result<Service, ApiError
         tagged_addresses: object.get("taggedaddresses").filter(|value| value.is_object()).cloned(),
         enable_tag_override: object.flag("enabletagoverride")?,
         warning_weight,
+        passing_weight: (weight == u16::MAX).then_some(passing),
         ..Kept::default()
     };
     Ok(Service {
@@ -376,6 +397,18 @@ mod tests {
             (json!({"ID": "x"}), "name"),
             (json!({"Name": "x", "Port": 70000}), "65535"),
             (json!({"Name": "x", "Port": -1}), "number"),
+            (
+                json!({"Name": "x", "Weights": {"Passing": 0}}),
+                "Weights.passing: expected a weight from 1 to 65535, found 0",
+            ),
+            (
+                json!({"Name": "x", "Weights": {"Passing": 1, "Warning": 65536}}),
+                "Weights.warning: expected a weight from 0 to 65535",
+            ),
+            (
+                json!({"Name": "x", "Check": {"TCP": "a:1", "FailuresBeforeCritical": 100}}),
+                "failuresbeforecritical: expected at most 99",
+            ),
             (json!({"Name": "x", "Tags": "a"}), "list"),
             (json!({"Name": "x", "Meta": {"a": 1}}), "texts"),
             (json!({"Name": "x", "Meta": {"kingpost.consul": "{}"}}), "reserved"),
