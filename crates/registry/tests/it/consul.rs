@@ -118,6 +118,9 @@ async fn nodes_their_metadata_and_filters() {
         ("/v1/catalog/service/web?filter=ServiceTags+contains+v1", "/Node", &["n1", "n3"]),
         ("/v1/catalog/service/web?filter=Node+matches+%22n%5B12%5D%22", "/Node", &["n1", "n2"]),
         ("/v1/health/service/web?filter=Service.Meta.rack+not+matches+%22.%22", "/Node/Node", &["n3"]),
+        ("/v1/health/service/web?filter=Service.Service+==+%22%5Cx77eb%22", "/Node/Node", &["n1", "n2", "n3"]),
+        ("/v1/health/service/web?filter=Service.EnableTagOverride+==+False", "/Node/Node", &["n1", "n2", "n3"]),
+        ("/v1/health/service/web?filter=Checks+is+empty", "/Node/Node", &["n1", "n2", "n3"]),
         ("/v1/health/service/web?filter=any+Service.Tags+as+t+%7B+t+==+v2+%7D", "/Node/Node", &["n2"]),
         (
             "/v1/health/service/web?filter=all+Checks+as+c+%7B+c.Status+==+passing+%7D",
@@ -139,6 +142,27 @@ async fn nodes_their_metadata_and_filters() {
     for wrong in ["node-meta=rack", "node-meta=:a", "filter=Node+matches+%22(%22"] {
         assert_eq!(node.ask("GET", &format!("/v1/catalog/nodes?{wrong}"), "").await.0, 400, "{wrong}");
     }
+    // Each endpoint has selectors of its own.
+    for (path, filter, names) in [
+        ("/v1/health/service/web", "ServiceTags contains a", "ServiceTags"),
+        ("/v1/health/service/web", "Service.Tags == a", "Service.Tags"),
+        ("/v1/health/service/web", "Bogus != x", "Bogus"),
+        ("/v1/catalog/service/web", "Service.Tags contains a", "\"Service\" is not valid"),
+        ("/v1/catalog/services", "Tags contains a", "Tags"),
+        ("/v1/catalog/nodes", "Service == a", "Service"),
+        ("/v1/catalog/node/n1", "Node == a", "Node"),
+        ("/v1/catalog/node-services/n1", "Port == a", "whole number"),
+        ("/v1/agent/services", "ServicePort == 1", "ServicePort"),
+        ("/v1/agent/checks", "Port == 1", "Port"),
+        ("/v1/health/checks/web", "Definition is empty", "Definition"),
+        ("/v1/health/node/n1", "Status is empty", "Status"),
+        ("/v1/health/state/any", "Checks is empty", "Checks"),
+    ] {
+        let (status, said) = node.ask("GET", &format!("{path}?filter={}", filter.replace(' ', "+")), "").await;
+        assert!(status == 400 && said.contains(names), "{path} {filter}: {status} {said}");
+    }
+    // Elsewhere a filter has no meaning, as at Consul.
+    assert_eq!(node.ask("GET", "/v1/agent/self?filter=Bogus", "").await.0, 200);
     node.end().await;
 }
 

@@ -1,4 +1,4 @@
-//! Filter expressions: the common part of Consul's grammar, evaluated on the JSON of a response's entries.
+//! Filter expressions: Consul's grammar, evaluated on the JSON of a response's entries.
 //!
 //! ```text
 //!  expression  a or b, a and b, not a, (a)
@@ -13,12 +13,17 @@
 //!  value       "text"   `text`   word   12
 //! ```
 //!
-//! Not supported: selectors in the form of JSON pointers. A field that an entry lacks equals nothing, matches nothing and is empty. A regular
-//! expression always takes time linear in the text; size and number of the expressions are limited.
+//! An endpoint's entries have a type ([`schema`]), as they have at Consul: a selector that the type lacks, an operator that the field's type does not
+//! support, and a value that is none of the field's type are refused. A selector into a list of objects means any of them. A key that a map lacks
+//! equals nothing and is empty. A regular expression always takes time linear in the text; size and number of the expressions are limited.
+//!
+//! Wider than at Consul: `any` and `all`, the grammar's words in any case, and `-`, `/`, `:` and `@` in words without quotes. The rest is held to
+//! Consul's own library by a table of filters with its results (`filter/table.txt`, made by `tests/peers/bexpr`).
 
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 
+use super::schema::{self, Type};
 use crate::api::ApiError;
 
 /// Maximum length of an expression in bytes.
@@ -44,11 +49,28 @@ pub(super) enum Filter {
     Or(Box<Filter>, Box<Filter>),
     And(Box<Filter>, Box<Filter>),
     Not(Box<Filter>),
-    Equal(Vec<String>, String),
-    Contains(Vec<String>, String),
-    Empty(Vec<String>),
-    Matches(Vec<String>, Regex),
+    Match(Match),
     Each(Box<Each>),
+}
+
+/// A test of one field. Not the negation of the other test: of a list, both `Checks.Status == passing` and `Checks.Status != passing` may hold.
+#[derive(Debug, Clone)]
+pub(super) struct Match {
+    path: Vec<String>,
+    /// Type of the value that the path begins at: the entry, or the item of a collection.
+    root: &'static Type,
+    test: Test,
+    negated: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Test {
+    Text(String),
+    Number(i64),
+    Flag(bool),
+    Contains(String),
+    Empty,
+    Matches(Regex),
 }
 
 /// A quantifier: true if an expression holds for any item of a collection, or for every one.
@@ -59,8 +81,6 @@ pub(super) struct Each {
     /// Names of an item's index or key, and of the item, in the expression.
     key: Option<String>,
     value: Option<String>,
-    /// True if only one name was given; it means the item of a list, or the key of a map.
-    only: bool,
     expression: Filter,
 }
 
@@ -92,17 +112,17 @@ enum Token {
 }
 
 impl Filter {
-    /// Parses an expression.
+    /// Parses an expression about entries of a type.
     ///
     /// # Errors
-    /// The expression is invalid; the message says what is wrong, and near which word.
-    pub(super) fn parse(text: &str) -> Result<Filter, ApiError> {
+    /// The expression is invalid, or does not fit the type; the message says what is wrong, and near which word.
+    pub(super) fn parse(text: &str, entry: &'static Type) -> Result<Filter, ApiError> {
         let wrong = |message: String| ApiError::bad(format!("filter: {message}"));
         if text.len() > LONGEST {
             return Err(wrong(format!("longer than {LONGEST} bytes")));
         }
         let tokens = tokens(text).map_err(wrong)?;
-        let mut parser = Parser { tokens: &tokens, at: 0, patterns: 0 };
+        let mut parser = Parser { tokens: &tokens, at: 0, patterns: 0, entry, scope: Vec::new() };
         let filter = parser.or(0).map_err(wrong)?;
         match parser.peek() {
             None => Ok(filter),
@@ -119,35 +139,72 @@ impl Filter {
             Filter::Or(a, b) => a.holds(names) || b.holds(names),
             Filter::And(a, b) => a.holds(names) && b.holds(names),
             Filter::Not(a) => !a.holds(names),
-            Filter::Equal(path, value) => names.find(path).is_some_and(|found| equal(found, value)),
-            Filter::Contains(path, value) => names.find(path).is_some_and(|found| contains(found, value)),
-            Filter::Empty(path) => names.find(path).is_none_or(is_empty),
-            Filter::Matches(path, pattern) => {
-                names.find(path).and_then(Value::as_str).is_some_and(|text| pattern.is_match(text))
+            Filter::Match(one) => {
+                let (root, path) = names.root(&one.path);
+                one.holds(Some(root), one.root, path)
             }
             Filter::Each(each) => each.holds(names),
         }
     }
 }
 
+impl Match {
+    /// Applies the test at the end of `path`, which begins at `value` of the type `kind`. A field that the JSON lacks has its type's empty value.
+    fn holds(&self, value: Option<&Value>, kind: &Type, path: &[String]) -> bool {
+        match (kind, path) {
+            (Type::List(item), [_, ..]) => {
+                value.and_then(Value::as_array).into_iter().flatten().any(|one| self.holds(Some(one), item, path))
+            }
+            (Type::Object(fields), [field, rest @ ..]) => match schema::field(fields, field) {
+                Some(kind) => self.holds(value.and_then(|value| value.get(field)), kind, rest),
+                None => false,
+            },
+            (Type::Map(kind), [key, rest @ ..]) => match value.and_then(|value| value.get(key)) {
+                Some(value) => self.holds(Some(value), kind, rest),
+                // What is not there is empty and differs from everything; at Consul it even matches every pattern.
+                None => self.negated != matches!(self.test, Test::Empty) || matches!(self.test, Test::Matches(_)),
+            },
+            _ => self.test.holds(value) != self.negated,
+        }
+    }
+}
+
+impl Test {
+    fn holds(&self, found: Option<&Value>) -> bool {
+        let text = || found.and_then(Value::as_str).unwrap_or_default();
+        match self {
+            Test::Text(wanted) => text() == wanted,
+            Test::Number(wanted) => found.and_then(Value::as_i64).unwrap_or_default() == *wanted,
+            Test::Flag(wanted) => found.and_then(Value::as_bool).unwrap_or_default() == *wanted,
+            Test::Contains(wanted) => match found {
+                Some(Value::Array(items)) => items.iter().any(|item| item.as_str() == Some(wanted)),
+                Some(Value::Object(map)) => map.contains_key(wanted),
+                _ => text().contains(wanted.as_str()),
+            },
+            Test::Empty => match found {
+                Some(Value::Array(items)) => items.is_empty(),
+                Some(Value::Object(map)) => map.is_empty(),
+                _ => true,
+            },
+            Test::Matches(pattern) => pattern.is_match(text()),
+        }
+    }
+}
+
 impl Each {
     fn holds(&self, names: Names<'_>) -> bool {
-        let mut items: Box<dyn Iterator<Item = (Value, &Value)> + '_> = match names.find(&self.path) {
-            Some(Value::Array(items)) => Box::new(items.iter().enumerate().map(|(n, item)| (n.into(), item))),
-            Some(Value::Object(map)) => Box::new(map.iter().map(|(key, item)| (key.as_str().into(), item))),
-            _ => Box::new(std::iter::empty()),
-        };
-        let is_map = names.find(&self.path).is_some_and(Value::is_object);
-        let holds = |(key, item): (Value, &Value)| {
-            let (first, second) = match (self.only, is_map) {
-                (true, true) => (self.value.as_deref(), None),
-                (true, false) => (None, self.value.as_deref()),
-                (false, _) => (self.key.as_deref(), self.value.as_deref()),
+        let (root, path) = names.root(&self.path);
+        let mut items: Box<dyn Iterator<Item = (Value, &Value)> + '_> =
+            match path.iter().try_fold(root, |value, part| value.get(part)) {
+                Some(Value::Array(items)) => Box::new(items.iter().enumerate().map(|(n, item)| (n.into(), item))),
+                Some(Value::Object(map)) => Box::new(map.iter().map(|(key, item)| (key.as_str().into(), item))),
+                _ => Box::new(std::iter::empty()),
             };
+        let holds = |(key, item): (Value, &Value)| {
             let outer = names.bound;
-            let key = first.map(|name| Bound { name, value: &key, outer });
+            let key = self.key.as_deref().map(|name| Bound { name, value: &key, outer });
             let outer = key.as_ref().or(outer);
-            let item = second.map(|name| Bound { name, value: item, outer });
+            let item = self.value.as_deref().map(|name| Bound { name, value: item, outer });
             self.expression.holds(Names { bound: item.as_ref().or(outer), ..names })
         };
         if self.every { items.all(holds) } else { items.any(holds) }
@@ -155,45 +212,43 @@ impl Each {
 }
 
 impl<'a> Names<'a> {
-    fn find(&self, path: &[String]) -> Option<&'a Value> {
-        let (first, rest) = path.split_first()?;
+    /// Returns the value that a path begins at, and the rest of the path.
+    fn root<'p>(&self, path: &'p [String]) -> (&'a Value, &'p [String]) {
         let mut bound = self.bound;
-        while let Some(one) = bound {
+        while let (Some(one), Some(first)) = (bound, path.first()) {
             if one.name == first {
-                return rest.iter().try_fold(one.value, |value, part| value.get(part));
+                return (one.value, &path[1..]);
             }
             bound = one.outer;
         }
-        path.iter().try_fold(self.entry, |value, part| value.get(part))
+        (self.entry, path)
     }
 }
 
-fn equal(found: &Value, value: &str) -> bool {
-    match found {
-        Value::String(text) => text == value,
-        Value::Number(number) => number.to_string() == value,
-        Value::Bool(bool) => value == if *bool { "true" } else { "false" },
-        _ => false,
+/// Parses a whole number in the forms that Go takes: `80`, `-1`, `0x50`, `0b1`, `0o7`, `017`, `8_0`.
+fn number(text: &str) -> Option<i64> {
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let lower = digits.to_ascii_lowercase();
+    let (radix, rest, prefixed) = match lower.get(..2) {
+        Some("0x") => (16, &lower[2..], true),
+        Some("0b") => (2, &lower[2..], true),
+        Some("0o") => (8, &lower[2..], true),
+        _ => match lower.strip_prefix('0') {
+            Some(rest) if !rest.is_empty() => (8, rest, true),
+            _ => (10, lower.as_str(), false),
+        },
+    };
+    // An underscore stands between digits, or behind the prefix.
+    let parts: Vec<&str> = rest.split('_').collect();
+    let is_wrong = |(n, part): (usize, &&str)| part.is_empty() && !(n == 0 && prefixed && parts.len() > 1);
+    if parts.iter().enumerate().any(is_wrong) || !rest.chars().all(|c| c == '_' || c.is_digit(radix)) {
+        return None;
     }
-}
-
-fn contains(found: &Value, value: &str) -> bool {
-    match found {
-        Value::Array(items) => items.iter().any(|item| equal(item, value)),
-        Value::Object(map) => map.contains_key(value),
-        Value::String(text) => text.contains(value),
-        _ => false,
-    }
-}
-
-fn is_empty(found: &Value) -> bool {
-    match found {
-        Value::Null => true,
-        Value::Array(items) => items.is_empty(),
-        Value::Object(map) => map.is_empty(),
-        Value::String(text) => text.is_empty(),
-        _ => false,
-    }
+    let sign = if negative { "-" } else { "" };
+    i64::from_str_radix(&format!("{sign}{}", parts.concat()), radix).ok()
 }
 
 fn tokens(text: &str) -> Result<Vec<Token>, String> {
@@ -237,21 +292,61 @@ fn tokens(text: &str) -> Result<Vec<Token>, String> {
     Ok(tokens)
 }
 
-/// Returns the text in quotes, and its length in bytes. A backslash escapes only in double quotes.
+/// Returns the text in quotes, and its length in bytes. In double quotes a backslash escapes as in Go: `\"`, `\\`, `\n`, `\x77`, `\167`, `\u0077` ….
 fn quoted(text: &str, quote: char) -> Result<(String, usize), String> {
-    let mut value = String::new();
+    let mut value: Vec<u8> = Vec::new();
     let mut chars = text.char_indices().skip(1);
+    let open = || "a quote is not closed".to_owned();
     while let Some((at, c)) = chars.next() {
         match c {
-            _ if c == quote => return Ok((value, at + c.len_utf8())),
-            '\\' if quote == '"' => match chars.next() {
-                Some((_, escaped)) => value.push(escaped),
-                None => break,
-            },
-            _ => value.push(c),
+            _ if c == quote => {
+                let value = String::from_utf8(value).map_err(|_| "a text with escapes is not UTF-8".to_owned())?;
+                return Ok((value, at + c.len_utf8()));
+            }
+            '\\' if quote == '"' => {
+                let (at, escape) = chars.next().ok_or_else(open)?;
+                let (first, digits, radix) = match escape {
+                    'a' => (7, 0, 0),
+                    'b' => (8, 0, 0),
+                    'f' => (12, 0, 0),
+                    'n' => (10, 0, 0),
+                    'r' => (13, 0, 0),
+                    't' => (9, 0, 0),
+                    'v' => (11, 0, 0),
+                    '\\' | '"' => (u32::from(escape), 0, 0),
+                    'x' => (0, 2, 16),
+                    'u' => (0, 4, 16),
+                    'U' => (0, 8, 16),
+                    '0'..='7' => (0, 3, 8),
+                    _ => return Err(format!("\\{escape} is no escape in double quotes")),
+                };
+                let mut code = first;
+                if digits > 0 {
+                    let from = if radix == 8 { at } else { at + 1 };
+                    let read = text.get(from..from + digits).filter(|read| read.chars().all(|c| c.is_digit(radix)));
+                    let read = read.ok_or_else(|| format!("\\{escape}: expected {digits} digits"))?;
+                    code = u32::from_str_radix(read, radix).map_err(|error| error.to_string())?;
+                    for _ in at + 1..from + digits {
+                        chars.next();
+                    }
+                }
+                match escape {
+                    // A byte, of which several may be one character.
+                    'x' | '0'..='7' => {
+                        value.push(u8::try_from(code).map_err(|_| format!("\\{code:o} is more than a byte"))?);
+                    }
+                    _ => {
+                        let c = char::from_u32(code).ok_or_else(|| format!("\\{escape}{code:x} is no character"))?;
+                        value.extend(c.encode_utf8(&mut [0; 4]).bytes());
+                    }
+                }
+            }
+            '\n' if quote == '"' => return Err("a line ends within double quotes".into()),
+            '\r' if quote == '`' => {}
+            _ => value.extend(c.encode_utf8(&mut [0; 4]).bytes()),
         }
     }
-    Err("a quote is not closed".into())
+    Err(open())
 }
 
 fn word(text: &str) -> Result<(Vec<String>, usize), String> {
@@ -292,6 +387,10 @@ struct Parser<'a> {
     at: usize,
     /// Number of regular expressions so far.
     patterns: usize,
+    /// Type of the entries.
+    entry: &'static Type,
+    /// Names of collection items with their types, innermost last.
+    scope: Vec<(String, &'static Type)>,
 }
 
 impl Parser<'_> {
@@ -362,21 +461,33 @@ impl Parser<'_> {
         if !self.take("as") {
             return Err("expected as, and a name, behind the selector of any or all".into());
         }
+        let (key_type, item_type) = match self.kind(&path)? {
+            (_, Type::Texts) => (&schema::NUMBER, &schema::TEXT),
+            (_, Type::List(item)) => (&schema::NUMBER, *item),
+            (_, Type::Map(item)) => (&schema::TEXT, *item),
+            _ => return Err(format!("{} is no list and no map: any and all are not possible", path.join("."))),
+        };
         let first = self.name()?;
-        let (key, value, only) = match self.peek() {
+        // One name means the item of a list, or the key of a map.
+        let (key, value) = match self.peek() {
             Some(Token::Comma) => {
                 self.at += 1;
-                (first, self.name()?, false)
+                (first, self.name()?)
             }
-            _ => (None, first, true),
+            _ if matches!(key_type, Type::Text) => (first, None),
+            _ => (None, first),
         };
         match self.next()? {
             Token::OpenBrace => {}
             token => return Err(format!("expected {{, found {token:?}")),
         }
+        let outer = self.scope.len();
+        self.scope.extend(key.iter().map(|name| (name.clone(), key_type)));
+        self.scope.extend(value.iter().map(|name| (name.clone(), item_type)));
         let expression = self.or(depth + 1)?;
+        self.scope.truncate(outer);
         match self.next()? {
-            Token::CloseBrace => Ok(Filter::Each(Box::new(Each { every, path, key, value, only, expression }))),
+            Token::CloseBrace => Ok(Filter::Each(Box::new(Each { every, path, key, value, expression }))),
             token => Err(format!("expected }}, found {token:?}")),
         }
     }
@@ -397,6 +508,48 @@ impl Parser<'_> {
         pattern(text, PATTERN_BYTES)
     }
 
+    /// Returns the type of the value that a path begins at, and of the one that it ends at.
+    fn kind(&self, path: &[String]) -> Result<(&'static Type, &'static Type), String> {
+        let bound = self.scope.iter().rev().find(|(name, _)| Some(name) == path.first());
+        let (root, from) = bound.map_or((self.entry, 0), |(_, kind)| (*kind, 1));
+        let mut kind = root;
+        for (n, part) in path.iter().enumerate().skip(from) {
+            // Within a list of objects, a selector goes on with the fields of its items.
+            while let Type::List(item) = kind {
+                kind = item;
+            }
+            kind = match kind {
+                Type::Object(fields) => schema::field(fields, part),
+                Type::Map(item) => Some(*item),
+                _ => None,
+            }
+            .ok_or_else(|| format!("the selector {:?} is not valid here", path[..=n].join(".")))?;
+        }
+        Ok((root, kind))
+    }
+
+    fn test(&mut self, path: Vec<String>, operator: Operator, negated: bool) -> Result<Filter, String> {
+        let (root, kind) = self.kind(&path)?;
+        let selector = path.join(".");
+        let wrong = |value: &str, expected: &str| format!("{value:?} is no {expected}, which {selector} is");
+        let test = match (operator, kind) {
+            (Operator::Equal(value), Type::Text) => Test::Text(value),
+            (Operator::Equal(value), Type::Number) => {
+                Test::Number(number(&value).ok_or_else(|| wrong(&value, "whole number"))?)
+            }
+            (Operator::Equal(value), Type::Flag) => match value.as_str() {
+                "1" | "t" | "T" | "TRUE" | "true" | "True" => Test::Flag(true),
+                "0" | "f" | "F" | "FALSE" | "false" | "False" => Test::Flag(false),
+                value => return Err(wrong(value, "true or false")),
+            },
+            (Operator::Contains(value), Type::Text | Type::Texts | Type::Map(_)) => Test::Contains(value),
+            (Operator::Matches(value), Type::Text) => Test::Matches(self.pattern(&value)?),
+            (Operator::Empty, Type::Texts | Type::Map(_) | Type::List(_)) => Test::Empty,
+            (operator, _) => return Err(format!("{} is not possible with {selector}", operator.name())),
+        };
+        Ok(Filter::Match(Match { path, root, test, negated }))
+    }
+
     fn matching(&mut self) -> Result<Filter, String> {
         let first = self.next()?;
         // `value in Selector`: only now is it clear which of the two the first one is.
@@ -405,30 +558,52 @@ impl Parser<'_> {
         if self.take("in") {
             let value = text_of(first)?;
             let Token::Word(path) = self.next()? else { return Err("expected a selector after in".into()) };
-            return Ok(maybe_not(negated, Filter::Contains(path, value)));
+            return self.test(path, Operator::Contains(value), negated);
         }
         self.at = before;
         let Token::Word(path) = first else { return Err(format!("expected a selector, found {first:?}")) };
         if self.take("is") {
             let negated = self.take("not");
             return match self.take("empty") {
-                true => Ok(maybe_not(negated, Filter::Empty(path))),
+                true => self.test(path, Operator::Empty, negated),
                 false => Err("expected empty after is".into()),
             };
         }
         let negated = self.take("not");
         if self.take("contains") {
             let value = text_of(self.next()?)?;
-            return Ok(maybe_not(negated, Filter::Contains(path, value)));
+            return self.test(path, Operator::Contains(value), negated);
         }
         if self.take("matches") {
             let pattern = text_of(self.next()?)?;
-            return Ok(maybe_not(negated, Filter::Matches(path, self.pattern(&pattern)?)));
+            return self.test(path, Operator::Matches(pattern), negated);
         }
         match self.next()? {
-            Token::Equal if !negated => Ok(Filter::Equal(path, text_of(self.next()?)?)),
-            Token::NotEqual if !negated => Ok(maybe_not(true, Filter::Equal(path, text_of(self.next()?)?))),
+            token @ (Token::Equal | Token::NotEqual) if !negated => {
+                let value = text_of(self.next()?)?;
+                self.test(path, Operator::Equal(value), token == Token::NotEqual)
+            }
             token => Err(format!("expected ==, !=, contains, matches, in or is, found {token:?}")),
+        }
+    }
+}
+
+/// An operator with its value.
+enum Operator {
+    Equal(String),
+    Contains(String),
+    Matches(String),
+    Empty,
+}
+
+impl Operator {
+    /// Returns the operator's words, for messages.
+    fn name(&self) -> &'static str {
+        match self {
+            Operator::Equal(_) => "== or !=",
+            Operator::Contains(_) => "in or contains",
+            Operator::Matches(_) => "matches",
+            Operator::Empty => "is empty",
         }
     }
 }
@@ -436,10 +611,6 @@ impl Parser<'_> {
 /// True if the word is an operator that follows a selector or a value: so `any == 1` is about a field named `any`.
 fn is_operator(word: &str) -> bool {
     ["is", "not", "in", "contains", "matches"].iter().any(|operator| word.eq_ignore_ascii_case(operator))
-}
-
-fn maybe_not(negated: bool, filter: Filter) -> Filter {
-    if negated { Filter::Not(Box::new(filter)) } else { filter }
 }
 
 fn text_of(token: Token) -> Result<String, String> {
@@ -480,7 +651,8 @@ mod tests {
             (r#"Service.Tags not contains "v2""#, Some(true)),
             ("version in Service.Meta", Some(true)),
             ("Service.Meta is empty", Some(false)),
-            ("Service.Kind is empty", Some(true)),
+            ("Service.Kind is empty", None),
+            ("Service.Kind == \"\"", Some(true)),
             ("Service.Tags is not empty", Some(true)),
             ("not (Service.Port == 80 or Service.Port == 81)", Some(false)),
             ("Service.Port == 1 or Service.Port == 80 and Node.Node == n1", Some(true)),
@@ -488,23 +660,26 @@ mod tests {
             ("Service.ID matches `^w.*1$`", Some(true)),
             ("Service.ID matches `eb`", Some(true)),
             ("Service.ID not matches `^eb`", Some(true)),
-            ("Service.Meta.none matches `.*`", Some(false)),
-            ("Service.Port matches `80`", Some(false)),
+            ("Service.Meta.none matches `x`", Some(true)),
+            ("Service.Port matches `80`", None),
             ("Service.ID matches `(`", None),
             ("Service.ID matches `(a{1000}){1000}`", None),
             ("any Service.Tags as tag { tag == v1 }", Some(true)),
             ("all Service.Tags as tag { tag == v1 }", Some(false)),
             ("not any Service.Tags as tag { tag matches `^v2` }", Some(true)),
-            ("all Service.Tags as _, tag { tag is not empty and Service.Port == 80 }", Some(true)),
+            ("all Service.Tags as _, tag { tag != v3 and Service.Port == 80 }", Some(true)),
             ("any Service.Tags as n, tag { n == 1 and tag == primary }", Some(true)),
             ("any Service.Meta as key { key == version }", Some(true)),
             ("any Service.Meta as key, value { key matches `^a` and value == c }", Some(true)),
             ("any Service.Meta as _, value { value == d }", Some(false)),
-            ("any Service.None as x { x is empty }", Some(false)),
-            ("all Service.None as x { x == 1 }", Some(true)),
+            ("any Service.None as x { x is empty }", None),
+            ("any Service.ID as x { x == 1 }", None),
+            ("all Service.TaggedAddresses as x { x == 1 }", Some(true)),
+            ("any Service.Tags as n, tag { n.x == 1 }", None),
+            ("any Service.Tags as n, tag { n == one }", None),
             ("any Service.Tags as a { any Service.Tags as b { a == v1 and b == primary } }", Some(true)),
-            ("any == 1", Some(false)),
-            ("any is empty", Some(true)),
+            ("any == 1", None),
+            ("Service.Meta.any == 1", Some(false)),
             ("any Service.Tags as tag { tag == v1", None),
             ("any Service.Tags { tag == v1 }", None),
             ("any Service.Tags as a.b { a == 1 }", None),
@@ -517,26 +692,56 @@ mod tests {
             ("", None),
             ("ä ö", None),
         ] {
-            let found = Filter::parse(text).ok().map(|filter| filter.fits(&entry));
+            let found = Filter::parse(text, &schema::ENTRY).ok().map(|filter| filter.fits(&entry));
             assert_eq!(found, expected, "{text}");
         }
-        assert!(Filter::parse(&"(".repeat(4000)).is_err());
-        assert!(Filter::parse(&"not ".repeat(1000)).is_err());
-        assert!(Filter::parse(&"any a as a { ".repeat(300)).is_err());
-        let many = |count| vec!["a matches b"; count].join(" or ");
-        assert!(Filter::parse(&many(MOST_PATTERNS)).is_ok() && Filter::parse(&many(MOST_PATTERNS + 1)).is_err());
+        let parses = |text: &str| Filter::parse(text, &schema::ENTRY).is_ok();
+        assert!(!parses(&"(".repeat(4000)));
+        assert!(!parses(&"not ".repeat(1000)));
+        assert!(!parses(&"any Checks as a { ".repeat(200)));
+        let many = |count| vec!["Node.Node matches b"; count].join(" or ");
+        assert!(parses(&many(MOST_PATTERNS)) && !parses(&many(MOST_PATTERNS + 1)));
+    }
+
+    /// Each filter of the table has the result that Consul's own library gives for it on the same entries.
+    #[test]
+    fn filters_mean_what_they_mean_to_consul() {
+        let entries: Value = serde_json::from_str(include_str!("filter/entries.json")).unwrap();
+        let mut seen = 0;
+        for line in include_str!("filter/table.txt").lines() {
+            let [kind, text, expected] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line:?}") };
+            let path: &[&str] = match kind {
+                "entry" => &["v1", "health", "service", "web"],
+                "catalog" => &["v1", "catalog", "service", "web"],
+                "service" => &["v1", "agent", "services"],
+                "check" => &["v1", "health", "state", "any"],
+                "node" => &["v1", "catalog", "nodes"],
+                kind => panic!("{kind}"),
+            };
+            let found = match Filter::parse(text, schema::of_path(path).unwrap()) {
+                Ok(filter) => {
+                    let list = entries[kind].as_array().unwrap().iter().enumerate();
+                    let fitting = list.filter(|(_, entry)| filter.fits(entry)).map(|(n, _)| n.to_string());
+                    fitting.collect::<Vec<_>>().join(",")
+                }
+                Err(_) => "error".to_owned(),
+            };
+            assert_eq!(found, expected, "{kind} {text}");
+            seen += 1;
+        }
+        assert!(seen > 150, "{seen} filters");
     }
 
     proptest! {
         #[test]
         fn no_text_is_too_much(text in "\\PC{0,40}") {
-            let _ = Filter::parse(&text);
+            let _ = Filter::parse(&text, &schema::ENTRY);
         }
 
         #[test]
         fn what_was_quoted_is_found(value in "\\PC{0,20}") {
-            let text = format!("A == \"{}\"", value.replace('\\', "\\\\").replace('"', "\\\""));
-            let fits = Filter::parse(&text).unwrap().fits(&json!({ "A": value }));
+            let text = format!("Node == \"{}\"", value.replace('\\', "\\\\").replace('"', "\\\""));
+            let fits = Filter::parse(&text, &schema::CHECK).unwrap().fits(&json!({ "Node": value }));
             prop_assert!(fits);
         }
     }

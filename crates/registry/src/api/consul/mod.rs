@@ -18,6 +18,7 @@ mod kv;
 mod machine;
 mod patterns;
 mod routes;
+mod schema;
 mod session;
 mod txn;
 mod wire;
@@ -84,14 +85,14 @@ struct Scope {
 
 impl Wanted {
     fn of(request: &Request) -> Result<Wanted, ApiError> {
-        let filter = request.param("filter").filter(|text| !text.is_empty());
+        let filter = request.param("filter").filter(|text| !text.is_empty()).zip(schema::of_path(&request.path()));
         let pair = |text: &str| match text.split_once(':') {
             Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
             _ => Err(ApiError::bad(format!("node-meta={text:?}: expected key:value"))),
         };
         let node_meta = request.params("node-meta").filter(|text| !text.is_empty()).map(pair);
         Ok(Wanted {
-            filter: filter.map(Filter::parse).transpose()?.map(Arc::new),
+            filter: filter.map(|(text, kind)| Filter::parse(text, kind)).transpose()?.map(Arc::new),
             node_meta: node_meta.collect::<Result<_, _>>()?,
         })
     }
