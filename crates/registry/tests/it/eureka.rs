@@ -207,7 +207,7 @@ async fn statuses_come_in_the_order_of_the_originals_rules() {
             _ => assert_eq!(node.ask(method, &format!("/eureka/apps/SHOP/a{rest}"), "").await.0, code, "{request}"),
         }
         let shown = node.get("/eureka/apps/SHOP/a").await["instance"].clone();
-        assert_eq!(json!([shown["status"], shown["overriddenstatus"]]), json!([status, overridden]), "{request}");
+        assert_eq!(json!([shown["status"], shown["overriddenStatus"]]), json!([status, overridden]), "{request}");
         let passing = node.get("/v1/health/service/shop?passing").await;
         assert_eq!(passing.as_array().unwrap().len(), usize::from(passes), "{request}: {passing}");
     }
@@ -284,5 +284,43 @@ async fn unknown_names_are_answered_as_by_the_original() {
         let code = if found == 1 { "UP_1_" } else { "" };
         assert_eq!(list["applications"]["apps__hashcode"], code, "{path}");
     }
+    node.end().await;
+}
+
+/// A few of the fields that `make peers` compares with the original.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_is_shown_in_the_originals_form() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = Node::start(directory.path()).await;
+    let least = json!({ "instance": { "hostName": "least", "status": "STARTING", "sid": "na", "appGroupName": "Group", "isCoordinatingDiscoveryServer": "true" } });
+    assert_eq!(node.ask("POST", "/eureka/apps/SHOP", &least.to_string()).await.0, 204);
+    let shown = node.get("/eureka/apps/SHOP/least").await["instance"].clone();
+    for (field, expected) in [
+        ("/overriddenStatus", json!("UNKNOWN")),
+        ("/metadata", json!({ "@class": "java.util.Collections$EmptyMap" })),
+        ("/port", json!({ "$": 7001, "@enabled": "true" })),
+        ("/securePort", json!({ "$": 7002, "@enabled": "false" })),
+        ("/appGroupName", json!("GROUP")),
+        ("/isCoordinatingDiscoveryServer", json!("false")),
+        ("/leaseInfo/serviceUpTimestamp", json!(0)),
+        ("/actionType", json!("ADDED")),
+    ] {
+        assert_eq!(shown.pointer(field), Some(&expected), "{field}: {shown}");
+    }
+    for absent in ["overriddenstatus", "sid", "vipAddress"] {
+        assert!(shown.get(absent).is_none(), "{absent}: {shown}");
+    }
+    assert_ne!(shown["lastDirtyTimestamp"], "0");
+    assert_eq!(node.ask("PUT", "/eureka/apps/SHOP/least/status?value=UP", "").await.0, 200);
+    let shown = node.get("/eureka/apps/SHOP/least").await["instance"].clone();
+    assert!(shown["actionType"] == "MODIFIED" && shown["leaseInfo"]["serviceUpTimestamp"] != 0, "{shown}");
+    // An instance of another front is found by its service's name.
+    let consul = json!({ "ID": "w", "Name": "web", "Address": "10.0.0.9", "Port": 9 });
+    assert_eq!(node.ask("PUT", "/v1/agent/service/register", &consul.to_string()).await.0, 200);
+    assert_eq!(Client::of(&node.get("/eureka/vips/web").await).count(), 1);
+    node.deregister("least").await;
+    let delta = node.get("/eureka/apps/delta").await["applications"]["application"].clone();
+    let gone = delta.as_array().unwrap().iter().find(|app| app["name"] == "SHOP").unwrap()["instance"][0].clone();
+    assert!(gone["actionType"] == "DELETED" && gone["leaseInfo"]["evictionTimestamp"] != 0, "{gone}");
     node.end().await;
 }

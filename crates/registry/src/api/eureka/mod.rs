@@ -68,8 +68,8 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         ("GET", ["apps"]) => call.applications().await?,
         ("GET", ["apps", "delta"]) => call.delta().await?,
         ("GET", ["apps", app]) => call.application(app).await?,
-        ("GET", ["apps", app, id]) => call.show("instance", view::instance(&*call.found(Some(app), id)?)),
-        ("GET", ["instances", id]) => call.show("instance", view::instance(&*call.found(None, id)?)),
+        ("GET", ["apps", app, id]) => call.show("instance", view::instance(&*call.found(Some(app), id)?, form)),
+        ("GET", ["instances", id]) => call.show("instance", view::instance(&*call.found(None, id)?, form)),
         ("GET", ["vips", vip]) => call.vip("vipAddress", vip).await?,
         ("GET", ["svips", vip]) => call.vip("secureVipAddress", vip).await?,
         ("POST", ["apps", app]) => call.register(app).await?,
@@ -176,7 +176,7 @@ impl Call<'_> {
     async fn application(&self, app: &str) -> Result<Reply, ApiError> {
         let snapshot = self.context.registry.snapshot(&self.service(app).await?);
         let services: Vec<_> = snapshot.into_iter().collect();
-        match shown(&services, |_| true).pop() {
+        match shown(&services, self.form, |_| true).pop() {
             Some(application) => Ok(self.show("application", application)),
             None => Err(ApiError::NotFound { what: "application", name: app.to_owned() }),
         }
@@ -186,9 +186,10 @@ impl Call<'_> {
     async fn vip(&self, field: &'static str, vip: &str) -> Result<Reply, ApiError> {
         let wanted = vip.to_owned();
         let body = self.all(field, vip, Revision(0), move |all, out| {
-            let fits = |instance: &Instance| match Kept::of(instance) {
-                Some(kept) => kept.text(field).split(',').any(|one| one == wanted),
-                None => field == "vipAddress" && *instance.service.name() == *wanted,
+            let fits = |instance: &Instance| {
+                let kept = Kept::of(instance).unwrap_or_default();
+                let addresses = if field == "vipAddress" { view::vip(instance, &kept) } else { Some(kept.text(field)) };
+                addresses.is_some_and(|text| text.split(',').any(|one| one == wanted))
             };
             all.wanted(fits, out);
         });
@@ -229,7 +230,7 @@ impl Call<'_> {
             let known = before.and_then(|instance| Kept::of(instance));
             let kept = sent.kept.after(known.as_ref());
             older = kept.is_none();
-            let Some(kept) = kept else { return Ok(Edit::Nothing) };
+            let Some(kept) = kept else { return registered_again(before, known) };
             let isolate = isolated(&kept, known.as_ref());
             let own = [(KEPT, kept.to_text()), (identity::CLIENT_ID, sent.id.clone())];
             let pairs = sent.metadata.iter().filter(|(key, _)| !key.starts_with(RESERVED));
@@ -388,13 +389,22 @@ fn isolated(kept: &Kept, known: Option<&Kept>) -> Option<bool> {
     }
 }
 
+/// Returns what an older registration changes: as in the original, the last change of the instance is a registration then.
+fn registered_again(before: Option<&Arc<Instance>>, known: Option<Kept>) -> Result<Edit, ApiError> {
+    let (Some(before), Some(known)) = (before, known.filter(|known| known.modified)) else { return Ok(Edit::Nothing) };
+    let kept = (KEPT, Kept { modified: false, ..known }.to_text());
+    let pairs = before.metadata.iter().filter(|(key, _)| *key != KEPT).map(|(key, value)| (key, value.to_owned()));
+    let metadata = Some(Metadata::from_pairs(pairs.chain([kept]))?);
+    Ok(Edit::Patch(Patch { metadata, ..Patch::default() }))
+}
+
 /// Returns the applications with at least one instance that is wanted and whose lease is valid.
-fn shown(services: &[Arc<ServiceSnapshot>], wanted: impl Fn(&Instance) -> bool) -> Vec<Value> {
+fn shown(services: &[Arc<ServiceSnapshot>], form: Form, wanted: impl Fn(&Instance) -> bool) -> Vec<Value> {
     // Two services whose names differ only in case are one application.
     let mut applications: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     for service in services {
         let list = service.instances.iter().filter(|instance| view::status(instance).is_some() && wanted(instance));
-        let list: Vec<Value> = list.map(|instance| view::instance(instance)).collect();
+        let list: Vec<Value> = list.map(|instance| view::instance(instance, form)).collect();
         if !list.is_empty() {
             applications.entry(app_name(service.key.name())).or_default().extend(list);
         }

@@ -20,6 +20,10 @@ pub(super) enum Form {
 
 /// Class of a data center that does not name one.
 const DATA_CENTER: &str = "com.netflix.appinfo.InstanceInfo$DefaultDataCenterInfo";
+/// Class that is shown in place of empty metadata.
+const NO_METADATA: &str = "java.util.Collections$EmptyMap";
+/// Secure port of an instance that does not name one.
+const SECURE_PORT: u16 = 7002;
 
 /// Returns the application's name of a service.
 pub(super) fn app_name(service: &str) -> String {
@@ -46,16 +50,19 @@ pub(super) fn status(instance: &Instance) -> Option<&'static str> {
 }
 
 /// Returns an instance as a tree.
-pub(super) fn instance(instance: &Instance) -> Value {
+pub(super) fn instance(instance: &Instance, form: Form) -> Value {
     let kept = Kept::of(instance).unwrap_or_default();
     let name = instance.service.name();
     let lease = instance.check.as_ref().and_then(|check| check.time_to_live()).map_or(90, |ttl| ttl.as_secs().max(1));
-    let metadata: Map<String, Value> = instance
+    let mut metadata: Map<String, Value> = instance
         .metadata
         .iter()
         .filter(|(key, _)| *key != KEPT && !key.starts_with(RESERVED))
         .map(|(key, value)| (key.to_owned(), value.into()))
         .collect();
+    if metadata.is_empty() {
+        metadata.insert("@class".to_owned(), NO_METADATA.into());
+    }
     let text_or = |field: &str, other: &str| match kept.text(field) {
         "" => other.to_owned(),
         text => text.to_owned(),
@@ -67,12 +74,13 @@ pub(super) fn instance(instance: &Instance) -> Value {
         "app": app_name(name),
         "ipAddr": &*instance.host,
         "status": status(instance).unwrap_or("DOWN"),
-        "overriddenstatus": if kept.overridden.is_empty() { "UNKNOWN" } else { &kept.overridden },
+        // The name differs between the original's two forms.
+        (if form == Form::Json { "overriddenStatus" } else { "overriddenstatus" }): if kept.overridden.is_empty() { "UNKNOWN" } else { &kept.overridden },
         "port": {
             "$": kept.fields.get("plainPort").and_then(Value::as_u64).unwrap_or(u64::from(instance.port)),
             "@enabled": plain_on.to_string(),
         },
-        "securePort": kept.fields.get("securePort").cloned().unwrap_or_else(|| json!({ "$": 443, "@enabled": "false" })),
+        "securePort": kept.fields.get("securePort").cloned().unwrap_or_else(|| json!({ "$": SECURE_PORT, "@enabled": "false" })),
         "countryId": kept.fields.get("countryId").filter(|value| value.is_number()).cloned().unwrap_or_else(|| json!(1)),
         "dataCenterInfo": kept.fields.get("dataCenterInfo").filter(|value| value.is_object()).cloned()
             .unwrap_or_else(|| json!({ "@class": DATA_CENTER, "name": "MyOwn" })),
@@ -82,16 +90,19 @@ pub(super) fn instance(instance: &Instance) -> Value {
             "registrationTimestamp": instance.ctime,
             "lastRenewalTimestamp": instance.mtime,
             "evictionTimestamp": 0,
-            "serviceUpTimestamp": instance.ctime,
+            "serviceUpTimestamp": if kept.was_up() { instance.ctime } else { 0 },
         },
         "metadata": metadata,
-        "vipAddress": text_or("vipAddress", name),
-        "isCoordinatingDiscoveryServer": text_or("isCoordinatingDiscoveryServer", "false"),
+        // No instance is this server.
+        "isCoordinatingDiscoveryServer": "false",
         "lastUpdatedTimestamp": instance.mtime.to_string(),
         // As the original, which takes the time of the registration for a client that says none.
         "lastDirtyTimestamp": if kept.last_dirty == 0 { instance.mtime } else { kept.last_dirty }.to_string(),
         "actionType": if kept.modified { "MODIFIED" } else { "ADDED" },
     });
+    if let Some(vip) = vip(instance, &kept) {
+        shown["vipAddress"] = vip.into();
+    }
     for field in TEXTS.iter().filter(|field| shown.get(**field).is_none()).copied().collect::<Vec<_>>() {
         if let Some(value) = kept.fields.get(field).filter(|value| value.is_string()) {
             shown[field] = value.clone();
@@ -100,9 +111,19 @@ pub(super) fn instance(instance: &Instance) -> Value {
     shown
 }
 
+/// Returns the addresses by which clients find an instance; `None` if its client has sent none.
+pub(super) fn vip<'a>(instance: &'a Instance, kept: &'a Kept) -> Option<&'a str> {
+    if kept.registered() {
+        Some(kept.text("vipAddress")).filter(|text| !text.is_empty())
+    } else {
+        Some(instance.service.name())
+    }
+}
+
 /// Returns a removed instance in its last state: clients find it by its id, or by host and port.
-pub(super) fn gone(last: &Instance, mtime: i64) -> Value {
-    let mut shown = instance(last);
+pub(super) fn gone(last: &Instance, mtime: i64, form: Form) -> Value {
+    let mut shown = instance(last, form);
+    shown["leaseInfo"]["evictionTimestamp"] = mtime.into();
     shown["actionType"] = "DELETED".into();
     shown["lastUpdatedTimestamp"] = mtime.to_string().into();
     shown

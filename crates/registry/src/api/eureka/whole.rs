@@ -102,9 +102,9 @@ impl All {
             let id = identity::in_eureka(instance).to_owned();
             let tree = match change {
                 _ if shown && covered.whole => None,
-                _ if shown => Some(view::instance(instance)),
-                Change::Removed { mtime, .. } => Some(view::gone(instance, *mtime)),
-                _ => Some(view::gone(instance, instance.mtime)),
+                _ if shown => Some(view::instance(instance, self.form)),
+                Change::Removed { mtime, .. } => Some(view::gone(instance, *mtime, self.form)),
+                _ => Some(view::gone(instance, instance.mtime, self.form)),
             };
             latest.insert((app, id), tree);
         }
@@ -132,7 +132,7 @@ impl All {
             .filter_map(|instance| view::status(instance))
             .for_each(|status| code.add(status));
         begin(self.form, out);
-        for (number, application) in shown(&self.services, wanted).iter().enumerate() {
+        for (number, application) in shown(&self.services, self.form, wanted).iter().enumerate() {
             add(application, number > 0, self.form, out);
         }
         end(&code.text(), self.revision, self.form, out);
@@ -182,7 +182,7 @@ fn list(instances: &[Arc<Instance>], form: Form) -> Bytes {
     let mut text = String::new();
     for instance in shown {
         text.push_str(if text.is_empty() || form == Form::Xml { "" } else { "," });
-        text.push_str(&item(&view::instance(instance), form));
+        text.push_str(&item(&view::instance(instance, form), form));
     }
     text.into()
 }

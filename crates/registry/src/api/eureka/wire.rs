@@ -8,6 +8,8 @@ use crate::api::ApiError;
 
 /// The metadata key of [`Kept`].
 pub(super) const KEPT: &str = "kingpost.eureka";
+/// Port of an instance that does not name one.
+const DEFAULT_PORT: u16 = 7001;
 /// Default duration of a lease.
 const DEFAULT_LEASE_SECONDS: u64 = 90;
 
@@ -25,6 +27,9 @@ pub(super) struct Kept {
     /// True if the last change was one of the status by an operator, and no registration.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(super) modified: bool,
+    /// True if the instance was UP once, also if it is not now.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) up: bool,
     pub(super) last_dirty: i64,
     /// Fields as they were sent: hostName, vipAddress, the addresses of pages …
     #[serde(flatten)]
@@ -32,7 +37,7 @@ pub(super) struct Kept {
 }
 
 /// Text fields that are stored and shown as they were sent.
-pub(super) const TEXTS: [&str; 11] = [
+pub(super) const TEXTS: [&str; 10] = [
     "hostName",
     "sid",
     "appGroupName",
@@ -43,12 +48,18 @@ pub(super) const TEXTS: [&str; 11] = [
     "vipAddress",
     "secureVipAddress",
     "asgName",
-    "isCoordinatingDiscoveryServer",
 ];
 
 impl Default for Kept {
     fn default() -> Kept {
-        Kept { status: "UP".into(), overridden: String::new(), modified: false, last_dirty: 0, fields: Map::new() }
+        Kept {
+            status: "UP".into(),
+            overridden: String::new(),
+            modified: false,
+            up: false,
+            last_dirty: 0,
+            fields: Map::new(),
+        }
     }
 }
 
@@ -71,7 +82,7 @@ impl Kept {
     /// Returns the attributes after a registration that sent `self`, of an instance that had `before`; `None` if the registration is older than `before`.
     pub(super) fn after(&self, before: Option<&Kept>) -> Option<Kept> {
         let Some(before) = before else {
-            let status = precedence(&self.status, &self.overridden, None).to_owned();
+            let status = self.effective().to_owned();
             return Some(Kept { status, ..self.clone() });
         };
         // 0: the client does not say when it has changed.
@@ -80,12 +91,24 @@ impl Kept {
         }
         let overridden = if before.overridden.is_empty() { &self.overridden } else { &before.overridden };
         let status = precedence(&self.status, overridden, Some(before.effective())).to_owned();
-        Some(Kept { status, overridden: overridden.clone(), ..self.clone() })
+        let up = before.was_up() && status != "UP";
+        Some(Kept { status, overridden: overridden.clone(), up, ..self.clone() })
+    }
+
+    /// Returns true if a Eureka client has registered the instance; else an operator has only set its status.
+    pub(super) fn registered(&self) -> bool {
+        self.fields.contains_key("hostName")
+    }
+
+    /// Returns true if the instance was UP once.
+    pub(super) fn was_up(&self) -> bool {
+        self.up || self.effective() == "UP"
     }
 
     /// Sets an operator's status. Without effect, as in the original, if it is the status in force.
     pub(super) fn set_override(&mut self, status: &str) {
         if self.effective() != status {
+            self.up = self.was_up() && status != "UP";
             self.status = status.into();
             self.overridden = status.into();
             self.modified = true;
@@ -95,6 +118,7 @@ impl Kept {
     /// Removes an operator's status. The status is `status` until the instance registers again; if that is UNKNOWN, its next heartbeat is told to.
     pub(super) fn end_override(&mut self, status: &str) {
         if !self.overridden.is_empty() {
+            self.up = self.was_up() && status != "UP";
             self.status = status.into();
             self.overridden.clear();
             self.modified = true;
@@ -217,18 +241,28 @@ pub(super) fn read(body: &Value) -> Result<Sent, ApiError> {
         .ok_or_else(|| ApiError::bad("the instance has no ipAddr and no hostName"))?;
     // As in the original, an instance without an id is identified by its host name.
     let id = instance.text("instanceId")?.or(host_name).unwrap_or_else(|| host.clone());
-    let (plain, plain_on) = port(instance.get("port"))?;
     let (secure, secure_on) = port(instance.get("securePort"))?;
-    let chosen = if plain_on || !secure_on { plain } else { secure };
+    let (plain, plain_on, chosen) = match instance.get("port") {
+        // As in the original, which shows it as enabled. A secure port that the client has named is of more use.
+        None => (DEFAULT_PORT, true, if secure_on { secure } else { DEFAULT_PORT }),
+        Some(sent) => {
+            let (plain, on) = port(Some(sent))?;
+            (plain, on, if on || !secure_on { plain } else { secure })
+        }
+    };
     let mut fields = Map::new();
     for name in TEXTS {
-        if let Some(value) = instance.text(name)? {
-            fields.insert(name.into(), value.into());
+        match (name, instance.text(name)?) {
+            (_, None) => {}
+            // As in the original: names for "none".
+            ("sid", Some(value)) if matches!(value.as_str(), "na" | "unknown") => {}
+            ("appGroupName", Some(value)) => drop(fields.insert(name.into(), value.to_uppercase().into())),
+            (_, Some(value)) => drop(fields.insert(name.into(), value.into())),
         }
     }
     fields.entry("hostName").or_insert_with(|| host.clone().into());
     fields.insert("portEnabled".into(), plain_on.into());
-    if plain != chosen && instance.get("port").is_some() {
+    if plain != chosen {
         fields.insert("plainPort".into(), plain.into());
     }
     if instance.get("securePort").is_some() {
@@ -277,6 +311,7 @@ pub(super) fn read(body: &Value) -> Result<Sent, ApiError> {
             status: status(&instance.text("status")?.unwrap_or_else(|| "UP".into()))?,
             overridden: overridden.unwrap_or_default(),
             modified: false,
+            up: false,
             last_dirty: instance.integer("lastDirtyTimestamp")?.unwrap_or(0),
             fields,
         },
