@@ -105,6 +105,12 @@ suites: ## Drivers' own test suites through Kingpost, beside a direct connection
 	$(BUILD_TO_TEST)
 	tests/suites/run $(ARGS)
 
+.PHONY: peers
+peers: ## The registry beside Eureka's own server: the same random requests, compared field by field: SEED=7, ARGS="--sequences 9" (minutes; Maven, the network)
+	@scripts/setup test
+	$(BUILD_TO_TEST)
+	tests/peers/run $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 .PHONY: console-test
 console-test: ## The web console in a headless Chromium, with screenshots in target/console
 	@scripts/setup browser
