@@ -403,7 +403,7 @@ async fn addresses(node: &RegistryNode, name: &str) -> Vec<[u8; 4]> {
     socket.connect(("127.0.0.1", node.dns_port())).await.unwrap();
     socket.send(&question).await.unwrap();
     let mut answer = vec![0; 512];
-    let length = within(SOON, socket.recv(&mut answer)).await.unwrap();
+    let length = within("an answer of DNS", SOON, node.dir(), socket.recv(&mut answer)).await.unwrap();
     // Each record: a pointer to the name, type, class, time to live, length, address.
     answer[question.len()..length].chunks_exact(16).map(|record| record[12..].try_into().unwrap()).collect()
 }
@@ -473,7 +473,7 @@ async fn weight_zero_is_no_traffic_at_every_front() {
 async fn polaris_lists_services_of_all_namespaces_and_says_when_nothing_is_new() {
     let (secret, table) = crate::registry_walls::token_of("two", &["default", "shop"]);
     let (other, others) = crate::registry_walls::token_of("three", &["default", "shop", "hidden"]);
-    let node = RegistryNode::start(&format!("auth = \"token\"\n{table}{others}")).await;
+    let node = RegistryNode::start(&format!("auth = \"tokens\"\n{table}{others}")).await;
     let _logs = ShowLogs(node.dir());
     let post = async |token: &str, path: &str, body: Value| {
         let headers = [("Content-Type", "application/json"), ("X-Polaris-Token", token)];
