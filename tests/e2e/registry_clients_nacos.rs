@@ -474,3 +474,81 @@ async fn registry_nacos_grpc_nodes_die() {
     stays.kill().await;
     until_passing(other, "tenant-a", "shop", &[], SOON).await;
 }
+
+/// What an operator sets by PUT and PATCH is laid over the instance's own words, and stays when it registers or connects again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn registry_nacos_operators_overrides_stay() {
+    let World { _cluster, nodes, doors } = &World::start().await;
+    let _logs = (ShowLogs(nodes[0].dir()), ShowLogs(nodes[1].dir()));
+    let at = |ip: &str| format!("/nacos/v1/ns/instance?namespaceId=tenant-a&serviceName=shop&port=80&ip={ip}");
+    let send = async |node: usize, method: &str, ip: &str, more: &str| {
+        let answer = nodes[node].ask(method, &format!("{}{more}", at(ip)), &[], "").await;
+        (answer.status, answer.body)
+    };
+    // Waits until both nodes show the instance with this weight, enabled or not, and these metadata.
+    let shown = async |ip: &str, weight: f64, enabled: bool, metadata: Value| {
+        for node in nodes {
+            let mut found = Value::Null;
+            let what = format!("{ip} with {weight}, {enabled}, {metadata}");
+            wait_until(&what, SOON, node.dir(), async || {
+                found = node.get(&at(ip)).await.json();
+                let is = found["weight"] == weight && found["enabled"] == enabled && found["metadata"] == metadata;
+                is.then_some(())
+            })
+            .await;
+        }
+    };
+    for (method, ip) in [("PUT", "10.0.0.1"), ("PATCH", "10.0.0.1")] {
+        let (status, body) = send(0, method, ip, "&weight=2").await;
+        assert!(status == 400 && body.contains("no service"), "{method}: {status} {body}");
+    }
+    let mut a = Agent::start(&[&doors[0]], "tenant-a").await;
+    a.register("shop", "10.0.0.1").await;
+    until_passing(&nodes[1], "tenant-a", "shop", &["10.0.0.1"], SOON).await;
+    let own = nodes[1].get(&at("10.0.0.1")).await.json()["metadata"].take();
+    let with = |more: Value| {
+        let mut all = own.clone();
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        all
+    };
+    for method in ["PUT", "PATCH"] {
+        assert_eq!(send(1, method, "10.0.0.9", "&weight=2").await.0, 404, "{method}");
+        assert_eq!(send(1, "GET", "10.0.0.9", "").await.0, 404, "nothing was registered");
+    }
+    // An instance of gRPC.
+    let set = "&weight=2&metadata=%7B%22zone%22:%22z9%22,%22color%22:%22red%22%7D";
+    assert_eq!(send(1, "PUT", "10.0.0.1", set).await, (200, "ok".into()));
+    shown("10.0.0.1", 2.0, true, with(json!({ "zone": "z9", "color": "red" }))).await;
+    assert_eq!(send(1, "PATCH", "10.0.0.1", "&enabled=false").await.0, 200);
+    shown("10.0.0.1", 2.0, false, with(json!({ "zone": "z9", "color": "red" }))).await;
+    assert_eq!(send(0, "PATCH", "10.0.0.1", "&enabled=true&metadata=%7B%22color%22:%22blue%22%7D").await.0, 200);
+    shown("10.0.0.1", 2.0, true, with(json!({ "color": "blue" }))).await;
+    a.register("shop", "10.0.0.1").await;
+    shown("10.0.0.1", 2.0, true, with(json!({ "color": "blue" }))).await;
+    // It is still its connection's: it is out of service as soon as its client is gone, and comes back as it was.
+    a.kill().await;
+    until_passing(&nodes[1], "tenant-a", "shop", &[], SOON).await;
+    let mut a = Agent::start(&[&doors[1]], "tenant-a").await;
+    a.register("shop", "10.0.0.1").await;
+    until_passing(&nodes[0], "tenant-a", "shop", &["10.0.0.1"], SOON).await;
+    shown("10.0.0.1", 2.0, true, with(json!({ "color": "blue" }))).await;
+    // PUT replaces all overrides: weight, enabled and metadata have defaults.
+    assert_eq!(send(0, "PUT", "10.0.0.1", "").await.0, 200);
+    shown("10.0.0.1", 1.0, true, own.clone()).await;
+    let (status, body) = send(0, "PUT", "10.0.0.1", "&metadata=preserved.heart.beat.timeout=3000").await;
+    assert!(status == 400 && body.contains("metadata.preserved.heart.beat.timeout"), "{status} {body}");
+    // An instance of HTTP; the overrides end with it.
+    let register = "&weight=4&metadata=%7B%22own%22:%221%22%7D";
+    for _ in 0..2 {
+        assert_eq!(send(0, "POST", "10.0.0.2", register).await.0, 200);
+        shown("10.0.0.2", 4.0, true, json!({ "own": "1" })).await;
+        assert_eq!(send(1, "PATCH", "10.0.0.2", "&weight=0.5").await.0, 200);
+        assert_eq!(send(0, "POST", "10.0.0.2", register).await.0, 200);
+        shown("10.0.0.2", 0.5, true, json!({ "own": "1" })).await;
+        assert_eq!(send(0, "DELETE", "10.0.0.2", "").await.0, 200);
+        wait_until("the end of 10.0.0.2", SOON, nodes[1].dir(), async || {
+            (send(1, "GET", "10.0.0.2", "").await.0 == 404).then_some(())
+        })
+        .await;
+    }
+}

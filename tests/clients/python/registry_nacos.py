@@ -46,9 +46,9 @@ def a_client_comes_is_found_and_goes():
     assert (one["weight"], one["clusterName"], one["ephemeral"]) == (2.5, "c1", True), one
     assert one["metadata"] == {"zone": "a", "n": "1"}, one
     assert one["instanceId"] == f"10.0.0.1#80#c1#DEFAULT_GROUP@@{name}", one
-    # Changed, and taken out by hand.
+    # Changed, and taken out by hand. Metadata are laid over the instance's own, as at Nacos 2.
     assert c.modify_naming_instance(name, "10.0.0.1", 80, "c1", weight=1.0, metadata={"zone": "b"})
-    assert c.get_naming_instance(name, "10.0.0.1", 80, "c1")["metadata"] == {"zone": "b"}
+    assert c.get_naming_instance(name, "10.0.0.1", 80, "c1")["metadata"] == {"zone": "b", "n": "1"}
     assert c.modify_naming_instance(name, "10.0.0.2", 80, "c2", enable=False)
     assert hosts(c, name) == [("10.0.0.1", 80, True)]
     for ip, cluster in (("10.0.0.1", "c1"), ("10.0.0.2", "c2"), ("10.0.0.2", "c2")):

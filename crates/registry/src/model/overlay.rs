@@ -161,6 +161,13 @@ impl Overlay {
     }
 }
 
+impl Instance {
+    /// True if any value is overridden.
+    pub(crate) fn is_overridden(&self) -> bool {
+        self.metadata.get(KEY).is_some()
+    }
+}
+
 fn pairs(metadata: &Metadata) -> BTreeMap<String, String> {
     metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }

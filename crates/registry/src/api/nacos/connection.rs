@@ -29,7 +29,7 @@ use super::messages::{At, Content, OutgoingMessage, Refusal};
 use super::naming::{Naming, Wanted};
 use super::wire::{self, Info, Lease, Sent, Service};
 use super::*;
-use crate::{Beat, Edit, InstanceId, NamespaceName, Registry, ServiceKey, WriteError};
+use crate::{Beat, Edit, Health, InstanceId, NamespaceName, Patch, Registry, ServiceKey, WriteError};
 
 pub(in crate::api) use self::stream::End;
 
@@ -355,7 +355,7 @@ impl Connection {
             return Err(error.into());
         }
         let gone: Vec<InstanceId> = before.into_keys().filter(|id| !wanted.contains_key(id)).collect();
-        let removed = self.release(&naming.context.registry, &gone).await?;
+        let removed = self.release(&naming.context.registry, &gone, false).await?;
         naming.audit_several("deregister", &removed);
         match wanted.is_empty() {
             true => drop(held.remove(&key)),
@@ -375,7 +375,7 @@ impl Connection {
         let own = held.get_mut(&key).is_some_and(|ids| ids.remove(&id).is_some());
         held.retain(|_, ids| !ids.is_empty());
         if own {
-            let removed = self.release(&naming.context.registry, &[id]).await?;
+            let removed = self.release(&naming.context.registry, &[id], false).await?;
             naming.audit_several("deregister", &removed);
             return Ok(());
         }
@@ -385,11 +385,18 @@ impl Connection {
         }
     }
 
-    /// Removes those of `ids` that this connection published last. Returns the removed ones.
-    async fn release(&self, registry: &Registry, ids: &[InstanceId]) -> Result<Vec<InstanceId>, WriteError> {
+    /// Removes those of `ids` that this connection published last. Returns the removed ones. `lost`: the connection has ended without a word about
+    /// them. Then those with overrides stay, critical, until they are removed by their check's `deregister_after`: the client may connect again, and
+    /// the overrides must be there.
+    async fn release(
+        &self,
+        registry: &Registry,
+        ids: &[InstanceId],
+        lost: bool,
+    ) -> Result<Vec<InstanceId>, WriteError> {
         let mut removed = Vec::new();
         for some in ids.chunks(WRITES) {
-            let written = join_all(some.iter().map(|id| self.release_one(registry, id))).await;
+            let written = join_all(some.iter().map(|id| self.release_one(registry, id, lost))).await;
             for (id, written) in some.iter().zip(written) {
                 if written? {
                     removed.push(id.clone());
@@ -399,10 +406,16 @@ impl Connection {
         Ok(removed)
     }
 
-    async fn release_one(&self, registry: &Registry, id: &InstanceId) -> Result<bool, WriteError> {
+    async fn release_one(&self, registry: &Registry, id: &InstanceId, lost: bool) -> Result<bool, WriteError> {
         let own = |row: &&Arc<Instance>| wire::connection(row) == Some(&self.name);
         let written = registry.change(id, |row| {
-            Ok::<_, WriteError>(if row.filter(own).is_some() { Edit::Deregister } else { Edit::Nothing })
+            Ok::<_, WriteError>(match row.filter(own) {
+                None => Edit::Nothing,
+                Some(row) if lost && row.is_overridden() => {
+                    Edit::Patch(Patch { health: Some(Health::Critical), ..Patch::default() })
+                }
+                Some(_) => Edit::Deregister,
+            })
         });
         Ok(written.await?.changed())
     }
@@ -413,7 +426,7 @@ impl Connection {
         let let_in = self.let_in();
         for (key, ids) in held {
             let ids: Vec<InstanceId> = ids.into_keys().collect();
-            match (self.release(&context.registry, &ids).await, &let_in) {
+            match (self.release(&context.registry, &ids, true).await, &let_in) {
                 (Ok(removed), Some(LetIn { caller, .. })) if !removed.is_empty() => {
                     let namespace = NamespaceName::of(&key);
                     let object = super::super::several(&removed);

@@ -34,7 +34,9 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
     let call = Call { request, fields, naming: Naming { context, caller, peer: request.peer, namespace } };
     let method = if request.method == Method::HEAD { Method::GET } else { request.method.clone() };
     match (method.as_str(), path.as_slice()) {
-        ("POST" | "PUT", ["nacos", "v1", "ns", "instance"]) => call.register().await,
+        ("POST", ["nacos", "v1", "ns", "instance"]) => call.register().await,
+        ("PUT", ["nacos", "v1", "ns", "instance"]) => call.overrides(true).await,
+        ("PATCH", ["nacos", "v1", "ns", "instance"]) => call.overrides(false).await,
         ("DELETE", ["nacos", "v1", "ns", "instance"]) => call.deregister().await,
         ("GET", ["nacos", "v1", "ns", "instance"]) => call.instance().await,
         ("PUT", ["nacos", "v1", "ns", "instance", "beat"]) => call.beat().await,
@@ -45,7 +47,7 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
             Ok(Reply::ok(&json!({ "status": "UP" })))
         }
         (_, ["nacos", "v1", "ns", "instance"]) => {
-            Err(ApiError::MethodNotAllowed { allow: "GET, HEAD, POST, PUT, DELETE" })
+            Err(ApiError::MethodNotAllowed { allow: "GET, HEAD, POST, PUT, PATCH, DELETE" })
         }
         (_, ["nacos", "v1", "ns", "instance", "beat"]) => Err(ApiError::MethodNotAllowed { allow: "PUT" }),
         (_, ["nacos", "v1", "ns", "instance" | "service", "list"]) => {
@@ -88,6 +90,15 @@ impl Call<'_> {
         self.naming.needs(Role::Write)?;
         let sent = Sent::of(&self.fields)?;
         self.naming.put(&self.service()?, &sent, Lease::Beats).await?;
+        Ok(Reply::text(StatusCode::OK, "ok"))
+    }
+
+    /// Overrides values of an instance, as an operator's word beside the instance's own: all of them if `whole`, else those that are named.
+    async fn overrides(&self, whole: bool) -> Result<Reply, ApiError> {
+        self.naming.needs(Role::Write)?;
+        let sent = Sent::of(&self.fields)?;
+        let overlay = sent.overlay(&self.fields, whole);
+        self.naming.overlay(&self.service()?, &sent, &overlay).await?;
         Ok(Reply::text(StatusCode::OK, "ok"))
     }
 

@@ -8,7 +8,10 @@ use super::super::{namespace, several};
 use super::wire::{self, Lease, Sent, Service};
 use super::*;
 use crate::model::Digest;
-use crate::{Edit, Encoding, InstanceId, NamespaceName, Registration, Revision, ServiceKey, ServiceSnapshot, Written};
+use crate::{
+    Edit, Encoding, InstanceId, NamespaceName, OverlayChange, Patch, Registration, Revision, ServiceKey,
+    ServiceSnapshot, Written,
+};
 
 /// A caller in a namespace.
 pub(super) struct Naming<'a> {
@@ -125,6 +128,43 @@ impl Naming<'_> {
         let same =
             |it: &&Arc<Instance>| *it.host == *sent.ip && it.port == sent.port && wire::cluster(it) == sent.cluster;
         Ok(snapshot.instances.iter().find(same).map(Arc::clone))
+    }
+
+    /// Sets overrides of an instance, whichever front registered it: its registration stays as it is, and what it depends on.
+    ///
+    /// # Errors
+    /// The service or the instance is unknown; metadata would change the times of the instance's lease.
+    pub(super) async fn overlay(
+        &self,
+        service: &Service,
+        sent: &Sent,
+        overlay: &OverlayChange,
+    ) -> Result<(), ApiError> {
+        let missing = || ApiError::NotFound { what: "instance", name: sent.shown_id(service) };
+        let Some(instance) = self.found(service, sent).await? else {
+            let known = self.context.registry.snapshot(&self.key(service)?);
+            let unknown = || format!("no service {:?} in the namespace {:?}", service.full(), self.namespace.as_str());
+            return Err(known.map_or_else(|| ApiError::bad(unknown()), |_| missing()));
+        };
+        let written = self.context.registry.change(&instance.id, |row| {
+            let row = row.ok_or_else(missing)?;
+            let mut overlay = overlay.clone();
+            for key in wire::LEASE_KEYS {
+                // Who sends all metadata that a list shows changes nothing here.
+                if let Some(value) = overlay.entries.remove(key).flatten()
+                    && row.metadata.get(key) != Some(&*value)
+                {
+                    return Err(ApiError::bad(format!(
+                        "metadata.{key} = {value:?}: expected the instance's own value, which nobody else can change"
+                    )));
+                }
+            }
+            Ok(Edit::Patch(Patch { overlay: Some(overlay), ..Patch::default() }))
+        });
+        if written.await?.changed() {
+            self.audit("override", instance.id.local());
+        }
+        Ok(())
     }
 
     /// Removes the instance, whichever front registered it. A missing instance is no error.

@@ -7,7 +7,7 @@ use super::naming::Hosts;
 use super::*;
 use crate::api::RESERVED;
 use crate::api::identity::CLIENT_ID;
-use crate::{Check, CheckKind, Health, Metadata, Pace, visible};
+use crate::{Check, CheckKind, Health, Metadata, OverlayChange, Pace, visible};
 
 /// Default group.
 pub(super) const DEFAULT_GROUP: &str = "DEFAULT_GROUP";
@@ -30,6 +30,10 @@ const CONNECTION_GONE: Duration = Duration::from_secs(15);
 const BEAT: Duration = Duration::from_secs(5);
 const UNHEALTHY: Duration = Duration::from_secs(15);
 const GONE: Duration = Duration::from_secs(30);
+
+/// Metadata keys of an instance that set the times of its lease.
+pub(super) const LEASE_KEYS: [&str; 3] =
+    ["preserved.heart.beat.interval", "preserved.heart.beat.timeout", "preserved.ip.delete.timeout"];
 
 /// Parameters of the address and of a form in the body.
 pub(super) struct Fields(Vec<(String, String)>);
@@ -197,11 +201,24 @@ impl Sent {
             weight: (weight * WEIGHT_SCALE).round() as u16,
             enabled: true,
             ephemeral: true,
-            beat_interval: time("preserved.heart.beat.interval", BEAT)?,
-            unhealthy: time("preserved.heart.beat.timeout", UNHEALTHY)?,
-            gone: time("preserved.ip.delete.timeout", GONE)?,
+            beat_interval: time(LEASE_KEYS[0], BEAT)?,
+            unhealthy: time(LEASE_KEYS[1], UNHEALTHY)?,
+            gone: time(LEASE_KEYS[2], GONE)?,
             own,
         })
+    }
+
+    /// Returns the overrides of weight, isolation and metadata that the instance stands for: all of them if `whole`, else those that `fields` name.
+    pub(super) fn overlay(&self, fields: &Fields, whole: bool) -> OverlayChange {
+        let named = |names: &[&str]| whole || names.iter().any(|name| !fields.text(name).is_empty());
+        let metadata = named(&["metadata"]);
+        let entries = self.own.iter().map(|(key, value)| (key.clone(), Some(value.clone())));
+        OverlayChange {
+            weight: named(&["weight"]).then_some(Some(self.weight)),
+            isolate: named(&["enabled", "enable"]).then_some(Some(!self.enabled)),
+            entries: if metadata { entries.collect() } else { BTreeMap::new() },
+            only_these_entries: metadata,
+        }
     }
 
     /// Returns the instance's health check.
@@ -426,6 +443,16 @@ mod tests {
         assert_eq!(full.check(Lease::Beats).deregister_after, Some(Duration::from_secs(2)));
         assert_eq!(full.own.get("n").map(String::as_str), Some("1"));
         assert_eq!(sent(&[("metadata", "a=b,c=d")]).unwrap().own.len(), 2);
+        let overlay = |more: &[(&str, &str)], whole| {
+            let fields = fields(&[&ok[..], more].concat());
+            let set = Sent::of(&fields).unwrap().overlay(&fields, whole);
+            (set.weight, set.isolate, set.entries.len(), set.only_these_entries)
+        };
+        assert_eq!(overlay(&[], true), (Some(Some(100)), Some(Some(false)), 0, true), "PUT replaces all of them");
+        assert_eq!(overlay(&[], false), (None, None, 0, false), "PATCH only those that are named");
+        assert_eq!(overlay(&[("weight", "0")], false), (Some(Some(0)), None, 0, false));
+        assert_eq!(overlay(&[("enabled", "false")], false), (None, Some(Some(true)), 0, false));
+        assert_eq!(overlay(&[("metadata", "a=b")], false), (None, None, 1, true));
         assert!(matches!(sent(&[("ephemeral", "false")]).unwrap().check(Lease::Beats).kind, CheckKind::Tcp { .. }));
         for wrong in [
             ("weight", "-1"),
