@@ -465,7 +465,12 @@ async fn weight_zero_is_no_traffic_at_every_front() {
     // Consul refuses it.
     let sent = json!({ "Name": "api", "Weights": { "Passing": 0, "Warning": 1 } });
     let answer = node.send("PUT", "/v1/agent/service/register", &sent).await;
-    assert!(answer.status == 400 && answer.body.contains("a weight from 1 to 65535"), "{} {}", answer.status, answer.body);
+    assert!(
+        answer.status == 400 && answer.body.contains("a weight from 1 to 65535"),
+        "{} {}",
+        answer.status,
+        answer.body
+    );
 }
 
 /// As at Polaris: deregistering what is gone succeeds, and services are listed over all namespaces, with a revision of the list.

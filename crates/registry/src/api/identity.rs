@@ -24,19 +24,11 @@ const CONSUL: &str = "consul";
 const EUREKA: &str = "eureka";
 const NACOS: &str = "nacos";
 
-/// Returns the instance id of the Consul service `id` on `node`. Names of nodes are case-insensitive.
+/// Returns the instance id of the Consul service `id` on `node`. Names of nodes are case-insensitive: the front looks for another spelling first.
 ///
 /// # Errors
 /// `id` is empty, longer than an instance id may be, or has a control character.
 pub fn consul(namespace: &NamespaceName, node: &str, id: &str) -> Result<InstanceId, Invalid> {
-    scoped(namespace, CONSUL, &node.to_lowercase(), id)
-}
-
-/// Returns the id that versions up to 0.3 gave the instance of [`consul`]: with the node's name as it was spelled.
-///
-/// # Errors
-/// Same as for [`consul`].
-pub(super) fn consul_as_spelled(namespace: &NamespaceName, node: &str, id: &str) -> Result<InstanceId, Invalid> {
     scoped(namespace, CONSUL, node, id)
 }
 
@@ -127,7 +119,6 @@ mod tests {
             assert!(seen.insert(scoped(&namespace, EUREKA, scope, id).unwrap()), "{scope} {id}");
         }
         assert_eq!(consul(&namespace, "10.0.0.1", "web").unwrap().local(), "consul:web@10.0.0.1");
-        assert_eq!(consul(&namespace, "DB-1", "pg").unwrap(), consul(&namespace, "db-1", "pg").unwrap());
         assert_eq!(eureka(&namespace, "Orders", "h:1").unwrap().local(), "eureka:h:1@ORDERS");
         assert!(consul(&namespace, "n", "").is_err() && consul(&namespace, "n", "a\nb").is_err());
     }

@@ -53,7 +53,7 @@ use tokio::time::Instant;
 
 pub use audit::{AuditLog, Change as Audited};
 pub use auth::{Auth, Role, Token, TokenHash, hash_of};
-pub(crate) use consul::has_tag;
+pub(crate) use consul::{has_tag, weight_by_health};
 pub use error::ApiError;
 pub use identity::RESERVED;
 pub use limits::HttpLimits;
@@ -96,7 +96,7 @@ pub enum Front {
 enum Watched<'a> {
     /// A service.
     Service(&'a ServiceKey),
-    /// All services whose names differ from that of a key at most in case.
+    /// Services whose names differ from that of a key at most in case.
     Spelled(&'a ServiceKey),
     /// All services of a namespace.
     Namespace(&'a NamespaceName),

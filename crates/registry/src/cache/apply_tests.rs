@@ -375,3 +375,32 @@ fn what_was_read_before_the_history_was_distrusted_is_read_again() {
     assert_eq!((node.cache.revision(), node.cache.instances()), (Revision(1), 1));
     assert_eq!(node.applier.loads, 2, "everything anew");
 }
+
+/// A service that appears wakes those who wait for it by another spelling, and no spelling is kept longer than its entry.
+#[test]
+fn spellings_wake_each_other_and_are_forgotten() {
+    let mut model = Model { head: Head { epoch: 1, ..Head::default() }, ..Model::default() };
+    let mut node = Node::new();
+    node.read(&model);
+    let (upper, lower) = (ServiceKey::parse("default/Orders").unwrap(), ServiceKey::parse("default/orders").unwrap());
+    let entry = node.cache.entry_or_new(&lower);
+    let id = InstanceId::parse("default/i").unwrap();
+    let registration = Box::new(Registration::new(id.clone(), upper.clone(), "h", 1));
+    let committed = model.commit(vec![WriteKind::Register(registration).always()]);
+    assert!(node.offer(&committed));
+    assert_eq!((entry.mark().get(), entry.snapshot().revision), (committed.revision, committed.revision));
+    assert!(!entry.snapshot().exists());
+    assert_eq!(node.cache.spellings(&ServiceKey::parse("default/ORDERS").unwrap()).len(), 3, "the asked one too");
+    assert_eq!(node.cache.spellings(&lower), [upper.clone(), lower.clone()]);
+    let committed = model.commit(vec![WriteKind::Deregister(id).always()]);
+    assert!(node.offer(&committed));
+    node.cache.forget(committed.revision);
+    assert!(node.cache.entry(&upper).is_none() && node.cache.entry(&lower).is_some(), "one is watched");
+    drop(entry);
+    node.cache.forget(committed.revision);
+    assert_eq!((node.cache.spellings(&lower), node.cache.entries()), (vec![lower], 0));
+    // A placeholder that was only watched.
+    let entry = node.cache.entry_or_new(&upper);
+    node.cache.leave(&upper, &entry);
+    assert!(node.cache.spellings.read().unwrap().is_empty());
+}

@@ -239,7 +239,10 @@ fn instances(wanted: &Wanted, services: &dyn Services, seeds: Seeds) -> Option<V
         .filter(|instance| instance.is_usable())
         .filter(|instance| wanted.tag.as_ref().is_none_or(|tag| crate::api::has_tag(instance, tag)))
         // An exponential variate that is shorter for a higher weight: an instance comes first with a probability proportional to its weight.
-        .map(|instance| (instance.priority, -random.unit().ln() / f64::from(instance.weight), instance))
+        .map(|instance| {
+            let weight = f64::from(crate::api::weight_by_health(instance));
+            (instance.priority, -random.unit().ln() / weight, instance)
+        })
         .collect();
     found.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
     (!found.is_empty()).then(|| found.into_iter().map(|(_, _, instance)| Arc::clone(instance)).collect())
@@ -394,7 +397,8 @@ impl Draft {
                     };
                     // A host that is no valid name cannot be a target.
                     let Ok(target) = Name::vec_from_str(&target) else { continue };
-                    let data = Srv::new(instance.priority, instance.weight, instance.port, &target);
+                    let weight = crate::api::weight_by_health(instance);
+                    let data = Srv::new(instance.priority, weight, instance.port, &target);
                     answer.push((asked, Class::IN, self.ttl, data))?;
                     if let Some(address) = address
                         && !extra.iter().any(|(known, _)| *known == target)

@@ -252,6 +252,28 @@ fn weights_are_kept() {
     assert!((2800..3200).contains(&first), "three quarters of 4000, not {first}");
 }
 
+/// With warnings, Consul's `Weights.Warning` counts instead of the weight; an instance of another front has none.
+#[test]
+fn a_service_with_warnings_has_consuls_weight_for_them() {
+    for (kept, expected) in [
+        (None, 300),
+        (Some("{}"), 100),
+        (Some(r#"{"warning_weight":0}"#), 0),
+        (Some(r#"{"warning_weight":7}"#), 700),
+        (Some(r#"{"warning_weight":65535}"#), 65_535),
+    ] {
+        for (health, expected) in [(Health::Passing, 300), (Health::Warning, expected)] {
+            let fixed = services(&[("web", &["10.0.0.1"])], |registration| {
+                registration.weight = 300;
+                registration.health = Some(health);
+                registration.metadata = Metadata::from_pairs(kept.map(|kept| ("kingpost.consul", kept))).unwrap();
+            });
+            let (_, answers, ..) = ask(&fixed, "web.service.consul", Rtype::SRV, Transport::Tcp, None);
+            assert_eq!(answers, [format!("web.service.consul SRV 0 {expected} 8000 0a000001.addr.consul")], "{kept:?}");
+        }
+    }
+}
+
 #[test]
 fn what_is_no_question() {
     let fixed = services(&[], |_| {});

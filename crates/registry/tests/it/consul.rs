@@ -409,7 +409,7 @@ async fn nodes_are_compared_without_case() {
     node.end().await;
 }
 
-/// Everything behind a path's prefix is the id or the name, with slashes, escaped or not, as in Consul's routes.
+/// The rest of a path behind its prefix is the id or the name, with slashes, escaped or not, as in Consul's routes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ids_and_names_may_have_slashes() {
     let node = Node::start().await;
@@ -505,5 +505,106 @@ async fn what_consul_takes_is_taken() {
     let short = json!({ "Name": "short", "Check": { "TCP": "10.0.0.1:1", "Interval": "100ms", "Timeout": "1s" } });
     node.put("/v1/agent/service/register", &short).await;
     assert_eq!(node.get("/v1/health/checks/short").await[0]["Definition"]["Interval"], "1s");
+    node.end().await;
+}
+
+/// Attributes beside the usual ones, of an agent's client or the catalog's writer, are kept and shown, also after the next registration.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_said_beside_the_registration_is_kept() {
+    let node = Node::start().await;
+    let nothing = json!({});
+    // The reason of a service's maintenance.
+    let web = json!({ "ID": "w", "Name": "web", "Check": { "TTL": "60s", "Status": "passing" } });
+    node.put("/v1/agent/service/register", &web).await;
+    let notes = async || {
+        let checks = node.get("/v1/health/checks/web").await;
+        let found = checks.as_array().unwrap().iter().find(|check| check["CheckID"] == "_service_maintenance:w");
+        found.map(|check| check["Notes"].as_str().unwrap().to_owned())
+    };
+    for (query, expected) in [
+        ("enable=true&reason=a+disk", Some("a disk")),
+        ("enable=true&reason=another", Some("a disk")),
+        ("enable=false", None),
+        ("enable=true", Some("no reason was given")),
+        ("enable=false&reason=x", None),
+        ("enable=true&reason=last", Some("last")),
+    ] {
+        node.put(&format!("/v1/agent/service/maintenance/w?{query}"), &nothing).await;
+        assert_eq!(notes().await.as_deref(), expected, "{query}");
+        node.put("/v1/agent/service/register", &web).await;
+        node.put("/v1/agent/check/pass/service:w", &nothing).await;
+        assert_eq!(notes().await.as_deref(), expected, "registered again after {query}");
+    }
+    // CreateIndex stays, and is never above ModifyIndex.
+    let indexes = async |path: &str, at: &str| {
+        let list = node.get(path).await;
+        let entry = list.pointer(at).unwrap();
+        (entry["CreateIndex"].as_u64().unwrap(), entry["ModifyIndex"].as_u64().unwrap())
+    };
+    let (at_first, _) = indexes("/v1/health/service/web", "/0/Service").await;
+    node.put("/v1/agent/check/fail/service:w", &nothing).await;
+    node.put("/v1/agent/service/register", &web).await;
+    for (path, at) in
+        [("/v1/health/service/web", "/0/Service"), ("/v1/catalog/service/web", "/0"), ("/v1/health/checks/web", "/0")]
+    {
+        let (created, modified) = indexes(path, at).await;
+        assert_eq!(created, at_first, "{path}");
+        assert!(created < modified, "{path}: {created} {modified}");
+    }
+    node.put("/v1/agent/service/deregister/w", &nothing).await;
+    node.put("/v1/agent/service/register", &web).await;
+    assert!(indexes("/v1/health/service/web", "/0/Service").await.0 > at_first, "it is a new one");
+    // The definition of a catalog's check, of a node and of a service: consul-esm reads it to know what to probe.
+    let definition = json!({ "HTTP": "http://10.0.0.1/up", "Interval": "10s", "TLSSkipVerify": true });
+    let check = |id: &str, service: &str| json!({ "CheckID": id, "Name": id, "ServiceID": service, "Status": "passing", "Definition": definition });
+    let external = json!({ "Node": "x", "Address": "10.0.0.1", "NodeMeta": { "external-node": "true" },
+        "Service": { "ID": "e", "Service": "ext" }, "Checks": [check("n", ""), check("s", "e"), check("t", "e")] });
+    node.put("/v1/catalog/register", &external).await;
+    let one = json!({ "Node": "y", "Address": "10.0.0.2", "Service": { "ID": "e", "Service": "ext" }, "Check": check("o", "e") });
+    node.put("/v1/catalog/register", &one).await;
+    for (path, count) in [("/v1/health/node/x", 3), ("/v1/health/node/y", 1), ("/v1/health/checks/ext", 3)] {
+        let list = node.get(path).await;
+        assert_eq!(list.as_array().unwrap().len(), count, "{path}: {list}");
+        assert!(list.as_array().unwrap().iter().all(|check| check["Definition"] == definition), "{path}: {list}");
+    }
+    let (created, _) = indexes("/v1/catalog/service/ext", "/0").await;
+    node.put("/v1/catalog/register", &external).await;
+    let mut changed = external.clone();
+    changed["Service"]["Port"] = json!(9);
+    node.put("/v1/catalog/register", &changed).await;
+    let (still, modified) = indexes("/v1/catalog/service/ext", "/0").await;
+    assert!(still == created && modified > created, "{created} {still} {modified}");
+    // Tags that others set, where the service lets them.
+    let tagged = |tags: &[&str], port: u16| {
+        json!({ "ID": "t", "Name": "tagged", "Address": "10.0.0.3", "Port": port, "Tags": tags,
+        "EnableTagOverride": true, "Check": { "TTL": "60s" } })
+    };
+    let set = |tags: &[&str]| {
+        json!({ "Node": "10.0.0.3", "Address": "10.9.9.9",
+        "Service": { "ID": "t", "Service": "tagged", "Address": "10.9.9.9", "Port": 99, "Tags": tags } })
+    };
+    let shown = async || {
+        let list = node.get("/v1/health/service/tagged").await;
+        assert_eq!(list.as_array().unwrap().len(), 1, "{list}");
+        assert_eq!(list[0]["Service"]["Address"], "10.0.0.3", "the agent's");
+        (
+            list[0]["Service"]["Tags"].clone(),
+            list[0]["Service"]["Port"].clone(),
+            list[0]["Checks"][0]["CheckID"].clone(),
+        )
+    };
+    node.put("/v1/agent/service/register", &tagged(&["a"], 80)).await;
+    for (path, body, tags, port) in [
+        ("/v1/catalog/register", set(&["b", "c"]), json!(["b", "c"]), 80),
+        ("/v1/agent/service/register", tagged(&["a"], 80), json!(["b", "c"]), 80),
+        ("/v1/agent/service/register", tagged(&["a"], 81), json!(["b", "c"]), 81),
+        ("/v1/agent/service/register", tagged(&["d"], 81), json!(["d"]), 81),
+        ("/v1/catalog/register", set(&["d"]), json!(["d"]), 81),
+        ("/v1/agent/service/register", tagged(&["a"], 81), json!(["a"]), 81),
+    ] {
+        node.put(path, &body).await;
+        assert_eq!(shown().await, (tags, json!(port), json!("service:t")), "{path} {body}");
+        node.put("/v1/agent/check/pass/service:t", &nothing).await;
+    }
     node.end().await;
 }

@@ -235,6 +235,13 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         let before = known.map(|instance| checks::held(instance, &Kept::of(instance))).unwrap_or_default();
         let list = checks::registered(&read.checks, before, replaced)?;
         let mut kept = read.kept.clone();
+        kept.take_over(known.map(AsRef::as_ref), call.context.registry.revision());
+        // Tags that others have set stay while the agent repeats its own.
+        if let Some(before) = known.map(|instance| Kept::of(instance)).filter(|_| kept.enable_tag_override)
+            && before.own_tags.as_ref() == Some(&kept.tags)
+        {
+            (kept.tags, kept.own_tags) = (before.tags, before.own_tags);
+        }
         // Health is always set: the core takes a registration without a health for a heartbeat, and would set a service to passing that has reported
         // otherwise.
         let (check, health) = checks::assemble(&list, &mut kept);
@@ -265,9 +272,25 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
 async fn maintenance(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
     call.writes()?;
     let isolate = wire::flag(call.request.param("enable"))?;
-    let patch = Patch { isolate: Some(isolate), ..Patch::default() };
-    let instance = call.agent_service(id).await?;
-    write(call.context.registry.update(vec![(instance.id.clone(), patch)]).await)?;
+    let reason = call.request.param("reason").filter(|_| isolate).unwrap_or_default();
+    let id_of = call.agent_service(id).await?.id.clone();
+    let change = call.context.registry.change(&id_of, |known| {
+        let missing = || ApiError::NotFound { what: "service ID", name: id.to_owned() };
+        let instance = known.ok_or_else(missing)?;
+        // A service already in maintenance keeps the reason, as at Consul.
+        if instance.isolate == isolate {
+            return Ok(Edit::Nothing);
+        }
+        let mut kept = Kept::of(instance);
+        let metadata = if kept.reason == reason {
+            None
+        } else {
+            reason.clone_into(&mut kept.reason);
+            Some(checks::metadata_with(instance, &kept)?)
+        };
+        Ok::<_, ApiError>(Edit::Patch(Patch { isolate: Some(isolate), metadata, ..Patch::default() }))
+    });
+    change.await?;
     call.audit(if isolate { "maintenance on" } else { "maintenance off" }, id);
     Ok(done())
 }

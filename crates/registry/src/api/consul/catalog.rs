@@ -14,7 +14,7 @@ use super::{Call, DATACENTER, Scope, add, checks, entries, has_tags, rest, same}
 use crate::api::list_cache::ListBuilder;
 use crate::api::reply::JSON;
 use crate::api::{ApiError, Reply};
-use crate::{Encoding, Instance, InstanceId, Registration, ServiceSnapshot};
+use crate::{Edit, Encoding, Instance, InstanceId, Patch, Registration, ServiceSnapshot};
 
 pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     match path {
@@ -246,20 +246,36 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     }
     // The client that writes to the catalog also updates the status: nothing is probed.
     probes.iter_mut().for_each(|probe| probe.check = None);
-    let list = checks::registered(&probes, Vec::new(), true)?;
-    let mut kept = read.kept.clone();
-    let (check, health) = checks::assemble(&list, &mut kept);
     let host = if read.address.is_empty() { &fields.address } else { &read.address };
     let id = call.node_identity(&fields.name, &read.id)?;
-    let registration = Registration {
-        weight: read.weight,
-        metadata: read.metadata(&kept, &list, None)?,
-        health: Some(health),
-        check,
-        location: read.location.clone(),
-        ..Registration::new(id, call.registered(&read.name)?, host, read.port)
-    };
-    if write(call.context.registry.register(vec![registration]).await)?.changed() {
+    let name = call.registered(&read.name)?;
+    let written = call.context.registry.change(&id, |known| {
+        let before = known.map(|instance| Kept::of(instance));
+        // An agent reverts what others write about its service, except the tags that it lets them set.
+        if let (Some(instance), Some(before)) = (known, &before)
+            && before.agent
+            && before.enable_tag_override
+        {
+            let own = before.own_tags.as_ref().unwrap_or(&before.tags);
+            let own_tags = (*own != read.kept.tags).then(|| own.clone());
+            let kept = Kept { tags: read.kept.tags.clone(), own_tags, ..before.clone() };
+            let metadata = Some(checks::metadata_with(instance, &kept)?);
+            return Ok(Edit::Patch(Patch { metadata, ..Patch::default() }));
+        }
+        let list = checks::registered(&probes, Vec::new(), true)?;
+        let mut kept = read.kept.clone();
+        kept.take_over(known.map(AsRef::as_ref), call.context.registry.revision());
+        let (check, health) = checks::assemble(&list, &mut kept);
+        Ok::<_, ApiError>(Edit::Register(Box::new(Registration {
+            weight: read.weight,
+            metadata: read.metadata(&kept, &list, None)?,
+            health: Some(health),
+            check,
+            location: read.location.clone(),
+            ..Registration::new(id.clone(), name.clone(), host, read.port)
+        })))
+    });
+    if written.await?.changed() {
         call.audit("catalog/register", &read.id);
     }
     Ok(Reply::ok(&true))

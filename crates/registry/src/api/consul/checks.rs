@@ -34,6 +34,8 @@ pub(super) struct Probe {
     pub(super) status: Option<Health>,
     /// Id of the service, if the check itself names it.
     pub(super) service: String,
+    /// Definition of a check of the catalog.
+    pub(super) definition: Option<Value>,
 }
 
 /// A check of a service.
@@ -46,6 +48,8 @@ pub(super) struct ServiceCheck {
     /// The kind of check, like [`Probe::check`].
     pub(super) check: Option<Check>,
     pub(super) health: Health,
+    /// Definition of a check of the catalog.
+    pub(super) definition: Option<Value>,
 }
 
 /// Keys that a check must not have, because the probe would differ from the client's intention. Keys without effect here are accepted: no output is
@@ -131,6 +135,7 @@ pub(super) fn probe(value: &Value) -> Result<Probe, ApiError> {
         check: kind.map(|kind| Check { kind, deregister_after }),
         status,
         service: object.text("serviceid")?.to_owned(),
+        definition: None,
     })
 }
 
@@ -156,6 +161,8 @@ pub(super) fn of_catalog(object: &Object<'_>, node: &str) -> Result<(Vec<Probe>,
         }
         // The client that writes to the catalog also updates the status: nothing is probed.
         probe.check = None;
+        let definition = Object::new(value, "Check")?.get("definition");
+        probe.definition = definition.filter(|value| value.as_object().is_some_and(|map| !map.is_empty())).cloned();
         probes.push(probe);
     }
     named_apart(&probes)?;
@@ -225,6 +232,7 @@ pub(super) fn held(instance: &Instance, kept: &Kept) -> Vec<ServiceCheck> {
                     notes: described.notes,
                     check: Some(part.check.clone()).filter(|check| check.kind != CheckKind::Reported),
                     health: part.health.unwrap_or_default(),
+                    definition: described.definition,
                 }
             };
             checks.iter().map(one).collect()
@@ -240,7 +248,8 @@ pub(super) fn held(instance: &Instance, kept: &Kept) -> Vec<ServiceCheck> {
                 None => format!("service:{}", in_consul(instance)),
             };
             let (name, notes) = (kept.check_name.clone(), kept.notes.clone());
-            vec![ServiceCheck { id, name, notes, check: check.cloned(), health: instance.health }]
+            let (check, definition) = (check.cloned(), kept.definition.clone());
+            vec![ServiceCheck { id, name, notes, check, health: instance.health, definition }]
         }
         _ => Vec::new(),
     }
@@ -270,6 +279,7 @@ pub(super) fn registered(
             notes: probe.notes.clone(),
             check: probe.check.clone(),
             health: health(probe),
+            definition: probe.definition.clone(),
         })
         .collect();
     if !replaced {
@@ -282,20 +292,22 @@ pub(super) fn registered(
 
 /// Returns the check and the health of an instance with these checks, for the core. Attributes that only Consul has go into `kept`.
 pub(super) fn assemble(list: &[ServiceCheck], kept: &mut Kept) -> (Option<Check>, Health) {
-    (kept.check_name, kept.notes, kept.checks) = Default::default();
+    (kept.check_name, kept.notes, kept.checks, kept.definition) = Default::default();
     let worst = list.iter().map(|held| held.health).max().unwrap_or_default();
     match list {
         [] => (None, Health::Passing),
         [one] => {
             kept.check_name.clone_from(&one.name);
             kept.notes.clone_from(&one.notes);
+            kept.definition.clone_from(&one.definition);
             (one.check.clone(), worst)
         }
         several => {
-            let described = several.iter().filter(|held| !held.name.is_empty() || !held.notes.is_empty());
-            kept.checks = described
-                .map(|held| (held.id.clone(), Described { name: held.name.clone(), notes: held.notes.clone() }))
-                .collect();
+            let described = several.iter().map(|held| {
+                let (name, notes, definition) = (held.name.clone(), held.notes.clone(), held.definition.clone());
+                (held.id.clone(), Described { name, notes, definition })
+            });
+            kept.checks = described.filter(|(_, described)| *described != Described::default()).collect();
             let part = |held: &ServiceCheck| {
                 let reported = Check { kind: CheckKind::Reported, deregister_after: None };
                 let check = held.check.clone().unwrap_or(reported);
@@ -324,6 +336,15 @@ pub(super) fn keep(meta: &mut BTreeMap<String, String>, kept: &Kept, id: &str, c
         [one] => drop(meta.insert(CHECK_ID.into(), one.id.clone())),
         several => meta.extend(several.iter().filter(|one| !is_numbered(&one.id, id)).map(|one| index_entry(&one.id))),
     }
+}
+
+/// Returns the metadata of an instance with `kept` in place of what was kept.
+pub(super) fn metadata_with(instance: &Instance, kept: &Kept) -> Result<Metadata, ApiError> {
+    let mut meta: BTreeMap<String, String> =
+        instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+    keep(&mut meta, kept, in_consul(instance), &held(instance, kept));
+    wire::within_own_bytes(&meta)?;
+    Ok(Metadata::from_pairs(&meta)?)
 }
 
 /// Returns the metadata entry by which one of several checks is found.
@@ -499,6 +520,10 @@ mod tests {
         list.iter().map(|held| (held.id.as_str(), held.health)).collect()
     }
 
+    fn definition() -> Value {
+        serde_json::json!({ "HTTP": "http://h/", "Interval": "10s" })
+    }
+
     /// Checks put into the core are read back unchanged: none, one and several.
     #[test]
     fn there_and_back() {
@@ -507,6 +532,14 @@ mod tests {
             (vec![], vec![]),
             (vec![probe_of("service:web", Some(Health::Warning))], vec![]),
             (vec![probe_of("mine", None)], vec!["kingpost.check"]),
+            (
+                vec![Probe { check: None, definition: Some(definition()), ..probe_of("mine", None) }],
+                vec!["kingpost.check"],
+            ),
+            (
+                vec![probe_of("a", None), Probe { check: None, definition: Some(definition()), ..probe_of("b", None) }],
+                vec!["kingpost.check.a", "kingpost.check.b"],
+            ),
             (
                 vec![probe_of("service:web:1", None), probe_of("b", Some(Health::Passing)), probe_of("c", None)],
                 vec!["kingpost.check.b", "kingpost.check.c"],

@@ -174,6 +174,7 @@ impl Node {
     /// Creates the node of an instance from the attributes kept with it.
     pub(super) fn of(instance: &Instance, kept: &Kept, own: &str) -> Node {
         let mut node = Node::new(node_name(kept, own), node_address(instance, kept), instance.revision.0);
+        node.create_index = kept.created(instance);
         node.meta.clone_from(&kept.node_meta);
         node.tagged_addresses.extend(kept.node_tagged_addresses.clone());
         if !kept.node_id.is_empty() {
@@ -203,7 +204,7 @@ impl AgentService {
             weights: weights(instance, kept),
             locality: locality(instance),
             enable_tag_override: kept.enable_tag_override,
-            create_index: instance.revision.0,
+            create_index: kept.created(instance),
             modify_index: instance.revision.0,
             datacenter: DATACENTER,
             instance_id: instance.id.local().to_owned(),
@@ -239,7 +240,7 @@ pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Ch
         service_tags: kept.tags.clone(),
         kind,
         definition,
-        create_index: instance.revision.0,
+        create_index: kept.created(instance),
         modify_index: instance.revision.0,
     };
     let mut list = Vec::with_capacity(1);
@@ -248,12 +249,13 @@ pub(super) fn checks(instance: &Instance, kept: &Kept, own_node: &str) -> Vec<Ch
             "" => format!("Service '{}' check", instance.service.name()),
             name => name.to_owned(),
         };
-        let (kind, definition) = definition(instance, held.check.as_ref());
+        let (kind, definition) = definition(instance, &held);
         list.push(check(held.id, name, status(held.health), held.notes, kind, definition));
     }
     if instance.is_withdrawn() {
         let id = format!("_service_maintenance:{}", in_consul(instance));
-        list.push(check(id, "Service Maintenance Mode".into(), "critical", String::new(), "maintenance", json!({})));
+        let name = "Service Maintenance Mode".into();
+        list.push(check(id, name, "critical", reason(kept), "maintenance", json!({})));
     }
     list
 }
@@ -272,20 +274,24 @@ pub(super) fn node_checks(machine: &Instance, kept: &Kept) -> Vec<Check> {
         service_tags: Vec::new(),
         kind,
         definition,
-        create_index: machine.revision.0,
+        create_index: kept.created(machine),
         modify_index: machine.revision.0,
     };
     let mut list = Vec::new();
     for held in checks::held(machine, kept) {
-        let (kind, definition) = definition(machine, held.check.as_ref());
+        let (kind, definition) = definition(machine, &held);
         list.push(check(held.id, held.name, status(held.health), held.notes, kind, definition));
     }
     if machine.isolate {
-        let notes = if kept.reason.is_empty() { NO_REASON.to_owned() } else { kept.reason.clone() };
         let (id, name) = ("_node_maintenance".into(), "Node Maintenance Mode".into());
-        list.push(check(id, name, "critical", notes, "maintenance", json!({})));
+        list.push(check(id, name, "critical", reason(kept), "maintenance", json!({})));
     }
     list
+}
+
+/// Returns the notes of a maintenance check.
+fn reason(kept: &Kept) -> String {
+    if kept.reason.is_empty() { NO_REASON.to_owned() } else { kept.reason.clone() }
 }
 
 /// Returns all checks that count for an instance: as at Consul, first those of its node, then its own.
@@ -296,8 +302,8 @@ pub(super) fn with_node_checks(instance: &Instance, kept: &Kept, own_node: &str)
     list
 }
 
-fn definition(instance: &Instance, check: Option<&crate::Check>) -> (&'static str, Value) {
-    let Some(check) = check else { return ("", json!({})) };
+fn definition(instance: &Instance, held: &checks::ServiceCheck) -> (&'static str, Value) {
+    let Some(check) = &held.check else { return ("", held.definition.clone().unwrap_or_else(|| json!({}))) };
     let mut definition = serde_json::Map::new();
     let mut add = |key: &str, value: String| {
         definition.insert(key.to_owned(), Value::String(value));
@@ -378,7 +384,7 @@ impl CatalogService {
             service_port: instance.port,
             service_weights: weights(instance, &kept),
             service_enable_tag_override: kept.enable_tag_override,
-            create_index: instance.revision.0,
+            create_index: kept.created(instance),
             modify_index: instance.revision.0,
         }
     }

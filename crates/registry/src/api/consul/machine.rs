@@ -127,6 +127,7 @@ pub(super) async fn change(
         if kept.agent && checks.is_empty() && maintenance.is_none() {
             return Ok(if known.is_some() { Edit::Deregister } else { Edit::Nothing });
         }
+        kept.take_over(known.map(AsRef::as_ref), call.context.registry.revision());
         kept.reason = maintenance.clone().unwrap_or_default();
         let (check, health) = assemble(&checks, &mut kept);
         let mut meta = BTreeMap::new();
@@ -158,7 +159,7 @@ pub(super) fn with_checks(probes: &[Probe], mut before: Vec<ServiceCheck>) -> Re
         // A new check is critical until its first report, as at Consul; so is one registered with neither a kind nor a status.
         let health = probe.status.or(known).unwrap_or(Health::Critical);
         let (id, name, notes) = (probe.id.clone(), probe.name.clone(), probe.notes.clone());
-        let one = ServiceCheck { id, name, notes, check, health };
+        let one = ServiceCheck { id, name, notes, check, health, definition: probe.definition.clone() };
         match at {
             Some(at) => before[at] = one,
             None => before.push(one),

@@ -37,7 +37,8 @@ use super::list_cache::{Key, ListBuilder, MOST_AT_ONCE, entries};
 use super::reply::JSON;
 use super::{ApiError, Context, Reply, Request, Watched, identity};
 use crate::{
-    Encoding, Instance, InstanceId, NamespaceName, Registration, Registry, Revision, ServiceKey, ServiceSnapshot,
+    Encoding, Health, Instance, InstanceId, NamespaceName, Registration, Registry, Revision, ServiceKey,
+    ServiceSnapshot,
 };
 use entry::DATACENTER;
 use filter::Filter;
@@ -172,11 +173,14 @@ impl Call<'_> {
         if registry.instance(&id).is_some() {
             return Ok(id);
         }
-        let as_spelled = identity::consul_as_spelled(&self.namespace, node, service)?;
-        if registry.instance(&as_spelled).is_some() {
-            return Ok(as_spelled);
+        // The node's name may have been spelled in another way, or the row is an agent's or was imported. The usual spellings are found among any
+        // number of nodes with the id, others only among few.
+        for name in [node.to_owned(), node.to_lowercase(), node.to_uppercase()] {
+            let pairs = [(identity::CLIENT_ID, service), (crate::ON, name.as_str())];
+            if let Some(instance) = registry.find(&self.namespace, &pairs, 1).instances.first() {
+                return Ok(instance.id.clone());
+            }
         }
-        // An older version has spelled the name in another way, or the row was imported.
         let found = registry.find(&self.namespace, &[(identity::CLIENT_ID, service)], MOST_ON_NODES).instances;
         let is_on = |instance: &Instance| match instance.metadata.get(crate::ON) {
             Some(on) => same(on, node),
@@ -492,6 +496,14 @@ impl Blocked {
 /// True if an instance has a tag, in any case.
 pub(crate) fn has_tag(instance: &Instance, tag: &str) -> bool {
     wire::Kept::of(instance).tags.iter().any(|found| same(found, tag))
+}
+
+/// Returns an instance's weight in its present health: with warnings, that of Consul's `Weights.Warning`, if Consul's front registered it.
+pub(crate) fn weight_by_health(instance: &Instance) -> u16 {
+    if instance.overall() != Health::Warning || instance.metadata.get(wire::KEPT).is_none() {
+        return instance.weight;
+    }
+    wire::Kept::of(instance).warning_weight.unwrap_or(1).saturating_mul(wire::WEIGHT_SCALE)
 }
 
 /// Returns an empty success.

@@ -10,7 +10,7 @@ use super::checks::{self, Probe, ServiceCheck};
 use crate::api::identity::CLIENT_ID;
 use crate::api::{ApiError, RESERVED, parse_duration};
 use crate::model::OWN_BYTES;
-use crate::{Health, Instance, Location, Metadata, visible};
+use crate::{Health, Instance, Location, Metadata, Revision, visible};
 
 /// The metadata key of [`Kept`].
 pub(super) const KEPT: &str = "kingpost.consul";
@@ -61,9 +61,22 @@ pub(super) struct Kept {
     pub(super) node_meta: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) node_tagged_addresses: BTreeMap<String, String>,
-    /// Reason of the maintenance of a node.
+    /// Reason of the maintenance of a node or service.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) reason: String,
+    /// The first revision that the instance may have had; 0 in older rows.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(super) created: u64,
+    /// Definition of a check of the catalog, which its writer carries out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) definition: Option<Value>,
+    /// Tags of the agent's registration, while others have set the tags.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) own_tags: Option<Vec<String>>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Attributes of one of several Consul checks that the model lacks.
@@ -74,9 +87,34 @@ pub(super) struct Described {
     pub(super) name: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) notes: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) definition: Option<Value>,
 }
 
 impl Kept {
+    /// Takes over what a registration does not say: when the instance was first registered, and why it is in maintenance. `known` is the instance
+    /// that is there, and `now` the registry's revision.
+    pub(super) fn take_over(&mut self, known: Option<&Instance>, now: Revision) {
+        let Some(instance) = known else {
+            self.created = now.0.saturating_add(1);
+            return;
+        };
+        let before = Kept::of(instance);
+        self.created = before.created(instance);
+        if instance.isolate {
+            self.reason = before.reason;
+        }
+    }
+
+    /// Returns the revision to show as that of an instance's first registration.
+    pub(super) fn created(&self, instance: &Instance) -> u64 {
+        match self.created {
+            0 => instance.revision.0,
+            // Another history of the store may count less far.
+            created => created.min(instance.revision.0),
+        }
+    }
+
     /// Returns the attributes kept with an instance; only its node if another front registered it. If the catalog has an entry for the node, the
     /// node's attributes are taken from there.
     pub(super) fn of(instance: &Instance) -> Kept {
