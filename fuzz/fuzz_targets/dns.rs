@@ -12,8 +12,8 @@ use registry::{NamespaceName, ServiceKey, ServiceSnapshot};
 struct Nothing;
 
 impl Services for Nothing {
-    fn find(&self, _: &ServiceKey) -> Option<Arc<ServiceSnapshot>> {
-        None
+    fn find(&self, _: &ServiceKey) -> Vec<Arc<ServiceSnapshot>> {
+        Vec::new()
     }
 }
 
