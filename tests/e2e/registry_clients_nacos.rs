@@ -475,7 +475,7 @@ async fn registry_nacos_grpc_nodes_die() {
     until_passing(other, "tenant-a", "shop", &[], SOON).await;
 }
 
-/// What an operator sets by PUT and PATCH is laid over the instance's own words, and stays when it registers or connects again.
+/// Values that an operator sets by PUT and PATCH are laid over the instance's own words, and stay when it registers or connects again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn registry_nacos_operators_overrides_stay() {
     let World { _cluster, nodes, doors } = &World::start().await;
