@@ -34,6 +34,8 @@ KINGPOST_VARIANTS = {
     "kingpost-traffic": ((), TRAFFIC_RULES),
 }
 START_ATTEMPTS = 3
+NEWEST = pathlib.Path(__file__).resolve().parent.parent / "target" / "newest"
+SYSTEM = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,7 @@ log_session no
 log_query no
 log_stats no
 unix_socket_dir "{directory}"
+unix_socket_mode "0600"
 locks_dir "{directory}"
 workers {terms.workers}
 resolvers 1
@@ -318,6 +321,12 @@ role = "primary"
         ]
 
 
+def newest(program):
+    """The path of a program that tests/newest/setup has unpacked; None if it has not."""
+    found = (NEWEST / program / "root" / "usr" / directory / program for directory in ("sbin", "bin"))
+    return next((str(path) for path in found if path.is_file()), None)
+
+
 KINDS = {peer.kind: peer for peer in (Kingpost, PgBouncer, HAProxy, Odyssey, PgCat, PgDog)}
 
 
@@ -340,7 +349,7 @@ class Inventory:
 
     @staticmethod
     def look(workspace, kingpost, given):
-        """Looks on PATH; `kingpost` is our own binary's path, `given` maps names to paths."""
+        """Looks for what tests/newest/setup has unpacked, then on PATH; `kingpost` is our own binary's path, `given` maps names to paths."""
         inventory = Inventory()
         given = dict(given)
         given.setdefault("kingpost", kingpost)
@@ -349,10 +358,9 @@ class Inventory:
         newer = shutil.which("pgbouncer-new")
         if newer:
             given.setdefault("pgbouncer-new", newer)
-        search = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         for kind, peer in KINDS.items():
             if kind not in given:
-                found = (shutil.which(name) or shutil.which(name, path=search) for name in peer.programs)
+                found = (newest(name) or shutil.which(name) or shutil.which(name, path=SYSTEM) for name in peer.programs)
                 path = next(filter(None, found), None)
                 if path:
                     given[kind] = path
