@@ -1,6 +1,6 @@
 //! The fuzz targets in one program, without libFuzzer: each is run with its seeds, and with bytes from a fixed sequence.
 //!
-//! `make test` compiles and checks the targets by this program alone: a program a target would be linked 17 times.
+//! `make test` compiles and checks the targets by this program alone: a program a target would be linked 19 times.
 
 use std::path::Path;
 
@@ -18,11 +18,13 @@ targets! {
     classifier "../fuzz_targets/classifier.rs",
     config "../fuzz_targets/config.rs",
     dns "../fuzz_targets/dns.rs",
+    filter "../fuzz_targets/filter.rs",
     hba "../fuzz_targets/hba.rs",
     moving "../fuzz_targets/moving.rs",
     oauth "../fuzz_targets/oauth.rs",
     orders "../fuzz_targets/orders.rs",
     peers "../fuzz_targets/peers.rs",
+    probe "../fuzz_targets/probe.rs",
     protocol "../fuzz_targets/protocol.rs",
     proxy_core "../fuzz_targets/core.rs",
     rules "../fuzz_targets/rules.rs",

@@ -9,7 +9,7 @@
 //!
 //! - [`Engine`] holds the state of one run. [`Engine::step`] names the step to carry out, and one method for each step takes its result.
 //! - [`ServerKind`] is all that differs between kinds of servers in a decision: the answers of servers and relays, the number that a fence names, the
-//!   candidates, the position that a candidate must reach. [`super::postgresql`] and [`super::mariadb`] implement it.
+//!   candidates, the position that a candidate must reach. [`super::postgresql`] and [`super::binlog_servers`] implement it.
 //! - [`super::elect`] carries the steps out, through an adapter of each kind; the model (`super::model`) drives the same engine for both kinds, through
 //!   all orders of events.
 //! - A step that fails ends the run, or leads to the next candidate. A run that is killed leaves only what relays and servers keep; the next run begins

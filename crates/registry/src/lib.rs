@@ -45,6 +45,8 @@ pub use cache::{Change, Encoding, Found, Instances, ServiceSnapshot};
 pub use change::Edit;
 pub use error::{OpenError, StoreError, WatchError, WriteError};
 pub use health::Beat;
+#[doc(hidden)]
+pub use health::read_probe;
 pub use kv::{KvLimits, KvStatus};
 pub use model::*;
 pub use registry::{Registry, Written};

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A run is the real code: the [engine](super::engine), with its decisions in [`course`](super::judge::course), [`super::plan`], [`super::ballot`] and,
-//! for servers of MariaDB, [`super::mariadb`]. The promises of a relay, and the conclusions of one that came back empty, come from the relay's own
+//! for servers of MariaDB, [`super::binlog_servers`]. The promises of a relay, and the conclusions of one that came back empty, come from the relay's own
 //! [`Promise`](::relay::Promise) and [`conclude`](::relay::conclude). The rule of servers (the note, which is in SQL) is modelled in [`world`], and the
 //! adversary is [`Action`].
 //!

@@ -53,6 +53,8 @@ use tokio::time::Instant;
 
 pub use audit::{AuditLog, Change as Audited};
 pub use auth::{Auth, Role, Token, TokenHash, hash_of};
+#[doc(hidden)]
+pub use consul::read_filter as read_consul_filter;
 pub(crate) use consul::{has_tag, weight_by_health};
 pub use error::ApiError;
 pub use identity::RESERVED;

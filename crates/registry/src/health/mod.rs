@@ -24,6 +24,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use self::leases::Leases;
 use self::probing::Probing;
 pub(crate) use self::probing::Range;
+#[doc(hidden)]
+pub use self::probing::read_probe;
 use self::several::Several;
 pub(crate) use self::tasks::start;
 use self::verdicts::Verdicts;

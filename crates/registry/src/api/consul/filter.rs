@@ -111,6 +111,22 @@ enum Token {
     Word(Vec<String>),
 }
 
+/// Parses a filter for each endpoint and applies it to an entry; for the fuzz target.
+#[doc(hidden)]
+pub fn read_filter(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let entry = serde_json::json!({
+        "ID": "1", "Node": { "Node": "n", "Meta": { "a": "b" } }, "Meta": { "a": "b" }, "Port": 80,
+        "Service": { "Service": "web", "Tags": ["a"], "Port": 80, "Meta": { "v": "1" } },
+        "Checks": [{ "Status": "passing" }, { "Status": "critical" }], "Tags": ["a", "b"], "ServiceTags": ["a"],
+    });
+    for root in [&schema::NODE, &schema::SERVICE, &schema::CHECK, &schema::ENTRY, &schema::CATALOG] {
+        if let Ok(filter) = Filter::parse(text, root) {
+            filter.fits(&entry);
+        }
+    }
+}
+
 impl Filter {
     /// Parses an expression about entries of a type.
     ///

@@ -42,6 +42,8 @@ use crate::{
 };
 use entry::DATACENTER;
 use filter::Filter;
+#[doc(hidden)]
+pub use filter::read_filter;
 pub(super) use patterns::Patterns;
 pub(super) use routes::{ABSENT, handle};
 

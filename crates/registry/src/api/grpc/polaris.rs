@@ -51,10 +51,14 @@ impl PolarisGrpc for Polaris {
     ) -> Result<Response<Self::DiscoverStream>, Status> {
         let (context, who) = (Arc::clone(&self.0), Who::of(&request)?);
         let place = who.place(&context)?;
-        let answers = request.into_inner().map(move |message| {
-            let _held = &place;
-            who.admitted(&context)?;
-            Ok(asking(&context, &who)?.discover(&message?))
+        let asked = Arc::new((context, who, place));
+        let answers = request.into_inner().then(move |message| {
+            let asked = Arc::clone(&asked);
+            async move {
+                let (context, who, _place) = &*asked;
+                who.admitted(context)?;
+                Ok(asking(context, who)?.discover(&message?).await)
+            }
         });
         Ok(Response::new(while_running(&self.0, answers)))
     }

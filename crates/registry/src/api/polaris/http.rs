@@ -130,7 +130,7 @@ pub(in super::super) async fn handle(context: &Arc<Context>, request: &Request) 
                 metadata: HashMap::new(),
                 revision: service.revision,
             });
-            let found = asking.discover(&pb::DiscoverRequest { r#type: kind, service, filter: None });
+            let found = asking.discover(&pb::DiscoverRequest { r#type: kind, service, filter: None }).await;
             let reply = Reply::json(status(found.code.unwrap_or(code::FAILED)), &discovered(found));
             Ok(if request.accepts_gzip() { reply.gzip() } else { reply })
         }

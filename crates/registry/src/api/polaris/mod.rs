@@ -167,8 +167,8 @@ impl Asking<'_> {
     }
 
     /// Answers a discovery of any type.
-    pub(super) fn discover(&self, asked: &pb::DiscoverRequest) -> pb::DiscoverResponse {
-        let found = self.try_discover(asked).unwrap_or_else(|error| pb::DiscoverResponse {
+    pub(super) async fn discover(&self, asked: &pb::DiscoverRequest) -> pb::DiscoverResponse {
+        let found = self.try_discover(asked).await.unwrap_or_else(|error| pb::DiscoverResponse {
             code: Some(code_of(&error)),
             info: Some(error.to_string()),
             service: asked.service.clone(),
@@ -177,7 +177,7 @@ impl Asking<'_> {
         pb::DiscoverResponse { r#type: asked.r#type, ..found }
     }
 
-    fn try_discover(&self, asked: &pb::DiscoverRequest) -> Result<pb::DiscoverResponse, ApiError> {
+    async fn try_discover(&self, asked: &pb::DiscoverRequest) -> Result<pb::DiscoverResponse, ApiError> {
         let wanted = asked.service.clone().unwrap_or_default();
         let registry = &self.context.registry;
         if asked.r#type == kind::NAMESPACES {
@@ -187,7 +187,7 @@ impl Asking<'_> {
             return Ok(pb::DiscoverResponse { namespaces, ..found(code::OK, wanted) });
         }
         if asked.r#type == kind::SERVICES {
-            return self.services(wanted);
+            return self.services(wanted).await;
         }
         let ns = named(wanted.namespace.as_deref())?;
         self.caller.needs(Role::Read, ns.as_str())?;
@@ -217,16 +217,21 @@ impl Asking<'_> {
 
 impl Asking<'_> {
     /// Returns the services of the wanted namespace; without one, of all namespaces that the caller may read.
-    fn services(&self, wanted: pb::Service) -> Result<pb::DiscoverResponse, ApiError> {
+    async fn services(&self, wanted: pb::Service) -> Result<pb::DiscoverResponse, ApiError> {
         let named_in = wanted.namespace.as_deref().filter(|name| !name.is_empty());
         let ns = named_in.map(|name| named(Some(name))).transpose()?;
         if let Some(ns) = &ns {
             self.caller.needs(Role::Read, ns.as_str())?;
         }
-        let mut services = self.context.registry.services(ns.as_ref());
-        services.retain(|service| ns.is_some() || self.caller.may(Role::Read, service.key.namespace()));
-        let services: Vec<pb::Service> = services.iter().take(MOST).map(|service| listed(service)).collect();
-        let revision = Some(revision_of(&services));
+        let (registry, caller) = (self.context.registry.clone(), self.caller.clone());
+        let list = move || {
+            let mut services = registry.services(ns.as_ref());
+            services.retain(|service| ns.is_some() || caller.may(Role::Read, service.key.namespace()));
+            let services: Vec<pb::Service> = services.iter().take(MOST).map(|service| listed(service)).collect();
+            let revision = Some(revision_of(&services));
+            (services, revision)
+        };
+        let (services, revision) = self.context.lists.apart(list).await?;
         if wanted.revision == revision {
             return Ok(found(code::NO_CHANGE, wanted));
         }

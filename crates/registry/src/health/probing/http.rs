@@ -61,6 +61,10 @@ impl Url {
             _ => return None,
         };
         let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        // It is a line of the request.
+        if authority.contains(|c: char| c.is_control() || c.is_whitespace()) {
+            return None;
+        }
         let (login, authority) = match authority.rsplit_once('@') {
             Some((user, authority)) => (Some(basic(user)), authority),
             None => (None, authority),
@@ -128,6 +132,28 @@ impl Url {
             bytes.drain(..end);
         }
         Ok(Answer::Health(Health::Critical))
+    }
+}
+
+/// Parses a check's URL and a response to it, separated by a line feed, and returns the health; for the fuzz target.
+///
+/// # Panics
+/// Where a request would have other lines than its own.
+#[doc(hidden)]
+pub fn read_probe(bytes: &[u8]) -> Option<Health> {
+    let (url, response) = bytes.split_at(bytes.iter().position(|byte| *byte == b'\n')?);
+    let url = Url::of(std::str::from_utf8(url).ok()?, || "h:1".into());
+    let mut request = Vec::new();
+    let mut stream = tokio::io::join(response.get(1..)?, &mut request);
+    let answer = futures_util::FutureExt::now_or_never(url.get(&mut stream))?.ok()?;
+    let lines = 6 + usize::from(url.login.is_some());
+    assert_eq!(String::from_utf8(request).ok()?.lines().count(), lines);
+    match answer {
+        Answer::Health(health) => Some(health),
+        Answer::Redirect(to) => {
+            assert!(!to.authority.is_empty() && to.path.starts_with('/'));
+            None
+        }
     }
 }
 
@@ -261,6 +287,7 @@ mod tests {
             ("http://only@g", "g:80", "/", Some("only:")),
             ("http://u:p@w@g", "g:80", "/", Some("u:p@w")),
             ("http://g/ä", "g:80", "/%C3%A4", None),
+            ("http://g\rX: y/", "h:7", "/http://g%0DX:%20y/", None),
         ] {
             let found = url(text);
             let login = login.map(|plain| format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(plain)));

@@ -17,6 +17,8 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 
+#[doc(hidden)]
+pub use self::http::read_probe;
 use self::probe::{Question, Row};
 pub(crate) use self::reach::Range;
 use self::reach::Reach;
