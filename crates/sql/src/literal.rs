@@ -1,5 +1,6 @@
 //! Literals whose value depends on when they are read.
 
+use memchr::memchr2_iter;
 use pg_query::protobuf::Token;
 
 /// Words that PostgreSQL replaces by a time when it reads a literal of a date or time type. (`epoch` and `infinity` have constant meanings.)
@@ -78,8 +79,11 @@ fn has_quote_first_on_line(text: &[u8]) -> bool {
     lines.any(|line| line.iter().find(|byte| !is_space(byte)) == Some(&b'\''))
 }
 
+/// True if a word is in a text, in any case. Texts may have megabytes: few bytes of them are looked at one by one.
 fn mentions(text: &[u8], word: &[u8]) -> bool {
-    text.windows(word.len()).any(|part| part[0] | 0x20 == word[0] && part.eq_ignore_ascii_case(word))
+    let Some(first) = word.first() else { return true };
+    memchr2_iter(first.to_ascii_lowercase(), first.to_ascii_uppercase(), text)
+        .any(|at| text.get(at..at + word.len()).is_some_and(|part| part.eq_ignore_ascii_case(word)))
 }
 
 #[cfg(test)]
