@@ -286,7 +286,7 @@ async fn maintenance(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
             None
         } else {
             reason.clone_into(&mut kept.reason);
-            Some(checks::metadata_with(instance, &kept)?)
+            Some(checks::metadata_with(instance, &kept, &checks::held(instance, &kept))?)
         };
         Ok::<_, ApiError>(Edit::Patch(Patch { isolate: Some(isolate), metadata, ..Patch::default() }))
     });

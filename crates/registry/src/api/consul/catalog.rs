@@ -259,7 +259,7 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
             let own = before.own_tags.as_ref().unwrap_or(&before.tags);
             let own_tags = (*own != read.kept.tags).then(|| own.clone());
             let kept = Kept { tags: read.kept.tags.clone(), own_tags, ..before.clone() };
-            let metadata = Some(checks::metadata_with(instance, &kept)?);
+            let metadata = Some(checks::metadata_with(instance, &kept, &checks::held(instance, &kept))?);
             return Ok(Edit::Patch(Patch { metadata, ..Patch::default() }));
         }
         let list = checks::registered(&probes, Vec::new(), true)?;

@@ -338,11 +338,11 @@ pub(super) fn keep(meta: &mut BTreeMap<String, String>, kept: &Kept, id: &str, c
     }
 }
 
-/// Returns the metadata of an instance with `kept` in place of what was kept.
-pub(super) fn metadata_with(instance: &Instance, kept: &Kept) -> Result<Metadata, ApiError> {
+/// Returns the metadata of an instance with `kept` in place of what was kept, and with the entries of its checks.
+pub(super) fn metadata_with(instance: &Instance, kept: &Kept, checks: &[ServiceCheck]) -> Result<Metadata, ApiError> {
     let mut meta: BTreeMap<String, String> =
         instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-    keep(&mut meta, kept, in_consul(instance), &held(instance, kept));
+    keep(&mut meta, kept, in_consul(instance), checks);
     wire::within_own_bytes(&meta)?;
     Ok(Metadata::from_pairs(&meta)?)
 }
@@ -488,12 +488,8 @@ pub(super) async fn change(
         let mut kept = Kept::of(instance);
         let list = decide(held(instance, &kept))?;
         let (check, health) = assemble(&list, &mut kept);
-        let mut meta: BTreeMap<String, String> =
-            instance.metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-        keep(&mut meta, &kept, in_consul(instance), &list);
-        wire::within_own_bytes(&meta)?;
         let registration = Registration {
-            metadata: Metadata::from_pairs(&meta)?,
+            metadata: metadata_with(instance, &kept, &list)?,
             check,
             health: Some(health),
             ..registration_of(instance)
