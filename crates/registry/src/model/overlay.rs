@@ -57,6 +57,19 @@ impl OverlayChange {
     }
 }
 
+impl<T: Copy> Override<T> {
+    /// Takes a new word about a value, which sets the override if there is one, and returns `shown` to the instance's own value.
+    fn say(overridden: &mut Option<Override<T>>, shown: &mut T, word: Option<T>) {
+        match overridden {
+            Some(overridden) => {
+                overridden.set = word.unwrap_or(overridden.set);
+                *shown = overridden.own;
+            }
+            None => *shown = word.unwrap_or(*shown),
+        }
+    }
+}
+
 impl Overlay {
     /// Returns the overrides of an instance with this metadata; `None` if there are none.
     pub(super) fn of(metadata: &Metadata) -> Option<Overlay> {
@@ -94,20 +107,8 @@ impl Overlay {
             return;
         }
         let mut overlay = found.unwrap_or_default();
-        instance.weight = match &mut overlay.weight {
-            Some(weight) => {
-                weight.set = patch.weight.unwrap_or(weight.set);
-                weight.own
-            }
-            None => patch.weight.unwrap_or(instance.weight),
-        };
-        instance.isolate = match &mut overlay.isolate {
-            Some(isolate) => {
-                isolate.set = patch.isolate.unwrap_or(isolate.set);
-                isolate.own
-            }
-            None => patch.isolate.unwrap_or(instance.isolate),
-        };
+        Override::say(&mut overlay.weight, &mut instance.weight, patch.weight);
+        Override::say(&mut overlay.isolate, &mut instance.isolate, patch.isolate);
         instance.metadata = overlay.own_metadata(patch.metadata.as_ref().unwrap_or(&instance.metadata));
         if let Some(change) = &patch.overlay {
             overlay.change(change);
