@@ -1,60 +1,11 @@
 //! Consul's catalog over HTTP: nodes, their metadata, filters, and lists assembled from pieces.
 
-use registry::api::{AuditLog, Auth, Context, Front, HttpLimits, Mount, Server};
-use registry::{Check, Metadata, NamespaceName, Registration, Registry, ServiceKey, Settings, store};
+use registry::{Check, Metadata, NamespaceName, Registration, ServiceKey};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::common::*;
 
-struct Node {
-    _directory: tempfile::TempDir,
-    registry: Registry,
-    server: Server,
-    address: std::net::SocketAddr,
-}
-
 impl Node {
-    async fn start() -> Node {
-        let directory = tempfile::tempdir().unwrap();
-        let store = store::open(&format!("sqlite:{}", directory.path().join("registry.db").display())).await.unwrap();
-        let registry = Registry::open(Settings::default(), store).await.unwrap();
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let mount = Mount { listener, fronts: vec![Front::Consul, Front::Eureka, Front::Prometheus], tls: None };
-        let context =
-            Context::new(registry.clone(), Auth::None, HttpLimits::default(), "own".to_owned(), AuditLog::default());
-        let server = Server::start(vec![mount], context);
-        Node { _directory: directory, registry, server, address }
-    }
-
-    /// Sends a request; returns status and body.
-    async fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
-        self.ask_from("127.0.0.1", method, path, body).await
-    }
-
-    /// Sends a request from another address of the loopback: from another host, for the registry.
-    async fn ask_from(&self, from: &str, method: &str, path: &str, body: &str) -> (u16, String) {
-        let (head, body) = self.whole_from(from, method, path, body).await;
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body)
-    }
-
-    /// Returns the head and the body of an answer.
-    async fn whole_from(&self, from: &str, method: &str, path: &str, body: &str) -> (String, String) {
-        let socket = tokio::net::TcpSocket::new_v4().unwrap();
-        socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
-        let mut stream = socket.connect(self.address).await.unwrap();
-        let length = body.len();
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
-        );
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head.to_owned(), body.to_owned())
-    }
-
     /// Returns the list at a path, and its index.
     async fn index(&self, path: &str) -> (Value, u64) {
         let (head, body) = self.whole_from("127.0.0.1", "GET", path, "").await;
@@ -72,17 +23,6 @@ impl Node {
     async fn put(&self, path: &str, body: &Value) {
         self.put_from("127.0.0.1", path, body).await;
     }
-
-    async fn get(&self, path: &str) -> Value {
-        let (status, body) = self.ask("GET", path, "").await;
-        assert_eq!(status, 200, "{path}: {body}");
-        serde_json::from_str(&body).unwrap_or_else(|e| panic!("{path}: {e}: {body}"))
-    }
-
-    async fn end(self) {
-        self.server.shutdown(PATIENCE).await;
-        self.registry.shutdown().await;
-    }
 }
 
 /// Returns the values of a field, sorted.
@@ -95,7 +35,7 @@ fn each(list: &Value, field: &str) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_their_metadata_and_filters() {
-    let node = Node::start().await;
+    let node = Node::alone().await;
     for (name, rack, service, tag) in
         [("n1", "a", "web", "v1"), ("n1", "a", "db", "v1"), ("n2", "b", "web", "v2"), ("n3", "", "web", "v1")]
     {
@@ -170,7 +110,7 @@ async fn nodes_their_metadata_and_filters() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lists_of_pieces_tell_what_there_is_after_each_change() {
     const COUNT: usize = 700;
-    let node = Node::start().await;
+    let node = Node::alone().await;
     let one = |n: usize, status: &str| {
         let (ip, port) = (format!("10.0.{}.{}", n / 250, n % 250), json!({ "$": 80, "@enabled": "true" }));
         json!({ "instance": {
@@ -217,7 +157,7 @@ async fn lists_of_pieces_tell_what_there_is_after_each_change() {
 /// An id is unique on an agent, which is the client's address, whatever the service's address.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_id_is_unique_on_an_agent() {
-    let node = Node::start().await;
+    let node = Node::alone().await;
     let (one, two) = ("127.0.0.1", "127.0.0.2");
     let service =
         |id: &str, address: &str| json!({ "ID": id, "Name": id, "Address": address, "Check": { "TTL": "60s" } });
@@ -256,7 +196,7 @@ async fn an_id_is_unique_on_an_agent() {
 /// Rows of an older version, whose id was made of the service's address, are found, updated and removed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_whose_id_has_the_services_address_are_the_agents() {
-    let node = Node::start().await;
+    let node = Node::alone().await;
     let namespace = NamespaceName::default();
     let old = async |id: &str, address: &str, from: &str| {
         let key = registry::api::identity::consul(&namespace, address, id).unwrap();
@@ -314,7 +254,7 @@ async fn rows_whose_id_has_the_services_address_are_the_agents() {
 /// Names of services and nodes, and tags, are compared without case, and shown as they were registered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn names_and_tags_are_compared_without_case() {
-    let node = Node::start().await;
+    let node = Node::alone().await;
     // Someone waits for the service before it is there, by another spelling.
     let (none, index) = node.index("/v1/health/service/order-service").await;
     assert_eq!(none, json!([]));
@@ -370,7 +310,7 @@ async fn names_and_tags_are_compared_without_case() {
 /// A node is found, updated and removed by its name in any case.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_are_compared_without_case() {
-    let node = Node::start().await;
+    let node = Node::alone().await;
     let register = async |name: &str, port: u16| {
         let service = json!({ "ID": "pg", "Service": "pg", "Port": port });
         let check = json!({ "CheckID": "up", "Name": "Up", "Status": "passing", "Node": name.to_uppercase() });
@@ -412,7 +352,7 @@ async fn nodes_are_compared_without_case() {
 /// The rest of a path behind its prefix is the id or the name, with slashes, escaped or not, as in Consul's routes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ids_and_names_may_have_slashes() {
-    let node = Node::start().await;
+    let node = Node::alone().await;
     for slash in ["/", "%2F"] {
         let id = format!("batman{slash}pg0");
         let check = json!({ "CheckID": "a/b/c", "TTL": "60s" });
@@ -455,7 +395,7 @@ async fn ids_and_names_may_have_slashes() {
 /// Services as large as Consul takes them are taken and shown whole; an error names the field, the value and the limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_consul_takes_is_taken() {
-    let node = Node::start().await;
+    let node = Node::alone().await;
     let rule = |n: usize| {
         format!("traefik.http.routers.app-{n}.rule=Host(`app-{n}.shop.example.com`) && PathPrefix(`/v1/items`)")
     };
@@ -511,7 +451,7 @@ async fn what_consul_takes_is_taken() {
 /// Attributes beside the usual ones, of an agent's client or the catalog's writer, are kept and shown, also after the next registration.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_said_beside_the_registration_is_kept() {
-    let node = Node::start().await;
+    let node = Node::alone().await;
     let nothing = json!({});
     // The reason of a service's maintenance.
     let web = json!({ "ID": "w", "Name": "web", "Check": { "TTL": "60s", "Status": "passing" } });

@@ -1,55 +1,12 @@
 //! Eureka's API over HTTP, with the algorithm of Eureka's own client as the reader of deltas.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use registry::api::{AuditLog, Auth, Context, Front, HttpLimits, Mount, Server};
-use registry::{Registry, Settings, store};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::common::*;
 
-struct Node {
-    registry: Registry,
-    server: Server,
-    address: std::net::SocketAddr,
-}
-
 impl Node {
-    /// Starts a node on the store in a directory.
-    async fn start(directory: &Path) -> Node {
-        let store = store::open(&format!("sqlite:{}", directory.join("registry.db").display())).await.unwrap();
-        let registry = Registry::open(Settings::default(), store).await.unwrap();
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let mount = Mount { listener, fronts: vec![Front::Consul, Front::Eureka], tls: None };
-        let context =
-            Context::new(registry.clone(), Auth::None, HttpLimits::default(), "own".to_owned(), AuditLog::default());
-        let server = Server::start(vec![mount], context);
-        Node { registry, server, address }
-    }
-
-    /// Sends a request; returns status and body.
-    async fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
-        let mut stream = tokio::net::TcpStream::connect(self.address).await.unwrap();
-        let length = body.len();
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
-        );
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
-    }
-
-    async fn get(&self, path: &str) -> Value {
-        let (status, body) = self.ask("GET", path, "").await;
-        assert_eq!(status, 200, "{path}: {body}");
-        serde_json::from_str(&body).unwrap_or_else(|e| panic!("{path}: {e}: {body}"))
-    }
-
     async fn register(&self, id: &str, fields: Value) {
         let mut instance = json!({
             "instanceId": id, "hostName": "h", "app": "SHOP", "ipAddr": "10.0.0.1", "port": { "$": 80, "@enabled": "true" },
@@ -62,11 +19,6 @@ impl Node {
 
     async fn deregister(&self, id: &str) {
         assert_eq!(self.ask("DELETE", &format!("/eureka/apps/SHOP/{id}"), "").await.0, 200);
-    }
-
-    async fn end(self) {
-        self.server.shutdown(PATIENCE).await;
-        self.registry.shutdown().await;
     }
 }
 

@@ -3,7 +3,10 @@
 pub(crate) mod authority;
 pub(crate) mod fire;
 pub(crate) mod kv;
+mod node;
 pub(crate) mod suite;
+
+pub(crate) use node::Node;
 
 use std::sync::Arc;
 use std::time::Duration;
