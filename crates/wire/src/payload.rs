@@ -155,6 +155,14 @@ pub fn sqlstate(payload: &[u8]) -> Option<Sqlstate> {
     error_field(payload, b'C').and_then(|code| code.try_into().ok()).map(Sqlstate)
 }
 
+/// Returns the value of a `DataRow` of one column; None if it is NULL, or the row is malformed or has other columns.
+#[must_use]
+pub fn only_value(payload: &[u8]) -> Option<&[u8]> {
+    let value = payload.strip_prefix(&[0, 1])?;
+    let (length, value) = value.split_first_chunk()?;
+    (i32::from_be_bytes(*length) == i32::try_from(value.len()).ok()?).then_some(value)
+}
+
 /// Decodes `ParameterStatus`: name and value.
 #[must_use]
 pub fn parameter_status(payload: &[u8]) -> Option<(&[u8], &[u8])> {
