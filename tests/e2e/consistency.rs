@@ -195,6 +195,99 @@ async fn session_reads_miss_what_was_committed_through_another_proxy() {
     );
 }
 
+/// A replica that has replayed a write answers the session's first read after it, before any probe has told so.
+#[tokio::test]
+async fn a_read_behind_its_write_runs_on_a_replica_that_has_the_write() {
+    let cluster = Cluster::builder().replicas(2).log_statements().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    cluster.primary().execute("CREATE TABLE own (id bigint PRIMARY KEY); GRANT ALL ON own TO alice").await;
+    cluster.wait_caught_up().await;
+    let share = async |verified: bool, from: i64| {
+        // Probes say too late that a replica has the write.
+        let kingpost = Kingpost::of(&cluster).set("cluster.probe_interval", "2s").set("cluster.probe_timeout", "3s");
+        let kingpost = kingpost.set("proxy.routing.verified_reads", verified).start().await;
+        let client = kingpost.connect().await;
+        let marker = format!("first_{verified}");
+        for id in from..from + 40 {
+            write(&client, id, 1).await;
+            cluster.wait_caught_up().await;
+            let select = format!("SELECT count(*) AS {marker} FROM own WHERE id = $1");
+            assert_eq!(client.query_one(&select, &[&id]).await.unwrap().get::<_, i64>(0), 1, "row {id}");
+        }
+        let metrics = kingpost.metrics().await;
+        let count = |name: &str| metrics.sum(&format!("kingpost_{name}_total"), &[]);
+        let on_replicas: usize = cluster.replicas().iter().map(|node| node.log().matches(&marker).count()).sum();
+        (on_replicas, count("replay_checks"), count("replay_checks_behind"))
+    };
+    let (on_replicas, checks, behind) = share(true, 0).await;
+    if only_kingpost() {
+        return;
+    }
+    assert!(on_replicas >= 36, "{on_replicas} of 40, {checks} checks, {behind} behind");
+    assert!(checks >= 10.0 && behind <= 4.0, "{checks} checks, {behind} behind");
+    let (_, checks, _) = share(false, 100).await;
+    assert_eq!(checks, 0.0, "checks that were not to be made");
+}
+
+/// A replica that is behind is asked, and its answer is dropped; it is not asked by each read. One that refuses the question is left alone.
+#[tokio::test]
+async fn the_answer_of_a_replica_that_is_behind_is_dropped() {
+    let cluster = Cluster::builder().replicas(1).log_statements().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    cluster.primary().execute("CREATE TABLE own (id bigint PRIMARY KEY); GRANT ALL ON own TO alice").await;
+    cluster.wait_caught_up().await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&cluster).set("cluster.lag_limit", "1h").start().await;
+    let client = kingpost.connect().await;
+    let counts = async || {
+        let metrics = kingpost.metrics().await;
+        ["replay_checks", "replay_checks_behind"].map(|name| metrics.sum(&format!("kingpost_{name}_total"), &[]))
+    };
+    cluster.replica(0).pause_replay().await;
+    let mut ids = 0..;
+    let mut each_way = async |client: &Client, reads: usize| {
+        for (id, turn) in ids.by_ref().zip(0..reads) {
+            write(client, id, turn % 4).await;
+            assert!(find(client, id, turn % 3).await, "row {id} is missing");
+            assert!(find(client, id, (turn + 1) % 3).await, "row {id} is missing");
+        }
+    };
+    cluster
+        .wait("a check that finds the replica behind", async || {
+            each_way(&client, 20).await;
+            (counts().await[1] > 0.0).then_some(())
+        })
+        .await;
+    let [checks, behind] = counts().await;
+    assert_eq!(checks, behind, "a replica that replays nothing proved a read");
+    cluster.replica(0).resume_replay().await;
+    cluster.wait_caught_up().await;
+    cluster
+        .wait("a check that proves a read", async || {
+            each_way(&client, 5).await;
+            cluster.wait_caught_up().await;
+            let [checks, behind] = counts().await;
+            (checks > behind).then_some(())
+        })
+        .await;
+    // A role that may not ask.
+    cluster.primary().execute("REVOKE EXECUTE ON FUNCTION pg_last_wal_replay_lsn() FROM PUBLIC").await;
+    cluster.wait_caught_up().await;
+    let fresh = kingpost.connect().await;
+    let [_, before] = counts().await;
+    cluster
+        .wait("a check that is refused", async || {
+            each_way(&fresh, 5).await;
+            (counts().await[1] > before).then_some(())
+        })
+        .await;
+    let [checks, _] = counts().await;
+    each_way(&fresh, 20).await;
+    assert!(counts().await[0] <= checks + 2.0, "a replica that refuses is asked again and again");
+}
+
 /// Another session sees one session's writes, through another proxy, if it gets the first one's token.
 #[tokio::test]
 async fn a_token_carries_own_writes_to_another_proxy() {

@@ -143,6 +143,8 @@ metrics! {
         outcome_unknown: "Statements whose outcome is unknown because their server was lost",
         transactions_lost: "Transactions rolled back because their server was lost",
         consistency_primary: "Reads sent to the primary because no replica had replayed the session's own writes yet",
+        replay_checks: "Reads sent to a replica behind a question for its replayed position",
+        replay_checks_behind: "Reads whose replica answered that question with an earlier position than theirs, or with an error",
         strong_reads: "Strong reads that asked where the primary was",
         strong_primary: "Strong reads sent to the primary because no replica had got there within strong_wait",
         strong_unproven: "Statements of strong sessions refused, or connections closed, because too few relays said that the primary's term still stands",

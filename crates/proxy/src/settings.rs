@@ -110,6 +110,8 @@ pub struct Settings {
     pub lanes: Lanes,
     /// The primary's weight among the nodes that answer reads, as a view has weights; 0: it answers them only where no replica can.
     pub primary_weight: u32,
+    /// True if reads may go to replicas behind replay checks.
+    pub verified_reads: bool,
     /// Longest wait of a strong read for a replica.
     pub strong_wait: Duration,
     /// Longest time that an answer to a commit is held back.
@@ -594,6 +596,7 @@ impl Settings {
                 gather: config.pool.lane_gather,
                 bytes: LANE_BYTES,
             },
+            verified_reads: config.routing.verified_reads,
             strong_wait: config.routing.strong_wait,
             primary_weight: config.routing.primary_weight.saturating_mul(topology::WEIGHT_SCALE),
             gate_timeout: config.gate.timeout,

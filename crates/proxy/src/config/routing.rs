@@ -12,6 +12,9 @@ use std::time::Duration;
         /// within cluster.lag_limit, "strong" is everything that anybody was told to be committed before the read began. "strong" asks the relays of
         /// `[[cluster.relays]]` whether the primary was replaced, and can't know without them.
         pub consistency: Consistency = Consistency::Session;
+        /// True if a read may go to a replica that is not known to have what the read must see: the replica is asked for its position ahead of the read,
+        /// in the same packet. If it is behind, its answer is dropped, and the primary or another replica answers the read.
+        pub verified_reads: bool = true;
         /// The primary's weight among the nodes that answer reads, beside the weights of the nodes; 0: it answers them where no replica can.
         pub primary_weight: u32 = 0, range(0, 1_000);
         /// Longest time that a strong read waits for a replica that has everything it must see; then the primary answers it.

@@ -63,7 +63,7 @@ use parameters::Interned;
 use paused::Paused;
 use pool::Pools;
 use prepared::Statements;
-use routing::StrongReads;
+use routing::{ReplayChecks, StrongReads};
 use server::Server;
 use session::{Cancel, Client, End, Journal, Leavers, Phase, PreAuthConnections, Revision, TrafficAdmission};
 
@@ -119,6 +119,7 @@ pub struct Core {
     statements: Statements,
     lanes: Lanes,
     strong: StrongReads,
+    replay_checks: ReplayChecks,
     commits: Commits,
     pending_notifications: PendingNotifications,
     observing: Observing,
@@ -183,6 +184,7 @@ impl Core {
             pools: Pools::default(),
             lanes: Lanes::default(),
             strong: StrongReads::default(),
+            replay_checks: ReplayChecks::default(),
             pending_notifications: PendingNotifications::default(),
             paused: Paused::default(),
             wake: Arc::new(|| {}),

@@ -219,6 +219,8 @@ struct Seen {
     redone: u64,
     stalls: u64,
     lost: u64,
+    checked: u64,
+    behind: u64,
 }
 
 impl Seen {
@@ -231,6 +233,8 @@ impl Seen {
         self.redone += world.counted(|m| m.lane_redone.get());
         self.stalls += world.counted(|m| m.lane_stalls.get());
         self.lost += world.counted(|m| m.replays_lost.get());
+        self.checked += world.counted(|m| m.replay_checks.get());
+        self.behind += world.counted(|m| m.replay_checks_behind.get());
     }
 }
 
@@ -271,4 +275,5 @@ fn in_shared_lanes_every_client_hears_its_own_answers() {
 fn in_shared_lanes_nobody_is_harmed_by_cancels_and_lost_servers() {
     let seen = run_with_lanes(|seed| Plan { faults: true, ..crowd(seed, under_faults(seed, true)) });
     assert!(seen.runs < 100 || (seen.moved > 0 && seen.lost > 0), "{seen:?}");
+    assert!(seen.runs < 100 || (seen.behind > 0 && seen.checked > 2 * seen.behind), "{seen:?}");
 }

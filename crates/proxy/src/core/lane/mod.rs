@@ -248,6 +248,7 @@ impl Core {
             client.output.hold(&mut self.buffers);
         }
         client.repeatable = true;
+        self.check_replay(c, s);
         self.send_unit(c, s, unit);
         self.count_statement(s);
         let client = &mut self.clients[c];

@@ -11,6 +11,8 @@ pub(crate) struct ServerStatements {
     named: HashMap<u64, Entry, foldhash::fast::RandomState>,
     unnamed: Unnamed,
     clock: u64,
+    /// True if the connection has the statement of replay checks.
+    replay_check: bool,
     /// Statements under the client's own names.
     pub(crate) aliases: Aliases,
 }
@@ -43,7 +45,7 @@ struct Entry {
 
 /// Statements of a connection before all were dropped, for [`ServerStatements::undo`].
 #[derive(Debug, Clone)]
-pub(crate) struct Dropped(HashMap<u64, Entry, foldhash::fast::RandomState>, Aliases);
+pub(crate) struct Dropped(HashMap<u64, Entry, foldhash::fast::RandomState>, Aliases, bool);
 
 impl ServerStatements {
     /// True if the connection has this statement, under its name `kp…`.
@@ -96,10 +98,15 @@ impl ServerStatements {
         ids
     }
 
+    /// Records that the connection has the statement of replay checks, or may have it no more. Returns true if it had it before.
+    pub(crate) fn set_has_replay_check(&mut self, has: bool) -> bool {
+        std::mem::replace(&mut self.replay_check, has)
+    }
+
     /// Returns the number of named statements on the connection, according to all messages sent: the server has the same number, if only the proxy
     /// has created or dropped any.
     pub(crate) fn count(&self) -> usize {
-        self.named.len() + self.aliases.len()
+        self.named.len() + self.aliases.len() + usize::from(self.replay_check)
     }
 
     /// Forgets the least recently used statement and returns its ID, for a Close to be sent. `None` if there are fewer than `most`.
@@ -148,12 +155,16 @@ impl ServerStatements {
 
     /// Records that a statement is sent that drops all named statements (`DEALLOCATE ALL`, `DISCARD ALL`).
     pub(crate) fn drops_all(&mut self) -> Dropped {
-        Dropped(std::mem::take(&mut self.named), std::mem::take(&mut self.aliases))
+        Dropped(
+            std::mem::take(&mut self.named),
+            std::mem::take(&mut self.aliases),
+            std::mem::take(&mut self.replay_check),
+        )
     }
 
     /// Restores the statements after the statement that dropped them has failed or was skipped.
     pub(crate) fn undo(&mut self, dropped: Dropped) {
-        (self.named, self.aliases) = (dropped.0, dropped.1);
+        (self.named, self.aliases, self.replay_check) = (dropped.0, dropped.1, dropped.2);
     }
 
     /// Returns the IDs of the connection's statements, for operators.

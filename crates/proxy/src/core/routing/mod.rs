@@ -1,6 +1,10 @@
-//! Routing of statements: `route` chooses the node, `strong` the wait of a strong read before it.
+//! Routing of statements: `route` chooses the node, `strong` the wait of a strong read before it, `verified` asks a replica ahead of a read.
 
 mod route;
 mod strong;
+mod verified;
 
 pub(in crate::core) use strong::{Hold, Proof, Reach, StrongReads, UNPROVEN_HINT};
+#[cfg(test)]
+pub(in crate::core) use verified::REPLAYED;
+pub(in crate::core) use verified::{ReplayCheck, ReplayChecks, Replayed, read_answer};

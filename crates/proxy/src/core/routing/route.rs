@@ -2,7 +2,7 @@
 
 use sql::Hint;
 use topology::{NodeId, Role, Term};
-use watermark::Oracle;
+use watermark::{Lsn, Oracle};
 use wire::frontend::{Message, messages};
 
 use super::strong::Reach;
@@ -85,6 +85,51 @@ pub(in crate::core) fn less_loaded(first: (usize, u32), second: (usize, u32)) ->
     (first.0 as u64 + 1) * u64::from(second.1) <= (second.0 as u64 + 1) * u64::from(first.1)
 }
 
+/// A node that may answer a read: its number, units in flight and weight.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    node: u16,
+    load: usize,
+    weight: u32,
+}
+
+/// Nodes to choose from for a read: those of the proxy's zone, if there are any.
+struct Candidates {
+    /// At most this many are looked at; a cluster has a handful.
+    nodes: [Candidate; 64],
+    count: usize,
+    zoned: bool,
+}
+
+impl Candidates {
+    fn new() -> Candidates {
+        Candidates { nodes: [Candidate { node: 0, load: 0, weight: 0 }; 64], count: 0, zoned: false }
+    }
+
+    fn add(&mut self, candidate: Candidate, same_zone: bool) {
+        if same_zone && !self.zoned {
+            self.zoned = true;
+            self.count = 0;
+        }
+        if self.zoned == same_zone && self.count < self.nodes.len() {
+            self.nodes[self.count] = candidate;
+            self.count += 1;
+        }
+    }
+
+    /// Returns the less loaded of two, chosen by two random numbers; None without candidates.
+    fn choose(&self, r1: u64, r2: u64) -> Option<NodeId> {
+        let count = self.count as u64;
+        if count == 0 {
+            return None;
+        }
+        let a = self.nodes[(r1 % count) as usize];
+        let b = self.nodes[((r1 % count + 1 + r2 % (count - 1).max(1)) % count) as usize];
+        let chosen = if less_loaded((a.load, a.weight), (b.load, b.weight)) { a } else { b };
+        Some(NodeId(chosen.node))
+    }
+}
+
 impl Core {
     /// Returns the kind of node that the client's unit needs.
     pub(in crate::core) fn node_request(&self, c: usize) -> NodeRequest {
@@ -104,10 +149,11 @@ impl Core {
         node_request(&client.unit, session)
     }
 
-    /// Returns the node for a read: the less loaded of two replicas chosen at random from those that have replayed what the client must see; the
-    /// primary if there is none. With a `primary_weight`, the primary is among those chosen from. A statement that waits for a standby gets any
-    /// replica: what it waits for need not be replayed yet.
+    /// Returns the node for a read: the less loaded of two replicas chosen at random from those that are known to have replayed what the client must
+    /// see; else of those that can be asked by a replay check (`Unit::check`); the primary if there is none. With a `primary_weight`, the primary is
+    /// among those chosen from. A statement that waits for a standby gets any replica: what it waits for need not be replayed yet.
     pub(in crate::core) fn read_node(&mut self, p: usize, c: usize) -> Option<NodeId> {
+        self.clients[c].unit.check = None;
         if self.view.nodes.len() <= 1 && self.view.primary.is_some() {
             // There is nothing to choose from, and its position does not matter.
             return self.view.primary;
@@ -124,10 +170,9 @@ impl Core {
         let avoid = self.clients[c].attempts.avoid;
         let (r1, r2) = (self.random(), self.random());
         let mut late = false;
-        // At most this many replicas are looked at; a cluster has a handful.
-        let mut fit: [(u16, usize, u32); 64] = [(0, 0, 0); 64];
-        let mut count = 0;
-        let mut zoned = false;
+        let verifiable = self.is_verifiable(c);
+        let (mut proven, mut unproven) = (Candidates::new(), Candidates::new());
+        let mut any_proven = false;
         for (i, node) in self.view.nodes.iter().enumerate() {
             let primary = self.view.primary == Some(node.node.id);
             let weight = if primary { self.settings.primary_weight } else { node.weight };
@@ -141,31 +186,33 @@ impl Core {
             if place.is_suspect(self.now) && place.idle.is_empty() {
                 continue;
             }
-            if !primary && node.node.replayed.get().0 < floor {
-                late = true;
-                continue;
-            }
             let same_zone = self.settings.zone.is_some() && node.zone == self.settings.zone;
-            if same_zone && !zoned {
-                zoned = true;
-                count = 0;
-            }
-            if zoned == same_zone && count < fit.len() {
-                fit[count] = (i as u16, place.load(), weight);
-                count += 1;
+            let candidate = Candidate { node: i as u16, load: place.load(), weight };
+            if primary {
+                proven.add(candidate, same_zone);
+                unproven.add(candidate, same_zone);
+            } else if self.known_replayed(node).0 >= floor {
+                any_proven = true;
+                proven.add(candidate, same_zone);
+            } else {
+                late = true;
+                if verifiable && self.may_check(node) {
+                    unproven.add(candidate, same_zone);
+                }
             }
         }
-        if count == 0 {
+        let from = if any_proven { &proven } else { &unproven };
+        let Some(chosen) = from.choose(r1, r2) else {
             if late {
                 self.metrics.consistency_primary.add(1);
                 self.shared.topology.want_replay();
             }
             return self.view.primary;
+        };
+        if !any_proven && self.view.primary != Some(chosen) {
+            self.clients[c].unit.check = Some(Lsn(floor));
         }
-        let a = fit[(r1 % count as u64) as usize];
-        let b = fit[((r1 % count as u64 + 1 + r2 % (count as u64 - 1).max(1)) % count as u64) as usize];
-        let chosen = if less_loaded((a.1, a.2), (b.1, b.2)) { a } else { b };
-        Some(NodeId(chosen.0))
+        Some(chosen)
     }
 
     /// Returns the LSN that a replica must have replayed for this client; None if that is not known yet.

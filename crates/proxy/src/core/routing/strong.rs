@@ -100,8 +100,9 @@ struct Strong {
     unproven: VecDeque<(Instant, Token)>,
 }
 
-/// Decides from plain values on a strong read: by the known position, and by the position of the fastest usable replica.
-fn decide(reach: Reach, term: u64, fastest: Option<Lsn>, late: bool) -> Reach {
+/// Decides from plain values on a strong read: by the known position, and by the position of the fastest usable replica. `checked`: a replica can be
+/// asked by a replay check.
+fn decide(reach: Reach, term: u64, fastest: Option<Lsn>, late: bool, checked: bool) -> Reach {
     match (reach, fastest) {
         (_, None) => Reach::Primary,
         (Reach::Behind { term: of, lsn } | Reach::At { term: of, lsn }, Some(there)) if of == term && there >= lsn => {
@@ -110,6 +111,7 @@ fn decide(reach: Reach, term: u64, fastest: Option<Lsn>, late: bool) -> Reach {
         _ if late => Reach::Primary,
         // The primary has changed since: the new primary's position must be requested.
         (Reach::Behind { term: of, .. } | Reach::At { term: of, .. }, _) if of != term => Reach::Unasked,
+        (Reach::At { term, lsn }, _) if checked => Reach::At { term, lsn },
         (Reach::At { term, lsn }, _) => Reach::Behind { term, lsn },
         (reach, _) => reach,
     }
@@ -211,7 +213,8 @@ impl Core {
             reach = Reach::At { term: answer.term, lsn: answer.lsn };
         }
         let first = reach == Reach::Unasked;
-        reach = decide(reach, term, fastest, late);
+        let checked = self.is_verifiable(c) && self.view.nodes.iter().any(|node| node.usable && self.may_check(node));
+        reach = decide(reach, term, fastest, late, checked);
         if first && fastest.is_some() {
             self.clients[c].since = self.now;
             self.metrics.strong_reads.add(1);
@@ -371,7 +374,18 @@ mod tests {
             (behind(5), 1, there(4), false, behind(5)),
             (behind(5), 1, there(4), true, Reach::Primary),
         ] {
-            assert_eq!(decide(reach, term, fastest, late), expected, "{reach:?} {term} {fastest:?} {late}");
+            assert_eq!(decide(reach, term, fastest, late, false), expected, "{reach:?} {term} {fastest:?} {late}");
+        }
+        // A replica that can be asked.
+        for (reach, term, fastest, late, expected) in [
+            (at(5), 1, there(4), false, at(5)),
+            (at(5), 1, there(4), true, Reach::Primary),
+            (at(5), 2, there(9), false, Reach::Unasked),
+            (at(5), 1, None, false, Reach::Primary),
+            (behind(5), 1, there(4), false, behind(5)),
+            (Reach::Unasked, 1, there(5), false, Reach::Unasked),
+        ] {
+            assert_eq!(decide(reach, term, fastest, late, true), expected, "{reach:?} {term} {fastest:?} {late}");
         }
     }
 

@@ -35,6 +35,7 @@ use super::observe::Timing;
 use super::parameters::{Applied, Params, Tracker};
 use super::prepared::baseline::{Begins, ToldValues};
 use super::prepared::{CachedFunctionPlans, ServerStatements};
+use super::routing::Replayed;
 use super::session::Tunnel;
 use super::token::Token;
 
@@ -72,6 +73,8 @@ pub(crate) struct Server {
     pub(in crate::core) begin: Begin,
     /// True if replies up to `ReadyForQuery` are dropped, because the client's unit goes to another server.
     pub(in crate::core) discard: bool,
+    /// The answer to the replay check in front, until that check ends.
+    pub(in crate::core) replayed: Option<Replayed>,
     /// True if a statement is in flight after which the session's prepared statements or parameters are unknown: nothing is sent until it is
     /// answered.
     pub(in crate::core) barrier: bool,
@@ -301,6 +304,7 @@ impl Server {
             portals: Portals::default(),
             begin: Begin::No,
             discard: false,
+            replayed: None,
             barrier: false,
             deallocating: None,
             params: Applied::These(params),

@@ -9,6 +9,7 @@ use wire::{Severity, Sqlstate};
 use super::protocol;
 use crate::core::observe::Timing;
 use crate::core::prepared::{Alias, Dropped, SchemaSnapshot, Statement, Undo};
+use crate::core::routing::ReplayCheck;
 use crate::traffic::{Refused, Traffic};
 
 /// Kind of a message to a server. Read when the message is answered or skipped.
@@ -23,6 +24,8 @@ pub(in crate::core) enum Note {
     /// A message in a unit of the proxy's, sent ahead of the client's unit. The client does not wait for the unit's
     /// end.
     Ahead,
+    /// A message of a replay check, ahead of the client's unit.
+    ReplayCheck(ReplayCheck),
     /// A Parse of this statement, under its server name, in a unit of the proxy's ahead of the client's.
     ParseAhead(Arc<Statement>),
     /// A message that the proxy inserted in a client's unit: the client gets its answer only if it fails.
@@ -164,7 +167,7 @@ impl Note {
             Note::Execute { dropped, .. } => [of_dropped(dropped), Undo::Nothing],
             Note::Query { undo, dropped, .. } => [of_dropped(dropped), std::mem::take(undo)],
             Note::Client | Note::Own | Note::Audit | Note::Begin => Default::default(),
-            Note::Ahead | Note::ParseAhead(_) | Note::Inserted => Default::default(),
+            Note::Ahead | Note::ParseAhead(_) | Note::ReplayCheck(_) | Note::Inserted => Default::default(),
             Note::ParseOwn(_) | Note::ParseUnnamed | Note::Evict(_) | Note::CloseOwn => Default::default(),
             Note::Alias { .. } => Default::default(),
             Note::Doomed(_) | Note::Bind(_) | Note::Missing(_) | Note::Refused(_) => Default::default(),
@@ -194,7 +197,7 @@ impl protocol::Note for Note {
             Note::Query { undo, dropped, .. } => undo.is_change() || dropped.is_some(),
             Note::RefusedQuery { undo, .. } | Note::FailedQuery { undo, .. } => undo.is_change(),
             // Messages that the proxy adds around the client's own: no later unit relies on them.
-            Note::Ahead | Note::ParseAhead(_) | Note::Inserted => false,
+            Note::Ahead | Note::ParseAhead(_) | Note::ReplayCheck(_) | Note::Inserted => false,
             Note::Client | Note::Own | Note::Audit | Note::Begin | Note::Evict(_) | Note::CloseOwn => false,
             Note::Bind(_)
             | Note::Missing(_)

@@ -16,6 +16,7 @@ use crate::config::PoolMode;
 use crate::core::observe::{Timing, rows_of};
 use crate::core::parameters::{Applied, Circumstances, Completed, Followed, applied, changed};
 use crate::core::prepared::{Columns, Statement, Unnamed};
+use crate::core::routing::{ReplayCheck, Replayed, read_answer};
 use crate::core::session::{
     Aborted, Attempts, End, IN_FAILED_TRANSACTION, MOST_EXPECTED, NO_BLOCKS, PassThrough, Phase,
 };
@@ -320,8 +321,17 @@ impl Core {
         if tag == b'D' && matches!(server.protocol.front(), Some((_, Note::Audit))) {
             server.cleaning.statements |= !whole || data == Cleaning::STATEMENTS_CHANGED;
         }
+        let check = matches!(server.protocol.front(), Some((_, Note::ReplayCheck(_))));
+        if check {
+            match tag {
+                b'D' => server.replayed = Some(read_answer(data, whole)),
+                // (An error of the unit as a whole comes behind the row.)
+                b'E' => server.replayed = Some(Replayed::Refused),
+                _ => {}
+            }
+        }
         let whose = match server.protocol.front() {
-            Some((_, Note::Own | Note::Audit | Note::Ahead | Note::ParseAhead(_))) => For::Own,
+            Some((_, Note::Own | Note::Audit | Note::Ahead | Note::ParseAhead(_) | Note::ReplayCheck(_))) => For::Own,
             Some((_, Note::Alias { ahead: true, .. })) => For::Own,
             _ => {
                 let hears = server.client.is_some_and(|c| self.clients[c].end != End::Told);
@@ -333,7 +343,9 @@ impl Core {
         let verdict = if unheard || inserted { Verdict::Swallow } else { Verdict::Forward };
         match server.protocol.received(tag, data.first().copied()) {
             Reply::Parsed(note) => self.parsed(s, note, verdict),
-            Reply::Bound(Note::Begin | Note::Own | Note::Audit | Note::Ahead | Note::Inserted) => Verdict::Swallow,
+            Reply::Bound(
+                Note::Begin | Note::Own | Note::Audit | Note::Ahead | Note::ReplayCheck(_) | Note::Inserted,
+            ) => Verdict::Swallow,
             Reply::Bound(_) => verdict,
             Reply::Closed(Note::Client) => verdict,
             Reply::Closed(_) => Verdict::Swallow,
@@ -342,6 +354,7 @@ impl Core {
             Reply::Columns | Reply::Data => verdict,
             Reply::Completed(ended) => self.completed(s, ended, (tag, data), whose, verdict),
             Reply::CopyIn { ignored } => self.asked_for_copy(s, ignored, verdict),
+            Reply::Failed { .. } if check => Verdict::Swallow,
             Reply::Failed { failed, skipped } => self.failed(s, data, failed, skipped, whose, verdict),
             Reply::Ready(note) => self.ready_for_query(s, note, unheard || inserted),
             Reply::Aside => self.aside(s, tag, data, whose, verdict),
@@ -617,6 +630,7 @@ impl Core {
         let unit = server.protocol.last_ended();
         match note {
             Note::Ahead => return Verdict::Swallow,
+            Note::ReplayCheck(check) => return self.replay_check_ended(s, check),
             Note::Own if server.own.owes_ready && server.own.error.is_none() && server.client.is_some() => {
                 server.own.owes_ready = false;
                 return Verdict::Ready;
@@ -653,6 +667,19 @@ impl Core {
             (false, true) => Verdict::NotBegun,
             (false, false) => Verdict::Ready,
         }
+    }
+
+    /// Handles the `ReadyForQuery` of a replay check: the read behind it is dispatched again unless it is proven.
+    fn replay_check_ended(&mut self, s: usize, check: ReplayCheck) -> Verdict {
+        if self.replay_checked(s, check) {
+            return Verdict::Swallow;
+        }
+        if self.servers[s].client.is_some_and(|c| self.clients[c].replay.is_none()) {
+            return Verdict::Broken("a read that was not kept has run on a replica that is behind");
+        }
+        self.discard_rest(s);
+        // Nothing of the unit was sent if the unit waited for an earlier answer.
+        if self.servers[s].protocol.is_settled() { Verdict::SwallowReady } else { Verdict::Swallow }
     }
 
     /// Makes committed parameters the client's, at `ReadyForQuery`.
@@ -930,6 +957,12 @@ impl Core {
             self.clients[c].replay = replay;
         }
         self.metrics.replays_refused.add(1);
+        self.discard_rest(s);
+        true
+    }
+
+    /// Drops the rest of this server's replies to the unit in flight, which goes to another server.
+    fn discard_rest(&mut self, s: usize) {
         let server = &mut self.servers[s];
         server.discard = true;
         if server.protocol.is_in_unit() {
@@ -937,7 +970,6 @@ impl Core {
             server.ends_unit(Request::Sync, Note::Sync);
             self.write_server(s, |out| message::empty(out, b'S'));
         }
-        true
     }
 
     /// Handles a statement that has other columns than clients were sent. Returns true if this connection's client was sent them.
@@ -1037,6 +1069,7 @@ impl Core {
             Note::Execute { dropped: None, .. } | Note::Query { dropped: None, .. } => {}
             Note::RefusedQuery { .. } | Note::FailedQuery { .. } | Note::Answer { .. } | Note::Describe { .. } => {}
             Note::Client | Note::Own | Note::Audit | Note::Begin | Note::Ahead | Note::Inserted | Note::CloseOwn => {}
+            Note::ReplayCheck(_) => {}
             Note::Doomed(_) | Note::Bind(_) | Note::Missing(_) | Note::Refused(_) | Note::Finished(_) => {}
             Note::Check(_) | Note::Ask { .. } | Note::Sync(_) => {}
         }

@@ -279,6 +279,8 @@ pub(in crate::core) struct Unit {
     pub key: u64,
     /// The position that the unit must see, if it is a strong read.
     pub reach: Reach,
+    /// The position for a replay check ahead of the unit, if the chosen replica is not known to have replayed it.
+    pub check: Option<Lsn>,
     /// Proof that the unit's term still stands, if its session is strong.
     pub proof: Proof,
     /// Facts about the unnamed statement that the unit parses, for traffic rules.
@@ -319,6 +321,7 @@ impl Idle for Unit {
         executed: false,
         key: 0,
         reach: Reach::Unasked,
+        check: None,
         proof: Proof::Unasked,
         parsed: None,
         admitted: 0,
@@ -354,6 +357,8 @@ pub(in crate::core) struct Attempts {
     pub count: u8,
     /// True if a replica refused the unit, so the primary gets it.
     pub primary: bool,
+    /// True if a replica had not replayed the unit's position: the unit is not sent behind a replay check again.
+    pub behind: bool,
     /// True if the unit was in a lane, and now gets a server connection to itself.
     pub alone: bool,
     /// Number of server connections that have refused the client's parameters.

@@ -260,6 +260,7 @@ impl Core {
                 client.replay.keep(&bytes[..unit.scanned], &mut self.buffers);
                 client.output.hold(&mut self.buffers);
             }
+            self.check_replay(c, s);
         } else if !unit.routed {
             // Another unit follows before the first is answered.
             self.give_up_replay(c);

@@ -112,6 +112,9 @@ pub(super) struct Backend {
     started: bool,
     status: u8,
     read_only: bool,
+    /// Number of replay checks; and the number of `ReadyForQuery` up to the end of the unit behind a check that found the server behind.
+    checks: u32,
+    behind: u8,
     pending: Vec<u64>,
     /// The client whose numbers the open transaction has seen.
     transaction_of: Option<u64>,
@@ -413,6 +416,7 @@ impl Backend {
             self.out.append(&mut self.late);
         }
         message::ready(&mut self.out, Status::from_byte(self.status).unwrap());
+        self.behind = self.behind.saturating_sub(1);
     }
 
     fn commit(&mut self, store: &mut Store) {
@@ -485,7 +489,8 @@ impl Backend {
         for text in text.split("; ").filter(|text| !text.is_empty()) {
             let zone = self.parameters.get("timezone");
             match self.run(text, None, &zone, store) {
-                Ok(answer) => {
+                Ok(mut answer) => {
+                    self.spoil(&mut answer);
                     if let Some(wait) = self.answer(answer, false) {
                         return wait;
                     }
@@ -666,9 +671,19 @@ impl Backend {
         if self.flaky && text == "BEGIN" && self.begins.is_multiple_of(5) {
             return Err(b"40001");
         }
-        let answer = self.run(&text, portal.parameter.as_deref(), &zone, store)?;
+        let mut answer = self.run(&text, portal.parameter.as_deref(), &zone, store)?;
+        if text != crate::core::routing::REPLAYED {
+            self.spoil(&mut answer);
+        }
         self.answer(answer, true);
         Ok(())
+    }
+
+    /// Replaces a row that no client may get: the server has just said that it is behind.
+    fn spoil(&self, answer: &mut ScriptedReply) {
+        if let (ScriptedReply::Row(value, _), 1) = (answer, self.behind) {
+            *value = "behind".into();
+        }
     }
 
     fn writes(&self) -> Result<(), Code> {
@@ -743,6 +758,13 @@ impl Backend {
                 let named = self.prepared.keys().filter(|name| !name.is_empty()).count();
                 assert_eq!(text, Cleaning::ask_for_statements(named), "session {} has other statements", self.pid);
                 ScriptedReply::Row("f".to_owned(), "SELECT 1")
+            }
+            crate::core::routing::REPLAYED => {
+                self.checks += 1;
+                let behind = self.checks.is_multiple_of(3);
+                self.behind = if behind { 2 } else { 0 };
+                let replayed = if behind { 0 } else { store.committed.len() as u64 + 1 };
+                ScriptedReply::Row(watermark::Lsn(replayed).to_string(), "SELECT 1")
             }
             _ if text.starts_with("SHOW ") => ScriptedReply::Row(self.parameters.get(&text["SHOW ".len()..]), "SHOW"),
             _ if text.starts_with("RESET ") && text != "RESET ALL" => {

@@ -542,8 +542,11 @@ impl World {
                         PrimaryPosition { term: u64::from(self.timeline), lsn: Lsn(0), flushed: Lsn(0) },
                     );
                 }
-                for node in &self.topology.view().nodes {
-                    node.node.replayed.publish(lsn);
+                // Otherwise no probe tells so.
+                if self.random.one_in(2) {
+                    for node in &self.topology.view().nodes {
+                        node.node.replayed.publish(lsn);
+                    }
                 }
                 if self.plan.gated {
                     let behind = self.store.committed.len() - self.durable;
