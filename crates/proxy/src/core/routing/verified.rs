@@ -21,6 +21,7 @@ use wire::{message, payload};
 
 use crate::core::Core;
 use crate::core::server::{Note, Request};
+use crate::core::session::begins_read_only;
 
 /// Name of the prepared statement of replay checks: like the proxy's other names, and none of them, for numbers have no leading zero.
 const NAME: &[u8] = b"kp00";
@@ -122,12 +123,13 @@ pub(in crate::core) fn read_answer(row: &[u8], whole: bool) -> Replayed {
 }
 
 impl Core {
-    /// True if the client's unit may go to a replica behind a replay check: one whole read outside of a transaction, which can be sent again.
+    /// True if the client's unit may go to a replica behind a replay check: one whole read, outside of a transaction or the first in one that is READ
+    /// ONLY, which can be sent again.
     pub(in crate::core) fn is_verifiable(&self, c: usize) -> bool {
         let client = &self.clients[c];
         self.settings.verified_reads
             && !client.attempts.behind
-            && client.begun.is_none()
+            && client.begun.as_ref().is_none_or(|begin| begins_read_only(begin))
             && client.pins.is_empty()
             && client.unit.read
             && client.unit.repeatable
