@@ -196,6 +196,40 @@ async fn pause_lets_transactions_end_and_holds_clients() {
 }
 
 #[tokio::test]
+async fn pools_show_why_no_server_connection_opens() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    cluster.primary().execute("CREATE ROLE capped LOGIN").await;
+    let kingpost = Kingpost::of(&cluster).set("proxy.workers", 1).start().await;
+    let mut config = kingpost.endpoint().config();
+    config.user("capped");
+    let client = kingpost.endpoint().connect_as(&config).await;
+    let console = console(&kingpost).await;
+    let error = async || {
+        let pools = rows(&console, "SHOW POOLS").await;
+        let pool = pools.iter().find(|row| row["user"] == "capped").expect("the client's pool");
+        (pool["connect_error"].clone(), pool["connect_error_age"].clone())
+    };
+    assert_eq!(error().await, (String::new(), String::new()));
+
+    cluster.primary().execute("ALTER ROLE capped CONNECTION LIMIT 0").await;
+    rows(&console, "RECONNECT").await;
+    let waits = tokio::spawn(async move { value(&client, "SELECT 1").await });
+    let logs = cluster.dir();
+    wait_until("the server's refusal to be shown", SOON, logs, async || {
+        let (text, age) = error().await;
+        (text.contains("too many connections for role") && !age.is_empty()).then_some(())
+    })
+    .await;
+    cluster.primary().execute("ALTER ROLE capped CONNECTION LIMIT -1").await;
+    assert_eq!(within("the client", SOON, logs, waits).await.unwrap(), "1");
+    assert_eq!(error().await, (String::new(), String::new()));
+}
+
+#[tokio::test]
 async fn a_pause_that_cannot_end_is_ended_by_resume() {
     if only_kingpost() {
         return;

@@ -33,7 +33,8 @@ use crate::config::Access;
 pub use crate::core::directory::DATABASES;
 use crate::core::paused::Paused;
 pub use crate::core::report::{
-    ClientReport, GateReport, LaneReport, Look, MemoryReport, Operation, PoolReport, Report, ServerReport, Totals,
+    ClientReport, ConnectError, GateReport, LaneReport, Look, MemoryReport, Operation, PoolReport, Report,
+    ServerReport, Totals,
 };
 use crate::core::token::Token;
 use crate::core::{CoreMessage, Shared};

@@ -17,7 +17,7 @@ use super::{PERIOD, durable, inside, limits};
 use crate::config::shown_name;
 use crate::core::Registry;
 use crate::core::paused::Paused;
-use crate::core::report::{ClientReport, PoolReport, Report, ServerReport, Totals};
+use crate::core::report::{ClientReport, ConnectError, PoolReport, Report, ServerReport, Totals};
 use crate::core::statistics::{self, Counts};
 use crate::core::token::Token;
 use crate::metrics::{Metrics, Snapshot};
@@ -121,7 +121,7 @@ pub(super) fn client_of(reports: &[Report], id: u64) -> Option<(usize, Token)> {
     clients.find(|(worker, token)| public_id(*worker, *token) == id)
 }
 
-/// Merges the workers' parts of each pool: counts are added, of waits the longest is kept.
+/// Merges the workers' parts of each pool.
 pub(super) fn wholes(reports: &[Report]) -> Vec<PoolReport> {
     let mut wholes: BTreeMap<(Arc<str>, Arc<str>), PoolReport> = BTreeMap::new();
     for pool in reports.iter().flat_map(|report| &report.pools) {
@@ -129,22 +129,43 @@ pub(super) fn wholes(reports: &[Report]) -> Vec<PoolReport> {
             Entry::Vacant(entry) => {
                 entry.insert(pool.clone());
             }
-            Entry::Occupied(mut entry) => {
-                let sum = entry.get_mut();
-                sum.paused |= pool.paused;
-                sum.clients += pool.clients;
-                sum.waiting += pool.waiting;
-                sum.oldest_wait = sum.oldest_wait.max(pool.oldest_wait);
-                sum.busy += pool.busy;
-                sum.idle += pool.idle;
-                sum.connecting += pool.connecting;
-                sum.cancelling += pool.cancelling;
-                durable::add(&mut sum.gate, pool.gate);
-                sum.totals += pool.totals;
-            }
+            Entry::Occupied(mut entry) => add(entry.get_mut(), pool),
         }
     }
     wholes.into_values().collect()
+}
+
+/// Adds another worker's part to a pool: counts are added; of waits the longest is kept, of errors the last.
+fn add(sum: &mut PoolReport, pool: &PoolReport) {
+    // Each field is named, so that a new one is not forgotten.
+    let PoolReport {
+        database: _,
+        user: _,
+        mode: _,
+        paused,
+        clients,
+        waiting,
+        oldest_wait,
+        busy,
+        idle,
+        connecting,
+        cancelling,
+        connect_error,
+        gate,
+        totals,
+    } = pool;
+    sum.paused |= paused;
+    sum.clients += clients;
+    sum.waiting += waiting;
+    sum.oldest_wait = sum.oldest_wait.max(*oldest_wait);
+    sum.busy += busy;
+    sum.idle += idle;
+    sum.connecting += connecting;
+    sum.cancelling += cancelling;
+    let errors = [sum.connect_error.take(), connect_error.clone()].into_iter().flatten();
+    sum.connect_error = errors.max_by_key(|error| error.at);
+    durable::add(&mut sum.gate, *gate);
+    sum.totals += *totals;
 }
 
 /// Columns that `SHOW CLIENTS` and `SHOW SERVERS` have in common, as in PgBouncer.
@@ -361,8 +382,11 @@ impl Scene<'_> {
             ("maxwait_us", Number),
             ("pool_mode", Text),
             ("load_balance_hosts", Text),
+            ("connect_error", Text),
+            ("connect_error_age", Number),
         ]);
         for pool in wholes(self.reports) {
+            let age = |error: &ConnectError| self.now.saturating_duration_since(error.at).as_secs();
             table.row(vec![
                 (*pool.database).into(),
                 (*pool.user).into(),
@@ -381,6 +405,8 @@ impl Scene<'_> {
                 u64::from(pool.oldest_wait.subsec_micros()).into(),
                 pool.mode.name().into(),
                 Value::Null,
+                pool.connect_error.as_ref().map(|error| &*error.text).into(),
+                pool.connect_error.as_ref().map(age).into(),
             ]);
         }
         table
@@ -882,6 +908,7 @@ mod tests {
             idle: 2,
             connecting: 0,
             cancelling: 0,
+            connect_error: None,
             gate: None,
             totals,
         }
@@ -951,6 +978,25 @@ mod tests {
         assert_eq!(column(&table, "sv_idle"), [4u64, 2].map(Value::from));
         assert_eq!(column(&table, "maxwait"), [1u64, 0].map(Value::from));
         assert_eq!(column(&table, "maxwait_us"), [500_000u64, 0].map(Value::from));
+    }
+
+    #[test]
+    fn the_last_error_of_all_workers_is_shown() {
+        let mut reports = reports();
+        let at = Instant::now().checked_sub(Duration::from_secs(90)).expect("a machine that runs for longer");
+        let error = |text: &str, later| ConnectError { at: at + Duration::from_secs(later), text: text.into() };
+        reports[0].pools[0].connect_error = Some(error("refused", 60));
+        reports[1].pools[0].connect_error = Some(error("timed out", 0));
+        for reports in [[&reports[0], &reports[1]], [&reports[1], &reports[0]]] {
+            let reports = reports.map(|report| Report {
+                worker: report.worker,
+                pools: report.pools.clone(),
+                ..Report::default()
+            });
+            let table = table(Show::Pools, &reports, &Averages::new(Instant::now()));
+            assert_eq!(column(&table, "connect_error"), ["refused".into(), Value::Null]);
+            assert_eq!(column(&table, "connect_error_age"), [Value::from(30u64), Value::Null]);
+        }
     }
 
     #[test]

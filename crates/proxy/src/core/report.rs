@@ -110,10 +110,21 @@ pub struct PoolReport {
     pub connecting: usize,
     /// Number of server connections that wait for the arrival of a cancel request.
     pub cancelling: usize,
+    /// The last attempt to open a server connection, if it failed.
+    pub connect_error: Option<ConnectError>,
     /// State of the commit gate; `None` if answers to commits are not held back.
     pub gate: Option<GateReport>,
     /// Counts since the pool was made; an unused pool is forgotten.
     pub totals: Totals,
+}
+
+/// A failed attempt to open a server connection, since which no attempt at that node has succeeded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectError {
+    /// Time of the failure.
+    pub at: Instant,
+    /// The server's text, or the reason for which it could not be reached.
+    pub text: String,
 }
 
 /// State of the commit gate of one worker's part of a pool.

@@ -24,7 +24,7 @@ use crate::core::observe::Timing;
 use crate::core::parameters::Params;
 use crate::core::prepared::StatementNamespace;
 use crate::core::prepared::baseline::Begins;
-use crate::core::report::Totals;
+use crate::core::report::{ConnectError, Totals};
 use crate::core::server::{Server, ServerPhase};
 use crate::core::session::{At, Attempt, Awaited, Client, Overdue, Phase};
 use crate::core::{Core, CoreMessage, DRAINING, Destination, Effect, Moved, Moving, over};
@@ -269,6 +269,16 @@ impl Pool {
     /// True if clients wait for a connection.
     pub(in crate::core) fn is_waited_for(&self) -> bool {
         !self.writers.is_empty() || !self.readers.is_empty()
+    }
+
+    /// Returns the last failed attempt to open a connection, over all nodes.
+    fn last_failed(&self) -> Option<&Failed> {
+        self.nodes.iter().filter_map(|node| node.failed.as_deref()).max_by_key(|failed| failed.at)
+    }
+
+    /// Returns the last failed attempt to open a connection, for operators.
+    pub(in crate::core) fn connect_error(&self) -> Option<ConnectError> {
+        self.last_failed().map(|failed| ConnectError { at: failed.at, text: failed.text.clone() })
     }
 
     /// True if the pool has no clients, server connections, needed listener or channels.
@@ -833,9 +843,8 @@ impl Core {
             let size = self.settings.connection_limits(&key.database, &key.user).pool;
             Awaited::Connection { size, reached: pool.nodes.iter().find_map(|place| place.budget.reached()) }
         };
-        let failed = pool.nodes.iter().filter_map(|place| place.failed.as_deref()).filter(|failed| failed.at >= since);
-        let attempt =
-            failed.max_by_key(|failed| failed.at).map(|failed| Attempt { code: failed.code, text: &failed.text });
+        let failed = pool.last_failed().filter(|failed| failed.at >= since);
+        let attempt = failed.map(|failed| Attempt { code: failed.code, text: &failed.text });
         Overdue { awaited, limit, database: &key.database, user: &key.user, attempt }.error()
     }
 

@@ -301,6 +301,7 @@ impl Core {
             idle: pool.nodes.iter().map(|node| node.idle.len()).sum(),
             connecting: pool.nodes.iter().map(|node| node.connecting).sum(),
             cancelling: 0,
+            connect_error: pool.connect_error(),
             gate: self.gate_report(pool),
             totals: pool.totals,
         }
