@@ -8,6 +8,7 @@ mod consul;
 mod eureka;
 mod health;
 mod mysql;
+mod nacos;
 mod nodes;
 mod outage;
 mod postgres;

@@ -1,4 +1,4 @@
-//! The HTTP API of version 1: instances, beats, lists, and the login, which gRPC clients use, too.
+//! The HTTP API of version 1: instances, beats, lists, services, and the login, which gRPC clients use, too.
 
 use hyper::{Method, StatusCode};
 use serde_json::json;
@@ -41,6 +41,7 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
         ("GET", ["nacos", "v1", "ns", "instance"]) => call.instance().await,
         ("PUT", ["nacos", "v1", "ns", "instance", "beat"]) => call.beat().await,
         ("GET", ["nacos", "v1", "ns", "instance", "list"]) => call.list().await,
+        ("GET", ["nacos", "v1", "ns", "service"]) => call.described().await,
         ("GET", ["nacos", "v1", "ns", "service", "list"]) => call.services().await,
         ("GET", ["nacos", "v1", "ns", "operator", "metrics"]) => {
             call.naming.needs(Role::Read)?;
@@ -49,6 +50,8 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
         (_, ["nacos", "v1", "ns", "instance"]) => {
             Err(ApiError::MethodNotAllowed { allow: "GET, HEAD, POST, PUT, PATCH, DELETE" })
         }
+        // Nobody creates, changes or deletes a service: it exists through its instances.
+        (_, ["nacos", "v1", "ns", "service"]) => Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" }),
         (_, ["nacos", "v1", "ns", "instance", "beat"]) => Err(ApiError::MethodNotAllowed { allow: "PUT" }),
         (_, ["nacos", "v1", "ns", "instance" | "service", "list"]) => {
             Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" })
@@ -171,6 +174,23 @@ impl Call<'_> {
         };
         let body = context.lists.of_service(snapshot, encoding, packed, make).await?;
         Ok(Reply::pieces(JSON, body, packed))
+    }
+
+    /// Describes a service: its clusters, and Nacos' defaults for everything that a service here does not have.
+    async fn described(&self) -> Result<Reply, ApiError> {
+        self.naming.needs(Role::Read)?;
+        let service = self.service()?;
+        let clusters = self.naming.clusters(&service).await?;
+        let cluster = |name| json!({ "name": name, "healthChecker": { "type": "TCP" }, "metadata": {} });
+        Ok(Reply::ok(&json!({
+            "namespaceId": self.naming.namespace.as_str(),
+            "groupName": service.group,
+            "name": service.name,
+            "protectThreshold": 0.0,
+            "metadata": {},
+            "selector": { "type": "none" },
+            "clusters": clusters.into_iter().map(cluster).collect::<Vec<_>>(),
+        })))
     }
 
     async fn services(&self) -> Result<Reply, ApiError> {

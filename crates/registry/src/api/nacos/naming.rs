@@ -143,8 +143,7 @@ impl Naming<'_> {
         let missing = || ApiError::NotFound { what: "instance", name: sent.shown_id(service) };
         let Some(instance) = self.found(service, sent).await? else {
             let known = self.context.registry.snapshot(&self.key(service)?);
-            let unknown = || format!("no service {:?} in the namespace {:?}", service.full(), self.namespace.as_str());
-            return Err(known.map_or_else(|| ApiError::bad(unknown()), |_| missing()));
+            return Err(known.map_or_else(|| self.no_such_service(service), |_| missing()));
         };
         let written = self.context.registry.change(&instance.id, |row| {
             let row = row.ok_or_else(missing)?;
@@ -188,6 +187,22 @@ impl Naming<'_> {
     /// Returns the instances of a service for clients. Does not check the caller's permission.
     pub(super) async fn hosts(&self, service: &Service, wanted: &Wanted) -> Result<Hosts, ApiError> {
         hosts(self.context, service, &self.key(service)?, wanted).await
+    }
+
+    /// Returns the names of a service's clusters, in alphabetical order.
+    ///
+    /// # Errors
+    /// The service has no instances.
+    pub(super) async fn clusters(&self, service: &Service) -> Result<BTreeSet<String>, ApiError> {
+        let snapshot = self.context.registry.snapshot(&self.key(service)?);
+        let snapshot = snapshot.filter(|snapshot| !snapshot.instances.is_empty());
+        let snapshot = snapshot.ok_or_else(|| self.no_such_service(service))?;
+        let clusters = move || snapshot.instances.iter().map(|instance| wire::cluster(instance)).collect();
+        self.context.lists.apart(clusters).await
+    }
+
+    fn no_such_service(&self, service: &Service) -> ApiError {
+        ApiError::bad(format!("no service {:?} in the namespace {:?}", service.full(), self.namespace.as_str()))
     }
 
     /// Returns the names, without group, of the services of `group` that have instances: those of page `page` (from 1), and the total number. An

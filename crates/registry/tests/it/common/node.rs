@@ -31,7 +31,8 @@ impl Node {
         let registry = Registry::open(Settings::default(), store).await.unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mount = Mount { listener, fronts: vec![Front::Consul, Front::Eureka, Front::Prometheus], tls: None };
+        let fronts = vec![Front::Consul, Front::Eureka, Front::Nacos, Front::Prometheus];
+        let mount = Mount { listener, fronts, tls: None };
         let context =
             Context::new(registry.clone(), Auth::None, HttpLimits::default(), "own".to_owned(), AuditLog::default());
         let server = Server::start(vec![mount], context);
