@@ -1,6 +1,6 @@
 //! The fuzz targets in one program, without libFuzzer: each is run with its seeds, and with bytes from a fixed sequence.
 //!
-//! `make test` compiles and checks the targets by this program alone: a program a target would be linked 19 times.
+//! `make test` compiles and checks the targets by this program alone: a program a target would be linked 20 times.
 
 use std::path::Path;
 
@@ -24,6 +24,7 @@ targets! {
     oauth "../fuzz_targets/oauth.rs",
     orders "../fuzz_targets/orders.rs",
     peers "../fuzz_targets/peers.rs",
+    policy "../fuzz_targets/policy.rs",
     probe "../fuzz_targets/probe.rs",
     protocol "../fuzz_targets/protocol.rs",
     proxy_core "../fuzz_targets/core.rs",

@@ -63,6 +63,7 @@ mod prepared;
 mod protocol;
 mod psql;
 mod registry;
+mod registry_acl;
 mod registry_checks;
 mod registry_clients;
 mod registry_clients_envoy;

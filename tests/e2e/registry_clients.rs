@@ -163,13 +163,27 @@ async fn registry_go_consul() {
 }
 
 async fn go_locks() -> Option<std::path::PathBuf> {
+    go_program("locks").await
+}
+
+/// Builds one of the programs with Go's client of Consul.
+async fn go_program(name: &str) -> Option<std::path::PathBuf> {
     if !there("go") {
         return None;
     }
-    let program = new_dir("go").join("locks");
+    let program = new_dir("go").join(name);
     let from = here().join("go/registry");
-    build(Command::new("go").args(["build", "-o"]).arg(&program).arg("./locks").current_dir(from)).await;
+    build(Command::new("go").args(["build", "-o"]).arg(&program).arg(format!("./{name}")).current_dir(from)).await;
     Some(program)
+}
+
+/// Tokens and policies by Go's client.
+#[tokio::test]
+#[ignore = "needs Go and the network: make clients"]
+async fn registry_go_acl() {
+    let Some(program) = go_program("acl").await else { return };
+    let node = RegistryNode::start("auth = \"acl\"").await;
+    run_at(&node, &program, "go/registry/acl/main.go", &[]).await;
 }
 
 /// Keys, transactions, sessions, and the locks and semaphores that Go's client makes of them.

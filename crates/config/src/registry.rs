@@ -5,7 +5,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ::registry::api::{Auth, HttpLimits, RateLimit, Role, Token, TokenHash};
-use ::registry::{HealthSettings, KvLimits, Limits, NamespaceName, PeerSettings, PeerTls, RuleLimits, Settings, dns};
+use ::registry::{
+    AclLimits, DefaultPolicy, HealthSettings, KvLimits, Limits, NamespaceName, PeerSettings, PeerTls, RuleLimits,
+    Settings, dns,
+};
 use ::settings::{Kind, Setting};
 use serde::{Deserializer, Serializer};
 
@@ -49,7 +52,8 @@ pub const NACOS_LISTEN: &str = "nacos_listen";
         pub store: StoreAddress = StoreAddress("sqlite:/var/lib/kingpost/registry.sqlite".into()), hidden();
         /// Name of this node for Consul's clients.
         pub node: String = "kingpost".into();
-        /// Method of authentication: "tokens", or "none": everybody is let in, only where every address is loopback.
+        /// Method of authentication: "tokens"; "acl": tokens with policies in the store, too, as at Consul; or "none": everybody is let in, only where
+        /// every address is loopback.
         pub auth: AuthMethod = AuthMethod::Tokens;
         /// Host names, without ports, by which a registry with auth = "none" may be asked for beside localhost and loopback addresses. A page in a
         /// browser could otherwise reach it by a name of its own.
@@ -81,6 +85,8 @@ pub const NACOS_LISTEN: &str = "nacos_listen";
         pub kv: KvLimits = KvLimits::default();
         /// PolarisMesh's rules, for each namespace. They count for registry.kv.total_bytes, too.
         pub rules: RuleLimits = RuleLimits::default();
+        /// Tokens and policies in the store, managed through Consul's API, for auth = "acl".
+        pub acl: AclLimits = AclLimits::default();
         /// Judging of instances: heartbeats and probes.
         pub health: HealthSettings = HealthSettings::default();
         /// Tokens and their permissions; `kingpost registry token NAME` makes one.
@@ -123,6 +129,8 @@ impl fmt::Debug for StoreAddress {
         None = "none",
         /// Accepts holders of a token.
         Tokens = "tokens",
+        /// Accepts holders of a token here or in the store; all others have the rights of the anonymous token.
+        Acl = "acl",
     }
 }
 
@@ -230,7 +238,7 @@ impl RegistryConfig {
     pub fn settings(&self, peers: SocketAddr) -> Settings {
         let peers = PeerSettings { listen: peers, advertise: self.peer_advertise.clone(), tls: self.peer_tls.clone() };
         let (limits, kv, rules) = (self.limits.clone(), self.kv.clone(), self.rules.clone());
-        Settings { limits, kv, rules, health: self.health.clone(), peers, ..Settings::default() }
+        Settings { limits, kv, rules, acl: self.acl.clone(), health: self.health.clone(), peers, ..Settings::default() }
     }
 
     /// Returns the limits of the fronts.
@@ -254,19 +262,25 @@ impl RegistryConfig {
     pub fn auth(&self) -> Auth {
         match self.auth {
             AuthMethod::None => Auth::None,
-            AuthMethod::Tokens => Auth::tokens(self.tokens.iter().filter_map(|token| {
-                Some(Token {
-                    name: token.name.clone(),
-                    hash: parse_hash(&token.sha256)?,
-                    role: match token.role {
-                        RoleName::Read => Role::Read,
-                        RoleName::Write => Role::Write,
-                        RoleName::Admin => Role::Admin,
-                    },
-                    namespaces: token.namespaces.clone(),
-                })
-            })),
+            AuthMethod::Tokens => Auth::tokens(self.given()),
+            AuthMethod::Acl => Auth::acl(self.given(), self.acl.default_policy == DefaultPolicy::Allow),
         }
+    }
+
+    /// Returns the configured tokens.
+    fn given(&self) -> impl Iterator<Item = Token> {
+        self.tokens.iter().filter_map(|token| {
+            Some(Token {
+                name: token.name.clone(),
+                hash: parse_hash(&token.sha256)?,
+                role: match token.role {
+                    RoleName::Read => Role::Read,
+                    RoleName::Write => Role::Write,
+                    RoleName::Admin => Role::Admin,
+                },
+                namespaces: token.namespaces.clone(),
+            })
+        })
     }
 
     /// Returns the addresses that are set, with their keys.

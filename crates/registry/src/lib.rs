@@ -34,6 +34,7 @@ pub mod model;
 pub mod peers;
 mod registry;
 mod retry;
+mod rights;
 mod settings;
 mod status;
 pub mod store;
@@ -50,8 +51,11 @@ pub use health::read_probe;
 pub use kv::{KvLimits, KvStatus};
 pub use model::*;
 pub use registry::{Registry, Written};
+#[doc(hidden)]
+pub use rights::{PolicyError, read_policy};
 pub use settings::{
-    HealthSettings, PeerSettings, PeerTls, PeerTlsMode, RuleLimits, SelfPreservationSettings, Settings,
+    AclLimits, DefaultPolicy, HealthSettings, PeerSettings, PeerTls, PeerTlsMode, RuleLimits, SelfPreservationSettings,
+    Settings,
 };
 pub use status::{Counts, PeerStatus, Status};
 pub use store::{Outcome, Store};

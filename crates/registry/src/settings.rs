@@ -34,6 +34,8 @@ pub struct Settings {
     pub kv: KvLimits,
     /// Limits on Polaris rules.
     pub rules: RuleLimits,
+    /// Limits on tokens and policies.
+    pub acl: AclLimits,
 }
 
 ::settings::settings! {
@@ -46,6 +48,34 @@ pub struct Settings {
         pub rule_bytes: usize = 64 << 10, range(0, 512 << 10);
         /// Bytes of all rules of one namespace, counted in the same way. A client gets at most this much in one answer; many clients accept 4 MiB.
         pub bytes: usize = 2 << 20, range(0, 64 << 20);
+    }
+}
+
+::settings::settings! {
+    /// Tokens and policies in the store, in Consul's sense, for auth = "acl".
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct AclLimits: Default {
+        /// Decision where no rule of a token does: "deny" or "allow" (Consul's own default). It never gives a right on tokens and policies.
+        pub default_policy: DefaultPolicy = DefaultPolicy::Deny;
+        /// True if a list of the keys below a prefix needs the access "list" to it (Consul's enable_key_list_policy).
+        pub key_list: bool = false;
+        /// Tokens of a namespace.
+        pub tokens: usize = 10_000, range(1, 100_000);
+        /// Policies of a namespace.
+        pub policies: usize = 1000, range(1, 100_000);
+        /// Bytes of a policy's rules.
+        pub rules_bytes: usize = 64 << 10, range(1 << 10, 512 << 10);
+    }
+}
+
+::settings::settings! {
+    /// Decision where no rule of a token does.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum DefaultPolicy {
+        /// Refuses.
+        Deny = "deny",
+        /// Allows.
+        Allow = "allow",
     }
 }
 
@@ -140,6 +170,7 @@ impl Default for Settings {
             peers: PeerSettings::default(),
             kv: KvLimits::default(),
             rules: RuleLimits::default(),
+            acl: AclLimits::default(),
         }
     }
 }
@@ -167,6 +198,7 @@ impl Settings {
             ((1..=1024).contains(&self.kv.key_bytes), "kv.key_bytes: expected 1 to 1024"),
             (self.kv.value_bytes <= 8 << 20, "kv.value_bytes: expected up to 8 MiB"),
             (self.kv.session_ttl_min >= Duration::from_secs(1), "kv.session_ttl_min: expected at least 1s"),
+            (self.acl.rules_bytes <= 512 << 10, "acl.rules_bytes: expected up to 512 KiB"),
             (self.rules.rule_bytes <= 512 << 10, "rules.rule_bytes: expected up to 512 KiB"),
             (self.health.probes > 0, "health.probes: expected at least 1"),
             (ranges(&self.health.probe_allow), "health.probe_allow: expected addresses or ranges such as 10.0.0.0/8"),

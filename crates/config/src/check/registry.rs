@@ -190,7 +190,7 @@ fn secure(config: &Config, findings: &mut Findings) {
     if off && (tls.cert_file.is_some() || tls.key_file.is_some()) {
         findings.warn("registry.tls.mode", "is \"disable\": cert_file and key_file are not used");
     }
-    if tls.mode != tls::ListenMode::Require && registry.auth == AuthMethod::Tokens {
+    if tls.mode != tls::ListenMode::Require && registry.auth != AuthMethod::None {
         for (key, address) in registry.addresses() {
             if parse_address(address, true).is_ok_and(|host| !host.is_local()) {
                 findings.warn(

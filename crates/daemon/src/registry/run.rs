@@ -94,10 +94,11 @@ impl Running {
         let context = Context::new(registry.clone(), config.auth(), limits, config.node.clone(), audit.clone())
             .known_as(config.hosts.clone());
         let door = context.door();
+        let public = context.public();
         let stats = Arc::clone(&context.stats);
         let server = Server::start(mounts, context);
         let dns = dns.map(|(address, listener)| {
-            (address, dns::Server::start(listener, config.dns.zone(), registry.clone(), config.dns.limits()))
+            (address, dns::Server::start(listener, config.dns.zone(), public, config.dns.limits()))
         });
         Ok(Running { registry, stats, addresses, dns, door, tls, audit, server: Mutex::new(Some(server)) })
     }

@@ -50,6 +50,12 @@ pub enum ApiError {
     /// A missing or unknown token.
     #[error("a token is needed that the registry knows: Authorization: Bearer TOKEN, or X-Consul-Token: TOKEN")]
     Unauthorized,
+    /// A token that neither the configuration nor the store has, in Consul's words.
+    #[error("ACL not found")]
+    NoSuchToken,
+    /// A token whose policies do not give the right.
+    #[error("{0}")]
+    Denied(String),
     /// A token whose role is not sufficient.
     #[error("the token {token:?} may not {act} in the namespace {namespace:?}")]
     Forbidden {
@@ -120,7 +126,7 @@ impl ApiError {
             ApiError::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             ApiError::UnsupportedMediaType { .. } => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             ApiError::Unauthorized => StatusCode::UNAUTHORIZED,
-            ApiError::Forbidden { .. } => StatusCode::FORBIDDEN,
+            ApiError::NoSuchToken | ApiError::Denied(_) | ApiError::Forbidden { .. } => StatusCode::FORBIDDEN,
             ApiError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             ApiError::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
             ApiError::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
@@ -139,8 +145,8 @@ impl ApiError {
             ApiError::MethodNotAllowed { .. } => "method_not_allowed",
             ApiError::UnsupportedMediaType { .. } => "unsupported_media_type",
             ApiError::NotFound { .. } | ApiError::Missing(_) => "not_found",
-            ApiError::Unauthorized => "unauthorized",
-            ApiError::Forbidden { .. } => "forbidden",
+            ApiError::Unauthorized | ApiError::NoSuchToken => "unauthorized",
+            ApiError::Denied(_) | ApiError::Forbidden { .. } => "forbidden",
             ApiError::TooLarge { .. } => "too_large",
             ApiError::BodyTimeout { .. } => "body_timeout",
             ApiError::Busy { .. } => "busy",

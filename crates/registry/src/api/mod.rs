@@ -15,6 +15,7 @@
 //! A front only translates; logic that two of them need is in the core. The paths of the fronts do not overlap, so any number of them can share an
 //! address.
 
+mod acl;
 mod audit;
 mod auth;
 mod complaint;
@@ -71,6 +72,7 @@ pub use server::{Mount, Server, Tls};
 pub use stats::{BUCKETS_MICROS, FrontStats, HttpStats};
 pub use xds::XdsStats;
 
+use crate::rights::{Access, Resource};
 use crate::{NamespaceName, Registry, Revision, ServiceKey, WriteError};
 
 /// A protocol of the registry.
@@ -110,6 +112,8 @@ pub struct Context {
     pub registry: Registry,
     /// Authentication; replaceable at run time.
     auth: Arc<ArcSwap<Auth>>,
+    /// Tokens and policies of the store.
+    acl: Arc<acl::Acl>,
     /// Limits of the HTTP side.
     pub limits: HttpLimits,
     /// Counters of the HTTP side.
@@ -138,6 +142,37 @@ pub struct Context {
     places: Arc<Places>,
     /// Set to true when the server stops: waiting requests are then answered with the current state.
     stopping: watch::Receiver<bool>,
+}
+
+/// The services that clients without a login see.
+pub struct PublicServices {
+    registry: Registry,
+    auth: Arc<ArcSwap<Auth>>,
+    acl: Arc<acl::Acl>,
+}
+
+impl crate::dns::Services for PublicServices {
+    fn find(&self, key: &ServiceKey) -> Vec<Arc<crate::ServiceSnapshot>> {
+        let mut found = self.registry.spelled(key);
+        if let Some(anonymous) = self.auth.load().anonymous(|| self.acl.view(&self.registry)) {
+            found.retain(|service| anonymous.may_read(&service.key) && anonymous.sees_nodes(service.key.namespace()));
+        }
+        found
+    }
+}
+
+/// A version of all rights: equal to a later one only if no token and no policy has changed.
+#[derive(Debug, Clone)]
+struct RightsStamp {
+    auth: Arc<Auth>,
+    /// Number of changes of the store's tokens and policies.
+    changes: u64,
+}
+
+impl PartialEq for RightsStamp {
+    fn eq(&self, other: &RightsStamp) -> bool {
+        Arc::ptr_eq(&self.auth, &other.auth) && self.changes == other.changes
+    }
 }
 
 impl Front {
@@ -173,6 +208,7 @@ impl Context {
         Context {
             registry,
             auth,
+            acl: Arc::default(),
             limits,
             stats,
             node,
@@ -209,19 +245,57 @@ impl Context {
         }
     }
 
+    /// Returns the services that clients without a login see, for DNS: all, or with policies those of the anonymous token.
+    pub fn public(&self) -> PublicServices {
+        PublicServices { registry: self.registry.clone(), auth: Arc::clone(&self.auth), acl: Arc::clone(&self.acl) }
+    }
+
     /// Returns a handle that replaces the authentication while the server runs.
     pub fn door(&self) -> Arc<ArcSwap<Auth>> {
         Arc::clone(&self.auth)
     }
 
+    /// Returns the present version of all rights.
+    fn rights_stamp(&self) -> RightsStamp {
+        RightsStamp { auth: self.auth.load_full(), changes: self.registry.acl_changes() }
+    }
+
     /// Identifies the caller of a request.
     fn identify(&self, request: &Request) -> Result<auth::Caller, ApiError> {
-        self.auth.load().identify(request)
+        self.auth.load().identify(request, || self.acl.view(&self.registry))
     }
 
     /// Identifies the caller by the headers and the query parameter, like [`Context::identify`].
     fn identify_by(&self, headers: &HeaderMap, parameter: Option<&str>) -> Result<auth::Caller, ApiError> {
-        self.auth.load().identify_by(headers, parameter)
+        self.auth.load().identify_by(headers, parameter, || self.acl.view(&self.registry))
+    }
+
+    /// Checks a caller's policies about instances, by the services that they belong to now. Instances that do not exist are not checked; the store is
+    /// asked once if this node lacks one of them. A role is about all instances of the namespace, and was checked.
+    async fn needs_instances(
+        &self,
+        caller: &auth::Caller,
+        access: Access,
+        ids: &[crate::InstanceId],
+    ) -> Result<(), ApiError> {
+        if caller.stored().is_none() {
+            return Ok(());
+        }
+        if let Some(unknown) = ids.iter().find(|id| self.registry.instance(id).is_none()) {
+            // Brings this node up to the store's state, also for the others.
+            self.registry.instance_or_ask(unknown).await;
+        }
+        let mut found = ids.iter().filter_map(|id| self.registry.instance(id));
+        found.try_for_each(|instance| self.needs_found(caller, access, &instance))
+    }
+
+    /// Checks a caller's right to an instance: by its service, or if it is a node, by its name.
+    fn needs_found(&self, caller: &auth::Caller, access: Access, instance: &crate::Instance) -> Result<(), ApiError> {
+        let resource = match instance.id.machine_name() {
+            Some(name) => Resource::node(name),
+            None => Resource::service(instance.service.name()),
+        };
+        caller.needs(access, resource, instance.namespace())
     }
 
     /// Rejects a caller above its rate limit. Unidentified callers are counted by address.
@@ -261,7 +335,7 @@ impl Context {
 
     /// Counts a caller that failed authentication.
     fn refused(&self, error: &ApiError) {
-        if *error == ApiError::Unauthorized {
+        if matches!(error, ApiError::Unauthorized | ApiError::NoSuchToken) {
             self.stats.unauthorized.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
     }

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use hyper::Method;
 use serde::Serialize;
 
-use super::auth::Role;
 use super::list_cache::{Key, ListBuilder};
 use super::reply::JSON;
 use super::{ApiError, Context, RESERVED, Reply, Request, namespace};
+use crate::rights::{Access, Resource};
 use crate::{Encoding, Health, Instance, Revision, ServiceKey, ServiceSnapshot};
 
 /// A target group: a single instance, because each has its own labels.
@@ -32,34 +32,35 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
     let caller = context.identify(request)?;
     let wanted = request.param("namespace").map(namespace).transpose()?;
     if let Some(wanted) = &wanted {
-        caller.needs(Role::Read, wanted.as_str())?;
+        caller.enters(Access::Read, wanted.as_str())?;
     }
     let all = request.flag("all");
     let packed = request.accepts_gzip();
     if let Some(name) = request.param("service") {
         let Some(namespace) = &wanted else { return Err(ApiError::bad("service without namespace: expected both")) };
+        caller.needs(Access::Read, Resource::service(name), namespace.as_str())?;
         let services: Vec<_> = context.registry.snapshot(&ServiceKey::new(namespace, name)?).into_iter().collect();
         let body = context.lists.once(packed, move |out| targets(&services, all, out)).await?;
         return Ok(Reply::pieces(JSON, body, packed));
     }
     let registry = context.registry.clone();
     let body = match wanted {
-        Some(namespace) => {
+        Some(namespace) if caller.sees_all(namespace.as_str()) => {
             let key = key(namespace.as_str(), all, packed);
             let stamp = || (context.registry.revision_in(&namespace), Revision(0));
             let of = namespace.clone();
             let make = move |out: &mut ListBuilder| targets(&registry.services(Some(&of)), all, out);
             context.lists.get(key, stamp, make).await?
         }
-        None if caller.may(Role::Read, "*") => {
+        None if caller.stored().is_none() && caller.may(Access::Read, Resource::Everything, "*") => {
             let stamp = || (context.registry.revision(), Revision(0));
             let make = move |out: &mut ListBuilder| targets(&registry.services(None), all, out);
             context.lists.get(key("", all, packed), stamp, make).await?
         }
-        None => {
+        wanted => {
             let make = move |out: &mut ListBuilder| {
-                let mut services = registry.services(None);
-                services.retain(|service| caller.may(Role::Read, service.key.namespace()));
+                let mut services = registry.services(wanted.as_ref());
+                services.retain(|service| caller.may_read(&service.key));
                 targets(&services, all, out);
             };
             context.lists.once(packed, make).await?

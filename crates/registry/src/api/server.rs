@@ -426,12 +426,14 @@ async fn read(
     let caller = context.identify(&request);
     context.admit(caller.as_ref().ok(), peer)?;
     // An unidentified caller's body is not read, except for a login: other requests without a token need none or are rejected.
-    let most = match caller {
-        Ok(_) => limits.body_bytes,
-        Err(_) if nacos::is_login(&request.path()) => LOGIN_BYTES.min(limits.body_bytes),
+    let (most, limit) = match caller {
+        Ok(caller) if caller.is_trusted() => (limits.body_bytes, "registry.body_bytes"),
+        // The anonymous token: a bootstrap, or a write that it may do.
+        Ok(_) => (ANONYMOUS_BYTES.min(limits.body_bytes), "the limit of requests without a token"),
+        Err(_) if nacos::is_login(&request.path()) => (LOGIN_BYTES.min(limits.body_bytes), "registry.body_bytes"),
         Err(_) => return Ok(request),
     };
-    let too_large = || ApiError::TooLarge { what: "the body", limit: "registry.body_bytes", value: most as u64 };
+    let too_large = || ApiError::TooLarge { what: "the body", limit, value: most as u64 };
     let announced =
         request.headers.get(hyper::header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     if announced.is_some_and(|length: u64| length > most as u64) {
@@ -453,6 +455,8 @@ async fn read(
     Ok(request)
 }
 
+/// Maximum length of a body from a caller without a token, where tokens of the store are in use and the default is to deny.
+const ANONYMOUS_BYTES: usize = 64 << 10;
 /// Maximum length of a login's body from an unidentified caller.
 const LOGIN_BYTES: usize = 4096;
 

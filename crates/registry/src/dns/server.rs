@@ -13,8 +13,7 @@ use tokio::task::JoinSet;
 
 use super::answer::{Answered, Outcome, cut};
 use super::limit::{Limiter, Verdict};
-use super::{Limits, Seeds, Stats, Transport, Zone, answer};
-use crate::Registry;
+use super::{Limits, Seeds, Services, Stats, Transport, Zone, answer};
 
 /// Pause after a socket error: out of descriptors or memory, where only time helps.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -68,7 +67,7 @@ pub struct Server {
 /// State shared by all questions.
 struct Shared {
     zone: Zone,
-    registry: Registry,
+    services: Box<dyn Services + Send + Sync>,
     limits: Limits,
     stats: Arc<Stats>,
     random: AtomicU64,
@@ -81,7 +80,12 @@ struct Shared {
 
 impl Server {
     /// Serves a zone.
-    pub fn start(listener: Listener, zone: Zone, registry: Registry, limits: Limits) -> Server {
+    pub fn start(
+        listener: Listener,
+        zone: Zone,
+        services: impl Services + Send + Sync + 'static,
+        limits: Limits,
+    ) -> Server {
         let stats = Arc::new(Stats::default());
         let mut seed = [0; 8];
         // Without randomness the order of instances can be guessed, which does no harm.
@@ -90,7 +94,16 @@ impl Server {
         let random = AtomicU64::new(local);
         let (limiter, began) = (Limiter::new(limits.per_second), Instant::now());
         let stats_of = Arc::clone(&stats);
-        let shared = Arc::new(Shared { zone, registry, limits, stats: stats_of, random, local, limiter, began });
+        let shared = Arc::new(Shared {
+            zone,
+            services: Box::new(services),
+            limits,
+            stats: stats_of,
+            random,
+            local,
+            limiter,
+            began,
+        });
         let mut tasks = JoinSet::new();
         tasks.spawn(datagrams(listener.udp, Arc::clone(&shared)));
         tasks.spawn(connections(listener.tcp, shared));
@@ -127,7 +140,7 @@ impl Shared {
             IpAddr::V4(v4) => u64::from(u32::from(v4)),
             IpAddr::V6(v6) => (u128::from(v6) >> 64) as u64 ^ u128::from(v6) as u64,
         };
-        self.count(answer(query, transport, &self.zone, &self.registry, Seeds { order, client }))
+        self.count(answer(query, transport, &self.zone, &*self.services, Seeds { order, client }))
     }
 
     fn count(&self, answered: Option<Answered>) -> Option<Vec<u8>> {

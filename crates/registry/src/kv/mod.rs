@@ -18,12 +18,13 @@
 //! - Each call has one revision, so no revision stands for two contents of a key. A call is carried out completely or not at all.
 //! - A key is held by at most one session, and only while that session is in the store. The transaction that ends a session also releases or deletes
 //!   its keys.
-//! - Rules and events are in reserved namespaces of keys, which no name from outside can address (`rules`, `events`). Writes to one of these are
+//! - Rules, events, tokens and policies are in reserved namespaces of keys, which no name from outside can address (`rules`, `events`, `acl`). Writes to one of these are
 //!   serialised (`own`).
 //! - Each node counts a lock delay from the moment it receives the row, so it is never shorter than requested. No clocks are compared.
 //! - A session is ended for lack of renewal only after twice its time to live without a renewal at any live node. A renewal that not every live node
 //!   could ask for is committed to the store before it is answered.
 
+mod acl;
 mod events;
 mod judge;
 mod model;
@@ -80,6 +81,8 @@ pub(crate) struct Kv {
     error: Mutex<Option<String>>,
     /// Number of full reads.
     replaced: AtomicU64,
+    /// Number of changes of tokens or policies, and of full reads.
+    acl_changes: AtomicU64,
     /// Serialises this node's changes to reserved namespaces; each namespace maps to one lock.
     changing: [tokio::sync::Mutex<()>; 16],
 }
@@ -137,6 +140,7 @@ impl Kv {
             behind: Mutex::default(),
             error: Mutex::default(),
             replaced: AtomicU64::new(0),
+            acl_changes: AtomicU64::new(0),
             changing: std::array::from_fn(|_| tokio::sync::Mutex::default()),
         };
         let read = kv.store.read(0, Revision(0)).await?;
@@ -180,6 +184,11 @@ impl Kv {
                 true => state.replace(read.head, read.rows, now),
                 false => state.absorb(read.head, read.rows, now),
             };
+            let is_of_acl = |one: &Touched| matches!(one, Touched::Key(namespace, _) if namespace.is_of_acl());
+            // Under the lock, so that nobody has the rows and the old number.
+            if read.whole || touched.iter().any(is_of_acl) {
+                self.acl_changes.fetch_add(1, Ordering::Release);
+            }
             // Under the lock, so that the leases see a session's beginning and end in that order.
             let (mut leases, now) = self.health.leases.sessions();
             for one in &touched {

@@ -1,17 +1,43 @@
-//! Changes to the reserved namespaces of keys, which hold rules and events.
+//! Changes to the reserved namespaces of keys, which hold rules, events, tokens and policies.
 
 use std::sync::Arc;
 
-use super::model::{Ask, Entry, Operation, Refusal};
+use super::model::{Ask, Entry, Operation, Refusal, Verb};
 use crate::error::WriteError;
-use crate::model::NamespaceName;
+use crate::model::{NamespaceName, Revision};
 use crate::registry::Registry;
 
 /// Attempts before a write is given up. On one node, writes to a namespace wait for each other, so each failed attempt means that another node was
 /// faster.
 const ATTEMPTS: u32 = 32;
 
+/// The key of the counter of writes to a space whose writes are serialised.
+const WRITES: &str = "writes";
+
 impl Registry {
+    /// Changes the contents of `space` like [`Registry::change_own`]; the counter of writes, which is not among the entries, makes the change
+    /// conditional.
+    ///
+    /// # Errors
+    /// Any error of `decide` or of a write.
+    pub(super) async fn change_counted<T, E: From<WriteError>>(
+        &self,
+        space: &NamespaceName,
+        what: &str,
+        mut decide: impl FnMut(&[Arc<Entry>]) -> Result<(Vec<Operation>, T), E>,
+    ) -> Result<T, E> {
+        self.change_own(space, what, |entries| {
+            let counted = counted(entries.iter().find(|entry| &*entry.key == WRITES).map(|entry| &**entry));
+            let known: Vec<Arc<Entry>> = entries.iter().filter(|entry| &*entry.key != WRITES).map(Arc::clone).collect();
+            let (operations, told) = decide(&known)?;
+            if operations.is_empty() {
+                return Ok((operations, told));
+            }
+            Ok((std::iter::once(counted).chain(operations).collect(), told))
+        })
+        .await
+    }
+
     /// Changes the contents of `space`, a reserved namespace that errors call `what`. `decide` gets all entries and returns the operations; it is
     /// called again if another write came in between, so at least one of the operations must be conditional. Returns the second value of `decide`,
     /// after the commit.
@@ -54,4 +80,14 @@ impl Registry {
         }
         Err(WriteError::Contended { what: what.into(), attempts: ATTEMPTS }.into())
     }
+}
+
+/// Makes the operation that increments the counter, if no write has incremented it since.
+fn counted(writes: Option<&Entry>) -> Operation {
+    let (count, revision) = writes.map_or((0, Revision(0)), |entry| {
+        let digits = std::str::from_utf8(&entry.value).unwrap_or_default();
+        (digits.parse::<u64>().unwrap_or(0), entry.modified)
+    });
+    let value = count.wrapping_add(1).to_string();
+    Operation { key: WRITES.into(), verb: Verb::SetIf(value.into(), 0, revision) }
 }

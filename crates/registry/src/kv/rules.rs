@@ -16,8 +16,7 @@ use crate::model::{NamespaceName, Revision};
 use crate::registry::Registry;
 use crate::settings::RuleLimits;
 
-/// The key of the counter of writes; the keys of rules begin with [`RULE`].
-const WRITES: &str = "writes";
+/// Prefix of the keys of rules.
 const RULE: &str = "rule/";
 
 /// The version of a namespace's rules as read: a different value if the rules may have changed.
@@ -109,33 +108,18 @@ impl Registry {
         mut decide: impl FnMut(&[Arc<Entry>]) -> Result<(Vec<RuleWrite>, T), E>,
     ) -> Result<T, E> {
         let space = NamespaceName::of_rules(namespace);
-        self.change_own(&space, &format!("the rules of {namespace}"), |entries| {
-            let writes = entries.iter().find(|entry| &*entry.key == WRITES);
-            let counted = counted(writes.map(|entry| &**entry));
+        self.change_counted(&space, &format!("the rules of {namespace}"), |entries| {
             let known: Vec<Arc<Entry>> =
                 entries.iter().filter(|entry| rule_name(entry).is_some()).map(Arc::clone).collect();
             let (rules, told) = decide(&known)?;
-            if rules.is_empty() {
-                return Ok((Vec::new(), told));
-            }
             let rules = rules.into_iter().map(|rule| match rule {
                 RuleWrite::Put(name, value, number) => {
                     Operation { key: format!("{RULE}{name}").into(), verb: Verb::Set(value, number) }
                 }
                 RuleWrite::Delete(name) => Operation { key: format!("{RULE}{name}").into(), verb: Verb::Delete },
             });
-            Ok((std::iter::once(counted).chain(rules).collect(), told))
+            Ok((rules.collect(), told))
         })
         .await
     }
-}
-
-/// Makes the operation that increments the counter, if no write has incremented it since.
-fn counted(writes: Option<&Entry>) -> Operation {
-    let (count, revision) = writes.map_or((0, Revision(0)), |entry| {
-        let digits = std::str::from_utf8(&entry.value).unwrap_or_default();
-        (digits.parse::<u64>().unwrap_or(0), entry.modified)
-    });
-    let value = count.wrapping_add(1).to_string();
-    Operation { key: WRITES.into(), verb: Verb::SetIf(value.into(), 0, revision) }
 }

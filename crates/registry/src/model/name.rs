@@ -7,9 +7,10 @@ use sha2::{Digest as _, Sha256};
 
 use super::limits::{self, Invalid};
 
-/// Prefixes of the namespaces in which rules and events are stored; the rest is a digest of the owning namespace.
+/// Prefixes of the namespaces in which rules, events, and tokens with their policies are stored; the rest is a digest of the owning namespace.
 const RULES: &str = "kingpost.rules.";
 const EVENTS: &str = "kingpost.events.";
+const ACL: &str = "kingpost.acl.";
 /// Bytes of the owner's digest in such a name: with the prefix they fit into [`NamespaceName::MAX_BYTES`], and they are enough to make a collision
 /// infeasible.
 const OWNER_DIGEST: usize = 24;
@@ -69,25 +70,22 @@ impl NamespaceName {
     /// Returns the reserved namespace of keys in which the registry stores the rules of `namespace`. [`NamespaceName::new`] refuses such a name, so
     /// no client can address it; an older program takes it for an ordinary one.
     pub(crate) fn of_rules(namespace: &NamespaceName) -> NamespaceName {
-        namespace.own(RULES)
+        own(&namespace.0, RULES)
     }
 
     /// Returns the reserved namespace for the events of `namespace`, like [`NamespaceName::of_rules`].
     pub(crate) fn of_events(namespace: &NamespaceName) -> NamespaceName {
-        namespace.own(EVENTS)
+        own(&namespace.0, EVENTS)
     }
 
-    fn own(&self, kind: &str) -> NamespaceName {
-        use std::fmt::Write as _;
+    /// Returns the reserved namespace for the tokens and policies of `scope`, a namespace or `*`, like [`NamespaceName::of_rules`].
+    pub(crate) fn of_acl(scope: &str) -> NamespaceName {
+        own(scope, ACL)
+    }
 
-        let digest = Sha256::digest(self.0.as_bytes());
-        let mut name = String::with_capacity(kind.len() + 2 * OWNER_DIGEST);
-        name.push_str(kind);
-        for byte in digest.iter().take(OWNER_DIGEST) {
-            // Writing into a String never fails.
-            let _ = write!(name, "{byte:02x}");
-        }
-        NamespaceName(name.into())
+    /// True if this is a namespace of tokens and policies.
+    pub(crate) fn is_of_acl(&self) -> bool {
+        self.digest_of(ACL).is_some()
     }
 
     /// Returns the owner's digest if this is a namespace of rules.
@@ -102,7 +100,7 @@ impl NamespaceName {
     }
 
     fn is_own(&self) -> bool {
-        [RULES, EVENTS].into_iter().any(|kind| self.digest_of(kind).is_some())
+        [RULES, EVENTS, ACL].into_iter().any(|kind| self.digest_of(kind).is_some())
     }
 
     /// Makes a name as it is stored: one that [`NamespaceName::new`] accepts, or a reserved one.
@@ -122,6 +120,20 @@ impl NamespaceName {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// Makes a reserved name: the kind, and the owner's digest.
+fn own(owner: &str, kind: &str) -> NamespaceName {
+    use std::fmt::Write as _;
+
+    let digest = Sha256::digest(owner.as_bytes());
+    let mut name = String::with_capacity(kind.len() + 2 * OWNER_DIGEST);
+    name.push_str(kind);
+    for byte in digest.iter().take(OWNER_DIGEST) {
+        // Writing into a String never fails.
+        let _ = write!(name, "{byte:02x}");
+    }
+    NamespaceName(name.into())
 }
 
 impl Default for NamespaceName {
@@ -312,7 +324,11 @@ mod tests {
         let events: Vec<NamespaceName> = names.iter().map(NamespaceName::of_events).collect();
         assert!(rules.iter().all(|space| space.rules_digest().map(str::len) == Some(48)));
         assert!(events.iter().all(|space| space.rules_digest().is_none()), "events are no rules");
-        let all = [rules, events].concat();
+        let acl: Vec<NamespaceName> = names.iter().map(|name| NamespaceName::of_acl(name.as_str())).collect();
+        assert!(
+            acl.iter().all(|space| space.is_of_acl()) && !rules.iter().chain(&events).any(|space| space.is_of_acl())
+        );
+        let all = [rules, events, acl, vec![NamespaceName::of_acl("*")]].concat();
         for (index, space) in all.iter().enumerate() {
             assert!(!all[..index].contains(space), "{space}");
             assert!(space.as_str().len() <= NamespaceName::MAX_BYTES, "{space}");

@@ -3,6 +3,7 @@
 //! One program for all modules, as linking is slow.
 #![allow(clippy::unwrap_used)]
 
+mod acl;
 mod common;
 mod consul;
 mod eureka;

@@ -13,6 +13,7 @@ use super::wire::{self, Kept, Object, status};
 use super::{CONTENT_HASH, Call, DEFAULT_WAIT, Scope, add, checks, done, machine};
 use crate::api::list_cache::ListBuilder;
 use crate::api::{ApiError, Reply, Watched, identity};
+use crate::rights::{Access, Resource};
 use crate::{Edit, Health, Instance, Patch, Registration};
 
 /// Parts of Consul's agent API about its own process and cluster, which are not served: operators use the registry's own tools instead.
@@ -52,6 +53,7 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
 async fn deregister(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
     call.writes()?;
     let instance = call.agent_service(id).await?;
+    call.changes(&instance)?;
     write(call.context.registry.deregister(std::slice::from_ref(&instance.id)).await)?;
     call.audit("agent/service/deregister", id);
     Ok(done())
@@ -70,27 +72,22 @@ async fn update(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
 async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
     let own = call.context.node.as_str();
     match path {
-        ["self"] => Ok(Reply::ok(&json!({
-            "Config": {
-                "Datacenter": DATACENTER,
-                "PrimaryDatacenter": DATACENTER,
-                "NodeName": own,
-                "NodeID": entry::node_id(own),
-                "Server": true,
-                "Revision": "",
-                "Version": env!("CARGO_PKG_VERSION"),
-            },
-            "Member": member(own),
-            "Meta": {},
-        }))),
-        ["members"] => Ok(Reply::ok(&[member(own)])),
-        ["version"] => Ok(Reply::ok(&json!({ "HumanVersion": env!("CARGO_PKG_VERSION") }))),
+        ["self" | "version"] => {
+            call.needs(Access::Read, Resource::agent(own))?;
+            let version = || json!({ "HumanVersion": env!("CARGO_PKG_VERSION") });
+            Ok(Reply::ok(&if path == ["self"] { own_config(own) } else { version() }))
+        }
+        ["members"] => {
+            let seen: Vec<Value> = call.wanted.sees_node(own).then(|| member(own)).into_iter().collect();
+            Ok(Reply::ok(&seen))
+        }
         ["services"] => {
             let peer = call.peer();
             let make = move |scope: &Scope, out: &mut ListBuilder| {
                 // A service of the client's own host has the plain id as its key.
                 let own = own_instances(scope);
-                let services = own.iter().map(|(it, kept)| (AgentService::new(it, kept), comes_from(it, &peer)));
+                let own = own.iter().filter(|(it, _)| scope.wanted.sees_service(it.service.name()));
+                let services = own.map(|(it, kept)| (AgentService::new(it, kept), comes_from(it, &peer)));
                 add(out, &entry::by_id(services.filter(|(service, _)| scope.fits(service))));
             };
             call.whole("consul.agent.services", &call.peer(), make).await
@@ -99,9 +96,11 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
         ["checks"] => {
             let make = |scope: &Scope, out: &mut ListBuilder| {
                 let of_nodes = machine::named(scope, &scope.node);
-                let of_nodes = of_nodes.iter().flat_map(|(node, kept)| entry::node_checks(node, kept));
+                let of_nodes = of_nodes.iter().filter(|(_, kept)| scope.wanted.sees_node(&kept.node));
+                let of_nodes = of_nodes.flat_map(|(node, kept)| entry::node_checks(node, kept));
                 let checks: BTreeMap<String, Check> = own_instances(scope)
                     .iter()
+                    .filter(|(instance, _)| scope.wanted.sees_service(instance.service.name()))
                     .flat_map(|(instance, kept)| entry::checks(instance, kept, &scope.node))
                     .chain(of_nodes)
                     .filter(|check| scope.fits(check))
@@ -113,11 +112,13 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
         }
         ["health", "service", "id", id @ ..] if !id.is_empty() => {
             let instance = call.agent_service(&id.join("/")).await?;
+            call.needs(Access::Read, Resource::service(instance.service.name()))?;
             Ok(judged(call, &[&instance]))
         }
         ["health", "service", "name", name @ ..] if !name.is_empty() => {
             let name = name.join("/");
             let snapshots = call.context.registry.spelled(&call.named(&name)?);
+            call.needs(Access::Read, Resource::service(snapshots.first().map_or(&name, |it| it.key.name())))?;
             let list: Vec<&Arc<Instance>> = snapshots.iter().flat_map(|snapshot| snapshot.instances.iter()).collect();
             if list.is_empty() {
                 return Err(ApiError::NotFound { what: "service", name });
@@ -137,6 +138,7 @@ async fn watched_service(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
     loop {
         let registry = &call.context.registry;
         let found = call.agent_service(id).await?;
+        call.needs(Access::Read, Resource::service(found.service.name()))?;
         // Read before the instance: a change in between ends the wait.
         let revision = registry.revision_of(&found.service);
         let instance = registry.instance(&found.id).unwrap_or(found);
@@ -161,6 +163,23 @@ fn content_hash(shown: &Value) -> String {
         said.retain(|key, _| !matches!(key.as_str(), "CreateIndex" | "ModifyIndex"));
     }
     crate::api::hash_of(&said.to_string())[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Returns the answer about this node.
+fn own_config(own: &str) -> Value {
+    json!({
+    "Config": {
+        "Datacenter": DATACENTER,
+        "PrimaryDatacenter": DATACENTER,
+        "NodeName": own,
+        "NodeID": entry::node_id(own),
+        "Server": true,
+        "Revision": "",
+        "Version": env!("CARGO_PKG_VERSION"),
+    },
+    "Member": member(own),
+    "Meta": {},
+    })
 }
 
 fn member(own: &str) -> Value {
@@ -225,9 +244,12 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     let (id, others) = call.agent_identity(&host, &read.id)?;
     let is_plain = host == peer && id == identity::consul(&call.namespace, &peer, &read.id)?;
     let service = call.registered(&read.name)?;
+    call.needs(Access::Write, Resource::service(service.name()))?;
     read.kept.agent = true;
     let replaced = call.request.flag("replace-existing-checks");
     let written = call.context.registry.change(&id, |known| {
+        // The id may be another service's now.
+        known.map_or(Ok(()), |instance| call.changes(instance))?;
         // A service that was imported or put into the catalog stays on its node; an agent's own one is on a node named after its address.
         let node = known.map(|instance| (Kept::of(instance).node, &instance.host));
         let node = node.and_then(|(node, host)| (!node.is_empty() && *node != **host).then_some(node));
@@ -273,7 +295,9 @@ async fn maintenance(call: &Call<'_>, id: &str) -> Result<Reply, ApiError> {
     call.writes()?;
     let isolate = wire::flag(call.request.param("enable"))?;
     let reason = call.request.param("reason").filter(|_| isolate).unwrap_or_default();
-    let id_of = call.agent_service(id).await?.id.clone();
+    let found = call.agent_service(id).await?;
+    call.changes(&found)?;
+    let id_of = found.id.clone();
     let change = call.context.registry.change(&id_of, |known| {
         let missing = || ApiError::NotFound { what: "service ID", name: id.to_owned() };
         let instance = known.ok_or_else(missing)?;

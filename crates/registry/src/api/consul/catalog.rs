@@ -14,6 +14,7 @@ use super::{Call, DATACENTER, Scope, add, checks, entries, has_tags, rest, same}
 use crate::api::list_cache::ListBuilder;
 use crate::api::reply::JSON;
 use crate::api::{ApiError, Reply};
+use crate::rights::{Access, Resource};
 use crate::{Edit, Encoding, Instance, InstanceId, Patch, Registration, ServiceSnapshot};
 
 pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
@@ -50,8 +51,9 @@ async fn read(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
                 call.list_of(snapshot, Encoding::ConsulCatalog, make).await?
             } else {
                 let fitting = move |snapshot: &ServiceSnapshot, scope: &Scope| {
-                    let is_wanted = |kept: &Kept| has_tags(&kept.tags, &wanted) && scope.wanted.node(kept);
-                    let list = snapshot.instances.iter().filter(|it| is_wanted(&Kept::of(it)));
+                    let is_wanted =
+                        |it: &Instance, kept: &Kept| has_tags(&kept.tags, &wanted) && scope.wanted.takes(it, kept);
+                    let list = snapshot.instances.iter().filter(|it| is_wanted(it, &Kept::of(it)));
                     let list = list.map(|instance| CatalogService::new(instance, &scope.node));
                     entries(list.filter(|entry| scope.fits(entry)))
                 };
@@ -95,7 +97,8 @@ fn services(scope: &Scope, out: &mut ListBuilder) {
             some |= out.part(before, &service, Encoding::ConsulTags, |service| tags(service, |_| true));
         } else {
             let fits = |instance: &Instance| {
-                scope.wanted.node(&Kept::of(instance)) && scope.fits(&CatalogService::new(instance, &scope.node))
+                scope.wanted.takes_service(instance, &Kept::of(instance))
+                    && scope.fits(&CatalogService::new(instance, &scope.node))
             };
             let entry = tags(&service, fits);
             if !entry.is_empty() {
@@ -128,18 +131,18 @@ fn nodes(scope: &Scope, out: &mut ListBuilder) {
     let own = scope.node.as_str();
     // By their names in lower case: two spellings are one node.
     let mut nodes: BTreeMap<String, Node> = BTreeMap::new();
-    if scope.wanted.node_meta.is_empty() {
+    if scope.wanted.node_meta.is_empty() && scope.wanted.sees_node(own) {
         nodes.insert(own.to_lowercase(), Node::new(own, "127.0.0.1", 1));
     }
     for (machine, kept) in machine::all(scope) {
-        if scope.wanted.node(&kept) {
+        if scope.wanted.takes(&machine, &kept) {
             let node = Node::of(&machine, &kept, own);
             nodes.insert(kept.node.to_lowercase(), node);
         }
     }
     for instance in scope.instances() {
         let kept = Kept::of(&instance);
-        if !kept.node.is_empty() && scope.wanted.node(&kept) {
+        if !kept.node.is_empty() && scope.wanted.has_node_meta(&kept) && scope.wanted.sees_node(&kept.node) {
             let node = Node::of(&instance, &kept, own);
             nodes.entry(kept.node.to_lowercase()).or_insert(node);
         }
@@ -151,8 +154,10 @@ fn nodes(scope: &Scope, out: &mut ListBuilder) {
 
 /// Writes a node and its services; `null`, as at Consul, if there is no such node.
 fn node(scope: &Scope, name: &str, out: &mut ListBuilder) {
-    let on_it = on_node(scope, name);
-    let Some(shown) = shown_node(scope, name, &on_it) else { return out.text("null") };
+    let mut on_it = on_node(scope, name);
+    let shown = shown_node(scope, name, &on_it).filter(|_| scope.wanted.sees_node(name));
+    let Some(shown) = shown else { return out.text("null") };
+    on_it.retain(|instance| scope.wanted.sees_service(instance.service.name()));
     out.text("{\"Node\":");
     add(out, &shown);
     out.text(",\"Services\":");
@@ -163,8 +168,9 @@ fn node(scope: &Scope, name: &str, out: &mut ListBuilder) {
 
 /// Writes the same as [`node`] with the services in a list: two on one node may have the same id, because the registry's node represents all agents.
 fn node_services(scope: &Scope, name: &str, out: &mut ListBuilder) {
-    let on_it = on_node(scope, name);
-    let Some(shown) = shown_node(scope, name, &on_it) else {
+    let mut on_it = on_node(scope, name);
+    on_it.retain(|instance| scope.wanted.sees_service(instance.service.name()));
+    let Some(shown) = shown_node(scope, name, &on_it).filter(|_| scope.wanted.sees_node(name)) else {
         return out.text("{\"Node\":null,\"Services\":[]}");
     };
     out.text("{\"Node\":");
@@ -213,6 +219,9 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     }
     let (of_services, of_node) = checks::of_catalog(&object, &fields.name)?;
     let skip_update = object.flag("skipnodeupdate")?;
+    if !of_node.is_empty() || !machine::is_known(call, &fields, skip_update)? {
+        call.needs(Access::Write, Resource::node(&fields.name))?;
+    }
     let is_known = call.context.registry.instance(&machine::id(call, &fields.name)?).is_some();
     let service = object.get("service");
     // A node that is known only through its services needs no row of its own.
@@ -224,6 +233,9 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         for probe in &of_services {
             let on_it = on_node_by_id(call, &fields.name, &probe.service).await?;
             let missing = || ApiError::NotFound { what: "service ID", name: probe.service.clone() };
+            if let Some(instance) = on_it.as_ref().and_then(|id| call.context.registry.instance(id)) {
+                call.changes(&instance)?;
+            }
             let with = |list| machine::with_checks(std::slice::from_ref(probe), list);
             checks::change(call, &on_it.ok_or_else(missing)?, with).await?;
         }
@@ -249,7 +261,10 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     let host = if read.address.is_empty() { &fields.address } else { &read.address };
     let id = call.node_identity(&fields.name, &read.id)?;
     let name = call.registered(&read.name)?;
+    call.needs(Access::Write, Resource::service(name.name()))?;
     let written = call.context.registry.change(&id, |known| {
+        // The id may be another service's now.
+        known.map_or(Ok(()), |instance| call.changes(instance))?;
         let before = known.map(|instance| Kept::of(instance));
         // An agent reverts what others write about its service, except the tags that it lets them set.
         if let (Some(instance), Some(before)) = (known, &before)
@@ -290,8 +305,13 @@ async fn deregister(call: &Call<'_>) -> Result<Reply, ApiError> {
         return Err(ApiError::bad("expected Node"));
     }
     let (service, check) = (object.text("serviceid")?, object.text("checkid")?);
+    // Who may write a node may remove everything on it.
+    let of_node = call.may(Access::Write, Resource::node(node));
     if service.is_empty() && !check.is_empty() {
         if let Some(instance) = with_check(call, node, check).await? {
+            if !of_node {
+                call.changes(&instance)?;
+            }
             checks::remove(call, &instance, check).await?;
             call.audit("catalog/deregister", check);
         }
@@ -299,13 +319,21 @@ async fn deregister(call: &Call<'_>) -> Result<Reply, ApiError> {
     }
     let ids: Vec<_> = match service {
         "" => {
+            call.needs(Access::Write, Resource::node(node))?;
             let (scope, name) = (call.scope(), node.to_owned());
             let found = call.context.lists.apart(move || on_node(&scope, &name)).await?;
             let machine = machine::id(call, node)?;
             let known = call.context.registry.instance_or_ask(&machine).await;
             found.iter().map(|instance| instance.id.clone()).chain(known.map(|_| machine)).collect()
         }
-        service => on_node_by_id(call, node, service).await?.into_iter().collect(),
+        service => {
+            let found = on_node_by_id(call, node, service).await?;
+            let instance = found.as_ref().and_then(|id| call.context.registry.instance(id));
+            if let Some(instance) = instance.filter(|_| !of_node) {
+                call.changes(&instance)?;
+            }
+            found.into_iter().collect()
+        }
     };
     for some in ids.chunks(call.context.registry.limits().call_rows.max(1)) {
         for row in call.context.registry.deregister(some).await {

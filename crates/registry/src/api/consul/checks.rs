@@ -15,6 +15,7 @@ use super::wire::{CHECK_ID, Described, Kept, Object, health};
 use super::{Call, done, machine, registration_of, same, wire};
 use crate::api::identity::{self, in_consul};
 use crate::api::{ApiError, Reply};
+use crate::rights::{Access, Resource};
 use crate::{
     Beat, Check, CheckKind, Edit, Health, Instance, InstanceCheck, InstanceId, MOST_CHECKS, Metadata, Pace, ProbeTls,
     Registration,
@@ -399,6 +400,7 @@ fn no_such_check(check: &str) -> ApiError {
 pub(super) async fn report(call: &Call<'_>, check: &str, health: Health) -> Result<Reply, ApiError> {
     call.writes()?;
     let instance = owner(call, check).await?;
+    call.changes(&instance)?;
     let list = held(&instance, &Kept::of(&instance));
     let one = list.iter().find(|held| held.id == check).ok_or_else(|| no_such_check(check))?;
     if one.check.as_ref().is_some_and(|check| !check.is_reported()) {
@@ -438,7 +440,9 @@ pub(super) async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         return Err(ApiError::bad("expected Name, or an ID"));
     }
     if service.is_empty() {
-        machine::change(call, &machine::NodeFields::of_agent(call), false, |after| {
+        let fields = machine::NodeFields::of_agent(call);
+        call.needs(Access::Write, Resource::node(&fields.name))?;
+        machine::change(call, &fields, false, |after| {
             Ok(machine::After { checks: machine::with_checks(std::slice::from_ref(&probe), after.checks)?, ..after })
         })
         .await?;
@@ -446,6 +450,7 @@ pub(super) async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         return Ok(done());
     }
     let instance = call.agent_service(service).await?;
+    call.changes(&instance)?;
     change(call, &instance.id, |list| registered(std::slice::from_ref(&probe), list, false)).await?;
     call.audit("agent/check/register", service);
     Ok(done())
@@ -455,6 +460,7 @@ pub(super) async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
 pub(super) async fn deregister(call: &Call<'_>, check: &str) -> Result<Reply, ApiError> {
     call.writes()?;
     let instance = owner(call, check).await?;
+    call.changes(&instance)?;
     remove(call, &instance, check).await?;
     call.audit("agent/check/deregister", check);
     Ok(done())

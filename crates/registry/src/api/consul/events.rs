@@ -24,6 +24,7 @@ use super::{Blocked, Call, DEFAULT_WAIT, Scope, entry, filter, machine};
 use crate::Instance;
 use crate::api::{ApiError, Context, Reply};
 use crate::kv::Entry;
+use crate::rights::{Access, Resource};
 
 /// Maximum length of an event in bytes: name, payload and filters. Consul's limit.
 const LONGEST: usize = 512;
@@ -93,6 +94,7 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
 async fn fire(call: &Call<'_>) -> Result<Reply, ApiError> {
     // The raw path: a slash is part of the name.
     let name = call.request.whole.strip_prefix("/v1/event/fire/").unwrap_or_default();
+    call.needs(Access::Write, Resource::event(name))?;
     if name == REMOTE_EXEC {
         return Err(ApiError::NotImplemented("Consul's remote execution is not served here".into()));
     }
@@ -173,6 +175,13 @@ async fn listed(call: &Call<'_>, asked: &Asked, found: Vec<Arc<Entry>>) -> Resul
         found.iter().filter_map(|entry| Some((entry.flags, serde_json::from_slice::<Event>(&entry.value).ok()?)));
     let mut events: Vec<(u64, Event)> = events.collect();
     events.retain(|(_, event)| asked.name.is_empty() || event.name == asked.name);
+    events.retain(|(_, event)| {
+        let sees = call.may(Access::Read, Resource::event(&event.name));
+        if !sees {
+            call.note_filtered();
+        }
+        sees
+    });
     if asked.nodes.is_none() && !events.iter().any(|(_, event)| event.is_filtered()) {
         return Ok(events);
     }

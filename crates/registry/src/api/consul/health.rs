@@ -99,13 +99,13 @@ fn checks<'a>(instances: impl IntoIterator<Item = &'a Arc<Instance>>, scope: &Sc
 }
 
 fn of_node(node: &Instance, kept: &Kept, scope: &Scope, state: Option<Health>) -> Vec<Check> {
-    let checks = if scope.wanted.node(kept) { entry::node_checks(node, kept) } else { Vec::new() };
+    let checks = if scope.wanted.takes(node, kept) { entry::node_checks(node, kept) } else { Vec::new() };
     wanted(checks, scope, state)
 }
 
 fn of_instance(instance: &Instance, scope: &Scope, state: Option<Health>) -> Vec<Check> {
     let kept = Kept::of(instance);
-    if !scope.wanted.node(&kept) {
+    if !scope.wanted.takes(instance, &kept) {
         return Vec::new();
     }
     wanted(entry::checks(instance, &kept, &scope.node), scope, state)
@@ -138,8 +138,9 @@ async fn service(call: &Call<'_>, name: &str) -> Result<Reply, ApiError> {
             let fitting = move |snapshot: &ServiceSnapshot, scope: &Scope| {
                 let list = snapshot.instances.iter();
                 let list = list.filter(|instance| !passing || entry::worst(instance) == Health::Passing);
-                let is_wanted = |kept: &Kept| has_tags(&kept.tags, &wanted) && scope.wanted.node(kept);
-                let list = list.filter(|instance| is_wanted(&Kept::of(instance)));
+                let is_wanted =
+                    |it: &Instance, kept: &Kept| has_tags(&kept.tags, &wanted) && scope.wanted.takes(it, kept);
+                let list = list.filter(|instance| is_wanted(instance, &Kept::of(instance)));
                 let list = list.map(|instance| ServiceEntry::new(instance, &scope.node));
                 entries(list.filter(|entry| scope.fits(entry)))
             };

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{Blocked, Call, DEFAULT_WAIT, jitter};
-use crate::api::auth::Role;
 use crate::api::{ApiError, Reply};
 use crate::kv::{Entry, Given, Operation, Refusal, Subject, Verb};
+use crate::rights::{Access, Resource};
 use crate::{Revision, WriteError};
 
 const NO_SNIFFING: HeaderName = HeaderName::from_static("x-content-type-options");
@@ -26,15 +26,15 @@ pub(super) async fn handle(call: &Call<'_>) -> Result<Reply, ApiError> {
     let key = path.strip_prefix("/v1/kv").map(|rest| rest.strip_prefix('/').unwrap_or(rest)).unwrap_or_default();
     match call.request.method {
         Method::GET | Method::HEAD => {
-            call.caller.needs(Role::Read, call.namespace.as_str())?;
+            call.caller.enters(Access::Read, call.namespace.as_str())?;
             get(call, key).await
         }
         Method::PUT => {
-            call.caller.needs(Role::Write, call.namespace.as_str())?;
+            call.caller.enters(Access::Write, call.namespace.as_str())?;
             put(call, key).await
         }
         Method::DELETE => {
-            call.caller.needs(Role::Write, call.namespace.as_str())?;
+            call.caller.enters(Access::Write, call.namespace.as_str())?;
             delete(call, key).await
         }
         _ => Err(ApiError::MethodNotAllowed { allow: ALLOW }),
@@ -78,9 +78,13 @@ async fn get(call: &Call<'_>, key: &str) -> Result<Reply, ApiError> {
     let (keys, recurse) = (has("keys"), has("recurse"));
     let registry = &call.context.registry;
     if keys || recurse {
+        if registry.acl_limits().key_list {
+            call.needs(Access::List, Resource::key(key))?;
+        }
         let index = |(index, _): &(Revision, Vec<Arc<Entry>>)| *index;
         let read = || registry.kv_tree(&call.namespace, key);
         let (blocked, (_, entries)) = watched(call, Subject::Tree(key.into()), read, index).await?;
+        let entries = call.readable(entries);
         if keys {
             let separator = call.request.param("separator").or_else(|| call.request.param("seperator"));
             let names = names(&entries, key, separator.unwrap_or_default());
@@ -94,6 +98,7 @@ async fn get(call: &Call<'_>, key: &str) -> Result<Reply, ApiError> {
         return Ok(blocked.show(Reply::ok(&shown)));
     }
     named(key)?;
+    call.needs(Access::Read, Resource::key(key))?;
     let index = |(index, _): &(Revision, Option<Arc<Entry>>)| *index;
     let read = || registry.kv_get(&call.namespace, key);
     let (blocked, (_, entry)) = watched(call, Subject::Key(key.into()), read, index).await?;
@@ -105,6 +110,21 @@ async fn get(call: &Call<'_>, key: &str) -> Result<Reply, ApiError> {
         return Ok(blocked.show(reply));
     }
     Ok(blocked.show(Reply::ok(&[show(&entry, true)])))
+}
+
+impl Call<'_> {
+    /// Returns the entries that the caller may read.
+    pub(super) fn readable(&self, mut entries: Vec<Arc<Entry>>) -> Vec<Arc<Entry>> {
+        // A role is about all keys, and was checked.
+        if self.caller.stored().is_some() {
+            let before = entries.len();
+            entries.retain(|entry| self.may(Access::Read, Resource::key(&entry.key)));
+            if entries.len() < before {
+                self.note_filtered();
+            }
+        }
+        entries
+    }
 }
 
 /// Returns the distinct keys, each cut after the first separator behind the prefix.
@@ -150,6 +170,7 @@ pub(super) async fn watched<T>(
 
 async fn put(call: &Call<'_>, key: &str) -> Result<Reply, ApiError> {
     named(key)?;
+    call.needs(Access::Write, Resource::key(key))?;
     one_of(call, &["cas", "acquire", "release"])?;
     let request = call.request;
     let limit = call.context.registry.kv_limits().value_bytes;
@@ -173,9 +194,11 @@ async fn put(call: &Call<'_>, key: &str) -> Result<Reply, ApiError> {
 async fn delete(call: &Call<'_>, key: &str) -> Result<Reply, ApiError> {
     one_of(call, &["recurse", "cas"])?;
     if call.request.param("recurse").is_some() {
+        call.needs(Access::Write, Resource::Keys(key))?;
         return one(call, key, Verb::DeleteTree, "kv/delete-tree").await;
     }
     named(key)?;
+    call.needs(Access::Write, Resource::key(key))?;
     match call.request.number("cas")? {
         Some(index) => one(call, key, Verb::DeleteIf(Revision(index)), "kv/delete-cas").await,
         None => one(call, key, Verb::Delete, "kv/delete").await,

@@ -9,6 +9,7 @@ use super::checks::{self, Probe, ServiceCheck, assemble, held, keep};
 use super::wire::{Kept, Object, flag, within_own_bytes};
 use super::{Call, Scope, done, same};
 use crate::api::{ApiError, Reply};
+use crate::rights::{Access, Resource};
 use crate::{Edit, Health, Instance, InstanceId, Metadata, Registration, machine_id, machines};
 
 /// A node as given by `/v1/catalog/register` or by an agent's call.
@@ -77,6 +78,28 @@ pub(super) fn id(call: &Call<'_>, name: &str) -> Result<InstanceId, ApiError> {
     let known = registry.machines(&call.namespace);
     let spelled = known.iter().find(|machine| machine.id.machine_name().is_some_and(|known| same(known, name)));
     Ok(spelled.map_or(id, |machine| machine.id.clone()))
+}
+
+/// True if a registration of the node `fields` changes nothing of it, so that it needs no right to write the node.
+pub(super) fn is_known(call: &Call<'_>, fields: &NodeFields, skip_update: bool) -> Result<bool, ApiError> {
+    let registry = &call.context.registry;
+    let same_as = |instance: &Instance| {
+        if skip_update {
+            return true;
+        }
+        let kept = Kept::of(instance);
+        let address = if kept.node_address.is_empty() { &*instance.host } else { kept.node_address.as_str() };
+        address == fields.address
+            && (fields.id.is_empty() || kept.node_id == fields.id)
+            && kept.node_meta == fields.meta
+            && kept.node_tagged_addresses == fields.tagged_addresses
+    };
+    match registry.instance(&id(call, &fields.name)?) {
+        Some(machine) => Ok(same_as(&machine)),
+        None => {
+            Ok(registry.on_machine(&call.namespace, &fields.name).first().is_some_and(|instance| same_as(instance)))
+        }
+    }
 }
 
 /// Returns the nodes of the namespace with attributes of their own, with what is kept of them.
@@ -174,7 +197,9 @@ pub(super) async fn maintenance(call: &Call<'_>) -> Result<Reply, ApiError> {
     call.writes()?;
     let enable = flag(call.request.param("enable"))?;
     let reason = call.request.param("reason").unwrap_or_default();
-    change(call, &NodeFields::of_agent(call), false, |mut after| {
+    let fields = NodeFields::of_agent(call);
+    call.needs(Access::Write, Resource::node(&fields.name))?;
+    change(call, &fields, false, |mut after| {
         // A node already in maintenance keeps the reason, as at Consul.
         after.maintenance = enable.then(|| after.maintenance.take().unwrap_or_else(|| reason.to_owned()));
         Ok(after)

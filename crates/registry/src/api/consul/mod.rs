@@ -2,11 +2,11 @@
 //! blocking queries.
 //!
 //! The whole registry is every host's agent, on each of our nodes: a client that registers on one node finds the same on another. The client's address
-//! is the agent, and a service id is unique on it ([`super::identity`]). Not supported: ACLs, the mesh, and the
-//! output of checks (`Output` is empty).
+//! is the agent, and a service id is unique on it ([`super::identity`]). Not supported: the mesh, and the output of checks (`Output` is empty).
 //!
 //! Format: <https://developer.hashicorp.com/consul/api-docs>.
 
+mod acl;
 mod agent;
 mod catalog;
 mod checks;
@@ -20,10 +20,12 @@ mod patterns;
 mod routes;
 mod schema;
 mod session;
+mod sight;
 mod txn;
 mod wire;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -32,10 +34,11 @@ use hyper::{Method, StatusCode};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::auth::{Caller, Role};
+use super::auth::Caller;
 use super::list_cache::{Key, ListBuilder, MOST_AT_ONCE, entries};
 use super::reply::JSON;
 use super::{ApiError, Context, Reply, Request, Watched, identity};
+use crate::rights::{Access, Resource};
 use crate::{
     Encoding, Health, Instance, InstanceId, NamespaceName, Registration, Registry, Revision, ServiceKey,
     ServiceSnapshot,
@@ -46,6 +49,7 @@ use filter::Filter;
 pub use filter::read_filter;
 pub(super) use patterns::Patterns;
 pub(super) use routes::{ABSENT, handle};
+use sight::Sight;
 
 const INDEX: HeaderName = HeaderName::from_static("x-consul-index");
 const KNOWN_LEADER: HeaderName = HeaderName::from_static("x-consul-knownleader");
@@ -67,6 +71,8 @@ struct Call<'a> {
     caller: Caller,
     namespace: NamespaceName,
     wanted: Wanted,
+    /// True once a part of the answer was left out, because the caller may not read it.
+    filtered: Arc<AtomicBool>,
 }
 
 /// Selection of entries by a request.
@@ -75,6 +81,8 @@ struct Wanted {
     filter: Option<Arc<Filter>>,
     /// Pairs of `?node-meta=`, all of which an instance's node must have.
     node_meta: Arc<[(String, String)]>,
+    /// The part of the namespace that the caller may read; `None` for all services and nodes.
+    sight: Option<Sight>,
 }
 
 /// Inputs of a list of a namespace's services, without the request: lists are made on another thread.
@@ -87,7 +95,7 @@ struct Scope {
 }
 
 impl Wanted {
-    fn of(request: &Request) -> Result<Wanted, ApiError> {
+    fn of(request: &Request, sight: Option<Sight>) -> Result<Wanted, ApiError> {
         let filter = request.param("filter").filter(|text| !text.is_empty()).zip(schema::of_path(&request.path()));
         let pair = |text: &str| match text.split_once(':') {
             Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -97,17 +105,36 @@ impl Wanted {
         Ok(Wanted {
             filter: filter.map(|(text, kind)| Filter::parse(text, kind)).transpose()?.map(Arc::new),
             node_meta: node_meta.collect::<Result<_, _>>()?,
+            sight,
         })
     }
 
     /// True if everything is selected, so that a cached response can be used.
     fn is_all(&self) -> bool {
-        self.filter.is_none() && self.node_meta.is_empty()
+        self.filter.is_none() && self.node_meta.is_empty() && self.sight.is_none()
     }
 
     /// True if instances on a node are selected, by the node's metadata kept with one of them.
-    fn node(&self, kept: &wire::Kept) -> bool {
+    fn has_node_meta(&self, kept: &wire::Kept) -> bool {
         self.node_meta.iter().all(|(key, value)| kept.node_meta.get(key) == Some(value))
+    }
+
+    /// True if an instance or a node is selected, and the caller may read it and its node.
+    fn takes(&self, instance: &Instance, kept: &wire::Kept) -> bool {
+        self.has_node_meta(kept) && self.sight.as_ref().is_none_or(|sight| sight.instance(instance, kept))
+    }
+
+    /// True if an instance is selected, and the caller may read its service.
+    fn takes_service(&self, instance: &Instance, kept: &wire::Kept) -> bool {
+        self.has_node_meta(kept) && self.sees_service(instance.service.name())
+    }
+
+    fn sees_service(&self, name: &str) -> bool {
+        self.sight.as_ref().is_none_or(|sight| sight.service(name))
+    }
+
+    fn sees_node(&self, name: &str) -> bool {
+        self.sight.as_ref().is_none_or(|sight| sight.node(name))
     }
 }
 
@@ -137,16 +164,38 @@ impl Call<'_> {
         Err(ApiError::MethodNotAllowed { allow: if *method == Method::GET { "GET, HEAD" } else { "PUT" } })
     }
 
-    /// Checks the method and the caller's role for a read.
+    /// Checks the method and the caller's role for a read. Policies decide about each object.
     fn reads(&self) -> Result<(), ApiError> {
         self.is(&Method::GET)?;
-        self.caller.needs(Role::Read, self.namespace.as_str())
+        self.caller.enters(Access::Read, self.namespace.as_str())
     }
 
-    /// Checks the method and the caller's role for a write.
+    /// Checks the method and the caller's role for a write. Policies decide about the object ([`Call::needs`]).
     fn writes(&self) -> Result<(), ApiError> {
         self.is(&Method::PUT)?;
-        self.caller.needs(Role::Write, self.namespace.as_str())
+        self.caller.enters(Access::Write, self.namespace.as_str())
+    }
+
+    /// Checks the caller's right to a resource.
+    fn needs(&self, access: Access, resource: Resource<'_>) -> Result<(), ApiError> {
+        self.caller.needs(access, resource, self.namespace.as_str())
+    }
+
+    fn may(&self, access: Access, resource: Resource<'_>) -> bool {
+        self.caller.may(access, resource, self.namespace.as_str())
+    }
+
+    /// Remembers that a part of the answer was left out.
+    fn note_filtered(&self) {
+        self.filtered.store(true, Ordering::Relaxed);
+    }
+
+    /// Checks the caller's right to change an instance: by its service, or if it is a node, by its name.
+    fn changes(&self, instance: &Instance) -> Result<(), ApiError> {
+        match instance.id.is_of_machine() {
+            true => self.needs(Access::Write, Resource::node(&wire::Kept::of(instance).node)),
+            false => self.needs(Access::Write, Resource::service(instance.service.name())),
+        }
     }
 
     fn audit(&self, action: &str, object: &str) {

@@ -1,16 +1,21 @@
 //! The way of a request to the part of the API that answers it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+use hyper::header::HeaderName;
 use hyper::{Method, StatusCode};
 
-use super::{Call, Wanted, agent, catalog, events, health, kv, session, txn};
+use super::{Call, Sight, Wanted, acl, agent, catalog, events, health, kv, session, txn};
 use crate::api::{ApiError, Context, Reply, Request, namespace};
+
+/// Tells a client that its token does not read everything that was asked for.
+const FILTERED: HeaderName = HeaderName::from_static("x-consul-results-filtered-by-acls");
 
 /// Parts of Consul that are not served. Consul's clients take a 404 for "no such key", and a watch of a key then repeats the request at once: so
 /// these are answered with 501.
-pub(in crate::api) const ABSENT: [&str; 8] =
-    ["query", "acl", "config", "connect", "coordinate", "operator", "snapshot", "internal"];
+pub(in crate::api) const ABSENT: [&str; 7] =
+    ["query", "config", "connect", "coordinate", "operator", "snapshot", "internal"];
 
 pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) -> Result<Reply, ApiError> {
     let path = request.path();
@@ -31,19 +36,32 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
             "Consul's /v1/{part} is not served here: keys, sessions and events need a store in SQLite, PostgreSQL, MySQL, MariaDB or TiKV"
         )));
     }
+    if let ["v1", "acl", rest @ ..] = path.as_slice() {
+        return acl::handle(context, request, caller, rest).await;
+    }
     let named = request.param("ns").or_else(|| request.named_header("x-consul-namespace"));
     // As at Consul, the token's namespace is the default: many clients have no setting for it.
     let name = named.or_else(|| caller.only_namespace()).unwrap_or("default").to_owned();
-    let call = Call { context, request, caller, namespace: namespace(&name)?, wanted: Wanted::of(request)? };
+    let namespace = namespace(&name)?;
+    let filtered = Arc::default();
+    let sight = Sight::of(&caller, namespace.as_str(), &context.node, &filtered);
+    let call = Call { context, request, caller, namespace, wanted: Wanted::of(request, sight)?, filtered };
     call.supported()?;
-    match path.as_slice() {
-        ["v1", "agent", rest @ ..] => agent::handle(&call, rest).await,
-        ["v1", "catalog", rest @ ..] => catalog::handle(&call, rest).await,
-        ["v1", "health", rest @ ..] => health::handle(&call, rest).await,
-        ["v1", "kv", ..] => plainly(kv::handle(&call).await),
-        ["v1", "session", rest @ ..] => plainly(session::handle(&call, rest).await),
-        ["v1", "event", rest @ ..] => plainly(events::handle(&call, rest).await),
-        ["v1", "txn"] => plainly(txn::handle(&call).await),
+    let reply = part(&call, &path).await?;
+    // As at Consul, a caller without a token is not told.
+    let filtered = call.filtered.load(Ordering::Relaxed) && call.caller.token().is_some();
+    Ok(if filtered { reply.header(FILTERED, "true") } else { reply })
+}
+
+async fn part(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiError> {
+    match path {
+        ["v1", "agent", rest @ ..] => agent::handle(call, rest).await,
+        ["v1", "catalog", rest @ ..] => catalog::handle(call, rest).await,
+        ["v1", "health", rest @ ..] => health::handle(call, rest).await,
+        ["v1", "kv", ..] => plainly(kv::handle(call).await),
+        ["v1", "session", rest @ ..] => plainly(session::handle(call, rest).await),
+        ["v1", "event", rest @ ..] => plainly(events::handle(call, rest).await),
+        ["v1", "txn"] => plainly(txn::handle(call).await),
         _ => Err(call.no_such_path()),
     }
 }

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::wire::Object;
 use super::{Call, checks::owner, kv};
-use crate::api::auth::Role;
 use crate::api::{ApiError, Reply, format_duration, parse_duration};
 use crate::kv::{Behavior, LONGEST_LOCK_DELAY, LONGEST_TTL, Renewal, Session, Subject};
+use crate::rights::{Access, Resource};
 use crate::{Health, InstanceId, Revision};
 
 /// Default lock delay.
@@ -29,12 +29,14 @@ pub(super) async fn handle(call: &Call<'_>, path: &[&str]) -> Result<Reply, ApiE
         }
         ["destroy", id] => {
             call.writes()?;
+            holds(call, id).await?;
             registry.session_end(&call.namespace, id).await?;
             call.audit("session/destroy", id);
             Ok(Reply::ok(&true))
         }
         ["renew", id] => {
             call.writes()?;
+            holds(call, id).await?;
             match registry.session_renew(&call.namespace, id).await? {
                 Renewal::Lives(session) => Ok(Reply::ok(&[show(&session)])),
                 Renewal::Unknown => Ok(Reply::text(StatusCode::NOT_FOUND, format!("Session id '{id}' not found"))),
@@ -78,11 +80,31 @@ async fn list(call: &Call<'_>, wanted: impl Fn(&Session) -> bool) -> Result<Repl
     if !matches!(call.request.method, Method::GET | Method::HEAD) {
         return Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" });
     }
-    call.caller.needs(Role::Read, call.namespace.as_str())?;
+    call.caller.enters(Access::Read, call.namespace.as_str())?;
     let read = || call.context.registry.sessions(&call.namespace);
     let (blocked, (_, sessions)) = kv::watched(call, Subject::Sessions, read, |(index, _)| *index).await?;
-    let shown: Vec<Value> = sessions.iter().filter(|session| wanted(session)).map(|session| show(session)).collect();
+    let sees = |session: &Session| {
+        let sees = call.may(Access::Read, Resource::session(&session.node));
+        if !sees {
+            call.note_filtered();
+        }
+        sees
+    };
+    let shown = sessions.iter().filter(|session| wanted(session) && sees(session));
+    let shown: Vec<Value> = shown.map(|session| show(session)).collect();
     Ok(blocked.show(Reply::ok(&shown)))
+}
+
+/// Checks the caller's right to a session, by its node. A session that does not exist is everybody's.
+async fn holds(call: &Call<'_>, id: &str) -> Result<(), ApiError> {
+    // A role is about all sessions, and was checked; renewals are frequent.
+    if call.caller.stored().is_none() {
+        return Ok(());
+    }
+    match call.context.registry.session(&call.namespace, id).await? {
+        Some(session) => call.needs(Access::Write, Resource::session(&session.node)),
+        None => Ok(()),
+    }
 }
 
 async fn create(call: &Call<'_>) -> Result<Reply, ApiError> {
@@ -114,6 +136,7 @@ async fn create(call: &Call<'_>) -> Result<Reply, ApiError> {
         "" => call.context.node.as_str(),
         node => node,
     };
+    call.needs(Access::Write, Resource::session(node))?;
     for (what, text) in [("Name", object.text("name")?), ("Node", node)] {
         if text.len() > LONGEST_NAME || text.chars().any(char::is_control) {
             return Err(ApiError::bad(format!(

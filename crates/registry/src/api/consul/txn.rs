@@ -1,5 +1,7 @@
 //! `/v1/txn`: several operations on keys, all or none.
 
+use std::sync::Arc;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -9,9 +11,9 @@ use serde_json::{Value, json};
 use super::wire::Object;
 use super::{Call, kv};
 use crate::Revision;
-use crate::api::auth::Role;
 use crate::api::{ApiError, Reply};
-use crate::kv::{Given, MOST_OPERATIONS, Operation, Verb};
+use crate::kv::{Entry, Given, MOST_OPERATIONS, Operation, Verb};
+use crate::rights::{Access, Resource};
 
 pub(super) async fn handle(call: &Call<'_>) -> Result<Reply, ApiError> {
     call.is(&hyper::Method::PUT)?;
@@ -23,7 +25,15 @@ pub(super) async fn handle(call: &Call<'_>) -> Result<Reply, ApiError> {
     }
     let operations = list.iter().map(|one| operation(call, one)).collect::<Result<Vec<Operation>, ApiError>>()?;
     let writes = operations.iter().any(|operation| operation.verb.writes());
-    call.caller.needs(if writes { Role::Write } else { Role::Read }, call.namespace.as_str())?;
+    call.caller.enters(if writes { Access::Write } else { Access::Read }, call.namespace.as_str())?;
+    let refused = operations.iter().enumerate().filter_map(|(index, operation)| {
+        let refused = allowed(call, operation).err()?;
+        Some(json!({ "OpIndex": index, "What": refused.to_string() }))
+    });
+    let refused: Vec<Value> = refused.collect();
+    if !refused.is_empty() {
+        return Ok(Reply::json(StatusCode::CONFLICT, &json!({ "Results": null, "Errors": refused })));
+    }
     let keys: Vec<_> =
         operations.iter().filter(|operation| operation.verb.writes()).map(|one| one.key.to_string()).collect();
     match call.context.registry.kv_apply(&call.namespace, operations).await? {
@@ -31,12 +41,17 @@ pub(super) async fn handle(call: &Call<'_>) -> Result<Reply, ApiError> {
             if writes {
                 call.audit("txn", &keys.join(" "));
             }
-            let entry = |entry, with_value| json!({ "KV": kv::show(entry, with_value) });
+            let entry = |entry: &Arc<Entry>, with_value| json!({ "KV": kv::show(entry, with_value) });
             let mut results = Vec::new();
             for given in &given {
                 match given {
-                    Given::Entry { entry: found, with_value } => results.push(entry(found, *with_value)),
-                    Given::Tree(found) => results.extend(found.iter().map(|found| entry(found, true))),
+                    Given::Entry { entry: found, with_value } => {
+                        let found = call.readable(vec![Arc::clone(found)]);
+                        results.extend(found.iter().map(|found| entry(found, *with_value)));
+                    }
+                    Given::Tree(found) => {
+                        results.extend(call.readable(found.clone()).iter().map(|found| entry(found, true)));
+                    }
                     Given::Nothing => {}
                 }
             }
@@ -49,6 +64,17 @@ pub(super) async fn handle(call: &Call<'_>) -> Result<Reply, ApiError> {
                 .collect();
             Ok(Reply::json(StatusCode::CONFLICT, &json!({ "Results": null, "Errors": errors })))
         }
+    }
+}
+
+/// Checks the caller's right to an operation. What is read is looked through afterwards, as at Consul.
+fn allowed(call: &Call<'_>, operation: &Operation) -> Result<(), ApiError> {
+    let key = Resource::key(&operation.key);
+    match &operation.verb {
+        Verb::Get | Verb::GetOrEmpty | Verb::GetTree => Ok(()),
+        Verb::CheckIndex(_) | Verb::CheckSession(_) | Verb::CheckNotExists => call.needs(Access::Read, key),
+        Verb::DeleteTree => call.needs(Access::Write, Resource::Keys(&operation.key)),
+        _ => call.needs(Access::Write, key),
     }
 }
 

@@ -22,10 +22,11 @@ use hyper::header::{ACCEPT, CONTENT_TYPE};
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use super::auth::{Caller, Role};
+use super::auth::Caller;
 use super::list_cache::{Key, ListBuilder, Pieces};
 use super::reply::{JSON, XML};
 use super::{ApiError, Context, RESERVED, Reply, Request, identity};
+use crate::rights::{Access, Resource};
 use crate::{
     Beat, Check, CheckKind, Edit, Instance, InstanceId, Metadata, NamespaceName, Patch, Registration, Revision,
     ServiceKey, ServiceSnapshot,
@@ -63,7 +64,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         _ => &[],
     };
     let reading = method == Method::GET;
-    call.caller.needs(if reading { Role::Read } else { Role::Write }, call.namespace.as_str())?;
+    call.caller.enters(if reading { Access::Read } else { Access::Write }, call.namespace.as_str())?;
     let reply = match (method.as_str(), path) {
         ("GET", ["apps"]) => call.applications().await?,
         ("GET", ["apps", "delta"]) => call.delta().await?,
@@ -111,8 +112,24 @@ impl Call<'_> {
         Ok(other.map_or(usual, |service| service.key.clone()))
     }
 
-    /// Returns the instance shown as `id`, of one application or of any.
+    /// Returns the instance shown as `id`, of one application or of any. One that the caller may not read or change, whatever the request does, is an
+    /// error.
     fn known(&self, app: Option<&str>, id: &str) -> Result<Option<Arc<Instance>>, ApiError> {
+        let found = self.looked_up(app, id)?;
+        if let Some(instance) = &found {
+            self.needs(&instance.service)?;
+        }
+        Ok(found)
+    }
+
+    /// Checks the caller's right to do what the request does with a service.
+    fn needs(&self, service: &ServiceKey) -> Result<(), ApiError> {
+        let reading = matches!(self.request.method, Method::GET | Method::HEAD);
+        let access = if reading { Access::Read } else { Access::Write };
+        self.caller.needs(access, Resource::service(service.name()), service.namespace())
+    }
+
+    fn looked_up(&self, app: Option<&str>, id: &str) -> Result<Option<Arc<Instance>>, ApiError> {
         let registry = &self.context.registry;
         let of_app =
             |instance: &Arc<Instance>| app.is_none_or(|app| app_name(app) == app_name(instance.service.name()));
@@ -160,6 +177,13 @@ impl Call<'_> {
         let key = Key { what, namespace: namespace.as_str().into(), more, packed };
         let stamp = || (registry.revision_in(namespace), since);
         let (registry_there, namespace_there) = (registry.clone(), namespace.clone());
+        if !self.caller.sees_all(namespace.as_str()) {
+            let caller = self.caller.clone();
+            let make = move |out: &mut ListBuilder| {
+                make(&whole::All::new(registry_there, &namespace_there, form).seen_by(caller), out);
+            };
+            return self.context.lists.once(packed, make).await;
+        }
         let make = move |out: &mut ListBuilder| make(&whole::All::new(registry_there, &namespace_there, form), out);
         self.context.lists.get(key, stamp, make).await
     }
@@ -174,7 +198,9 @@ impl Call<'_> {
     }
 
     async fn application(&self, app: &str) -> Result<Reply, ApiError> {
-        let snapshot = self.context.registry.snapshot(&self.service(app).await?);
+        let key = self.service(app).await?;
+        self.needs(&key)?;
+        let snapshot = self.context.registry.snapshot(&key);
         let services: Vec<_> = snapshot.into_iter().collect();
         match shown(&services, self.form, |_| true).pop() {
             Some(application) => Ok(self.show("application", application)),
@@ -223,6 +249,7 @@ impl Call<'_> {
             return Err(ApiError::bad(format!("instance.app: found {own:?}, expected {app:?} as in the address")));
         }
         let service = self.service(app).await?;
+        self.needs(&service)?;
         let id = identity::eureka(&self.namespace, app, &sent.id)?;
         let ttl = Duration::from_secs(sent.lease_seconds);
         let mut older = false;

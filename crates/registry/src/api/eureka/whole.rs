@@ -11,9 +11,10 @@ use serde_json::Value;
 use super::delta::Covered;
 use super::shown;
 use super::view::{self, Form, HashCode, app_name};
+use crate::api::auth::Caller;
 use crate::api::identity;
 use crate::api::list_cache::ListBuilder;
-use crate::{Change, Encoding, Instance, NamespaceName, Registry, Revision, ServiceSnapshot};
+use crate::{Change, Encoding, Instance, NamespaceName, Registry, Revision, ServiceKey, ServiceSnapshot};
 
 /// All applications in their current state.
 pub(super) struct All {
@@ -23,13 +24,21 @@ pub(super) struct All {
     /// Revision read before the services.
     revision: Revision,
     services: Vec<Arc<ServiceSnapshot>>,
+    /// The caller, if it may not read all services.
+    caller: Option<Caller>,
 }
 
 impl All {
     pub(super) fn new(registry: Registry, namespace: &NamespaceName, form: Form) -> All {
         let revision = registry.revision_in(namespace);
         let services = registry.services(Some(namespace));
-        All { registry, namespace: namespace.clone(), form, revision, services }
+        All { registry, namespace: namespace.clone(), form, revision, services, caller: None }
+    }
+
+    /// Leaves out the services that a caller may not read.
+    pub(super) fn seen_by(mut self, caller: Caller) -> All {
+        self.services.retain(|service| caller.may_read(&service.key));
+        All { caller: Some(caller), ..self }
     }
 
     /// Returns the number of instances by status.
@@ -92,7 +101,10 @@ impl All {
     pub(super) fn delta(&self, covered: Covered, out: &mut ListBuilder) {
         let Some(changes) = self.registry.all_changes(covered.since) else { return self.applications(out) };
         let mut latest = BTreeMap::new();
-        for change in changes.iter().filter(|change| change.service().namespace() == self.namespace.as_str()) {
+        let sees = |key: &ServiceKey| {
+            key.namespace() == self.namespace.as_str() && self.caller.as_ref().is_none_or(|caller| caller.may_read(key))
+        };
+        for change in changes.iter().filter(|change| sees(change.service())) {
             let app = app_name(change.service().name());
             let (instance, shown) = match change {
                 Change::Put { instance, .. } => (instance, view::status(instance).is_some()),

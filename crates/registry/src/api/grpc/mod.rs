@@ -26,7 +26,7 @@ use tonic::codegen::Service;
 use tonic::server::NamedService;
 use tonic::{Code, Request, Status};
 
-use super::auth::Role;
+use super::auth::Caller;
 use super::places::Place;
 use super::{ApiError, Context, Front};
 pub(super) use services::Services;
@@ -95,9 +95,9 @@ impl Who {
         request.extensions().get::<Who>().cloned().ok_or_else(|| Status::internal("the caller is not known"))
     }
 
-    /// Checks that the caller has a role in a namespace. A rejected caller gets an error, at the beginning and within a stream.
-    fn needs(&self, context: &Context, role: Role, namespace: &str) -> Result<(), ApiError> {
-        context.identify_by(&self.headers, None)?.needs(role, namespace)
+    /// Identifies the caller. An unknown caller gets an error, at the beginning and within a stream.
+    fn caller(&self, context: &Context) -> Result<Caller, ApiError> {
+        context.identify_by(&self.headers, None)
     }
 
     /// Rejects a message of a stream above the caller's rate limit.
@@ -139,8 +139,8 @@ impl From<ApiError> for Status {
                 Code::Unimplemented
             }
             ApiError::NotFound { .. } | ApiError::Missing(_) => Code::NotFound,
-            ApiError::Unauthorized => Code::Unauthenticated,
-            ApiError::Forbidden { .. } | ApiError::Misdirected { .. } => Code::PermissionDenied,
+            ApiError::Unauthorized | ApiError::NoSuchToken => Code::Unauthenticated,
+            ApiError::Denied(_) | ApiError::Forbidden { .. } | ApiError::Misdirected { .. } => Code::PermissionDenied,
             ApiError::TooLarge { .. } | ApiError::Busy { .. } => Code::ResourceExhausted,
             ApiError::BodyTimeout { .. } => Code::DeadlineExceeded,
             ApiError::Conflict(_) => Code::FailedPrecondition,

@@ -11,8 +11,8 @@ use tonic::{Request, Response, Status, Streaming};
 use super::super::places::Place;
 use super::proto::registry as pb;
 use super::{Answers, Who, while_running};
-use crate::api::auth::Role;
 use crate::api::{ApiError, Context, changed, namespace, several};
+use crate::rights::{Access, Resource};
 use crate::{
     Beat, Change, Check, CheckKind, Health, Instance, InstanceCheck, InstanceId, Location, Metadata, NamespaceName,
     Outcome, Pace, ProbeTls, Registration, Revision, ServiceKey, WriteError, Written,
@@ -37,7 +37,8 @@ impl pb::registry_server::Registry for Native {
         let (context, who) = (&self.0, Who::of(&request)?);
         let request = request.into_inner();
         let ns = named(&request.namespace)?;
-        who.needs(context, Role::Write, ns.as_str())?;
+        let caller = who.caller(context)?;
+        caller.enters(Access::Write, ns.as_str())?;
         context.batch("the list of instances", request.instances.len())?;
         let rows = request.instances.into_iter().enumerate().map(|(index, instance)| {
             let row =
@@ -46,7 +47,12 @@ impl pb::registry_server::Registry for Native {
         });
         // The form of the batch is checked as a whole: one invalid instance makes the batch invalid.
         let rows: Vec<Registration> = rows.collect::<Result<_, _>>()?;
+        for row in &rows {
+            caller.needs(Access::Write, Resource::service(row.service.name()), ns.as_str())?;
+        }
         let ids: Vec<InstanceId> = rows.iter().map(|row| row.id.clone()).collect();
+        // An id may be another service's now.
+        context.needs_instances(&caller, Access::Write, &ids).await?;
         let answers = context.registry.register(rows).await;
         let results = results(&ids, &answers);
         let changed = changed(ids, &answers);
@@ -60,8 +66,7 @@ impl pb::registry_server::Registry for Native {
         let (context, who) = (&self.0, Who::of(&request)?);
         let request = request.into_inner();
         let ns = named(&request.namespace)?;
-        who.needs(context, Role::Write, ns.as_str())?;
-        let ids = ids(context, &ns, &request.ids)?;
+        let ids = ids(context, &who, &ns, &request.ids).await?;
         let answers = context.registry.deregister(&ids).await;
         who.audit(context, "grpc/deregister", ns.as_str(), &several(&ids));
         Ok(Response::new(results(&ids, &answers)))
@@ -83,8 +88,7 @@ impl pb::registry_server::Registry for Native {
                 let message = message?;
                 who.admitted(context)?;
                 let ns = named(&message.namespace)?;
-                who.needs(context, Role::Write, ns.as_str())?;
-                let ids = ids(context, &ns, &message.ids)?;
+                let ids = ids(context, who, &ns, &message.ids).await?;
                 let beats = context.registry.heartbeat(&ids).await;
                 let unknown = ids.iter().zip(&beats).filter(|(_, beat)| **beat == Beat::Unknown);
                 Ok(pb::HeartbeatResponse { unknown: unknown.map(|(id, _)| id.local().to_owned()).collect() })
@@ -97,7 +101,7 @@ impl pb::registry_server::Registry for Native {
         let (context, who) = (&self.0, Who::of(&request)?);
         let request = request.into_inner();
         let ns = named(&request.namespace)?;
-        who.needs(context, Role::Read, ns.as_str())?;
+        who.caller(context)?.needs(Access::Read, Resource::service(&request.service), ns.as_str())?;
         let key = ServiceKey::new(&ns, &request.service).map_err(ApiError::from)?;
         let missing = || ApiError::NotFound { what: "service", name: request.service.clone() };
         let snapshot = context.registry.snapshot(&key).ok_or_else(missing)?;
@@ -121,7 +125,7 @@ impl pb::registry_server::Registry for Native {
         let (context, who) = (Arc::clone(&self.0), Who::of(&request)?);
         let request = request.into_inner();
         let ns = named(&request.namespace)?;
-        who.needs(&context, Role::Read, ns.as_str())?;
+        who.caller(&context)?.needs(Access::Read, Resource::service(&request.service), ns.as_str())?;
         let service = ServiceKey::new(&ns, &request.service).map_err(ApiError::from)?;
         // A revision that was never issued is from another store: begins with the full state.
         let known = Revision(request.revision);
@@ -138,9 +142,11 @@ impl pb::registry_server::Registry for Native {
         let (context, who) = (&self.0, Who::of(&request)?);
         let request = request.into_inner();
         let ns = named(&request.namespace)?;
-        who.needs(context, Role::Read, ns.as_str())?;
+        let caller = who.caller(context)?;
+        caller.enters(Access::Read, ns.as_str())?;
         let registry = context.registry.clone();
-        let all = context.lists.apart(move || registry.services(Some(&ns))).await.map_err(Status::from)?;
+        let mut all = context.lists.apart(move || registry.services(Some(&ns))).await.map_err(Status::from)?;
+        all.retain(|service| caller.may_read(&service.key));
         let mut wanted = all.iter().filter(|service| service.key.name() > request.from.as_str());
         let services: Vec<_> = wanted
             .by_ref()
@@ -225,9 +231,14 @@ impl Following {
     }
 }
 
-fn ids(context: &Context, ns: &NamespaceName, ids: &[String]) -> Result<Vec<InstanceId>, ApiError> {
+/// Returns the ids of a request, all of which the caller may change.
+async fn ids(context: &Context, who: &Who, ns: &NamespaceName, ids: &[String]) -> Result<Vec<InstanceId>, ApiError> {
+    let caller = who.caller(context)?;
+    caller.enters(Access::Write, ns.as_str())?;
     context.batch("the list of ids", ids.len())?;
-    Ok(ids.iter().map(|id| InstanceId::new(ns, id)).collect::<Result<_, _>>()?)
+    let ids: Vec<InstanceId> = ids.iter().map(|id| InstanceId::new(ns, id)).collect::<Result<_, _>>()?;
+    context.needs_instances(&caller, Access::Write, &ids).await?;
+    Ok(ids)
 }
 
 fn results(ids: &[InstanceId], rows: &[Result<Written, WriteError>]) -> pb::WriteResponse {

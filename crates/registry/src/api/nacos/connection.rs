@@ -24,11 +24,12 @@ use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 
 use self::stream::{Subscribed, Subscription};
-use super::super::auth::{Caller, Role};
+use super::super::auth::Caller;
 use super::messages::{At, Content, OutgoingMessage, Refusal};
 use super::naming::{Naming, Wanted};
 use super::wire::{self, Info, Lease, Sent, Service};
 use super::*;
+use crate::rights::{Access, Resource};
 use crate::{Beat, Edit, Health, InstanceId, NamespaceName, Patch, Registry, ServiceKey, WriteError};
 
 pub(in crate::api) use self::stream::End;
@@ -264,9 +265,10 @@ impl Connection {
     async fn carry_out(&self, context: &Arc<Context>, shown: Shown, asked: Asked) -> Result<Content, Refusal> {
         let caller = shown.identify(context);
         context.admit(caller.as_ref().ok(), self.peer)?;
-        let naming = |namespace: NamespaceName, role: Role| {
+        let naming = |namespace: NamespaceName, access: Access, service: Option<&Service>| {
             let naming = Naming { context, caller: caller.clone()?, peer: self.peer, namespace };
-            naming.needs(role)?;
+            naming.enters(access)?;
+            service.map_or(Ok(()), |service| naming.needs(access, service))?;
             self.remember(shown.clone(), naming.caller.clone());
             Ok::<_, ApiError>(naming)
         };
@@ -277,7 +279,7 @@ impl Connection {
                 Ok(json!({}).into())
             }
             Asked::Instance { at: At { namespace, service }, register, sent } => {
-                let naming = naming(namespace, Role::Write)?;
+                let naming = naming(namespace, Access::Write, Some(&service))?;
                 self.set_up().await?;
                 match (sent.ephemeral, register) {
                     (true, true) => self.publish(&naming, &service, vec![*sent]).await?,
@@ -288,25 +290,25 @@ impl Connection {
                 Ok(json!({ "type": if register { "registerInstance" } else { "deregisterInstance" } }).into())
             }
             Asked::Batch { at: At { namespace, service }, list } => {
-                let naming = naming(namespace, Role::Write)?;
+                let naming = naming(namespace, Access::Write, Some(&service))?;
                 self.set_up().await?;
                 context.batch("the list of instances", list.len())?;
                 self.publish(&naming, &service, list).await?;
                 Ok(json!({ "type": "batchRegisterInstance" }).into())
             }
             Asked::Subscribe { at: At { namespace, service }, clusters, begin } => {
-                let naming = naming(namespace, Role::Read)?;
+                let naming = naming(namespace, Access::Read, Some(&service))?;
                 self.set_up().await?;
                 let subscribed = Subscribed { key: naming.key(&service)?, clusters };
                 Ok(self.subscribe(context, subscribed, &naming.namespace, service, begin).await?.into())
             }
             Asked::Query { at: At { namespace, service }, wanted } => {
-                let naming = naming(namespace, Role::Read)?;
+                let naming = naming(namespace, Access::Read, Some(&service))?;
                 let hosts = naming.hosts(&service, &wanted).await?;
                 Ok(Info::new(&service, &wanted.clusters, hosts, crate::registry::now_millis()).into())
             }
             Asked::List { namespace, group, page, size } => {
-                let (names, count) = naming(namespace, Role::Read)?.services(&group, page, size).await?;
+                let (names, count) = naming(namespace, Access::Read, None)?.services(&group, page, size).await?;
                 Ok(json!({ "count": count, "serviceNames": names }).into())
             }
         }
@@ -459,14 +461,14 @@ impl Connection {
             ids.retain(|id, _| !taken_over(id));
         }
         held.retain(|_, ids| !ids.is_empty());
-        let read = self.subscribed_namespaces();
+        let read = self.subscribed_services();
         if held.is_empty() && read.is_empty() {
             return Ok(());
         }
-        let write = || held.values().flat_map(BTreeMap::values).map(|published| published.namespace.as_str());
         let is_allowed = |caller: &Caller| {
-            write().all(|namespace| caller.may(Role::Write, namespace))
-                && read.iter().all(|namespace| caller.may(Role::Read, namespace.as_str()))
+            let may_write =
+                |key: &ServiceKey| caller.may(Access::Write, Resource::service(key.name()), key.namespace());
+            held.keys().all(may_write) && read.iter().all(|key| caller.may_read(key))
         };
         let caller = self.caller(context).ok().filter(is_allowed).ok_or_else(|| self.not_allowed())?;
         let own: Vec<(&InstanceId, &Published)> = held.values().flatten().collect();

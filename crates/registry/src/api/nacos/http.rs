@@ -3,13 +3,13 @@
 use hyper::{Method, StatusCode};
 use serde_json::json;
 
-use super::super::auth::Role;
 use super::super::list_cache::ListBuilder;
 use super::super::reply::JSON;
 use super::naming::{Hosts, Naming, Wanted, named};
 use super::wire::{self, Fields, Info, Lease, Sent, Service};
 use super::*;
 use crate::model::Digest;
+use crate::rights::Access;
 use crate::{Beat, ServiceSnapshot};
 
 /// Code for an accepted beat.
@@ -44,7 +44,7 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
         ("GET", ["nacos", "v1", "ns", "service"]) => call.described().await,
         ("GET", ["nacos", "v1", "ns", "service", "list"]) => call.services().await,
         ("GET", ["nacos", "v1", "ns", "operator", "metrics"]) => {
-            call.naming.needs(Role::Read)?;
+            call.naming.enters(Access::Read)?;
             Ok(Reply::ok(&json!({ "status": "UP" })))
         }
         (_, ["nacos", "v1", "ns", "instance"]) => {
@@ -89,8 +89,14 @@ impl Call<'_> {
         Service::of(self.fields.text("serviceName"), self.fields.text("groupName"))
     }
 
+    /// Checks the caller's right to the service.
+    fn needs(&self, access: Access) -> Result<(), ApiError> {
+        self.naming.enters(access)?;
+        self.naming.needs(access, &self.service()?)
+    }
+
     async fn register(&self) -> Result<Reply, ApiError> {
-        self.naming.needs(Role::Write)?;
+        self.needs(Access::Write)?;
         let sent = Sent::of(&self.fields)?;
         self.naming.put(&self.service()?, &sent, Lease::Beats).await?;
         Ok(Reply::text(StatusCode::OK, "ok"))
@@ -98,7 +104,7 @@ impl Call<'_> {
 
     /// Overrides values of an instance, as an operator's word beside the instance's own: all of them if `whole`, else those that are named.
     async fn overrides(&self, whole: bool) -> Result<Reply, ApiError> {
-        self.naming.needs(Role::Write)?;
+        self.needs(Access::Write)?;
         let sent = Sent::of(&self.fields)?;
         let overlay = sent.overlay(&self.fields, whole);
         self.naming.overlay(&self.service()?, &sent, &overlay).await?;
@@ -106,14 +112,14 @@ impl Call<'_> {
     }
 
     async fn deregister(&self) -> Result<Reply, ApiError> {
-        self.naming.needs(Role::Write)?;
+        self.needs(Access::Write)?;
         let sent = Sent::of(&self.fields)?;
         self.naming.remove(&self.service()?, &sent).await?;
         Ok(Reply::text(StatusCode::OK, "ok"))
     }
 
     async fn beat(&self) -> Result<Reply, ApiError> {
-        self.naming.needs(Role::Write)?;
+        self.needs(Access::Write)?;
         let (sent, whole) = Sent::of_beat(&self.fields)?;
         let answer = |code: u64| {
             let interval = u64::try_from(sent.beat_interval.as_millis()).unwrap_or(u64::MAX);
@@ -140,7 +146,7 @@ impl Call<'_> {
     }
 
     async fn instance(&self) -> Result<Reply, ApiError> {
-        self.naming.needs(Role::Read)?;
+        self.needs(Access::Read)?;
         let sent = Sent::of(&self.fields)?;
         let service = self.service()?;
         let found = self.naming.found(&service, &sent).await?;
@@ -151,7 +157,7 @@ impl Call<'_> {
     }
 
     async fn list(&self) -> Result<Reply, ApiError> {
-        self.naming.needs(Role::Read)?;
+        self.needs(Access::Read)?;
         let service = self.service()?;
         let healthy = self.fields.text("healthyOnly").eq_ignore_ascii_case("true");
         let wanted = Wanted { clusters: self.fields.text("clusters").to_owned(), healthy };
@@ -178,8 +184,8 @@ impl Call<'_> {
 
     /// Describes a service: its clusters, and Nacos' defaults for everything that a service here does not have.
     async fn described(&self) -> Result<Reply, ApiError> {
-        self.naming.needs(Role::Read)?;
         let service = self.service()?;
+        self.naming.needs(Access::Read, &service)?;
         let clusters = self.naming.clusters(&service).await?;
         let cluster = |name| json!({ "name": name, "healthChecker": { "type": "TCP" }, "metadata": {} });
         Ok(Reply::ok(&json!({
@@ -194,7 +200,7 @@ impl Call<'_> {
     }
 
     async fn services(&self) -> Result<Reply, ApiError> {
-        self.naming.needs(Role::Read)?;
+        self.naming.enters(Access::Read)?;
         let (page, size) = (self.fields.number("pageNo")?.unwrap_or(1), self.fields.number("pageSize")?.unwrap_or(20));
         let (names, count) = self.naming.services(self.fields.text("groupName"), page, size).await?;
         Ok(Reply::ok(&json!({ "count": count, "doms": names })))

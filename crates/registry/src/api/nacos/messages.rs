@@ -297,7 +297,11 @@ pub(in crate::api) fn message(kind: &'static str, request: &str, answer: Result<
 /// Returns the code that clients check: 403 makes them log in again.
 fn code(error: &ApiError) -> u32 {
     match error {
-        ApiError::Unauthorized | ApiError::Forbidden { .. } | ApiError::Misdirected { .. } => 403,
+        ApiError::Unauthorized
+        | ApiError::NoSuchToken
+        | ApiError::Denied(_)
+        | ApiError::Forbidden { .. }
+        | ApiError::Misdirected { .. } => 403,
         ApiError::NotImplemented(_) | ApiError::NoSuchPath(_) | ApiError::MethodNotAllowed { .. } => 302,
         ApiError::NotFound { .. } | ApiError::Missing(_) => 404,
         ApiError::Busy { .. } => 503,

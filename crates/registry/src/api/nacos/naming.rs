@@ -2,12 +2,13 @@
 
 use bytes::Bytes;
 
-use super::super::auth::{Caller, Role};
+use super::super::auth::Caller;
 use super::super::list_cache::{MOST_AT_ONCE, entries};
 use super::super::{namespace, several};
 use super::wire::{self, Lease, Sent, Service};
 use super::*;
 use crate::model::Digest;
+use crate::rights::{Access, Resource};
 use crate::{
     Edit, Encoding, InstanceId, NamespaceName, OverlayChange, Patch, Registration, Revision, ServiceKey,
     ServiceSnapshot, Written,
@@ -70,9 +71,14 @@ impl Wanted {
 }
 
 impl Naming<'_> {
-    /// Checks that the caller has a role in the namespace.
-    pub(super) fn needs(&self, role: Role) -> Result<(), ApiError> {
-        self.caller.needs(role, self.namespace.as_str())
+    /// Checks the caller's role in the namespace. Policies decide about each service ([`Naming::needs`]).
+    pub(super) fn enters(&self, access: Access) -> Result<(), ApiError> {
+        self.caller.enters(access, self.namespace.as_str())
+    }
+
+    /// Checks the caller's right to a service.
+    pub(super) fn needs(&self, access: Access, service: &Service) -> Result<(), ApiError> {
+        self.caller.needs(access, Resource::service(&service.known_as()), self.namespace.as_str())
     }
 
     /// Returns the key of the service in the core.
@@ -209,10 +215,10 @@ impl Naming<'_> {
     /// empty group is the default one.
     pub(super) async fn services(&self, group: &str, page: u64, size: u64) -> Result<(Vec<String>, usize), ApiError> {
         let group = if group.is_empty() { wire::DEFAULT_GROUP } else { group }.to_owned();
-        let (registry, ns) = (self.context.registry.clone(), self.namespace.clone());
+        let (registry, ns, caller) = (self.context.registry.clone(), self.namespace.clone(), self.caller.clone());
         let names = move || -> Vec<String> {
             let services = registry.services(Some(&ns));
-            let named = services.iter().filter(|service| !service.instances.is_empty());
+            let named = services.iter().filter(|it| !it.instances.is_empty() && caller.may_read(&it.key));
             let named = named.filter_map(|service| Service::of(service.key.name(), "").ok());
             named.filter(|service| service.group == group).map(|service| service.name).collect()
         };

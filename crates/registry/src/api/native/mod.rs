@@ -13,13 +13,12 @@ use hyper::StatusCode;
 use hyper::header::{ETAG, HeaderName, IF_NONE_MATCH, VARY};
 use serde_json::{Value, json};
 
-use super::auth::{Caller, Role};
+use super::auth::Caller;
 use super::list_cache::{ListBuilder, entries};
 use super::reply::JSON;
 use super::{ApiError, Context, Reply, Request, Watched, changed, namespace, several};
-use crate::{
-    Beat, Encoding, InstanceId, NamespaceName, Patch, Registration, Registry, Revision, ServiceKey, ServiceSnapshot,
-};
+use crate::rights::{Access, Resource};
+use crate::{Beat, Encoding, InstanceId, NamespaceName, Patch, Registration, Revision, ServiceKey, ServiceSnapshot};
 use crate::{Outcome as Written, WriteError};
 use filter::Filter;
 use routes::{Op, Route};
@@ -49,13 +48,13 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         return list_namespaces(context, caller).await;
     }
     let ns = namespace(route.namespace)?;
-    caller.needs(route.op.role(), ns.as_str())?;
+    allowed(context, &caller, &route, &ns).await?;
     let service = || ServiceKey::new(&ns, route.service);
     let id = || InstanceId::new(&ns, route.id);
     let log = |object: &str| context.audit(&caller, request.peer, route.op.name(), ns.as_str(), object);
     match route.op {
         Op::OpenApi | Op::ListNamespaces => Err(ApiError::NoSuchPath(route.namespace.into())),
-        Op::ListServices => list_services(context, request, &ns).await,
+        Op::ListServices => list_services(context, request, &caller, &ns).await,
         Op::GetService => get_service(context, &service()?),
         Op::PutService => {
             let body: NewService = request.json()?;
@@ -72,7 +71,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         Op::Watch => watch::stream(context, request, service()?),
         Op::RegisterBatch | Op::RegisterInService => {
             let named = (route.op == Op::RegisterInService).then_some(route.service);
-            let (changed, replied) = register(context, &ns, named, request.json()?).await?;
+            let (changed, replied) = register(context, &caller, &ns, named, request.json()?).await?;
             if !changed.is_empty() {
                 log(&several(&changed));
             }
@@ -116,16 +115,34 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
                 _ => Err(no_instance(route.id)),
             }
         }
-        Op::Heartbeats => heartbeats(context, request, &ns).await,
+        Op::Heartbeats => heartbeats(context, request, &caller, &ns).await,
         Op::Deregister => {
-            let (ids, replied) = deregister(context, request, &ns).await?;
+            let (ids, replied) = deregister(context, request, &caller, &ns).await?;
             log(&several(&ids));
             Ok(replied)
         }
-        Op::Find => find(context, request, &ns),
-        Op::Query => query(context, request, &ns),
+        Op::Find => find(context, request, &caller, &ns),
+        Op::Query => query(context, request, &caller, &ns),
         Op::Audit => changes(context, request, &ns),
     }
+}
+
+/// Checks the caller's right to the service or instance in the path. Others are checked where they are known.
+async fn allowed(context: &Context, caller: &Caller, route: &Route<'_>, ns: &NamespaceName) -> Result<(), ApiError> {
+    let access = route.op.access();
+    caller.enters(access, ns.as_str())?;
+    match route.op {
+        Op::Audit => return caller.needs(access, Resource::Audit, ns.as_str()),
+        Op::PutService | Op::DeleteService => {
+            return caller.needs(access, Resource::Record(route.service), ns.as_str());
+        }
+        _ if !route.service.is_empty() => caller.needs(access, Resource::service(route.service), ns.as_str())?,
+        _ => {}
+    }
+    if route.id.is_empty() {
+        return Ok(());
+    }
+    context.needs_instances(caller, access, &[InstanceId::new(ns, route.id)?]).await
 }
 
 /// Returns the last changes in a namespace, newest first.
@@ -171,7 +188,7 @@ fn done<'a>(id: &'a str, written: &crate::Written) -> Outcome<'a> {
 async fn list_namespaces(context: &Context, caller: Caller) -> Result<Reply, ApiError> {
     let registry = context.registry.clone();
     let names = context.lists.apart(move || registry.namespaces()).await?;
-    let seen: Vec<&str> = names.iter().map(NamespaceName::as_str).filter(|name| caller.may(Role::Read, name)).collect();
+    let seen: Vec<&str> = names.iter().map(NamespaceName::as_str).filter(|name| caller.may_see(name)).collect();
     Ok(Reply::ok(&json!({ "namespaces": seen })))
 }
 
@@ -196,7 +213,12 @@ fn page(request: &Request) -> Result<usize, ApiError> {
     Err(ApiError::bad(format!("limit={limit}: expected 1 to {PAGE}")))
 }
 
-async fn list_services(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Reply, ApiError> {
+async fn list_services(
+    context: &Context,
+    request: &Request,
+    caller: &Caller,
+    ns: &NamespaceName,
+) -> Result<Reply, ApiError> {
     let limit = page(request)?;
     let waited = hold(context, request, Watched::Namespace(ns)).await?;
     // Read before the list, so that the next request sees any change in between.
@@ -204,14 +226,18 @@ async fn list_services(context: &Context, request: &Request, ns: &NamespaceName)
     let prefix = request.param("prefix").unwrap_or_default().to_owned();
     let from = request.param("from").unwrap_or_default().to_owned();
     let protected = protected(context);
-    let (registry, ns) = (context.registry.clone(), ns.clone());
-    let page = context.lists.apart(move || list_page(&registry, &ns, &prefix, &from, limit, &protected, revision));
+    let (registry, ns, caller) = (context.registry.clone(), ns.clone(), caller.clone());
+    let page = context.lists.apart(move || {
+        let mut services = registry.services(Some(&ns));
+        services.retain(|service| caller.may_read(&service.key));
+        list_page(&services, &ns, &prefix, &from, limit, &protected, revision)
+    });
     Ok(Reply::ok(&page.await?).header(REVISION, revision.0).waited(waited))
 }
 
 /// Returns up to `limit` services of a namespace with names after `from`.
 fn list_page(
-    registry: &Registry,
+    services: &[Arc<ServiceSnapshot>],
     ns: &NamespaceName,
     prefix: &str,
     from: &str,
@@ -219,7 +245,6 @@ fn list_page(
     protected: &HashSet<ServiceKey>,
     revision: Revision,
 ) -> Value {
-    let services = registry.services(Some(ns));
     let mut wanted =
         services.iter().filter(|service| service.key.name().starts_with(prefix) && service.key.name() > from);
     let listed: Vec<Listed<'_>> = wanted
@@ -293,6 +318,7 @@ fn compose(snapshot: &ServiceSnapshot, out: &mut ListBuilder) {
 
 async fn register(
     context: &Context,
+    caller: &Caller,
     ns: &NamespaceName,
     service: Option<&str>,
     batch: NewBatch,
@@ -308,7 +334,12 @@ async fn register(
                 .map_err(|error| ApiError::bad(format!("instances[{index}]: {error}")))
         })
         .collect::<Result<_, _>>()?;
+    for registration in &registrations {
+        caller.needs(Access::Write, Resource::service(registration.service.name()), ns.as_str())?;
+    }
     let ids: Vec<InstanceId> = registrations.iter().map(|registration| registration.id.clone()).collect();
+    // An id may be another service's now.
+    context.needs_instances(caller, Access::Write, &ids).await?;
     let rows = context.registry.register(registrations).await;
     let reply = results(&ids, &rows);
     Ok((changed(ids, &rows), reply))
@@ -317,19 +348,28 @@ async fn register(
 async fn deregister(
     context: &Context,
     request: &Request,
+    caller: &Caller,
     ns: &NamespaceName,
 ) -> Result<(Vec<InstanceId>, Reply), ApiError> {
-    let ids = ids(context, request, ns)?;
+    let ids = ids(context, request, caller, ns).await?;
     let rows = context.registry.deregister(&ids).await;
     let reply = results(&ids, &rows);
     Ok((ids, reply))
 }
 
-fn ids(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Vec<InstanceId>, ApiError> {
+/// Returns the ids of a request, all of which the caller may change.
+async fn ids(
+    context: &Context,
+    request: &Request,
+    caller: &Caller,
+    ns: &NamespaceName,
+) -> Result<Vec<InstanceId>, ApiError> {
     let body: Ids<'_> =
         serde_json::from_slice(&request.body).map_err(|error| ApiError::bad(format!("the body: {error}")))?;
     context.batch("the list of ids", body.ids.len())?;
-    Ok(body.ids.iter().map(|id| InstanceId::new(ns, id)).collect::<Result<_, _>>()?)
+    let ids: Vec<InstanceId> = body.ids.iter().map(|id| InstanceId::new(ns, id)).collect::<Result<_, _>>()?;
+    context.needs_instances(caller, Access::Write, &ids).await?;
+    Ok(ids)
 }
 
 fn results(ids: &[InstanceId], rows: &[Result<crate::Written, WriteError>]) -> Reply {
@@ -348,33 +388,44 @@ fn results(ids: &[InstanceId], rows: &[Result<crate::Written, WriteError>]) -> R
     Reply::ok(&json!({ "failed": failed, "results": results }))
 }
 
-async fn heartbeats(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Reply, ApiError> {
-    let ids = ids(context, request, ns)?;
+async fn heartbeats(
+    context: &Context,
+    request: &Request,
+    caller: &Caller,
+    ns: &NamespaceName,
+) -> Result<Reply, ApiError> {
+    let ids = ids(context, request, caller, ns).await?;
     let beats = context.registry.heartbeat(&ids).await;
     let unknown: Vec<&str> =
         ids.iter().zip(&beats).filter(|(_, beat)| **beat == Beat::Unknown).map(|(id, _)| id.local()).collect();
     Ok(Reply::ok(&json!({ "unknown": unknown })))
 }
 
-fn find(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Reply, ApiError> {
+fn find(context: &Context, request: &Request, caller: &Caller, ns: &NamespaceName) -> Result<Reply, ApiError> {
     let pairs = filter::pairs(request)?;
     if pairs.is_empty() {
         return Err(ApiError::bad("expected at least one meta=key=value"));
     }
     let pairs: Vec<(&str, &str)> = pairs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
     let found = context.registry.find(ns, &pairs, page(request)?);
-    let shown: Vec<Shown<'_>> = found.instances.iter().map(|instance| Shown::from(&**instance)).collect();
+    let may_read = |instance: &crate::Instance| context.needs_found(caller, Access::Read, instance).is_ok();
+    let seen = found.instances.iter().filter(|instance| may_read(instance));
+    let shown: Vec<Shown<'_>> = seen.map(|instance| Shown::from(&**instance)).collect();
     Ok(Reply::ok(&json!({ "namespace": ns, "instances": shown, "truncated": found.truncated })))
 }
 
-fn query(context: &Context, request: &Request, ns: &NamespaceName) -> Result<Reply, ApiError> {
+fn query(context: &Context, request: &Request, caller: &Caller, ns: &NamespaceName) -> Result<Reply, ApiError> {
     let query: Query = request.json()?;
     context.batch("the list of services", query.services.len())?;
     let filter = Filter::new(query.usable, query.zone, query.metadata.into_iter().collect());
     let keys: Vec<ServiceKey> =
         query.services.iter().map(|asked| ServiceKey::new(ns, &asked.service)).collect::<Result<_, _>>()?;
-    let held: Vec<(Revision, Option<Arc<ServiceSnapshot>>)> =
-        keys.iter().map(|key| (context.registry.revision_of(key), context.registry.snapshot(key))).collect();
+    // A service that the caller may not read is absent for it.
+    let held = keys.iter().map(|key| match caller.may_read(key) {
+        true => (context.registry.revision_of(key), context.registry.snapshot(key)),
+        false => (Revision(0), None),
+    });
+    let held: Vec<(Revision, Option<Arc<ServiceSnapshot>>)> = held.collect();
     let answers: Vec<Answered<'_>> = query
         .services
         .iter()

@@ -3,7 +3,7 @@
 use hyper::Method;
 
 use crate::api::ApiError;
-use crate::api::auth::Role;
+use crate::rights::Access;
 
 /// An operation of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,8 +119,8 @@ fn allowed(template: &str) -> &'static str {
 }
 
 impl Op {
-    /// Returns the required role.
-    pub(super) fn role(self) -> Role {
+    /// Returns the access that the operation needs, to the resource that it is about.
+    pub(super) fn access(self) -> Access {
         match self {
             Op::OpenApi
             | Op::ListNamespaces
@@ -130,7 +130,8 @@ impl Op {
             | Op::Watch
             | Op::Find
             | Op::GetInstance
-            | Op::Query => Role::Read,
+            | Op::Query
+            | Op::Audit => Access::Read,
             Op::RegisterInService
             | Op::PutInstance
             | Op::RegisterBatch
@@ -139,8 +140,9 @@ impl Op {
             | Op::ReportHealth
             | Op::Heartbeat
             | Op::Heartbeats
-            | Op::Deregister => Role::Write,
-            Op::PutService | Op::DeleteService | Op::Audit => Role::Admin,
+            | Op::Deregister
+            | Op::PutService
+            | Op::DeleteService => Access::Write,
         }
     }
 

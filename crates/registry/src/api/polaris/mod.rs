@@ -13,11 +13,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::auth::{Caller, Role};
+use super::auth::Caller;
 use super::grpc::proto::polaris as pb;
 use super::request::named;
 use super::{ApiError, Context, RESERVED};
 use crate::model::Digest;
+use crate::rights::{Access, Resource};
 use crate::{
     Beat, Check, CheckKind, Health, Instance, InstanceId, Location, Metadata, NamespaceName, Registration, ServiceKey,
     ServiceSnapshot, WriteError,
@@ -94,8 +95,13 @@ impl Asking<'_> {
 
     async fn try_register(&self, sent: pb::Instance) -> Result<pb::Response, ApiError> {
         let ns = named(sent.namespace.as_deref())?;
-        self.caller.needs(Role::Write, ns.as_str())?;
+        self.caller.needs(
+            Access::Write,
+            Resource::service(sent.service.as_deref().unwrap_or_default()),
+            ns.as_str(),
+        )?;
         let id = identity_of(&ns, &sent)?;
+        self.context.needs_instances(&self.caller, Access::Write, std::slice::from_ref(&id)).await?;
         let shown = pb::Instance {
             id: Some(id.local().to_owned()),
             service: sent.service.clone(),
@@ -118,8 +124,9 @@ impl Asking<'_> {
 
     async fn try_deregister(&self, sent: pb::Instance) -> Result<pb::Response, ApiError> {
         let ns = named(sent.namespace.as_deref())?;
-        self.caller.needs(Role::Write, ns.as_str())?;
+        self.caller.enters(Access::Write, ns.as_str())?;
         let id = identity_of(&ns, &sent)?;
+        self.context.needs_instances(&self.caller, Access::Write, std::slice::from_ref(&id)).await?;
         let removed = self.context.registry.deregister(std::slice::from_ref(&id)).await;
         match removed.into_iter().next().unwrap_or(Err(WriteError::Stopped)) {
             Ok(_) => self.context.audit(&self.caller, self.peer, "polaris/deregister", ns.as_str(), id.local()),
@@ -139,8 +146,9 @@ impl Asking<'_> {
 
     async fn try_heartbeat(&self, sent: &pb::Instance) -> Result<pb::Response, ApiError> {
         let ns = named(sent.namespace.as_deref())?;
-        self.caller.needs(Role::Write, ns.as_str())?;
+        self.caller.enters(Access::Write, ns.as_str())?;
         let id = identity_of(&ns, sent)?;
+        self.context.needs_instances(&self.caller, Access::Write, std::slice::from_ref(&id)).await?;
         match self.context.registry.heartbeat(std::slice::from_ref(&id)).await.first() {
             Some(Beat::Known) => {}
             _ => return Err(ApiError::NotFound { what: "instance", name: id.local().to_owned() }),
@@ -159,9 +167,11 @@ impl Asking<'_> {
         let mut ids = Vec::with_capacity(sent.len());
         for beat in sent {
             let ns = named(Some(&beat.namespace))?;
-            self.caller.needs(Role::Write, ns.as_str())?;
-            ids.push(identity(&ns, &beat.instance_id, &beat.service, &beat.host, beat.port)?);
+            self.caller.enters(Access::Write, ns.as_str())?;
+            let id = identity(&ns, &beat.instance_id, &beat.service, &beat.host, beat.port)?;
+            ids.push(id);
         }
+        self.context.needs_instances(&self.caller, Access::Write, &ids).await?;
         self.context.registry.heartbeat(&ids).await;
         Ok(())
     }
@@ -182,7 +192,7 @@ impl Asking<'_> {
         let registry = &self.context.registry;
         if asked.r#type == kind::NAMESPACES {
             let names = registry.namespaces();
-            let seen = names.iter().filter(|name| self.caller.may(Role::Read, name.as_str())).take(MOST);
+            let seen = names.iter().filter(|name| self.caller.may_see(name.as_str())).take(MOST);
             let namespaces = seen.map(|name| pb::Namespace { name: Some(name.as_str().to_owned()) }).collect();
             return Ok(pb::DiscoverResponse { namespaces, ..found(code::OK, wanted) });
         }
@@ -190,7 +200,8 @@ impl Asking<'_> {
             return self.services(wanted).await;
         }
         let ns = named(wanted.namespace.as_deref())?;
-        self.caller.needs(Role::Read, ns.as_str())?;
+        let name = wanted.name.as_deref().unwrap_or_default();
+        self.caller.needs(Access::Read, Resource::service(name), ns.as_str())?;
         match asked.r#type {
             kind::INSTANCE | kind::CLUSTER => {
                 let name = wanted.name.clone().unwrap_or_default();
@@ -221,12 +232,12 @@ impl Asking<'_> {
         let named_in = wanted.namespace.as_deref().filter(|name| !name.is_empty());
         let ns = named_in.map(|name| named(Some(name))).transpose()?;
         if let Some(ns) = &ns {
-            self.caller.needs(Role::Read, ns.as_str())?;
+            self.caller.enters(Access::Read, ns.as_str())?;
         }
         let (registry, caller) = (self.context.registry.clone(), self.caller.clone());
         let list = move || {
             let mut services = registry.services(ns.as_ref());
-            services.retain(|service| ns.is_some() || caller.may(Role::Read, service.key.namespace()));
+            services.retain(|service| caller.may_read(&service.key));
             let services: Vec<pb::Service> = services.iter().take(MOST).map(|service| listed(service)).collect();
             let revision = Some(revision_of(&services));
             (services, revision)

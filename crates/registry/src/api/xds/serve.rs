@@ -14,12 +14,12 @@ use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tonic::Status;
 
-use super::super::auth::{Auth, Caller, Role};
+use super::super::auth::Caller;
 use super::exchange::{Asked, Exchange, LISTED, Listing, NAMES, World, XdsResponse};
 use super::pb::envoy::service::discovery::v3 as discovery;
 use super::watched::{Watches, wanted};
 use super::{Kind, endpoints};
-use crate::api::{ApiError, Context};
+use crate::api::{ApiError, Context, RightsStamp};
 use crate::{Encoding, NamespaceName, ServiceKey, ServiceSnapshot};
 
 /// Key of the token in `node.metadata` of a client's bootstrap, for clients that cannot send metadata of their own.
@@ -68,7 +68,7 @@ impl Shown {
 
 impl World for Seen<'_> {
     fn service(&self, key: &ServiceKey) -> Option<Arc<ServiceSnapshot>> {
-        let may = self.caller.may(Role::Read, key.namespace());
+        let may = self.caller.may_read(key);
         may.then(|| self.context.registry.snapshot(key)).flatten()
     }
 
@@ -130,7 +130,7 @@ pub(in crate::api) async fn serve(
     let mut begin = std::pin::pin!(begin);
     let mut looks = tokio::time::interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut known: Option<(Arc<Auth>, Caller)> = None;
+    let mut known: Option<(RightsStamp, Caller)> = None;
     let mut node = String::new();
     let mut exchange = Exchange::default();
     let mut watches = Watches::new(&context.registry);
@@ -182,7 +182,7 @@ pub(in crate::api) async fn serve(
                     watch(&mut watches, &exchange, &caller);
                     (behind, relist) = (true, relist || exchange.wants_all());
                 }
-                known = Some((context.auth.load_full(), caller));
+                known = Some((context.rights_stamp(), caller));
             }
             _ = watches.next() => (behind, relist) = (true, relist || exchange.wants_all()),
             room = out.reserve(), if behind => {
@@ -205,13 +205,18 @@ pub(in crate::api) async fn serve(
                 behind = true;
             }
             _ = looks.tick() => {
-                let auth = context.auth.load_full();
-                if known.as_ref().is_some_and(|(before, _)| !Arc::ptr_eq(before, &auth)) {
+                let stamp = context.rights_stamp();
+                let is_stored = known.as_ref().is_some_and(|(_, caller)| caller.stored().is_some());
+                if is_stored {
+                    // It may have expired.
+                    shown.identify(context)?;
+                }
+                if known.as_ref().is_some_and(|(before, _)| *before != stamp) {
                     // Other tokens: the client may see more or less.
                     let caller = shown.identify(context)?;
                     watch(&mut watches, &exchange, &caller);
                     (behind, relist) = (true, exchange.wants_all());
-                    known = Some((auth, caller));
+                    known = Some((stamp, caller));
                 }
             }
             () = &mut begin, if known.is_none() && !begin.is_elapsed() => {
@@ -226,7 +231,7 @@ pub(in crate::api) async fn serve(
 
 /// Watches the services that the client asked for, as far as it may see them.
 fn watch(watches: &mut Watches, exchange: &Exchange, caller: &Caller) {
-    let keys = exchange.keys().filter(|key| caller.may(Role::Read, key.namespace()));
+    let keys = exchange.keys().filter(|key| caller.may_read(key));
     let listed = exchange.wants_all().then(|| places(caller));
     watches.set(wanted(keys.collect::<BTreeSet<_>>().into_iter(), listed));
 }

@@ -27,14 +27,18 @@ impl Node {
 
     /// Starts a node on the store in a directory.
     pub(crate) async fn start(directory: &Path) -> Node {
+        Node::let_in_by(directory, Auth::None).await
+    }
+
+    /// Starts a node with authentication on the store in a directory.
+    pub(crate) async fn let_in_by(directory: &Path, auth: Auth) -> Node {
         let store = store::open(&format!("sqlite:{}", directory.join("registry.db").display())).await.unwrap();
         let registry = Registry::open(Settings::default(), store).await.unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let fronts = vec![Front::Consul, Front::Eureka, Front::Nacos, Front::Prometheus];
-        let mount = Mount { listener, fronts, tls: None };
+        let mount = Mount { listener, fronts: Front::ALL.to_vec(), tls: None };
         let context =
-            Context::new(registry.clone(), Auth::None, HttpLimits::default(), "own".to_owned(), AuditLog::default());
+            Context::new(registry.clone(), auth, HttpLimits::default(), "own".to_owned(), AuditLog::default());
         let server = Server::start(vec![mount], context);
         Node { _directory: None, registry, server, address }
     }
@@ -52,12 +56,24 @@ impl Node {
 
     /// Returns the head and the body of an answer.
     pub(crate) async fn whole_from(&self, from: &str, method: &str, path: &str, body: &str) -> (String, String) {
+        self.whole_with(from, method, path, "", body).await
+    }
+
+    /// Returns the head and the body of an answer to a request with more lines of headers.
+    pub(crate) async fn whole_with(
+        &self,
+        from: &str,
+        method: &str,
+        path: &str,
+        headers: &str,
+        body: &str,
+    ) -> (String, String) {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
         let mut stream = socket.connect(self.address).await.unwrap();
         let length = body.len();
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n{headers}\r\n{body}"
         );
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();

@@ -78,9 +78,9 @@ impl Connection {
         self.subscriptions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the namespaces of the client's subscriptions.
-    pub(super) fn subscribed_namespaces(&self) -> BTreeSet<NamespaceName> {
-        self.subscriptions().values().map(|subscription| subscription.namespace.clone()).collect()
+    /// Returns the services of the client's subscriptions.
+    pub(super) fn subscribed_services(&self) -> BTreeSet<ServiceKey> {
+        self.subscriptions().keys().map(|subscribed| subscribed.key.clone()).collect()
     }
 
     /// Begins or ends a subscription. Returns the current state of the service.
@@ -130,7 +130,7 @@ impl Connection {
         let _telling = self.telling.lock().await;
         let known = self.subscriptions().get(of).map(|it| (it.namespace.clone(), it.service.clone()));
         let Some((namespace, service)) = known else { return Ok(None) };
-        if !caller.is_ok_and(|caller| caller.may(Role::Read, namespace.as_str())) {
+        if !caller.is_ok_and(|caller| caller.may_read(&of.key)) {
             return Err(self.not_allowed());
         }
         let found = hosts(context, &service, &of.key, &of.wanted()).await.map_err(|_| End::Stopping)?;

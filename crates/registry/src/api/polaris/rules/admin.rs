@@ -13,10 +13,11 @@ use super::check::{Refused, check};
 use super::json::{read, show};
 use super::serve::rule_of;
 use super::{Kind, Rule, Stamp, code, is_all};
-use crate::api::auth::{Caller, Role};
+use crate::api::auth::Caller;
 use crate::api::polaris::http::status;
 use crate::api::{ApiError, Context, Reply, Request};
 use crate::kv::{Entry, RuleWrite};
+use crate::rights::{Access, Resource};
 use crate::{NamespaceName, WriteError};
 
 /// Number of an id's hexadecimal digits: of the namespace's digest at the beginning, and in all.
@@ -147,7 +148,7 @@ impl Acting<'_> {
                 Ok(home) => home,
                 Err(error) => return Ok(Err(error.into())),
             };
-            self.caller.needs(Role::Write, home.as_str())?;
+            self.caller.needs(Access::Write, Resource::OPERATOR, home.as_str())?;
             // The client's values of these are discarded.
             rule.set_stamp(&home, Stamp::default());
             return Ok(check(&mut rule, &home, limits).map(|bytes| Some(Ready { rule, home, bytes })));
@@ -163,7 +164,7 @@ impl Acting<'_> {
             });
         };
         let home = NamespaceName::new(known.namespace())?;
-        self.caller.needs(Role::Write, home.as_str())?;
+        self.caller.needs(Access::Write, Resource::OPERATOR, home.as_str())?;
         if self.act != Act::Update {
             return Ok(Ok(Some(Ready { rule, home, bytes: 0 })));
         }
@@ -183,7 +184,7 @@ impl Acting<'_> {
         }
         let found = self.context.registry.rules_called(&id[..OWNER], &self.name_of(id));
         let mut rules = found.iter().filter_map(|entry| rule_of(entry));
-        rules.find(|rule| self.caller.may(Role::Read, rule.namespace()))
+        rules.find(|rule| self.caller.may(Access::Read, Resource::OPERATOR, rule.namespace()))
     }
 
     /// Returns the name of the rule in the store.

@@ -8,8 +8,9 @@ use super::super::json::show;
 use super::super::serve::rule_of;
 use super::super::{Kind, Routing, Rule, code, of, pb, routes, routing};
 use super::status;
-use crate::api::auth::{Caller, Role};
+use crate::api::auth::Caller;
 use crate::api::{ApiError, Context, Reply, Request};
+use crate::rights::{Access, Resource};
 
 /// Maximum and default number of rules in an answer, as of Polaris' own server.
 const MOST: usize = 100;
@@ -78,7 +79,7 @@ pub(super) async fn answer(
 ) -> Result<Reply, ApiError> {
     let query = Query::new(kind, request)?;
     if let Some((_, namespace)) = query.filters.iter().find(|(name, _)| name == "namespace") {
-        caller.needs(Role::Read, namespace)?;
+        caller.needs(Access::Read, Resource::OPERATOR, namespace)?;
     }
     // Includes the commits of all nodes so far.
     context.registry.kv_settle().await?;
@@ -91,8 +92,12 @@ pub(super) async fn answer(
                 |key: &str| key.strip_prefix("rule/").is_some_and(|name| name.split('/').next() == Some(kind.name()));
             let mut rules =
                 entries.iter().filter(|entry| of_kind(&entry.key)).filter_map(|entry| rule_of(entry)).peekable();
-            if rules.peek().is_some_and(|rule| caller.may(Role::Read, rule.namespace())) {
-                found.extend(rules.filter(|rule| caller.may(Role::Read, rule.namespace()) && query.fits(rule)));
+            if rules.peek().is_some_and(|rule| caller.may(Access::Read, Resource::OPERATOR, rule.namespace())) {
+                found.extend(
+                    rules.filter(|rule| {
+                        caller.may(Access::Read, Resource::OPERATOR, rule.namespace()) && query.fits(rule)
+                    }),
+                );
             }
         }
         let amount = found.len();
@@ -102,7 +107,7 @@ pub(super) async fn answer(
             .skip(query.offset)
             .take(query.limit)
             .map(|mut rule| {
-                rule.set_editable(caller.may(Role::Write, rule.namespace()));
+                rule.set_editable(caller.may(Access::Write, Resource::OPERATOR, rule.namespace()));
                 show(&rule, kind != Kind::Limit)
             })
             .collect();
