@@ -223,7 +223,8 @@ async fn a_read_behind_its_write_runs_on_a_replica_that_has_the_write() {
     if only_kingpost() {
         return;
     }
-    assert!(on_replicas >= 36, "{on_replicas} of 40, {checks} checks, {behind} behind");
+    // (Until the commit's position is known the primary answers.)
+    assert!(on_replicas >= 20, "{on_replicas} of 40, {checks} checks, {behind} behind");
     assert!(checks >= 10.0 && behind <= 4.0, "{checks} checks, {behind} behind");
     let (_, checks, _) = share(false, 100).await;
     assert_eq!(checks, 0.0, "checks that were not to be made");
@@ -254,15 +255,21 @@ async fn a_read_only_transaction_begins_on_a_replica_that_has_the_write() {
         client.batch_execute("COMMIT").await.unwrap();
         on_replica = replica.log().matches(READ).count();
     }
-    assert!(on_replica >= 36, "{on_replica} of 40");
+    // (Until the commit's position is known the primary answers.)
+    assert!(on_replica >= 20, "{on_replica} of 40");
     replica.pause_replay().await;
     let behind = async || kingpost.metrics().await.sum("kingpost_replay_checks_behind_total", &[]);
     let before = behind().await;
-    for id in 100..110 {
-        write(&client, id, 1).await;
-        assert!(find(&client, id, 3).await, "row {id} is missing");
-    }
-    assert!(behind().await > before, "no transaction was begun again");
+    let mut ids = 100..;
+    cluster
+        .wait("a transaction that is begun again", async || {
+            for id in ids.by_ref().take(10) {
+                write(&client, id, 1).await;
+                assert!(find(&client, id, 3).await, "row {id} is missing");
+            }
+            (behind().await > before).then_some(())
+        })
+        .await;
 }
 
 /// A replica that is behind is asked, and its answer is dropped; it is not asked by each read. One that refuses the question is left alone.
@@ -308,6 +315,10 @@ async fn the_answer_of_a_replica_that_is_behind_is_dropped() {
             (checks > behind).then_some(())
         })
         .await;
+    if cluster.primary().query("SELECT current_setting('server_version_num')::int >= 190000").await == "t" {
+        // The replica is asked to wait, by no function.
+        return;
+    }
     // A role that may not ask.
     cluster.primary().execute("REVOKE EXECUTE ON FUNCTION pg_last_wal_replay_lsn() FROM PUBLIC").await;
     cluster.wait_caught_up().await;

@@ -48,3 +48,52 @@ async fn graphs_are_read_and_standbys_waited_for_on_replicas() {
     replica.resume_replay().await;
     assert_eq!(value(&client, &wait("TIMEOUT '20s', ")).await, "success");
 }
+
+/// The first read behind a write runs on the replica, which waits for the write. One that waits in vain drops the read.
+#[tokio::test]
+async fn a_replica_waits_for_what_a_read_must_see() {
+    if only_kingpost() {
+        return;
+    }
+    let cluster = Cluster::builder().replicas(1).log_statements().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    if cluster.primary().query("SELECT current_setting('server_version_num')::int >= 190000").await != "t" {
+        skipped("PostgreSQL 19 is needed (PG_BIN, tests/postgresql/setup --newest prints it)");
+        return;
+    }
+    let kingpost = Kingpost::of(&cluster).set("cluster.probe_interval", "2s").set("cluster.probe_timeout", "3s");
+    let kingpost = kingpost.set("cluster.lag_limit", "1h").start().await;
+    let client = kingpost.connect().await;
+    simple(&client, "CREATE TABLE own (id int PRIMARY KEY)").await;
+    cluster.wait_caught_up().await;
+    let replica = cluster.replica(0);
+    let counts = async || {
+        let metrics = kingpost.metrics().await;
+        ["replay_checks", "replay_checks_behind"].map(|name| metrics.sum(&format!("kingpost_{name}_total"), &[]))
+    };
+    let mut ids = 0..;
+    let mut write_and_read = async || {
+        let id: i32 = ids.next().unwrap();
+        client.execute("INSERT INTO own VALUES ($1)", &[&id]).await.unwrap();
+        let marker = format!("mark{}end", unique());
+        let read = format!("SELECT count(*) AS {marker} FROM own WHERE id = {id}");
+        assert_eq!(value(&client, &read).await, "1", "row {id} is missing");
+        replica.saw(&marker)
+    };
+    cluster
+        .wait("reads on the replica right behind their writes", async || {
+            let on_replica = write_and_read().await;
+            let [checks, behind] = counts().await;
+            (on_replica && checks >= behind + 5.0).then_some(())
+        })
+        .await;
+    assert!(replica.saw("WAIT FOR LSN"), "the replica was not asked to wait");
+    replica.pause_replay().await;
+    let [_, before] = counts().await;
+    cluster
+        .wait("a check that waits in vain", async || {
+            write_and_read().await;
+            (counts().await[1] > before).then_some(())
+        })
+        .await;
+}

@@ -97,6 +97,11 @@ impl Lane {
         self.seats.is_empty()
     }
 
+    /// Notes that the front seat's unit begins to run now, behind a replay check.
+    pub(in crate::core) fn read_begins(&mut self, now: Instant) {
+        self.since = now;
+    }
+
     /// Returns the lane's state for the console; `None` if the connection is no lane.
     pub(in crate::core) fn report(&self) -> Option<LaneReport> {
         (!self.is_empty()).then_some(LaneReport {

@@ -7,4 +7,4 @@ mod verified;
 pub(in crate::core) use strong::{Hold, Proof, Reach, StrongReads, UNPROVEN_HINT};
 #[cfg(test)]
 pub(in crate::core) use verified::REPLAYED;
-pub(in crate::core) use verified::{ReplayCheck, ReplayChecks, Replayed, read_answer};
+pub(in crate::core) use verified::{ReplayCheck, ReplayChecks, Replayed};

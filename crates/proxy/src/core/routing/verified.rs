@@ -10,6 +10,8 @@
 //!                                                                      below it: the rows are dropped, and the read runs elsewhere
 //! ```
 //!
+//! From PostgreSQL 19 on the replica waits for the position, for [`WAIT`] at most: `Q "WAIT FOR LSN …"` in place of `B E S`.
+//!
 //! Only a replica of the view's term is asked: positions of two terms are never compared. An answer is a worker's own knowledge of the node, until the
 //! view changes. A node that was behind is asked again after a pause.
 
@@ -20,6 +22,7 @@ use watermark::Lsn;
 use wire::{message, payload};
 
 use crate::core::Core;
+use crate::core::prepared::Unnamed;
 use crate::core::server::{Note, Request};
 use crate::core::session::begins_read_only;
 
@@ -27,6 +30,10 @@ use crate::core::session::begins_read_only;
 const NAME: &[u8] = b"kp00";
 /// Query of a replay check; NULL on a server that never was a standby.
 pub(in crate::core) const REPLAYED: &str = "SELECT pg_catalog.pg_last_wal_replay_lsn()";
+/// First major version with `WAIT FOR LSN`.
+const WAITS_SINCE: u32 = 19;
+/// Longest wait of a check for the position, in milliseconds: below what keeps a read out of lanes.
+const WAIT: u32 = 3;
 /// Pause after a node was behind; doubles each time, up to [`LONGEST`].
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_millis(64);
@@ -37,7 +44,9 @@ const REFUSED: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) struct ReplayCheck {
     /// The position that the read behind the check must see.
-    pub position: Lsn,
+    position: Lsn,
+    /// True if the replica waits for the position, and false if it tells its own.
+    waits: bool,
     /// The view in which the node was a replica of the position's term.
     epoch: u64,
 }
@@ -115,11 +124,25 @@ impl ReplayChecks {
     }
 }
 
-/// Reads the position from a row of [`REPLAYED`].
-pub(in crate::core) fn read_answer(row: &[u8], whole: bool) -> Replayed {
-    let value = payload::only_value(row).filter(|_| whole);
-    let lsn = value.and_then(|value| std::str::from_utf8(value).ok()).and_then(|text| text.parse().ok());
-    lsn.map_or(Replayed::Refused, Replayed::To)
+impl ReplayCheck {
+    /// Reads the answer from its row: the position that was replayed, or the result of the wait.
+    pub(in crate::core) fn read_answer(self, row: &[u8], whole: bool) -> Replayed {
+        let value = payload::only_value(row).filter(|_| whole);
+        let lsn = match (self.waits, value) {
+            (true, Some(b"success")) => Some(self.position),
+            // (Or it has just been promoted: then nothing is known of it.)
+            (true, Some(b"timeout")) => Some(Lsn(0)),
+            (false, Some(value)) => std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()),
+            (true, Some(_)) | (_, None) => None,
+        };
+        lsn.map_or(Replayed::Refused, Replayed::To)
+    }
+}
+
+/// Returns the major version in a server's report of its version: `15.4 (Debian …)`, `19rc1`.
+fn major(version: &str) -> Option<u32> {
+    let digits = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());
+    version[..digits].parse().ok()
 }
 
 impl Core {
@@ -153,8 +176,17 @@ impl Core {
     pub(in crate::core) fn check_replay(&mut self, c: usize, s: usize) {
         let Some(position) = self.clients[c].unit.check.take() else { return };
         debug_assert!(self.clients[c].replay.is_some(), "a unit that was not kept could not be sent again");
-        let note = || Note::ReplayCheck(ReplayCheck { position, epoch: self.view.epoch });
         let server = &mut self.servers[s];
+        let waits = server.reports("server_version").and_then(major).is_some_and(|major| major >= WAITS_SINCE);
+        let note = || Note::ReplayCheck(ReplayCheck { position, waits, epoch: self.view.epoch });
+        self.metrics.replay_checks.add(1);
+        if waits {
+            server.statements.set_unnamed(Unnamed::Unknown);
+            server.protocol.sent(Request::Query, note());
+            return self.write_server(s, |out| {
+                message::query(out, &format!("WAIT FOR LSN '{position}' WITH (TIMEOUT '{WAIT}ms', NO_THROW)"));
+            });
+        }
         let prepared = server.statements.set_has_replay_check(true);
         if !prepared {
             server.protocol.sent(Request::Close, note());
@@ -163,7 +195,6 @@ impl Core {
         server.protocol.sent(Request::Bind, note());
         server.protocol.sent(Request::Execute, note());
         server.protocol.sent(Request::Sync, note());
-        self.metrics.replay_checks.add(1);
         self.write_server(s, |out| {
             if !prepared {
                 // After a Parse that failed it is not known if the statement exists.
@@ -203,7 +234,7 @@ mod tests {
     #[test]
     fn an_answer_proves_a_read_within_its_view_only() {
         let now = Instant::now();
-        let check = |position, epoch| ReplayCheck { position: Lsn(position), epoch };
+        let check = |position, epoch| ReplayCheck { position: Lsn(position), waits: false, epoch };
         for (position, sent_in, answer, epoch, proven) in [
             (5, 1, Replayed::To(Lsn(5)), 1, true),
             (5, 1, Replayed::To(Lsn(9)), 1, true),
@@ -222,7 +253,7 @@ mod tests {
     fn knowledge_ends_with_its_view() {
         let now = Instant::now();
         let mut checks = ReplayChecks::default();
-        let check = |epoch| ReplayCheck { position: Lsn(5), epoch };
+        let check = |epoch| ReplayCheck { position: Lsn(5), waits: false, epoch };
         assert!(checks.answered(NodeId(1), check(1), Replayed::To(Lsn(7)), 1, now));
         assert!(!checks.answered(NodeId(1), check(1), Replayed::To(Lsn(3)), 1, now));
         assert_eq!(checks.replayed(NodeId(1), 1), Lsn(7), "replay does not go back");
@@ -235,7 +266,7 @@ mod tests {
     fn a_node_that_is_behind_is_left_alone_for_longer_and_longer() {
         let begun = Instant::now();
         let mut checks = ReplayChecks::default();
-        let check = ReplayCheck { position: Lsn(5), epoch: 1 };
+        let check = ReplayCheck { position: Lsn(5), waits: false, epoch: 1 };
         let mut now = begun;
         for pause in [1, 2, 4, 8, 16, 32, 64, 64] {
             assert!(checks.is_due(NodeId(0), 1, now));
@@ -253,11 +284,27 @@ mod tests {
     #[test]
     fn answers() {
         let row = |value: &[u8]| [&b"\0\x01"[..], &(value.len() as u32).to_be_bytes(), value].concat();
+        let read_answer =
+            |row: &[u8], whole| ReplayCheck { position: Lsn(5), waits: false, epoch: 1 }.read_answer(row, whole);
+        let waited = |row: &[u8]| ReplayCheck { position: Lsn(5), waits: true, epoch: 1 }.read_answer(row, true);
         assert_eq!(read_answer(&row(b"16/B374D848"), true), Replayed::To(Lsn(0x16_b374_d848)));
         assert_eq!(read_answer(&row(b"16/B374D848"), false), Replayed::Refused);
         assert_eq!(read_answer(b"\0\x01\xff\xff\xff\xff", true), Replayed::Refused);
         for bad in [&b""[..], b"\0", b"\0\0", b"\0\x01\0\0\0\x09a", &row(b"x")] {
             assert_eq!(read_answer(bad, true), Replayed::Refused, "{bad:?}");
+            assert_eq!(waited(bad), Replayed::Refused, "{bad:?}");
+        }
+        assert_eq!(waited(&row(b"success")), Replayed::To(Lsn(5)));
+        assert_eq!(waited(&row(b"timeout")), Replayed::To(Lsn(0)));
+        assert_eq!(waited(&row(b"not in recovery")), Replayed::Refused);
+    }
+
+    #[test]
+    fn versions() {
+        for (version, expected) in
+            [("19rc1", Some(19)), ("15.4 (Debian 15.4-1)", Some(15)), ("9", Some(9)), ("", None), ("x19", None)]
+        {
+            assert_eq!(major(version), expected, "{version}");
         }
     }
 }

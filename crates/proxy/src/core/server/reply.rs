@@ -16,7 +16,7 @@ use crate::config::PoolMode;
 use crate::core::observe::{Timing, rows_of};
 use crate::core::parameters::{Applied, Circumstances, Completed, Followed, applied, changed};
 use crate::core::prepared::{Columns, Statement, Unnamed};
-use crate::core::routing::{ReplayCheck, Replayed, read_answer};
+use crate::core::routing::{ReplayCheck, Replayed};
 use crate::core::session::{
     Aborted, Attempts, End, IN_FAILED_TRANSACTION, MOST_EXPECTED, NO_BLOCKS, PassThrough, Phase,
 };
@@ -321,14 +321,15 @@ impl Core {
         if tag == b'D' && matches!(server.protocol.front(), Some((_, Note::Audit))) {
             server.cleaning.statements |= !whole || data == Cleaning::STATEMENTS_CHANGED;
         }
-        let check = matches!(server.protocol.front(), Some((_, Note::ReplayCheck(_))));
-        if check {
-            match tag {
-                b'D' => server.replayed = Some(read_answer(data, whole)),
-                // (An error of the unit as a whole comes behind the row.)
-                b'E' => server.replayed = Some(Replayed::Refused),
-                _ => {}
-            }
+        let check = match server.protocol.front() {
+            Some((_, Note::ReplayCheck(check))) => Some(*check),
+            _ => None,
+        };
+        match (check, tag) {
+            (Some(check), b'D') => server.replayed = Some(check.read_answer(data, whole)),
+            // (An error of the unit as a whole comes behind the row.)
+            (Some(_), b'E') => server.replayed = Some(Replayed::Refused),
+            _ => {}
         }
         let whose = match server.protocol.front() {
             Some((_, Note::Own | Note::Audit | Note::Ahead | Note::ParseAhead(_) | Note::ReplayCheck(_))) => For::Own,
@@ -354,7 +355,7 @@ impl Core {
             Reply::Columns | Reply::Data => verdict,
             Reply::Completed(ended) => self.completed(s, ended, (tag, data), whose, verdict),
             Reply::CopyIn { ignored } => self.asked_for_copy(s, ignored, verdict),
-            Reply::Failed { .. } if check => Verdict::Swallow,
+            Reply::Failed { .. } if check.is_some() => Verdict::Swallow,
             Reply::Failed { failed, skipped } => self.failed(s, data, failed, skipped, whose, verdict),
             Reply::Ready(note) => self.ready_for_query(s, note, unheard || inserted),
             Reply::Aside => self.aside(s, tag, data, whose, verdict),
@@ -672,6 +673,8 @@ impl Core {
     /// Handles the `ReadyForQuery` of a replay check: the read behind it is dispatched again unless it is proven.
     fn replay_check_ended(&mut self, s: usize, check: ReplayCheck) -> Verdict {
         if self.replay_checked(s, check) {
+            // The wait for the replica is no cost of the statement.
+            self.servers[s].lane.read_begins(self.now);
             return Verdict::Swallow;
         }
         if self.servers[s].client.is_some_and(|c| self.clients[c].replay.is_none()) {
