@@ -1,0 +1,38 @@
+//! An archive of WAL: a directory or a bucket that holds every segment and history file of a cluster.
+//!
+//! ```text
+//!  files of a relay ─▶ plan (pure) ─▶ seal: header, zstd, SHA-256 ─▶ Archive: create only, compare ─▶ Store: directory, S3
+//!  restore_command  ◀─ unseal: every byte checked ◀──────────────── Archive: blocks, else parts  ◀──┘
+//! ```
+//!
+//! # Invariants
+//!
+//! - An object is never overwritten by one with other content.
+//! - An object belongs to the archive's cluster, by its own header.
+//! - A segment counts as confirmed only after a listing has shown all of its objects.
+//! - Memory is bounded by [`BLOCK`] for each object in work, whatever the segment size.
+
+mod archive;
+pub mod config;
+mod directory;
+mod header;
+mod http;
+mod name;
+mod open;
+mod plan;
+mod s3;
+mod seal;
+mod store;
+
+pub use archive::{Archive, ArchiveError, Put};
+pub use directory::DirectoryStore;
+pub use header::{Checksum, Codec, HEADER, Header, HeaderError, Identity};
+pub use name::{
+    BLOCK, FileName, HISTORIES, IDENTITY, Kind, PROBE, Span, block_directory, block_path, blocks, chain, history_path,
+    part_directory, part_of_path, part_path,
+};
+pub use open::open;
+pub use plan::{Held, Job, MOST_PARTS, Progress};
+pub use s3::S3Store;
+pub use seal::{LARGEST, SealError, Sealed, seal, sum, unseal};
+pub use store::{Created, Listed, MOST_LISTED, Store, StoreError};
