@@ -140,6 +140,7 @@ fn check_databases(proxy: &ProxyConfig, stat: &dyn Fn(&Path) -> Stat, findings: 
         }
         let path = |key: &str| format!("proxy.databases[{index}].{key}");
         let password = Password {
+            named: "",
             prefix: "server_",
             in_place: database.server_password.is_some(),
             file: database.server_password_file.as_deref(),

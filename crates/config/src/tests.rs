@@ -418,6 +418,34 @@ fn golden_messages() {
                 "k.toml:7:8: relay.upstream.slot: found \"A-b\", expected 1 to 63 lower-case letters, digits and underscores, or \"\" for none",
             ],
         ),
+        // The file of a host that only fetches from an archive.
+        ("[relay.archive]\nurl = \"/srv/wal\"\n", &[]),
+        (
+            "[relay.archive]\nurl = \"/srv/wal\"\ninterval = \"10s\"\nalarm_after = \"10s\"\n",
+            &[
+                "k.toml:4:15: relay.archive.alarm_after: found 10s, expected more than interval (10s): the archive is behind for as long",
+            ],
+        ),
+        (
+            "[relay.archive]\nurl = \"gs://b\"\n",
+            &[
+                "k.toml:2:7: relay.archive.url: found \"gs://b\", expected s3://BUCKET/PREFIX or the absolute path of a directory",
+            ],
+        ),
+        (
+            "[relay.archive]\nurl = \"s3://b/p\"\nendpoint = \"http://minio:9000\"\n",
+            &[
+                "k.toml:1:1: relay.archive: found no credentials, expected one of credentials, credentials_file and credentials_command",
+                "k.toml:3:12: warning: relay.archive.endpoint: found \"http://minio:9000\": WAL crosses the network in clear",
+            ],
+        ),
+        (
+            "[relay.archive]\nurl = \"s3://b\"\nendpoint = \"minio\"\ncredentials = \"a:b\"\ncredentials_file = \"/good\"\n",
+            &[
+                "k.toml:1:1: relay.archive: found credentials and credentials_file, expected at most one of them",
+                "k.toml:3:12: relay.archive.endpoint: found \"minio\", expected https://host:port",
+            ],
+        ),
         (
             "[registry]\nauth = \"none\"\npeer_listen = \"0.0.0.0:7000\"\nstore = \"postgres://db/r\"\n",
             &[

@@ -209,6 +209,8 @@ pub struct Relay {
     pub alarm: bool,
     /// Settings of the upstream that let commits not wait for this relay. For MariaDB.
     pub concerns: Vec<String>,
+    /// The archive of its WAL. For PostgreSQL.
+    pub archive: Option<RelayArchive>,
     /// The end of the upstream's log.
     pub upstream_end: Option<String>,
     /// The log; None before the upstream was reached for the first time.
@@ -240,6 +242,23 @@ pub struct RelayLog {
     pub bytes: u64,
     /// The error that stopped all writes.
     pub failure: Option<String>,
+}
+
+/// A relay's archive.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct RelayArchive {
+    /// URL of the archive.
+    pub url: String,
+    /// `archiving`, or the reason why not.
+    pub state: String,
+    /// True if an operator must act.
+    pub alarm: bool,
+    /// Position up to which it has confirmed every segment.
+    pub confirmed: String,
+    /// Durable bytes of the relay that it does not have.
+    pub behind_bytes: u64,
+    /// Milliseconds since when it has not had all that was durable.
+    pub behind_ms: u64,
 }
 
 /// A client that streams from a relay.

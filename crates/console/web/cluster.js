@@ -196,6 +196,9 @@ function showRelay({ relay }) {
       ['Written', log.written], ['Durable', log.flushed], ['Acknowledged', log.acknowledged],
       ['Held', `${bytes(log.bytes)} from ${log.oldest}`], ['Waits to be durable', bytes(between(log.flushed, log.written))],
     ] : []),
+    ...(relay.archive ? [
+      ['Archive', `${relay.archive.url} (${relay.archive.state})`], ['Archived', `whole segments up to ${relay.archive.confirmed}, ${bytes(relay.archive.behind_bytes)} behind`],
+    ] : []),
   ], relayFacts);
   downstreams.show(relay.downstreams);
 }

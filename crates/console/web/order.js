@@ -63,7 +63,7 @@ export function notes(state) {
     found.lanes = { text: degraded ? 'degraded' : '', unwell: degraded };
   }
   if (relay) {
-    const unwell = relay.state !== 'streaming' || Boolean(relay.log?.failure) || (relay.concerns ?? []).length > 0;
+    const unwell = relay.state !== 'streaming' || Boolean(relay.log?.failure) || (relay.concerns ?? []).length > 0 || Boolean(relay.archive?.alarm);
     found.relay = { text: relay.log?.failure ? 'writes nothing' : relay.state, unwell };
   }
   const last = state.events.at(-1);

@@ -60,6 +60,11 @@ function ofRelay({ relay }) {
     const severity = relay.alarm ? 'bad' : 'warning';
     return [{ severity, text: `The relay does not receive from ${relay.upstream || 'anybody'}: ${relay.state}.` }];
   }
+  if (relay.archive?.alarm) {
+    const { state, behind_bytes, behind_ms } = relay.archive;
+    const why = state === 'archiving' ? '' : `: ${state}`;
+    return [{ severity: 'bad', text: `The relay's archive is ${bytes(behind_bytes)} and ${millis(behind_ms)} behind${why}. WAL stays on the relay's disk until it has it.` }];
+  }
   return (relay.concerns ?? []).map((concern) => ({ severity: 'bad', text: `Commits may not wait until they are durable on the relay: ${concern}.` }));
 }
 

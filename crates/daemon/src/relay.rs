@@ -9,8 +9,8 @@ use std::time::Duration;
 use ::relay::config::{Engine, RelayConfig};
 use ::relay::log::{FLUSH_BUCKETS_US, FetchError, fetch};
 use ::relay::{
-    DownstreamStatus, FetchFromError, LogStatus, OtherRelay, Relay, RelayAccess, SlotStatus, StartError, Status,
-    Surroundings, fetch_from,
+    ArchiveStatus, DownstreamStatus, FetchFromError, LogStatus, OtherRelay, Relay, RelayAccess, SlotStatus, StartError,
+    Status, Surroundings, fetch_from,
 };
 use tokio::signal::unix::SignalKind;
 use topology::{ClusterConfig, Topology};
@@ -395,6 +395,9 @@ pub(crate) fn describe(relay: &Relay, exposition: &mut Exposition) {
     if let Some(log) = &status.log {
         describe_log(log, exposition);
     }
+    if let Some(archive) = &status.archive {
+        describe_archive(archive, exposition);
+    }
     describe_downstreams(&status, exposition);
     let mut restart = exposition.metric(Type::Gauge, "relay_slot_restart_bytes", "What a slot needs, as a position.");
     for slot in &status.slots {
@@ -446,6 +449,28 @@ fn describe_log(log: &LogStatus, exposition: &mut Exposition) {
     exposition.gauge("relay_held_bytes", "Bytes of segments held.", log.bytes);
     let help = "1 while what a switch of timelines needs is kept back, so that it needs no room on the disk.";
     exposition.gauge("relay_reserve", help, log.reserve);
+}
+
+fn describe_archive(archive: &ArchiveStatus, exposition: &mut Exposition) {
+    exposition.gauge(
+        "relay_archive_alarm",
+        "1 while somebody has to look after the archive: see the log.",
+        archive.alarm,
+    );
+    let help = "Durable here and not in the archive.";
+    exposition.gauge("relay_archive_behind_bytes", help, archive.behind_bytes);
+    let help = "Time since when the archive has not had all that was durable here.";
+    exposition.gauge("relay_archive_behind_seconds", help, archive.behind.as_secs_f64());
+    let help = "Position up to which the archive has confirmed every segment; WAL from there on stays here.";
+    exposition.gauge("relay_archive_confirmed_bytes", help, archive.confirmed.0);
+    for (name, help, value) in [
+        ("relay_archive_objects_total", "Objects written to the archive.", archive.puts),
+        ("relay_archive_bytes_total", "Bytes of the objects written to the archive.", archive.put_bytes),
+        ("relay_archive_equal_total", "Objects that were in the archive with equal content.", archive.equal),
+        ("relay_archive_failures_total", "Failed attempts to archive.", archive.failures),
+    ] {
+        exposition.counter(name, help, value);
+    }
 }
 
 fn describe_downstreams(status: &Status, exposition: &mut Exposition) {

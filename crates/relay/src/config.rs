@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ::archive::config::ArchiveConfig;
+
 ::settings::settings! {
     /// `[relay]`.
     #[derive(Debug, Clone, PartialEq)]
@@ -33,8 +35,11 @@ use std::time::Duration;
         pub hot_standby_feedback: bool = true;
         /// Bytes of WAL kept although no downstream needs them.
         pub keep_bytes: u64 = 1 << 30, range(0, i64::MAX);
-        /// Most bytes of WAL kept, whoever needs it: a downstream further behind gets 58P01 and has to restore from an archive.
+        /// Most bytes of WAL kept, whichever downstream needs it: one further behind gets 58P01 and has to restore from an archive. WAL that
+        /// [relay.archive] does not have yet stays, also beyond it.
         pub max_bytes: u64 = 64 << 30, range(64 << 20, i64::MAX);
+        /// Archive that all WAL goes to; only with engine = "postgresql".
+        pub archive: ArchiveConfig = ArchiveConfig::default();
         /// Server, or relay, that the WAL comes from.
         pub upstream: UpstreamConfig = UpstreamConfig::default();
         /// Users that may stream. Of password, password_file and verifier at most one.

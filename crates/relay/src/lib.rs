@@ -18,6 +18,7 @@
 //! - A slow downstream delays no other: it is served from files, and falls behind on disk.
 //! - Every connection state has a time limit and a byte limit.
 
+mod archiver;
 mod ask;
 mod binlog;
 mod channel;
@@ -42,6 +43,7 @@ mod status;
 mod surroundings;
 mod upstream;
 
+pub use archiver::ArchiveStatus;
 pub use ask::{Probe, RelayAccess, look, make_slot, order, probe};
 pub use binlog::{
     BinlogAccess, BinlogDownstream, BinlogRelay, BinlogSession, BinlogStanding, BinlogStatus, last_source,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
+use crate::archiver::Archiving;
 use crate::config::{AuthMethod, RelayConfig};
 use crate::downstream;
 use crate::error::StartError;
@@ -34,6 +35,7 @@ pub struct Relay {
     shared: Arc<Shared>,
     addresses: Vec<SocketAddr>,
     receiving: Receiving,
+    archiving: Archiving,
 }
 
 impl Relay {
@@ -68,7 +70,8 @@ impl Relay {
         });
         let receiver = Arc::clone(&shared);
         let receiving = Receiving::start("relay-receive", move || upstream::run(&receiver, writer))?;
-        let relay = Relay { shared, addresses, receiving };
+        let archiving = Archiving::start(&shared)?;
+        let relay = Relay { shared, addresses, receiving, archiving };
         let _context = runtime.enter();
         for listener in listeners {
             runtime.spawn(downstream::serve(listen(listener)?, Arc::clone(&relay.shared)));
@@ -165,6 +168,7 @@ impl Relay {
         self.shared.control.stop();
         self.shared.stopping.send_replace(true);
         self.receiving.join();
+        self.archiving.finish();
         let end = std::time::Instant::now() + FAREWELL;
         while self.shared.places.taken() > 0 && std::time::Instant::now() < end {
             // Nothing signals the end of the last task, and nothing depends on it.

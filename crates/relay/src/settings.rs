@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use ::archive::config::ArchiveConfig;
 use wire::replication::is_slot_name;
 use wire::scram::Verifier;
 
@@ -23,6 +24,7 @@ pub(crate) struct Settings {
     pub(crate) hot_standby_feedback: bool,
     pub(crate) keep_bytes: u64,
     pub(crate) max_bytes: u64,
+    pub(crate) archive: ArchiveConfig,
     users: HashMap<String, Option<Verifier>>,
     operators: HashSet<String>,
 }
@@ -34,6 +36,9 @@ impl Settings {
         // Read again for each connection; errors are better found now.
         tls::Connector::new(&config.upstream.tls)
             .map_err(|error| StartError::Config(format!("[relay.upstream.tls] {error}")))?;
+        if config.archive.is_on() {
+            ::archive::open(&config.archive).map_err(|error| StartError::Config(error.to_string()))?;
+        }
         let mut users = HashMap::new();
         for user in &config.users {
             if users.insert(user.name.clone(), verifier(user)?).is_some() {
@@ -54,6 +59,7 @@ impl Settings {
             hot_standby_feedback: config.hot_standby_feedback,
             keep_bytes: config.keep_bytes,
             max_bytes: config.max_bytes,
+            archive: config.archive.clone(),
             users,
             operators: config.users.iter().filter(|user| user.operator).map(|user| user.name.clone()).collect(),
         })

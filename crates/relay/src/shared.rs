@@ -8,6 +8,7 @@ use std::time::Instant;
 use tokio::sync::watch;
 use watermark::Lsn;
 
+use crate::archiver::ArchiveMarks;
 use crate::log::{Directory, Log, LogError, Removed, Retention};
 use crate::memory::Recollection;
 use crate::orders::Turns;
@@ -37,6 +38,7 @@ pub(crate) struct Shared {
     pub(crate) seen_unpromoted: Mutex<Option<Instant>>,
     pub(crate) slots: Slots,
     pub(crate) metrics: Metrics,
+    pub(crate) archive: ArchiveMarks,
     pub(crate) places: Places,
     /// Held while an operator's order is carried out: orders run one at a time.
     pub(crate) orders: Turns,
@@ -135,6 +137,7 @@ impl Shared {
             seen_unpromoted: Mutex::new(None),
             slots,
             metrics: Metrics::default(),
+            archive: ArchiveMarks::default(),
             places: Places::default(),
             orders: Turns::default(),
             stopping: watch::Sender::new(false),
@@ -253,7 +256,7 @@ impl Shared {
         let settings = self.settings();
         log.retain(&Retention {
             downstream: self.needed(),
-            archived: None,
+            archived: settings.archive.is_on().then(|| self.archive.confirmed(&settings.archive)),
             keep_bytes: if all { 0 } else { settings.keep_bytes },
             max_bytes: Some(settings.max_bytes),
         })

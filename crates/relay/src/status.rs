@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use watermark::Lsn;
 
+use crate::archiver::ArchiveStatus;
 use crate::shared::Shared;
 
 /// Status of a relay at one moment.
@@ -22,6 +23,8 @@ pub struct Status {
     pub upstream_end: Lsn,
     /// Status of the log; None before the upstream was reached for the first time.
     pub log: Option<LogStatus>,
+    /// Status of the archive; None without one.
+    pub archive: Option<ArchiveStatus>,
     /// The streaming downstreams.
     pub downstreams: Vec<DownstreamStatus>,
     /// Slots of downstreams.
@@ -138,7 +141,9 @@ impl Status {
             catalog_xmin: slot.feedback.ids().1,
             active: slot.active,
         });
+        let flushed = log.as_ref().map_or(Lsn(0), |log| log.flushed);
         Status {
+            archive: shared.archive.status(flushed, shared.settings().archive.alarm_after),
             upstream: shared.control.address(),
             upstream_state: upstream.state,
             alarm: upstream.alarm,

@@ -9,6 +9,8 @@ use super::findings::{Findings, Stat};
 pub(super) struct Password<'a> {
     /// Prefix of the keys, such as `server_` in `server_password_file`.
     pub(super) prefix: &'static str,
+    /// Name of the key in place of `password`; "" for that.
+    pub(super) named: &'static str,
     /// True if the configuration itself has the password.
     pub(super) in_place: bool,
     /// The file whose first line is the password.
@@ -23,15 +25,21 @@ impl Password<'_> {
     /// Returns the keys that are given.
     fn keys(&self) -> Vec<String> {
         [
-            ("password", self.in_place),
-            ("password_file", self.file.is_some()),
-            ("password_command", !self.command.is_empty()),
-            ("verifier", self.verifier),
+            (self.key(""), self.in_place),
+            (self.key("_file"), self.file.is_some()),
+            (self.key("_command"), !self.command.is_empty()),
+            (format!("{}verifier", self.prefix), self.verifier),
         ]
         .into_iter()
         .filter(|(_, given)| *given)
-        .map(|(key, _)| format!("{}{key}", self.prefix))
+        .map(|(key, _)| key)
         .collect()
+    }
+
+    /// Returns the name of a key with this ending.
+    fn key(&self, ending: &str) -> String {
+        let named = if self.named.is_empty() { "password" } else { self.named };
+        format!("{}{named}{ending}", self.prefix)
     }
 
     /// True if the password is given in any way.
@@ -45,11 +53,11 @@ impl Password<'_> {
         if given.len() > 1 {
             findings.error(of, format!("found {}, expected at most one of them", given.join(" and ")));
         }
-        let path = |key: &str| format!("{of}.{}{key}", self.prefix);
+        let path = |ending: &str| format!("{of}.{}", self.key(ending));
         if let Some(file) = self.file {
-            check_file(file, path("password_file"), stat, findings);
+            check_file(file, path("_file"), stat, findings);
         }
-        check_command(self.command, path("password_command"), stat, findings);
+        check_command(self.command, path("_command"), stat, findings);
     }
 }
 

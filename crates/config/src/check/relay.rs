@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use ::archive::config::ArchiveConfig;
 use ::relay::config::{AuthMethod, RelayConfig};
 use proxy::config::UserConfig;
 use wire::replication::is_slot_name;
@@ -14,6 +15,10 @@ use process::address::parse_address;
 pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
     if *relay == RelayConfig::default() {
         return;
+    }
+    if *relay == (RelayConfig { archive: relay.archive.clone(), ..RelayConfig::default() }) {
+        // The file of a host that only fetches from the archive.
+        return check_archive(relay, stat, findings);
     }
     let upstream = &relay.upstream;
     if !upstream.address.is_empty()
@@ -47,6 +52,7 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
     if let Err(error) = tls::Connector::new(&upstream.tls) {
         findings.error(format!("relay.upstream.tls.{}", error.setting()), error.to_string());
     }
+    check_archive(relay, stat, findings);
     if let Some(dialect) = relay.engine.dialect() {
         return check_binlog(relay, dialect.name(), stat, findings);
     }
@@ -94,6 +100,61 @@ pub(super) fn check(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings:
         };
         let auth = if scram { proxy::config::AuthMethod::ScramSha256 } else { proxy::config::AuthMethod::Trust };
         check_user(&user, &format!("relay.users[{index}]"), auth, false, stat, findings);
+    }
+}
+
+/// Checks `[relay.archive]`.
+fn check_archive(relay: &RelayConfig, stat: &dyn Fn(&Path) -> Stat, findings: &mut Findings) {
+    let archive = &relay.archive;
+    if *archive == ArchiveConfig::default() {
+        return;
+    }
+    if relay.engine.dialect().is_some() {
+        return findings
+            .error("relay.archive", "found an archive, which only a relay with engine = \"postgresql\" has");
+    }
+    let url = &archive.url;
+    if !archive.is_on() {
+        return findings.warn("relay.archive.url", "is \"\": the other keys are not used");
+    }
+    if archive.alarm_after <= archive.interval {
+        findings.error(
+            "relay.archive.alarm_after",
+            format!(
+                "found {:?}, expected more than interval ({:?}): the archive is behind for as long",
+                archive.alarm_after, archive.interval
+            ),
+        );
+    }
+    let is_s3 = archive.bucket().is_some();
+    if !is_s3 && archive.directory().is_none() {
+        findings.error(
+            "relay.archive.url",
+            format!("found {url:?}, expected s3://BUCKET/PREFIX or the absolute path of a directory"),
+        );
+    }
+    let given = Password {
+        in_place: archive.credentials.is_some(),
+        file: archive.credentials_file.as_deref(),
+        command: &archive.credentials_command,
+        named: "credentials",
+        ..Password::default()
+    };
+    given.check("relay.archive", stat, findings);
+    if is_s3 && !given.is_given() {
+        findings.error(
+            "relay.archive",
+            "found no credentials, expected one of credentials, credentials_file and credentials_command",
+        );
+    }
+    let endpoint = archive.endpoint.as_str();
+    match endpoint.strip_prefix("http://") {
+        _ if endpoint.is_empty() || endpoint.starts_with("https://") => {}
+        Some(address) if process::address::is_loopback(address.trim_end_matches('/')) => {}
+        Some(_) => {
+            findings.warn("relay.archive.endpoint", format!("found {endpoint:?}: WAL crosses the network in clear"))
+        }
+        None => findings.error("relay.archive.endpoint", format!("found {endpoint:?}, expected https://host:port")),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ::console::RelayPart;
-use ::console::picture::{Downstream, Engine, Relay, RelayLog, Slot};
+use ::console::picture::{Downstream, Engine, Relay, RelayArchive, RelayLog, Slot};
 use ::relay::{BinlogRelay, Status};
 use watermark::Lsn;
 
@@ -26,6 +26,14 @@ impl RelayPart for Shown {
             state: status.upstream_state,
             alarm: status.alarm,
             concerns: Vec::new(),
+            archive: status.archive.map(|archive| RelayArchive {
+                url: archive.url,
+                state: archive.state,
+                alarm: archive.alarm,
+                confirmed: archive.confirmed.to_string(),
+                behind_bytes: archive.behind_bytes,
+                behind_ms: u64::try_from(archive.behind.as_millis()).unwrap_or(u64::MAX),
+            }),
             upstream_end: (status.upstream_end > Lsn(0)).then(|| status.upstream_end.to_string()),
             log: status.log.map(|log| RelayLog {
                 timeline: log.timeline,
@@ -87,6 +95,7 @@ impl RelayPart for ShownBinlog {
             state: status.upstream_state,
             alarm: status.alarm,
             concerns: status.concerns,
+            archive: None,
             upstream_end: None,
             log: (status.epoch > 0).then(|| RelayLog {
                 timeline: u32::try_from(status.epoch).unwrap_or(u32::MAX),

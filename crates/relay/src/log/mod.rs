@@ -25,6 +25,7 @@
 //! - WAL of whole records is never truncated.
 
 mod ahead;
+mod archivable;
 mod crossing;
 mod directory;
 mod error;
@@ -59,6 +60,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use arc_swap::ArcSwap;
 use watermark::{Lsn, Unparker, Watermark};
 
+pub(crate) use archivable::Archivable;
 pub use directory::{Directory, LOCK_FILE};
 pub use error::{AppendError, FetchError, LogError, LogFailure, ReadError, SwitchError};
 pub use fetch::fetch;
@@ -355,6 +357,16 @@ impl Log {
         lock(&self.histories).get(&timeline).cloned()
     }
 
+    /// True if the log holds the segment.
+    pub(crate) fn holds(&self, segment: Segment) -> bool {
+        lock(&self.held).contains_key(&segment)
+    }
+
+    /// Returns all histories.
+    pub(crate) fn histories(&self) -> Vec<(Timeline, Arc<[u8]>)> {
+        lock(&self.histories).iter().map(|(timeline, content)| (*timeline, content.clone())).collect()
+    }
+
     /// Stores a timeline's history file durably. For the timeline that the log begins on and older ones: a switch brings its own.
     ///
     /// # Errors
@@ -439,7 +451,7 @@ impl Log {
     }
 
     /// Returns the open file of a held segment, which is opened if necessary.
-    fn file(&self, segment: Segment) -> Result<Option<Arc<File>>, LogError> {
+    pub(crate) fn file(&self, segment: Segment) -> Result<Option<Arc<File>>, LogError> {
         let mut held = lock(&self.held);
         let Some(slot) = held.get_mut(&segment) else { return Ok(None) };
         if let Some(file) = slot.upgrade() {

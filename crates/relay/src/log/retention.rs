@@ -9,11 +9,11 @@ use super::{Segment, SegmentSize};
 pub struct Retention {
     /// The lowest position that a downstream, connected or with a slot, still needs.
     pub downstream: Option<Lsn>,
-    /// Position up to which an archive has everything.
+    /// Position up to which an archive has confirmed everything. WAL from there on stays, also beyond `max_bytes`.
     pub archived: Option<Lsn>,
     /// Bytes kept even without a known need, for a downstream that was away for a moment.
     pub keep_bytes: u64,
-    /// Most bytes held, even if some are needed; the segment being written always stays.
+    /// Most bytes held, even if downstreams need some; the segment being written always stays.
     pub max_bytes: Option<u64>,
 }
 
@@ -21,7 +21,8 @@ pub struct Retention {
 /// with unflushed bytes if that is lower.
 pub(super) fn first_to_keep(held: &[Segment], current: u64, size: SegmentSize, retention: &Retention) -> u64 {
     let kept_anyway = current.saturating_sub(retention.keep_bytes.div_ceil(size.bytes()));
-    let needed = [retention.downstream, retention.archived].into_iter().flatten().map(|at| size.number(at)).min();
+    let archived = retention.archived.map_or(u64::MAX, |at| size.number(at));
+    let needed = retention.downstream.map(|at| size.number(at));
     let mut first = needed.map_or(kept_anyway, |needed| needed.min(kept_anyway));
     if let Some(max_bytes) = retention.max_bytes {
         let mut numbers: Vec<u64> = held.iter().map(|segment| segment.number).collect();
@@ -32,7 +33,7 @@ pub(super) fn first_to_keep(held: &[Segment], current: u64, size: SegmentSize, r
             first = first.max(number.saturating_add(1));
         }
     }
-    first.min(current)
+    first.min(archived).min(current)
 }
 
 #[cfg(test)]
@@ -71,6 +72,13 @@ mod tests {
             (Retention { downstream: at(12), max_bytes: Some(48 * MB), ..none }, 18, "the cap wins over need"),
             (Retention { keep_bytes: 200 * MB, max_bytes: Some(48 * MB), ..none }, 18, "and over what is kept anyway"),
             (Retention { downstream: at(19), max_bytes: Some(48 * MB), ..none }, 19, "a cap that is not reached"),
+            (Retention { archived: at(13), max_bytes: Some(48 * MB), ..none }, 13, "the archive before the cap"),
+            (
+                Retention { archived: at(19), max_bytes: Some(48 * MB), keep_bytes: 200 * MB, ..none },
+                18,
+                "and not beyond it",
+            ),
+            (Retention { archived: Some(Lsn(0)), max_bytes: Some(0), ..none }, 0, "nothing archived yet: nothing goes"),
             (Retention { max_bytes: Some(0), ..none }, 20, "a cap of nothing leaves the current one"),
             (Retention { downstream: at(12), max_bytes: Some(u64::MAX), ..none }, 12, "a cap beyond every disk"),
         ] {
@@ -103,9 +111,11 @@ mod tests {
             prop_assert!(first <= current);
             let stay = numbers.iter().filter(|number| **number >= first).count() as u64;
             let of_current = numbers.iter().filter(|number| **number == current).count() as u64;
-            if let Some(max) = max_bytes {
+            if let Some(archived) = archived {
+                prop_assert!(first <= SIZE.number(Lsn(archived)));
+            } else if let Some(max) = max_bytes {
                 prop_assert!(stay * SIZE.bytes() <= max || stay == of_current);
-            } else if let Some(needed) = downstream.into_iter().chain(archived).min() {
+            } else if let Some(needed) = downstream {
                 prop_assert!(first <= SIZE.number(Lsn(needed)));
             }
         }
