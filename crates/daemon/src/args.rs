@@ -40,9 +40,9 @@ pub struct RelayArgs {
 pub enum RelayCommand {
     /// Gets a segment or a history file from relays, or out of a relay's directory: restore_command = 'kingpost relay fetch %f %p --from relay:6442'
     ///
-    /// Exits with 1 and says nothing if no relay holds it: a server in recovery asks for the next segment all the time.
+    /// Exits with 1 and says nothing if no relay and no archive holds it: a server in recovery asks for the next segment all the time.
     #[command(after_help = EXIT_CODES)]
-    Fetch(FetchArgs),
+    Fetch(Box<FetchArgs>),
     /// Gives up the write-ahead log or the binary log that a relay holds; it keeps what it has promised, and its slots
     ///
     /// The way back for a relay that has a gap no other relay can fill, or that has more than a primary that is to stay. The relay must not run; at
@@ -74,6 +74,12 @@ pub struct FetchArgs {
     /// A relay to ask, host:port, instead of --dir; may be given several times: the first that has the file gives it
     #[arg(long, value_name = "ADDRESS")]
     pub from: Vec<String>,
+    /// Configuration file with [relay.archive], which is asked for what no relay holds
+    #[arg(long, value_name = "FILE")]
+    pub archive: Option<PathBuf>,
+    /// Exits with 126 after an error: a server's recovery then stops, where it would end early. For a recovery to a point in time; not for a standby
+    #[arg(long)]
+    pub stop_recovery: bool,
     /// User of [[relay.users]] there
     #[arg(long, default_value = "postgres", value_name = "NAME", requires = "from")]
     pub user: String,

@@ -10,7 +10,7 @@ use ::relay::config::{Engine, RelayConfig};
 use ::relay::log::{FLUSH_BUCKETS_US, FetchError, fetch};
 use ::relay::{
     ArchiveStatus, DownstreamStatus, FetchFromError, LogStatus, OtherRelay, Relay, RelayAccess, SlotStatus, StartError,
-    Status, Surroundings, fetch_from,
+    Status, Surroundings, fetch_archived, fetch_from,
 };
 use tokio::signal::unix::SignalKind;
 use topology::{ClusterConfig, Topology};
@@ -49,20 +49,70 @@ pub fn command(args: &RelayArgs, log: &LogFlags) -> Result<(), Failure> {
     }
 }
 
+/// Exit code that makes a server's recovery stop; codes up to 125 tell it that the file does not exist.
+const STOP_RECOVERY: i32 = 126;
+
 fn fetch_file(args: &FetchArgs) -> Result<(), Failure> {
-    if !args.from.is_empty() {
-        return fetch_over_the_network(args);
-    }
-    match fetch(&args.dir, &args.name, &args.target) {
-        Ok(()) => Ok(()),
+    let fetched = fetch_anywhere(args);
+    match fetched {
+        Ok(true) => Ok(()),
         // Without a message: a server in recovery asks for missing files all the time, and would fill its log.
-        Err(FetchError::NotHeld { .. }) => std::process::exit(1),
-        Err(error) => Err(Failure::environment(format!("cannot fetch {}: {error}", args.name))),
+        Ok(false) => std::process::exit(1),
+        Err(failure) if args.stop_recovery => {
+            terminal::note(format_args!("kingpost: {failure}"));
+            std::process::exit(STOP_RECOVERY)
+        }
+        Err(failure) => Err(failure),
     }
 }
 
-/// Fetches a file from the first relay that has it. A relay that does not answer is an error only if no other has the file.
-fn fetch_over_the_network(args: &FetchArgs) -> Result<(), Failure> {
+/// Fetches a file from the first place that has it: relays, or the directory of one, then the archive. False: none has it. A place that does not answer
+/// is an error only if no other has the file.
+fn fetch_anywhere(args: &FetchArgs) -> Result<bool, Failure> {
+    let mut failed = Vec::new();
+    let held = if args.from.is_empty() {
+        match fetch(&args.dir, &args.name, &args.target) {
+            Ok(()) => true,
+            Err(FetchError::NotHeld { .. }) => false,
+            Err(error) => {
+                failed.push(error.to_string());
+                false
+            }
+        }
+    } else {
+        fetch_over_the_network(args, &mut failed)?
+    };
+    if held {
+        return Ok(true);
+    }
+    if let Some(path) = &args.archive {
+        match fetch_from_archive(path, args) {
+            Ok(true) => return Ok(true),
+            Ok(false) => {}
+            Err(failure) => failed.push(failure.to_string()),
+        }
+    }
+    if failed.is_empty() {
+        return Ok(false);
+    }
+    Err(Failure::environment(format!("cannot fetch {}: {}", args.name, failed.join("; "))))
+}
+
+fn fetch_from_archive(path: &Path, args: &FetchArgs) -> Result<bool, Failure> {
+    let (config, _) = config::load(path)?.accept(path)?;
+    if !config.relay.archive.is_on() {
+        return Err(Failure::config(format!("{} has no [relay.archive] with a url", path.display())));
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::environment(format!("cannot start a runtime: {error}")))?;
+    let fetched = runtime.block_on(fetch_archived(&config.relay.archive, &args.name, &args.target));
+    // A file system that hangs keeps its thread.
+    runtime.shutdown_background();
+    fetched.map_err(|error| Failure::environment(error.to_string()))
+}
+
+/// Fetches a file from the first relay that has it.
+fn fetch_over_the_network(args: &FetchArgs, failed: &mut Vec<String>) -> Result<bool, Failure> {
     let password = secret(None, args.password_file.as_deref())?;
     let tls = tls::ConnectConfig {
         mode: args.tls,
@@ -73,7 +123,6 @@ fn fetch_over_the_network(args: &FetchArgs) -> Result<(), Failure> {
     };
     let connector = tls::Connector::new(&tls).map_err(|error| Failure::config(format!("--tls: {error}")))?;
     let connector = connector.map(Arc::new);
-    let mut failed = Vec::new();
     for address in &args.from {
         let relay = RelayAccess {
             name: address,
@@ -83,15 +132,12 @@ fn fetch_over_the_network(args: &FetchArgs) -> Result<(), Failure> {
             connector: connector.as_ref(),
         };
         match fetch_from(&relay, &args.name, &args.target) {
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(true),
             Err(FetchFromError::NotHeld { .. }) => {}
             Err(error) => failed.push(error.to_string()),
         }
     }
-    if failed.is_empty() {
-        std::process::exit(1);
-    }
-    Err(Failure::environment(format!("cannot fetch {}: {}", args.name, failed.join("; "))))
+    Ok(false)
 }
 
 fn reset(args: &ResetArgs) -> Result<(), Failure> {

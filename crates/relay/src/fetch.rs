@@ -1,4 +1,4 @@
-//! `kingpost relay fetch --from`: a segment or a history file from a relay's address, for the `restore_command` of a server on another host.
+//! `kingpost relay fetch`: a segment or a history file from a relay's address (`--from`), or from the archive, for the `restore_command` of a server on another host.
 //!
 //! By physical replication, as a standby: the relay needs nothing more than its users and its TLS, and gives only durable WAL. A server can be asked
 //! as well.
@@ -6,6 +6,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use ::archive::config::ArchiveConfig;
+use ::archive::{Archive, ArchiveError, FileName};
 use watermark::Lsn;
 use wire::replication::position;
 
@@ -97,6 +99,46 @@ fn fetch(relay: &RelayAccess<'_>, name: &str, target: &Path) -> Result<(), Fetch
     file.complete()?;
     session.leave();
     Ok(())
+}
+
+/// An error of fetching a file from the archive.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchArchivedError {
+    /// The archive.
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
+    /// Not a name that a server asks for, or the file cannot be written.
+    #[error(transparent)]
+    File(#[from] FetchError),
+}
+
+/// Fetches the segment or history file `name` from the archive to `target`, which is complete or not there. False: the archive does not hold it. A segment
+/// that never became whole is given as far as it was archived, with zeroes behind.
+///
+/// # Errors
+/// The archive does not answer or is damaged, or the file cannot be written.
+pub async fn fetch_archived(config: &ArchiveConfig, name: &str, target: &Path) -> Result<bool, FetchArchivedError> {
+    let file = FileName::parse(name).ok_or_else(|| FetchError::BadName { name: name.into() })?;
+    let store = ::archive::open(config).map_err(ArchiveError::from)?;
+    let archive = Archive::attach(store).await?;
+    // Made with the first bytes: an answer that there are none leaves no trace.
+    let mut copy = None;
+    let found = archive
+        .fetch(&file, |bytes, at| {
+            let copy = match &mut copy {
+                Some(copy) => copy,
+                None => copy.insert(NewFile::create(target).map_err(FetchError::from)?),
+            };
+            copy.write_at(bytes, at).map_err(FetchError::from)?;
+            Ok::<(), FetchArchivedError>(())
+        })
+        .await?;
+    let Some(mut copy) = copy.filter(|_| found) else { return Ok(false) };
+    if !file.is_history() {
+        copy.extend_to(archive.identity().segment_size).map_err(FetchError::from)?;
+    }
+    copy.complete().map_err(FetchError::from)?;
+    Ok(true)
 }
 
 /// Receives from `begin` up to `end`, or to the end of the timeline. False: no WAL.

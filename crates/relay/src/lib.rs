@@ -50,7 +50,7 @@ pub use binlog::{
     source_concerns,
 };
 pub use error::{Cause, Peer, SessionError, StartError, UpstreamError};
-pub use fetch::{FetchFromError, fetch_from};
+pub use fetch::{FetchArchivedError, FetchFromError, fetch_archived, fetch_from};
 pub use memory::{Conclusion, Evidence, Memory, Recollection, conclude};
 pub use orders::{OrderError, RelayState};
 pub use promise::{Choice, Promise, PromiseError};
