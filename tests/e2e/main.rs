@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod activation;
+mod archive;
 mod aurora;
 mod auth;
 mod binlog;

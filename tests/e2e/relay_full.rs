@@ -11,7 +11,7 @@ use crate::relay_life::Small;
 use crate::relay_orders::order;
 
 /// Fills the file system of `dir`.
-fn fill(dir: &Path) {
+pub(crate) fn fill(dir: &Path) {
     let mut file = File::create(dir.join("filler")).unwrap();
     let mut piece = &[7; 1 << 20][..];
     loop {
