@@ -145,6 +145,7 @@ SCRIPTS: list[tuple[str, str, str]] = [
 # Commands that something else runs in words of its own: the file that does, and words that have to be in there. Nothing compares the block with that file: a
 # wrong flag in such a block is not noticed.
 ELSEWHERE: list[tuple[str, str, str, list[str]]] = [
+    ("docs/guide/archive.md", "restore_command =", "tests/e2e/archive.rs", ["relay fetch %f %p", "--archive"]),
     ("docs/guide/containers.md", "docker run --read-only", "scripts/try-image", ["readonly"]),
     ("docs/guide/relay-mariadb.md", "CHANGE MASTER TO", "tests/harness/mariadb.rs", ["CHANGE MASTER TO", "slave_pos", "MASTER_SSL=0"]),
     ("docs/guide/relay-mariadb.md", "kingpost relay reset", "tests/e2e/binlog_faults.rs", ["relay.reset("]),
