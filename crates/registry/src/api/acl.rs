@@ -102,7 +102,7 @@ pub(super) struct StoredToken {
 /// Policy with its parsed rules; `None` if they cannot be read.
 type ParsedPolicy = (Stored<PolicyRow>, Option<Arc<Policy>>);
 
-/// All tokens and policies at one time.
+/// Tokens and policies of all scopes at one time.
 #[derive(Default)]
 pub(super) struct View {
     /// The number of changes, by [`Registry::acl_changes`], before which the rows were read.

@@ -257,7 +257,9 @@ impl Context {
 
     /// Returns the present version of all rights.
     fn rights_stamp(&self) -> RightsStamp {
-        RightsStamp { auth: self.auth.load_full(), changes: self.registry.acl_changes() }
+        let auth = self.auth.load_full();
+        let changes = if matches!(*auth, Auth::Acl { .. }) { self.registry.acl_changes() } else { 0 };
+        RightsStamp { auth, changes }
     }
 
     /// Identifies the caller of a request.

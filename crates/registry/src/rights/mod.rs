@@ -56,13 +56,13 @@ pub(crate) enum Kind {
 pub(crate) enum Resource<'a> {
     /// One object of a kind; the name is empty for a kind without names.
     One(Kind, &'a str),
-    /// All keys that begin with a text, to remove them.
+    /// Keys that begin with a text, to remove them all.
     Keys(&'a str),
     /// The own record of a service: a role needs to be `admin` to change it.
     Record(&'a str),
     /// The namespace's audit log, which only the role `admin` may read.
     Audit,
-    /// Everything in the namespace.
+    /// Sum of all resources of the namespace.
     Everything,
 }
 

@@ -142,6 +142,23 @@ async fn two_nodes_two_namespaces_two_tokens() {
     assert_eq!(one.status(&web, "PUT", "/v1/agent/service/register?ns=shop", &json!({ "Name": "web" })).await, 403);
     assert_eq!(one.read(&web, "/v1/health/service/web").await.as_array().unwrap().len(), 1);
 
+    // A rule is about the spelling in the registry, whichever one is asked for.
+    let rules = r#"node_prefix "" { policy = "write" } node "Secret" { policy = "deny" } service_prefix "" { policy = "write" }"#;
+    let (_, nodes) = one.token(&root, "default", "nodes", rules).await;
+    let body = json!({ "Node": "Secret", "Address": "10.0.0.8", "Service": { "Service": "hidden" } });
+    one.write(&root, "/v1/catalog/register", body).await;
+    for name in ["Secret", "secret", "SECRET"] {
+        assert_eq!(one.read(&nodes, &format!("/v1/catalog/node/{name}")).await, Value::Null, "{name}");
+        let gone = json!({ "Node": name });
+        assert_eq!(one.status(&nodes, "PUT", "/v1/catalog/deregister", &gone).await, 403, "{name}");
+        assert_eq!(
+            one.status(&web, "PUT", "/v1/catalog/deregister", &json!({ "Node": name, "ServiceID": "hidden" })).await,
+            403
+        );
+    }
+    assert!(one.read(&root, "/v1/catalog/node/secret").await["Node"].is_object());
+    one.write(&root, "/v1/catalog/deregister", json!({ "Node": "secret" })).await;
+
     // Keys, transactions, sessions, events.
     one.write(&web, "/v1/kv/web/a", json!("1")).await;
     one.write(&root, "/v1/kv/db/a", json!("1")).await;

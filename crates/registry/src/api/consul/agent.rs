@@ -168,17 +168,17 @@ fn content_hash(shown: &Value) -> String {
 /// Returns the answer about this node.
 fn own_config(own: &str) -> Value {
     json!({
-    "Config": {
-        "Datacenter": DATACENTER,
-        "PrimaryDatacenter": DATACENTER,
-        "NodeName": own,
-        "NodeID": entry::node_id(own),
-        "Server": true,
-        "Revision": "",
-        "Version": env!("CARGO_PKG_VERSION"),
-    },
-    "Member": member(own),
-    "Meta": {},
+        "Config": {
+            "Datacenter": DATACENTER,
+            "PrimaryDatacenter": DATACENTER,
+            "NodeName": own,
+            "NodeID": entry::node_id(own),
+            "Server": true,
+            "Revision": "",
+            "Version": env!("CARGO_PKG_VERSION"),
+        },
+        "Member": member(own),
+        "Meta": {},
     })
 }
 

@@ -155,7 +155,7 @@ fn nodes(scope: &Scope, out: &mut ListBuilder) {
 /// Writes a node and its services; `null`, as at Consul, if there is no such node.
 fn node(scope: &Scope, name: &str, out: &mut ListBuilder) {
     let mut on_it = on_node(scope, name);
-    let shown = shown_node(scope, name, &on_it).filter(|_| scope.wanted.sees_node(name));
+    let shown = shown_node(scope, name, &on_it).filter(|node| scope.wanted.sees_node(node.name()));
     let Some(shown) = shown else { return out.text("null") };
     on_it.retain(|instance| scope.wanted.sees_service(instance.service.name()));
     out.text("{\"Node\":");
@@ -169,10 +169,11 @@ fn node(scope: &Scope, name: &str, out: &mut ListBuilder) {
 /// Writes the same as [`node`] with the services in a list: two on one node may have the same id, because the registry's node represents all agents.
 fn node_services(scope: &Scope, name: &str, out: &mut ListBuilder) {
     let mut on_it = on_node(scope, name);
-    on_it.retain(|instance| scope.wanted.sees_service(instance.service.name()));
-    let Some(shown) = shown_node(scope, name, &on_it).filter(|_| scope.wanted.sees_node(name)) else {
+    let shown = shown_node(scope, name, &on_it).filter(|node| scope.wanted.sees_node(node.name()));
+    let Some(shown) = shown else {
         return out.text("{\"Node\":null,\"Services\":[]}");
     };
+    on_it.retain(|instance| scope.wanted.sees_service(instance.service.name()));
     out.text("{\"Node\":");
     add(out, &shown);
     out.text(",\"Services\":[");
@@ -305,13 +306,9 @@ async fn deregister(call: &Call<'_>) -> Result<Reply, ApiError> {
         return Err(ApiError::bad("expected Node"));
     }
     let (service, check) = (object.text("serviceid")?, object.text("checkid")?);
-    // Who may write a node may remove everything on it.
-    let of_node = call.may(Access::Write, Resource::node(node));
     if service.is_empty() && !check.is_empty() {
         if let Some(instance) = with_check(call, node, check).await? {
-            if !of_node {
-                call.changes(&instance)?;
-            }
+            removes(call, &instance)?;
             checks::remove(call, &instance, check).await?;
             call.audit("catalog/deregister", check);
         }
@@ -324,13 +321,18 @@ async fn deregister(call: &Call<'_>) -> Result<Reply, ApiError> {
             let found = call.context.lists.apart(move || on_node(&scope, &name)).await?;
             let machine = machine::id(call, node)?;
             let known = call.context.registry.instance_or_ask(&machine).await;
+            // The names as they were registered: a rule is about one spelling.
+            for instance in found.iter().chain(&known) {
+                let kept = Kept::of(instance);
+                call.needs(Access::Write, Resource::node(entry::node_name(&kept, &call.context.node)))?;
+            }
             found.iter().map(|instance| instance.id.clone()).chain(known.map(|_| machine)).collect()
         }
         service => {
             let found = on_node_by_id(call, node, service).await?;
             let instance = found.as_ref().and_then(|id| call.context.registry.instance(id));
-            if let Some(instance) = instance.filter(|_| !of_node) {
-                call.changes(&instance)?;
+            if let Some(instance) = instance {
+                removes(call, &instance)?;
             }
             found.into_iter().collect()
         }
@@ -346,6 +348,15 @@ async fn deregister(call: &Call<'_>) -> Result<Reply, ApiError> {
     }
     call.audit("catalog/deregister", if service.is_empty() { node } else { service });
     Ok(Reply::ok(&true))
+}
+
+/// Checks the caller's right to remove something of an instance: to change it, or its node and so everything on it.
+fn removes(call: &Call<'_>, instance: &Instance) -> Result<(), ApiError> {
+    let kept = Kept::of(instance);
+    if call.may(Access::Write, Resource::node(entry::node_name(&kept, &call.context.node))) {
+        return Ok(());
+    }
+    call.changes(instance)
 }
 
 /// Returns the instance known as `service` on `node`. This registry's own node represents all agents.

@@ -171,6 +171,11 @@ impl Node {
         }
     }
 
+    /// Returns the name, as it was registered.
+    pub(super) fn name(&self) -> &str {
+        &self.node
+    }
+
     /// Creates the node of an instance from the attributes kept with it.
     pub(super) fn of(instance: &Instance, kept: &Kept, own: &str) -> Node {
         let mut node = Node::new(node_name(kept, own), node_address(instance, kept), instance.revision.0);
