@@ -65,6 +65,7 @@ mod protocol;
 mod psql;
 mod registry;
 mod registry_acl;
+mod registry_agent;
 mod registry_checks;
 mod registry_clients;
 mod registry_clients_envoy;

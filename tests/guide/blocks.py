@@ -153,6 +153,7 @@ ELSEWHERE: list[tuple[str, str, str, list[str]]] = [
     ("docs/guide/relay-mysql.md", "CREATE USER failover", "tests/harness/mysql.rs", ["REPLICATION CLIENT, REPLICATION_SLAVE_ADMIN, SYSTEM_VARIABLES_ADMIN ON *.*"]),
     ("docs/guide/relay-mysql.md", "[mysqld]", "tests/harness/mysql.rs", ["--plugin-load-add=semisync_source.so", "--rpl-semi-sync-source-timeout=4294967295"]),
     ("docs/guide/relay-mysql.md", "CHANGE REPLICATION SOURCE TO", "tests/harness/mysql.rs", ["CHANGE REPLICATION SOURCE TO", "SOURCE_AUTO_POSITION=1"]),
+    (REGISTRY, "kingpost registry agent", "tests/e2e/registry_agent.rs", ["\"registry\", \"agent\", \"--url\"", "\"--ttl\""]),
     (REGISTRY, "curl -X PUT http://127.0.0.1:8632/v1/acl/bootstrap", "tests/e2e/registry_acl.rs", ["\"/v1/acl/bootstrap\""]),
     ("docs/guide/tikv.md", "tests/tikv/setup --up", "tests/tikv/setup", ["--up", "--registry"]),
 ]

@@ -66,6 +66,22 @@ pub enum RegistryCommand {
     /// What is there already, and the same, is not written: it can be run again.
     #[command(after_help = EXIT_CODES)]
     Import(ImportArgs),
+    /// Keeps the lease of this host: when the host is gone, its instances are critical, whether or not they have checks
+    ///
+    /// The host is the address from which the registry is reached; its instances are those that were registered from there through Consul's API. The
+    /// agent runs until a signal ends it, and the lease ends after its time, unless an agent goes on with it. The lease is the check serfHealth of
+    /// the host's node; to do without it again, stop the agent and deregister the check (/v1/agent/check/deregister/serfHealth).
+    #[command(after_help = EXIT_CODES)]
+    Agent {
+        #[command(flatten)]
+        remote: RemoteArgs,
+        /// The namespace
+        #[arg(long, short, default_value = "default", value_name = "NAME")]
+        namespace: String,
+        /// Time without a sign of life after which the host counts as gone; a sign of life is sent three times in it
+        #[arg(long, default_value = "15s", value_name = "DURATION", value_parser = lease)]
+        ttl: Duration,
+    },
     /// Makes a token: prints it, and what of it goes into the configuration
     #[command(after_help = EXIT_CODES)]
     Token {
@@ -148,6 +164,15 @@ pub struct ImportArgs {
     /// deregistered
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub ttl: Option<Duration>,
+}
+
+/// Parses the time of a host's lease.
+fn lease(text: &str) -> Result<Duration, String> {
+    let ttl = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if (Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&ttl) {
+        return Ok(ttl);
+    }
+    Err("expected 1s to 1h".into())
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {

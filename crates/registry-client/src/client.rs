@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 use hyper::Method;
 use serde_json::{Map, Value, json};
 
-use super::import;
+use super::{agent, import};
 use crate::args::{RegisterArgs, RegistryCommand, RemoteArgs};
 use process::Failure;
 use process::http::{Remote, segment};
@@ -45,6 +45,7 @@ pub async fn run(command: &RegistryCommand) -> Result<(), Failure> {
         RegistryCommand::Watch { remote, namespace, service } => watch(&of(remote)?, namespace, service).await,
         RegistryCommand::Export { remote, namespace } => export(&of(remote)?, namespace.as_deref()).await,
         RegistryCommand::Import(args) => import::run(&of(&args.remote)?, args).await,
+        RegistryCommand::Agent { remote, namespace, ttl } => agent::run(&of(remote)?, namespace, *ttl).await,
         // Needs no registry.
         RegistryCommand::Token { .. } => Ok(()),
     }

@@ -1,5 +1,6 @@
 //! A client of registries: the commands of `kingpost registry`, imports from Consul and Eureka, and lists of servers for a proxy.
 
+mod agent;
 mod args;
 mod client;
 mod import;

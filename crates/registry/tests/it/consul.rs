@@ -548,3 +548,27 @@ async fn what_is_said_beside_the_registration_is_kept() {
     }
     node.end().await;
 }
+
+/// More hosts than an agent's call looks through have a check with one id: each host reports its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_host_reports_its_own_lease() {
+    let node = Node::alone().await;
+    let lease = json!({ "CheckID": "serfHealth", "Name": "Serf Health Status", "TTL": "60s", "Status": "passing" });
+    let hosts: Vec<String> = (1..=80).map(|n| format!("127.0.0.{n}")).collect();
+    for host in &hosts {
+        node.put_from(host, "/v1/agent/check/register", &lease).await;
+    }
+    for host in &hosts {
+        node.put_from(host, "/v1/agent/check/pass/serfHealth", &Value::Null).await;
+    }
+    node.put_from("127.0.0.7", "/v1/agent/service/register", &json!({ "Name": "web" })).await;
+    node.put_from("127.0.0.8", "/v1/agent/service/register", &json!({ "Name": "web" })).await;
+    node.put_from("127.0.0.7", "/v1/agent/check/fail/serfHealth", &Value::Null).await;
+    let passing = node.get("/v1/health/service/web?passing").await;
+    assert_eq!(each(&passing, "/Node/Node"), ["127.0.0.8"]);
+    // A session of the host that is gone is refused, one of another is not.
+    let (status, said) = node.ask_from("127.0.0.7", "PUT", "/v1/session/create", "").await;
+    assert!(status == 500 && said.contains("serfHealth"), "{status} {said}");
+    assert_eq!(node.ask_from("127.0.0.8", "PUT", "/v1/session/create", "").await.0, 200);
+    node.end().await;
+}

@@ -18,7 +18,7 @@ use crate::api::{ApiError, Reply};
 use crate::rights::{Access, Resource};
 use crate::{
     Beat, Check, CheckKind, Edit, Health, Instance, InstanceCheck, InstanceId, MOST_CHECKS, Metadata, Pace, ProbeTls,
-    Registration,
+    Registration, machine_id,
 };
 
 /// Maximum length of the id of one of several checks: the id is part of an indexed metadata key.
@@ -374,13 +374,25 @@ pub(super) async fn owner(call: &Call<'_>, check: &str) -> Result<Arc<Instance>,
             }
         }
     }
+    if let Some(instance) = of_own_node(call, check)? {
+        return Ok(instance);
+    }
     if let Some(instance) = known(call, check)? {
         return Ok(instance);
     }
     // Another node may just have registered the check: a query for any instance brings this node up to the store's state.
     let any = identity::consul(&call.namespace, &call.peer(), check)?;
     call.context.registry.instance_or_ask(&any).await;
+    if let Some(instance) = of_own_node(call, check)? {
+        return Ok(instance);
+    }
     known(call, check)?.ok_or_else(|| no_such_check(check))
+}
+
+/// Returns the node of the client's host, if it has the check: any number of hosts may have a check with one id.
+fn of_own_node(call: &Call<'_>, check: &str) -> Result<Option<Arc<Instance>>, ApiError> {
+    let machine = call.context.registry.instance(&machine_id(&call.namespace, &call.peer())?);
+    Ok(machine.filter(|machine| held(machine, &Kept::of(machine)).iter().any(|held| held.id == check)))
 }
 
 /// Returns the instance of a check with an id of its own, from this node's state.

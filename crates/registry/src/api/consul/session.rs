@@ -1,20 +1,23 @@
 //! `/v1/session/…`: sessions, which hold keys as locks.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use super::wire::Object;
-use super::{Call, checks::owner, kv};
+use super::checks::{self, owner};
+use super::wire::{Kept, Object};
+use super::{Call, kv, machine};
 use crate::api::{ApiError, Reply, format_duration, parse_duration};
 use crate::kv::{Behavior, LONGEST_LOCK_DELAY, LONGEST_TTL, Renewal, Session, Subject};
 use crate::rights::{Access, Resource};
-use crate::{Health, InstanceId, Revision};
+use crate::{Health, Instance, InstanceId, Revision};
 
 /// Default lock delay.
 const LOCK_DELAY: Duration = Duration::from_secs(15);
-/// The check that every node of Consul has. The registry is every host's agent and answers, so it is always passing.
+/// The check that every node of Consul has: the lease of a host that keeps one ([`leased_host`]). For all others it is always passing, because the
+/// registry is every host's agent and answers.
 const SERF: &str = "serfHealth";
 /// Maximum number of checks of a session, and maximum length of names.
 const MOST_CHECKS: usize = 64;
@@ -150,7 +153,17 @@ async fn create(call: &Call<'_>) -> Result<Reply, ApiError> {
     }
     // Checks of services used to be among those of the node, and old clients still send them there.
     services.extend(node_checks.extract_if(.., |check| check != SERF));
-    let mut service_checks = Vec::with_capacity(services.len());
+    let mut service_checks = Vec::with_capacity(services.len() + 1);
+    if node_checks.iter().any(|check| check == SERF)
+        && let Some(machine) = leased_host(call, node)?
+    {
+        if machine.isolate || machine.health_of(SERF) == Health::Critical {
+            let text = format!("Check '{SERF}' is in critical state");
+            return Ok(Reply::text(StatusCode::INTERNAL_SERVER_ERROR, text));
+        }
+        node_checks.retain(|check| check != SERF);
+        service_checks.push((SERF.to_owned(), machine.id.clone()));
+    }
     for check in services {
         let instance = match owner(call, &check).await {
             Err(ApiError::NotFound { .. }) => {
@@ -186,6 +199,14 @@ async fn create(call: &Call<'_>) -> Result<Reply, ApiError> {
         }
         Err(refusal) => kv::refuse(&refusal),
     }
+}
+
+/// Returns the node of a session, if its host keeps a lease. This registry's own node stands for the client's host.
+fn leased_host(call: &Call<'_>, node: &str) -> Result<Option<Arc<Instance>>, ApiError> {
+    let peer = call.peer();
+    let name = if super::same(node, &call.context.node) { &peer } else { node };
+    let machine = call.context.registry.instance(&machine::id(call, name)?);
+    Ok(machine.filter(|machine| checks::held(machine, &Kept::of(machine)).iter().any(|held| held.id == SERF)))
 }
 
 /// Parses the names of a session's checks: of the node, and of services. The default is Consul's one check of each node; an empty list means none.
