@@ -447,6 +447,13 @@ fn golden_messages() {
             ],
         ),
         (
+            "[registry]\nauth = \"acl\"\nlisten = \"0.0.0.0:8632\"\n[registry.acl]\ndefault_policy = \"allow\"\n",
+            &[
+                "k.toml:3:10: warning: registry.listen: other machines can reach it, and registry.acl.default_policy is \"allow\": whoever does may change everything but tokens and policies without a token",
+                "k.toml:3:10: warning: registry.listen: other machines can reach it without TLS: tokens may cross the network in clear; [registry.tls] with mode = \"require\" keeps them",
+            ],
+        ),
+        (
             "[registry]\nauth = \"none\"\npeer_listen = \"0.0.0.0:7000\"\nstore = \"postgres://db/r\"\n",
             &[
                 "k.toml:3:15: warning: registry.peer_listen: what nodes on one store tell each other is authenticated, and crosses the network in clear; [registry.peer_tls] with mode = \"require\" hides it",

@@ -1,6 +1,6 @@
 //! Checks of `[registry]`.
 
-use ::registry::{OpenError, PeerTlsMode};
+use ::registry::{DefaultPolicy, OpenError, PeerTlsMode};
 
 use super::findings::Findings;
 use crate::Config;
@@ -23,7 +23,18 @@ pub(super) fn check(config: &Config, findings: &mut Findings) {
                      loopback address, or auth = \"tokens\""
                 ),
             ),
-            Ok(_) => nacos(key, address, findings),
+            Ok(host) => {
+                if registry.auth == AuthMethod::Acl
+                    && registry.acl.default_policy == DefaultPolicy::Allow
+                    && !host.is_local()
+                {
+                    findings.warn(
+                        path,
+                        "other machines can reach it, and registry.acl.default_policy is \"allow\": whoever does may change everything but tokens and policies without a token",
+                    );
+                }
+                nacos(key, address, findings);
+            }
         }
     }
     for (index, host) in registry.hosts.iter().enumerate() {

@@ -171,6 +171,10 @@ impl Auth {
                     None if text.is_none() && headers.contains_key("authorization") => {
                         return Err(ApiError::NoSuchToken);
                     }
+                    // As without authentication: a page in a browser has no token, and must not use the rights of those who have none.
+                    None if headers.contains_key(hyper::header::ORIGIN) => {
+                        return Err(ApiError::bad("a web page may not use a registry without a token"));
+                    }
                     None => None,
                 };
                 let caller = AclCaller { token, view, default_allow: *default_allow };
@@ -443,6 +447,19 @@ mod tests {
             Resource::Record("a"),
             "anything"
         ));
+        let acl = Auth::acl([token("root", Role::Admin, &["*"])], true);
+        for (header, name) in [
+            (Some(("authorization", "Bearer secret-root")), Ok("root")),
+            (None, Ok("anonymous")),
+            (Some(("x-consul-token", "")), Ok("anonymous")),
+            (Some(("x-consul-token", "other")), Err(403)),
+            (Some(("authorization", "Digest x")), Err(403)),
+            (Some(("origin", "http://evil.example")), Err(400)),
+        ] {
+            let found = acl.identify(&asked("/", header), Arc::default);
+            let found = found.as_ref().map(Caller::name).map_err(|error| error.status().as_u16());
+            assert_eq!(found, name, "{header:?}");
+        }
         let shown = format!("{auth:?}");
         assert!(!shown.contains("hash"), "a hash is nobody's business: {shown}");
     }
