@@ -6,12 +6,12 @@ use std::time::Duration;
 use kingpost_tests::{RegistryNode, SOON, ShowLogs, wait_until};
 use serde_json::{Value, json};
 
-/// Asks for the addresses of a service; returns the number of answers.
-fn addresses(dns: u16, service: &str) -> u16 {
+/// Asks for the addresses of a name below the zone; returns the number of answers.
+fn addresses(dns: u16, name: &str) -> u16 {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut question = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
-    for label in [service, "service", "consul"] {
+    for label in name.split('.').chain(["consul"]) {
         question.push(u8::try_from(label.len()).unwrap());
         question.extend(label.as_bytes());
     }
@@ -43,19 +43,25 @@ async fn tokens_with_policies_outlive_a_restart_and_count_for_dns() {
         let body = json!({ "Name": name, "Address": "10.0.0.1", "Port": 80 });
         assert_eq!(send(&node, &root, "PUT", "/v1/agent/service/register", &body).await.0, 200);
     }
-    assert_eq!((addresses(node.dns_port(), "web"), addresses(node.dns_port(), "db")), (0, 0), "nobody has a right");
+    let catalog = json!({ "Node": "n1", "Address": "10.0.0.7" });
+    assert_eq!(send(&node, &root, "PUT", "/v1/catalog/register", &catalog).await.0, 200);
+    let dns = node.dns_port();
+    let seen = |name: &str| addresses(dns, name);
+    assert_eq!((seen("web.service"), seen("db.service"), seen("N1.node")), (0, 0, 0), "nobody has a right");
     let rules = r#"service "web" { policy = "read" } node_prefix "" { policy = "read" }"#;
     let policy = json!({ "Name": "public", "Rules": rules });
     assert_eq!(send(&node, &root, "PUT", "/v1/acl/policy", &policy).await.0, 200);
     let anonymous = "/v1/acl/token/00000000-0000-0000-0000-000000000002";
     let linked = json!({ "Policies": [{ "Name": "public" }] });
     assert_eq!(send(&node, &root, "PUT", anonymous, &linked).await.0, 200);
-    assert_eq!((addresses(node.dns_port(), "web"), addresses(node.dns_port(), "db")), (1, 0));
+    assert_eq!((seen("web.service"), seen("db.service"), seen("N1.node")), (1, 0, 1));
 
     node.process().signal(libc::SIGTERM);
     wait_until("the registry to end", SOON, &dir, async || node.process().exit_status().map(drop)).await;
     node.start_again().await;
-    assert_eq!((addresses(node.dns_port(), "web"), addresses(node.dns_port(), "db")), (1, 0));
+    let dns = node.dns_port();
+    let seen = |name: &str| addresses(dns, name);
+    assert_eq!((seen("web.service"), seen("db.service"), seen("N1.node")), (1, 0, 1));
     assert_eq!(send(&node, &root, "GET", "/v1/acl/token/self", &Value::Null).await.0, 200);
     assert_eq!(send(&node, "", "PUT", "/v1/acl/bootstrap", &Value::Null).await.0, 403, "once for a store");
     let log = std::fs::read_to_string(dir.join("registry.log")).unwrap();

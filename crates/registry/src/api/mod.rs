@@ -56,7 +56,7 @@ pub use audit::{AuditLog, Change as Audited};
 pub use auth::{Auth, Role, Token, TokenHash, hash_of};
 #[doc(hidden)]
 pub use consul::read_filter as read_consul_filter;
-pub(crate) use consul::{has_tag, weight_by_health};
+pub(crate) use consul::{has_tag, node_of, weight_by_health};
 pub use error::ApiError;
 pub use identity::RESERVED;
 pub use limits::HttpLimits;
@@ -158,6 +158,14 @@ impl crate::dns::Services for PublicServices {
             found.retain(|service| anonymous.may_read(&service.key) && anonymous.sees_nodes(service.key.namespace()));
         }
         found
+    }
+
+    fn node(&self, namespace: &NamespaceName, name: &str) -> Option<crate::dns::KnownNode> {
+        let node = crate::dns::Services::node(&self.registry, namespace, name)?;
+        match self.auth.load().anonymous(|| self.acl.view(&self.registry)) {
+            Some(anonymous) if !anonymous.may(Access::Read, Resource::node(&node.name), namespace.as_str()) => None,
+            _ => Some(node),
+        }
     }
 }
 

@@ -132,6 +132,10 @@ pub fn answer(
         Meaning::Between => Some(Records::default()),
         Meaning::Apex => Some(Records { apex: true, ..Records::default() }),
         Meaning::Address(address) => Some(Records { addresses: vec![address], ..Records::default() }),
+        Meaning::Node(namespace, name) => services.node(&namespace, &name).map(|node| match node.address.parse() {
+            Ok(address) => Records { addresses: vec![address], ..Records::default() },
+            Err(_) => Records { alias: Name::vec_from_str(&node.address).ok(), ..Records::default() },
+        }),
         Meaning::Service(wanted) => match instances(&wanted, services, seeds) {
             Some(list) => {
                 let whole = draft.records(&query, &asked, &apex, rtype, Some(of_service(&list, rtype)))?;

@@ -7,6 +7,7 @@ use domain::rdata::AllRecordData;
 use proptest::prelude::*;
 
 use super::*;
+use crate::dns::KnownNode;
 use crate::{Health, InstanceId, Metadata, NamespaceName, Registration, Revision, ServiceKey};
 
 struct Fixed(HashMap<ServiceKey, Arc<ServiceSnapshot>>);
@@ -14,6 +15,16 @@ struct Fixed(HashMap<ServiceKey, Arc<ServiceSnapshot>>);
 impl Services for Fixed {
     fn find(&self, key: &ServiceKey) -> Vec<Arc<ServiceSnapshot>> {
         self.0.iter().filter(|(known, _)| known.folded() == key.folded()).map(|(_, found)| Arc::clone(found)).collect()
+    }
+
+    fn node(&self, namespace: &NamespaceName, name: &str) -> Option<KnownNode> {
+        let address = match name.to_lowercase().as_str() {
+            "db-1" => "10.0.0.9",
+            "db-2.example" => "fe80::9",
+            "db-3" => "db-3.example.org",
+            _ => return None,
+        };
+        (*namespace == NamespaceName::default()).then(|| KnownNode { name: name.into(), address: address.into() })
     }
 }
 
@@ -348,4 +359,23 @@ fn an_answer_to_another_machine_is_at_most_four_times_as_long_as_its_question() 
         }
     }
     assert!(cut(b"no question", &zone()).is_none());
+}
+
+#[test]
+fn nodes_have_addresses() {
+    let none = services(&[], |_| {});
+    for (name, rtype, code, records) in [
+        ("db-1.node.consul", Rtype::A, Rcode::NOERROR, &["10.0.0.9"][..]),
+        ("DB-1.node.dc1.consul", Rtype::A, Rcode::NOERROR, &["10.0.0.9"]),
+        ("db-1.node.consul", Rtype::AAAA, Rcode::NOERROR, &[]),
+        ("db-2.example.node.consul", Rtype::AAAA, Rcode::NOERROR, &["fe80::9"]),
+        ("db-3.node.consul", Rtype::A, Rcode::NOERROR, &["db-3.example.org"]),
+        ("db-4.node.consul", Rtype::A, Rcode::NXDOMAIN, &[]),
+        ("node.consul", Rtype::A, Rcode::NOERROR, &[]),
+    ] {
+        let (found, answers, ..) = ask(&none, name, rtype, Transport::Udp, None);
+        assert_eq!(found, code, "{name}");
+        assert_eq!(answers.len(), records.len(), "{name}: {answers:?}");
+        assert!(answers.iter().zip(records).all(|(answer, record)| answer.contains(record)), "{name}: {answers:?}");
+    }
 }

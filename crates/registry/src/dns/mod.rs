@@ -4,7 +4,8 @@
 //!  datagram, or message of a TCP connection ─▶ answer (pure) ─▶ name: whose? ─▶ snapshot of a service ─▶ records
 //! ```
 //!
-//! The names are those of Consul's DNS: `web.service.consul`, `_web._tcp.service.consul`, `TAG.web.service.consul`. DNS has no login, so only the
+//! The names are those of Consul's DNS: `web.service.consul`, `_web._tcp.service.consul`, `TAG.web.service.consul`,
+//! `NODE.node.consul`. DNS has no login, so only the
 //! namespaces that the zone lists are visible. Formats: RFC 1035, 2782, 6891, 7766.
 
 mod answer;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use crate::{NamespaceName, Registry, ServiceKey, ServiceSnapshot};
+use crate::{NamespaceName, ON, Registry, ServiceKey, ServiceSnapshot, machine_id};
 
 pub use answer::{Seeds, Transport, answer};
 pub use server::{Listener, Server};
@@ -64,11 +65,32 @@ impl Default for Limits {
 pub trait Services {
     /// Returns the services whose names differ from that of `key` at most in case: DNS ignores it.
     fn find(&self, key: &ServiceKey) -> Vec<Arc<ServiceSnapshot>>;
+
+    /// Returns the node with a name, in any case.
+    fn node(&self, namespace: &NamespaceName, name: &str) -> Option<KnownNode>;
+}
+
+/// A node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownNode {
+    /// Name, as it was registered.
+    pub name: String,
+    /// Address: an IP address, or the name of a host.
+    pub address: String,
 }
 
 impl Services for Registry {
     fn find(&self, key: &ServiceKey) -> Vec<Arc<ServiceSnapshot>> {
         self.spelled(key)
+    }
+
+    fn node(&self, namespace: &NamespaceName, name: &str) -> Option<KnownNode> {
+        // DNS ignores case; a name that was registered in mixed case is found in that spelling only.
+        let spelled = [name.to_owned(), name.to_lowercase(), name.to_uppercase()];
+        let machine = |name: &String| self.instance(&machine_id(namespace, name).ok()?);
+        let on_it = |name: &String| self.find(namespace, &[(ON, name)], 1).instances.into_iter().next();
+        let found = spelled.iter().find_map(machine).or_else(|| spelled.iter().find_map(on_it))?;
+        Some(crate::api::node_of(&found))
     }
 }
 

@@ -17,6 +17,8 @@ pub(super) enum Meaning {
     Between,
     /// A service.
     Service(Wanted),
+    /// A node of a namespace, in any case.
+    Node(NamespaceName, String),
     /// An address encoded in the name, as in targets of SRV records.
     Address(IpAddr),
     /// A name that does not exist.
@@ -63,7 +65,11 @@ pub(super) fn meaning(labels: &[&str], zone: &Zone) -> Meaning {
         [] if labels.is_empty() => Meaning::Apex,
         [] => Meaning::Between,
         [hex, word] if is(word, "addr") => address(hex).map_or(Meaning::Nothing, Meaning::Address),
-        [word] if is(word, "service") || is(word, "addr") || word.starts_with('_') => Meaning::Between,
+        [word] if ["service", "addr", "node"].iter().any(|known| is(word, known)) || word.starts_with('_') => {
+            Meaning::Between
+        }
+        // Names of nodes have dots, too.
+        [name @ .., word] if is(word, "node") => Meaning::Node(namespace.clone(), name.join(".")),
         [before @ .., word] if is(word, "service") => service(namespace, before),
         [name, proto] if name.starts_with('_') && proto.starts_with('_') => service(namespace, rest),
         _ => Meaning::Nothing,
@@ -136,6 +142,12 @@ mod tests {
             ("_web._tcp", found("default/web", None)),
             ("_web._TCP.service", found("default/web", None)),
             ("_web._v2.service.dc1", found("default/web", Some("v2"))),
+            ("db-1.node", Meaning::Node(NamespaceName::default(), "db-1".into())),
+            ("db-1.NODE.dc1", Meaning::Node(NamespaceName::default(), "db-1".into())),
+            ("db-1.example.node.shop.ns", Meaning::Node(NamespaceName::new("shop").unwrap(), "db-1.example".into())),
+            ("db-1.node.other.ns", Meaning::Nothing),
+            ("node", Meaning::Between),
+            ("node.service", found("default/node", None)),
             // Names above existing ones: by RFC 8020, NXDOMAIN for them would hide everything below.
             ("service", Meaning::Between),
             ("dc1", Meaning::Between),
