@@ -868,7 +868,9 @@ impl Backend {
             _ if text.starts_with("SELECT rpad(") => {
                 let number = inner(text.split(',').next().unwrap());
                 self.belongs(number);
-                ScriptedReply::Row(format!("{number:<width$}", width = BIG), "SELECT 1")
+                let mut row = number.to_string();
+                row.push_str(&" ".repeat(BIG - row.len()));
+                ScriptedReply::Row(row, "SELECT 1")
             }
             _ if text.starts_with("SELECT pg_sleep(") => {
                 let number = inner(text);
