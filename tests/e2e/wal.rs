@@ -43,10 +43,11 @@ fn waldump(dir: &Path, start: Lsn) -> (Vec<Lsn>, Vec<Lsn>) {
     let output = command.arg("-p").arg(dir).args([first, last]).output().unwrap();
     let (mut records, mut switches) = (Vec::new(), Vec::new());
     for line in String::from_utf8_lossy(&output.stdout).lines() {
-        let Some(lsn) = line.split("lsn: ").nth(1).and_then(|rest| rest.split(',').next()) else { continue };
+        // Not beyond the names: a line has up to 18 MB, the content of a record.
+        let Some((lsn, rest)) = line.split_once("lsn: ").and_then(|(_, rest)| rest.split_once(", ")) else { continue };
         let lsn: Lsn = lsn.parse().unwrap();
         records.push(lsn);
-        if line.contains("desc: SWITCH") {
+        if rest.split_once("desc: ").is_some_and(|(_, name)| name.starts_with("SWITCH")) {
             switches.push(lsn);
         }
     }
