@@ -12,12 +12,13 @@ mod answer;
 mod limit;
 mod name;
 mod server;
+mod source;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use crate::{NamespaceName, ON, Registry, ServiceKey, ServiceSnapshot, machine_id};
+use crate::{NamespaceName, ServiceKey, ServiceSnapshot};
 
 pub use answer::{Seeds, Transport, answer};
 pub use server::{Listener, Server};
@@ -77,21 +78,6 @@ pub struct KnownNode {
     pub name: String,
     /// Address: an IP address, or the name of a host.
     pub address: String,
-}
-
-impl Services for Registry {
-    fn find(&self, key: &ServiceKey) -> Vec<Arc<ServiceSnapshot>> {
-        self.spelled(key)
-    }
-
-    fn node(&self, namespace: &NamespaceName, name: &str) -> Option<KnownNode> {
-        // DNS ignores case; a name that was registered in mixed case is found in that spelling only.
-        let spelled = [name.to_owned(), name.to_lowercase(), name.to_uppercase()];
-        let machine = |name: &String| self.instance(&machine_id(namespace, name).ok()?);
-        let on_it = |name: &String| self.find(namespace, &[(ON, name)], 1).instances.into_iter().next();
-        let found = spelled.iter().find_map(machine).or_else(|| spelled.iter().find_map(on_it))?;
-        Some(crate::api::node_of(&found))
-    }
 }
 
 /// Counters of the DNS server.

@@ -549,11 +549,11 @@ pub(crate) fn has_tag(instance: &Instance, tag: &str) -> bool {
     wire::Kept::of(instance).tags.iter().any(|found| same(found, tag))
 }
 
-/// Returns the node that an instance is on, or that it is.
-pub(crate) fn node_of(instance: &Instance) -> crate::dns::KnownNode {
+/// Returns name and address of the node that an instance is on, or that it is.
+pub(crate) fn node_of(instance: &Instance) -> (String, String) {
     let kept = wire::Kept::of(instance);
     let address = if kept.node_address.is_empty() { instance.host.to_string() } else { kept.node_address };
-    crate::dns::KnownNode { name: kept.node, address }
+    (kept.node, address)
 }
 
 /// Returns an instance's weight in its present health: with warnings, that of Consul's `Weights.Warning`, if Consul's front registered it.
