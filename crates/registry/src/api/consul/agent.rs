@@ -237,7 +237,7 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
     call.writes()?;
     let body: Value = call.request.json()?;
     call.same_namespace(&body)?;
-    let mut read = wire::service(&body, "name")?;
+    let mut read = wire::service(&body, wire::Form::Agent)?;
     // A service without an address gets its agent's: here, the address of the client.
     let peer = call.peer();
     let host = if read.address.is_empty() { peer.clone() } else { std::mem::take(&mut read.address) };

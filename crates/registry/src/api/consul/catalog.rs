@@ -244,7 +244,7 @@ async fn register(call: &Call<'_>) -> Result<Reply, ApiError> {
         return Ok(Reply::ok(&true));
     };
     call.same_namespace(service)?;
-    let mut read = wire::service(service, "service")?;
+    let mut read = wire::service(service, wire::Form::Catalog)?;
     fields.put_into(&mut read.kept);
     read.kept.node_address = if read.address.is_empty() { String::new() } else { fields.address.clone() };
     if let Some(probe) = of_services.iter().find(|probe| probe.service != read.id) {

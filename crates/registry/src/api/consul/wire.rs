@@ -330,10 +330,36 @@ pub(super) fn status(health: Health) -> &'static str {
     }
 }
 
-/// Parses a service in the form of the agent's registration; in the catalog the key of the name is `Service`.
-pub(super) fn service(value: &Value, name_key: &str) -> Result<Service, ApiError> {
+/// Form of a service in a registration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// With an agent.
+    Agent,
+    /// In the catalog.
+    Catalog,
+}
+
+impl Form {
+    fn name_key(self) -> &'static str {
+        match self {
+            Form::Agent => "name",
+            Form::Catalog => "service",
+        }
+    }
+
+    /// Returns the least weight. Clients of the catalog in Go and Rust send zeroes where the application gave no weights; an agent refuses them.
+    fn least_weight(self) -> u16 {
+        match self {
+            Form::Agent => 1,
+            Form::Catalog => 0,
+        }
+    }
+}
+
+/// Parses a service in a registration.
+pub(super) fn service(value: &Value, form: Form) -> Result<Service, ApiError> {
     let object = Object::new(value, "the service")?;
-    let name = object.text(name_key)?;
+    let name = object.text(form.name_key())?;
     if name.is_empty() {
         return Err(ApiError::bad("the service has no name"));
     }
@@ -350,8 +376,11 @@ pub(super) fn service(value: &Value, name_key: &str) -> Result<Service, ApiError
     let (passing, warning_weight) = match object.get("weights") {
         Some(weights) => {
             let weights = Object::new(weights, "Weights")?;
-            let (passing, warning) = (weights.weight("passing", 1)?, weights.weight("warning", 0)?);
-            (passing.unwrap_or(1), warning.filter(|warning| *warning != 1))
+            let (passing, warning) = (weights.weight("passing", form.least_weight())?, weights.weight("warning", 0)?);
+            match (passing.unwrap_or(1), warning) {
+                (0, _) => (1, None),
+                (passing, warning) => (passing, warning.filter(|warning| *warning != 1)),
+            }
         }
         None => (1, None),
     };
@@ -414,7 +443,7 @@ mod tests {
             json!({"id": "w1", "name": "web", "tags": ["a"], "port": "80", "meta": {"v": "1"}, "weights": {"passing": 2},
                    "check": {"ttl": "10s", "deregister_critical_service_after": 60_000_000_000_u64}, "checks": null}),
         ] {
-            let read = service(&sent, "name").unwrap();
+            let read = service(&sent, Form::Agent).unwrap();
             assert_eq!(
                 (read.id.as_str(), read.name.as_str(), read.port, read.weight),
                 ("w1", "web", 80, 200),
@@ -460,8 +489,21 @@ mod tests {
             (json!({"Name": "x", "Checks": [{"CheckID": "a", "TTL": "1s"}, {"CheckID": "a", "TTL": "2s"}]}), "twice"),
             (json!({"Name": "x", "Checks": [{"CheckID": "a".repeat(120), "TTL": "1s"}, {"TTL": "2s"}]}), "100"),
         ] {
-            let error = service(&sent, "name").unwrap_err().to_string();
+            let error = service(&sent, Form::Agent).unwrap_err().to_string();
             assert!(error.contains(names), "{sent}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_catalog_without_weights_has_zeroes() {
+        for (weights, expected) in [
+            (json!({"Passing": 0, "Warning": 0}), 1),
+            (json!({"Passing": 0, "Warning": 3}), 1),
+            (json!({"Passing": 7, "Warning": 0}), 7),
+            (json!(null), 1),
+        ] {
+            let read = service(&json!({"Service": "x", "Weights": weights}), Form::Catalog).unwrap();
+            assert_eq!(read.weight, expected * WEIGHT_SCALE, "{weights}");
         }
     }
 }
