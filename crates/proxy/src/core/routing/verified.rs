@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use topology::{NodeId, NodeView, Role};
 use watermark::Lsn;
-use wire::{message, payload};
+use wire::{Sqlstate, message, payload};
 
 use crate::core::Core;
 use crate::core::prepared::Unnamed;
@@ -56,8 +56,21 @@ pub(in crate::core) struct ReplayCheck {
 pub(in crate::core) enum Replayed {
     /// The node had replayed everything up to this position.
     To(Lsn),
-    /// The node has answered with an error, or with NULL.
+    /// The question has failed.
+    Unknown,
+    /// The node may not be asked, or has answered with NULL.
     Refused,
+}
+
+impl Replayed {
+    /// Returns the meaning of an error. A role that may not ask, or a server that does not know the question, answers the next one in the same way. A
+    /// cancel, a time-out or a conflict with recovery says nothing about the node.
+    pub(in crate::core) fn of_error(code: Option<Sqlstate>) -> Replayed {
+        match code {
+            Some(code) if !code.0.starts_with(b"42") => Replayed::Unknown,
+            _ => Replayed::Refused,
+        }
+    }
 }
 
 /// One worker's knowledge of nodes from replay checks, within one view.
@@ -103,24 +116,24 @@ impl ReplayChecks {
             self.nodes.resize(at + 1, Checked::default());
         }
         let checked = &mut self.nodes[at];
-        match answer {
-            Replayed::To(replayed) => {
-                checked.replayed = checked.replayed.max(replayed);
-                let proven = replayed >= check.position;
-                if proven {
-                    (checked.misses, checked.next) = (0, None);
-                } else {
-                    let pause = SHORTEST.saturating_mul(1 << checked.misses.min(16)).min(LONGEST);
-                    checked.misses = checked.misses.saturating_add(1);
-                    checked.next = Some(now + pause);
-                }
-                proven
-            }
+        let replayed = match answer {
+            Replayed::To(replayed) => replayed,
+            Replayed::Unknown => Lsn(0),
             Replayed::Refused => {
                 checked.next = Some(now + REFUSED);
-                false
+                return false;
             }
+        };
+        checked.replayed = checked.replayed.max(replayed);
+        let proven = replayed >= check.position;
+        if proven {
+            (checked.misses, checked.next) = (0, None);
+        } else {
+            let pause = SHORTEST.saturating_mul(1 << checked.misses.min(16)).min(LONGEST);
+            checked.misses = checked.misses.saturating_add(1);
+            checked.next = Some(now + pause);
         }
+        proven
     }
 }
 
@@ -210,8 +223,8 @@ impl Core {
     /// Handles the end of a replay check. Returns true if the read behind it is proven, or has no client any more.
     pub(in crate::core) fn replay_checked(&mut self, s: usize, check: ReplayCheck) -> bool {
         let server = &mut self.servers[s];
-        let answer = server.replayed.take().unwrap_or(Replayed::Refused);
-        if answer == Replayed::Refused {
+        let answer = server.replayed.take().unwrap_or(Replayed::Unknown);
+        if !matches!(answer, Replayed::To(_)) {
             server.statements.set_has_replay_check(false);
         }
         let proven = self.replay_checks.answered(server.node, check, answer, self.view.epoch, self.now);
@@ -240,6 +253,7 @@ mod tests {
             (5, 1, Replayed::To(Lsn(9)), 1, true),
             (5, 1, Replayed::To(Lsn(4)), 1, false),
             (5, 1, Replayed::Refused, 1, false),
+            (5, 1, Replayed::Unknown, 1, false),
             // The view has changed since: the position may be of another term.
             (5, 1, Replayed::To(Lsn(9)), 2, false),
         ] {
@@ -297,6 +311,19 @@ mod tests {
         assert_eq!(waited(&row(b"success")), Replayed::To(Lsn(5)));
         assert_eq!(waited(&row(b"timeout")), Replayed::To(Lsn(0)));
         assert_eq!(waited(&row(b"not in recovery")), Replayed::Refused);
+    }
+
+    #[test]
+    fn errors() {
+        for (code, expected) in [
+            (Some(b"42501"), Replayed::Refused),
+            (Some(b"42601"), Replayed::Refused),
+            (None, Replayed::Refused),
+            (Some(b"57014"), Replayed::Unknown),
+            (Some(b"40001"), Replayed::Unknown),
+        ] {
+            assert_eq!(Replayed::of_error(code.copied().map(Sqlstate)), expected, "{code:?}");
+        }
     }
 
     #[test]

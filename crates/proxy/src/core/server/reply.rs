@@ -328,7 +328,7 @@ impl Core {
         match (check, tag) {
             (Some(check), b'D') => server.replayed = Some(check.read_answer(data, whole)),
             // (An error of the unit as a whole comes behind the row.)
-            (Some(_), b'E') => server.replayed = Some(Replayed::Refused),
+            (Some(_), b'E') => server.replayed = Some(Replayed::of_error(payload::sqlstate(data))),
             _ => {}
         }
         let whose = match server.protocol.front() {
