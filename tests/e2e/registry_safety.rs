@@ -5,6 +5,8 @@ use std::process::Stdio;
 use kingpost_tests::certs::{Authority, replace};
 use kingpost_tests::{Kingpost, RegistryNode, SOON, ShowLogs, wait_until};
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
 
 const WEB: &str = "/v1/namespaces/default/services/web/instances";
 
@@ -107,11 +109,35 @@ async fn registry_tokens_come_and_go_without_a_restart() {
     let said = async || log().contains("not reloaded").then_some(());
     wait_until("the refusal in the log", SOON, node.dir(), said).await;
     assert_eq!((get(&old).await, get(&new).await), (200, 401));
-    std::fs::write(&path, text.replace(&old_hash, &new_hash)).unwrap();
+    let mut watch = watching(&node, &old).await;
+    std::fs::write(&path, text.replace(&old_hash, &new_hash).replace("\"read\"", "\"write\"")).unwrap();
     node.process().signal(libc::SIGHUP);
     let changed = async || (get(&new).await == 200).then_some(());
     wait_until("the new token to be taken", SOON, node.dir(), changed).await;
     assert_eq!(get(&old).await, 401, "the old one is gone");
+    // Its watch, too, which hears of nothing more.
+    let headers = [("Authorization", format!("Bearer {new}")), ("Content-Type", "application/json".to_owned())];
+    let headers = headers.each_ref().map(|(name, value)| (*name, value.as_str()));
+    let put = node.ask("PUT", &format!("{WEB}/a"), &headers, r#"{"host":"10.0.0.7"}"#).await;
+    assert_eq!(put.status, 201, "{}", put.body);
+    let mut rest = String::new();
+    let ended = tokio::time::timeout(SOON, watch.read_to_string(&mut rest)).await;
+    assert!(ended.expect("the end of the watch").is_ok() && !rest.contains("10.0.0.7"), "{rest}");
+}
+
+/// Opens a watch with a token, and reads its first event.
+async fn watching(node: &RegistryNode, token: &str) -> BufReader<TcpStream> {
+    let mut watch = BufReader::new(TcpStream::connect(("127.0.0.1", node.port())).await.unwrap());
+    let request = format!(
+        "GET /v1/namespaces/default/services/web/watch HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer {token}\r\n\r\n"
+    );
+    watch.write_all(request.as_bytes()).await.unwrap();
+    let mut line = String::new();
+    while !line.contains("event: snapshot") {
+        line.clear();
+        assert_ne!(watch.read_line(&mut line).await.unwrap(), 0, "the watch ended");
+    }
+    watch
 }
 
 #[tokio::test]

@@ -39,6 +39,7 @@ mod reply;
 mod request;
 mod server;
 mod stats;
+mod watch_right;
 mod xds;
 
 use std::net::IpAddr;

@@ -11,6 +11,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::super::places::Place;
 use super::proto::registry as pb;
 use super::{Answers, Who, while_running};
+use crate::api::watch_right::WatchRight;
 use crate::api::{ApiError, Context, changed, namespace, several};
 use crate::rights::{Access, Resource};
 use crate::{
@@ -127,11 +128,13 @@ impl pb::registry_server::Registry for Native {
         let ns = named(&request.namespace)?;
         who.caller(&context)?.needs(Access::Read, Resource::service(&request.service), ns.as_str())?;
         let service = ServiceKey::new(&ns, &request.service).map_err(ApiError::from)?;
+        let right = WatchRight::new(who.headers.clone(), service);
+        let service = right.service();
         // A revision that was never issued is from another store: begins with the full state.
         let known = Revision(request.revision);
-        let seen = (known > Revision(0) && known <= context.registry.revision_of(&service)).then_some(known);
+        let seen = (known > Revision(0) && known <= context.registry.revision_of(service)).then_some(known);
         let place = who.place(&context)?;
-        let following = Following { context, service, seen, _place: place };
+        let following = Following { context, right, seen, _place: place };
         Ok(Response::new(while_running(&self.0, stream::unfold(following, Following::next))))
     }
 
@@ -166,7 +169,7 @@ impl pb::registry_server::Registry for Native {
 /// A running watch.
 struct Following {
     context: Arc<Context>,
-    service: ServiceKey,
+    right: WatchRight,
     /// The revision that the client has; `None` if it has none.
     seen: Option<Revision>,
     _place: Place,
@@ -179,13 +182,12 @@ impl Following {
                 let whole = self.whole();
                 return Some((Ok(whole), self));
             };
-            let revision = match self.context.registry.watch(&self.service, seen, Instant::now() + QUIET).await {
+            let watched = self.context.registry.watch(self.right.service(), seen, Instant::now() + QUIET).await;
+            let watched = watched.map_err(ApiError::from);
+            let revision = match watched.and_then(|revision| self.right.check(&self.context).map(|()| revision)) {
                 Ok(revision) => revision,
-                Err(error) => {
-                    // Sent once; then the stream ends, because there can be no further watch.
-                    let status = Status::from(ApiError::from(error));
-                    return Some((Err(status), self));
-                }
+                // Sent once; then the stream ends: there can be no further watch, or the client may not read the service any more.
+                Err(error) => return Some((Err(Status::from(error)), self)),
             };
             if revision > seen {
                 let told = self.changes(seen, revision).unwrap_or_else(|| self.whole());
@@ -202,8 +204,8 @@ impl Following {
     /// Returns the full state of the service. Its revision is read first, so that a change in between is sent twice rather than lost.
     fn whole(&mut self) -> pb::WatchResponse {
         let registry = &self.context.registry;
-        let before = registry.revision_of(&self.service);
-        let snapshot = registry.snapshot(&self.service);
+        let before = registry.revision_of(self.right.service());
+        let snapshot = registry.snapshot(self.right.service());
         let revision = snapshot.as_ref().map_or(before, |snapshot| snapshot.revision);
         self.seen = Some(revision);
         pb::WatchResponse {
@@ -216,7 +218,7 @@ impl Following {
     }
 
     fn changes(&self, seen: Revision, now: Revision) -> Option<pb::WatchResponse> {
-        let list = self.context.registry.changes(&self.service, seen)?;
+        let list = self.context.registry.changes(self.right.service(), seen)?;
         let revision = list.iter().map(Change::revision).max().unwrap_or(now).max(now);
         let mut told = pb::WatchResponse { revision: revision.0, ..Default::default() };
         for change in &list {

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::wire::{Shown, ShownService};
 use crate::api::reply::EVENTS;
+use crate::api::watch_right::WatchRight;
 use crate::api::{ApiError, Context, Reply, Request};
 use crate::{Change, Revision, ServiceKey};
 
@@ -36,11 +37,12 @@ pub(super) fn stream(context: &Arc<Context>, request: &Request, service: Service
     let place = context.place_of(request)?;
     let (sender, pieces) = mpsc::channel(AHEAD);
     let context = Arc::clone(context);
+    let right = WatchRight::of(request, service);
     tokio::spawn(async move {
         let mut stopping = context.stopping.clone();
         let gone = sender.clone();
         tokio::select! {
-            () = follow(&context, &service, last.map(Revision), &sender) => {}
+            () = follow(&context, &right, last.map(Revision), &sender) => {}
             () = gone.closed() => {}
             _ = stopping.wait_for(|stop| *stop) => {}
         }
@@ -49,8 +51,9 @@ pub(super) fn stream(context: &Arc<Context>, request: &Request, service: Service
     Ok(Reply::stream(EVENTS, pieces))
 }
 
-/// Returns when the client has disconnected, or the core allows no more watches.
-async fn follow(context: &Context, service: &ServiceKey, seen: Option<Revision>, client: &mpsc::Sender<Bytes>) {
+/// Returns when the client has disconnected or may not read the service any more, or the core allows no more watches.
+async fn follow(context: &Context, right: &WatchRight, seen: Option<Revision>, client: &mpsc::Sender<Bytes>) {
+    let service = right.service();
     let mut seen = match seen {
         Some(seen) if seen <= context.registry.revision_of(service) => seen,
         // Nothing seen, or a revision of another store: begins with the full state.
@@ -64,6 +67,9 @@ async fn follow(context: &Context, service: &ServiceKey, seen: Option<Revision>,
     };
     loop {
         let Ok(revision) = context.registry.watch(service, seen, Instant::now() + QUIET).await else { return };
+        if right.check(context).is_err() {
+            return;
+        }
         let event = if revision > seen {
             let (revision, event) =
                 changes(context, service, seen, revision).unwrap_or_else(|| whole(context, service));
