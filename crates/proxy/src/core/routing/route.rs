@@ -93,25 +93,35 @@ struct Candidate {
     weight: u32,
 }
 
-/// Nodes to choose from for a read: those of the proxy's zone, if there are any.
+/// Preference among the nodes for a read: a higher rank leaves out all lower ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    /// True if the node is known to have replayed what the client must see.
+    proven: bool,
+    /// True if the node is in the proxy's zone.
+    same_zone: bool,
+}
+
+/// Nodes to choose from for a read: those of the highest rank.
 struct Candidates {
     /// At most this many are looked at; a cluster has a handful.
     nodes: [Candidate; 64],
     count: usize,
-    zoned: bool,
+    rank: Rank,
 }
 
 impl Candidates {
     fn new() -> Candidates {
-        Candidates { nodes: [Candidate { node: 0, load: 0, weight: 0 }; 64], count: 0, zoned: false }
+        let rank = Rank { proven: false, same_zone: false };
+        Candidates { nodes: [Candidate { node: 0, load: 0, weight: 0 }; 64], count: 0, rank }
     }
 
-    fn add(&mut self, candidate: Candidate, same_zone: bool) {
-        if same_zone && !self.zoned {
-            self.zoned = true;
+    fn add(&mut self, candidate: Candidate, rank: Rank) {
+        if rank > self.rank {
+            self.rank = rank;
             self.count = 0;
         }
-        if self.zoned == same_zone && self.count < self.nodes.len() {
+        if rank == self.rank && self.count < self.nodes.len() {
             self.nodes[self.count] = candidate;
             self.count += 1;
         }
@@ -170,9 +180,8 @@ impl Core {
         let avoid = self.clients[c].attempts.avoid;
         let (r1, r2) = (self.random(), self.random());
         let mut late = false;
-        let verifiable = self.is_verifiable(c);
-        let (mut proven, mut unproven) = (Candidates::new(), Candidates::new());
-        let mut any_proven = false;
+        let mut candidates = Candidates::new();
+        let mut of_primary = None;
         for (i, node) in self.view.nodes.iter().enumerate() {
             let primary = self.view.primary == Some(node.node.id);
             let weight = if primary { self.settings.primary_weight } else { node.weight };
@@ -189,27 +198,29 @@ impl Core {
             let same_zone = self.settings.zone.is_some() && node.zone == self.settings.zone;
             let candidate = Candidate { node: i as u16, load: place.load(), weight };
             if primary {
-                proven.add(candidate, same_zone);
-                unproven.add(candidate, same_zone);
+                of_primary = Some((candidate, same_zone));
             } else if self.known_replayed(node).0 >= floor {
-                any_proven = true;
-                proven.add(candidate, same_zone);
+                candidates.add(candidate, Rank { proven: true, same_zone });
             } else {
                 late = true;
-                if verifiable && self.may_check(node) {
-                    unproven.add(candidate, same_zone);
+                if self.is_verifiable(c) && self.may_check(node) {
+                    candidates.add(candidate, Rank { proven: false, same_zone });
                 }
             }
         }
-        let from = if any_proven { &proven } else { &unproven };
-        let Some(chosen) = from.choose(r1, r2) else {
+        let proven = candidates.rank.proven;
+        if let Some((candidate, same_zone)) = of_primary {
+            // It has everything, and is among the replicas whichever they are.
+            candidates.add(candidate, Rank { proven, same_zone });
+        }
+        let Some(chosen) = candidates.choose(r1, r2) else {
             if late {
                 self.metrics.consistency_primary.add(1);
                 self.shared.topology.want_replay();
             }
             return self.view.primary;
         };
-        if !any_proven && self.view.primary != Some(chosen) {
+        if !proven && self.view.primary != Some(chosen) {
             self.clients[c].unit.check = Some(Lsn(floor));
         }
         Some(chosen)

@@ -37,7 +37,7 @@ const WAIT: u32 = 3;
 /// Pause after a node was behind; doubles each time, up to [`LONGEST`].
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_millis(64);
-/// Pause after a node has answered a check with an error.
+/// Pause for a node that may not be asked.
 const REFUSED: Duration = Duration::from_secs(10);
 
 /// A replay check that is under way.
