@@ -57,3 +57,14 @@ pub(crate) async fn value(client: &Client, sql: &str) -> String {
     assert_eq!(rows.len(), 1, "{sql}: {rows:?}");
     rows[0].swap_remove(0)
 }
+
+/// Returns the numbers of replay checks that the proxy has sent, and of those that found the replica behind.
+pub(crate) async fn replay_checks(kingpost: &Kingpost) -> [f64; 2] {
+    let metrics = kingpost.metrics().await;
+    ["replay_checks", "replay_checks_behind"].map(|name| metrics.sum(&format!("kingpost_{name}_total"), &[]))
+}
+
+/// True if the cluster's servers are of PostgreSQL 19 or later.
+pub(crate) async fn is_postgresql_19(cluster: &Cluster) -> bool {
+    cluster.primary().query("SELECT current_setting('server_version_num')::int >= 190000").await == "t"
+}

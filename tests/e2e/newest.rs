@@ -2,19 +2,25 @@
 
 use kingpost_tests::{Cluster, Kingpost, ShowLogs, skipped, unique};
 
-use crate::common::{only_kingpost, simple, value};
+use crate::common::{is_postgresql_19, only_kingpost, replay_checks, simple, value};
+
+/// Starts a primary and a replica of PostgreSQL 19; None where the servers are others, or another proxy is tested.
+async fn postgresql_19() -> Option<Cluster> {
+    if only_kingpost() {
+        return None;
+    }
+    let cluster = Cluster::builder().replicas(1).log_statements().start().await;
+    if !is_postgresql_19(&cluster).await {
+        skipped("PostgreSQL 19 is needed (PG_BIN, tests/postgresql/setup --newest prints it)");
+        return None;
+    }
+    Some(cluster)
+}
 
 #[tokio::test]
 async fn graphs_are_read_and_standbys_waited_for_on_replicas() {
-    if only_kingpost() {
-        return;
-    }
-    let cluster = Cluster::builder().replicas(1).log_statements().start().await;
+    let Some(cluster) = postgresql_19().await else { return };
     let _logs = ShowLogs(cluster.dir());
-    if cluster.primary().query("SELECT current_setting('server_version_num')::int >= 190000").await != "t" {
-        skipped("PostgreSQL 19 is needed (PG_BIN, tests/postgresql/setup --newest prints it)");
-        return;
-    }
     let kingpost = Kingpost::of(&cluster).start().await;
     let client = kingpost.connect().await;
     simple(
@@ -52,25 +58,15 @@ async fn graphs_are_read_and_standbys_waited_for_on_replicas() {
 /// The first read behind a write runs on the replica, which waits for the write. One that waits in vain drops the read.
 #[tokio::test]
 async fn a_replica_waits_for_what_a_read_must_see() {
-    if only_kingpost() {
-        return;
-    }
-    let cluster = Cluster::builder().replicas(1).log_statements().start().await;
+    let Some(cluster) = postgresql_19().await else { return };
     let _logs = ShowLogs(cluster.dir());
-    if cluster.primary().query("SELECT current_setting('server_version_num')::int >= 190000").await != "t" {
-        skipped("PostgreSQL 19 is needed (PG_BIN, tests/postgresql/setup --newest prints it)");
-        return;
-    }
     let kingpost = Kingpost::of(&cluster).set("cluster.probe_interval", "2s").set("cluster.probe_timeout", "3s");
     let kingpost = kingpost.set("cluster.lag_limit", "1h").start().await;
     let client = kingpost.connect().await;
     simple(&client, "CREATE TABLE own (id int PRIMARY KEY)").await;
     cluster.wait_caught_up().await;
     let replica = cluster.replica(0);
-    let counts = async || {
-        let metrics = kingpost.metrics().await;
-        ["replay_checks", "replay_checks_behind"].map(|name| metrics.sum(&format!("kingpost_{name}_total"), &[]))
-    };
+    let counts = async || replay_checks(&kingpost).await;
     let mut ids = 0..;
     let mut write_and_read = async || {
         let id: i32 = ids.next().unwrap();
