@@ -83,6 +83,16 @@ pub enum ArchiveError {
 }
 
 impl ArchiveError {
+    fn other_cluster(store: &dyn Store, held: Identity, given: Identity) -> ArchiveError {
+        ArchiveError::OtherCluster {
+            store: store.name().into(),
+            held: held.system_id,
+            held_segment: held.segment_size,
+            given: given.system_id,
+            given_segment: given.segment_size,
+        }
+    }
+
     /// True if time alone does not help: an operator must act.
     #[must_use]
     pub fn is_final(&self) -> bool {
@@ -121,13 +131,7 @@ impl Archive {
             }
         };
         if held != identity {
-            return Err(ArchiveError::OtherCluster {
-                store: store.name().into(),
-                held: held.system_id,
-                held_segment: held.segment_size,
-                given: identity.system_id,
-                given_segment: identity.segment_size,
-            });
+            return Err(ArchiveError::other_cluster(&*store, held, identity));
         }
         // The second attempt must find the first.
         for _ in 0..2 {
@@ -296,13 +300,7 @@ impl Archive {
 
     fn check(&self, path: &str, header: &Header, kind: Kind, span: &Span) -> Result<(), ArchiveError> {
         if header.identity != self.identity {
-            return Err(ArchiveError::OtherCluster {
-                store: self.store.name().into(),
-                held: header.identity.system_id,
-                held_segment: header.identity.segment_size,
-                given: self.identity.system_id,
-                given_segment: self.identity.segment_size,
-            });
+            return Err(ArchiveError::other_cluster(&*self.store, header.identity, self.identity));
         }
         let same = |held: &Span| match kind {
             // The length is not part of the name.
