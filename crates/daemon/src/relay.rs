@@ -53,8 +53,7 @@ pub fn command(args: &RelayArgs, log: &LogFlags) -> Result<(), Failure> {
 const STOP_RECOVERY: i32 = 126;
 
 fn fetch_file(args: &FetchArgs) -> Result<(), Failure> {
-    let fetched = fetch_anywhere(args);
-    match fetched {
+    match fetch_anywhere(args) {
         Ok(true) => Ok(()),
         // Without a message: a server in recovery asks for missing files all the time, and would fill its log.
         Ok(false) => std::process::exit(1),
