@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use ::registry::api::{Auth, HttpLimits, RateLimit, Role, Token, TokenHash};
+use ::registry::api::{Auth, HttpLimits, RateLimit, Role, Token, parse_hash};
 use ::registry::{
     AclLimits, DefaultPolicy, HealthSettings, KvLimits, Limits, NamespaceName, PeerSettings, PeerTls, RuleLimits,
     Settings, dns,
@@ -296,16 +296,4 @@ impl RegistryConfig {
         .filter(|(_, address)| !address.is_empty())
         .map(|(key, address)| (key, address.as_str()))
     }
-}
-
-/// Parses 64 hexadecimal digits.
-pub fn parse_hash(text: &str) -> Option<TokenHash> {
-    if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return None;
-    }
-    let mut hash = TokenHash::default();
-    for (index, byte) in hash.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(text.get(2 * index..2 * index + 2)?, 16).ok()?;
-    }
-    Some(hash)
 }

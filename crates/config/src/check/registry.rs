@@ -1,10 +1,11 @@
 //! Checks of `[registry]`.
 
+use ::registry::api::parse_hash;
 use ::registry::{DefaultPolicy, OpenError, PeerTlsMode};
 
 use super::findings::Findings;
 use crate::Config;
-use crate::registry::{AuthMethod, NACOS_GRPC, NACOS_LISTEN, parse_hash};
+use crate::registry::{AuthMethod, NACOS_GRPC, NACOS_LISTEN};
 use process::address::{Host, parse_address};
 
 pub(super) fn check(config: &Config, findings: &mut Findings) {

@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::auth::{TokenHash, hash_of};
+use super::auth::{TokenHash, hash_of, parse_hash};
 use crate::kv::{Entry, Operation, Verb};
 use crate::rights::{Access, Authorizer, Kind, Policy, Resource, builtin};
 use crate::{Registry, Revision};
@@ -144,17 +144,6 @@ impl fmt::Debug for View {
 /// Returns the hash of a secret in hexadecimal.
 pub(super) fn digest_of(secret: &str) -> String {
     hash_of(secret).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn parsed_digest(text: &str) -> Option<TokenHash> {
-    let mut hash = TokenHash::default();
-    if text.len() != 2 * hash.len() || !text.is_ascii() {
-        return None;
-    }
-    for (index, byte) in hash.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(text.get(2 * index..2 * index + 2)?, 16).ok()?;
-    }
-    Some(hash)
 }
 
 impl Row {
@@ -302,7 +291,7 @@ impl View {
                 view.anonymous.insert(row.scope.clone(), token);
                 continue;
             }
-            let Some(hash) = parsed_digest(&row.sha256) else { continue };
+            let Some(hash) = parse_hash(&row.sha256) else { continue };
             view.by_accessor.insert(row.accessor.clone(), Arc::clone(&token));
             view.by_secret.insert(hash, token);
         }

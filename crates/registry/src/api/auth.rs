@@ -72,6 +72,18 @@ pub fn hash_of(text: &str) -> TokenHash {
     Sha256::digest(text.as_bytes()).into()
 }
 
+/// Parses a hash of 64 hexadecimal digits.
+pub fn parse_hash(text: &str) -> Option<TokenHash> {
+    if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut hash = TokenHash::default();
+    for (index, byte) in hash.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * index..2 * index + 2)?, 16).ok()?;
+    }
+    Some(hash)
+}
+
 /// Authentication of clients.
 #[derive(Debug, Clone)]
 pub enum Auth {

@@ -54,7 +54,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 pub use audit::{AuditLog, Change as Audited};
-pub use auth::{Auth, Role, Token, TokenHash, hash_of};
+pub use auth::{Auth, Role, Token, TokenHash, hash_of, parse_hash};
 #[doc(hidden)]
 pub use consul::read_filter as read_consul_filter;
 pub(crate) use consul::{has_tag, node_of, weight_by_health};
