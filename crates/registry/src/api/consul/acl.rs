@@ -142,6 +142,18 @@ fn rows(entries: &[Arc<Entry>]) -> (Vec<Stored<TokenRow>>, Vec<Stored<PolicyRow>
     (tokens, policies, is_bootstrapped)
 }
 
+/// Returns Consul's error, with its status, for a token that is not there.
+fn no_such_token() -> ApiError {
+    ApiError::Denied("token does not exist: ACL not found".into())
+}
+
+fn check_description(description: &str) -> Result<(), ApiError> {
+    if description.len() > LONGEST_DESCRIPTION {
+        return Err(ApiError::bad(format!("Description: expected at most {LONGEST_DESCRIPTION} bytes")));
+    }
+    Ok(())
+}
+
 fn full(what: &'static str, found: usize, limit: usize) -> ApiError {
     WriteError::Full { what, found, limit }.into()
 }
@@ -250,16 +262,14 @@ impl Managing<'_> {
         match self.found(Access::Read, accessor) {
             Some(token) => Ok(Reply::ok(&self.show(&token, HIDDEN))),
             None if own => self.own(),
-            // Consul's status for it, too.
-            None => Err(ApiError::Denied("token does not exist: ACL not found".into())),
+            None => Err(no_such_token()),
         }
     }
 
     /// Returns the caller's own token.
     fn own(&self) -> Result<Reply, ApiError> {
         let token = self.caller.stored().and_then(|caller| caller.token.as_ref());
-        let missing = || ApiError::Denied("token does not exist: ACL not found".into());
-        let token = token.ok_or_else(missing)?;
+        let token = token.ok_or_else(no_such_token)?;
         // The holder knows the secret; some clients expect it.
         let secret = crate::api::auth::presented_by(self.request).unwrap_or_else(|| HIDDEN.to_owned());
         Ok(Reply::ok(&self.show(&token.stored, &secret)))
@@ -325,9 +335,7 @@ impl Managing<'_> {
         let mut row = before.cloned().unwrap_or_default();
         scope.clone_into(&mut row.scope);
         object.text("description")?.clone_into(&mut row.description);
-        if row.description.len() > LONGEST_DESCRIPTION {
-            return Err(ApiError::bad(format!("Description: expected at most {LONGEST_DESCRIPTION} bytes")));
-        }
+        check_description(&row.description)?;
         row.local = object.flag("local")?;
         (row.policies, row.services, row.nodes) = Default::default();
         for link in list(&object, "policies")? {
@@ -462,8 +470,7 @@ impl Managing<'_> {
         if accessor == ANONYMOUS {
             return Err(ApiError::Denied("Permission denied: Cannot clone the anonymous token".into()));
         }
-        let missing = || ApiError::Denied("token does not exist: ACL not found".into());
-        let before = self.found(Access::Write, accessor).ok_or_else(missing)?;
+        let before = self.found(Access::Write, accessor).ok_or_else(no_such_token)?;
         let description = match body {
             Value::Null => "",
             body => Object::new(body, "the body")?.text("description")?,
@@ -478,9 +485,7 @@ impl Managing<'_> {
         if !description.is_empty() {
             description.clone_into(&mut row.description);
         }
-        if row.description.len() > LONGEST_DESCRIPTION {
-            return Err(ApiError::bad(format!("Description: expected at most {LONGEST_DESCRIPTION} bytes")));
-        }
+        check_description(&row.description)?;
         self.add(row, &secret, "acl/token/clone").await
     }
 
@@ -569,9 +574,7 @@ impl Managing<'_> {
             return Err(ApiError::bad("Changing a builtin policy is not permitted"));
         }
         check_policy_name(&row.name)?;
-        if row.description.len() > LONGEST_DESCRIPTION {
-            return Err(ApiError::bad(format!("Description: expected at most {LONGEST_DESCRIPTION} bytes")));
-        }
+        check_description(&row.description)?;
         let limits = self.context.registry.acl_limits();
         if row.rules.len() > limits.rules_bytes {
             let (limit, value) = ("registry.acl.rules_bytes", limits.rules_bytes as u64);

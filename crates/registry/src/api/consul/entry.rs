@@ -119,7 +119,7 @@ pub(super) fn node_name<'a>(kept: &'a Kept, own: &'a str) -> &'a str {
 }
 
 /// Returns the address of an instance's node, which defaults to the instance's own.
-fn node_address<'a>(instance: &'a Instance, kept: &'a Kept) -> &'a str {
+pub(super) fn node_address<'a>(instance: &'a Instance, kept: &'a Kept) -> &'a str {
     if kept.node_address.is_empty() { &instance.host } else { &kept.node_address }
 }
 

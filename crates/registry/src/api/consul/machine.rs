@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::checks::{self, Probe, ServiceCheck, assemble, held, keep};
+use super::entry::node_address;
 use super::wire::{Kept, Object, flag, within_own_bytes};
 use super::{Call, Scope, done, same};
 use crate::api::{ApiError, Reply};
@@ -88,8 +89,7 @@ pub(super) fn is_known(call: &Call<'_>, fields: &NodeFields, skip_update: bool) 
             return true;
         }
         let kept = Kept::of(instance);
-        let address = if kept.node_address.is_empty() { &*instance.host } else { kept.node_address.as_str() };
-        address == fields.address
+        node_address(instance, &kept) == fields.address
             && (fields.id.is_empty() || kept.node_id == fields.id)
             && kept.node_meta == fields.meta
             && kept.node_tagged_addresses == fields.tagged_addresses

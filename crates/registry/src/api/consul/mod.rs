@@ -552,7 +552,7 @@ pub(crate) fn has_tag(instance: &Instance, tag: &str) -> bool {
 /// Returns name and address of the node that an instance is on, or that it is.
 pub(crate) fn node_of(instance: &Instance) -> (String, String) {
     let kept = wire::Kept::of(instance);
-    let address = if kept.node_address.is_empty() { instance.host.to_string() } else { kept.node_address };
+    let address = entry::node_address(instance, &kept).to_owned();
     (kept.node, address)
 }
 
