@@ -20,6 +20,7 @@ mod audit;
 mod auth;
 mod complaint;
 mod consul;
+mod credentials;
 mod dispatch;
 mod error;
 mod eureka;

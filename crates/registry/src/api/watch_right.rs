@@ -2,28 +2,27 @@
 
 use hyper::HeaderMap;
 
+use super::credentials::Credentials;
 use super::{ApiError, Context, Request};
 use crate::ServiceKey;
 use crate::rights::{Access, Resource};
 
 /// Credentials of an open stream about one service. Its right is decided again before each event, for tokens end while streams are open.
 pub(super) struct WatchRight {
-    headers: HeaderMap,
-    /// Token in the query.
-    parameter: Option<String>,
+    credentials: Credentials,
     service: ServiceKey,
 }
 
 impl WatchRight {
     /// Takes the credentials of a call.
     pub(super) fn new(headers: HeaderMap, service: ServiceKey) -> WatchRight {
-        WatchRight { headers, parameter: None, service }
+        WatchRight { credentials: Credentials { headers, token: None }, service }
     }
 
     /// Takes the credentials of a request of the native front.
     pub(super) fn of(request: &Request, service: ServiceKey) -> WatchRight {
-        let parameter = request.param("token").map(str::to_owned);
-        WatchRight { headers: request.headers.clone(), parameter, service }
+        let token = request.param("token").map(str::to_owned);
+        WatchRight { credentials: Credentials { headers: request.headers.clone(), token }, service }
     }
 
     /// Returns the service.
@@ -36,7 +35,7 @@ impl WatchRight {
     /// # Errors
     /// The token is not known any more, or may not read the service.
     pub(super) fn check(&self, context: &Context) -> Result<(), ApiError> {
-        let caller = context.identify_by(&self.headers, self.parameter.as_deref())?;
+        let caller = self.credentials.identify(context)?;
         caller.needs(Access::Read, Resource::service(self.service.name()), self.service.namespace())
     }
 }

@@ -11,7 +11,8 @@ use super::proto::nacos as pb;
 use super::proto::nacos::bi_request_stream_server::{BiRequestStream, BiRequestStreamServer};
 use super::proto::nacos::request_server::{Request as Calls, RequestServer};
 use super::{Answering, Answers, Door, HttpRequest, Mounted, Who, answered};
-use crate::api::nacos::{Connection, End, OutgoingMessage, Shown, Sign};
+use crate::api::credentials::Credentials;
+use crate::api::nacos::{Connection, End, OutgoingMessage, Sign};
 use crate::api::{Context, Front};
 
 /// Header of the token in an envelope.
@@ -66,7 +67,7 @@ impl Calls for Nacos {
         let (connection, who) = (connection(&request)?, Who::of(&request)?);
         let pb::Payload { metadata, body } = request.into_inner();
         let mut metadata = metadata.unwrap_or_default();
-        let shown = Shown { headers: who.headers, token: metadata.headers.remove(TOKEN) };
+        let shown = Credentials { headers: who.headers, token: metadata.headers.remove(TOKEN) };
         let body = body.unwrap_or_default().value;
         Ok(Response::new(payload(connection.answer(&self.0, shown, &metadata.r#type, &body).await)))
     }

@@ -18,13 +18,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use futures_util::future::join_all;
-use hyper::HeaderMap;
 use serde_json::json;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 
 use self::stream::{Subscribed, Subscription};
 use super::super::auth::Caller;
+use super::super::credentials::Credentials;
 use super::messages::{At, Content, OutgoingMessage, Refusal};
 use super::naming::{Naming, Wanted};
 use super::wire::{self, Info, Lease, Sent, Service};
@@ -82,26 +82,11 @@ pub(in crate::api) struct Connection {
     resubscribed: Notify,
 }
 
-/// Credentials of a client.
-#[derive(Clone, PartialEq)]
-pub(in crate::api) struct Shown {
-    /// Headers of the call.
-    pub(in crate::api) headers: HeaderMap,
-    /// The token in the message.
-    pub(in crate::api) token: Option<String>,
-}
-
-impl Shown {
-    fn identify(&self, context: &Context) -> Result<Caller, ApiError> {
-        context.identify_by(&self.headers, self.token.as_deref())
-    }
-}
-
 /// Credentials that were accepted.
 #[derive(Clone)]
 struct LetIn {
     /// The credentials; checked again whenever a permission depends on them.
-    shown: Shown,
+    shown: Credentials,
     /// The caller at that time, for the audit log: the token may have been removed since.
     caller: Caller,
 }
@@ -237,7 +222,7 @@ impl Connection {
         End::NotAllowed
     }
 
-    fn remember(&self, shown: Shown, caller: Caller) {
+    fn remember(&self, shown: Credentials, caller: Caller) {
         *self.let_in.lock().unwrap_or_else(PoisonError::into_inner) = Some(LetIn { shown, caller });
     }
 
@@ -245,7 +230,7 @@ impl Connection {
     pub(in crate::api) async fn answer(
         &self,
         context: &Arc<Context>,
-        shown: Shown,
+        shown: Credentials,
         kind: &str,
         json: &[u8],
     ) -> OutgoingMessage {
@@ -262,7 +247,7 @@ impl Connection {
         message(name, &request, answer)
     }
 
-    async fn carry_out(&self, context: &Arc<Context>, shown: Shown, asked: Asked) -> Result<Content, Refusal> {
+    async fn carry_out(&self, context: &Arc<Context>, shown: Credentials, asked: Asked) -> Result<Content, Refusal> {
         let caller = shown.identify(context);
         context.admit(caller.as_ref().ok(), self.peer)?;
         let naming = |namespace: NamespaceName, access: Access, service: Option<&Service>| {

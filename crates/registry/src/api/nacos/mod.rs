@@ -34,7 +34,7 @@ use serde_json::Value;
 use super::{ApiError, Context, Reply, Request, identity};
 use crate::Instance;
 
-pub(super) use connection::{Connection, End, Opened, Shown};
+pub(super) use connection::{Connection, End, Opened};
 pub(super) use http::{handle, is_login};
 use messages::{Asked, message};
 pub(super) use messages::{OutgoingMessage, Sign};

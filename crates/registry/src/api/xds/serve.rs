@@ -15,6 +15,7 @@ use tokio::time::MissedTickBehavior;
 use tonic::Status;
 
 use super::super::auth::Caller;
+use super::super::credentials::Credentials;
 use super::exchange::{Asked, Exchange, LISTED, Listing, NAMES, World, XdsResponse};
 use super::pb::envoy::service::discovery::v3 as discovery;
 use super::watched::{Watches, wanted};
@@ -31,12 +32,10 @@ const LOOK: Duration = Duration::from_secs(5);
 
 /// Credentials of a client.
 pub(in crate::api) struct Shown {
-    /// Headers of the call.
-    pub(in crate::api) headers: HeaderMap,
+    /// Headers of the call, and the token in the first message.
+    credentials: Credentials,
     /// Address of the client.
     pub(in crate::api) peer: IpAddr,
-    /// The token in the first message.
-    token: Option<String>,
 }
 
 /// The registry as visible to a caller.
@@ -54,7 +53,7 @@ type Making<'a> = Pin<Box<dyn Future<Output = Result<Arc<Listing>, ApiError>> + 
 impl Shown {
     /// Creates the credentials of a call.
     pub(in crate::api) fn new(headers: HeaderMap, peer: IpAddr) -> Shown {
-        Shown { headers, peer, token: None }
+        Shown { credentials: Credentials { headers, token: None }, peer }
     }
 
     /// Identifies the caller.
@@ -62,7 +61,7 @@ impl Shown {
     /// # Errors
     /// The token is missing or unknown.
     pub(in crate::api) fn identify(&self, context: &Context) -> Result<Caller, ApiError> {
-        context.identify_by(&self.headers, self.token.as_deref())
+        self.credentials.identify(context)
     }
 }
 
@@ -151,7 +150,7 @@ pub(in crate::api) async fn serve(
                 let mut request = request?;
                 if let Some(sent) = &mut request.node && known.is_none() {
                     node = sent.id.chars().take(64).collect();
-                    shown.token = token(&mut request);
+                    shown.credentials.token = token(&mut request);
                 }
                 let caller = shown.identify(context);
                 context.admit(caller.as_ref().ok(), shown.peer)?;
