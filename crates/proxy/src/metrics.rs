@@ -142,6 +142,7 @@ metrics! {
         replays_lost: "Reads whose server was lost and another answered",
         outcome_unknown: "Statements whose outcome is unknown because their server was lost",
         transactions_lost: "Transactions rolled back because their server was lost",
+        early_reads: "Reads of a transaction before its first write that ran on a replica",
         consistency_primary: "Reads sent to the primary because no replica had replayed the session's own writes yet",
         replay_checks: "Reads sent to a replica behind a question for its replayed position",
         replay_checks_behind: "Reads whose replica answered that question with an earlier position than theirs, or with an error",

@@ -13,7 +13,8 @@ use wire::md5;
 
 use crate::config::{
     Access, AuthMethod, Consistency, DatabaseConfig, HbaConfig, LaneMode, LogLogins, NotifyConfig, OnDegraded,
-    OperatorConfig, PoolMode, ProxyConfig, RouteTo, TracingConfig, UnknownFunctions, UnnamedMode, UserConfig,
+    OperatorConfig, PoolMode, ProxyConfig, RouteTo, TracingConfig, TransactionReads, UnknownFunctions, UnnamedMode,
+    UserConfig,
 };
 use crate::core::directory::DATABASES;
 use crate::demand::{Certificate, Demand, OptionsError};
@@ -199,6 +200,8 @@ pub struct Database {
     pub lanes: bool,
     /// Commits that reads on replicas are guaranteed to see.
     pub consistency: Consistency,
+    /// Node for the reads of a transaction before its first write.
+    pub transaction_reads: TransactionReads,
     /// Routing of statements.
     pub route: RouteTo,
     /// Hold-back of answers to commits, unless the user says otherwise.
@@ -474,6 +477,7 @@ impl Settings {
             unknown_functions: config.pool.unknown_functions,
             lanes: config.pool.lanes == LaneMode::Auto,
             consistency: config.routing.consistency,
+            transaction_reads: config.routing.transaction_reads,
             route: config.routing.route,
             gate: CommitGate {
                 relays: config.gate.commit_durability.relays(),
@@ -508,6 +512,7 @@ impl Settings {
                 unknown_functions: entry.unknown_functions.unwrap_or(default.unknown_functions),
                 lanes: entry.lanes.map_or(default.lanes, |lanes| lanes == LaneMode::Auto),
                 consistency: entry.consistency.unwrap_or(default.consistency),
+                transaction_reads: entry.transaction_reads.unwrap_or(default.transaction_reads),
                 route: entry.route.unwrap_or(default.route),
                 gate: CommitGate {
                     relays: entry.commit_durability.map_or(default.gate.relays, |durability| durability.relays()),

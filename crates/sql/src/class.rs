@@ -148,11 +148,21 @@ impl Flags {
     pub const EXECUTES_ONE: Flags = Flags(1 << 21);
     /// The text waits until a standby has received or replayed a position (`WAIT FOR LSN`): it is for a replica, however far that one is behind.
     pub const STANDBY: Flags = Flags(1 << 22);
+    /// A statement in the text reads the time of its transaction's begin: `now()`, `CURRENT_DATE`, `age(x)`.
+    pub const BEGIN_TIME: Flags = Flags(1 << 23);
+    /// The text is a BEGIN above READ COMMITTED: all statements of the transaction share one snapshot.
+    pub const ONE_SNAPSHOT: Flags = Flags(1 << 24);
 
     /// True if all bits of `other` are set.
     #[must_use]
     pub fn has(self, other: Flags) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// Returns the bits that are not in `other`.
+    #[must_use]
+    pub fn without(self, other: Flags) -> Flags {
+        Flags(self.0 & !other.0)
     }
 
     /// Returns the union of both.
@@ -187,6 +197,8 @@ pub enum Local {
     /// `SET kingpost.token = '…'`, the state that the session's reads must see; `None` as for the route, which changes nothing. Lower-cased, not
     /// checked.
     Token(Option<String>),
+    /// `SET kingpost.transaction_reads = 'primary' | 'replica'`; `None` as for the route. The value is lower-cased, not checked.
+    TransactionReads(Option<String>),
     /// `SHOW kingpost.route`, `SHOW kingpost.consistency`: the name after the dot, lower-cased.
     Show(String),
     /// `SET kingpost.…` with an unknown name or value: the error message.

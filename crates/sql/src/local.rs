@@ -23,9 +23,9 @@ pub(crate) fn command(tree: &ParseResult) -> Option<Local> {
 }
 
 fn parameter(name: &str, set: &VariableSetStmt) -> Result<Local, String> {
-    if !matches!(name, "route" | "consistency" | "token") {
+    if !matches!(name, "route" | "consistency" | "token" | "transaction_reads") {
         return Err(format!(
-            "unrecognized parameter \"kingpost.{name}\": there are kingpost.route, kingpost.consistency and kingpost.token"
+            "unrecognized parameter \"kingpost.{name}\": there are kingpost.route, kingpost.consistency, kingpost.token and kingpost.transaction_reads"
         ));
     }
     if set.is_local {
@@ -48,6 +48,7 @@ fn parameter(name: &str, set: &VariableSetStmt) -> Result<Local, String> {
     match (name, value) {
         ("consistency", value) => Ok(Local::Consistency(value)),
         ("token", value) => Ok(Local::Token(value)),
+        ("transaction_reads", value) => Ok(Local::TransactionReads(value)),
         (_, None) => Ok(Local::Route(None)),
         (_, Some(value)) => match value_of(&value) {
             Some(hint) => Ok(Local::Route(Some(hint))),

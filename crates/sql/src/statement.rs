@@ -30,6 +30,9 @@ pub(crate) fn classify(tree: &ParseResult, functions: &Functions) -> Class {
         }
         [NodeEnum::TransactionStmt(statement)] => {
             text.read = false;
+            if has_one_snapshot(&statement.options) {
+                text.flag(Flags::ONE_SNAPSHOT);
+            }
             match control(statement) {
                 Some(control) => text.class.control = control,
                 None if is_savepoint(statement) => text.flag(Flags::SAVEPOINT),
@@ -198,6 +201,25 @@ fn is_savepoint(statement: &TransactionStmt) -> bool {
             | TransactionStmtKind::TransStmtRelease
             | TransactionStmtKind::TransStmtRollbackTo
     )
+}
+
+/// True if a transaction with these options is not certainly READ COMMITTED, or at the session's level. (READ UNCOMMITTED is READ COMMITTED.)
+fn has_one_snapshot(options: &[Node]) -> bool {
+    use pg_query::protobuf::a_const::Val;
+    options.iter().any(|option| {
+        let Some(NodeEnum::DefElem(option)) = &option.node else { return true };
+        let level = match option.arg.as_ref().and_then(|arg| arg.node.as_ref()) {
+            Some(NodeEnum::AConst(value)) => value.val.as_ref(),
+            _ => None,
+        };
+        match (option.defname.as_str(), level) {
+            ("transaction_isolation", Some(Val::Sval(level))) => {
+                !matches!(level.sval.as_str(), "read committed" | "read uncommitted")
+            }
+            ("transaction_isolation", _) => true,
+            _ => false,
+        }
+    })
 }
 
 /// True if the transaction is READ ONLY and not SERIALIZABLE. The last of several access modes or isolation levels wins.

@@ -19,7 +19,7 @@ pub(crate) struct Walk<'a> {
     /// True if a function only reads according to the operator.
     pub(crate) foreign: bool,
     pub(crate) pins: Pins,
-    /// The flags found among [`Flags::LOCAL`], [`Flags::LOCKS`], [`Flags::MAKES`], [`Flags::SNAPSHOT`] and [`Flags::UNKNOWN`].
+    /// The flags found among [`Flags::LOCAL`], [`Flags::LOCKS`], [`Flags::MAKES`], [`Flags::SNAPSHOT`], [`Flags::BEGIN_TIME`] and [`Flags::UNKNOWN`].
     pub(crate) flags: Flags,
 }
 
@@ -63,7 +63,6 @@ impl<'a> Walk<'a> {
             | NodeEnum::AStar(_)
             | NodeEnum::ColumnRef(_)
             | NodeEnum::ParamRef(_)
-            | NodeEnum::SqlvalueFunction(_)
             | NodeEnum::TypeName(_)
             | NodeEnum::String(_)
             | NodeEnum::Integer(_)
@@ -74,6 +73,11 @@ impl<'a> Walk<'a> {
             | NodeEnum::CurrentOfExpr(_)
             | NodeEnum::ColumnDef(_)
             | NodeEnum::Alias(_) => {}
+            NodeEnum::SqlvalueFunction(value) => {
+                if is_time(value) {
+                    self.flag(Flags::BEGIN_TIME);
+                }
+            }
             NodeEnum::List(list) => self.nodes(&list.items),
             NodeEnum::AExpr(e) => {
                 self.maybe(e.lexpr.as_deref());
@@ -411,6 +415,9 @@ impl<'a> Walk<'a> {
             "set_config" if !(call.args.len() == 3 && is_true(&call.args[2])) => self.pin(Pins::PARAMETERS),
             "set_config" => self.flag(Flags::LOCAL),
             "pg_export_snapshot" => self.flag(Flags::SNAPSHOT),
+            "now" | "transaction_timestamp" => self.flag(Flags::BEGIN_TIME),
+            // `age(x)` counts from CURRENT_DATE.
+            "age" if call.args.len() == 1 => self.flag(Flags::BEGIN_TIME),
             "pg_backup_start" | "pg_start_backup" | "pg_replication_origin_session_setup" => self.pin(Pins::FUNCTION),
             _ => {}
         }
@@ -418,6 +425,20 @@ impl<'a> Walk<'a> {
             self.flag(Flags::LOCKS);
         }
     }
+}
+
+/// True for the keywords of date and time; the others are about the user or the database.
+fn is_time(value: &protobuf::SqlValueFunction) -> bool {
+    use protobuf::SqlValueFunctionOp as Op;
+    !matches!(
+        value.op(),
+        Op::SvfopCurrentRole
+            | Op::SvfopCurrentUser
+            | Op::SvfopUser
+            | Op::SvfopSessionUser
+            | Op::SvfopCurrentCatalog
+            | Op::SvfopCurrentSchema
+    )
 }
 
 /// Returns schema (empty if none) and name of a qualified name of at most two parts.

@@ -5,7 +5,10 @@ use std::time::Duration;
 use secret::Secret;
 use settings::{Limit, OrNever};
 
-use super::{AuthMethod, CommitDurability, Consistency, LaneMode, OnDegraded, PoolMode, RouteTo, UnknownFunctions};
+use super::{
+    AuthMethod, CommitDurability, Consistency, LaneMode, OnDegraded, PoolMode, RouteTo, TransactionReads,
+    UnknownFunctions,
+};
 
 /// Authentication methods of one user or operator.
 const OWN_AUTH: [&str; 5] = ["scram-sha-256", "md5", "cert", "ldap", "pam"];
@@ -66,6 +69,8 @@ const OWN_AUTH: [&str; 5] = ["scram-sha-256", "md5", "cert", "ldap", "pam"];
         pub lanes: Option<LaneMode> = None, example(r#""off""#);
         /// Consistency of this database's reads; as in `[proxy.routing]` if not given.
         pub consistency: Option<Consistency> = None, example(r#""eventual""#);
+        /// Node for the reads of this database's transactions before their first write; as in `[proxy.routing]` if not given.
+        pub transaction_reads: Option<TransactionReads> = None, example(r#""replica""#);
         /// Routing of this database's statements; as in `[proxy.routing]` if not given. An alias with route = "replica" is a read-only address.
         pub route: Option<RouteTo> = None, example(r#""replica""#);
         /// Durability of this database's commits; as in `[proxy.gate]` if not given.

@@ -20,7 +20,7 @@ pub use gate::{CommitDurability, Flush, GateConfig, NoDurability, OnDegraded};
 pub use listen::{Listen, ListenTable, NoMode, SocketMode};
 pub use notify::{ListenMode, NotifyConfig};
 pub use pool::{LaneMode, PoolConfig, PoolMode, UnknownFunctions, UnnamedMode};
-pub use routing::{Consistency, RouteTo, RoutingConfig};
+pub use routing::{Consistency, RouteTo, RoutingConfig, TransactionReads};
 pub use secret::Secret;
 pub use tracing::TracingConfig;
 pub use traffic::{TrafficAccess, TrafficConfig, TrafficEach};

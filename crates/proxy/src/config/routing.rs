@@ -15,6 +15,10 @@ use std::time::Duration;
         /// True if a read may go to a replica that is not known to have what the read must see: the replica is asked for its position ahead of the read,
         /// in the same packet. If it is behind, its answer is dropped, and the primary or another replica answers the read.
         pub verified_reads: bool = true;
+        /// Node for the reads of a READ COMMITTED transaction before its first write: "primary", or "replica", which has what `consistency` promises. With
+        /// "replica" the transaction begins on the primary at its first statement that is not such a read. Each session may choose by `SET
+        /// kingpost.transaction_reads`. Without effect where `consistency` is "strong" or a transaction_timeout is set.
+        pub transaction_reads: TransactionReads = TransactionReads::Primary;
         /// The primary's weight among the nodes that answer reads, beside the weights of the nodes; 0: it answers them where no replica can.
         pub primary_weight: u32 = 0, range(0, 1_000);
         /// Longest time that a strong read waits for a replica that has everything it must see; then the primary answers it.
@@ -49,5 +53,16 @@ use std::time::Duration;
         Session = "session",
         /// At least all commits that were acknowledged to any client before the read began.
         Strong = "strong",
+    }
+}
+
+::settings::settings! {
+    /// Node for the reads of a transaction before its first write.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum TransactionReads {
+        /// The primary.
+        Primary = "primary",
+        /// A replica, if the transaction is READ COMMITTED.
+        Replica = "replica",
     }
 }

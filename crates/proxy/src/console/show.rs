@@ -321,6 +321,7 @@ impl Scene<'_> {
             ("disabled", Number),
             ("consistency", Text),
             ("route", Text),
+            ("transaction_reads", Text),
         ]);
         let wholes = wholes(self.reports);
         let mut names: Vec<&str> = self.settings.databases().map(|(name, _)| name).collect();
@@ -358,6 +359,7 @@ impl Scene<'_> {
                 u64::from(self.paused.is_disabled(name)).into(),
                 database.consistency.name().into(),
                 database.route.name().into(),
+                database.transaction_reads.name().into(),
             ]);
         }
         table

@@ -663,7 +663,10 @@ impl Core {
     fn drain(&mut self) {
         self.draining = true;
         let is_idle = |client: &Client| match client.at.server() {
-            None => client.at.lane().is_none() && client.output.gates() == 0 && client.end != End::Reads,
+            None => {
+                let open = client.at.lane().is_some() || client.begun.reads().is_some();
+                !open && client.output.gates() == 0 && client.end != End::Reads
+            }
             Some(s) => {
                 let protocol = &self.servers[s].protocol;
                 protocol.status() == message::Status::Idle && protocol.is_quiet() && client.output.gates() == 0

@@ -52,7 +52,10 @@ pub(in crate::core) fn is_fit(candidate: &Candidate) -> bool {
 
 /// True if a statement of this class is certainly a plain read.
 pub(in crate::core) fn is_plain(class: Class) -> bool {
-    class.access == Access::Read && class.flags == Flags(0) && class.pins.is_empty() && !class.local
+    class.access == Access::Read
+        && class.flags.without(Flags::BEGIN_TIME) == Flags(0)
+        && class.pins.is_empty()
+        && !class.local
 }
 
 /// Returns the number of seats of a lane for statements that usually take `usual` microseconds. The last seat should not wait much longer than the
@@ -121,6 +124,7 @@ mod tests {
         let cases = [
             (read, true),
             (Class::UNKNOWN, false),
+            (Class { flags: Flags::BEGIN_TIME, ..read }, true),
             (Class { flags: Flags::APART, ..read }, false),
             (Class { flags: Flags::MULTI, ..read }, false),
             (Class { flags: Flags::EMPTY, ..read }, false),

@@ -128,7 +128,7 @@ impl Core {
                 && !self.pools[p].paused
                 && !self.pools[p].suspended,
             unit: *client.unit,
-            pinned: !client.pins.is_empty() || client.begun.is_some(),
+            pinned: !client.pins.is_empty() || (client.begun.is_some() && !client.unit.early),
             alone: client.attempts.alone,
         };
         if !is_fit(&candidate) || !matches!(client.phase, Phase::Ready) || unit.len() != client.unit.scanned {
@@ -161,7 +161,8 @@ impl Core {
         };
         let Some(node) = node else { return false };
         let pool = &self.pools[p];
-        if pool.gate.barrier && self.view.node(node).is_none_or(|node| node.role != Role::Replica) {
+        let begins = self.clients[c].begun.is_some();
+        if (pool.gate.barrier || begins) && self.view.node(node).is_none_or(|node| node.role != Role::Replica) {
             return false;
         }
         let others = !pool.readers.is_empty() || (self.view.primary == Some(node) && !pool.writers.is_empty());
@@ -394,9 +395,11 @@ impl Core {
                 let total = self.now.saturating_duration_since(client.since).as_micros() as u64;
                 client.since = self.now;
                 self.metrics.statement_micros.observe(total);
+                // (The transaction of an early read goes on.)
+                let ended = client.begun.is_none();
                 self.metrics.transactions.add(1);
                 let totals = &mut self.pools[p].totals;
-                totals.transactions += 1;
+                totals.transactions += u64::from(ended);
                 totals.queries += 1;
                 totals.query_micros += total;
                 totals.transaction_micros += elapsed.as_micros() as u64;
@@ -405,7 +408,7 @@ impl Core {
                     self.runnable.push_back(token);
                 }
                 self.runs_nothing(token);
-                if self.draining {
+                if self.draining && ended {
                     self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, DRAINING);
                 }
             }
@@ -507,6 +510,7 @@ impl Core {
         self.write_client(c, |out| {
             error(out, Sqlstate::QUERY_CANCELED, "canceling statement due to user request");
         });
+        self.fail_begun(c);
         self.ready(c);
         self.runnable.push_back(token);
         false

@@ -868,17 +868,19 @@ impl Core {
                 self.effects.push(Effect::Resume(server.token));
             }
             self.metrics.servers_busy.sub(1);
+            // (The transaction of an early read goes on.)
+            let ended = client.begun.is_none();
             self.metrics.transactions.add(1);
             let pool = &mut self.pools[server.pool];
             pool.nodes[usize::from(server.node.0)].busy -= 1;
-            pool.totals.transactions += 1;
+            pool.totals.transactions += u64::from(ended);
             pool.totals.transaction_micros += self.now.saturating_duration_since(server.taken).as_micros() as u64;
             // Messages of the client that were held up behind this unit go on.
             if client.paused || client.has_more() {
                 self.runnable.push_back(client.token);
             }
             // A client whose answer is behind a gate is closed once it has got the answer.
-            if self.draining && self.clients[c].output.gates() == 0 {
+            if self.draining && ended && self.clients[c].output.gates() == 0 {
                 self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, DRAINING);
             }
         }

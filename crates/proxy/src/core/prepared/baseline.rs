@@ -103,9 +103,19 @@ impl Begins {
     /// True if the session begins with transactions that a standby refuses.
     pub(crate) fn is_serializable(&self) -> bool {
         let Begins::Aligned { values, .. } = self else { return false };
-        let level = ALIKE.iter().zip(&**values).find(|(name, _)| **name == "default_transaction_isolation");
-        level.and_then(|(_, value)| value.as_deref()) == Some("serializable")
+        isolation(values) == Some("serializable")
     }
+}
+
+/// Returns the isolation level of transactions that name none.
+fn isolation(values: &Values) -> Option<&str> {
+    let level = ALIKE.iter().zip(values).find(|(name, _)| **name == "default_transaction_isolation");
+    level.and_then(|(_, value)| value.as_deref())
+}
+
+/// True for an isolation level under which each statement has its own snapshot.
+pub(in crate::core) fn is_read_committed(level: &str) -> bool {
+    level.eq_ignore_ascii_case("read committed") || level.eq_ignore_ascii_case("read uncommitted")
 }
 
 /// The consequence of a session's values.
@@ -158,6 +168,13 @@ impl Baseline {
     /// True if sessions can begin with the baseline's values.
     pub(super) fn is_agreed(&self) -> bool {
         self.agreed.is_some()
+    }
+
+    /// True if a BEGIN without an isolation level begins a READ COMMITTED transaction in a session with the baseline's values.
+    pub(super) fn is_read_committed(&self) -> bool {
+        let values = self.agreed.as_ref().map(|agreed| &*agreed.values);
+        let level = values.and_then(|values| isolation(values));
+        level.is_some_and(is_read_committed)
     }
 
     fn node(&mut self, id: NodeId) -> &mut OnNode {

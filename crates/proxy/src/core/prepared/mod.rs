@@ -31,6 +31,7 @@ mod server_statements;
 mod statement;
 
 pub(crate) use alias::{Alias, AliasChange};
+pub(in crate::core) use baseline::is_read_committed;
 pub(crate) use columns::Columns;
 pub(crate) use function_plans::CachedFunctionPlans;
 pub(crate) use names::{Full, NAME_MAX, Names, Undo};

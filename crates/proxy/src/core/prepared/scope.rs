@@ -85,6 +85,8 @@ pub(crate) struct StatementNamespace {
     baseline: Mutex<Baseline>,
     /// [`Baseline::is_agreed`].
     is_agreed: AtomicBool,
+    /// [`Baseline::is_read_committed`].
+    is_read_committed: AtomicBool,
 }
 
 impl StatementNamespace {
@@ -98,6 +100,7 @@ impl StatementNamespace {
             dismissals: AtomicU64::new(0),
             baseline: Mutex::default(),
             is_agreed: AtomicBool::new(false),
+            is_read_committed: AtomicBool::new(false),
         }
     }
 
@@ -142,6 +145,7 @@ impl StatementNamespace {
         let mut baseline = self.baseline.lock().unwrap_or_else(PoisonError::into_inner);
         let result = look(&mut baseline);
         self.is_agreed.store(baseline.is_agreed(), Ordering::Release);
+        self.is_read_committed.store(baseline.is_read_committed(), Ordering::Release);
         result
     }
 
@@ -201,6 +205,11 @@ impl StatementNamespace {
     /// True if sessions on any node can begin with the baseline's values.
     pub(crate) fn is_agreed(&self) -> bool {
         self.is_agreed.load(Ordering::Acquire)
+    }
+
+    /// True if a BEGIN without an isolation level is known to begin a READ COMMITTED transaction.
+    pub(crate) fn is_read_committed(&self) -> bool {
+        self.is_read_committed.load(Ordering::Acquire)
     }
 
     /// Returns the current knowledge of the namespace.

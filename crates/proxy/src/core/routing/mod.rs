@@ -1,5 +1,7 @@
-//! Routing of statements: `route` chooses the node, `strong` the wait of a strong read before it, `verified` asks a replica ahead of a read.
+//! Routing of statements: `route` chooses the node, `strong` the wait of a strong read before it, `verified` asks a replica ahead of a read, `early`
+//! lets the first reads of a transaction run on a replica.
 
+mod early;
 mod route;
 mod strong;
 mod verified;

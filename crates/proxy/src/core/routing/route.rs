@@ -5,6 +5,7 @@ use topology::{NodeId, Role, Term};
 use watermark::{Lsn, Oracle};
 use wire::frontend::{Message, messages};
 
+use super::early::EarlyNode;
 use super::strong::Reach;
 use crate::config::{Consistency, PoolMode, RouteTo};
 use crate::core::Core;
@@ -149,8 +150,9 @@ impl Core {
             mode: self.pools[client.pool].database.mode,
             pinned: !client.pins.is_empty(),
             refused: client.attempts.primary,
-            begun: match &client.begun {
+            begun: match client.begun.statement() {
                 None => Begun::No,
+                Some(_) if client.unit.early => Begun::No,
                 Some(begin) if begins_read_only(begin) => Begun::ReadOnly(begin.class().hint),
                 Some(_) => Begun::ReadWrite,
             },
@@ -177,6 +179,11 @@ impl Core {
             self.metrics.consistency_primary.add(1);
             return self.view.primary;
         };
+        let only = match self.early_node(c) {
+            EarlyNode::Any => None,
+            EarlyNode::Only(node) => Some(node),
+            EarlyNode::Primary => return self.view.primary,
+        };
         let avoid = self.clients[c].attempts.avoid;
         let (r1, r2) = (self.random(), self.random());
         let mut late = false;
@@ -188,7 +195,7 @@ impl Core {
             if !(primary || node.role == Role::Replica) || !node.usable || weight == 0 || avoid == Some(node.node.id) {
                 continue;
             }
-            if primary && standby {
+            if (primary && standby) || (!primary && only.is_some_and(|only| only != node.node.id)) {
                 continue;
             }
             let place = &self.pools[p].nodes[i];

@@ -165,7 +165,7 @@ impl Core {
         let client = &self.clients[c];
         self.settings.verified_reads
             && !client.attempts.behind
-            && client.begun.as_ref().is_none_or(|begin| begins_read_only(begin))
+            && client.begun.statement().is_none_or(|begin| client.unit.early || begins_read_only(begin))
             && client.pins.is_empty()
             && client.unit.read
             && client.unit.repeatable

@@ -225,7 +225,7 @@ pub(in crate::core) struct Work {
     /// Time at which the current transaction was first seen to run, if transactions have a time limit; `None`: not seen yet.
     pub seen: Option<Instant>,
     /// The BEGIN of a transaction, if it was put off, and nothing but SHOW was sent since.
-    pub shown: Option<std::sync::Arc<crate::core::prepared::Statement>>,
+    pub shown: Option<crate::core::session::PutOffBegin>,
     /// The schema is changed; `true` if by DDL, `false` if a function may do so.
     pub alters: Option<bool>,
 }

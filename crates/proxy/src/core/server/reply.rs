@@ -35,6 +35,8 @@ enum Verdict {
     Ready,
     /// Dropped; it ends a unit, or a statement of the proxy's.
     SwallowReady,
+    /// Ends an early read: the client gets `ReadyForQuery` with the status of its transaction instead.
+    Early { failed: bool },
     /// Ends a unit whose BEGIN failed: the client gets `ReadyForQuery` with a failed transaction instead.
     NotBegun,
     /// The client gets this message instead.
@@ -173,7 +175,7 @@ impl Core {
                     from = used;
                     self.forward_to_client(s, &message);
                 }
-                Verdict::Ready | Verdict::SwallowReady | Verdict::NotBegun => {
+                Verdict::Ready | Verdict::SwallowReady | Verdict::NotBegun | Verdict::Early { .. } => {
                     let end = if verdict == Verdict::Ready { used + there } else { used };
                     let seal = self.ends_gated(s).filter(|_| verdict == Verdict::Ready);
                     let client = self.servers[s].client;
@@ -201,6 +203,9 @@ impl Core {
                     }
                     used += there;
                     from = used;
+                    if let (Verdict::Early { failed }, Some(c)) = (&verdict, self.servers[s].client) {
+                        self.early_read_done(c, s, *failed);
+                    }
                     if verdict == Verdict::NotBegun
                         && let Some(c) = self.servers[s].client
                     {
@@ -652,7 +657,8 @@ impl Core {
         let goes_back = server.tracker.goes_back();
         self.settle_changes(s);
         self.servers[s].tracker.in_force.unit_ended(unit, idle);
-        let note = if self.servers[s].meter.error.is_some() { self.query_failed(s, note) } else { note };
+        let failed = self.servers[s].meter.error.is_some();
+        let note = if failed { self.query_failed(s, note) } else { note };
         self.servers[s].meter.ended = note.into_timing();
         self.count_end(s, !unheard);
         if goes_back && self.goes_back(s) {
@@ -663,9 +669,11 @@ impl Core {
         if not_begun {
             server.begin = Begin::No;
         }
+        let early = server.client.is_some_and(|c| self.clients[c].begun.is_some());
         match (unheard, not_begun) {
             (true, _) => Verdict::SwallowReady,
             (false, true) => Verdict::NotBegun,
+            (false, false) if early => Verdict::Early { failed },
             (false, false) => Verdict::Ready,
         }
     }
@@ -830,7 +838,9 @@ impl Core {
             let rest = if client.unit.routed { client.unit.scanned.min(client.input.len()) } else { 0 };
             unit.extend_from_slice(&client.input[rest..]);
             self.buffers.give(std::mem::replace(&mut client.input, unit));
-            client.begun = begun;
+            if let Some(begin) = begun {
+                client.begun.begin(begin);
+            }
         }
         client.attempts.admitted = true;
         client.unit.reset();

@@ -11,34 +11,45 @@
 //! carried out.
 
 use sql::{Class, Control, Hint};
-use wire::Frame;
 use wire::frontend::{Message, messages};
-use wire::message;
+use wire::{Frame, Sqlstate, message};
 
-use super::client::{Aborted, Attempts, SingleStatement, Step};
+use super::client::{Aborted, Attempts, SingleStatement, Step, Unit};
+use super::put_off::PutOffBegin;
 use super::unit::{is_bound_to_primary, writes_nothing};
 use crate::config::RouteTo;
-use crate::core::Core;
 use crate::core::pool::NodeRequest;
 use crate::core::prepared::Statement;
 use crate::core::server::{Begin, Note, Request};
+use crate::core::{Core, DRAINING};
 
 /// Longest BEGIN that is put off, in bytes: a longer one consists mostly of comments.
 const LONGEST: usize = 256;
 
-/// The command tag with which a server answers `text`, which is known to begin a transaction. `None` if a comment in
-/// front hides the first word.
+/// The command tag with which a server answers `text`, which is known to begin or to end a transaction. `None` if a
+/// comment in front hides the first word.
 fn tag(text: &[u8]) -> Option<&'static str> {
+    const TAGS: [(&[u8], &str); 6] = [
+        (b"begin", "BEGIN"),
+        (b"start", "START TRANSACTION"),
+        (b"commit", "COMMIT"),
+        (b"end", "COMMIT"),
+        (b"rollback", "ROLLBACK"),
+        (b"abort", "ROLLBACK"),
+    ];
     let text = text.trim_ascii_start();
     let starts = |word: &[u8]| text.get(..word.len()).is_some_and(|start| start.eq_ignore_ascii_case(word));
     if text.len() > LONGEST {
-        None
-    } else if starts(b"begin") {
-        Some("BEGIN")
-    } else if starts(b"start") {
-        Some("START TRANSACTION")
-    } else {
-        None
+        return None;
+    }
+    TAGS.iter().find(|(word, _)| starts(word)).map(|&(_, tag)| tag)
+}
+
+impl Unit {
+    /// True if the proxy answers the unit, once it is routed: it is one BEGIN, or the end of a transaction that no
+    /// server knows.
+    pub(super) fn is_put_off(&self) -> bool {
+        matches!(self.statement_kind, SingleStatement::Begin | SingleStatement::End) && self.is_one()
     }
 }
 
@@ -58,15 +69,32 @@ impl Core {
         {
             return false;
         }
+        self.is_answerable(c, bytes)
+    }
+
+    /// True if the unit that `bytes` begin with is the COMMIT or ROLLBACK of a transaction that has run nothing but early
+    /// reads, so that no server needs to hear of it.
+    pub(super) fn ends_early(&self, c: usize, bytes: &[u8]) -> bool {
+        let client = &self.clients[c];
+        client.begun.reads().is_some()
+            && client.unit.statement_kind == SingleStatement::End
+            && client.unit.is_one()
+            && self.is_answerable(c, bytes)
+    }
+
+    /// True if the proxy can answer this unit, which is known to be one BEGIN, COMMIT or ROLLBACK.
+    fn is_answerable(&self, c: usize, bytes: &[u8]) -> bool {
+        let client = &self.clients[c];
+        let unit = &client.unit;
         let Some(unit_bytes) = bytes.get(..unit.scanned) else { return false };
         messages(unit_bytes).all(|(message, _)| match message {
             Message::Query { text } | Message::Parse { text, .. } => tag(text).is_some(),
-            // BEGIN has no parameters; a server would refuse a Bind that brings some.
+            // These have no parameters; a server would refuse a Bind that brings some.
             Message::Bind { statement: name, rest, .. } => {
                 // In `P '' begin; B '' nosuch; E; S` the Bind fails, so nothing begins.
                 let parsed_here = name.is_empty() && unit.parses_unnamed;
-                let is_begin = |statement: &std::sync::Arc<Statement>| tag(statement.text()).is_some();
-                (parsed_here || client.names.get(name).is_some_and(is_begin)) && rest.starts_with(&[0; 4])
+                let has_tag = |statement: &std::sync::Arc<Statement>| tag(statement.text()).is_some();
+                (parsed_here || client.names.get(name).is_some_and(has_tag)) && rest.starts_with(&[0; 4])
             }
             Message::Describe(_) | Message::Execute { .. } | Message::Sync => true,
             Message::Close(_) | Message::Flush | Message::FunctionCall | Message::Terminate => false,
@@ -74,21 +102,25 @@ impl Core {
         })
     }
 
-    /// Answers a message of a unit that is put off.
-    pub(super) fn begin_message(&mut self, c: usize, bytes: &[u8], frame: Frame) -> Step {
+    /// Answers a message of a unit that is put off, or that ends a transaction of early reads.
+    pub(super) fn put_off_message(&mut self, c: usize, bytes: &[u8], frame: Frame) -> Step {
         // `assemble` has seen the unit whole.
         let Ok(Some(message)) = Message::read(frame, bytes) else { return Step::More };
+        let ends = self.clients[c].unit.statement_kind == SingleStatement::End;
         match message {
             Message::Query { text } => {
                 let class = self.classify(c, text);
                 let statement = self.statement_for(c, text, NO_TYPES, class);
                 let answer = tag(text).unwrap_or("BEGIN");
                 let client = &mut self.clients[c];
-                client.begun = Some(statement);
-                client.begin_leaves_portal = false;
+                if ends {
+                    client.begun.take();
+                } else {
+                    client.begun.begin(PutOffBegin { statement, leaves_portal: false });
+                }
                 client.names.query();
                 self.write_client(c, |out| message::complete(out, answer));
-                self.end_begin(c);
+                self.end_put_off(c);
             }
             Message::Parse { text, types, .. } => {
                 let class = self.classify(c, text);
@@ -98,9 +130,9 @@ impl Core {
             }
             Message::Bind { statement: name, .. } => {
                 if let Some(statement) = self.clients[c].names.get(name).cloned() {
-                    let begin = self.statement_for(c, statement.text(), NO_TYPES, statement.class());
-                    self.clients[c].begun = Some(begin);
-                    self.clients[c].begin_leaves_portal = true;
+                    // (A statement that ends the transaction stays here until its Execute.)
+                    let statement = self.statement_for(c, statement.text(), NO_TYPES, statement.class());
+                    self.clients[c].begun.begin(PutOffBegin { statement, leaves_portal: true });
                 }
                 self.write_client(c, |out| message::empty(out, b'2'));
             }
@@ -111,30 +143,41 @@ impl Core {
                 message::empty(out, b'n');
             }),
             Message::Execute { .. } => {
-                let answer = self.clients[c].begun.as_ref().and_then(|begin| tag(begin.text())).unwrap_or("BEGIN");
+                let client = &mut self.clients[c];
+                let answer = client.begun.statement().and_then(|begin| tag(begin.text())).unwrap_or("BEGIN");
+                if ends {
+                    client.begun.take();
+                }
                 self.write_client(c, |out| message::complete(out, answer));
             }
-            Message::Sync => self.end_begin(c),
-            // `puts_off` accepts no unit with one of these messages.
+            Message::Sync => self.end_put_off(c),
+            // `is_answerable` accepts no unit with one of these messages.
             Message::Close(_) | Message::Flush | Message::FunctionCall | Message::Terminate => {}
             Message::CopyData | Message::CopyDone | Message::CopyFail => {}
         }
-        Step::Used(frame.total())
+        if self.clients.contains(c) { Step::Used(frame.total()) } else { Step::Gone }
     }
 
-    fn end_begin(&mut self, c: usize) {
+    fn end_put_off(&mut self, c: usize) {
         let client = &mut self.clients[c];
         client.unit.reset();
         client.attempts = Attempts::default();
-        self.metrics.begins_put_off.add(1);
         self.metrics.statements_local.add(1);
+        if client.begun.is_some() {
+            self.metrics.begins_put_off.add(1);
+        } else {
+            self.pools[client.pool].totals.transactions += 1;
+        }
         self.ready(c);
+        if self.draining && self.clients[c].begun.is_none() {
+            self.fatal(c, Sqlstate::ADMIN_SHUTDOWN, DRAINING);
+        }
     }
 
     /// The client's unit is the first in a transaction whose BEGIN was put off: adjusts where the unit may go.
     pub(super) fn joins_transaction(&mut self, c: usize) {
         let client = &mut self.clients[c];
-        let read_only = client.begun.as_ref().is_some_and(|begin| begins_read_only(begin));
+        let read_only = client.begun.statement().is_some_and(|begin| begins_read_only(begin));
         let unit = &mut client.unit;
         // A unit that writes, or that has not arrived whole, goes to the primary.
         if !(read_only && unit.writes_nothing && unit.whole) {
@@ -148,12 +191,15 @@ impl Core {
     /// Sends the BEGIN that was put off, ahead of the client's first message to its server.
     pub(super) fn begin(&mut self, c: usize, s: usize) {
         let client = &mut self.clients[c];
-        let Some(statement) = client.begun.take() else { return };
-        let closes = !client.begin_leaves_portal;
-        client.replay.begins(&statement);
+        if client.unit.early {
+            return;
+        }
+        let Some(begin) = client.begun.take() else { return };
+        client.replay.begins(&begin);
+        let PutOffBegin { statement, leaves_portal } = begin.clone();
         self.prepare(s, &statement);
         let server = &mut self.servers[s];
-        server.work.shown = Some(statement.clone());
+        server.work.shown = Some(begin);
         server.begin = Begin::Sent;
         // A connection lost from here on counts as a lost transaction. If BEGIN fails, the protocol state is corrected
         // by its answer.
@@ -164,7 +210,7 @@ impl Core {
             message::bind(out, b"", statement.name().as_bytes());
             message::execute(out, b"");
         });
-        if closes {
+        if !leaves_portal {
             self.write_server(s, |out| message::close_portal(out, b""));
             self.servers[s].protocol.sent(Request::Close, Note::Begin);
         }
@@ -180,7 +226,7 @@ impl Core {
         if !between || !self.is_replica(s) || self.is_bound(c) || self.clients[c].replay.is_some() {
             return false;
         }
-        let hint = begin.class().hint;
+        let hint = begin.statement.class().hint;
         let class = match message {
             Message::Query { .. } => query,
             Message::Parse { text, .. } => Some(self.classify_parsed(c, text)),
@@ -196,7 +242,7 @@ impl Core {
         let Some(begin) = self.servers[s].work.shown.take() else { return false };
         self.release(s);
         if let Some(client) = self.clients.get_mut(c) {
-            client.begun = Some(begin);
+            client.begun.begin(begin);
         }
         true
     }
@@ -227,7 +273,7 @@ impl Core {
     }
 
     /// After an error from the proxy: a transaction that no server knows yet has failed.
-    pub(super) fn fail_begun(&mut self, c: usize) {
+    pub(in crate::core) fn fail_begun(&mut self, c: usize) {
         let client = &mut self.clients[c];
         if client.begun.take().is_some() {
             client.aborted = Aborted::Told;
@@ -249,7 +295,11 @@ mod tests {
 
     #[test]
     fn tags() {
-        let cases: [(&[u8], _); 7] = [
+        let cases: [(&[u8], _); 11] = [
+            (b"commit", Some("COMMIT")),
+            (b"END;", Some("COMMIT")),
+            (b"\tRollback work", Some("ROLLBACK")),
+            (b"abort", Some("ROLLBACK")),
             (b"BEGIN", Some("BEGIN")),
             (b" begin isolation level serializable;", Some("BEGIN")),
             (b"\nStart Transaction read write", Some("START TRANSACTION")),

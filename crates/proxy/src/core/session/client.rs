@@ -13,16 +13,17 @@ use wire::message::Status;
 
 use super::ends::End;
 use super::login::Login;
+use super::put_off::PutOff;
 use super::replay::Replay;
 use super::replication::Replication;
 use crate::config::Access;
-use crate::config::{Consistency, RouteTo};
+use crate::config::{Consistency, RouteTo, TransactionReads};
 use crate::core::memory::Output;
 use crate::core::memory::Token;
 use crate::core::memory::{Idle, PooledBox, Spare};
 use crate::core::notify::Listening;
 use crate::core::parameters::Params;
-use crate::core::prepared::{Names, Statement};
+use crate::core::prepared::Names;
 use crate::core::routing::{Proof, Reach};
 use crate::core::{Core, Effect, Peer, UNIT_MAX};
 use crate::traffic::{Refused, StatementFacts};
@@ -60,10 +61,8 @@ pub(crate) struct Client {
     pub read_bound: ReadBound,
     /// The names of the client's prepared statements.
     pub names: Names,
-    /// A BEGIN that was put off: the client has its answer, but no server has the transaction yet. It goes to a server with the next unit.
-    pub begun: Option<Arc<Statement>>,
-    /// True if the BEGIN in `begun` came by Bind and Execute, which leave a portal behind; a Query leaves none.
-    pub begin_leaves_portal: bool,
+    /// A transaction whose BEGIN was put off: it goes to a server with the first unit that is no early read.
+    pub begun: PutOff,
     /// A failed transaction of which only the proxy knows.
     pub aborted: Aborted,
     /// True in a failed transaction if a statement that ends it (ROLLBACK, COMMIT) has been bound.
@@ -80,6 +79,7 @@ pub(crate) struct Client {
     /// Proof by which a lookup has accepted the client, if one has.
     pub looked_up: LookedUp,
     pub consistency: Option<Consistency>,
+    pub transaction_reads: Option<TransactionReads>,
     /// Start of the current state: waiting for a server connection, running a statement, or idle.
     pub since: Instant,
     /// Duration of the client's last wait for a server connection, in microseconds; 0 once it has been reported.
@@ -249,6 +249,10 @@ pub(in crate::core) struct Unit {
     pub writes_nothing: bool,
     /// True if sending the unit twice does no harm: it is one BEGIN, or only reads.
     pub repeatable: bool,
+    /// True if a statement reads the time of its transaction's begin.
+    pub begin_time: bool,
+    /// True if the unit is a read of a transaction whose BEGIN is put off further, if the unit runs on a replica.
+    pub early: bool,
     /// True if the unit contains a BEGIN.
     pub begins: bool,
     /// True if the unit's first statement is BEGIN READ ONLY.
@@ -306,6 +310,8 @@ impl Idle for Unit {
         read: true,
         writes_nothing: true,
         repeatable: true,
+        begin_time: false,
+        early: false,
         begins: false,
         begin_read_only: false,
         primary_only: false,
@@ -347,6 +353,8 @@ pub(in crate::core) enum SingleStatement {
     Read,
     /// A BEGIN.
     Begin,
+    /// COMMIT or ROLLBACK.
+    End,
     /// Another kind of statement, or several statements.
     Other,
 }
@@ -428,8 +436,7 @@ impl Client {
             repeatable: false,
             read_bound: ReadBound::Nothing,
             names: Names::default(),
-            begun: None,
-            begin_leaves_portal: false,
+            begun: PutOff::default(),
             aborted: Aborted::No,
             ending: false,
             pins: Pins::NONE,
@@ -439,6 +446,7 @@ impl Client {
             route: peer.route,
             looked_up: LookedUp::No,
             consistency: None,
+            transaction_reads: None,
             since: now,
             waited: 0,
             proven: false,

@@ -29,6 +29,16 @@ const TURN: Duration = Duration::from_millis(20);
 impl Core {
     /// Sends a client's message to its server connection, or answers it.
     pub(super) fn forward(&mut self, c: usize, s: usize, bytes: &[u8], frame: Frame) -> Step {
+        if self.clients[c].unit.early && !self.is_replica(s) {
+            if self.loses_early_reads(c) {
+                let token = self.clients[c].token;
+                self.release(s);
+                return if self.is_client(token) { Step::Again } else { Step::Gone };
+            }
+            // No replica answers the read: the transaction begins here.
+            self.clients[c].unit.early = false;
+            self.joins_transaction(c);
+        }
         self.keep_for_replay(c, s, bytes);
         if self.must_wait(s, frame.tag) {
             return Step::Blocked;
@@ -566,7 +576,7 @@ impl Core {
 
 /// True if a text of this class changes nothing that is followed: most texts only read or write rows.
 fn says_nothing(class: Class) -> bool {
-    class.flags == Flags(0) && class.pins.is_empty() && class.control == Control::None
+    class.flags.without(Flags::BEGIN_TIME) == Flags(0) && class.pins.is_empty() && class.control == Control::None
 }
 
 /// True if a text of this class may change parameters, for the session or the transaction.

@@ -14,7 +14,7 @@ use wire::{Frame, Sqlstate, message};
 
 use super::client::{Attempts, PassThrough, ReadBound, Step, Unit};
 use super::login::error;
-use crate::config::{Consistency, RouteTo};
+use crate::config::{Consistency, RouteTo, TransactionReads};
 use crate::core::Core;
 use crate::core::prepared::{NAME_MAX, Statement, Undo};
 use crate::core::server::{Note, ProxyReply, Request};
@@ -303,6 +303,19 @@ impl Core {
                 };
                 Outcome::Done(tag, Undo::Nothing)
             }
+            Local::TransactionReads(value) => {
+                client.transaction_reads = match value.as_deref() {
+                    None => None,
+                    Some("primary") => Some(TransactionReads::Primary),
+                    Some("replica") => Some(TransactionReads::Replica),
+                    Some(other) => {
+                        return Outcome::Fails(format!(
+                            "kingpost.transaction_reads: {other:?} is not one of 'primary', 'replica'"
+                        ));
+                    }
+                };
+                Outcome::Done(tag, Undo::Nothing)
+            }
             Local::Token(None) => Outcome::Done(tag, Undo::Nothing),
             Local::Token(Some(token)) => match ReadBound::from_token(&token) {
                 Some(read_bound) => {
@@ -315,7 +328,9 @@ impl Core {
             Local::Show(name) if name == "token" => Outcome::ShowsToken,
             Local::Show(name) => match self.setting(c, &name) {
                 Some(value) => Outcome::Shows(format!("kingpost.{name}"), value),
-                None => Outcome::Fails(format!("kingpost.{name} is not known: expected route, consistency or token")),
+                None => Outcome::Fails(format!(
+                    "kingpost.{name} is not known: expected route, consistency, token or transaction_reads"
+                )),
             },
             Local::Invalid(text) => Outcome::Fails(text),
         }
@@ -328,6 +343,10 @@ impl Core {
             "consistency" => {
                 let of_database = self.pools[client.pool].database.consistency;
                 Some(client.consistency.unwrap_or(of_database).name())
+            }
+            "transaction_reads" => {
+                let of_database = self.pools[client.pool].database.transaction_reads;
+                Some(client.transaction_reads.unwrap_or(of_database).name())
             }
             _ => None,
         }

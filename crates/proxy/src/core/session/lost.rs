@@ -323,6 +323,9 @@ impl Core {
         if in_transaction && loss == Loss::Transaction {
             client.aborted = if told { Aborted::Told } else { Aborted::Untold };
         }
+        if told {
+            self.fail_begun(c);
+        }
         // Some units may have been answered already; `units` counts the others.
         for _ in 0..units {
             self.write_client(c, |out| error(out, code, text));

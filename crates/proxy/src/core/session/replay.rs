@@ -1,10 +1,10 @@
 //! A unit that may be sent again to another server: its bytes, and how to undo what its answers have changed so far.
 
 use std::cell::RefCell;
-use std::sync::Arc;
 
+use super::put_off::PutOffBegin;
 use crate::core::memory::Buffers;
-use crate::core::prepared::{Names, Statement, Undo};
+use crate::core::prepared::{Names, Undo};
 
 /// Most spare boxes that one thread keeps.
 const MOST_SPARE: usize = 1024;
@@ -19,7 +19,7 @@ struct Kept {
     /// Changes of the client's names by messages that have been answered, oldest first.
     undo: Vec<Undo>,
     /// The BEGIN that was put off and sent ahead of the unit.
-    begun: Option<Arc<Statement>>,
+    begun: Option<PutOffBegin>,
 }
 
 thread_local! {
@@ -61,7 +61,7 @@ impl Replay {
     }
 
     /// A BEGIN that was put off has been sent ahead of the unit.
-    pub(in crate::core) fn begins(&mut self, begun: &Arc<Statement>) {
+    pub(in crate::core) fn begins(&mut self, begun: &PutOffBegin) {
         if let Some(kept) = &mut self.0 {
             kept.begun = Some(begun.clone());
         }
@@ -69,7 +69,7 @@ impl Replay {
 
     /// Takes the unit out, to send it again. The client's names go back to what they were before the unit, since its
     /// answers so far do not count. Gives the bytes of the unit and the BEGIN that went ahead of it.
-    pub(in crate::core) fn take(&mut self, names: &mut Names) -> Option<(Vec<u8>, Option<Arc<Statement>>)> {
+    pub(in crate::core) fn take(&mut self, names: &mut Names) -> Option<(Vec<u8>, Option<PutOffBegin>)> {
         let mut kept = self.0.take()?;
         for undo in kept.undo.drain(..).rev() {
             names.undo(undo);
@@ -101,7 +101,10 @@ fn give(kept: Box<Kept>) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::core::prepared::Statement;
 
     #[test]
     fn what_is_sent_again_has_not_happened() {
@@ -109,7 +112,7 @@ mod tests {
         let statement = Arc::new(Statement::unknown());
         names.parse(b"a", statement.clone(), 1 << 20).unwrap();
         replay.keep(b"unit", &mut buffers);
-        replay.begins(&statement);
+        replay.begins(&PutOffBegin { statement: statement.clone(), leaves_portal: false });
         let undo = names.close(b"a").unwrap();
         replay.answered(undo);
         let undo = names.parse(b"b", statement, 1 << 20).unwrap();

@@ -771,7 +771,7 @@ impl Core {
         let Message::Describe(Named::Statement(name)) = message else { return };
         let client = &self.clients[c];
         let server = &self.servers[s];
-        let begins = client.begun.is_some() || client.unit.begins;
+        let begins = (client.begun.is_some() && !client.unit.early) || client.unit.begins;
         let Some(statement) = client.names.get(name).filter(|_| begins && !name.is_empty()).cloned() else { return };
         let executes = statement.class().flags.has(Flags::EXECUTES);
         let ready = server.protocol.is_quiet() && server.protocol.status() == Status::Idle && !executes;

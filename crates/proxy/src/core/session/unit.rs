@@ -64,6 +64,7 @@ impl Unit {
         self.begins |= begin;
         self.primary_only |= is_bound_to_primary(class);
         self.standby |= class.flags.has(Flags::STANDBY);
+        self.begin_time |= class.flags.has(Flags::BEGIN_TIME);
         self.read &= read;
         let begins_to_read = class.control == Control::Begin { read_only: true };
         self.begin_read_only |= first && begins_to_read;
@@ -74,6 +75,7 @@ impl Unit {
         self.statement_kind = match class.control {
             _ if !first => SingleStatement::Other,
             Control::Begin { .. } if !class.flags.has(Flags::MULTI) => SingleStatement::Begin,
+            Control::Commit | Control::Rollback if !class.flags.has(Flags::MULTI) => SingleStatement::End,
             _ if crate::core::lane::is_plain(class) => SingleStatement::Read,
             _ => SingleStatement::Other,
         };
@@ -129,12 +131,7 @@ impl Core {
                 Step::Again
             }
             None if client.aborted != Aborted::No => self.aborted_message(c, bytes, frame),
-            None if client.unit.routed
-                && client.unit.statement_kind == SingleStatement::Begin
-                && client.unit.is_one() =>
-            {
-                self.begin_message(c, bytes, frame)
-            }
+            None if client.unit.routed && client.unit.is_put_off() => self.put_off_message(c, bytes, frame),
             None if client.unit.routed => self.local_message(c, bytes, frame),
             None => self.assemble(c, bytes),
         }
@@ -424,7 +421,20 @@ impl Core {
     /// Sends off the unit that `bytes` begin with.
     fn dispatch(&mut self, c: usize, bytes: &[u8]) -> Step {
         if self.clients[c].begun.is_some() && !self.is_sure_to_succeed(c, bytes) {
-            self.joins_transaction(c);
+            if self.loses_early_reads(c) {
+                return Step::Again;
+            }
+            if self.ends_early(c, bytes) {
+                self.clients[c].unit.routed = true;
+                return Step::Again;
+            }
+            if self.is_early(c) {
+                let unit = &mut self.clients[c].unit;
+                // (Its errors have to come from a server.)
+                (unit.early, unit.needs_server) = (true, true);
+            } else {
+                self.joins_transaction(c);
+            }
         }
         if let Some(refused) = self.clients[c].unit.refused {
             return self.refuse_by_rule(c, refused);

@@ -513,6 +513,7 @@ impl Backend {
         let value = |name: &&str| match *name {
             "timezone" | "search_path" => self.parameters.get(name),
             "statement_timeout" => "0".to_owned(),
+            "default_transaction_isolation" => "read committed".to_owned(),
             name => format!("own {name}"),
         };
         let values: Vec<String> = sql::ALIKE.iter().map(value).collect();

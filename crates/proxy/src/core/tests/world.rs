@@ -15,8 +15,8 @@ use super::backend::{Backend, OWNER, SNEAKY, Store, home_of};
 use super::heard::Ear;
 use super::script::{Random, Step, Style, Unit, script};
 use crate::config::{
-    AuthMethod, CommitDurability, Consistency, GateConfig, PoolConfig, ProxyConfig, RoutingConfig, UnknownFunctions,
-    UnnamedMode,
+    AuthMethod, CommitDurability, Consistency, GateConfig, PoolConfig, ProxyConfig, RoutingConfig, TransactionReads,
+    UnknownFunctions, UnnamedMode,
 };
 use crate::console::Operation;
 use crate::core::token::{Kind, Token};
@@ -234,6 +234,9 @@ impl World {
                 } else {
                     *random.pick(&[Consistency::Session, Consistency::Eventual])
                 },
+                // (Of a generator of its own: the seeds that are known keep their meaning.)
+                transaction_reads: *Random(plan.seed ^ 0xea51)
+                    .pick(&[TransactionReads::Primary, TransactionReads::Replica]),
                 read_functions: vec!["sneaky".into()],
                 ..RoutingConfig::default()
             },
@@ -1251,8 +1254,12 @@ impl Answered {
     }
 }
 
-/// Compares a frame with the reference's; a row of the reference may allow two values.
+/// Compares a frame with the reference's; a row of the reference may allow two values. In a failed transaction that no server knows, texts are not
+/// parsed, and savepoints are not looked for.
 fn is_as_expected(expected: &[u8], frame: &[u8]) -> bool {
+    if frame == b"E25P02" && matches!(expected, b"E42601" | b"E3B001") {
+        return true;
+    }
     let value = HEADER + 6;
     if expected == frame || expected[0] != b'D' || frame[0] != b'D' {
         return expected == frame;
