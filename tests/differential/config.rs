@@ -68,7 +68,7 @@ const PLAIN: Config = Config {
 };
 
 /// The configurations.
-pub(crate) const CONFIGS: [Config; 15] = [
+pub(crate) const CONFIGS: [Config; 16] = [
     Config {
         name: "one",
         what: "one worker",
@@ -144,6 +144,16 @@ pub(crate) const CONFIGS: [Config; 15] = [
         replica: true,
         waits: true,
         proof: &["statements_replica"],
+        ..PLAIN
+    },
+    Config {
+        name: "early",
+        what: "transactions read on a replica before their first write",
+        settings: &[("proxy.workers", "1"), ("proxy.routing.transaction_reads", "'replica'")],
+        replica: true,
+        waits: true,
+        usual: true,
+        proof: &["early_reads"],
         ..PLAIN
     },
     Config {

@@ -233,6 +233,14 @@ pub(crate) const RULES: &[Rule] = &[
         covers: elsewhere,
     },
     Rule {
+        name: "early-reads",
+        what: "with `transaction_reads = \"replica\"`: a transaction that has only read locks no table, and its now() is that of the statement that begins \
+               it on the primary; `SET TRANSACTION` behind such reads is not refused with 25001; once such a read has failed, everything but the end is \
+               refused with 25P02, also a text that does not parse, or `ROLLBACK TO` (not generated)",
+        why: "such a transaction exists on no server yet ([0121](decisions/0121-early-reads.md))",
+        covers: elsewhere,
+    },
+    Rule {
         name: "application-name",
         what: "a client that names no `application_name` sees `kingpost`",
         why: "administrators see in `pg_stat_activity` where a connection comes from",

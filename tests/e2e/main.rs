@@ -122,6 +122,7 @@ mod tls;
 mod torture;
 mod traces;
 mod traffic;
+mod transaction_reads;
 mod up;
 mod up_mariadb;
 mod upgrade;
