@@ -239,6 +239,35 @@ async fn a_read_behind_its_write_runs_on_a_replica_that_has_the_write() {
     assert_eq!(checks, 0.0, "checks that were not to be made");
 }
 
+/// What is only about the session writes nothing that the next read has to see.
+#[tokio::test]
+async fn a_read_behind_a_set_runs_on_a_replica() {
+    let cluster = Cluster::builder().replicas(1).log_statements().start().await;
+    let _logs = ShowLogs(cluster.dir());
+    make_table(&cluster).await;
+    if only_kingpost() {
+        return;
+    }
+    let kingpost = Kingpost::of(&cluster).set("proxy.routing.verified_reads", false).start().await;
+    let client = kingpost.connect().await;
+    let select = format!("SELECT count(*) AS {READ} FROM own");
+    let on_replica = || cluster.replica(0).log().matches(READ).count();
+    cluster
+        .wait("a read on the replica", async || {
+            value(&client, &select).await;
+            (on_replica() > 0).then_some(())
+        })
+        .await;
+    let before = on_replica();
+    for turn in 0..10 {
+        client.batch_execute(&format!("SET work_mem = '{}MB'", turn + 4)).await.unwrap();
+        value(&client, &select).await;
+        client.execute("SET kingpost.route = 'auto'", &[]).await.unwrap();
+        value(&client, &select).await;
+    }
+    assert_eq!(on_replica() - before, 20);
+}
+
 /// So does the first read of a transaction that is READ ONLY; one that finds its replica behind begins again on the primary.
 #[tokio::test]
 async fn a_read_only_transaction_begins_on_a_replica_that_has_the_write() {

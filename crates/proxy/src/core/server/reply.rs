@@ -759,7 +759,8 @@ impl Core {
         let server = &mut self.servers[s];
         let done = server.protocol.is_settled();
         let failed = server.work.failed;
-        let may_have_written = server.work.has_written || server.work.may_have_written;
+        // (What is only about the session, such as SET, leaves nothing for later reads to see.)
+        let may_have_written = server.work.changed || server.work.may_have_written;
         server.barrier &= !done;
         if done {
             // With nothing in flight, nothing can be committing.
