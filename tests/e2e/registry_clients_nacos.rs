@@ -232,6 +232,15 @@ impl Agent {
         while !is(&self.line().await) {}
     }
 
+    /// Waits until a listener was told of this content of an entry.
+    pub(crate) async fn told(&mut self, id: &str, content: &str) {
+        let is = |line: &Value| line["heard"] == id && line["content"] == content;
+        if std::mem::take(&mut self.heard).iter().any(is) {
+            return;
+        }
+        while !is(&self.line().await) {}
+    }
+
     pub(crate) async fn kill(mut self) {
         self.child.kill().await.unwrap();
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ::registry::api::{Auth, HttpLimits, RateLimit, Role, Token, parse_hash};
 use ::registry::{
-    AclLimits, DefaultPolicy, HealthSettings, KvLimits, Limits, NamespaceName, PeerSettings, PeerTls, RuleLimits,
-    Settings, dns,
+    AclLimits, ConfigLimits, DefaultPolicy, HealthSettings, KvLimits, Limits, NamespaceName, PeerSettings, PeerTls,
+    RuleLimits, Settings, dns,
 };
 use ::settings::{Kind, Setting};
 use serde::{Deserializer, Serializer};
@@ -87,6 +87,8 @@ pub const NACOS_LISTEN: &str = "nacos_listen";
         pub rules: RuleLimits = RuleLimits::default();
         /// Tokens and policies in the store, managed through Consul's API, for auth = "acl".
         pub acl: AclLimits = AclLimits::default();
+        /// Configuration entries, for each namespace. They count for registry.kv.total_bytes, too.
+        pub config: ConfigLimits = ConfigLimits::default();
         /// Judging of instances: heartbeats and probes.
         pub health: HealthSettings = HealthSettings::default();
         /// Tokens and their permissions; `kingpost registry token NAME` makes one.
@@ -238,7 +240,8 @@ impl RegistryConfig {
     pub fn settings(&self, peers: SocketAddr) -> Settings {
         let peers = PeerSettings { listen: peers, advertise: self.peer_advertise.clone(), tls: self.peer_tls.clone() };
         let (limits, kv, rules) = (self.limits.clone(), self.kv.clone(), self.rules.clone());
-        Settings { limits, kv, rules, acl: self.acl.clone(), health: self.health.clone(), peers, ..Settings::default() }
+        let (acl, config) = (self.acl.clone(), self.config.clone());
+        Settings { limits, kv, rules, acl, config, health: self.health.clone(), peers, ..Settings::default() }
     }
 
     /// Returns the limits of the fronts.

@@ -82,12 +82,81 @@ pub enum RegistryCommand {
         #[arg(long, default_value = "15s", value_name = "DURATION", value_parser = lease)]
         ttl: Duration,
     },
+    /// Lists configuration entries, restores older versions, imports from a running Nacos
+    Config {
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
     /// Makes a token: prints it, and what of it goes into the configuration
     #[command(after_help = EXIT_CODES)]
     Token {
         /// Name of the token, for logs
         name: String,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Lists entries, without their contents, as JSON lines
+    #[command(after_help = EXIT_CODES)]
+    Ls {
+        #[command(flatten)]
+        remote: RemoteArgs,
+        /// The namespace
+        #[arg(long, short, default_value = "default", value_name = "NAME")]
+        namespace: String,
+    },
+    /// Lists the versions of an entry that are kept, newest first, as JSON lines
+    #[command(after_help = EXIT_CODES)]
+    History {
+        #[command(flatten)]
+        remote: RemoteArgs,
+        /// The namespace
+        #[arg(long, short, default_value = "default", value_name = "NAME")]
+        namespace: String,
+        /// The group
+        group: String,
+        /// The data id
+        id: String,
+    },
+    /// Publishes an older version of an entry again, also of a removed one
+    #[command(after_help = EXIT_CODES)]
+    Rollback {
+        #[command(flatten)]
+        remote: RemoteArgs,
+        /// The namespace
+        #[arg(long, short, default_value = "default", value_name = "NAME")]
+        namespace: String,
+        /// The group
+        group: String,
+        /// The data id
+        id: String,
+        /// Number of the version
+        version: u64,
+    },
+    /// Publishes what a running Nacos has, in namespaces of the same names
+    ///
+    /// What is there already, and the same, is not written: it can be run again.
+    #[command(after_help = EXIT_CODES)]
+    Import(ConfigImportArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct ConfigImportArgs {
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+    /// The Nacos to import from, as http://host:8848/nacos
+    #[arg(long, value_name = "URL")]
+    pub nacos: String,
+    /// User of that Nacos
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// Password of that user; better in the variable, where other users do not see it
+    #[arg(long, env = "NACOS_PASSWORD", hide_env_values = true, value_name = "PASSWORD")]
+    pub password: Option<String>,
+    /// Id of a namespace to import; may be given several times; without it all of them
+    #[arg(long, short, value_name = "ID")]
+    pub namespace: Vec<String>,
 }
 
 #[derive(Debug, Args)]

@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 use hyper::Method;
 use serde_json::{Map, Value, json};
 
-use super::{agent, import};
+use super::{agent, configs, import};
 use crate::args::{RegisterArgs, RegistryCommand, RemoteArgs};
 use process::Failure;
 use process::http::{Remote, segment};
@@ -46,12 +46,13 @@ pub async fn run(command: &RegistryCommand) -> Result<(), Failure> {
         RegistryCommand::Export { remote, namespace } => export(&of(remote)?, namespace.as_deref()).await,
         RegistryCommand::Import(args) => import::run(&of(&args.remote)?, args).await,
         RegistryCommand::Agent { remote, namespace, ttl } => agent::run(&of(remote)?, namespace, *ttl).await,
+        RegistryCommand::Config { command } => configs::run(command).await,
         // Needs no registry.
         RegistryCommand::Token { .. } => Ok(()),
     }
 }
 
-fn of(args: &RemoteArgs) -> Result<Remote, Failure> {
+pub(super) fn of(args: &RemoteArgs) -> Result<Remote, Failure> {
     let remote = Remote::new(&args.url, args.token.clone())?;
     remote.secured(args.ca.as_deref(), args.cert.as_deref(), args.key.as_deref())
 }

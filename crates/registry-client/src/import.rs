@@ -107,7 +107,7 @@ fn parse_line(text: &str) -> Result<(String, Value), String> {
 }
 
 /// Parses the address to import from: as that of a registry, and a path after it.
-fn source(url: &str, token: Option<String>) -> Result<(Remote, String), Failure> {
+pub(super) fn source(url: &str, token: Option<String>) -> Result<(Remote, String), Failure> {
     let from = url.find("://").map_or(0, |at| at + 3);
     let path = url[from..].find('/').map_or(url.len(), |at| from + at);
     let remote = Remote::new(&url[..path], token)?.secured(None, None, None)?;

@@ -3,10 +3,11 @@
 mod agent;
 mod args;
 mod client;
+mod configs;
 mod import;
 pub mod nodes;
 mod source;
 
-pub use args::{ImportArgs, RegisterArgs, RegistryCommand, RemoteArgs};
+pub use args::{ConfigCommand, ConfigImportArgs, ImportArgs, RegisterArgs, RegistryCommand, RemoteArgs};
 pub use client::run;
 pub use source::Sources;

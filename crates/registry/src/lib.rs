@@ -25,6 +25,7 @@
 pub mod api;
 mod cache;
 mod change;
+pub mod configuration;
 pub mod dns;
 mod error;
 mod health;
@@ -44,6 +45,7 @@ mod writer;
 
 pub use cache::{Change, Encoding, Found, Instances, ServiceSnapshot};
 pub use change::Edit;
+pub use configuration::ConfigLimits;
 pub use error::{OpenError, StoreError, WatchError, WriteError};
 pub use health::Beat;
 #[doc(hidden)]

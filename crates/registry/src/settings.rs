@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::configuration::ConfigLimits;
 use crate::error::OpenError;
 use crate::kv::KvLimits;
 use crate::model::Limits;
@@ -36,6 +37,8 @@ pub struct Settings {
     pub rules: RuleLimits,
     /// Limits on tokens and policies.
     pub acl: AclLimits,
+    /// Limits of the configuration service.
+    pub config: ConfigLimits,
 }
 
 ::settings::settings! {
@@ -171,6 +174,7 @@ impl Default for Settings {
             kv: KvLimits::default(),
             rules: RuleLimits::default(),
             acl: AclLimits::default(),
+            config: ConfigLimits::default(),
         }
     }
 }
@@ -198,6 +202,8 @@ impl Settings {
             ((1..=1024).contains(&self.kv.key_bytes), "kv.key_bytes: expected 1 to 1024"),
             (self.kv.value_bytes <= 8 << 20, "kv.value_bytes: expected up to 8 MiB"),
             (self.kv.session_ttl_min >= Duration::from_secs(1), "kv.session_ttl_min: expected at least 1s"),
+            (self.config.content_bytes <= 4 << 20, "config.content_bytes: expected up to 4 MiB"),
+            (self.config.history <= 100, "config.history: expected up to 100"),
             (self.acl.rules_bytes <= 512 << 10, "acl.rules_bytes: expected up to 512 KiB"),
             (self.rules.rule_bytes <= 512 << 10, "rules.rule_bytes: expected up to 512 KiB"),
             (self.health.probes > 0, "health.probes: expected at least 1"),

@@ -5,7 +5,7 @@ import { createRequire } from 'node:module'
 import { createInterface } from 'node:readline'
 
 const require = createRequire(import.meta.url)
-const { NacosNamingClient } = require('nacos')
+const { NacosConfigClient, NacosNamingClient } = require('nacos')
 
 const say = (fields) => console.log(JSON.stringify(fields))
 const log = (...said) => console.error(...said)
@@ -22,7 +22,23 @@ client._hostReactor.on('error', log)
 await client.ready()
 say({ ready: true })
 
+let configs
+
+/** The client of the configuration service. */
+const configured = () => {
+  const login = { username: 'anybody', password: process.env.NACOS_PASSWORD }
+  configs ??= new NacosConfigClient({ serverAddr: serverList, namespace, requestTimeout: 6000, ...login })
+  return configs
+}
+
 const calls = {
+  publish: async ({ service, content }) => ({ published: Boolean(await configured().publishSingle(service, 'g', content)) }),
+  get: async ({ service }) => ({ got: (await configured().getConfig(service, 'g')) ?? null }),
+  remove: async ({ service }) => ({ removed: Boolean(await configured().remove(service, 'g')) }),
+  async listen({ service }) {
+    configured().subscribe({ dataId: service, group: 'g' }, (content) => say({ heard: service, content }))
+    return { listening: service }
+  },
   async register({ service, ip, zone }) {
     await client.registerInstance(service, { ip, port: 80, metadata: zone ? { zone } : {} })
     return { registered: true }

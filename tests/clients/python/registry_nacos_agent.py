@@ -9,9 +9,11 @@ import sys
 
 from v2.nacos import (
     ClientConfigBuilder,
+    ConfigParam,
     DeregisterInstanceParam,
     GRPCConfig,
     ListServiceParam,
+    NacosConfigService,
     NacosNamingService,
     RegisterInstanceParam,
     SubscribeServiceParam,
@@ -43,7 +45,40 @@ def told(instances):
     return sorted(([host.ip, host.healthy, host.metadata] for host in instances), key=lambda host: host[0])
 
 
+CONFIGS = []
+
+
+async def configs():
+    """The client of the configuration service, which has a connection of its own."""
+    if not CONFIGS:
+        CONFIGS.append(await NacosConfigService.create_config_service(configured(*sys.argv[1:])))
+    return CONFIGS[0]
+
+
+def entry(asked, **more):
+    return ConfigParam(data_id=asked["service"], group="g", **more)
+
+
+async def carry_out_config(asked):
+    client = await configs()
+    if asked["do"] == "publish":
+        say(published=await client.publish_config(entry(asked, content=asked["content"], cas_md5=asked.get("md5", ""))))
+    elif asked["do"] == "get":
+        say(got=await client.get_config(entry(asked)) or None)
+    elif asked["do"] == "remove":
+        say(removed=await client.remove_config(entry(asked)))
+    elif asked["do"] == "listen":
+
+        async def heard(namespace, group, data_id, content):
+            say(heard=data_id, content=content)
+
+        await client.add_listener(asked["service"], "g", heard)
+        say(listening=asked["service"])
+
+
 async def carry_out(client, asked):
+    if asked["do"] in ("publish", "get", "remove", "listen"):
+        return await carry_out_config(asked)
     service = asked["service"]
     if asked["do"] == "register":
         metadata = {"zone": asked["zone"]} if "zone" in asked else {}

@@ -229,7 +229,8 @@ def what_is_not_a_request_is_refused():
     for kind, body, code in (
         ("ServiceQueryRequest", b"{", 400),
         ("ServiceQueryRequest", b"\xff", 400),
-        ("ConfigQueryRequest", b"{}", 302),
+        ("ConfigQueryRequest", b"{}", 400),
+        ("ConfigFuzzyWatchRequest", b"{}", 302),
         ("", b"", 302),
         # Nothing is registered over a connection without a stream.
         ("InstanceRequest", b'{"namespace":"tenant-a","serviceName":"s","type":"registerInstance","instance":{"ip":"h","port":1}}', 301),

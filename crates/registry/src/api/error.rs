@@ -2,6 +2,7 @@
 
 use hyper::StatusCode;
 
+use crate::configuration::ConfigError;
 use crate::{Invalid, WatchError, WriteError};
 
 /// An error of a request. Its text says what was wrong with what, and never contains a secret.
@@ -178,6 +179,16 @@ impl From<Invalid> for ApiError {
 impl From<WatchError> for ApiError {
     fn from(error: WatchError) -> ApiError {
         ApiError::Unavailable(error.to_string())
+    }
+}
+
+impl From<ConfigError> for ApiError {
+    fn from(error: ConfigError) -> ApiError {
+        match error {
+            ConfigError::Write(error) => error.into(),
+            ConfigError::Changed { .. } => ApiError::Conflict(error.to_string()),
+            ConfigError::NoVersion { .. } => ApiError::Missing(error.to_string()),
+        }
     }
 }
 

@@ -19,6 +19,7 @@ mod acl;
 mod audit;
 mod auth;
 mod complaint;
+mod configs;
 mod consul;
 mod credentials;
 mod dispatch;
@@ -90,7 +91,7 @@ pub enum Front {
     Prometheus,
     /// PolarisMesh's registration, heartbeats, discovery and rules, over HTTP and gRPC.
     Polaris,
-    /// The naming part of Nacos' HTTP API, version 1.
+    /// Nacos' naming and configuration, over HTTP and gRPC.
     Nacos,
     /// xDS, over gRPC only.
     Xds,

@@ -18,13 +18,14 @@
 //! - Each call has one revision, so no revision stands for two contents of a key. A call is carried out completely or not at all.
 //! - A key is held by at most one session, and only while that session is in the store. The transaction that ends a session also releases or deletes
 //!   its keys.
-//! - Rules, events, tokens and policies are in reserved namespaces of keys, which no name from outside can address (`rules`, `events`, `acl`). Writes to one of these are
-//!   serialised (`own`).
+//! - Rules, events, tokens, policies and configuration entries are in reserved namespaces of keys, which no name from outside can address (`rules`,
+//!   `events`, `acl`, `config`). Writes to one of the first four are serialised (`own`); a change of an entry is conditional on its row.
 //! - Each node counts a lock delay from the moment it receives the row, so it is never shorter than requested. No clocks are compared.
 //! - A session is ended for lack of renewal only after twice its time to live without a renewal at any live node. A renewal that not every live node
 //!   could ask for is committed to the store before it is answered.
 
 mod acl;
+mod config;
 mod events;
 mod judge;
 mod model;
@@ -43,6 +44,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
+pub use config::ConfigChange;
 pub(crate) use model::{Ask, LONGEST_LOCK_DELAY, LONGEST_TTL, MOST_OPERATIONS, TTL_MULTIPLE};
 pub use model::{Behavior, Entry, Given, KvLimits, Operation, Refusal, Session, Verb};
 pub(crate) use rules::{RuleWrite, RulesMark, rule_name};
@@ -54,6 +56,7 @@ pub(crate) use tasks::start;
 use watch::Watchers;
 use writer::Queued;
 
+use crate::configuration::{ConfigLimits, Listeners};
 use crate::error::{StoreError, WatchError, WriteError};
 use crate::health::Watch;
 use crate::model::{NamespaceName, Revision};
@@ -66,6 +69,10 @@ pub(crate) struct Kv {
     limits: KvLimits,
     state: RwLock<State>,
     watchers: Watchers,
+    /// Limits of the configuration service.
+    config: ConfigLimits,
+    /// Listeners to configuration entries.
+    listeners: Arc<Listeners>,
     /// Holds the leases of sessions.
     health: Arc<Watch>,
     queue: mpsc::Sender<Queued>,
@@ -121,6 +128,7 @@ impl Kv {
     pub(crate) async fn open(
         store: Arc<dyn KvStore>,
         limits: KvLimits,
+        config: ConfigLimits,
         most_queued: usize,
         health: Arc<Watch>,
     ) -> Result<(Kv, mpsc::Receiver<Queued>), StoreError> {
@@ -130,6 +138,8 @@ impl Kv {
             limits,
             state: RwLock::default(),
             watchers: Watchers::default(),
+            config,
+            listeners: Arc::default(),
             health,
             queue,
             queued: AtomicUsize::new(0),
@@ -204,8 +214,14 @@ impl Kv {
             touched
         };
         match read.whole {
-            true => self.watchers.wake_all(),
-            false => self.watchers.wake(&touched),
+            true => {
+                self.watchers.wake_all();
+                self.listeners.wake_all();
+            }
+            false => {
+                self.watchers.wake(&touched);
+                self.wake_listeners(&touched);
+            }
         }
     }
 

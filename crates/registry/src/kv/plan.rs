@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::model::{Ask, Behavior, Entry, Given, KvLimits, Operation, Refusal, Session, Verb};
 use super::state::State;
+use crate::configuration::ConfigLimits;
 use crate::model::{NamespaceName, Revision};
 use crate::store::{KvContent, KvRow};
 
@@ -19,6 +20,8 @@ pub(crate) type CallResult = Result<Vec<Given>, Vec<(usize, Refusal)>>;
 pub(crate) struct Draft<'a> {
     state: &'a State,
     limits: &'a KvLimits,
+    /// Limits of the namespaces of configuration entries.
+    config: Option<&'a ConfigLimits>,
     now: Instant,
     mtime: i64,
     /// The revision of the current call.
@@ -61,6 +64,7 @@ impl<'a> Draft<'a> {
         Draft {
             state,
             limits,
+            config: None,
             now,
             mtime,
             next: Revision(state.v.0 + 1),
@@ -69,6 +73,11 @@ impl<'a> Draft<'a> {
             usage: HashMap::new(),
             undo: Vec::new(),
         }
+    }
+
+    /// Sets the limits of the namespaces of configuration entries.
+    pub(crate) fn with_config(self, limits: &'a ConfigLimits) -> Draft<'a> {
+        Draft { config: Some(limits), ..self }
     }
 
     /// Carries out a call, completely or not at all.
@@ -230,9 +239,19 @@ impl<'a> Draft<'a> {
         let keys = space.map_or(0, |space| space.keys()).saturating_add_signed(usage.keys);
         let bytes = space.map_or(0, |space| space.bytes()).saturating_add_signed(usage.bytes + more);
         let total = self.state.bytes().saturating_add_signed(whole + more);
+        let (rows, sum) = match self.config.filter(|_| namespace.is_of_config()) {
+            Some(config) => (
+                ("rows of the namespace's configuration", config.rows),
+                ("bytes of the namespace's configuration", config.bytes),
+            ),
+            None => (
+                ("keys of the namespace", self.limits.keys),
+                ("bytes of the namespace's keys and values", self.limits.bytes),
+            ),
+        };
         for (what, found, limit, grows) in [
-            ("keys of the namespace", keys + 1, self.limits.keys, before.is_none()),
-            ("bytes of the namespace's keys and values", bytes, self.limits.bytes, more > 0),
+            (rows.0, keys + 1, rows.1, before.is_none()),
+            (sum.0, bytes, sum.1, more > 0),
             ("bytes of all keys and values", total, self.limits.total_bytes, more > 0),
         ] {
             if grows && found > limit {

@@ -36,7 +36,9 @@ async fn feed(inner: Arc<Inner>) {
     let mut stop = inner.stop.subscribe();
     let mut pause = Duration::ZERO;
     loop {
-        let used = kv.now().saturating_sub(kv.used.load(Ordering::Relaxed)) < USED || !kv.watchers.is_empty();
+        let used = kv.now().saturating_sub(kv.used.load(Ordering::Relaxed)) < USED
+            || !kv.watchers.is_empty()
+            || !kv.listeners.is_empty();
         let poll = if used && !inner.peers.is_alone() { POLL } else { IDLE_POLL };
         let turn = async {
             tokio::select! {

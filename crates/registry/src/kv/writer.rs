@@ -68,7 +68,8 @@ impl KvPlan for Batch {
         // then the state may be ahead of `missed`, whose older rows change nothing, and the commit conflicts.
         kv.take(missed);
         let state = kv.state();
-        let mut draft = Draft::new(&state, &kv.limits, Instant::now(), crate::registry::now_millis());
+        let now = (Instant::now(), crate::registry::now_millis());
+        let mut draft = Draft::new(&state, &kv.limits, now.0, now.1).with_config(&kv.config);
         let answers = self.asks.iter().map(|ask| draft.run(ask)).collect();
         let (rows, v) = draft.rows();
         let decision = if rows.is_empty() { KvDecision::Nothing } else { KvDecision::Write(rows.clone(), v) };

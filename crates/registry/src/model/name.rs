@@ -7,10 +7,11 @@ use sha2::{Digest as _, Sha256};
 
 use super::limits::{self, Invalid};
 
-/// Prefixes of the namespaces in which rules, events, and tokens with their policies are stored; the rest is a digest of the owning namespace.
+/// Prefixes of the namespaces in which rules, events, tokens with their policies, and configuration entries are stored; the rest is a digest of the owning namespace.
 const RULES: &str = "kingpost.rules.";
 const EVENTS: &str = "kingpost.events.";
 const ACL: &str = "kingpost.acl.";
+const CONFIG: &str = "kingpost.config.";
 /// Bytes of the owner's digest in such a name: with the prefix they fit into [`NamespaceName::MAX_BYTES`], and they are enough to make a collision
 /// infeasible.
 const OWNER_DIGEST: usize = 24;
@@ -83,6 +84,16 @@ impl NamespaceName {
         own(scope, ACL)
     }
 
+    /// Returns the reserved namespace for the configuration entries of `namespace`, like [`NamespaceName::of_rules`].
+    pub(crate) fn of_config(namespace: &NamespaceName) -> NamespaceName {
+        own(&namespace.0, CONFIG)
+    }
+
+    /// True if this is a namespace of configuration entries.
+    pub(crate) fn is_of_config(&self) -> bool {
+        self.digest_of(CONFIG).is_some()
+    }
+
     /// True if this is a namespace of tokens and policies.
     pub(crate) fn is_of_acl(&self) -> bool {
         self.digest_of(ACL).is_some()
@@ -100,7 +111,7 @@ impl NamespaceName {
     }
 
     fn is_own(&self) -> bool {
-        [RULES, EVENTS, ACL].into_iter().any(|kind| self.digest_of(kind).is_some())
+        [RULES, EVENTS, ACL, CONFIG].into_iter().any(|kind| self.digest_of(kind).is_some())
     }
 
     /// Makes a name as it is stored: one that [`NamespaceName::new`] accepts, or a reserved one.
@@ -328,7 +339,9 @@ mod tests {
         assert!(
             acl.iter().all(|space| space.is_of_acl()) && !rules.iter().chain(&events).any(|space| space.is_of_acl())
         );
-        let all = [rules, events, acl, vec![NamespaceName::of_acl("*")]].concat();
+        let config: Vec<NamespaceName> = names.iter().map(NamespaceName::of_config).collect();
+        assert!(config.iter().all(NamespaceName::is_of_config) && !acl.iter().any(NamespaceName::is_of_config));
+        let all = [rules, events, acl, config, vec![NamespaceName::of_acl("*")]].concat();
         for (index, space) in all.iter().enumerate() {
             assert!(!all[..index].contains(space), "{space}");
             assert!(space.as_str().len() <= NamespaceName::MAX_BYTES, "{space}");

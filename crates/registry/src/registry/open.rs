@@ -42,8 +42,9 @@ impl Registry {
         let health = Arc::new(Watch::new(&settings.health)?);
         let (kv, asks) = match store.kv() {
             Some(part) => {
-                let (limits, queued) = (settings.kv.clone(), settings.limits.queued_writes);
-                Some(Kv::open(part, limits, queued, Arc::clone(&health)).await?).unzip()
+                let (limits, config) = (settings.kv.clone(), settings.config.clone());
+                let queued = settings.limits.queued_writes;
+                Some(Kv::open(part, limits, config, queued, Arc::clone(&health)).await?).unzip()
             }
             None => (None, None),
         };

@@ -90,7 +90,9 @@ impl Authorizer {
             Resource::Record(name) => names(Kind::Service)?.level(name).map(|level| level.allows(access)),
             Resource::Audit => unnamed(Kind::Operator),
             Resource::Everything => {
-                let named = Kind::NAMED.into_iter().map(|kind| self.decide_all(access, kind));
+                // A policy written for Consul names no entries; whoever reads or writes one asks about it by name.
+                let kinds = Kind::NAMED.into_iter().filter(|kind| *kind != Kind::Config);
+                let named = kinds.map(|kind| self.decide_all(access, kind));
                 let unnamed = [Kind::Operator].into_iter().map(unnamed);
                 let decisions: Vec<Option<bool>> = named.chain(unnamed).collect();
                 if decisions.contains(&Some(false)) {

@@ -33,10 +33,12 @@ pub(crate) enum Access {
     Write,
 }
 
-/// Kind of a resource, in Consul's words.
+/// Kind of a resource, in Consul's words, and one of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Kind {
     Agent,
+    /// Configuration entries, which Consul does not have: `GROUP/ID`.
+    Config,
     Event,
     Key,
     Node,
@@ -78,14 +80,15 @@ impl Access {
 
 impl Kind {
     /// Kinds whose objects have names.
-    pub(crate) const NAMED: [Kind; 7] =
-        [Kind::Agent, Kind::Event, Kind::Key, Kind::Node, Kind::Query, Kind::Service, Kind::Session];
+    pub(crate) const NAMED: [Kind; 8] =
+        [Kind::Agent, Kind::Config, Kind::Event, Kind::Key, Kind::Node, Kind::Query, Kind::Service, Kind::Session];
     /// Kinds with a single object.
     pub(crate) const UNNAMED: [Kind; 5] = [Kind::Acl, Kind::Keyring, Kind::Operator, Kind::Mesh, Kind::Peering];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Agent => "agent",
+            Kind::Config => "config",
             Kind::Event => "event",
             Kind::Key => "key",
             Kind::Node => "node",
@@ -125,6 +128,10 @@ impl<'a> Resource<'a> {
 
     pub(crate) fn event(name: &'a str) -> Resource<'a> {
         Resource::One(Kind::Event, name)
+    }
+
+    pub(crate) fn config(name: &'a str) -> Resource<'a> {
+        Resource::One(Kind::Config, name)
     }
 
     pub(crate) fn agent(name: &'a str) -> Resource<'a> {

@@ -13,7 +13,7 @@ use mysql_async::prelude::Queryable as _;
 use registry::{Store, StoreError, store};
 
 use crate::common::*;
-use crate::common::{fire, kv, suite};
+use crate::common::{config, fire, kv, suite};
 
 /// A server in a temporary directory, ended even if the test panics; on a socket, and on a port for probes.
 struct Server {
@@ -135,6 +135,7 @@ async fn contract_then_under_fire() {
     let server = Server::start();
     suite::all(|| server.open("contract")).await;
     kv::all(|| server.open("contract")).await;
+    config::all(|| server.open("contract")).await;
     probed(&server.open("contract").await.unwrap(), "mysql", server.port).await;
     let older = async {
         let mut admin = server.admin().await;

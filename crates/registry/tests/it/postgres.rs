@@ -13,7 +13,7 @@ use registry::{Store, StoreError, store};
 use tokio_postgres::NoTls;
 
 use crate::common::*;
-use crate::common::{fire, kv, suite};
+use crate::common::{config, fire, kv, suite};
 
 /// A server in a temporary directory, ended even if the test panics.
 struct Server {
@@ -105,6 +105,7 @@ async fn contract() {
     let server = Server::start();
     suite::all(|| server.open()).await;
     kv::all(|| server.open()).await;
+    config::all(|| server.open()).await;
     probed(&server.open().await.unwrap(), "postgres", server.port).await;
     let older = async {
         let back = "DROP TABLE registry_writer, registry_node, registry_secret; DROP INDEX instance_gone;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use registry::{Outcome, Registry, Settings, Store, store};
 
 use crate::common::*;
-use crate::common::{fire, kv, suite};
+use crate::common::{config, fire, kv, suite};
 
 async fn in_directory(directory: &tempfile::TempDir) -> Result<Arc<dyn Store>, registry::StoreError> {
     store::open(&format!("sqlite:{}", directory.path().join("registry.db").display())).await
@@ -21,6 +21,7 @@ async fn contract() {
 async fn keys() {
     let directory = tempfile::tempdir().unwrap();
     kv::all(|| in_directory(&directory)).await;
+    config::all(|| in_directory(&directory)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -11,7 +11,7 @@ use registry::{Revision, Store, StoreError, store};
 use rig::Rig;
 
 use crate::common::*;
-use crate::common::{fire, kv, suite};
+use crate::common::{config, fire, kv, suite};
 
 async fn opened(rig: &Rig, prefix: &str) -> Result<Arc<dyn Store>, StoreError> {
     store::open(&rig.address(prefix)).await
@@ -47,6 +47,7 @@ async fn keys_and_sessions() {
         rig.split(key);
     }
     kv::all(|| opened(&rig, "keys")).await;
+    config::all(|| opened(&rig, "keys")).await;
     // Another registry in the same cluster sees nothing of it.
     let other = opened(&rig, "keys2").await.unwrap();
     assert!(other.kv().unwrap().read(0, Revision(0)).await.unwrap().rows.is_empty());

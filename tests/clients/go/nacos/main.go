@@ -14,6 +14,7 @@ import (
 	"sync"
 
 	"github.com/nacos-group/nacos-sdk-go/v2/clients"
+	"github.com/nacos-group/nacos-sdk-go/v2/clients/config_client"
 	"github.com/nacos-group/nacos-sdk-go/v2/clients/naming_client"
 	"github.com/nacos-group/nacos-sdk-go/v2/common/constant"
 	"github.com/nacos-group/nacos-sdk-go/v2/model"
@@ -27,6 +28,8 @@ type asked struct {
 	Service string `json:"service"`
 	IP      string `json:"ip"`
 	Zone    string `json:"zone"`
+	Content string `json:"content"`
+	MD5     string `json:"md5"`
 }
 
 var saying sync.Mutex
@@ -49,8 +52,49 @@ func told(instances []model.Instance) [][]any {
 	return hosts
 }
 
+var configs config_client.IConfigClient
+
+// The client of the configuration service, which has a connection of its own.
+func configClient() (config_client.IConfigClient, error) {
+	if configs != nil {
+		return configs, nil
+	}
+	var err error
+	configs, err = clients.NewConfigClient(configured(os.Args[1], os.Args[2]))
+	return configs, err
+}
+
+func carryOutConfig(it asked) (fields, error) {
+	client, err := configClient()
+	if err != nil {
+		return nil, err
+	}
+	param := vo.ConfigParam{DataId: it.Service, Group: "g", Content: it.Content, CasMd5: it.MD5}
+	switch it.Do {
+	case "publish":
+		done, err := client.PublishConfig(param)
+		return fields{"published": done}, err
+	case "get":
+		content, err := client.GetConfig(param)
+		if err != nil && strings.Contains(err.Error(), "config data not exist") {
+			return fields{"got": nil}, nil
+		}
+		return fields{"got": content}, err
+	case "remove":
+		done, err := client.DeleteConfig(param)
+		return fields{"removed": done}, err
+	default:
+		param.OnChange = func(namespace, group, dataId, data string) {
+			say(fields{"heard": dataId, "content": data})
+		}
+		return fields{"listening": it.Service}, client.ListenConfig(param)
+	}
+}
+
 func carryOut(client naming_client.INamingClient, it asked) (fields, error) {
 	switch it.Do {
+	case "publish", "get", "remove", "listen":
+		return carryOutConfig(it)
 	case "register":
 		instance := vo.RegisterInstanceParam{
 			ServiceName: it.Service, Ip: it.IP, Port: 80, Weight: 1, Enable: true, Healthy: true, Ephemeral: true,

@@ -69,7 +69,8 @@ impl Calls for Nacos {
         let mut metadata = metadata.unwrap_or_default();
         let shown = Credentials { headers: who.headers, token: metadata.headers.remove(TOKEN) };
         let body = body.unwrap_or_default().value;
-        Ok(Response::new(payload(connection.answer(&self.0, shown, &metadata.r#type, &body).await)))
+        let (kind, address) = (metadata.r#type, metadata.client_ip);
+        Ok(Response::new(payload(connection.answer(&self.0, shown, &address, (&kind, &body)).await)))
     }
 }
 

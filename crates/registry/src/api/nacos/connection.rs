@@ -11,6 +11,7 @@
 //! - A connection is ended, as if the client had disconnected, if its token no longer permits its registrations or subscriptions
 //!   ([`End::NotAllowed`]).
 
+mod listening;
 mod silence;
 mod stream;
 
@@ -22,6 +23,7 @@ use serde_json::json;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 
+use self::listening::Listening;
 use self::stream::{Subscribed, Subscription};
 use super::super::auth::Caller;
 use super::super::credentials::Credentials;
@@ -80,6 +82,8 @@ pub(in crate::api) struct Connection {
     telling: tokio::sync::Mutex<()>,
     /// Signals a change of `subscriptions`.
     resubscribed: Notify,
+    /// The configuration entries that the client listens to.
+    listening: Listening,
 }
 
 /// Credentials that were accepted.
@@ -130,6 +134,7 @@ impl Opened {
             subscriptions: Mutex::default(),
             telling: tokio::sync::Mutex::default(),
             resubscribed: Notify::new(),
+            listening: Listening::new(&context.registry),
         };
         Ok(Opened { connection: Arc::new(connection), context: Arc::clone(context) })
     }
@@ -231,14 +236,14 @@ impl Connection {
         &self,
         context: &Arc<Context>,
         shown: Credentials,
-        kind: &str,
-        json: &[u8],
+        address: &str,
+        (kind, json): (&str, &[u8]),
     ) -> OutgoingMessage {
         self.hear();
         let (request, asked) = Asked::read(kind, json);
         let name = asked.as_ref().map_or("ErrorResponse", Asked::answer);
         let answer = match asked {
-            Ok(asked) => self.carry_out(context, shown, asked).await,
+            Ok(asked) => self.carry_out(context, shown, address, asked).await,
             Err(error) => Err(Refusal::Error(error)),
         };
         if let Err(Refusal::Error(error)) = &answer {
@@ -247,9 +252,21 @@ impl Connection {
         message(name, &request, answer)
     }
 
-    async fn carry_out(&self, context: &Arc<Context>, shown: Credentials, asked: Asked) -> Result<Content, Refusal> {
+    async fn carry_out(
+        &self,
+        context: &Arc<Context>,
+        shown: Credentials,
+        address: &str,
+        asked: Asked,
+    ) -> Result<Content, Refusal> {
         let caller = shown.identify(context);
         context.admit(caller.as_ref().ok(), self.peer)?;
+        if asked.is_about_configuration() {
+            let caller = caller?;
+            let answer = self.configuration(context, &caller, address, asked).await?;
+            self.remember(shown, caller);
+            return Ok(answer);
+        }
         let naming = |namespace: NamespaceName, access: Access, service: Option<&Service>| {
             let naming = Naming { context, caller: caller.clone()?, peer: self.peer, namespace };
             naming.enters(access)?;
@@ -296,6 +313,10 @@ impl Connection {
                 let (names, count) = naming(namespace, Access::Read, None)?.services(&group, page, size).await?;
                 Ok(json!({ "count": count, "serviceNames": names }).into())
             }
+            Asked::ConfigQuery { .. }
+            | Asked::ConfigPublish { .. }
+            | Asked::ConfigRemove { .. }
+            | Asked::ConfigListen { .. } => Err(ApiError::NotImplemented("not a request about services".into()).into()),
         }
     }
 

@@ -28,6 +28,9 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
     if is_login(&path) {
         return login(context, request);
     }
+    if let Some(answered) = super::config::handle(context, request).await {
+        return answered;
+    }
     let caller = context.identify(request)?;
     let fields = Fields::of(request)?;
     let namespace = named(fields.text("namespaceId"))?;
@@ -55,10 +58,6 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
         (_, ["nacos", "v1", "ns", "instance", "beat"]) => Err(ApiError::MethodNotAllowed { allow: "PUT" }),
         (_, ["nacos", "v1", "ns", "instance" | "service", "list"]) => {
             Err(ApiError::MethodNotAllowed { allow: "GET, HEAD" })
-        }
-        // A client of the configuration service repeats a request at once if the answer is that there is nothing.
-        (_, ["nacos", "v1", "cs", ..]) => {
-            Err(ApiError::NotImplemented("Nacos' configuration is not served here".into()))
         }
         _ => Err(ApiError::NoSuchPath(request.whole.chars().take(200).collect())),
     }

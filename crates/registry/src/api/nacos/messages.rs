@@ -6,10 +6,12 @@
 use serde::Deserialize;
 use serde_json::json;
 
+use super::super::configs::Listened;
 use super::naming::{Wanted, named};
 use super::wire::{self, Info, Sent, Service};
 use super::*;
 use crate::NamespaceName;
+use crate::configuration::{ConfigKey, Expected, NewConfig};
 
 /// The service of a message.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,6 +37,28 @@ pub(in crate::api) enum Asked {
     Query { at: At, wanted: Wanted },
     /// A list of service names.
     List { namespace: NamespaceName, group: String, page: u64, size: u64 },
+    /// A query of a configuration entry.
+    ConfigQuery { namespace: NamespaceName, key: ConfigKey },
+    /// A publication.
+    ConfigPublish {
+        namespace: NamespaceName,
+        key: ConfigKey,
+        new: Box<NewConfig>,
+        expected: Expected,
+        gray: Vec<String>,
+    },
+    /// A removal.
+    ConfigRemove { namespace: NamespaceName, key: ConfigKey },
+    /// The begin or end of listening to entries.
+    ConfigListen { begin: bool, entries: Vec<Heard> },
+}
+
+/// An entry that a client listens to.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::api) struct Heard {
+    pub(super) listened: Listened,
+    /// The namespace as the client wrote it.
+    pub(super) tenant: String,
 }
 
 /// A message of the client on the stream.
@@ -58,6 +82,8 @@ impl Sign {
 pub(in crate::api) enum Refusal {
     /// The connection is not set up, or is over: the client makes a new one, and registers again.
     NoConnection,
+    /// An answer of the request's own type, with this code and message.
+    Own(u32, String),
     /// Any other error.
     Error(ApiError),
 }
@@ -96,6 +122,33 @@ struct Message {
     health_only: Option<bool>,
     page_no: Option<u64>,
     page_size: Option<u64>,
+    data_id: Option<String>,
+    group: Option<String>,
+    tenant: Option<String>,
+    content: Option<String>,
+    cas_md5: Option<String>,
+    addition_map: Option<BTreeMap<String, Option<String>>>,
+    listen: Option<bool>,
+    config_listen_contexts: Option<Vec<EntryFields>>,
+}
+
+/// A listened entry in a message.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct EntryFields {
+    data_id: Option<String>,
+    group: Option<String>,
+    tenant: Option<String>,
+    md5: Option<String>,
+}
+
+impl EntryFields {
+    fn heard(self) -> Result<Heard, ApiError> {
+        let tenant = self.tenant.unwrap_or_default();
+        let key = config::key(&self.group.unwrap_or_default(), &self.data_id.unwrap_or_default())?;
+        let listened = Listened { namespace: named(&tenant)?, key, md5: self.md5.unwrap_or_default() };
+        Ok(Heard { listened, tenant })
+    }
 }
 
 /// An instance in a message.
@@ -129,12 +182,40 @@ impl Message {
         named(self.namespace.as_deref().unwrap_or_default())
     }
 
+    /// Returns the configuration entry.
+    fn entry(&self) -> Result<(NamespaceName, ConfigKey), ApiError> {
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        Ok((named(&text(&self.tenant))?, config::key(&text(&self.group), &text(&self.data_id))?))
+    }
+
+    fn publication(mut self) -> Result<Asked, ApiError> {
+        let (namespace, key) = self.entry()?;
+        let content = self.content.take().ok_or_else(|| ApiError::bad("content is missing"))?;
+        let more = self.addition_map.unwrap_or_default();
+        let said = |name: &str| more.get(name).cloned().flatten();
+        let new = NewConfig {
+            content,
+            kind: said("type").filter(|kind| !kind.is_empty()),
+            description: said("desc"),
+            app: said("appName"),
+            tags: said("config_tags").map(|tags| config::list_of(&tags)),
+            secret: config::is_secret(&key, &said("config_tags").unwrap_or_default()),
+            cipher_key: said("encryptedDataKey"),
+        };
+        let expected = self.cas_md5.filter(|md5| !md5.is_empty()).map_or(Expected::Anything, Expected::Md5);
+        let gray = config::list_of(&said("betaIps").unwrap_or_default());
+        Ok(Asked::ConfigPublish { namespace, key, new: Box::new(new), expected, gray })
+    }
+
     fn at(&self) -> Result<At, ApiError> {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         let service = Service::of(&text(&self.service_name), &text(&self.group_name))?;
         Ok(At { namespace: self.namespace()?, service })
     }
 }
+
+/// The name of an answer that refuses.
+const ERROR: &str = "ErrorResponse";
 
 /// The names of the supported messages.
 const SERVER_CHECK: &str = "ServerCheckRequest";
@@ -145,6 +226,24 @@ const BATCH: &str = "BatchInstanceRequest";
 const SUBSCRIBE: &str = "SubscribeServiceRequest";
 const QUERY: &str = "ServiceQueryRequest";
 const LIST: &str = "ServiceListRequest";
+const CONFIG_QUERY: &str = "ConfigQueryRequest";
+const CONFIG_PUBLISH: &str = "ConfigPublishRequest";
+const CONFIG_REMOVE: &str = "ConfigRemoveRequest";
+const CONFIG_LISTEN: &str = "ConfigBatchListenRequest";
+const KINDS: [&str; 12] = [
+    SERVER_CHECK,
+    HEALTH_CHECK,
+    INSTANCE,
+    PERSISTENT,
+    BATCH,
+    SUBSCRIBE,
+    QUERY,
+    LIST,
+    CONFIG_QUERY,
+    CONFIG_PUBLISH,
+    CONFIG_REMOVE,
+    CONFIG_LISTEN,
+];
 
 impl Asked {
     /// Parses a message: the name, and its fields as JSON. Also returns the id to be repeated in the answer, if it can be read.
@@ -152,9 +251,9 @@ impl Asked {
     /// # Errors
     /// The name is unknown, or the fields are invalid.
     pub(in crate::api) fn read(kind: &str, json: &[u8]) -> (String, Result<Asked, ApiError>) {
-        if !matches!(kind, SERVER_CHECK | HEALTH_CHECK | INSTANCE | PERSISTENT | BATCH | SUBSCRIBE | QUERY | LIST) {
+        if !KINDS.contains(&kind) {
             let kind: String = kind.chars().take(100).collect();
-            return (String::new(), Err(ApiError::NotImplemented(format!("{kind:?} is not served here: naming only"))));
+            return (String::new(), Err(ApiError::NotImplemented(format!("{kind:?} is not served here"))));
         }
         // Some clients send no JSON for a message without fields.
         let json = if json.is_empty() { b"{}" } else { json };
@@ -205,6 +304,22 @@ impl Asked {
                     clusters: message.cluster.or(message.clusters).unwrap_or_default(),
                 },
             },
+            CONFIG_QUERY => {
+                let (namespace, key) = message.entry()?;
+                Asked::ConfigQuery { namespace, key }
+            }
+            CONFIG_PUBLISH => message.publication()?,
+            CONFIG_REMOVE => {
+                let (namespace, key) = message.entry()?;
+                Asked::ConfigRemove { namespace, key }
+            }
+            CONFIG_LISTEN => {
+                let entries = message.config_listen_contexts.unwrap_or_default().into_iter();
+                Asked::ConfigListen {
+                    begin: message.listen.unwrap_or(true),
+                    entries: entries.map(EntryFields::heard).collect::<Result<_, _>>()?,
+                }
+            }
             _ => Asked::List {
                 namespace: message.namespace()?,
                 group: message.group_name.unwrap_or_default(),
@@ -212,6 +327,12 @@ impl Asked {
                 size: message.page_size.unwrap_or(20),
             },
         })
+    }
+
+    /// True for a request about configuration entries.
+    pub(super) fn is_about_configuration(&self) -> bool {
+        use Asked::*;
+        matches!(self, ConfigQuery { .. } | ConfigPublish { .. } | ConfigRemove { .. } | ConfigListen { .. })
     }
 
     /// Returns the name of the answer.
@@ -224,6 +345,10 @@ impl Asked {
             Asked::Subscribe { .. } => "SubscribeServiceResponse",
             Asked::Query { .. } => "QueryServiceResponse",
             Asked::List { .. } => "ServiceListResponse",
+            Asked::ConfigQuery { .. } => "ConfigQueryResponse",
+            Asked::ConfigPublish { .. } => "ConfigPublishResponse",
+            Asked::ConfigRemove { .. } => "ConfigRemoveResponse",
+            Asked::ConfigListen { .. } => "ConfigChangeBatchListenResponse",
         }
     }
 }
@@ -282,14 +407,15 @@ pub(in crate::api) fn message(kind: &'static str, request: &str, answer: Result<
             OutgoingMessage { kind, json: fields.json() }
         }
         Err(refusal) => {
-            let (code, message) = match &refusal {
-                Refusal::NoConnection => (301, "the connection is not registered".to_owned()),
-                Refusal::Error(error) => (code(error), error.to_string()),
+            let (kind, code, message) = match &refusal {
+                Refusal::NoConnection => (ERROR, 301, "the connection is not registered".to_owned()),
+                Refusal::Own(code, message) => (kind, *code, message.clone()),
+                Refusal::Error(error) => (ERROR, code(error), error.to_string()),
             };
             let fields = json!({
                 "resultCode": 500, "errorCode": code, "success": false, "message": message, "requestId": request,
             });
-            OutgoingMessage { kind: "ErrorResponse", json: fields.to_string().into_bytes() }
+            OutgoingMessage { kind, json: fields.to_string().into_bytes() }
         }
     }
 }
@@ -364,6 +490,31 @@ mod tests {
     }
 
     #[test]
+    fn entries_of_real_clients() {
+        let go = json!({
+            "requestId": "3", "module": "config", "dataId": "app.yaml", "group": "", "tenant": "tenant-a", "content": "a: 1",
+            "casMd5": "", "additionMap": {"type": "yaml", "appName": null, "betaIps": "10.0.0.1, 10.0.0.2", "config_tags": "secret"},
+        });
+        let Asked::ConfigPublish { namespace, key, new, expected, gray } = read(CONFIG_PUBLISH, &go).unwrap() else {
+            panic!()
+        };
+        assert_eq!((namespace.as_str(), key.to_string().as_str()), ("tenant-a", "DEFAULT_GROUP/app.yaml"));
+        assert_eq!((new.kind.as_deref(), &new.app, new.secret), (Some("yaml"), &None, Some(true)));
+        assert_eq!((expected, gray), (Expected::Anything, vec!["10.0.0.1".to_owned(), "10.0.0.2".to_owned()]));
+        assert!(!format!("{new:?}").contains("a: 1"), "a content is in no log");
+        let listen =
+            json!({"listen": true, "configListenContexts": [{"dataId": "a", "group": "g", "md5": null, "tenant": ""}]});
+        let Asked::ConfigListen { begin: true, entries } = read(CONFIG_LISTEN, &listen).unwrap() else { panic!() };
+        assert_eq!((entries[0].listened.namespace.as_str(), entries[0].tenant.as_str()), ("public", ""));
+        let own = message("ConfigQueryResponse", "1", Err(Refusal::Own(300, "config data not exist".into())));
+        let fields: Value = serde_json::from_slice(&own.json).unwrap();
+        assert_eq!(
+            (own.kind, &fields["errorCode"], &fields["success"]),
+            ("ConfigQueryResponse", &json!(300), &json!(false))
+        );
+    }
+
+    #[test]
     fn what_is_refused() {
         let of = |more: Value| {
             let mut message =
@@ -390,7 +541,8 @@ mod tests {
         }
         let batch = json!({"serviceName": "s", "instances": [{"ip": "h", "port": 1, "ephemeral": false}]});
         assert!(read(BATCH, &batch).is_err());
-        assert!(matches!(read("ConfigQueryRequest", &json!({})), Err(ApiError::NotImplemented(_))));
+        assert!(matches!(read("ConfigFuzzyWatchRequest", &json!({})), Err(ApiError::NotImplemented(_))));
+        assert!(read(CONFIG_QUERY, &json!({})).is_err() && read(CONFIG_PUBLISH, &json!({"dataId": "a"})).is_err());
         for not_json in [&b"{"[..], b"[]", b"\xff\xfe", b"{\"port\":}"] {
             assert!(Asked::read(INSTANCE, not_json).1.is_err());
         }
@@ -420,9 +572,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..512), kind in 0..9_usize) {
-            let kinds = [SERVER_CHECK, HEALTH_CHECK, INSTANCE, PERSISTENT, BATCH, SUBSCRIBE, QUERY, LIST, "\u{202e}x"];
-            let _ = Asked::read(kinds[kind], &bytes);
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..512), kind in 0..13_usize) {
+            let _ = Asked::read(KINDS.get(kind).unwrap_or(&"\u{202e}x"), &bytes);
             // The envelope around it, too.
             let _ = <crate::api::grpc::proto::nacos::Payload as prost::Message>::decode(&bytes[..]);
         }

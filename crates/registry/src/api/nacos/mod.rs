@@ -1,4 +1,4 @@
-//! Nacos' naming: over HTTP (version 1), and over gRPC (versions 2 and 3).
+//! Nacos' naming and configuration: over HTTP, and over gRPC (versions 2 and 3).
 //!
 //! ```text
 //!  http ───────────────┐
@@ -14,10 +14,14 @@
 //! other times. Over gRPC it depends on the connection that registered it last ([`connection`]). An instance that is not ephemeral is probed at its
 //! port.
 //!
-//! Not supported: configuration, management of clusters and services, pushes over UDP (HTTP clients poll every 10 s).
+//! A configuration entry's namespace is found in the same way ([`config`]). A client over gRPC is told of a change of an entry that it listens to; over
+//! HTTP it waits in a request.
+//!
+//! Not supported: management of clusters and services, pushes over UDP (HTTP clients poll every 10 s).
 //!
 //! Format: <https://nacos.io/docs/v1/open-api/>; of gRPC, `proto/nacos/nacos.proto`, and [`messages`] for the JSON in it.
 
+mod config;
 mod connection;
 mod http;
 mod messages;

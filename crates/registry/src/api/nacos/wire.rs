@@ -49,9 +49,14 @@ impl Fields {
         Ok(Fields(fields))
     }
 
+    /// Returns the first value.
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
     /// Returns the first value; empty if there is none.
     pub(super) fn text(&self, name: &str) -> &str {
-        self.0.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value.as_str())
+        self.get(name).unwrap_or_default()
     }
 
     pub(super) fn number(&self, name: &str) -> Result<Option<u64>, ApiError> {

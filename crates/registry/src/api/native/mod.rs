@@ -1,5 +1,6 @@
 //! Kingpost's own REST API with JSON. `openapi.json` beside this file describes it; a test compares the two.
 
+mod config;
 mod filter;
 mod routes;
 mod watch;
@@ -48,12 +49,22 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Result<
         return list_namespaces(context, caller).await;
     }
     let ns = namespace(route.namespace)?;
+    if route.op.is_about_configuration() {
+        return config::handle(context, request, &caller, &ns, &route).await;
+    }
     allowed(context, &caller, &route, &ns).await?;
     let service = || ServiceKey::new(&ns, route.service);
     let id = || InstanceId::new(&ns, route.id);
     let log = |object: &str| context.audit(&caller, request.peer, route.op.name(), ns.as_str(), object);
     match route.op {
-        Op::OpenApi | Op::ListNamespaces => Err(ApiError::NoSuchPath(route.namespace.into())),
+        Op::OpenApi
+        | Op::ListNamespaces
+        | Op::ListConfigs
+        | Op::GetConfig
+        | Op::PutConfig
+        | Op::DeleteConfig
+        | Op::ConfigHistory
+        | Op::RollBackConfig => Err(ApiError::NoSuchPath(route.namespace.into())),
         Op::ListServices => list_services(context, request, &caller, &ns).await,
         Op::GetService => get_service(context, &service()?),
         Op::PutService => {

@@ -29,9 +29,15 @@ pub(super) enum Op {
     Deregister,
     Query,
     Audit,
+    ListConfigs,
+    GetConfig,
+    PutConfig,
+    DeleteConfig,
+    ConfigHistory,
+    RollBackConfig,
 }
 
-/// Method, path and operation. `{ns}`, `{service}` and `{id}` stand for one segment each.
+/// Method, path and operation. `{ns}`, `{service}`, `{group}` and `{id}` stand for one segment each.
 pub(super) const ROUTES: &[(&str, &str, Op)] = &[
     ("PUT", "v1/namespaces/{ns}/instances/{id}/heartbeat", Op::Heartbeat),
     ("POST", "v1/namespaces/{ns}/heartbeats", Op::Heartbeats),
@@ -52,6 +58,12 @@ pub(super) const ROUTES: &[(&str, &str, Op)] = &[
     ("POST", "v1/namespaces/{ns}/deregistrations", Op::Deregister),
     ("POST", "v1/namespaces/{ns}/queries", Op::Query),
     ("GET", "v1/namespaces/{ns}/audit", Op::Audit),
+    ("GET", "v1/namespaces/{ns}/configs", Op::ListConfigs),
+    ("GET", "v1/namespaces/{ns}/configs/{group}/{id}", Op::GetConfig),
+    ("PUT", "v1/namespaces/{ns}/configs/{group}/{id}", Op::PutConfig),
+    ("DELETE", "v1/namespaces/{ns}/configs/{group}/{id}", Op::DeleteConfig),
+    ("GET", "v1/namespaces/{ns}/configs/{group}/{id}/history", Op::ConfigHistory),
+    ("POST", "v1/namespaces/{ns}/configs/{group}/{id}/rollback", Op::RollBackConfig),
     ("GET", "v1/namespaces", Op::ListNamespaces),
     ("GET", "v1/openapi.json", Op::OpenApi),
 ];
@@ -62,6 +74,7 @@ pub(super) struct Route<'a> {
     pub(super) op: Op,
     pub(super) namespace: &'a str,
     pub(super) service: &'a str,
+    pub(super) group: &'a str,
     pub(super) id: &'a str,
 }
 
@@ -89,13 +102,14 @@ impl<'a> Route<'a> {
 }
 
 fn fit<'a>(template: &str, path: &[&'a str], op: Op) -> Option<Route<'a>> {
-    let mut route = Route { op, namespace: "", service: "", id: "" };
+    let mut route = Route { op, namespace: "", service: "", group: "", id: "" };
     let mut given = path.iter();
     for wanted in template.split('/') {
         let found: &'a str = given.next()?;
         match wanted {
             "{ns}" => route.namespace = found,
             "{service}" => route.service = found,
+            "{group}" => route.group = found,
             "{id}" => route.id = found,
             _ if wanted == found => {}
             _ => return None,
@@ -119,6 +133,12 @@ fn allowed(template: &str) -> &'static str {
 }
 
 impl Op {
+    /// True for an operation on configuration entries.
+    pub(super) fn is_about_configuration(self) -> bool {
+        use Op::*;
+        matches!(self, ListConfigs | GetConfig | PutConfig | DeleteConfig | ConfigHistory | RollBackConfig)
+    }
+
     /// Returns the access that the operation needs, to the resource that it is about.
     pub(super) fn access(self) -> Access {
         match self {
@@ -131,7 +151,10 @@ impl Op {
             | Op::Find
             | Op::GetInstance
             | Op::Query
-            | Op::Audit => Access::Read,
+            | Op::Audit
+            | Op::ListConfigs
+            | Op::GetConfig
+            | Op::ConfigHistory => Access::Read,
             Op::RegisterInService
             | Op::PutInstance
             | Op::RegisterBatch
@@ -142,7 +165,10 @@ impl Op {
             | Op::Heartbeats
             | Op::Deregister
             | Op::PutService
-            | Op::DeleteService => Access::Write,
+            | Op::DeleteService
+            | Op::PutConfig
+            | Op::DeleteConfig
+            | Op::RollBackConfig => Access::Write,
         }
     }
 
@@ -170,6 +196,12 @@ impl Op {
             Op::Deregister => "deregisterInstances",
             Op::Query => "queryServices",
             Op::Audit => "listChanges",
+            Op::ListConfigs => "listConfigs",
+            Op::GetConfig => "getConfig",
+            Op::PutConfig => "putConfig",
+            Op::DeleteConfig => "deleteConfig",
+            Op::ConfigHistory => "listConfigVersions",
+            Op::RollBackConfig => "rollBackConfig",
         }
     }
 }

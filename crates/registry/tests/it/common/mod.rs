@@ -1,6 +1,7 @@
 //! Helpers for the tests of the stores.
 
 pub(crate) mod authority;
+pub(crate) mod config;
 pub(crate) mod fire;
 pub(crate) mod kv;
 mod node;

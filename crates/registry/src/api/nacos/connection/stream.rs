@@ -228,6 +228,15 @@ impl Connection {
                         None => drop(watched.remove(&of)),
                     }
                 }
+                room = async {
+                    self.listening.changed().await;
+                    out.reserve().await
+                } => {
+                    let Ok(room) = room else { return End::Left };
+                    if let Some(message) = self.next_push(context, &mut id) {
+                        room.send(message);
+                    }
+                }
                 end = &mut keeping => return end,
                 () = &mut over => return End::Left,
                 () = &mut stop => {

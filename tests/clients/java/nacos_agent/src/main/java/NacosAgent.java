@@ -1,4 +1,7 @@
+import com.alibaba.nacos.api.NacosFactory;
 import com.alibaba.nacos.api.PropertyKeyConst;
+import com.alibaba.nacos.api.config.ConfigService;
+import com.alibaba.nacos.api.config.listener.Listener;
 import com.alibaba.nacos.api.naming.NamingFactory;
 import com.alibaba.nacos.api.naming.NamingService;
 import com.alibaba.nacos.api.naming.listener.NamingEvent;
@@ -8,9 +11,11 @@ import com.google.gson.JsonObject;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.util.Comparator;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Properties;
+import java.util.concurrent.Executor;
 
 /**
  * Nacos' own client, of any version, that does as it is told. Addresses (separated by commas) and the namespace are its arguments, the environment has
@@ -27,6 +32,40 @@ public final class NacosAgent {
     private static Object told(List<Instance> instances) {
         return instances.stream().sorted(Comparator.comparing(Instance::getIp))
             .map(it -> List.of(it.getIp(), it.isHealthy(), it.getMetadata())).toList();
+    }
+
+    private static ConfigService configs;
+
+    private static void carryOutConfig(Properties properties, JsonObject asked) throws Exception {
+        if (configs == null) {
+            configs = NacosFactory.createConfigService(properties);
+        }
+        String id = asked.get("service").getAsString();
+        switch (asked.get("do").getAsString()) {
+            case "publish" -> say(Map.of("published", configs.publishConfig(id, "g", asked.get("content").getAsString())));
+            case "get" -> {
+                Map<String, Object> fields = new HashMap<>();
+                fields.put("got", configs.getConfig(id, "g", 3000));
+                synchronized (NacosAgent.class) {
+                    System.out.println(new com.google.gson.GsonBuilder().serializeNulls().create().toJson(fields));
+                }
+            }
+            case "remove" -> say(Map.of("removed", configs.removeConfig(id, "g")));
+            default -> {
+                configs.addListener(id, "g", new Listener() {
+                    @Override
+                    public Executor getExecutor() {
+                        return null;
+                    }
+
+                    @Override
+                    public void receiveConfigInfo(String content) {
+                        say(Map.of("heard", id, "content", content == null ? "" : content));
+                    }
+                });
+                say(Map.of("listening", id));
+            }
+        }
     }
 
     private static void carryOut(NamingService client, JsonObject asked) throws Exception {
@@ -69,7 +108,12 @@ public final class NacosAgent {
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             try {
-                carryOut(client, JSON.fromJson(line, JsonObject.class));
+                JsonObject asked = JSON.fromJson(line, JsonObject.class);
+                if (List.of("publish", "get", "remove", "listen").contains(asked.get("do").getAsString())) {
+                    carryOutConfig(properties, asked);
+                } else {
+                    carryOut(client, asked);
+                }
             } catch (Exception refused) {
                 say(Map.of("refused", refused.toString()));
             }

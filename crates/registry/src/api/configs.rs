@@ -1,0 +1,182 @@
+//! Configuration entries for all fronts: rights, changes, and their lines in the audit log.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::auth::Caller;
+use super::{ApiError, Context};
+use crate::NamespaceName;
+use crate::configuration::{ConfigEntry, ConfigKey, Expected, NewConfig};
+use crate::kv::ConfigChange;
+use crate::rights::{Access, Resource};
+
+/// A caller in a namespace.
+pub(super) struct Configs<'a> {
+    pub(super) context: &'a Context,
+    pub(super) caller: &'a Caller,
+    pub(super) peer: IpAddr,
+    pub(super) namespace: NamespaceName,
+}
+
+/// An entry that a client listens to, with the MD5 of the content that it has; empty for none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Listened {
+    pub(super) namespace: NamespaceName,
+    pub(super) key: ConfigKey,
+    pub(super) md5: String,
+}
+
+impl Configs<'_> {
+    /// True if the caller may read an entry. Without the right, an entry is absent for it.
+    fn may_read(&self, key: &ConfigKey) -> bool {
+        self.caller.may(Access::Read, Resource::config(&key.to_string()), self.namespace.as_str())
+    }
+
+    /// Checks the right to an entry, by role and by policies. The answer does not depend on the entry's existence.
+    pub(super) fn needs(&self, access: Access, key: &ConfigKey) -> Result<(), ApiError> {
+        self.caller.enters(access, self.namespace.as_str())?;
+        self.caller.needs(access, Resource::config(&key.to_string()), self.namespace.as_str())
+    }
+
+    fn audit(&self, action: &str, object: &str) {
+        self.context.audit(self.caller, self.peer, action, self.namespace.as_str(), object);
+    }
+
+    fn audit_version(&self, action: &str, change: &ConfigChange) {
+        if let Some(entry) = change.entry.as_ref().filter(|_| change.wrote) {
+            self.audit(action, &format!("{} version {} md5 {}", entry.key, entry.version, entry.md5));
+        }
+    }
+
+    /// Returns the content for a client at `address`.
+    pub(super) fn get(&self, key: &ConfigKey, address: &str) -> Result<Option<ConfigEntry>, ApiError> {
+        self.needs(Access::Read, key)?;
+        Ok(self.context.registry.config_for(&self.namespace, key, address)?)
+    }
+
+    /// Returns the current version and the gray release.
+    pub(super) fn both(&self, key: &ConfigKey) -> Result<[Option<ConfigEntry>; 2], ApiError> {
+        self.needs(Access::Read, key)?;
+        let registry = &self.context.registry;
+        Ok([registry.config(&self.namespace, key)?, registry.config_gray(&self.namespace, key)?])
+    }
+
+    /// Returns the versions that are kept, newest first.
+    pub(super) fn history(&self, key: &ConfigKey) -> Result<Vec<ConfigEntry>, ApiError> {
+        self.needs(Access::Read, key)?;
+        Ok(self.context.registry.config_history(&self.namespace, key)?)
+    }
+
+    /// Returns the entries that the caller may read, in the order of their names.
+    pub(super) fn list(&self, group: Option<&str>) -> Result<Vec<ConfigEntry>, ApiError> {
+        self.caller.enters(Access::Read, self.namespace.as_str())?;
+        let mut entries = self.context.registry.configs(&self.namespace, group)?;
+        entries.retain(|entry| self.may_read(&entry.key));
+        Ok(entries)
+    }
+
+    /// Publishes a content; for clients at `addresses` only, unless there are none.
+    pub(super) async fn publish(
+        &self,
+        key: &ConfigKey,
+        new: &NewConfig,
+        expected: &Expected,
+        addresses: &[String],
+    ) -> Result<ConfigChange, ApiError> {
+        self.needs(Access::Write, key)?;
+        let (registry, author) = (&self.context.registry, self.caller.name());
+        if addresses.is_empty() {
+            let change = registry.publish_config(&self.namespace, key, new, expected, author).await?;
+            self.audit_version("publishConfig", &change);
+            return Ok(change);
+        }
+        let change = registry.publish_gray_config(&self.namespace, key, new, addresses, author).await?;
+        self.audit_version("publishGrayConfig", &change);
+        Ok(change)
+    }
+
+    /// Publishes an older version again.
+    pub(super) async fn roll_back(&self, key: &ConfigKey, version: u64) -> Result<ConfigChange, ApiError> {
+        self.needs(Access::Write, key)?;
+        let author = self.caller.name();
+        let change = self.context.registry.roll_back_config(&self.namespace, key, version, author).await?;
+        self.audit_version("rollBackConfig", &change);
+        Ok(change)
+    }
+
+    /// Removes an entry; true if there was one.
+    pub(super) async fn remove(&self, key: &ConfigKey) -> Result<bool, ApiError> {
+        self.needs(Access::Write, key)?;
+        let change = self.context.registry.remove_config(&self.namespace, key, self.caller.name()).await?;
+        if change.wrote {
+            self.audit("removeConfig", &key.to_string());
+        }
+        Ok(change.wrote)
+    }
+
+    /// Ends a gray release; true if there was one.
+    pub(super) async fn remove_gray(&self, key: &ConfigKey) -> Result<bool, ApiError> {
+        self.needs(Access::Write, key)?;
+        let change = self.context.registry.remove_gray_config(&self.namespace, key).await?;
+        if change.wrote {
+            self.audit("removeGrayConfig", &key.to_string());
+        }
+        Ok(change.wrote)
+    }
+}
+
+/// Returns the MD5 of the content that a caller at `address` gets; empty if there is none, or the caller may not read it.
+pub(super) fn visible_md5(
+    context: &Context,
+    caller: &Caller,
+    of: (&NamespaceName, &ConfigKey),
+    address: &str,
+) -> String {
+    let (namespace, key) = of;
+    if !caller.may(Access::Read, Resource::config(&key.to_string()), namespace.as_str()) {
+        return String::new();
+    }
+    let found = context.registry.config_for(namespace, key, address).ok().flatten();
+    found.map(|entry| entry.md5).unwrap_or_default()
+}
+
+/// Returns the entries of which the caller has another content, at once or as soon as there is one; none after `limit`.
+pub(super) async fn changed<'a>(
+    context: &Context,
+    peer: IpAddr,
+    caller: &Caller,
+    listened: &'a [Listened],
+    limit: Duration,
+) -> Result<Vec<&'a Listened>, ApiError> {
+    let address = peer.to_string();
+    let differs = |one: &&Listened| visible_md5(context, caller, (&one.namespace, &one.key), &address) != one.md5;
+    // Listens before it looks: a change in between is found by one of the two.
+    let listener = context.registry.config_listener()?;
+    listened.iter().for_each(|one| listener.add(&one.namespace, &one.key));
+    let mut found: Vec<&Listened> = listened.iter().filter(differs).collect();
+    if !found.is_empty() || limit.is_zero() {
+        return Ok(found);
+    }
+    let deadline = Instant::now() + limit.min(context.limits.wait);
+    let waiting = async {
+        while tokio::time::timeout_at(deadline, listener.changed()).await.is_ok() {
+            while let Some((space, key)) = listener.pop() {
+                let is = |one: &&Listened| one.key == key && NamespaceName::of_config(&one.namespace) == space;
+                found.extend(listened.iter().filter(is).filter(differs));
+            }
+            if !found.is_empty() {
+                break;
+            }
+        }
+    };
+    let _place = context.place(Some(caller), peer)?;
+    let mut stopping = context.stopping.clone();
+    tokio::select! {
+        () = waiting => {}
+        // An error means that the server is gone, which is handled as a stop.
+        _ = stopping.wait_for(|stop| *stop) => {}
+    }
+    Ok(found)
+}

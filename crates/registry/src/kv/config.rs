@@ -1,0 +1,471 @@
+//! Configuration entries: rows of the key-value store that no key-value front can reach, in a reserved namespace of keys for each namespace
+//! ([`NamespaceName::of_config`]); [`crate::configuration`] has their form.
+//!
+//! A change is conditional on the rows that it was decided on. An entry is read from this node's memory, and from the store's state only where the
+//! answer would be a refusal, or that nothing has to change.
+
+use std::sync::Arc;
+
+use super::Kv;
+use super::model::{Ask, Entry, Operation, Refusal, Verb};
+use super::state::{Space, Touched};
+use crate::configuration::{
+    ConfigEntry, ConfigError, ConfigKey, ConfigLimits, Expected, Listener, NewConfig, Place, Removal, check_addresses,
+    decode, encode, md5_of, place,
+};
+use crate::error::WriteError;
+use crate::model::{NamespaceName, Revision};
+use crate::registry::{Registry, now_millis};
+
+/// Attempts before a change is given up.
+const ATTEMPTS: u32 = 32;
+/// Type of a content without one.
+const TEXT: &str = "text";
+
+/// The rows of one entry.
+#[derive(Debug, Default)]
+struct Rows {
+    current: Option<ConfigEntry>,
+    gray: Option<ConfigEntry>,
+    removed: Option<ConfigEntry>,
+    /// Older versions, oldest first.
+    versions: Vec<ConfigEntry>,
+}
+
+/// Result of a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigChange {
+    /// The entry after the change; `None` if it was removed, or does not exist.
+    pub entry: Option<ConfigEntry>,
+    /// True if the change wrote anything.
+    pub wrote: bool,
+}
+
+/// Operations of a change, and its result.
+type Decision = (Vec<Operation>, Option<ConfigEntry>);
+
+fn read(space: &Space, of: Place, key: &ConfigKey) -> Option<ConfigEntry> {
+    let row = space.entry(&of.key(key))?;
+    decode(key, &row.value, row.modified)
+}
+
+/// Parses the row of an entry's version.
+fn parsed(row: &Entry) -> Option<ConfigEntry> {
+    let (_, key) = place(&row.key)?;
+    decode(&key, &row.value, row.modified)
+}
+
+impl Rows {
+    fn of(space: Option<&Space>, key: &ConfigKey) -> Rows {
+        let Some(space) = space else { return Rows::default() };
+        Rows {
+            current: read(space, Place::Current, key),
+            gray: read(space, Place::Gray, key),
+            removed: read(space, Place::Removed, key),
+            versions: space.tree(&Place::versions(key)).filter_map(|row| parsed(row)).collect(),
+        }
+    }
+
+    /// Returns the newest version that is not current.
+    fn last(&self) -> Option<&ConfigEntry> {
+        self.removed.as_ref().or(self.versions.last())
+    }
+
+    fn version(&self, version: u64) -> Option<&ConfigEntry> {
+        let all = self.current.iter().chain(&self.removed).chain(&self.versions);
+        all.into_iter().find(|entry| entry.version == version)
+    }
+
+    /// Returns the operations that write `next`, on the condition that the entry is as it was read.
+    fn put(&self, next: &ConfigEntry, limits: &ConfigLimits) -> Vec<Operation> {
+        let key = &next.key;
+        let expected = self.current.as_ref().map_or(Revision(0), |entry| entry.revision);
+        let mut operations = vec![set_if(Place::Current, next, expected)];
+        match &self.removed {
+            None => operations.push(operation(Place::Removed, key, Verb::CheckNotExists)),
+            Some(removed) => operations.push(operation(Place::Removed, key, Verb::DeleteIf(removed.revision))),
+        }
+        if let Some(removed) = self.removed.as_ref().filter(|_| limits.history > 0) {
+            operations.push(set(Place::Version(removed.version), removed));
+        }
+        if let Some(before) = self.current.as_ref().filter(|_| limits.history > 0) {
+            operations.push(set(Place::Version(before.version), before));
+        }
+        let kept = self.versions.len() + usize::from(self.current.is_some() || self.removed.is_some());
+        let surplus = kept.saturating_sub(limits.history);
+        operations.extend(self.versions.iter().take(surplus).map(|old| delete(Place::Version(old.version), key)));
+        operations
+    }
+}
+
+fn operation(of: Place, key: &ConfigKey, verb: Verb) -> Operation {
+    Operation { key: of.key(key).into(), verb }
+}
+
+fn set(of: Place, entry: &ConfigEntry) -> Operation {
+    operation(of, &entry.key, Verb::Set(encode(entry), 0))
+}
+
+fn set_if(of: Place, entry: &ConfigEntry, expected: Revision) -> Operation {
+    operation(of, &entry.key, Verb::SetIf(encode(entry), 0, expected))
+}
+
+fn delete(of: Place, key: &ConfigKey) -> Operation {
+    operation(of, key, Verb::Delete)
+}
+
+/// Deletes a row, on the condition that it is as it was read. (A conditional deletion of a row that is gone is no refusal.)
+fn delete_known(of: Place, entry: &ConfigEntry) -> [Operation; 2] {
+    [operation(of, &entry.key, Verb::CheckIndex(entry.revision)), delete(of, &entry.key)]
+}
+
+/// True if another change was faster.
+fn is_lost_race(refusal: &Refusal) -> bool {
+    use Refusal::*;
+    refusal.is_lost_race() || matches!(refusal, Exists { .. } | NoKey { .. } | Index { .. })
+}
+
+/// Makes the version that follows `rows`.
+fn next(rows: &Rows, key: &ConfigKey, new: &NewConfig, author: &str) -> ConfigEntry {
+    let base = rows.current.as_ref();
+    let taken =
+        |value: &Option<String>, before: Option<&String>| value.clone().or_else(|| before.cloned()).unwrap_or_default();
+    let kind = taken(&new.kind, base.map(|it| &it.kind));
+    let time = now_millis();
+    ConfigEntry {
+        key: key.clone(),
+        content: new.content.clone().into(),
+        md5: md5_of(new.content.as_bytes()),
+        kind: if kind.is_empty() { TEXT.to_owned() } else { kind },
+        description: taken(&new.description, base.map(|it| &it.description)),
+        app: taken(&new.app, base.map(|it| &it.app)),
+        tags: new.tags.clone().or_else(|| base.map(|it| it.tags.clone())).unwrap_or_default(),
+        secret: new.secret.or_else(|| base.map(|it| it.secret)).unwrap_or(false),
+        // A key belongs to its content.
+        cipher_key: new.cipher_key.clone().unwrap_or_default(),
+        version: base.or_else(|| rows.last()).map_or(0, |it| it.version) + 1,
+        restored: 0,
+        author: author.to_owned(),
+        time,
+        created: base.map_or(time, |it| it.created),
+        addresses: Vec::new(),
+        removal: None,
+        revision: Revision(0),
+    }
+}
+
+/// Returns a written entry with its revision, unless it has been changed again since.
+fn stored(space: Option<&Space>, entry: ConfigEntry) -> ConfigEntry {
+    let places = [Place::Current, Place::Gray].into_iter();
+    let mut rows = places.filter_map(|of| read(space?, of, &entry.key));
+    rows.find(|row| ConfigEntry { revision: entry.revision, ..row.clone() } == entry).unwrap_or(entry)
+}
+
+/// True if both have the same content and attributes.
+fn is_same(one: &ConfigEntry, other: &ConfigEntry) -> bool {
+    let of = |it: &ConfigEntry| {
+        let texts = [it.kind.clone(), it.description.clone(), it.app.clone(), it.cipher_key.clone()];
+        (it.content.clone(), texts, it.tags.clone(), it.secret, it.addresses.clone())
+    };
+    of(one) == of(other)
+}
+
+impl Kv {
+    /// Wakes the listeners of changed entries.
+    pub(super) fn wake_listeners(&self, touched: &[Touched]) {
+        for one in touched {
+            if let Touched::Key(space, key) = one
+                && space.is_of_config()
+                && let Some((Place::Current | Place::Gray, key)) = place(key)
+            {
+                self.listeners.wake(space, key);
+            }
+        }
+    }
+}
+
+impl Registry {
+    /// Returns the limits on entries.
+    pub fn config_limits(&self) -> &ConfigLimits {
+        &self.inner().settings.config
+    }
+
+    /// Calls `read` with the rows of the namespace's entries.
+    fn with_config<T: Default>(
+        &self,
+        namespace: &NamespaceName,
+        read: impl FnOnce(&Space) -> T,
+    ) -> Result<T, WriteError> {
+        let state = self.kv()?.state();
+        Ok(state.space(&NamespaceName::of_config(namespace)).map(read).unwrap_or_default())
+    }
+
+    /// Returns an entry.
+    ///
+    /// # Errors
+    /// The store holds no keys.
+    pub fn config(&self, namespace: &NamespaceName, key: &ConfigKey) -> Result<Option<ConfigEntry>, WriteError> {
+        self.with_config(namespace, |space| read(space, Place::Current, key))
+    }
+
+    /// Returns the content for a client at `address`: that of the gray release, if it is for the client.
+    ///
+    /// # Errors
+    /// The store holds no keys.
+    pub fn config_for(
+        &self,
+        namespace: &NamespaceName,
+        key: &ConfigKey,
+        address: &str,
+    ) -> Result<Option<ConfigEntry>, WriteError> {
+        self.with_config(namespace, |space| {
+            let gray = read(space, Place::Gray, key).filter(|gray| gray.is_for(address));
+            gray.or_else(|| read(space, Place::Current, key))
+        })
+    }
+
+    /// Returns the gray release of an entry.
+    ///
+    /// # Errors
+    /// The store holds no keys.
+    pub fn config_gray(&self, namespace: &NamespaceName, key: &ConfigKey) -> Result<Option<ConfigEntry>, WriteError> {
+        self.with_config(namespace, |space| read(space, Place::Gray, key))
+    }
+
+    /// Returns the entries of a namespace, or of one group, in the order of their names.
+    ///
+    /// # Errors
+    /// The store holds no keys.
+    pub fn configs(&self, namespace: &NamespaceName, group: Option<&str>) -> Result<Vec<ConfigEntry>, WriteError> {
+        let prefix = group.map_or_else(|| "c/".to_owned(), |group| format!("c/{group}/"));
+        // Rows are shared, so the lock is held for the copies of pointers only.
+        let rows: Vec<Arc<Entry>> = self.with_config(namespace, |space| space.tree(&prefix).cloned().collect())?;
+        Ok(rows.iter().filter_map(|row| parsed(row)).collect())
+    }
+
+    /// Returns all versions of an entry that are kept, newest first, with the current one or the removed one.
+    ///
+    /// # Errors
+    /// The store holds no keys.
+    pub fn config_history(&self, namespace: &NamespaceName, key: &ConfigKey) -> Result<Vec<ConfigEntry>, WriteError> {
+        self.with_config(namespace, |space| {
+            let Rows { current, removed, versions, .. } = Rows::of(Some(space), key);
+            current.into_iter().chain(removed).chain(versions.into_iter().rev()).collect()
+        })
+    }
+
+    /// Makes a listener of nothing.
+    ///
+    /// # Errors
+    /// The store holds no keys.
+    pub fn config_listener(&self) -> Result<Listener, WriteError> {
+        Ok(self.kv()?.listeners.listener())
+    }
+
+    /// Returns the number of wake-ups of listeners.
+    pub fn config_wakes(&self) -> u64 {
+        self.inner().kv.as_ref().map_or(0, |kv| kv.listeners.woken())
+    }
+
+    /// Publishes a content. Nothing is written if content and attributes are the current ones.
+    ///
+    /// # Errors
+    /// A limit is exceeded, the condition does not hold, or the write fails.
+    pub async fn publish_config(
+        &self,
+        namespace: &NamespaceName,
+        key: &ConfigKey,
+        new: &NewConfig,
+        expected: &Expected,
+        author: &str,
+    ) -> Result<ConfigChange, ConfigError> {
+        let limits = self.config_limits();
+        new.check(limits)?;
+        self.change_config(namespace, key, |rows| {
+            if let Expected::Md5(expected) = expected {
+                let found = rows.current.as_ref().map_or("", |entry| &entry.md5);
+                if found != expected {
+                    let (expected, found) = (expected.clone(), found.to_owned());
+                    return Err(ConfigError::Changed { key: key.clone(), expected, found });
+                }
+            }
+            let next = next(rows, key, new, author);
+            match &rows.current {
+                Some(current) if is_same(current, &next) => Ok((Vec::new(), Some(current.clone()))),
+                _ => Ok((rows.put(&next, limits), Some(next))),
+            }
+        })
+        .await
+    }
+
+    /// Publishes an older version of an entry again, also of a removed one.
+    ///
+    /// # Errors
+    /// The version is not kept, or the write fails.
+    pub async fn roll_back_config(
+        &self,
+        namespace: &NamespaceName,
+        key: &ConfigKey,
+        version: u64,
+        author: &str,
+    ) -> Result<ConfigChange, ConfigError> {
+        let limits = self.config_limits();
+        self.change_config(namespace, key, |rows| {
+            let found = rows.version(version);
+            let old = found.ok_or_else(|| ConfigError::NoVersion { key: key.clone(), version })?;
+            let new = NewConfig {
+                content: old.text().to_owned(),
+                kind: Some(old.kind.clone()),
+                description: Some(old.description.clone()),
+                app: Some(old.app.clone()),
+                tags: Some(old.tags.clone()),
+                // A secret stays one, whatever the older version was.
+                secret: Some(old.secret || rows.current.as_ref().is_some_and(|current| current.secret)),
+                cipher_key: Some(old.cipher_key.clone()),
+            };
+            let next = ConfigEntry { restored: version, ..next(rows, key, &new, author) };
+            match &rows.current {
+                Some(current) if is_same(current, &next) => Ok((Vec::new(), Some(current.clone()))),
+                _ => Ok((rows.put(&next, limits), Some(next))),
+            }
+        })
+        .await
+    }
+
+    /// Removes an entry and its gray release. The last version is kept, to be rolled back to.
+    ///
+    /// # Errors
+    /// The write fails.
+    pub async fn remove_config(
+        &self,
+        namespace: &NamespaceName,
+        key: &ConfigKey,
+        author: &str,
+    ) -> Result<ConfigChange, ConfigError> {
+        let limits = self.config_limits();
+        let surplus = self.surplus_of_removed(namespace, limits)?;
+        self.change_config(namespace, key, |rows| {
+            let mut operations = Vec::new();
+            if rows.gray.is_some() {
+                operations.push(delete(Place::Gray, key));
+            }
+            if let Some(current) = &rows.current {
+                operations.extend(delete_known(Place::Current, current));
+                operations.extend(rows.versions.iter().map(|old| delete(Place::Version(old.version), key)));
+                if limits.removed > 0 {
+                    let removal = Removal { author: author.to_owned(), time: now_millis() };
+                    operations.push(set(Place::Removed, &ConfigEntry { removal: Some(removal), ..current.clone() }));
+                    operations.extend(surplus.iter().map(|key| delete(Place::Removed, key)));
+                }
+            }
+            Ok((operations, None))
+        })
+        .await
+    }
+
+    /// Returns the removed entries that have to make room for one more: the oldest ones, at most a few.
+    fn surplus_of_removed(
+        &self,
+        namespace: &NamespaceName,
+        limits: &ConfigLimits,
+    ) -> Result<Vec<ConfigKey>, WriteError> {
+        /// More than one, so that a lowered limit is reached in time.
+        const AT_ONCE: usize = 8;
+        let rows: Vec<Arc<Entry>> = self.with_config(namespace, |space| space.tree("r/").cloned().collect())?;
+        let surplus = (rows.len() + 1).saturating_sub(limits.removed).min(AT_ONCE);
+        if surplus == 0 {
+            return Ok(Vec::new());
+        }
+        let mut rows: Vec<_> = rows.iter().map(|row| (row.modified, &row.key)).collect();
+        rows.sort_unstable();
+        Ok(rows.into_iter().take(surplus).filter_map(|(_, key)| place(key)).map(|(_, key)| key).collect())
+    }
+
+    /// Publishes a content for clients at `addresses` only.
+    ///
+    /// # Errors
+    /// A limit is exceeded, or the write fails.
+    pub async fn publish_gray_config(
+        &self,
+        namespace: &NamespaceName,
+        key: &ConfigKey,
+        new: &NewConfig,
+        addresses: &[String],
+        author: &str,
+    ) -> Result<ConfigChange, ConfigError> {
+        new.check(self.config_limits())?;
+        check_addresses(addresses)?;
+        self.change_config(namespace, key, |rows| {
+            let gray = ConfigEntry { addresses: addresses.to_vec(), ..next(rows, key, new, author) };
+            match &rows.gray {
+                Some(before) if is_same(before, &gray) => Ok((Vec::new(), Some(before.clone()))),
+                before => {
+                    let expected = before.as_ref().map_or(Revision(0), |before| before.revision);
+                    Ok((vec![set_if(Place::Gray, &gray, expected)], Some(gray)))
+                }
+            }
+        })
+        .await
+    }
+
+    /// Ends a gray release.
+    ///
+    /// # Errors
+    /// The write fails.
+    pub async fn remove_gray_config(
+        &self,
+        namespace: &NamespaceName,
+        key: &ConfigKey,
+    ) -> Result<ConfigChange, ConfigError> {
+        self.change_config(namespace, key, |rows| {
+            let operations = rows.gray.iter().flat_map(|gray| delete_known(Place::Gray, gray)).collect();
+            Ok((operations, rows.current.clone()))
+        })
+        .await
+    }
+
+    /// Changes an entry: `decide` gets its rows and returns the operations, of which one is conditional. It is called again if another change came
+    /// in between, or if it refuses or changes nothing and this node may not have the newest rows.
+    async fn change_config(
+        &self,
+        namespace: &NamespaceName,
+        key: &ConfigKey,
+        mut decide: impl FnMut(&Rows) -> Result<Decision, ConfigError>,
+    ) -> Result<ConfigChange, ConfigError> {
+        let kv = self.kv()?;
+        let space = NamespaceName::of_config(namespace);
+        let mut settled = false;
+        for _ in 0..ATTEMPTS {
+            let rows = Rows::of(kv.state().space(&space), key);
+            let (operations, entry) = match decide(&rows) {
+                Ok((operations, entry)) if !operations.is_empty() => (operations, entry),
+                conclusive if settled => {
+                    return conclusive.map(|(_, entry)| ConfigChange { entry, wrote: false });
+                }
+                _ => {
+                    self.kv_settle().await?;
+                    settled = true;
+                    continue;
+                }
+            };
+            match kv.ask(Ask::Operations(space.clone(), operations)).await? {
+                Ok(_) => {
+                    let entry = entry.map(|entry| stored(kv.state().space(&space), entry));
+                    return Ok(ConfigChange { entry, wrote: true });
+                }
+                Err(refused) => match refused.into_iter().next() {
+                    // A refusal is decided on the store's rows, so the state has them now.
+                    Some((_, refusal)) if is_lost_race(&refusal) => settled = true,
+                    Some((_, Refusal::Full { what, found, limit })) => {
+                        return Err(WriteError::Full { what, found, limit }.into());
+                    }
+                    refused => {
+                        let text = refused.map_or_else(String::new, |(_, refusal)| refusal.to_string());
+                        return Err(WriteError::Unavailable { reason: text.into() }.into());
+                    }
+                },
+            }
+        }
+        Err(WriteError::Contended { what: format!("{key} of {namespace}").into(), attempts: ATTEMPTS }.into())
+    }
+}

@@ -1,0 +1,270 @@
+//! Configuration entries: over HTTP by hand, and by Nacos' clients, unmodified, on two nodes of which one dies.
+
+use std::ffi::OsStr;
+
+use kingpost_tests::{HttpResponse, RegistryNode, ShowLogs, new_dir, wait_until, within};
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use crate::clients::{build, here, installed, there};
+use crate::registry_clients::java_program_with;
+use crate::registry_clients_nacos::{Agent, LEASES, World, token};
+
+const KILL: i32 = 9;
+const FORM: (&str, &str) = ("Content-Type", "application/x-www-form-urlencoded");
+
+/// Sends a request with a token; parameters of a POST are a form.
+async fn send(node: &RegistryNode, token: &str, method: &str, path: &str, form: &str) -> HttpResponse {
+    let bearer = format!("Bearer {token}");
+    node.ask(method, path, &[("Authorization", &bearer), FORM], form).await
+}
+
+/// Two tenants with tokens for their own namespaces: neither learns anything of the other's entries. All versions of the API, and the audit log.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn registry_config_over_http() {
+    let (first, first_table) = token("first", "write", &json!(["tenant-a"]));
+    let (second, second_table) = token("second", "write", &json!(["tenant-b"]));
+    let (admin, admin_table) = token("admin", "admin", &json!(["*"]));
+    let tables = [first_table, second_table, admin_table].concat();
+    let node = RegistryNode::start(&format!("auth = \"tokens\"\n{tables}")).await;
+    let _logs = ShowLogs(node.dir());
+    let v1 = "/nacos/v1/cs/configs";
+    let at = |tenant: &str| format!("{v1}?dataId=app.yaml&group=g&tenant={tenant}");
+    let publish = |content: &str| format!("dataId=app.yaml&group=g&tenant=tenant-a&type=yaml&content={content}");
+    let done = send(&node, &first, "POST", v1, &publish("a:%201")).await;
+    assert_eq!((done.status, done.body.as_str()), (200, "true"), "{}", done.body);
+    let got = send(&node, &first, "GET", &at("tenant-a"), "").await;
+    assert_eq!((got.status, got.body.as_str()), (200, "a: 1"));
+    let md5 = got.header("content-md5").unwrap().to_owned();
+    assert_eq!(got.header("config-type"), Some("yaml"));
+
+    // The other tenant: the same answer for an entry that exists, and for one that does not.
+    let missing = at("tenant-a").replace("app.yaml", "none");
+    let existing = at("tenant-a");
+    let one = send(&node, &second, "GET", &existing, "").await;
+    let other = send(&node, &second, "GET", &missing, "").await;
+    assert_eq!((one.status, &one.body), (403, &other.body));
+    assert_eq!(send(&node, &second, "GET", &at("tenant-b"), "").await.status, 404);
+    let listed = send(&node, &second, "GET", &format!("{v1}?search=blur&dataId=*&group=*&tenant=tenant-b"), "").await;
+    assert_eq!(listed.json()["totalCount"], 0);
+    for (method, form) in [("POST", publish("x")), ("DELETE", String::new())] {
+        assert_eq!(send(&node, &second, method, &at("tenant-a"), &form).await.status, 403, "{method}");
+    }
+
+    // A listener is answered at once where it lacks the content, and by the change otherwise.
+    let listening = |md5: &str| format!("Listening-Configs=app.yaml%02g%02{md5}%02tenant-a%01");
+    let listen = async |md5: &str| {
+        let bearer = format!("Bearer {first}");
+        let headers = [("Authorization", bearer.as_str()), FORM, ("Long-Pulling-Timeout", "30000")];
+        node.ask("POST", &format!("{v1}/listener"), &headers, &listening(md5)).await.body
+    };
+    let changed = "app.yaml%02g%02tenant-a%01";
+    assert_eq!(listen("").await, changed);
+    let change = async {
+        let path = format!("{v1}?casMd5=wrong");
+        let stale = send(&node, &first, "POST", &path, &publish("a:%202")).await;
+        assert_eq!(stale.status, 409, "{}", stale.body);
+        let path = format!("{v1}?casMd5={md5}");
+        assert_eq!(send(&node, &first, "POST", &path, &publish("a:%202")).await.body, "true");
+    };
+    let (told, ()) = within("the change", LEASES, node.dir(), async { tokio::join!(listen(&md5), change) }).await;
+    assert_eq!(told, changed);
+
+    // Versions 2 and 3.
+    let v2 = "/nacos/v2/cs/config?dataId=app.yaml&group=g&namespaceId=tenant-a";
+    assert_eq!(send(&node, &first, "GET", v2, "").await.json()["data"], "a: 2");
+    let refused = send(&node, &second, "GET", v2, "").await;
+    assert_eq!((refused.status, &refused.json()["code"]), (403, &json!(10_001)));
+    let v3 = "/nacos/v3/client/cs/config?dataId=app.yaml&groupName=g&namespaceId=tenant-a";
+    assert_eq!(send(&node, &first, "GET", v3, "").await.json()["data"]["content"], "a: 2");
+    let path = "/nacos/v3/admin/cs/config";
+    let form = "dataId=cipher-x&groupName=g&namespaceId=tenant-a&content=hunter2&desc=d&configTags=t";
+    assert_eq!(send(&node, &first, "POST", path, form).await.json()["data"], true);
+    let list = "/nacos/v3/admin/cs/config/list?namespaceId=tenant-a&dataId=cipher*&pageNo=1&pageSize=10";
+    let listed = send(&node, &first, "GET", list, "").await.json();
+    assert_eq!((&listed["data"]["totalCount"], &listed["data"]["pageItems"][0]["desc"]), (&json!(1), &json!("d")));
+    assert!(!listed.to_string().contains("hunter2"), "{listed}");
+    let history = "/nacos/v2/cs/history/list?dataId=app.yaml&group=g&namespaceId=tenant-a";
+    let versions = send(&node, &first, "GET", history, "").await.json();
+    let ids: Vec<&Value> = versions["data"]["pageItems"].as_array().unwrap().iter().map(|it| &it["id"]).collect();
+    assert_eq!(ids, ["2", "1"]);
+    let old = history.replace("/list?", "?nid=1&");
+    assert_eq!(send(&node, &first, "GET", &old, "").await.json()["data"]["content"], "a: 1");
+
+    // A roll-back is one call and one line.
+    let own = "/v1/namespaces/tenant-a/configs/g/app.yaml";
+    let bearer = format!("Bearer {first}");
+    let back = node.ask("POST", &format!("{own}/rollback"), &[("Authorization", &bearer)], r#"{"version":1}"#).await;
+    assert_eq!((&back.json()["entry"]["version"], &back.json()["entry"]["restored"]), (&json!(3), &json!(1)));
+    assert_eq!(send(&node, &first, "GET", &at("tenant-a"), "").await.body, "a: 1");
+    let audit = send(&node, &admin, "GET", "/v1/namespaces/tenant-a/audit", "").await.json();
+    let lines: Vec<&str> =
+        audit["changes"].as_array().unwrap().iter().filter_map(|change| change["action"].as_str()).collect();
+    assert_eq!(lines, ["rollBackConfig", "publishConfig", "publishConfig", "publishConfig"]);
+    assert_eq!(audit["changes"][0]["token"], "first");
+
+    // A gray release is for its addresses.
+    let gray = format!("{own}?");
+    let body = json!({ "content": "gray", "addresses": ["127.0.0.1"] }).to_string();
+    let headers = [("Authorization", bearer.as_str())];
+    assert_eq!(node.ask("PUT", &gray, &headers, &body).await.status, 200);
+    assert_eq!(send(&node, &first, "GET", &at("tenant-a"), "").await.body, "gray");
+    let end = "/nacos/v3/admin/cs/config/beta?dataId=app.yaml&groupName=g&namespaceId=tenant-a";
+    assert_eq!(send(&node, &first, "DELETE", end, "").await.status, 200);
+    assert_eq!(send(&node, &first, "GET", &at("tenant-a"), "").await.body, "a: 1");
+    assert_eq!(send(&node, &first, "DELETE", &at("tenant-a"), "").await.body, "true");
+    assert_eq!(send(&node, &first, "GET", &at("tenant-a"), "").await.status, 404);
+    let log = std::fs::read_to_string(node.process().log()).unwrap();
+    assert!(log.contains("rollBackConfig") && !log.contains("hunter2") && !log.contains("a: 1"), "{log}");
+}
+
+/// Policies decide by group and data id, and lists leave out what a token may not read.
+#[tokio::test]
+async fn registry_config_by_policies() {
+    let node = RegistryNode::start("auth = \"acl\"\n").await;
+    let _logs = ShowLogs(node.dir());
+    let put = async |token: &str, path: &str, body: &Value| {
+        let headers = [("X-Consul-Token", token), ("Content-Type", "application/json")];
+        let headers = if token.is_empty() { &headers[1..] } else { &headers };
+        node.ask("PUT", path, headers, &body.to_string()).await
+    };
+    let root = put("", "/v1/acl/bootstrap", &Value::Null).await.json()["SecretID"].as_str().unwrap().to_owned();
+    let rules = r#"config_prefix "shop/" { policy = "write" } config "all/common" { policy = "read" }"#;
+    assert_eq!(put(&root, "/v1/acl/policy", &json!({ "Name": "shop", "Rules": rules })).await.status, 200);
+    let made = put(&root, "/v1/acl/token", &json!({ "Policies": [{ "Name": "shop" }] })).await.json();
+    let own = made["SecretID"].as_str().unwrap();
+    let at = |group: &str, id: &str| format!("/v1/namespaces/default/configs/{group}/{id}");
+    for (group, id) in [("all", "common"), ("all", "other"), ("bank", "a")] {
+        assert_eq!(put(&root, &at(group, id), &json!({ "content": "x" })).await.status, 200);
+    }
+    for (group, id, write, read) in [
+        ("shop", "a", 200, 200),
+        ("all", "common", 403, 200),
+        ("all", "other", 403, 403),
+        ("bank", "a", 403, 403),
+        ("bank", "none", 403, 403),
+    ] {
+        assert_eq!(put(own, &at(group, id), &json!({ "content": "y" })).await.status, write, "{group}/{id}");
+        let got = node.ask("GET", &at(group, id), &[("X-Consul-Token", own)], "").await;
+        assert_eq!(got.status, read, "{group}/{id}: {}", got.body);
+    }
+    let listed = node.ask("GET", "/v1/namespaces/default/configs", &[("X-Consul-Token", own)], "").await.json();
+    let ids: Vec<&Value> = listed["entries"].as_array().unwrap().iter().map(|entry| &entry["id"]).collect();
+    assert_eq!(ids, ["common", "a"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn registry_config_nacos_python() {
+    let python = Agent::python().await;
+    let program = python.as_std().get_program().to_owned();
+    let arguments: Vec<_> = python.as_std().get_args().map(OsStr::to_owned).collect();
+    usual(|| {
+        let mut command = Command::new(&program);
+        command.args(&arguments).env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn registry_config_nacos_node() {
+    let modules = installed().await.join("node/node_modules");
+    usual(|| {
+        let mut command = Command::new("node");
+        command.arg(here().join("node/registry_nacos_agent.mjs")).env("NODE_PATH", &modules);
+        command
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs Go and the network: make clients"]
+async fn registry_config_nacos_go_clients() {
+    if !there("go") {
+        return;
+    }
+    let program = new_dir("go").join("nacos");
+    build(Command::new("go").args(["build", "-o"]).arg(&program).arg(".").current_dir(here().join("go/nacos"))).await;
+    usual(|| Command::new(&program)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs Java, Maven and the network: make clients"]
+async fn registry_config_nacos_java_clients() {
+    for version in ["1.4.8", "2.5.1", "3.0.2"] {
+        let version = format!("-Dkingpost.nacos={version}");
+        if let Some(program) = java_program_with("java/nacos_agent", "NacosAgent", &[&version]).await {
+            usual(|| Command::new(&program)).await;
+        }
+    }
+}
+
+/// Publishes, reads, listens and removes with a client that knows two nodes; then one of them dies.
+async fn usual(command: impl Fn() -> Command) {
+    let (admin, admin_table) = token("admin", "admin", &json!(["*"]));
+    let (first, first_table) = token("first", "write", &json!(["tenant-a"]));
+    let mut world = World::start_with("auth = \"tokens\"\n", &[admin_table, first_table].concat()).await;
+    let dirs = [world.nodes[0].dir().to_owned(), world.nodes[1].dir().to_owned()];
+    let _logs = (ShowLogs(&dirs[0]), ShowLogs(&dirs[1]));
+    let both = world.doors.iter().map(|doors| doors.address()).collect::<Vec<_>>().join(",");
+    let password = [("NACOS_PASSWORD", OsStr::new(&first))];
+    let mut client = Agent::of(command(), &both, "tenant-a", &password).await;
+    let said = client.dir.clone();
+    let _said = ShowLogs(&said);
+    let of = |what: &str| json!({ "do": what, "service": "app" });
+
+    assert_eq!(client.ask(of("get"), "got").await, Value::Null);
+    let publish = json!({ "do": "publish", "service": "app", "content": "a: 1" });
+    assert_eq!(client.ask(publish, "published").await, true);
+    for node in &world.nodes {
+        wait_until("the entry", LEASES, node.dir(), async || (read(node, &admin).await == "a: 1").then_some(())).await;
+    }
+    assert_eq!(client.ask(of("get"), "got").await, "a: 1");
+    client.ask(of("listen"), "listening").await;
+    for (node, content) in [(0, "a: 2"), (1, "a: 3")] {
+        write(&world.nodes[node], &admin, content).await;
+        client.told("app", content).await;
+    }
+    // An entry of another namespace, and another entry, are not heard of.
+    write_at(&world.nodes[0], &admin, "tenant-b", "app", "of another").await;
+    write_at(&world.nodes[0], &admin, "tenant-a", "other", "another").await;
+
+    for dead in [0, 1] {
+        let alive = 1 - dead;
+        world.nodes[dead].end(KILL).await;
+        let content = format!("without {dead}");
+        write(&world.nodes[alive], &admin, &content).await;
+        client.told("app", &content).await;
+        assert_eq!(client.ask(of("get"), "got").await, content.as_str());
+        world.nodes[dead].start_again().await;
+    }
+    assert!(!client.said.contains("another"), "{}", client.said);
+    assert_eq!(client.ask(of("remove"), "removed").await, true);
+    for node in &world.nodes {
+        wait_until("the removal", LEASES, node.dir(), async || (status(node, &admin).await == 404).then_some(())).await;
+    }
+}
+
+fn entry(namespace: &str, id: &str) -> String {
+    format!("/v1/namespaces/{namespace}/configs/g/{id}")
+}
+
+async fn status(node: &RegistryNode, token: &str) -> u16 {
+    send(node, token, "GET", &entry("tenant-a", "app"), "").await.status
+}
+
+async fn read(node: &RegistryNode, token: &str) -> String {
+    let answer = send(node, token, "GET", &entry("tenant-a", "app"), "").await;
+    if answer.status == 200 { answer.json()["content"].as_str().unwrap().to_owned() } else { String::new() }
+}
+
+async fn write(node: &RegistryNode, token: &str, content: &str) {
+    write_at(node, token, "tenant-a", "app", content).await;
+}
+
+async fn write_at(node: &RegistryNode, token: &str, namespace: &str, id: &str, content: &str) {
+    let bearer = format!("Bearer {token}");
+    let body = json!({ "content": content }).to_string();
+    let answer = node.ask("PUT", &entry(namespace, id), &[("Authorization", &bearer)], &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+}
