@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use kingpost_tests::{HttpResponse, RegistryNode, ShowLogs, new_dir, wait_until, within};
+use kingpost_tests::{HttpResponse, Kingpost, RegistryNode, ShowLogs, new_dir, wait_until, within};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
@@ -116,6 +116,54 @@ async fn registry_config_over_http() {
     assert_eq!(send(&node, &first, "GET", &at("tenant-a"), "").await.status, 404);
     let log = std::fs::read_to_string(node.process().log()).unwrap();
     assert!(log.contains("rollBackConfig") && !log.contains("hunter2") && !log.contains("a: 1"), "{log}");
+}
+
+/// A client of version 3 registers, renews, finds and deregisters.
+#[tokio::test]
+async fn registry_nacos_http_3() {
+    let node = RegistryNode::start("").await;
+    let _logs = ShowLogs(node.dir());
+    let at = "/nacos/v3/client/ns/instance?namespaceId=public&groupName=g&serviceName=shop&ip=10.0.0.1&port=80";
+    let code = async |method: &str, path: &str| {
+        let answer = node.ask(method, path, &[], "").await;
+        (answer.status, answer.json()["code"].as_u64())
+    };
+    let beat = format!("{at}&heartBeat=true");
+    assert_eq!(code("POST", &beat).await, (404, Some(20_004)));
+    assert_eq!(code("POST", &format!("{at}&weight=2")).await, (200, Some(0)));
+    assert_eq!(code("POST", &beat).await, (200, Some(0)));
+    let list = at.replace("instance?", "instance/list?");
+    let hosts = node.get(&list).await.json();
+    assert_eq!((&hosts["data"][0]["ip"], &hosts["data"][0]["weight"]), (&json!("10.0.0.1"), &json!(2.0)));
+    assert_eq!(node.get("/nacos/v1/ns/instance/list?serviceName=g@@shop").await.json()["hosts"][0]["ip"], "10.0.0.1");
+    assert_eq!(code("DELETE", at).await, (200, Some(0)));
+    assert_eq!(node.get(&list).await.json()["data"], json!([]));
+}
+
+/// Everything of a Nacos comes over its HTTP API by one command, which may be repeated. A registry's own front stands for the Nacos.
+#[tokio::test]
+async fn registry_config_is_imported() {
+    let (from, to) = (RegistryNode::start("").await, RegistryNode::start("").await);
+    let _logs = ShowLogs(to.dir());
+    for n in 0..3 {
+        let form =
+            format!("dataId=id-{n}&group=g&tenant=tenant-a&type=json&desc=d&config_tags=t&content=%7B%22n%22:{n}%7D");
+        assert_eq!(from.ask("POST", "/nacos/v1/cs/configs", &[FORM], &form).await.body, "true");
+    }
+    let nacos = format!("{}/nacos", from.url());
+    for expected in ["3 entries published, 0 were there", "0 entries published, 3 were there"] {
+        let arguments = ["registry", "config", "import", "--url", &to.url(), "--nacos", &nacos, "-n", "tenant-a"];
+        let arguments = arguments.map(str::to_owned);
+        let output = tokio::task::spawn_blocking(move || {
+            Kingpost::run(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+        });
+        let output = output.await.unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && said.contains(expected), "{said}");
+    }
+    let entry = to.get("/v1/namespaces/tenant-a/configs/g/id-2").await.json();
+    let found = [&entry["content"], &entry["type"], &entry["description"], &entry["tags"], &entry["version"]];
+    assert_eq!(found, [&json!("{\"n\":2}"), &json!("json"), &json!("d"), &json!(["t"]), &json!(1)]);
 }
 
 /// Policies decide by group and data id, and lists leave out what a token may not read.

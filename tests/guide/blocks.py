@@ -35,6 +35,7 @@ class Plan:
 UP = "plain:up"
 README, QUICK, OPERATIONS = "README.md", "docs/guide/quickstart.md", "docs/guide/operations.md"
 REGISTRY, REGISTRY_OPERATIONS = "docs/guide/registry.md", "docs/guide/registry-operations.md"
+REGISTRY_CONFIG = "docs/guide/registry-config.md"
 RELAY, FAULTS = "docs/guide/relay.md", "docs/guide/runbooks/relay-faults.md"
 CONFIGURATION, FAILOVER = "docs/guide/configuration.md", "docs/guide/failover.md"
 RELAYS, PIECES = "relays:relays", "plain:configuration"
@@ -99,6 +100,8 @@ RUNS: list[tuple[str, str, str, Run]] = [
     # A stand-in for grpcurl (tests/guide/grpcurl), where that is not installed.
     ("plain:registry", REGISTRY, "grpcurl", Run(beside=("grpcurl -plaintext -d '{\"service\"",), check=registry.grpc_registered)),
     ("plain:registry", REGISTRY, "scrape_configs:", Run(into="cat > prometheus.yml; promtool check service-discovery --timeout=2s prometheus.yml services", check=registry.prometheus_finds_it)),
+    ("plain:registry", REGISTRY_CONFIG, "curl -X PUT http://127.0.0.1:8632/v1/namespaces", Run(check=registry.has_an_entry)),
+    ("plain:registry", REGISTRY_CONFIG, "kingpost registry config ls", Run(check=registry.has_a_version)),
     # From registries of ours that stand for Consul and Eureka: there is no package of either.
     ("plain:registry", REGISTRY_OPERATIONS, "kingpost registry import", Run(before=registry.other_registries, check=registry.both_came)),
     ("plain:registry", REGISTRY_OPERATIONS, '{"time_ms"', Run(into="cat", check=registry.has_the_same_keys)),
@@ -155,6 +158,7 @@ ELSEWHERE: list[tuple[str, str, str, list[str]]] = [
     ("docs/guide/relay-mysql.md", "CHANGE REPLICATION SOURCE TO", "tests/harness/mysql.rs", ["CHANGE REPLICATION SOURCE TO", "SOURCE_AUTO_POSITION=1"]),
     (REGISTRY, "kingpost registry agent", "tests/e2e/registry_agent.rs", ["\"registry\", \"agent\", \"--url\"", "\"--ttl\""]),
     (REGISTRY, "curl -X PUT http://127.0.0.1:8632/v1/acl/bootstrap", "tests/e2e/registry_acl.rs", ["\"/v1/acl/bootstrap\""]),
+    (REGISTRY_CONFIG, "kingpost registry config import", "tests/e2e/registry_config.rs", ['"registry", "config", "import"', '"--nacos"']),
     ("docs/guide/tikv.md", "tests/tikv/setup --up", "tests/tikv/setup", ["--up", "--registry"]),
 ]
 
@@ -170,6 +174,7 @@ SHOWN: list[tuple[str, str]] = [
     (README, "services ──HTTP──▶"),
     (FAILOVER, "FATAL:"),
     (OPERATIONS, "INFO kingpost::slow"),
+    (REGISTRY_CONFIG, "config_prefix"),
     ("docs/guide/relay-mariadb.md", "source ──binlog──▶"),
     ("docs/guide/relay-mariadb.md", "/var/lib/kingpost/binlog/"),
     ("docs/guide/relay-mysql.md", "source ──binlog──▶"),

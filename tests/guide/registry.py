@@ -65,6 +65,14 @@ def grpc_registered(world: World, output: str) -> None:
     world.wait("the stream begins with what there is", lambda: '"snapshot"' in world.said() and '"10.0.0.1"' in world.said())
 
 
+def has_an_entry(world: World, output: str) -> None:
+    expect('"content":"limit: 10"' in output and output.count('"id":"app.yaml"') == 3, output)
+
+
+def has_a_version(world: World, output: str) -> None:
+    expect(output.count('"version":1') == 2 and "shop/app.yaml has version 1" in output, output)
+
+
 def other_registries(world: World) -> None:
     """What Consul's clients have registered, and what Eureka's have: other nodes of ours, by those APIs alone and at their ports."""
     for number, (front, port) in enumerate({"consul": 8500, "eureka": 8761}.items()):

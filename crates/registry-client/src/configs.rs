@@ -22,11 +22,7 @@ pub(crate) async fn run(command: &ConfigCommand) -> Result<(), Failure> {
         ConfigCommand::History { remote, namespace, group, id } => {
             let path = format!("{}/history", path_of(namespace, group, id));
             let answer = of(remote)?.ask(Method::GET, &path, None).await?;
-            answer["versions"]
-                .as_array()
-                .into_iter()
-                .flatten()
-                .for_each(|version| terminal::line(&version.to_string()));
+            answer["versions"].as_array().into_iter().flatten().for_each(|version| terminal::line(version.to_string()));
             Ok(())
         }
         ConfigCommand::Rollback { remote, namespace, group, id, version } => {
@@ -48,7 +44,7 @@ async fn list(remote: &Remote, namespace: &str) -> Result<(), Failure> {
     loop {
         let path = format!("/v1/namespaces/{}/configs?from={}", segment(namespace), segment(&from));
         let page = remote.ask(Method::GET, &path, None).await?;
-        page["entries"].as_array().into_iter().flatten().for_each(|entry| terminal::line(&entry.to_string()));
+        page["entries"].as_array().into_iter().flatten().for_each(|entry| terminal::line(entry.to_string()));
         match page["next"].as_str() {
             Some(next) => next.clone_into(&mut from),
             None => return Ok(()),

@@ -431,6 +431,9 @@ async fn read(
         // The anonymous token: a bootstrap, or a write that it may do.
         Ok(_) => (ANONYMOUS_BYTES.min(limits.body_bytes), "the limit of requests without a token"),
         Err(_) if nacos::is_login(&request.path()) => (LOGIN_BYTES.min(limits.body_bytes), "registry.body_bytes"),
+        Err(_) if nacos::has_password_in_form(&request) => {
+            (FORM_BYTES.min(limits.body_bytes), "the limit of forms with a password")
+        }
         Err(_) => return Ok(request),
     };
     let too_large = || ApiError::TooLarge { what: "the body", limit, value: most as u64 };
@@ -459,6 +462,8 @@ async fn read(
 const ANONYMOUS_BYTES: usize = 64 << 10;
 /// Maximum length of a login's body from an unidentified caller.
 const LOGIN_BYTES: usize = 4096;
+/// Maximum length of a form that has the password with which it is authenticated.
+const FORM_BYTES: usize = 256 << 10;
 
 /// Limits of bytes and time for discarding the rest of a body that was not read before the response. Closing a socket with unread bytes resets the
 /// connection at once, and the client loses a response that it has not yet read.

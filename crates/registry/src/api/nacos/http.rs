@@ -1,10 +1,12 @@
-//! The HTTP API of version 1: instances, beats, lists, services, and the login, which gRPC clients use, too.
+//! Naming over HTTP, of version 1, and the part of version 3 that clients use: instances, beats, lists, services; and the login, which gRPC clients
+//! use, too.
 
 use hyper::{Method, StatusCode};
 use serde_json::json;
 
 use super::super::list_cache::ListBuilder;
 use super::super::reply::JSON;
+use super::config::result;
 use super::naming::{Hosts, Naming, Wanted, named};
 use super::wire::{self, Fields, Info, Lease, Sent, Service};
 use super::*;
@@ -36,6 +38,10 @@ pub(in crate::api) async fn handle(context: &Arc<Context>, request: &Request) ->
     let namespace = named(fields.text("namespaceId"))?;
     let call = Call { request, fields, naming: Naming { context, caller, peer: request.peer, namespace } };
     let method = if request.method == Method::HEAD { Method::GET } else { request.method.clone() };
+    if let ["nacos", "v3", "client" | "admin", "ns", rest @ ..] = path.as_slice() {
+        // These clients read the code in the body.
+        return call.version_3(method.as_str(), rest).await.or_else(|error| Ok(super::config::refused(&error)));
+    }
     match (method.as_str(), path.as_slice()) {
         ("POST", ["nacos", "v1", "ns", "instance"]) => call.register().await,
         ("PUT", ["nacos", "v1", "ns", "instance"]) => call.overrides(true).await,
@@ -92,6 +98,60 @@ impl Call<'_> {
     fn needs(&self, access: Access) -> Result<(), ApiError> {
         self.naming.enters(access)?;
         self.naming.needs(access, &self.service()?)
+    }
+
+    /// Answers a request of version 3, whose answers are in an envelope.
+    async fn version_3(&self, method: &str, path: &[&str]) -> Result<Reply, ApiError> {
+        let done = |reply: Result<Reply, ApiError>| reply.map(|_| result(&"ok"));
+        match (method, path) {
+            ("POST", ["instance"]) if self.fields.text("heartBeat") == "true" => self.renew().await,
+            ("POST", ["instance"]) => done(self.register().await),
+            ("PUT", ["instance"]) => done(self.overrides(true).await),
+            ("DELETE", ["instance"]) => done(self.deregister().await),
+            ("GET", ["instance"]) => {
+                self.needs(Access::Read)?;
+                let (sent, service) = (Sent::of(&self.fields)?, self.service()?);
+                let found = self.naming.found(&service, &sent).await?;
+                let missing = || ApiError::NotFound { what: "instance", name: sent.shown_id(&service) };
+                Ok(result(&wire::shown(&*found.ok_or_else(missing)?, &service)))
+            }
+            ("GET", ["instance", "list"]) => {
+                self.needs(Access::Read)?;
+                let healthy = self.fields.text("healthyOnly").eq_ignore_ascii_case("true");
+                let clusters = [self.fields.text("clusterName"), self.fields.text("clusters")].concat();
+                let hosts = self.naming.hosts(&self.service()?, &Wanted { clusters, healthy }).await?;
+                let mut body = br#"{"code":0,"message":"success","data":["#.to_vec();
+                body.extend(hosts.parts.join(&b','));
+                body.extend(b"]}");
+                Ok(Reply::bytes(StatusCode::OK, JSON, body))
+            }
+            ("GET", ["service", "list"]) => {
+                self.naming.enters(Access::Read)?;
+                let (page, size) =
+                    (self.fields.number("pageNo")?.unwrap_or(1), self.fields.number("pageSize")?.unwrap_or(20));
+                let group = [self.fields.text("groupNameParam"), self.fields.text("groupName")].concat();
+                let (names, count) = self.naming.services(&group, page, size).await?;
+                let group = if group.is_empty() { wire::DEFAULT_GROUP } else { &group };
+                let items: Vec<_> = names.iter().map(|name| json!({ "name": name, "groupName": group })).collect();
+                Ok(result(&json!({ "totalCount": count, "pageNumber": page, "pageItems": items })))
+            }
+            _ => Err(ApiError::NoSuchPath(self.request.whole.chars().take(200).collect())),
+        }
+    }
+
+    /// Renews the lease of an instance; one that is not there is an error, and its client registers it again.
+    async fn renew(&self) -> Result<Reply, ApiError> {
+        self.needs(Access::Write)?;
+        let (sent, service) = (Sent::of(&self.fields)?, self.service()?);
+        let id = self.naming.found(&service, &sent).await?.map(|instance| instance.id.clone());
+        let known = match id {
+            Some(id) => self.naming.context.registry.heartbeat(&[id]).await.first() == Some(&Beat::Known),
+            None => false,
+        };
+        if known {
+            return Ok(result(&"ok"));
+        }
+        Err(ApiError::NotFound { what: "instance", name: sent.shown_id(&service) })
     }
 
     async fn register(&self) -> Result<Reply, ApiError> {

@@ -38,6 +38,7 @@ use serde_json::Value;
 use super::{ApiError, Context, Reply, Request, identity};
 use crate::Instance;
 
+pub(super) use config::has_password_in_form;
 pub(super) use connection::{Connection, End, Opened};
 pub(super) use http::{handle, is_login};
 use messages::{Asked, message};

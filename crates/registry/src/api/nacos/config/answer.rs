@@ -11,7 +11,7 @@ pub(in crate::api::nacos) fn result(data: &impl Serialize) -> Reply {
 }
 
 /// Returns an error in the envelope.
-pub(super) fn refused(error: &ApiError) -> Reply {
+pub(in crate::api::nacos) fn refused(error: &ApiError) -> Reply {
     let (code, message) = match error.status().as_u16() {
         400 | 413 => (20_002, "parameter validate error"),
         401 | 403 | 421 => (10_001, "access denied"),

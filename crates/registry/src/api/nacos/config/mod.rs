@@ -13,8 +13,8 @@ use super::naming::named;
 use super::wire::{DEFAULT_GROUP, Fields};
 use super::*;
 use crate::configuration::{ConfigEntry, ConfigKey, Expected, NewConfig};
-pub(super) use answer::result;
 use answer::{detail, http_date, page, past};
+pub(super) use answer::{refused, result};
 pub(super) use listening::{parse, render};
 
 /// Maximum number of entries that one request, or one connection, listens to.
@@ -106,6 +106,11 @@ fn operation(method: &str, path: &[&str]) -> Option<Result<(Api, Op), ApiError>>
     Some(Ok((api, op)))
 }
 
+/// True for a request of a client that sends user and password in each form: Node's, to the configuration service of version 1.
+pub(in crate::api) fn has_password_in_form(request: &Request) -> bool {
+    request.method == Method::POST && matches!(request.path().as_slice(), ["nacos", "v1", "cs", ..])
+}
+
 /// Answers a request of the configuration service; `None` for another path.
 pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Option<Result<Reply, ApiError>> {
     let method = if request.method == Method::HEAD { Method::GET } else { request.method.clone() };
@@ -115,7 +120,7 @@ pub(super) async fn handle(context: &Arc<Context>, request: &Request) -> Option<
         // These clients read the code in the body.
         Ok((api, op)) => answer(context, request, api, op).await.or_else(|error| {
             context.refused(&error);
-            Ok(answer::refused(&error))
+            Ok(refused(&error))
         }),
         Err(error) => Err(error),
     })
