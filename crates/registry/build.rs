@@ -5,7 +5,7 @@ use prost::Message;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let described = protox::compile(
-        ["kingpost/registry/v1/registry.proto", "polaris/polaris.proto", "nacos/nacos.proto"],
+        ["kingpost/registry/v1/registry.proto", "polaris/polaris.proto", "polaris/config.proto", "nacos/nacos.proto"],
         ["proto"],
     )?;
     // The descriptors that the reflection service returns.

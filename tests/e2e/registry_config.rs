@@ -247,11 +247,65 @@ async fn registry_config_nacos_java_clients() {
     }
 }
 
+/// polaris-java reads and listens; it publishes drafts only, which are not kept here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs Java, Maven and the network: make clients"]
+async fn registry_config_polaris_java_clients() {
+    let Some(program) = java_program_with("java/polaris_config", "PolarisConfigAgent", &[]).await else { return };
+    let Tenants { mut world, admin, first } = Tenants::start().await;
+    let dirs = [world.nodes[0].dir().to_owned(), world.nodes[1].dir().to_owned()];
+    let _logs = (ShowLogs(&dirs[0]), ShowLogs(&dirs[1]));
+    write(&world.nodes[0], &admin, "a: 1").await;
+    let both = world.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect::<Vec<_>>().join(",");
+    let password = [("NACOS_PASSWORD", OsStr::new(&first))];
+    let mut client = Agent::of(Command::new(program), &both, "tenant-a", &password).await;
+    let said = client.dir.clone();
+    let _said = ShowLogs(&said);
+    assert_eq!(client.ask(json!({ "do": "get", "service": "app" }), "got").await, "a: 1");
+    client.ask(json!({ "do": "listen", "service": "app" }), "listening").await;
+    follow(&mut world, &mut client, &admin).await;
+}
+
+/// Two nodes, a token for all namespaces, and one for tenant-a.
+struct Tenants {
+    world: World,
+    admin: String,
+    first: String,
+}
+
+impl Tenants {
+    async fn start() -> Tenants {
+        let (admin, admin_table) = token("admin", "admin", &json!(["*"]));
+        let (first, first_table) = token("first", "write", &json!(["tenant-a"]));
+        let world = World::start_with("auth = \"tokens\"\n", &[admin_table, first_table].concat()).await;
+        Tenants { world, admin, first }
+    }
+}
+
+/// A client that listens hears of changes made at each node, also when the other one is dead, and of nothing else.
+async fn follow(world: &mut World, client: &mut Agent, admin: &str) {
+    for (node, content) in [(0, "a: 2"), (1, "a: 3")] {
+        write(&world.nodes[node], admin, content).await;
+        client.told("app", content).await;
+    }
+    // An entry of another namespace, and another entry, are not heard of.
+    write_at(&world.nodes[0], admin, "tenant-b", "app", "of another").await;
+    write_at(&world.nodes[0], admin, "tenant-a", "other", "another").await;
+    for dead in [0, 1] {
+        let alive = 1 - dead;
+        world.nodes[dead].end(KILL).await;
+        let content = format!("without {dead}");
+        write(&world.nodes[alive], admin, &content).await;
+        client.told("app", &content).await;
+        assert_eq!(client.ask(json!({ "do": "get", "service": "app" }), "got").await, content.as_str());
+        world.nodes[dead].start_again().await;
+    }
+    assert!(!client.said.contains("another"), "{}", client.said);
+}
+
 /// Publishes, reads, listens and removes with a client that knows two nodes; then one of them dies.
 async fn usual(command: impl Fn() -> Command) {
-    let (admin, admin_table) = token("admin", "admin", &json!(["*"]));
-    let (first, first_table) = token("first", "write", &json!(["tenant-a"]));
-    let mut world = World::start_with("auth = \"tokens\"\n", &[admin_table, first_table].concat()).await;
+    let Tenants { mut world, admin, first } = Tenants::start().await;
     let dirs = [world.nodes[0].dir().to_owned(), world.nodes[1].dir().to_owned()];
     let _logs = (ShowLogs(&dirs[0]), ShowLogs(&dirs[1]));
     let both = world.doors.iter().map(|doors| doors.address()).collect::<Vec<_>>().join(",");
@@ -269,24 +323,7 @@ async fn usual(command: impl Fn() -> Command) {
     }
     assert_eq!(client.ask(of("get"), "got").await, "a: 1");
     client.ask(of("listen"), "listening").await;
-    for (node, content) in [(0, "a: 2"), (1, "a: 3")] {
-        write(&world.nodes[node], &admin, content).await;
-        client.told("app", content).await;
-    }
-    // An entry of another namespace, and another entry, are not heard of.
-    write_at(&world.nodes[0], &admin, "tenant-b", "app", "of another").await;
-    write_at(&world.nodes[0], &admin, "tenant-a", "other", "another").await;
-
-    for dead in [0, 1] {
-        let alive = 1 - dead;
-        world.nodes[dead].end(KILL).await;
-        let content = format!("without {dead}");
-        write(&world.nodes[alive], &admin, &content).await;
-        client.told("app", &content).await;
-        assert_eq!(client.ask(of("get"), "got").await, content.as_str());
-        world.nodes[dead].start_again().await;
-    }
-    assert!(!client.said.contains("another"), "{}", client.said);
+    follow(&mut world, &mut client, &admin).await;
     assert_eq!(client.ask(of("remove"), "removed").await, true);
     for node in &world.nodes {
         wait_until("the removal", LEASES, node.dir(), async || (status(node, &admin).await == 404).then_some(())).await;

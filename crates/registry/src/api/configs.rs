@@ -1,5 +1,6 @@
 //! Configuration entries for all fronts: rights, changes, and their lines in the audit log.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -145,26 +146,43 @@ pub(super) fn visible_md5(
 /// Returns the entries of which the caller has another content, at once or as soon as there is one; none after `limit`.
 pub(super) async fn changed<'a>(
     context: &Context,
-    peer: IpAddr,
     caller: &Caller,
+    peer: IpAddr,
     listened: &'a [Listened],
     limit: Duration,
 ) -> Result<Vec<&'a Listened>, ApiError> {
     let address = peer.to_string();
-    let differs = |one: &&Listened| visible_md5(context, caller, (&one.namespace, &one.key), &address) != one.md5;
+    let differs = |one: &Listened| visible_md5(context, caller, (&one.namespace, &one.key), &address) != one.md5;
+    wait_for(context, (caller, peer), listened, |one| (&one.namespace, &one.key), limit, differs).await
+}
+
+/// Returns those of `listened` for which `is_new` is true, at once or as soon as it is for one; none after `limit`. `name` returns their names.
+pub(super) async fn wait_for<'a, T>(
+    context: &Context,
+    (caller, peer): (&Caller, IpAddr),
+    listened: &'a [T],
+    name: impl Fn(&T) -> (&NamespaceName, &ConfigKey),
+    limit: Duration,
+    is_new: impl Fn(&T) -> bool,
+) -> Result<Vec<&'a T>, ApiError> {
     // Listens before it looks: a change in between is found by one of the two.
     let listener = context.registry.config_listener()?;
-    listened.iter().for_each(|one| listener.add(&one.namespace, &one.key));
-    let mut found: Vec<&Listened> = listened.iter().filter(differs).collect();
+    let mut places: HashMap<(NamespaceName, ConfigKey), Vec<usize>> = HashMap::with_capacity(listened.len());
+    for (index, one) in listened.iter().enumerate() {
+        let (namespace, key) = name(one);
+        listener.add(namespace, key);
+        places.entry((NamespaceName::of_config(namespace), key.clone())).or_default().push(index);
+    }
+    let mut found: Vec<&T> = listened.iter().filter(|one| is_new(one)).collect();
     if !found.is_empty() || limit.is_zero() {
         return Ok(found);
     }
     let deadline = Instant::now() + limit.min(context.limits.wait);
     let waiting = async {
         while tokio::time::timeout_at(deadline, listener.changed()).await.is_ok() {
-            while let Some((space, key)) = listener.pop() {
-                let is = |one: &&Listened| one.key == key && NamespaceName::of_config(&one.namespace) == space;
-                found.extend(listened.iter().filter(is).filter(differs));
+            while let Some(changed) = listener.pop() {
+                let indices = places.get(&changed).into_iter().flatten();
+                found.extend(indices.map(|index| &listened[*index]).filter(|one| is_new(one)));
             }
             if !found.is_empty() {
                 break;

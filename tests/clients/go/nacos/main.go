@@ -76,7 +76,7 @@ func carryOutConfig(it asked) (fields, error) {
 		return fields{"published": done}, err
 	case "get":
 		content, err := client.GetConfig(param)
-		if err != nil && strings.Contains(err.Error(), "config data not exist") {
+		if err == nil && content == "" {
 			return fields{"got": nil}, nil
 		}
 		return fields{"got": content}, err

@@ -9,6 +9,7 @@
 mod nacos;
 mod native;
 mod polaris;
+mod polaris_config;
 pub(crate) mod proto;
 mod ready;
 mod services;

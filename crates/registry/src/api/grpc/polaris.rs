@@ -16,7 +16,7 @@ use crate::api::{ApiError, Context};
 pub(super) struct Polaris(pub(super) Arc<Context>);
 
 /// Returns the request's context for [`crate::api::polaris`].
-fn asking<'a>(context: &'a Context, who: &Who) -> Result<Asking<'a>, ApiError> {
+pub(super) fn asking<'a>(context: &'a Context, who: &Who) -> Result<Asking<'a>, ApiError> {
     Ok(Asking { context, caller: context.identify_by(&who.headers, None)?, peer: who.peer })
 }
 

@@ -20,6 +20,7 @@ pub(in crate::api) struct Services {
 
 impl Services {
     pub(in crate::api) fn new(context: &Arc<Context>) -> Services {
+        use proto::polaris::polaris_config_grpc_server::PolarisConfigGrpcServer;
         use proto::polaris::polaris_grpc_server::PolarisGrpcServer;
         use proto::polaris::polaris_heartbeat_grpc_server::PolarisHeartbeatGrpcServer;
         use proto::registry::registry_server::RegistryServer;
@@ -29,12 +30,14 @@ impl Services {
         let native = RegistryServer::new(native::Native(Arc::clone(context))).max_decoding_message_size(most);
         let polaris = polaris::Polaris(Arc::clone(context));
         let beats = PolarisHeartbeatGrpcServer::new(polaris.clone()).max_decoding_message_size(most);
+        let configs = PolarisConfigGrpcServer::new(polaris.clone()).max_decoding_message_size(most);
         let polaris = PolarisGrpcServer::new(polaris).max_decoding_message_size(most);
         let health = HealthServer::new(ready::Ready(Arc::clone(context))).max_decoding_message_size(most);
         let mut mounted = vec![
             mount(Front::Native, Door::Token, native),
             mount(Front::Polaris, Door::Token, polaris),
             mount(Front::Polaris, Door::Token, beats),
+            mount(Front::Polaris, Door::Token, configs),
             // Open like the HTTP paths for load balancers and the OpenAPI document.
             mount(Front::Native, Door::Open, health),
         ];

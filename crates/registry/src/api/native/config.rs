@@ -130,7 +130,7 @@ async fn get(configs: &Configs<'_>, request: &Request, key: &ConfigKey) -> Resul
     if let Some(md5) = request.param("md5") {
         let limit = request.duration("wait")?.unwrap_or(DEFAULT_WAIT);
         let listened = Listened { namespace: configs.namespace.clone(), key: key.clone(), md5: md5.to_owned() };
-        changed(configs.context, request.peer, configs.caller, std::slice::from_ref(&listened), limit).await?;
+        changed(configs.context, configs.caller, request.peer, std::slice::from_ref(&listened), limit).await?;
         waited = true;
     }
     let entry = configs.get(key, &address)?.ok_or_else(|| missing(key))?;

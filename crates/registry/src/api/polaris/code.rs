@@ -27,6 +27,7 @@ pub(in super::super) const NO_BREAKER: u32 = 400_308;
 pub(in super::super) const BAD_ROUTING_ID: u32 = 400_700;
 pub(in super::super) const BAD_ROUTING_NAME: u32 = 400_702;
 pub(in super::super) const BAD_PRIORITY: u32 = 400_703;
+pub(in super::super) const NO_SUCH_CONFIG_FILE: u32 = 400_807;
 pub(in super::super) const DETECTOR_EXISTS: u32 = 400_903;
 pub(in super::super) const UNAUTHORIZED: u32 = 401_000;
 pub(in super::super) const NOT_ALLOWED: u32 = 401_001;

@@ -3,9 +3,10 @@
 //!
 //! Supported: registration, heartbeats, discovery of instances, services and namespaces; rules of routing, rate limits, circuit breakers and fault
 //! detection (`rules`). Not supported: other rules (lanes, lossless, allow lists …), which are always answered with an empty list; contracts,
-//! configuration, aliases.
+//! aliases. Configuration files are [`config`]'s, over gRPC.
 
 pub(super) mod code;
+mod config;
 mod http;
 mod rules;
 

@@ -331,7 +331,7 @@ impl Call<'_> {
             self.configs.caller.enters(crate::rights::Access::Read, one.listened.namespace.as_str())?;
         }
         let entries: Vec<Listened> = listened.iter().map(|one| one.listened.clone()).collect();
-        let found = changed(self.configs.context, self.request.peer, self.configs.caller, &entries, limit).await?;
+        let found = changed(self.configs.context, self.configs.caller, self.request.peer, &entries, limit).await?;
         let is = |one: &&listening::Line| found.contains(&&one.listened);
         Ok(Reply::text(StatusCode::OK, render(listened.iter().filter(is))).waited(true))
     }
