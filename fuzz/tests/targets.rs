@@ -19,6 +19,7 @@ targets! {
     classifier "../fuzz_targets/classifier.rs",
     config "../fuzz_targets/config.rs",
     dns "../fuzz_targets/dns.rs",
+    entries "../fuzz_targets/entries.rs",
     filter "../fuzz_targets/filter.rs",
     hba "../fuzz_targets/hba.rs",
     moving "../fuzz_targets/moving.rs",

@@ -256,6 +256,7 @@ async fn registry_config_polaris_java_clients() {
     let dirs = [world.nodes[0].dir().to_owned(), world.nodes[1].dir().to_owned()];
     let _logs = (ShowLogs(&dirs[0]), ShowLogs(&dirs[1]));
     write(&world.nodes[0], &admin, "a: 1").await;
+    until_read(&world, &admin, "a: 1").await;
     let both = world.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect::<Vec<_>>().join(",");
     let password = [("NACOS_PASSWORD", OsStr::new(&first))];
     let mut client = Agent::of(Command::new(program), &both, "tenant-a", &password).await;
@@ -318,15 +319,20 @@ async fn usual(command: impl Fn() -> Command) {
     assert_eq!(client.ask(of("get"), "got").await, Value::Null);
     let publish = json!({ "do": "publish", "service": "app", "content": "a: 1" });
     assert_eq!(client.ask(publish, "published").await, true);
-    for node in &world.nodes {
-        wait_until("the entry", LEASES, node.dir(), async || (read(node, &admin).await == "a: 1").then_some(())).await;
-    }
+    until_read(&world, &admin, "a: 1").await;
     assert_eq!(client.ask(of("get"), "got").await, "a: 1");
     client.ask(of("listen"), "listening").await;
     follow(&mut world, &mut client, &admin).await;
     assert_eq!(client.ask(of("remove"), "removed").await, true);
     for node in &world.nodes {
         wait_until("the removal", LEASES, node.dir(), async || (status(node, &admin).await == 404).then_some(())).await;
+    }
+}
+
+/// Waits until both nodes have the content.
+async fn until_read(world: &World, token: &str, content: &str) {
+    for node in &world.nodes {
+        wait_until("the entry", LEASES, node.dir(), async || (read(node, token).await == content).then_some(())).await;
     }
 }
 

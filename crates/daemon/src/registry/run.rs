@@ -292,6 +292,11 @@ fn describe(registry: &Registry, stats: &HttpStats, exposition: &mut Exposition)
     exposition.gauge("registry_kv_bytes", "Bytes of its keys and values.", status.kv.bytes);
     exposition.gauge("registry_kv_sessions", "Sessions, which may hold keys as locks.", status.kv.sessions);
     exposition.gauge("registry_kv_revision", "Revision of keys and sessions.", status.kv.revision.0);
+    exposition.counter(
+        "registry_config_wakes_total",
+        "Wake-ups of clients that listen to configuration entries: one for each of them and each change of its entry.",
+        registry.config_wakes(),
+    );
     exposition.gauge("registry_peers", "Other nodes on the same store that live.", status.peers.len());
     let reached = status.peers.iter().filter(|peer| peer.reached).count();
     exposition.gauge("registry_peers_reached", "Those of them that this node has a connection to.", reached);

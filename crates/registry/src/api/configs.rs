@@ -30,11 +30,6 @@ pub(super) struct Listened {
 }
 
 impl Configs<'_> {
-    /// True if the caller may read an entry. Without the right, an entry is absent for it.
-    fn may_read(&self, key: &ConfigKey) -> bool {
-        self.caller.may(Access::Read, Resource::config(&key.to_string()), self.namespace.as_str())
-    }
-
     /// Checks the right to an entry, by role and by policies. The answer does not depend on the entry's existence.
     pub(super) fn needs(&self, access: Access, key: &ConfigKey) -> Result<(), ApiError> {
         self.caller.enters(access, self.namespace.as_str())?;
@@ -70,12 +65,17 @@ impl Configs<'_> {
         Ok(self.context.registry.config_history(&self.namespace, key)?)
     }
 
-    /// Returns the entries that the caller may read, in the order of their names.
-    pub(super) fn list(&self, group: Option<&str>) -> Result<Vec<ConfigEntry>, ApiError> {
+    /// Returns the entries that the caller may read, in the order of their names. Runs apart from the threads that answer heartbeats.
+    pub(super) async fn list(&self, group: Option<&str>) -> Result<Vec<ConfigEntry>, ApiError> {
         self.caller.enters(Access::Read, self.namespace.as_str())?;
-        let mut entries = self.context.registry.configs(&self.namespace, group)?;
-        entries.retain(|entry| self.may_read(&entry.key));
-        Ok(entries)
+        let (registry, caller) = (self.context.registry.clone(), self.caller.clone());
+        let (namespace, group) = (self.namespace.clone(), group.map(str::to_owned));
+        let listed = self.context.lists.apart(move || {
+            let mut entries = registry.configs(&namespace, group.as_deref())?;
+            entries.retain(|entry| may_read(&caller, &namespace, &entry.key));
+            Ok::<_, crate::WriteError>(entries)
+        });
+        Ok(listed.await??)
     }
 
     /// Publishes a content; for clients at `addresses` only, unless there are none.
@@ -128,6 +128,11 @@ impl Configs<'_> {
     }
 }
 
+/// True if the caller may read an entry. Without the right, an entry is absent for it.
+fn may_read(caller: &Caller, namespace: &NamespaceName, key: &ConfigKey) -> bool {
+    caller.may(Access::Read, Resource::config(&key.to_string()), namespace.as_str())
+}
+
 /// Returns the MD5 of the content that a caller at `address` gets; empty if there is none, or the caller may not read it.
 pub(super) fn visible_md5(
     context: &Context,
@@ -136,7 +141,7 @@ pub(super) fn visible_md5(
     address: &str,
 ) -> String {
     let (namespace, key) = of;
-    if !caller.may(Access::Read, Resource::config(&key.to_string()), namespace.as_str()) {
+    if !may_read(caller, namespace, key) {
         return String::new();
     }
     let found = context.registry.config_for(namespace, key, address).ok().flatten();

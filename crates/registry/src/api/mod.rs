@@ -66,6 +66,8 @@ pub use limits::HttpLimits;
 use list_cache::ListCache;
 pub use list_cache::Pieces;
 #[doc(hidden)]
+pub use nacos::read_listening;
+#[doc(hidden)]
 pub use polaris::read_any as read_polaris_rules;
 pub use rate::RateLimit;
 pub use reply::{Body, Reply};

@@ -47,7 +47,7 @@ impl PolarisConfigGrpc for Polaris {
         request: Request<pb::ConfigFileGroupRequest>,
     ) -> Result<Response<pb::ConfigClientListResponse>, Status> {
         let who = Who::of(&request)?;
-        Ok(Response::new(asking(&self.0, &who)?.list_config_files(request.get_ref())))
+        Ok(Response::new(asking(&self.0, &who)?.list_config_files(request.get_ref()).await))
     }
 
     type DiscoverStream = Answers<pb::ConfigDiscoverResponse>;
@@ -64,7 +64,7 @@ impl PolarisConfigGrpc for Polaris {
             async move {
                 let (context, who, _place) = &*asked;
                 who.admitted(context)?;
-                Ok(asking(context, who)?.discover_config(&message?))
+                Ok(asking(context, who)?.discover_config(&message?).await)
             }
         });
         Ok(Response::new(while_running(&self.0, answers)))

@@ -39,6 +39,8 @@ use super::{ApiError, Context, Reply, Request, identity};
 use crate::Instance;
 
 pub(super) use config::has_password_in_form;
+#[doc(hidden)]
+pub use config::read_listening;
 pub(super) use connection::{Connection, End, Opened};
 pub(super) use http::{handle, is_login};
 use messages::{Asked, message};

@@ -40,7 +40,7 @@ pub(super) async fn handle(
     let configs = Configs { context, caller, peer: request.peer, namespace: ns.clone() };
     let key = || ConfigKey::new(route.group, route.id);
     match route.op {
-        Op::ListConfigs => list(&configs, request),
+        Op::ListConfigs => list(&configs, request).await,
         Op::GetConfig => get(&configs, request, &key()?).await,
         Op::PutConfig => {
             let body: Publication = request.json()?;
@@ -112,10 +112,10 @@ fn with_content(entry: &ConfigEntry, with: bool) -> Value {
 }
 
 /// Lists entries after `from`, which is `GROUP/ID`, without their contents.
-fn list(configs: &Configs<'_>, request: &Request) -> Result<Reply, ApiError> {
+async fn list(configs: &Configs<'_>, request: &Request) -> Result<Reply, ApiError> {
     let limit = page(request)?;
     let from = request.param("from").unwrap_or_default();
-    let mut found = configs.list(request.param("group"))?;
+    let mut found = configs.list(request.param("group")).await?;
     found.retain(|entry| *entry.key.to_string() > *from);
     let next = (found.len() > limit).then(|| found[limit - 1].key.to_string());
     let entries: Vec<Value> = found.iter().take(limit).map(shown).collect();

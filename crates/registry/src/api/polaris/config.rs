@@ -167,24 +167,30 @@ impl Asking<'_> {
         refused(&ApiError::NotImplemented(why.into()))
     }
 
-    fn files(&self, namespace: &NamespaceName, group: &str) -> Result<Vec<ConfigEntry>, ApiError> {
-        self.configs(namespace).list(Some(group))
+    async fn files(&self, namespace: &NamespaceName, group: &str) -> Result<Vec<ConfigEntry>, ApiError> {
+        self.configs(namespace).list(Some(group)).await
     }
 
     /// Lists the files of a group. The revision is a digest of what the caller sees.
-    pub(in crate::api) fn list_config_files(&self, asked: &pb::ConfigFileGroupRequest) -> pb::ConfigClientListResponse {
+    pub(in crate::api) async fn list_config_files(
+        &self,
+        asked: &pb::ConfigFileGroupRequest,
+    ) -> pb::ConfigClientListResponse {
         let group = asked.config_file_group.clone().unwrap_or_default();
-        let listed = || {
+        let listed = async {
             let namespace = named(group.namespace.as_deref())?;
-            let entries = self.files(&namespace, text(&group.name))?;
-            Ok((revision_of(&entries), entries.iter().map(|entry| file(&namespace, entry, false)).collect::<Vec<_>>()))
+            let entries = self.files(&namespace, text(&group.name)).await?;
+            Ok::<_, ApiError>((
+                revision_of(&entries),
+                entries.iter().map(|entry| file(&namespace, entry, false)).collect::<Vec<_>>(),
+            ))
         };
         let mut answer = pb::ConfigClientListResponse {
             namespace: text(&group.namespace).to_owned(),
             group: text(&group.name).to_owned(),
             ..Default::default()
         };
-        let (code, info) = match listed() {
+        let (code, info) = match listed.await {
             Ok((revision, _)) if asked.revision.as_ref() == Some(&revision) => {
                 (code::NO_CHANGE, "discover data is no change".to_owned())
             }
@@ -198,10 +204,13 @@ impl Asking<'_> {
         answer
     }
 
-    pub(in crate::api) fn discover_config(&self, asked: &pb::ConfigDiscoverRequest) -> pb::ConfigDiscoverResponse {
+    pub(in crate::api) async fn discover_config(
+        &self,
+        asked: &pb::ConfigDiscoverRequest,
+    ) -> pb::ConfigDiscoverResponse {
         let wanted = asked.config_file.clone().unwrap_or_default();
         let mut answer = pb::ConfigDiscoverResponse { r#type: asked.r#type, ..Default::default() };
-        let mut found = || -> Result<String, ApiError> {
+        let found = async {
             let namespace = named(wanted.namespace.as_deref())?;
             match asked.r#type {
                 kind::FILE => {
@@ -210,12 +219,12 @@ impl Asking<'_> {
                     Ok(entry.version.to_string())
                 }
                 kind::NAMES => {
-                    let entries = self.files(&namespace, text(&wanted.group))?;
+                    let entries = self.files(&namespace, text(&wanted.group)).await?;
                     answer.config_file_names = entries.iter().map(|entry| file(&namespace, entry, false)).collect();
                     Ok(revision_of(&entries))
                 }
                 kind::GROUPS => {
-                    let entries = self.configs(&namespace).list(None)?;
+                    let entries = self.configs(&namespace).list(None).await?;
                     let mut groups: BTreeMap<&str, u64> = BTreeMap::new();
                     entries.iter().for_each(|entry| *groups.entry(entry.key.group()).or_default() += 1);
                     let group = |(name, count): (&str, u64)| pb::ConfigFileGroup {
@@ -229,7 +238,7 @@ impl Asking<'_> {
                 other => Err(ApiError::bad(format!("type {other}: expected 1, 2 or 3"))),
             }
         };
-        match found() {
+        match found.await {
             Ok(revision) if !asked.revision.is_empty() && asked.revision == revision => {
                 let r#type = asked.r#type;
                 let info = "discover data is no change".to_owned();

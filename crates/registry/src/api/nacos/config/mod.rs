@@ -106,6 +106,14 @@ fn operation(method: &str, path: &[&str]) -> Option<Result<(Api, Op), ApiError>>
     Some(Ok((api, op)))
 }
 
+/// Reads a list of entries to listen to, for fuzzing: any outcome is fine.
+#[doc(hidden)]
+pub fn read_listening(text: &[u8]) {
+    if let Ok(lines) = std::str::from_utf8(text).map_err(drop).and_then(|text| parse(text).map_err(drop)) {
+        let _ = render(lines.iter());
+    }
+}
+
 /// True for a request of a client that sends user and password in each form: Node's, to the configuration service of version 1.
 pub(in crate::api) fn has_password_in_form(request: &Request) -> bool {
     request.method == Method::POST && matches!(request.path().as_slice(), ["nacos", "v1", "cs", ..])
@@ -140,14 +148,14 @@ async fn answer(context: &Arc<Context>, request: &Request, api: Api, op: Op) -> 
         Op::Detail => call.detail(),
         Op::Publish => call.publish().await,
         Op::Remove => call.remove().await,
-        Op::List => call.list(),
+        Op::List => call.list().await,
         Op::Listen => call.listen().await,
         Op::Gray => call.gray(),
         Op::RemoveGray => call.remove_gray().await,
         Op::History => call.history(),
         Op::Version => call.version(|version| version),
         Op::Previous => call.version(|version| version.saturating_sub(1)),
-        Op::Names => call.names(),
+        Op::Names => call.names().await,
     }
 }
 
@@ -188,7 +196,7 @@ impl Call<'_> {
 
     async fn get(&self) -> Result<Reply, ApiError> {
         if self.api == Api::V1 && !self.fields.text("search").is_empty() {
-            return self.list();
+            return self.list().await;
         }
         if self.api == Api::V1 && self.fields.text("show") == "all" {
             return self.detail();
@@ -296,7 +304,7 @@ impl Call<'_> {
     }
 
     /// Lists entries by group and data id: equal if `search` is `accurate`, else with `*` for any text.
-    fn list(&self) -> Result<Reply, ApiError> {
+    async fn list(&self) -> Result<Reply, ApiError> {
         let (group, id) = (self.group(), self.fields.text("dataId"));
         let accurate = self.fields.text("search") == "accurate";
         let tags = list_of(self.fields.text(if self.api == Api::V1 { "config_tags" } else { "configTags" }));
@@ -304,7 +312,7 @@ impl Call<'_> {
         let fits = |pattern: &str, text: &str| {
             pattern.is_empty() || if accurate { pattern == text } else { listening::matches(pattern, text) }
         };
-        let mut found = self.configs.list(None)?;
+        let mut found = self.configs.list(None).await?;
         found.retain(|entry| {
             fits(group, entry.key.group())
                 && fits(id, entry.key.id())
@@ -353,12 +361,13 @@ impl Call<'_> {
         let version = of(said.ok_or_else(|| ApiError::bad("nid or id is missing"))?);
         let found = self.configs.history(&key)?.into_iter().find(|entry| entry.version == version);
         let entry = found.ok_or_else(|| ApiError::NotFound { what: "version", name: format!("{key} {version}") })?;
-        Ok(self.shown(past(&entry, self.configs.namespace.as_str(), true)))
+        // A secret's content is in no history.
+        Ok(self.shown(past(&entry, self.configs.namespace.as_str(), !entry.secret)))
     }
 
-    fn names(&self) -> Result<Reply, ApiError> {
+    async fn names(&self) -> Result<Reply, ApiError> {
         let namespace = self.configs.namespace.as_str();
-        let found = self.configs.list(None)?;
+        let found = self.configs.list(None).await?;
         let shown = found.iter().map(|entry| detail(entry, namespace, false)).collect();
         Ok(self.shown(Value::Array(shown)))
     }
