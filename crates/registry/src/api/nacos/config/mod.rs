@@ -41,7 +41,7 @@ enum Api {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Op {
     Get,
-    /// All attributes of an entry.
+    /// An entry with its attributes.
     Detail,
     Publish,
     Remove,
@@ -54,7 +54,7 @@ enum Op {
     Version,
     /// The version before another one.
     Previous,
-    /// All names of a namespace.
+    /// Names of a namespace's entries.
     Names,
 }
 

@@ -12,8 +12,8 @@ import java.util.List;
 import java.util.Map;
 
 /**
- * polaris-java's client of configuration files that does as it is told. Addresses (separated by commas) and the namespace are its arguments, the
- * environment has NACOS_PASSWORD, the token. Each line of its input is a call, each line of its output an answer, or what a listener was told.
+ * polaris-java's client of configuration files that does as it is told. Addresses (separated by commas) and the namespace are its arguments. Each line of
+ * its input is a call, each line of its output an answer, or what a listener was told.
  */
 public final class PolarisConfigAgent {
     private static final Gson JSON = new Gson().newBuilder().serializeNulls().create();
@@ -42,9 +42,7 @@ public final class PolarisConfigAgent {
     public static void main(String[] arguments) throws Exception {
         List<String> addresses = List.of(arguments[0].split(","));
         ConfigurationImpl configuration = (ConfigurationImpl) ConfigAPIFactory.createConfigurationByAddress(addresses);
-        configuration.getGlobal().getServerConnector().setToken(System.getenv("NACOS_PASSWORD"));
         configuration.getConfigFile().getServerConnector().setAddresses(addresses);
-        configuration.getConfigFile().getServerConnector().setToken(System.getenv("NACOS_PASSWORD"));
         ConfigFileService client = ConfigFileServiceFactory.createConfigFileService(configuration);
         say(Map.of("ready", true));
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
