@@ -18,14 +18,14 @@ use crate::relay_life::Small;
 const SEGMENT: usize = 16 << 20;
 
 /// Makes a directory that the relay and the servers, which run as another user, can write to and read.
-fn open_dir(what: &str) -> PathBuf {
+pub(crate) fn open_dir(what: &str) -> PathBuf {
     let dir = new_dir(what);
     assert!(Command::new("chmod").arg("777").arg(&dir).status().unwrap().success());
     dir
 }
 
 /// Makes a relay that keeps as little WAL as it may, and archives to `url`.
-fn archiving(cluster: &Cluster, upstream: u16, url: &str) -> Relay {
+pub(crate) fn archiving(cluster: &Cluster, upstream: u16, url: &str) -> Relay {
     Relay::of(cluster, upstream)
         .set("relay.keep_bytes", 0)
         .set("relay.archive.url", url)
@@ -66,7 +66,7 @@ async fn number(relay: &Relay, metric: &str) -> f64 {
 }
 
 /// Waits until the archive has all that the primary has written, also in parts.
-async fn wait_archived(cluster: &Cluster, relay: &Relay, primary: &Node) -> u64 {
+pub(crate) async fn wait_archived(cluster: &Cluster, relay: &Relay, primary: &Node) -> u64 {
     let end = wait_durable(relay, primary).await;
     let archived = async || {
         let confirmed = number(relay, "confirmed_bytes").await as u64;
@@ -100,7 +100,7 @@ fn same_as_primary(archive: &Path, primary: &Node, end: u64, scratch: &Path) {
 }
 
 /// Returns the files below a directory, with their sizes.
-fn files(dir: &Path) -> BTreeMap<String, u64> {
+pub(crate) fn files(dir: &Path) -> BTreeMap<String, u64> {
     let mut found = BTreeMap::new();
     let mut waiting = vec![dir.to_owned()];
     while let Some(directory) = waiting.pop() {

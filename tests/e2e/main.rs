@@ -8,6 +8,7 @@ mod activation;
 mod archive;
 mod aurora;
 mod auth;
+mod backup;
 mod binlog;
 mod binlog_faults;
 mod binlog_replicas;

@@ -118,6 +118,11 @@ impl Cluster {
         Node::create(name, &self.dir, &settings, None)
     }
 
+    /// Makes a server, not started, of a data directory that something else made, such as a restore.
+    pub fn adopt(&self, name: &str, dir: &Path) -> Node {
+        Node::adopt(name, dir, &self.dir)
+    }
+
     /// Returns all nodes; the first was the primary at the start.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes

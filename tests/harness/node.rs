@@ -112,6 +112,23 @@ impl Node {
         }
     }
 
+    /// Takes a data directory that something else made, with its own settings but for the port.
+    pub(crate) fn adopt(name: &str, dir: &Path, logs: &Path) -> Node {
+        let port = Port::reserve();
+        let conf = dir.join("postgresql.conf");
+        let mut text = std::fs::read_to_string(&conf).expect("read postgresql.conf");
+        let _ = writeln!(text, "port = {}\ncluster_name = '{name}'", port.number());
+        std::fs::write(conf, text).expect("write postgresql.conf");
+        Node {
+            name: name.into(),
+            dir: dir.into(),
+            logs: logs.into(),
+            port,
+            process: Mutex::new(None),
+            dynamic: Mutex::new(Dynamic::default()),
+        }
+    }
+
     /// Returns the name, also used in the configuration of the proxy.
     pub fn name(&self) -> &str {
         &self.name

@@ -184,6 +184,11 @@ impl Archive {
             Kind::History => name::history_path(&span.file),
             Kind::Identity => name::IDENTITY.into(),
             Kind::Probe => name::PROBE.into(),
+            Kind::Base | Kind::Record | Kind::Mark => match FileName::parse_backup(span.file.as_str()) {
+                Some((id, part)) => name::backup_path(&id, part, span.from),
+                // No object has it.
+                None => name::BASES.into(),
+            },
         }
     }
 
@@ -234,6 +239,28 @@ impl Archive {
     /// The store fails.
     pub async fn list(&self, directory: &str) -> Result<Vec<Listed>, ArchiveError> {
         Ok(self.store.list(directory).await?)
+    }
+
+    /// Lists the directories of a directory.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn directories(&self, directory: &str) -> Result<Vec<String>, ArchiveError> {
+        Ok(self.store.directories(directory).await?)
+    }
+
+    /// Writes an object over any other: for marks, which change.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn overwrite(&self, path: &str, sealed: Sealed) -> Result<(), ArchiveError> {
+        Ok(self.store.overwrite(path, sealed.object).await?)
+    }
+
+    /// Returns the location, for messages.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.store.name()
     }
 
     /// Removes an object.
@@ -304,7 +331,9 @@ impl Archive {
         }
         let same = |held: &Span| match kind {
             // The length is not part of the name.
-            Kind::History => held.file == span.file && held.from == 0,
+            Kind::History | Kind::Record | Kind::Mark => held.file == span.file && held.from == 0,
+            // Of the last piece neither.
+            Kind::Base => held.file == span.file && held.from == span.from,
             _ => held == span,
         };
         if header.kind == kind && header.span.as_ref().is_some_and(same) {

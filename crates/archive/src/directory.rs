@@ -110,7 +110,13 @@ fn write(
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{:016x}{UNFINISHED}", u64::from_ne_bytes(random)));
     let unfinished = PathBuf::from(name);
-    let written = OpenOptions::new().write(true).create_new(true).mode(0o640).open(&unfinished).and_then(|mut file| {
+    let open = || OpenOptions::new().write(true).create_new(true).mode(0o640).open(&unfinished);
+    let opened = open().or_else(|error| match error.kind() {
+        // The directory went with its last object meanwhile.
+        io::ErrorKind::NotFound => root.make_parents(path).and_then(|()| open()),
+        _ => Err(error),
+    });
+    let written = opened.and_then(|mut file| {
         file.write_all(object)?;
         file.sync_all()
     });
@@ -210,13 +216,41 @@ impl Store for DirectoryStore {
         listed.ok_or_else(|| StoreError::TooMany { directory: directory.into(), store: self.name.clone() })
     }
 
+    async fn directories(&self, directory: &str) -> Result<Vec<String>, StoreError> {
+        let prefix = directory.to_owned();
+        let list = move |_: &Root, path: &Path| {
+            let entries = match fs::read_dir(path) {
+                Ok(entries) => entries,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(Vec::new())),
+                Err(error) => return Err(error),
+            };
+            let mut listed = Vec::new();
+            for entry in entries {
+                let entry = entry?;
+                let Ok(name) = entry.file_name().into_string() else { continue };
+                if !entry.file_type()?.is_dir() {
+                    continue;
+                }
+                if listed.len() == MOST_LISTED {
+                    return Ok(None);
+                }
+                listed.push(format!("{prefix}/{name}"));
+            }
+            Ok(Some(listed))
+        };
+        let listed = self.run("list", directory, list).await?;
+        listed.ok_or_else(|| StoreError::TooMany { directory: directory.into(), store: self.name.clone() })
+    }
+
     async fn remove(&self, path: &str) -> Result<(), StoreError> {
         let remove = |root: &Root, path: &Path| match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => {
-                // The last part of a segment leaves an empty directory.
-                if let Some(parent) = path.parent().filter(|parent| *parent != root.path) {
-                    let _ = fs::remove_dir(parent);
+                // The last object leaves empty directories.
+                for parent in path.ancestors().skip(1).take_while(|parent| *parent != root.path) {
+                    if fs::remove_dir(parent).is_err() {
+                        break;
+                    }
                 }
                 Ok(())
             }

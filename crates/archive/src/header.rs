@@ -209,6 +209,14 @@ impl Header {
                 }
                 Some(Span { file, from, to })
             }
+            Kind::Base | Kind::Record | Kind::Mark => {
+                let (id, part) = value("file").and_then(FileName::parse_backup).ok_or(damaged("the file"))?;
+                let (from, to) = (number(value("from"), "the start")?, number(value("to"), "the end")?);
+                if from > to || to - from > BLOCK {
+                    return Err(damaged("the range"));
+                }
+                Some(Span { file: FileName::of_backup(&id, part), from, to })
+            }
         };
         let codec = match value("codec") {
             Some("none") => Codec::None,
@@ -238,6 +246,9 @@ fn word(kind: Kind) -> &'static str {
         Kind::Block => "block",
         Kind::Part => "part",
         Kind::History => "history",
+        Kind::Base => "base",
+        Kind::Record => "record",
+        Kind::Mark => "mark",
     }
 }
 
@@ -248,6 +259,9 @@ fn kind(word: &str) -> Option<Kind> {
         "block" => Kind::Block,
         "part" => Kind::Part,
         "history" => Kind::History,
+        "base" => Kind::Base,
+        "record" => Kind::Record,
+        "mark" => Kind::Mark,
         _ => return None,
     })
 }

@@ -25,6 +25,19 @@ impl FileName {
         (good && (digits.len() == 24 || digits.len() < name.len())).then(|| FileName(name.to_owned()))
     }
 
+    /// Makes the name of a part of a base backup.
+    #[must_use]
+    pub fn of_backup(id: &BackupId, part: BackupPart) -> FileName {
+        FileName(format!("{id}.{part}"))
+    }
+
+    /// Parses the name of a part of a base backup.
+    #[must_use]
+    pub fn parse_backup(name: &str) -> Option<(BackupId, BackupPart)> {
+        let (id, part) = name.split_once('.')?;
+        Some((BackupId::parse(id)?, BackupPart::parse(part)?))
+    }
+
     /// Returns the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -34,7 +47,7 @@ impl FileName {
     /// True for the history file of a timeline.
     #[must_use]
     pub fn is_history(&self) -> bool {
-        self.0.len() != 24
+        self.0.ends_with(".history")
     }
 }
 
@@ -76,6 +89,139 @@ pub enum Kind {
     Part,
     /// The history file of a timeline.
     History,
+    /// A piece of a base backup: of the tar stream of a tablespace, or of the manifest.
+    Base,
+    /// The record of a base backup, which makes it one: written last.
+    Record,
+    /// The mark of a base backup that is being made or removed.
+    Mark,
+}
+
+impl Kind {
+    /// True for the objects of a base backup.
+    #[must_use]
+    pub fn is_backup(self) -> bool {
+        matches!(self, Kind::Base | Kind::Record | Kind::Mark)
+    }
+}
+
+/// Name of a base backup: the time of its start, `20261128T164437Z`, and eight random digits.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BackupId(String);
+
+impl BackupId {
+    /// Makes a name. `seconds`: the time since 1970.
+    #[must_use]
+    pub fn new(seconds: u64, random: u32) -> BackupId {
+        let (year, month, day) = civil(seconds / 86_400);
+        let of_day = seconds % 86_400;
+        let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+        BackupId(format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}Z-{random:08x}"))
+    }
+
+    /// Parses a name.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<BackupId> {
+        const FORM: &str = "ddddddddTddddddZ-xxxxxxxx";
+        let fits = |(byte, form): (u8, u8)| match form {
+            b'd' => byte.is_ascii_digit(),
+            b'x' => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
+            form => byte == form,
+        };
+        (text.len() == FORM.len() && text.bytes().zip(FORM.bytes()).all(fits)).then(|| BackupId(text.to_owned()))
+    }
+
+    /// Returns the name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for BackupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Returns year, month and day of a day, counted from 1970-01-01.
+fn civil(days: u64) -> (u64, u64, u64) {
+    // Eras of 400 years that begin on the first of March: the leap day is the last of a year.
+    let days = days + 719_468;
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    (era * 400 + year + u64::from(month <= 2), month, day)
+}
+
+/// A part of a base backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BackupPart {
+    /// The tar stream of a tablespace, by its index in the record.
+    Stream(u16),
+    /// The server's manifest.
+    Manifest,
+    /// The record.
+    Record,
+    /// The mark.
+    Mark,
+}
+
+impl BackupPart {
+    fn parse(text: &str) -> Option<BackupPart> {
+        match text {
+            "manifest" => Some(BackupPart::Manifest),
+            "record" => Some(BackupPart::Record),
+            "mark" => Some(BackupPart::Mark),
+            digits if digits.len() == 5 && digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+                digits.parse().ok().map(BackupPart::Stream)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for BackupPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BackupPart::Stream(index) => write!(f, "{index:05}"),
+            BackupPart::Manifest => f.write_str("manifest"),
+            BackupPart::Record => f.write_str("record"),
+            BackupPart::Mark => f.write_str("mark"),
+        }
+    }
+}
+
+/// Directory of the records of base backups.
+pub const RECORDS: &str = "backup";
+
+/// Directory of the data of base backups.
+pub const BASES: &str = "base";
+
+/// Pieces of one directory: a listing stays short.
+const PIECES: u64 = 4096;
+
+/// Returns the path of an object of a base backup.
+#[must_use]
+pub fn backup_path(id: &BackupId, part: BackupPart, from: u64) -> String {
+    match part {
+        BackupPart::Record => format!("{RECORDS}/{id}"),
+        BackupPart::Mark => format!("{BASES}/{id}/mark"),
+        BackupPart::Stream(_) | BackupPart::Manifest => {
+            let piece = from / BLOCK;
+            format!("{BASES}/{id}/{part}-{:04X}/{:03X}", piece / PIECES, piece % PIECES)
+        }
+    }
+}
+
+/// Returns the name of the base backup that a path of a record, or of a directory of data, is of.
+#[must_use]
+pub fn backup_of_path(path: &str) -> Option<BackupId> {
+    let (directory, id) = path.split_once('/')?;
+    if directory == RECORDS || directory == BASES { BackupId::parse(id) } else { None }
 }
 
 /// Returns the ranges of the blocks of a segment of this size.
@@ -211,6 +357,28 @@ mod tests {
             assert_eq!(chain(&parts, from), expected, "from {from}");
         }
         assert_eq!(chain(&[span(5, 9)], 0), [], "a run begins where it is asked for");
+    }
+
+    #[test]
+    fn backups() {
+        let id = BackupId::new(1_795_884_277, 0x9f);
+        assert_eq!(id.as_str(), "20261128T164437Z-0000009f");
+        for (seconds, day) in [(0, "19700101"), (951_782_400, "20000229"), (4_107_542_399, "21000228")] {
+            assert_eq!(&BackupId::new(seconds, 0).as_str()[..8], day);
+        }
+        for part in [BackupPart::Stream(7), BackupPart::Manifest, BackupPart::Record, BackupPart::Mark] {
+            let name = FileName::of_backup(&id, part);
+            assert_eq!(FileName::parse_backup(name.as_str()), Some((id.clone(), part)));
+            assert_eq!(FileName::parse(name.as_str()), None);
+        }
+        let path = |part, from| backup_path(&id, part, from);
+        assert_eq!(path(BackupPart::Stream(7), 4097 * BLOCK), format!("base/{id}/00007-0001/001"));
+        assert_eq!(path(BackupPart::Manifest, 0), format!("base/{id}/manifest-0000/000"));
+        assert_eq!(backup_of_path(&path(BackupPart::Record, 0)), Some(id.clone()));
+        assert_eq!(backup_of_path(&format!("base/{id}")), Some(id));
+        for text in ["", "20261128T164437Z-0000009F", "20261128T164437Z-0000009f/..", "../../../../../../../../x"] {
+            assert_eq!(BackupId::parse(text), None, "{text}");
+        }
     }
 
     proptest! {

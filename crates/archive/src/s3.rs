@@ -259,6 +259,20 @@ impl Store for S3Store {
         }
     }
 
+    async fn directories(&self, directory: &str) -> Result<Vec<String>, StoreError> {
+        let prefix = self.path(directory);
+        let list = || self.store.list_with_delimiter(Some(&prefix));
+        let listed = self.run(list).await.map_err(|error| self.failed("list", directory, &error))?;
+        if listed.common_prefixes.len() > MOST_LISTED {
+            return Err(StoreError::TooMany { directory: directory.into(), store: self.name.clone() });
+        }
+        let below = |path: &Path| {
+            let path: &str = path.as_ref();
+            path.strip_prefix(&self.prefix).unwrap_or(path).trim_matches('/').to_owned()
+        };
+        Ok(listed.common_prefixes.iter().map(below).collect())
+    }
+
     async fn remove(&self, path: &str) -> Result<(), StoreError> {
         let target = self.path(path);
         match self.run(|| self.store.delete(&target)).await {

@@ -46,6 +46,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Lists the objects of a directory, without those of directories below.
     async fn list(&self, directory: &str) -> Result<Vec<Listed>, StoreError>;
 
+    /// Lists the directories of a directory, as paths.
+    async fn directories(&self, directory: &str) -> Result<Vec<String>, StoreError>;
+
     /// Removes an object, which may be absent.
     async fn remove(&self, path: &str) -> Result<(), StoreError>;
 }

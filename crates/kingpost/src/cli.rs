@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use backup::{BackupArgs, RestoreArgs};
 use clap::{Args, Parser, Subcommand};
 use daemon::{ConsoleCommand, ProxyArgs, RegistryArgs, RelayArgs};
 use failover::{FailoverArgs, SwitchoverArgs, WatchArgs};
@@ -77,6 +78,16 @@ pub(crate) enum Command {
     /// the one that gets the lock acts.
     #[command(after_help = EXIT_CODES)]
     Watch(WatchArgs),
+    /// Takes a base backup of a server into the archive of the WAL, or lists, shows, verifies and removes backups
+    ///
+    /// From a standby that answers, else from the primary, over the replication protocol. A backup that is killed is not there.
+    #[command(after_help = EXIT_CODES, args_conflicts_with_subcommands = true)]
+    Backup(BackupArgs),
+    /// Makes a data directory of a moment from a base backup and the archived WAL
+    ///
+    /// The server that is started in it recovers up to the moment. With --verify that is tried at once.
+    #[command(after_help = EXIT_CODES)]
+    Restore(RestoreArgs),
     /// Prints a completion script for a shell
     #[command(after_help = EXIT_CODES)]
     Completions {

@@ -4,6 +4,7 @@
 //!  cli ─▶ daemon (proxy, relay, registry, console) ─▶ auth, handover, registry-client ─▶ metrics ─▶ config ─▶ process
 //!     ├─▶ failover, switchover, watch ─▶ failover
 //!     ├─▶ up, down, status ───────────▶ local ─▶ daemon
+//!     ├─▶ backup, restore ────────────▶ backup
 //!     ├─▶ config from-… ──────────────▶ translate
 //!     └─▶ check
 //! ```
@@ -86,6 +87,8 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Failover(args) => failover::failover(&args, &log),
         Command::Switchover(args) => failover::switchover(&args, &log),
         Command::Watch(args) => failover::watch(&args, &log),
+        Command::Backup(args) => backup::backup(&args),
+        Command::Restore(args) => backup::restore(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "kingpost", &mut script);

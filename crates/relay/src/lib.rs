@@ -20,6 +20,7 @@
 
 mod archiver;
 mod ask;
+mod base_backup;
 mod binlog;
 mod channel;
 pub mod config;
@@ -45,6 +46,7 @@ mod upstream;
 
 pub use archiver::ArchiveStatus;
 pub use ask::{Probe, RelayAccess, look, make_slot, order, probe};
+pub use base_backup::{BackupEvent, BackupSession, BaseBackup, Begun, ServerAccess};
 pub use binlog::{
     BinlogAccess, BinlogDownstream, BinlogRelay, BinlogSession, BinlogStanding, BinlogStatus, last_source,
     source_concerns,

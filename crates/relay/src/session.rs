@@ -328,14 +328,15 @@ impl Session {
         Ok(())
     }
 
-    fn send(&mut self, fill: impl FnOnce(&mut Vec<u8>)) -> Result<(), Cause> {
+    /// Sends messages.
+    pub(crate) fn send(&mut self, fill: impl FnOnce(&mut Vec<u8>)) -> Result<(), Cause> {
         let mut out = Vec::new();
         fill(&mut out);
         Ok(self.socket.write_all(&out)?)
     }
 
     /// Returns the next message; an error of the server ends the wait.
-    fn message(&mut self, doing: &str) -> Result<(u8, Vec<u8>), Cause> {
+    pub(crate) fn message(&mut self, doing: &str) -> Result<(u8, Vec<u8>), Cause> {
         match self.reply()? {
             (b'E', data) => Err(refusal(doing, &data)),
             other => Ok(other),

@@ -53,6 +53,10 @@ impl Store for Old {
         Ok(below.map(|(path, object)| Listed { path: path.clone(), size: object.len() as u64 }).collect())
     }
 
+    async fn directories(&self, _: &str) -> Result<Vec<String>, StoreError> {
+        Ok(Vec::new())
+    }
+
     async fn remove(&self, path: &str) -> Result<(), StoreError> {
         self.objects.lock().unwrap().remove(path);
         Ok(())

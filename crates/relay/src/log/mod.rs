@@ -74,7 +74,7 @@ pub use reader::{Chunk, Next, Reader, Serve};
 pub use recover::{MAX_SPARES, Recovery, Start, identify};
 pub use retention::Retention;
 pub use segment::{PAGE, Segment, SegmentSize, Timeline};
-pub use wal::{PAGE_BYTES, Stop, Walker};
+pub use wal::{Landmark, PAGE_BYTES, Stop, Walker};
 pub use writer::Writer;
 
 use ahead::Ahead;

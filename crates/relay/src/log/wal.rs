@@ -38,6 +38,25 @@ const XLOG_CHECKPOINTS: [u8; 2] = [0x00, 0x10];
 const XACT_MANAGER: u8 = 1;
 const XACT_LAST_END: u8 = 0x40;
 const XACT_KIND: u8 = 0x70;
+/// Kinds that commit: of a plain transaction, and of a prepared one.
+const XACT_COMMITS: [u8; 2] = [0x00, 0x30];
+/// Record of manager 0 that names a restore point.
+const XLOG_RESTORE_POINT: u8 = 0x70;
+/// Bytes of a record's body that are kept for a [`Landmark`]: more than its time and name, and the headers before them.
+const KEPT: usize = 192;
+/// Microseconds from 1970 to 2000, where servers' times begin.
+const EPOCH: i64 = 946_684_800_000_000;
+
+/// A record that a recovery can end at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Landmark {
+    /// End of the record.
+    pub end: Lsn,
+    /// Time, in microseconds since 1970.
+    pub time: i64,
+    /// Name of a restore point; None for a commit.
+    pub name: Option<String>,
+}
 
 /// Reason for the end of the walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -93,6 +112,8 @@ pub struct Walker {
     end: Option<Lsn>,
     records: u64,
     dated: bool,
+    /// None if they are not asked for.
+    landmarks: Option<Vec<Landmark>>,
 }
 
 /// State of the walk between pages.
@@ -117,6 +138,8 @@ struct Record {
     header: [u8; RECORD_HEADER],
     /// Checksum so far of what follows the header.
     crc: u32,
+    /// First bytes of what follows the header, if landmarks are asked for.
+    body: Option<Vec<u8>>,
 }
 
 impl Walker {
@@ -134,7 +157,20 @@ impl Walker {
             end: None,
             records: 0,
             dated: false,
+            landmarks: None,
         }
+    }
+
+    /// Collects commits and restore points.
+    #[must_use]
+    pub fn with_landmarks(mut self) -> Walker {
+        self.landmarks = Some(Vec::new());
+        self
+    }
+
+    /// Returns the commits and restore points since the last call.
+    pub fn landmarks(&mut self) -> Vec<Landmark> {
+        self.landmarks.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Returns the start of the next page.
@@ -207,7 +243,9 @@ impl Walker {
                 Place::Between => {
                     let total = record_length(page, offset).ok_or_else(|| Stop::Length(u32_at(page, offset)))?;
                     let start = Lsn(at.0 + offset as u64);
-                    self.place = Place::Record(Record { start, total, got: 0, header: [0; RECORD_HEADER], crc: 0 });
+                    let body = self.landmarks.is_some().then(Vec::new);
+                    self.place =
+                        Place::Record(Record { start, total, got: 0, header: [0; RECORD_HEADER], crc: 0, body });
                 }
                 Place::Record(record) => {
                     let here = ((record.total - record.got) as usize).min(PAGE_BYTES - offset);
@@ -220,6 +258,9 @@ impl Walker {
                         self.last = Some(record.start);
                         self.records += 1;
                         let end = Lsn(at.0 + offset as u64);
+                        if let Some(landmarks) = &mut self.landmarks {
+                            landmarks.extend(record.landmark(end));
+                        }
                         let size = self.identity.segment_size;
                         if switch && size.offset(end) != 0 {
                             self.end = Some(Lsn(size.start_of(end).0 + size.bytes()));
@@ -284,6 +325,9 @@ impl Record {
             }
         }
         self.crc = crc32c::crc32c_append(self.crc, bytes);
+        if let Some(body) = &mut self.body {
+            body.extend_from_slice(&bytes[..bytes.len().min(KEPT - body.len())]);
+        }
         Ok(())
     }
 
@@ -295,12 +339,50 @@ impl Record {
         Ok(self.header[17] == XLOG_MANAGER && self.header[16] & 0xf0 == XLOG_SWITCH)
     }
 
+    fn landmark(&self, end: Lsn) -> Option<Landmark> {
+        let kind = self.header[16] & XACT_KIND;
+        let (is_commit, is_point) = match self.header[17] {
+            XACT_MANAGER => (XACT_COMMITS.contains(&kind), false),
+            XLOG_MANAGER => (false, self.header[16] & 0xf0 == XLOG_RESTORE_POINT),
+            _ => (false, false),
+        };
+        if !is_commit && !is_point {
+            return None;
+        }
+        let data = main_data(self.body.as_deref()?)?;
+        let time = i64::from_le_bytes(data.get(..8)?.try_into().ok()?).checked_add(EPOCH)?;
+        let name = match is_point {
+            true => {
+                let name = data.get(8..)?;
+                let length = name.iter().take(64).position(|byte| *byte == 0)?;
+                Some(String::from_utf8_lossy(&name[..length]).into_owned())
+            }
+            false => None,
+        };
+        Some(Landmark { end, time, name })
+    }
+
     fn is_dated(&self) -> bool {
         let info = self.header[16];
         match self.header[17] {
             XLOG_MANAGER => XLOG_CHECKPOINTS.contains(&(info & 0xf0)),
             XACT_MANAGER => info & XACT_KIND <= XACT_LAST_END,
             _ => false,
+        }
+    }
+}
+
+/// Returns the main data of a record without blocks, as far as `body` has it: behind the headers of origin (253) and top transaction (252), a short
+/// (255) or a long (254) length.
+fn main_data(mut body: &[u8]) -> Option<&[u8]> {
+    loop {
+        let (&id, rest) = body.split_first()?;
+        match id {
+            253 => body = rest.get(2..)?,
+            252 => body = rest.get(4..)?,
+            255 => return rest.get(1..),
+            254 => return rest.get(4..),
+            _ => return None,
         }
     }
 }

@@ -18,12 +18,14 @@
 //! Source of the formats: PostgreSQL documentation, "Streaming Replication Protocol", and messages observed from servers and standbys of versions 13
 //! to 18.
 
+mod backup;
 mod command;
 mod rows;
 mod stream;
 #[cfg(test)]
 mod tests;
 
+pub use backup::{BackupMessage, BackupOptions, BackupPoint, BackupTablespace, RATES};
 pub use command::{Command, CommandError, MAX_COMMAND, Order, is_slot_name};
 pub use rows::{Identity, Rows, TimelineEnd, identity, slot_created, slot_read, timeline_end, timeline_history};
 pub use stream::{

@@ -1,0 +1,339 @@
+//! The moment of a restore, and the choice of the timeline and the backup for it. Pure.
+
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use watermark::Lsn;
+use wire::replication::{position, read_position};
+
+use crate::record::{Point, Record};
+use crate::timelines::Timelines;
+
+/// Longest name of a restore point, in bytes.
+const MAX_NAME: usize = 63;
+
+/// The moment to restore.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// The end of the archived WAL.
+    Latest,
+    /// A time, in microseconds since 1970; true if the text named its zone.
+    Time(i64, bool),
+    /// A position.
+    Lsn(Lsn),
+    /// A restore point.
+    Name(String),
+}
+
+impl Target {
+    /// Parses the text of `--at`. A time without a zone is read in UTC.
+    ///
+    /// # Errors
+    /// Neither a time, a position, nor a name.
+    pub fn parse(text: &str) -> Result<Target, String> {
+        if text == "latest" {
+            return Ok(Target::Latest);
+        }
+        if let Some(at) = read_position(text) {
+            return Ok(Target::Lsn(Lsn(at)));
+        }
+        let begins = text.as_bytes();
+        let like_time = begins.len() >= 10 && begins[4] == b'-' && begins[..4].iter().all(u8::is_ascii_digit);
+        if like_time {
+            let time = read_time(text).ok_or("expected a time as 2026-11-28 16:44:37+01, with Z, +HH or +HH:MM")?;
+            return Ok(Target::Time(time.0, time.1));
+        }
+        if text.is_empty() || text.len() > MAX_NAME || text.contains(|c: char| c.is_control()) {
+            return Err(format!("a restore point has a name of 1 to {MAX_NAME} bytes"));
+        }
+        Ok(Target::Name(text.into()))
+    }
+}
+
+/// Parses a time; returns microseconds since 1970, and true if it has a zone.
+fn read_time(text: &str) -> Option<(i64, bool)> {
+    let (date, rest) = text.split_at_checked(10)?;
+    let (clock, offset) = match rest.find(['+', '-', 'Z', 'U']) {
+        None => (rest, None),
+        Some(at) => (&rest[..at], Some(read_offset(rest[at..].trim())?)),
+    };
+    let mut clock = clock.trim_start_matches(['T', ' ']).trim_end().to_owned();
+    if clock.len() == 5 {
+        clock.push_str(":00");
+    }
+    let time = humantime::parse_rfc3339_weak(&format!("{date}T{clock}Z")).ok()?;
+    let since = time.duration_since(UNIX_EPOCH).ok()?;
+    let micros = i64::try_from(since.as_micros()).ok()?;
+    Some((micros.checked_sub(offset.unwrap_or(0).checked_mul(60_000_000)?)?, offset.is_some()))
+}
+
+/// Parses `Z`, `UTC`, `+01`, `+0130` or `+01:30`, to minutes.
+fn read_offset(text: &str) -> Option<i64> {
+    if text == "Z" || text == "UTC" {
+        return Some(0);
+    }
+    let sign = match text.as_bytes().first()? {
+        b'+' => 1,
+        b'-' => -1,
+        _ => return None,
+    };
+    let digits: String = text[1..].chars().filter(|c| *c != ':').collect();
+    if !matches!(digits.len(), 2 | 4) || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let hours: i64 = digits[..2].parse().ok()?;
+    let minutes: i64 = if digits.len() == 4 { digits[2..].parse().ok()? } else { 0 };
+    (hours <= 15 && minutes < 60).then_some(sign * (hours * 60 + minutes))
+}
+
+/// Formats a time, in microseconds since 1970, in UTC.
+pub(crate) fn show_time(micros: i64) -> String {
+    let since = Duration::from_micros(u64::try_from(micros).unwrap_or(0));
+    let text = humantime::format_rfc3339_micros(SystemTime::UNIX_EPOCH + since).to_string();
+    text.replace('T', " ").replace('Z', "+00")
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Latest => f.write_str("the end of the archived WAL"),
+            Target::Time(micros, true) => f.write_str(&show_time(*micros)),
+            Target::Time(micros, false) => write!(f, "{} (read in UTC: it has no zone)", show_time(*micros)),
+            Target::Lsn(lsn) => write!(f, "position {}", position(lsn.0)),
+            Target::Name(name) => write!(f, "restore point {name:?}"),
+        }
+    }
+}
+
+/// WAL that is not on the way to the newest timeline: a timeline of its own, or the end of one that was left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Side {
+    pub(crate) timeline: u32,
+    /// Position at which it leaves the way to the newest timeline.
+    pub(crate) from: Lsn,
+    /// End of its WAL.
+    pub(crate) to: Lsn,
+    /// Time of the last commit before `from`; None if it is not known.
+    pub(crate) after: Option<i64>,
+    /// Time of its last commit; None without a commit.
+    pub(crate) until: Option<i64>,
+    /// Names of its restore points.
+    pub(crate) names: Vec<String>,
+}
+
+impl Side {
+    fn holds(&self, target: &Target) -> bool {
+        match target {
+            Target::Latest => false,
+            Target::Lsn(at) => self.from < *at && *at <= self.to,
+            Target::Time(at, _) => {
+                self.until.is_some_and(|until| *at <= until) && self.after.is_none_or(|after| after < *at)
+            }
+            Target::Name(name) => self.names.contains(name),
+        }
+    }
+}
+
+/// No restore is possible, or the choice is the user's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ChoiceError {
+    #[error("the archive has no WAL: no timeline is there")]
+    Empty,
+    #[error("the archive has nothing of timeline {0}")]
+    NoTimeline(u32),
+    #[error(
+        "{target} is on timeline {newest}, and on {sides}, which the way to timeline {newest} leaves: choose one with --timeline"
+    )]
+    Several { target: String, newest: u32, sides: String },
+    #[error("the archive has no backup that ended before {target} on the way to timeline {timeline}{oldest}")]
+    NoBackup { target: String, timeline: u32, oldest: String },
+    #[error("the archive has no backup {0:?}: `kingpost backup list` shows them")]
+    NoSuchBackup(String),
+    #[error("the backup {id} ended at {end}, which is not before {target} on the way to timeline {timeline}")]
+    Unfit { id: String, end: String, target: String, timeline: u32 },
+}
+
+/// Chooses the timeline to restore along: that of the user; else the newest, unless WAL beside it holds the moment as well.
+pub(crate) fn timeline(
+    timelines: &Timelines,
+    sides: &[Side],
+    target: &Target,
+    given: Option<u32>,
+) -> Result<u32, ChoiceError> {
+    if let Some(given) = given {
+        return if timelines.has(given) { Ok(given) } else { Err(ChoiceError::NoTimeline(given)) };
+    }
+    let newest = timelines.newest().ok_or(ChoiceError::Empty)?;
+    let sides: Vec<String> = sides
+        .iter()
+        .filter(|side| side.holds(target))
+        .map(|side| {
+            let until =
+                side.until.map(|until| format!(", with commits until {}", show_time(until))).unwrap_or_default();
+            format!("timeline {} up to {}{until}", side.timeline, side.to)
+        })
+        .collect();
+    if sides.is_empty() {
+        return Ok(newest);
+    }
+    Err(ChoiceError::Several { target: target.to_string(), newest, sides: sides.join(", ") })
+}
+
+/// Chooses the backup: the newest on the way to `timeline` that ended before the moment, or the one of this name.
+pub(crate) fn backup<'a>(
+    records: &'a [Record],
+    timelines: &Timelines,
+    target: &Target,
+    timeline: u32,
+    given: Option<&str>,
+) -> Result<&'a Record, ChoiceError> {
+    let fits = |record: &&Record| {
+        let Point { lsn, timeline: on } = record.end;
+        let before = match target {
+            Target::Latest | Target::Name(_) => true,
+            Target::Lsn(at) => lsn <= *at,
+            // The whole second must have passed.
+            Target::Time(at, _) => i64::try_from(record.ended).is_ok_and(|ended| (ended + 1) * 1_000_000 <= *at),
+        };
+        before && timelines.passes(timeline, on, lsn)
+    };
+    let shown = target.to_string();
+    if let Some(given) = given {
+        let record = records.iter().find(|record| record.id == given);
+        let record = record.ok_or_else(|| ChoiceError::NoSuchBackup(given.into()))?;
+        // The server itself refuses a time that is too early for it.
+        let early =
+            matches!(target, Target::Time(..)) && timelines.passes(timeline, record.end.timeline, record.end.lsn);
+        if early || fits(&record) {
+            return Ok(record);
+        }
+        let (id, end) = (record.id.clone(), record.end.to_string());
+        return Err(ChoiceError::Unfit { id, end, target: shown, timeline });
+    }
+    records.iter().filter(fits).max_by_key(|record| (record.end.lsn, record.ended)).ok_or_else(|| {
+        let on_way = records.iter().filter(|record| timelines.passes(timeline, record.end.timeline, record.end.lsn));
+        let oldest = on_way.min_by_key(|record| record.end.lsn).map(|record| {
+            let ended = show_time(i64::try_from(record.ended).unwrap_or(0).saturating_mul(1_000_000));
+            format!("; the oldest, {}, ended at {} ({ended})", record.id, record.end)
+        });
+        ChoiceError::NoBackup { target: shown, timeline, oldest: oldest.unwrap_or_default() }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use archive::BackupId;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn moments() {
+        let time = |seconds: i64, zone| Ok(Target::Time(seconds * 1_000_000, zone));
+        for (text, expected) in [
+            ("latest", Ok(Target::Latest)),
+            ("0/5000028", Ok(Target::Lsn(Lsn(0x500_0028)))),
+            ("2026-11-28T16:44:37Z", time(1_795_884_277, true)),
+            ("2026-11-28 16:44:37 UTC", time(1_795_884_277, true)),
+            ("2026-11-28 17:44:37+01", time(1_795_884_277, true)),
+            ("2026-11-28 11:14:37 -05:30", time(1_795_884_277, true)),
+            ("2026-11-28 16:44:37", time(1_795_884_277, false)),
+            ("2026-11-28 16:44", time(1_795_884_240, false)),
+            ("2026-11-28 16:44:37.5+0000", Ok(Target::Time(1_795_884_277_500_000, true))),
+            ("before-the-release", Ok(Target::Name("before-the-release".into()))),
+        ] {
+            assert_eq!(Target::parse(text), expected, "{text}");
+        }
+        for text in ["2026-11-28", "2026-11-28 25:00:00", "2026-11-28 16:44:37+1", "2026-11-28 16:44 CET", "", "a\nb"] {
+            assert!(Target::parse(text).is_err(), "{text}");
+        }
+        assert_eq!(show_time(1_795_884_277_500_000), "2026-11-28 16:44:37.500000+00");
+    }
+
+    fn tree() -> Timelines {
+        let mut timelines = Timelines::default();
+        timelines.add(1);
+        timelines.add_history(2, b"1 0/400 x").unwrap();
+        timelines
+    }
+
+    /// The end of timeline 1 behind the promotion: commits of seconds 50 to 60, where the last before it was at 40.
+    fn tail() -> Side {
+        Side {
+            timeline: 1,
+            from: Lsn(0x400),
+            to: Lsn(0x600),
+            after: Some(40),
+            until: Some(60),
+            names: vec!["there".into()],
+        }
+    }
+
+    #[test]
+    fn the_branch_on_which_the_moment_lies() {
+        let name = |name: &str| Target::Name(name.into());
+        for (target, given, expected) in [
+            (Target::Latest, None, Some(2)),
+            (Target::Lsn(Lsn(0x300)), None, Some(2)),
+            (Target::Lsn(Lsn(0x400)), None, Some(2)),
+            (Target::Lsn(Lsn(0x500)), None, None),
+            (Target::Lsn(Lsn(0x500)), Some(1), Some(1)),
+            (Target::Lsn(Lsn(0x500)), Some(2), Some(2)),
+            (Target::Lsn(Lsn(0x700)), None, Some(2)),
+            (Target::Time(40, true), None, Some(2)),
+            (Target::Time(41, true), None, None),
+            (Target::Time(60, true), None, None),
+            (Target::Time(61, true), None, Some(2)),
+            (name("there"), None, None),
+            (name("elsewhere"), None, Some(2)),
+            (Target::Latest, Some(3), None),
+        ] {
+            assert_eq!(timeline(&tree(), &[tail()], &target, given).ok(), expected, "{target} {given:?}");
+        }
+        let error = timeline(&tree(), &[tail()], &Target::Lsn(Lsn(0x500)), None).unwrap_err().to_string();
+        assert!(error.contains("choose one with --timeline"), "{error}");
+        assert_eq!(timeline(&Timelines::default(), &[], &Target::Latest, None), Err(ChoiceError::Empty));
+    }
+
+    fn record(n: u32, timeline: u32, lsn: u64, ended: u64) -> Record {
+        let id = BackupId::new(1_700_000_000, n);
+        let mut record = Record::begin(&id, "n", "l", ended, Point { lsn: Lsn(lsn), timeline });
+        record.ended = ended;
+        record
+    }
+
+    #[test]
+    fn the_newest_backup_before_the_moment() {
+        let records =
+            [record(1, 1, 0x100, 10), record(2, 1, 0x300, 30), record(3, 1, 0x500, 50), record(4, 2, 0x700, 70)];
+        for (target, timeline, expected) in [
+            (Target::Latest, 2, Some(3)),
+            (Target::Latest, 1, Some(2)),
+            (Target::Lsn(Lsn(0x2ff)), 2, Some(0)),
+            (Target::Lsn(Lsn(0x300)), 2, Some(1)),
+            (Target::Lsn(Lsn(0x600)), 2, Some(1)),
+            (Target::Lsn(Lsn(0x600)), 1, Some(2)),
+            (Target::Lsn(Lsn(0xff)), 2, None),
+            (Target::Time(31_000_000, true), 2, Some(1)),
+            (Target::Time(30_999_999, true), 2, Some(0)),
+            (Target::Time(1, true), 2, None),
+        ] {
+            let chosen = backup(&records, &tree(), &target, timeline, None);
+            assert_eq!(chosen.ok(), expected.map(|at: usize| &records[at]), "{target} {timeline}");
+        }
+        let error = backup(&records, &tree(), &Target::Lsn(Lsn(1)), 2, None).unwrap_err().to_string();
+        assert!(error.contains("the oldest, "), "{error}");
+        assert!(backup(&records, &tree(), &Target::Latest, 2, Some(&records[2].id)).is_err(), "on the side");
+        assert_eq!(backup(&records, &tree(), &Target::Latest, 2, Some(&records[0].id)), Ok(&records[0]));
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(text: String) {
+            let _ = Target::parse(&text);
+            let _ = Target::parse(&format!("2026-11-28 {text}"));
+        }
+    }
+}

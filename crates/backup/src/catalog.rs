@@ -1,0 +1,479 @@
+//! The backups and the WAL of an archive: records, marks, pieces, timelines, and how far WAL reaches.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use archive::config::ArchiveConfig;
+use archive::{
+    Archive, ArchiveError, BASES, BLOCK, BackupId, BackupPart, FileName, HISTORIES, Identity, Kind, RECORDS, Sealed,
+    Span, backup_of_path, backup_path, block_directory, block_path, blocks, chain, part_directory, part_of_path, seal,
+};
+use futures_util::StreamExt as _;
+use process::Failure;
+use relay::log::{PAGE_BYTES, SegmentSize, Timeline, Walker};
+use tokio::sync::mpsc;
+use watermark::Lsn;
+
+use crate::branch::Side;
+use crate::mark::Mark;
+use crate::record::Record;
+use crate::timelines::Timelines;
+
+/// Pieces read ahead.
+const AHEAD: usize = 3;
+/// Attempts of an operation that fails for a reason that may pass.
+const ATTEMPTS: u32 = 5;
+/// Most WAL that is searched for commits beside the way to the newest timeline, in bytes.
+const MOST_SEARCHED: u64 = 1 << 30;
+
+/// An archive, as backups look at it.
+#[derive(Debug, Clone)]
+pub(crate) struct Catalog {
+    archive: Archive,
+}
+
+/// Makes the failure of an archive.
+pub(crate) fn failed(error: ArchiveError) -> Failure {
+    Failure::environment(error.to_string())
+}
+
+/// Returns the time, in seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+impl Catalog {
+    /// Opens an archive for reading.
+    pub(crate) async fn attach(config: &ArchiveConfig) -> Result<Catalog, Failure> {
+        let store = archive::open(config).map_err(ArchiveError::from).map_err(failed)?;
+        let archive = Archive::attach(store).await.map_err(failed)?;
+        Ok(Catalog { archive })
+    }
+
+    /// Opens the archive of a cluster for writing; an empty store becomes one.
+    pub(crate) async fn open(config: &ArchiveConfig, identity: Identity) -> Result<Catalog, Failure> {
+        let store = archive::open(config).map_err(ArchiveError::from).map_err(failed)?;
+        let archive = Archive::open(store, identity, false).await.map_err(failed)?;
+        Ok(Catalog { archive })
+    }
+
+    /// Returns the location of the archive.
+    pub(crate) fn name(&self) -> &str {
+        self.archive.name()
+    }
+
+    /// Returns the records of all backups, oldest first.
+    pub(crate) async fn records(&self) -> Result<Vec<Record>, Failure> {
+        let listed = self.archive.list(RECORDS).await.map_err(failed)?;
+        let mut ids: Vec<BackupId> = listed.iter().filter_map(|object| backup_of_path(&object.path)).collect();
+        ids.sort();
+        let mut records = Vec::new();
+        for id in ids {
+            records.extend(self.record(&id).await?);
+        }
+        Ok(records)
+    }
+
+    /// Returns the record of a backup.
+    async fn record(&self, id: &BackupId) -> Result<Option<Record>, Failure> {
+        let Some(bytes) = self.archive.get(Kind::Record, &whole(id, BackupPart::Record)).await.map_err(failed)? else {
+            return Ok(None);
+        };
+        let record = Record::parse(&bytes, id);
+        let record = record.map_err(|why| {
+            Failure::environment(format!("the record of the backup {id} in the archive {} {why}", self.name()))
+        })?;
+        Ok(Some(record))
+    }
+
+    /// True if the backup has a record.
+    pub(crate) async fn has_record(&self, id: &BackupId) -> Result<bool, Failure> {
+        Ok(self.record(id).await?.is_some())
+    }
+
+    /// Returns the record of this name, or the newest for `latest`.
+    pub(crate) async fn find(&self, name: &str) -> Result<Record, Failure> {
+        let mut records = self.records().await?;
+        let at = match name {
+            "latest" => records.len().checked_sub(1),
+            name => records.iter().position(|record| record.id == name),
+        };
+        at.map(|at| records.swap_remove(at)).ok_or_else(|| {
+            Failure::runtime(format!("the archive {} has no backup {name:?}", self.name()))
+                .advise("`kingpost backup list` shows them")
+        })
+    }
+
+    /// Writes a record: from now on the backup is there.
+    pub(crate) async fn put_record(&self, id: &BackupId, record: &Record) -> Result<(), Failure> {
+        let bytes = record.render();
+        let span = Span { to: bytes.len() as u64, ..whole(id, BackupPart::Record) };
+        self.put(Kind::Record, &span, self.seal(Kind::Record, &span, &bytes)?).await
+    }
+
+    /// Removes a record: from now on the backup is not there.
+    pub(crate) async fn remove_record(&self, id: &BackupId) -> Result<(), Failure> {
+        self.archive.remove(&backup_path(id, BackupPart::Record, 0)).await.map_err(failed)
+    }
+
+    /// Returns the mark of a backup.
+    pub(crate) async fn mark(&self, id: &BackupId) -> Result<Option<Mark>, Failure> {
+        let bytes = self.archive.get(Kind::Mark, &whole(id, BackupPart::Mark)).await.map_err(failed)?;
+        Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+    }
+
+    /// Writes the mark of a backup, over an earlier one.
+    pub(crate) async fn put_mark(&self, id: &BackupId, mark: &Mark) -> Result<(), Failure> {
+        let bytes = serde_json::to_vec(mark).unwrap_or_default();
+        let span = Span { to: bytes.len() as u64, ..whole(id, BackupPart::Mark) };
+        let sealed = self.seal(Kind::Mark, &span, &bytes)?;
+        self.archive.overwrite(&backup_path(id, BackupPart::Mark, 0), sealed).await.map_err(failed)
+    }
+
+    /// Removes the mark of a backup.
+    pub(crate) async fn remove_mark(&self, id: &BackupId) -> Result<(), Failure> {
+        self.archive.remove(&backup_path(id, BackupPart::Mark, 0)).await.map_err(failed)
+    }
+
+    /// Returns the backups with data or a mark, and no record.
+    pub(crate) async fn unfinished(&self) -> Result<Vec<BackupId>, Failure> {
+        let listed = self.archive.list(RECORDS).await.map_err(failed)?;
+        let records: HashSet<BackupId> = listed.iter().filter_map(|object| backup_of_path(&object.path)).collect();
+        let directories = self.archive.directories(BASES).await.map_err(failed)?;
+        let mut ids: Vec<BackupId> = directories.iter().filter_map(|path| backup_of_path(path)).collect();
+        ids.retain(|id| !records.contains(id));
+        ids.sort();
+        Ok(ids)
+    }
+
+    /// Removes the data of a backup, and its mark last.
+    pub(crate) async fn remove_data(&self, id: &BackupId) -> Result<u64, Failure> {
+        let mut removed = 0;
+        for directory in self.archive.directories(&format!("{BASES}/{id}")).await.map_err(failed)? {
+            for object in self.archive.list(&directory).await.map_err(failed)? {
+                self.archive.remove(&object.path).await.map_err(failed)?;
+                removed += object.size;
+            }
+        }
+        self.remove_mark(id).await?;
+        Ok(removed)
+    }
+
+    fn seal(&self, kind: Kind, span: &Span, bytes: &[u8]) -> Result<Sealed, Failure> {
+        let sealed = seal(kind, self.archive.identity(), Some(span.clone()), bytes, bytes.len() as u64);
+        sealed.map_err(|error| Failure::runtime(format!("cannot compress {}: {error}", span.file)))
+    }
+
+    /// Compresses and writes a piece of a stream or of the manifest; returns the object's size.
+    pub(crate) async fn put_piece(
+        &self,
+        id: BackupId,
+        part: BackupPart,
+        from: u64,
+        raw: Vec<u8>,
+    ) -> Result<u64, Failure> {
+        let span = Span { to: from + raw.len() as u64, from, file: FileName::of_backup(&id, part) };
+        let (catalog, of) = (self.clone(), span.clone());
+        let sealed = tokio::task::spawn_blocking(move || catalog.seal(Kind::Base, &of, &raw)).await;
+        let sealed = sealed.map_err(|error| Failure::runtime(format!("cannot compress {}: {error}", span.file)))??;
+        let size = sealed.object.len() as u64;
+        self.put(Kind::Base, &span, sealed).await?;
+        Ok(size)
+    }
+
+    async fn put(&self, kind: Kind, span: &Span, sealed: Sealed) -> Result<(), Failure> {
+        let path = self.archive.path(kind, span);
+        let mut attempt = 1;
+        loop {
+            match self.archive.put(&path, kind, span, sealed.clone()).await {
+                Ok(_) => return Ok(()),
+                Err(error) if error.is_final() || attempt == ATTEMPTS => return Err(failed(error)),
+                Err(_) => tokio::time::sleep(Duration::from_secs(1 << attempt)).await,
+            }
+            attempt += 1;
+        }
+    }
+
+    /// Returns the bytes of a part of a backup, as they are read by a thread of its own. `bytes`: the length that the record says.
+    pub(crate) fn read(&self, id: &BackupId, part: BackupPart, bytes: u64) -> PartReader {
+        let (sender, pieces) = mpsc::channel(1);
+        let (archive, file) = (self.archive.clone(), FileName::of_backup(id, part));
+        tokio::spawn(async move {
+            let read = |piece: u64| {
+                let (archive, from) = (archive.clone(), piece * BLOCK);
+                let span = Span { file: file.clone(), from, to: from };
+                async move {
+                    let expected = BLOCK.min(bytes - from);
+                    let path = archive.path(Kind::Base, &span);
+                    match archive.get(Kind::Base, &span).await {
+                        Ok(Some(raw)) if raw.len() as u64 == expected => Ok(raw),
+                        Ok(Some(raw)) => Err(format!("{path} has {} bytes, where {expected} are expected", raw.len())),
+                        Ok(None) => Err(format!("{path} is missing in the archive {}", archive.name())),
+                        Err(error) => Err(error.to_string()),
+                    }
+                }
+            };
+            let mut pieces = futures_util::stream::iter((0..bytes.div_ceil(BLOCK)).map(read)).buffered(AHEAD);
+            while let Some(piece) = pieces.next().await {
+                let is_error = piece.is_err();
+                if sender.send(piece).await.is_err() || is_error {
+                    return;
+                }
+            }
+            let _ = sender.send(Ok(Vec::new())).await;
+        });
+        PartReader { pieces, piece: Vec::new(), at: 0, is_done: false }
+    }
+
+    /// Returns the timelines of the archive.
+    pub(crate) async fn timelines(&self) -> Result<Timelines, Failure> {
+        let mut timelines = Timelines::default();
+        for object in self.archive.list(HISTORIES).await.map_err(failed)? {
+            let name = object.path.rsplit('/').next().and_then(FileName::parse).filter(FileName::is_history);
+            let Some(file) = name else { continue };
+            let Ok(timeline) = u32::from_str_radix(&file.as_str()[..8], 16) else { continue };
+            let span = Span { file, from: 0, to: 0 };
+            if let Some(content) = self.archive.get(Kind::History, &span).await.map_err(failed)? {
+                timelines.add_history(timeline, &content).map_err(|why| {
+                    Failure::environment(format!("cannot use {} of the archive {}: {why}", span.file, self.name()))
+                })?;
+            }
+        }
+        for directory in self.wal_directories().await? {
+            timelines.add(directory.1);
+        }
+        for path in self.archive.directories("part").await.map_err(failed)? {
+            let digits = path.strip_prefix("part/").and_then(|name| name.get(..8));
+            if let Some(timeline) = digits.and_then(|digits| u32::from_str_radix(digits, 16).ok()) {
+                timelines.add(timeline);
+            }
+        }
+        Ok(timelines)
+    }
+
+    /// Returns the directories of whole segments, each with its timeline.
+    async fn wal_directories(&self) -> Result<Vec<(String, u32)>, Failure> {
+        let directories = self.archive.directories("wal").await.map_err(failed)?;
+        let timeline = |path: &str| u32::from_str_radix(path.strip_prefix("wal/")?.get(..8)?, 16).ok();
+        Ok(directories.into_iter().filter_map(|path| timeline(&path).map(|timeline| (path, timeline))).collect())
+    }
+
+    /// Returns the end of the WAL of a timeline that has no gap from `from` on; `from`, or less, if the archive does not have it.
+    pub(crate) async fn reach(&self, timeline: u32, from: Lsn) -> Result<Lsn, Failure> {
+        let size = self.archive.identity().segment_size;
+        let mut listed: Option<(String, HashSet<String>)> = None;
+        let mut number = from.0 / size;
+        loop {
+            let Some(file) = segment(timeline, number, size) else { return Ok(Lsn(number.saturating_mul(size))) };
+            let directory = block_directory(&file);
+            let held = match &mut listed {
+                Some((of, held)) if *of == directory => held,
+                _ => {
+                    let objects = self.archive.list(&directory).await.map_err(failed)?;
+                    let held = objects.into_iter().map(|object| object.path).collect();
+                    &mut listed.insert((directory, held)).1
+                }
+            };
+            let is_there = |range: &std::ops::Range<u64>| {
+                let span = Span { file: file.clone(), from: range.start, to: range.end };
+                held.contains(&block_path(&span, size))
+            };
+            let at = blocks(size).take_while(is_there).last().map_or(0, |range| range.end);
+            if at == size {
+                number += 1;
+                continue;
+            }
+            let listed = self.archive.list(&part_directory(&file)).await.map_err(failed)?;
+            let parts: Vec<Span> = listed.iter().filter_map(|object| part_of_path(&object.path)).collect();
+            let at = chain(&parts, at).last().map_or(at, |part| part.to);
+            return Ok(Lsn(number * size + at));
+        }
+    }
+
+    /// Returns the end of the WAL on the way from a backup to `timeline`, and the timeline of that end.
+    pub(crate) async fn reach_along(
+        &self,
+        timelines: &Timelines,
+        from: crate::record::Point,
+        timeline: u32,
+    ) -> Result<(Lsn, u32), Failure> {
+        let way = timelines.ancestors(timeline).iter().copied().chain([(timeline, Lsn(u64::MAX))]);
+        let (mut at, mut reached) = (from.lsn, from.timeline);
+        for (on, left) in way.skip_while(|(on, _)| *on != from.timeline) {
+            let end = self.reach(on, at).await?;
+            // The segment in which a timeline is left is the next one's as well.
+            let next_begins = Lsn(left.0 - left.0 % self.archive.identity().segment_size);
+            if end > at {
+                (at, reached) = (end.min(left), on);
+            }
+            if end < next_begins {
+                break;
+            }
+            at = left.min(end.max(next_begins));
+            if left == Lsn(u64::MAX) {
+                return Ok((end, on));
+            }
+        }
+        Ok((at, reached))
+    }
+
+    /// Returns the WAL beside the way to the newest timeline that a restore could mean.
+    pub(crate) async fn sides(&self, timelines: &Timelines) -> Result<Vec<Side>, Failure> {
+        let Some(newest) = timelines.newest() else { return Ok(Vec::new()) };
+        let mut sides = Vec::new();
+        for timeline in timelines.all().filter(|timeline| *timeline != newest) {
+            let Some(fork) = timelines.fork(newest, timeline) else { continue };
+            let begin = fork.max(timelines.begin(timeline));
+            if self.reach(timeline, begin).await? > begin {
+                sides.extend(self.side(timeline, fork, begin).await?);
+            }
+        }
+        Ok(sides)
+    }
+
+    /// Reads the WAL of a timeline from the segment of `begin` on. None: it has no record behind `fork`.
+    async fn side(&self, timeline: u32, fork: Lsn, begin: Lsn) -> Result<Option<Side>, Failure> {
+        let Identity { system_id, segment_size: size } = self.archive.identity();
+        let segment_size = SegmentSize::new(size).map_err(|error| Failure::environment(error.to_string()))?;
+        let identity = relay::log::Identity { system_id, segment_size };
+        let first = begin.0 / size;
+        let mut walker = Walker::new(identity, Timeline(timeline), Lsn(first * size)).with_landmarks();
+        let mut side = Side { timeline, from: fork, to: fork, after: None, until: None, names: Vec::new() };
+        let (mut number, mut ended) = (first, false);
+        while !ended {
+            if (number - first) * size >= MOST_SEARCHED {
+                side.until = Some(i64::MAX);
+                side.to = Lsn(number * size);
+                break;
+            }
+            let Some(file) = segment(timeline, number, size) else { break };
+            let mut rest: Vec<u8> = Vec::new();
+            let mut take = |bytes: &[u8], _| {
+                rest.extend_from_slice(bytes);
+                let whole = rest.len() / PAGE_BYTES * PAGE_BYTES;
+                let (pages, _) = rest.as_chunks::<PAGE_BYTES>();
+                for page in pages {
+                    ended = ended || walker.page(page).is_err();
+                }
+                rest.drain(..whole);
+                Ok::<(), ArchiveError>(())
+            };
+            let found = self.archive.fetch(&file, &mut take).await.map_err(failed)?;
+            if !ended && !rest.is_empty() {
+                rest.resize(PAGE_BYTES, 0);
+                let (pages, _) = rest.as_chunks::<PAGE_BYTES>();
+                // The end of what was archived: the walk stops in this page.
+                ended = pages.iter().all(|page| walker.page(page).is_err()) || !pages.is_empty();
+            }
+            ended |= !found;
+            number += 1;
+            // A segment that is not whole is the last.
+            ended |= walker.at() < Lsn(number * size);
+            for mark in walker.landmarks() {
+                match mark.name {
+                    Some(name) if mark.end > fork && side.names.len() < 1000 => side.names.push(name),
+                    Some(_) => {}
+                    None if mark.end <= fork => side.after = Some(mark.time),
+                    None => side.until = Some(mark.time.max(side.until.unwrap_or(mark.time))),
+                }
+            }
+        }
+        side.to = side.to.max(walker.end().unwrap_or(fork));
+        Ok((side.to > fork).then_some(side))
+    }
+
+    /// Returns the objects of WAL that `is_needed` refuses, asked for with the timeline and the end of a segment.
+    pub(crate) async fn wal_not_needed(
+        &self,
+        is_needed: impl Fn(u32, Lsn) -> bool,
+    ) -> Result<BTreeMap<String, u64>, Failure> {
+        let size = self.archive.identity().segment_size;
+        let mut found = BTreeMap::new();
+        let parts = self.archive.directories("part").await.map_err(failed)?;
+        let wal = self.wal_directories().await?.into_iter().map(|(directory, _)| directory);
+        for directory in wal.chain(parts) {
+            for object in self.archive.list(&directory).await.map_err(failed)? {
+                let name = object.path.split('/').find_map(|word| FileName::parse(word.get(..24)?));
+                let Some((timeline, end)) = name.and_then(|name| end_of(name.as_str(), size)) else { continue };
+                if !is_needed(timeline, end) {
+                    found.insert(object.path, object.size);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Removes an object.
+    pub(crate) async fn remove(&self, path: &str) -> Result<(), Failure> {
+        self.archive.remove(path).await.map_err(failed)
+    }
+}
+
+/// Returns a span by its name alone; the length is not part of it.
+fn whole(id: &BackupId, part: BackupPart) -> Span {
+    Span { file: FileName::of_backup(id, part), from: 0, to: 0 }
+}
+
+/// Returns the name of a segment. None: its position is beyond the last.
+fn segment(timeline: u32, number: u64, size: u64) -> Option<FileName> {
+    let per = (1_u64 << 32) / size;
+    let high = u32::try_from(number / per).ok()?;
+    FileName::parse(&format!("{timeline:08X}{high:08X}{:08X}", number % per))
+}
+
+/// Returns the timeline of a segment and the position of its end.
+fn end_of(name: &str, size: u64) -> Option<(u32, Lsn)> {
+    let digits = |range: std::ops::Range<usize>| u64::from_str_radix(name.get(range)?, 16).ok();
+    let number = digits(8..16)?.checked_mul((1_u64 << 32) / size)?.checked_add(digits(16..24)?)?;
+    Some((u32::try_from(digits(0..8)?).ok()?, Lsn(number.checked_add(1)?.checked_mul(size)?)))
+}
+
+/// A part of a backup as a byte stream, for a thread that may block.
+pub(crate) struct PartReader {
+    pieces: mpsc::Receiver<Result<Vec<u8>, String>>,
+    piece: Vec<u8>,
+    at: usize,
+    is_done: bool,
+}
+
+impl Read for PartReader {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.piece.len() && !self.is_done {
+            match self.pieces.blocking_recv() {
+                Some(Ok(piece)) => {
+                    self.is_done = piece.is_empty();
+                    (self.piece, self.at) = (piece, 0);
+                }
+                Some(Err(why)) => return Err(io::Error::other(why)),
+                None => return Err(io::Error::other("reading the archive has ended early")),
+            }
+        }
+        let here = to.len().min(self.piece.len() - self.at);
+        to[..here].copy_from_slice(&self.piece[self.at..self.at + here]);
+        self.at += here;
+        Ok(here)
+    }
+}
+
+/// Shared counter of progress.
+pub(crate) type Counter = Arc<std::sync::atomic::AtomicU64>;
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn segments() {
+        let size = 16 << 20;
+        for (number, name) in [(1, "000000020000000000000001"), (0x1ff, "0000000200000001000000FF")] {
+            assert_eq!(segment(2, number, size).unwrap().as_str(), name);
+            assert_eq!(end_of(name, size), Some((2, Lsn((number + 1) * size))));
+        }
+        assert_eq!(segment(2, u64::MAX / size, size).unwrap().as_str(), "00000002FFFFFFFF000000FF");
+        assert_eq!(segment(2, u64::MAX, size), None);
+    }
+}

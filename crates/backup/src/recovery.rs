@@ -1,0 +1,154 @@
+//! Files that make a data directory recover: settings, the map of tablespaces. Pure.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use crate::branch::{Target, show_time};
+use crate::record::Record;
+use wire::replication::position;
+
+/// Settings of an earlier recovery, which a restore replaces.
+const REPLACED: [&str; 12] = [
+    "restore_command",
+    "archive_cleanup_command",
+    "recovery_end_command",
+    "recovery_target",
+    "recovery_target_time",
+    "recovery_target_lsn",
+    "recovery_target_xid",
+    "recovery_target_name",
+    "recovery_target_inclusive",
+    "recovery_target_timeline",
+    "recovery_target_action",
+    "recovery_min_apply_delay",
+];
+
+/// Returns the settings of a recovery. `before`: it ends just before the moment.
+pub(crate) fn settings(
+    target: &Target,
+    timeline: u32,
+    before: bool,
+    action: &str,
+    restore_command: &str,
+) -> Vec<(&'static str, String)> {
+    let mut settings =
+        vec![("restore_command", restore_command.to_owned()), ("recovery_target_timeline", timeline.to_string())];
+    match target {
+        Target::Latest => return settings,
+        Target::Time(micros, _) => settings.push(("recovery_target_time", show_time(*micros))),
+        Target::Lsn(lsn) => settings.push(("recovery_target_lsn", position(lsn.0))),
+        Target::Name(name) => settings.push(("recovery_target_name", name.clone())),
+    }
+    settings.push(("recovery_target_inclusive", if before { "off" } else { "on" }.into()));
+    settings.push(("recovery_target_action", action.to_owned()));
+    settings
+}
+
+/// Returns the text of `postgresql.auto.conf`: that of the backup, with these settings in place of those of an earlier recovery.
+pub(crate) fn auto_conf(text: &str, settings: &[(&'static str, String)]) -> String {
+    let is_replaced = |line: &&str| {
+        let name = line.trim_start().split(|c: char| c == '=' || c.is_whitespace()).next().unwrap_or_default();
+        !REPLACED.contains(&name.to_ascii_lowercase().as_str())
+    };
+    let mut out = String::new();
+    for line in text.lines().filter(is_replaced) {
+        let _ = writeln!(out, "{line}");
+    }
+    for (name, value) in settings {
+        let _ = writeln!(out, "{name} = {}", quote(value));
+    }
+    out
+}
+
+/// Quotes a value of a configuration file.
+pub(crate) fn quote(value: &str) -> String {
+    format!("'{}'", value.replace('\\', "\\\\").replace('\'', "''"))
+}
+
+/// Returns the `restore_command` that reads the archive of a configuration file; the recovery stops after an error, where it would end early.
+pub(crate) fn restore_command(program: &Path, config: &Path) -> String {
+    let word = |path: &Path| {
+        let text = path.display().to_string();
+        // For the shell, and then for the server, which replaces %.
+        format!("'{}'", text.replace('\'', r"'\''")).replace('%', "%%")
+    };
+    // No directory of a relay on this host: it may be another cluster's.
+    format!("{} relay fetch %f %p --dir /nonexistent --archive {} --stop-recovery", word(program), word(config))
+}
+
+/// Returns the directory of a tablespace: as given, else below the data directory.
+pub(crate) fn tablespace(data: &Path, oid: u32, location: &str, given: &[(String, PathBuf)]) -> PathBuf {
+    let mapped = given.iter().find(|(old, _)| old.trim_end_matches('/') == location.trim_end_matches('/'));
+    mapped.map_or_else(|| data.join("tablespaces").join(oid.to_string()), |(_, new)| new.clone())
+}
+
+/// Returns the text of `tablespace_map`.
+pub(crate) fn tablespace_map(places: &[(u32, PathBuf)]) -> String {
+    // A backslash escapes a line feed, since 14.
+    places.iter().map(|(oid, path)| format!("{oid} {}\n", path.display().to_string().replace('\\', r"\\"))).collect()
+}
+
+/// Returns a `postgresql.conf` for a directory whose server had it elsewhere.
+pub(crate) fn minimal_conf(record: &Record) -> String {
+    let mut out =
+        "# Made by kingpost restore: the server of the backup had its configuration outside the data directory.\n"
+            .to_owned();
+    for (name, value) in &record.settings {
+        let _ = writeln!(out, "{name} = {value}");
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use watermark::Lsn;
+
+    use super::*;
+
+    #[test]
+    fn targets() {
+        for (target, before, expected) in [
+            (Target::Latest, false, "restore_command = 'c'\nrecovery_target_timeline = '3'\n"),
+            (
+                Target::Lsn(Lsn(0x500_0028)),
+                true,
+                "restore_command = 'c'\nrecovery_target_timeline = '3'\nrecovery_target_lsn = '0/5000028'\n\
+                 recovery_target_inclusive = 'off'\nrecovery_target_action = 'promote'\n",
+            ),
+            (
+                Target::Name("it's".into()),
+                false,
+                "restore_command = 'c'\nrecovery_target_timeline = '3'\nrecovery_target_name = 'it''s'\n\
+                 recovery_target_inclusive = 'on'\nrecovery_target_action = 'promote'\n",
+            ),
+        ] {
+            assert_eq!(auto_conf("", &settings(&target, 3, before, "promote", "c")), expected);
+        }
+        let time = settings(&Target::Time(1_795_884_277_500_000, false), 1, false, "pause", "c");
+        assert!(time.contains(&("recovery_target_time", "2026-11-28 16:44:37.500000+00".into())), "{time:?}");
+    }
+
+    #[test]
+    fn settings_of_an_earlier_recovery_go() {
+        let before =
+            "# Do not edit this file manually!\nwork_mem = '8MB'\nrecovery_target_lsn = '0/1'\n  Restore_Command='x'\n";
+        let text = auto_conf(before, &[("restore_command", r"a\b".into())]);
+        assert_eq!(text, "# Do not edit this file manually!\nwork_mem = '8MB'\nrestore_command = 'a\\\\b'\n");
+    }
+
+    #[test]
+    fn a_command_for_any_path() {
+        let command = restore_command(Path::new("/opt/it's/kingpost"), Path::new("/etc/100%.toml"));
+        assert!(command.starts_with(r"'/opt/it'\''s/kingpost' relay fetch %f %p "), "{command}");
+        assert!(command.contains("--archive '/etc/100%%.toml' --stop-recovery"), "{command}");
+    }
+
+    #[test]
+    fn tablespaces() {
+        let data = Path::new("/data");
+        let given = [("/srv/fast/".to_owned(), PathBuf::from("/new/fast"))];
+        assert_eq!(tablespace(data, 5, "/srv/fast", &given), Path::new("/new/fast"));
+        assert_eq!(tablespace(data, 6, "/srv/slow", &given), Path::new("/data/tablespaces/6"));
+        assert_eq!(tablespace_map(&[(5, "/a b".into()), (6, "/c".into())]), "5 /a b\n6 /c\n");
+    }
+}

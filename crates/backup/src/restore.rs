@@ -1,0 +1,272 @@
+//! `kingpost restore`: a data directory from a backup and the archived WAL.
+//!
+//! The control file gets its name last: until then no server starts in the directory.
+
+use std::fs;
+use std::io::{self, Read as _};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use archive::BackupPart;
+use config::Config;
+use process::{Failure, terminal};
+
+use crate::args::RestoreArgs;
+use crate::branch::{self, Target};
+use crate::catalog::{Catalog, PartReader};
+use crate::manifest::Manifest;
+use crate::record::{Record, Stream};
+use crate::unpack::{CONTROL, UNFINISHED, unpack};
+use crate::{recovery, server, size};
+
+/// File that says why no server starts in the directory of a restore that was killed.
+const MARK: &str = "RESTORE_IS_UNFINISHED";
+
+/// A choice of backup and timeline.
+struct Plan {
+    record: Record,
+    timeline: u32,
+}
+
+/// Restores.
+pub(crate) fn restore(config: &Config, args: &RestoreArgs) -> Result<(), Failure> {
+    let to = std::path::absolute(&args.to).map_err(|error| Failure::path("use", &args.to, &error))?;
+    if to.to_str().is_none_or(|path| path.contains(['\n', '\r'])) {
+        return Err(Failure::config("--to: a path of UTF-8 without line feeds is needed"));
+    }
+    must_be_empty(&to)?;
+    if args.verify {
+        server::may_start(&to)?;
+    }
+    let runtime = process::control_runtime()?;
+    let (plan, readers) = runtime.block_on(async {
+        let catalog = Catalog::attach(&config.relay.archive).await?;
+        let plan = plan(&catalog, args).await?;
+        let readers = readers(&catalog, &plan.record)?;
+        Ok::<_, Failure>((plan, readers))
+    })?;
+    let programs = args.verify.then(|| server::programs(args.pg_bin.as_deref(), plan.record.major())).transpose()?;
+    let Plan { record, timeline } = &plan;
+    terminal::note(format_args!(
+        "restoring {} on timeline {timeline} to {}, from the backup {} of {}",
+        args.at,
+        to.display(),
+        record.id,
+        size(record.bytes())
+    ));
+    let program = std::env::current_exe().map_err(|error| {
+        Failure::environment(format!("cannot find this program's path for restore_command: {error}"))
+    })?;
+    let config_path = std::path::absolute(&args.config.config);
+    let config_path = config_path.map_err(|error| Failure::path("use", &args.config.config, &error))?;
+    let action = if args.verify { "promote" } else { &args.then };
+    let command = recovery::restore_command(&program, &config_path);
+    let settings = recovery::settings(&args.at, *timeline, args.before, action, &command);
+    let places = places(record, &to, args)?;
+    unpack_all(record, readers, &to, &places)?;
+    complete(record, &to, &places, &settings)?;
+    for (oid, location, place) in &places {
+        terminal::note(format_args!("tablespace {oid}, which was in {location}, is in {}", place.display()));
+    }
+    let Some(programs) = programs else {
+        terminal::line(format_args!(
+            "restored to {}: start the server, which recovers up to {} and then: {action}",
+            to.display(),
+            args.at
+        ));
+        return Ok(());
+    };
+    runtime.block_on(server::verify(&programs, &to, args))
+}
+
+/// Chooses the timeline and the backup, and checks that the archive has the WAL between them and the moment.
+async fn plan(catalog: &Catalog, args: &RestoreArgs) -> Result<Plan, Failure> {
+    let records = catalog.records().await?;
+    let timelines = catalog.timelines().await?;
+    let sides = match (&args.at, args.timeline) {
+        (Target::Latest, _) | (_, Some(_)) => Vec::new(),
+        _ => catalog.sides(&timelines).await?,
+    };
+    let failed = |error: branch::ChoiceError| Failure::runtime(error.to_string());
+    let timeline = branch::timeline(&timelines, &sides, &args.at, args.timeline).map_err(failed)?;
+    let record = branch::backup(&records, &timelines, &args.at, timeline, args.backup.as_deref()).map_err(failed)?;
+    let (reach, on) = catalog.reach_along(&timelines, record.start, timeline).await?;
+    let needed = match args.at {
+        Target::Lsn(at) => at.max(record.end.lsn),
+        _ => record.end.lsn,
+    };
+    if reach < needed {
+        return Err(Failure::runtime(format!(
+            "the archive {} has the WAL from the backup {} on only up to {reach} on timeline {on}, and {needed} is needed",
+            catalog.name(),
+            record.id
+        )));
+    }
+    Ok(Plan { record: record.clone(), timeline })
+}
+
+/// Readers of all parts of a backup: the manifest first.
+pub(crate) struct Readers {
+    manifest: PartReader,
+    streams: Vec<(Stream, PartReader)>,
+}
+
+/// Opens all parts of a backup. Each reads only a little ahead.
+pub(crate) fn readers(catalog: &Catalog, record: &Record) -> Result<Readers, Failure> {
+    let id = record.backup_id().ok_or_else(|| Failure::runtime(format!("{:?} is no name of a backup", record.id)))?;
+    if record.manifest > crate::manifest::LARGEST {
+        return Err(Failure::runtime(format!("the manifest of the backup {id} has {} bytes", record.manifest)));
+    }
+    let stream = |(index, stream): (usize, &Stream)| {
+        let part = BackupPart::Stream(u16::try_from(index).unwrap_or(u16::MAX));
+        (stream.clone(), catalog.read(&id, part, stream.bytes))
+    };
+    Ok(Readers {
+        manifest: catalog.read(&id, BackupPart::Manifest, record.manifest),
+        streams: record.streams.iter().enumerate().map(stream).collect(),
+    })
+}
+
+/// Returns the places of the tablespaces: identifier, location on the server of the backup, and directory here.
+fn places(record: &Record, to: &Path, args: &RestoreArgs) -> Result<Vec<(u32, String, PathBuf)>, Failure> {
+    let mut places = Vec::new();
+    for stream in &record.streams {
+        let (Some(oid), Some(location)) = (stream.oid, &stream.location) else { continue };
+        let place = recovery::tablespace(to, oid, location, &args.tablespaces);
+        if !place.starts_with(to) {
+            must_be_empty(&place)?;
+        }
+        places.push((oid, location.clone(), place));
+    }
+    let is_there = |old: &String| {
+        places.iter().any(|(_, location, _)| location.trim_end_matches('/') == old.trim_end_matches('/'))
+    };
+    match args.tablespaces.iter().find(|(old, _)| !is_there(old)) {
+        None => Ok(places),
+        Some((old, _)) => {
+            let known: Vec<&str> = places.iter().map(|(_, location, _)| location.as_str()).collect();
+            Err(Failure::config(format!("--tablespace: the backup has none in {old}; it has: {}", known.join(", "))))
+        }
+    }
+}
+
+fn must_be_empty(path: &Path) -> Result<(), Failure> {
+    match fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(Failure::path("use", path, &error)),
+        Ok(mut entries) => {
+            if entries.next().is_none() {
+                return Ok(());
+            }
+            let failure = Failure::environment(format!("{} is not empty: nothing is restored over it", path.display()));
+            Err(if path.join(MARK).exists() {
+                failure.advise("it is what a restore left that was killed: remove it, and restore again")
+            } else {
+                failure
+            })
+        }
+    }
+}
+
+fn make(path: &Path) -> Result<(), Failure> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    let made = made.and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o700)));
+    made.map_err(|error| Failure::path("make", path, &error))
+}
+
+fn write(path: &Path, text: &[u8]) -> Result<(), Failure> {
+    let written = fs::write(path, text).and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o600)));
+    written.map_err(|error| Failure::path("write", path, &error))
+}
+
+/// Reads all parts, and compares them with the manifest; returns the manifest and the number of its files. `to`: the directory of a stream, None to
+/// compare only.
+pub(crate) fn read_all(readers: Readers, to: impl Fn(&Stream) -> Option<PathBuf>) -> Result<(Vec<u8>, usize), String> {
+    let Readers { manifest: mut reader, streams } = readers;
+    let mut bytes = Vec::new();
+    reader.read_to_end(&mut bytes).map_err(|error| format!("cannot read the manifest: {error}"))?;
+    let mut manifest = Manifest::parse(&bytes).map_err(|error| error.to_string())?;
+    for (stream, mut reader) in streams {
+        let (prefix, name) = match stream.oid {
+            None => (String::new(), "the data directory".to_owned()),
+            Some(oid) => (format!("pg_tblspc/{oid}/"), format!("tablespace {oid}")),
+        };
+        let done = unpack(&mut reader, &prefix, to(&stream).as_deref(), &mut manifest);
+        done.map_err(|error| format!("{name}: {error}"))?;
+        // What is behind the last entry is checked, too.
+        io::copy(&mut reader, &mut io::sink()).map_err(|error| format!("{name}: {error}"))?;
+    }
+    let files = manifest.finish().map_err(|error| error.to_string())?;
+    Ok((bytes, files))
+}
+
+fn unpack_all(record: &Record, readers: Readers, to: &Path, places: &[(u32, String, PathBuf)]) -> Result<(), Failure> {
+    make(to)?;
+    write(&to.join(MARK), b"A restore into this directory was not completed, and no server starts in it.\nRemove the directory, and restore again.\n")?;
+    for (_, _, place) in places {
+        make(place)?;
+    }
+    let directory = |stream: &Stream| match stream.oid {
+        None => Some(to.to_owned()),
+        Some(oid) => places.iter().find(|(of, _, _)| *of == oid).map(|(_, _, place)| place.clone()),
+    };
+    let (manifest, files) = read_all(readers, directory).map_err(|why| {
+        Failure::runtime(format!("cannot restore the backup {} to {}: {why}", record.id, to.display()))
+            .advise("no server starts in that directory; `kingpost backup list` shows earlier backups")
+    })?;
+    write(&to.join("backup_manifest"), &manifest)?;
+    terminal::note(format_args!("{files} files are as in the server's manifest"));
+    Ok(())
+}
+
+/// Writes the files of the recovery, makes everything durable, and gives the control file its name.
+fn complete(
+    record: &Record,
+    to: &Path,
+    places: &[(u32, String, PathBuf)],
+    settings: &[(&'static str, String)],
+) -> Result<(), Failure> {
+    if !to.join("backup_label").is_file() {
+        return Err(Failure::runtime(format!(
+            "the backup {} has no backup_label: a recovery would not be complete",
+            record.id
+        )));
+    }
+    let auto = to.join("postgresql.auto.conf");
+    let before = match fs::read_to_string(&auto) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        Err(error) => return Err(Failure::path("read", &auto, &error)),
+    };
+    write(&auto, recovery::auto_conf(&before, settings).as_bytes())?;
+    write(&to.join("recovery.signal"), b"")?;
+    if !to.join("postgresql.conf").exists() {
+        write(&to.join("postgresql.conf"), recovery::minimal_conf(record).as_bytes())?;
+    }
+    if !to.join("pg_hba.conf").exists() {
+        write(&to.join("pg_hba.conf"), b"# Made by kingpost restore: the backup has none.\nlocal all all peer\n")?;
+    }
+    make(&to.join("pg_wal"))?;
+    make(&to.join("pg_tblspc"))?;
+    if !places.is_empty() {
+        let map: Vec<(u32, PathBuf)> = places.iter().map(|(oid, _, place)| (*oid, place.clone())).collect();
+        write(&to.join("tablespace_map"), recovery::tablespace_map(&map).as_bytes())?;
+        for (oid, place) in &map {
+            let link = to.join("pg_tblspc").join(oid.to_string());
+            std::os::unix::fs::symlink(place, &link).map_err(|error| Failure::path("make", &link, &error))?;
+        }
+    }
+    for path in places.iter().map(|(_, _, place)| place.as_path()).chain([to]) {
+        sync(path)?;
+    }
+    let (from, control) = (to.join(UNFINISHED), to.join(CONTROL));
+    let named = fs::remove_file(to.join(MARK)).and_then(|()| fs::rename(&from, &control));
+    named.map_err(|error| Failure::path("name", &control, &error))?;
+    sync(to)
+}
+
+/// Makes the file system of a path durable.
+fn sync(path: &Path) -> Result<(), Failure> {
+    let synced = fs::File::open(path).and_then(|file| rustix::fs::syncfs(&file).map_err(io::Error::from));
+    synced.map_err(|error| Failure::path("make durable what is in", path, &error))
+}

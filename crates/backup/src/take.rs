@@ -1,0 +1,394 @@
+//! `kingpost backup`: from a server to the archive, in pieces of bounded size.
+
+use std::io::IsTerminal as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use archive::{BLOCK, BackupId, BackupPart, Identity};
+use config::Config;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use process::{Failure, StopSignals, terminal};
+use relay::{BackupEvent, BackupSession, BaseBackup, ServerAccess};
+use tokio::sync::mpsc;
+use wire::replication::BackupOptions;
+
+use crate::args::TakeArgs;
+use crate::catalog::{Catalog, Counter, now};
+use crate::mark::{BEAT, Mark, State, is_dead};
+use crate::record::{NEEDED, Point, Record, Stream, is_number};
+use crate::size;
+
+/// Pieces in work at a time: compressed, or on their way to the archive.
+const AT_ONCE: usize = 4;
+/// Most tablespaces, as their numbers in names.
+const MOST: usize = 4096;
+
+/// A connection to the server of a backup, and the server's name in the configuration.
+struct Server {
+    name: String,
+    session: BackupSession,
+}
+
+/// A message of the thread that reads from the server.
+enum Read {
+    Piece(BackupPart, u64, Vec<u8>),
+    End(Box<Ended>),
+    Failed(String),
+}
+
+struct Ended {
+    end: Point,
+    /// Bytes of each stream.
+    streams: Vec<u64>,
+    manifest: u64,
+}
+
+/// Takes a backup.
+pub(crate) fn take(config: &Config, args: &TakeArgs) -> Result<(), Failure> {
+    if args.label.len() > 500 || args.label.contains(|c: char| c.is_control()) {
+        return Err(Failure::config("--label: at most 500 bytes, and no control characters"));
+    }
+    let server = connect(config, args.from.as_deref())?;
+    let runtime = process::control_runtime()?;
+    let done = runtime.block_on(async {
+        let mut stop = StopSignals::new()?;
+        tokio::select! {
+            done = run(config, args, server) => done,
+            signal = stop.next() => Err(Failure::runtime(format!("{signal}: the backup is not there; the next one removes its rest"))),
+        }
+    });
+    // The thread that reads may wait for the server.
+    runtime.shutdown_background();
+    done
+}
+
+/// Connects to the named node; otherwise to a standby, else to the primary.
+fn connect(config: &Config, from: Option<&str>) -> Result<Server, Failure> {
+    let upstream = &config.relay.upstream;
+    let mut nodes: Vec<(&str, &str)> =
+        config.cluster.nodes.iter().map(|node| (node.name.as_str(), node.address.as_str())).collect();
+    if nodes.is_empty() && !upstream.address.is_empty() {
+        nodes.push(("upstream", &upstream.address));
+    }
+    if let Some(from) = from {
+        nodes.retain(|(name, _)| *name == from);
+        if nodes.is_empty() {
+            return Err(Failure::config(format!("--from: no node of the configuration is named {from:?}")));
+        }
+    }
+    if nodes.is_empty() {
+        return Err(Failure::config("no server to take a backup from")
+            .advise("name the servers in [[cluster.nodes]], or one in relay.upstream.address"));
+    }
+    let password = config::secret(upstream.password.as_ref(), upstream.password_file.as_deref())?;
+    let connector = tls::Connector::new(&upstream.tls);
+    let connector = connector.map_err(|error| Failure::config(format!("relay.upstream.tls: {error}")))?.map(Arc::new);
+    let (mut primary, mut failures) = (None, Vec::new());
+    for (name, address) in nodes {
+        let access = ServerAccess {
+            name,
+            address,
+            user: &upstream.user,
+            password: password.as_deref(),
+            connector: connector.as_ref(),
+        };
+        match BackupSession::open(&access) {
+            Ok(session) if session.is_standby || from.is_some() => return Ok(Server { name: name.into(), session }),
+            Ok(session) => primary = Some(Server { name: name.into(), session }),
+            Err(error) => failures.push(error.to_string()),
+        }
+    }
+    primary.ok_or_else(|| {
+        Failure::environment(format!("no server gives a backup: {}", failures.join("; ")))
+            .advise("backups log in as relay.upstream.user, which needs the REPLICATION attribute")
+    })
+}
+
+async fn run(config: &Config, args: &TakeArgs, server: Server) -> Result<(), Failure> {
+    let Server { name, mut session } = server;
+    let identity = Identity { system_id: session.system, segment_size: session.segment_size };
+    let catalog = Catalog::open(&config.relay.archive, identity).await?;
+    let mut random = [0; 4];
+    getrandom::fill(&mut random).map_err(|error| Failure::environment(format!("no random bytes: {error}")))?;
+    let (started, clock) = (now(), Instant::now());
+    let id = BackupId::new(started, u32::from_ne_bytes(random));
+    catalog.put_mark(&id, &Mark::here(State::Making, 0, started)).await?;
+    let others = observe(&catalog, &id).await?;
+
+    let version = session.server_version().to_owned();
+    let standby = session.is_standby;
+    let mut settings = std::collections::BTreeMap::new();
+    for setting in NEEDED {
+        let value = session.show(setting).map_err(|error| Failure::runtime(error.to_string()))?;
+        if is_number(&value) {
+            settings.insert(setting.to_owned(), value);
+        }
+    }
+    let role = if standby { "standby" } else { "primary" };
+    terminal::note(format_args!("backup {id} from {name} ({role}, PostgreSQL {version}) to {}", catalog.name()));
+    let options = BackupOptions { label: args.label.clone(), fast: !args.spread, max_rate: args.max_rate };
+    let begun = tokio::task::spawn_blocking(move || session.start(&options)).await;
+    let backup = begun.map_err(|error| Failure::runtime(error.to_string()))?;
+    let backup = backup.map_err(|error| {
+        Failure::runtime(error.to_string())
+            .advise("backups log in as relay.upstream.user, which needs the REPLICATION attribute")
+    })?;
+    let begun = backup.begun().clone();
+    if begun.tablespaces.len() > MOST {
+        return Err(Failure::runtime(format!("the server has more than {MOST} tablespaces")));
+    }
+    let mut record = Record::begin(&id, &name, &args.label, started, Point::from(begun.start));
+    (record.standby, record.server_version, record.settings) = (standby, version, settings);
+
+    let (sender, mut reads) = mpsc::channel(1);
+    let counter = Counter::default();
+    let counted = Arc::clone(&counter);
+    std::thread::Builder::new()
+        .name("backup-read".into())
+        .spawn(move || read(backup, &sender, &counted))
+        .map_err(|error| Failure::environment(format!("cannot start a thread: {error}")))?;
+    let expected = begun.tablespaces.iter().try_fold(0_u64, |sum, of| Some(sum + of.size? * 1024));
+    let progress = Progress::new(expected, Arc::clone(&counter));
+    let mut work = FuturesUnordered::new();
+    let mut tick = tokio::time::interval(Duration::from_secs(1));
+    let mut ended = None;
+    let mut beat = 0;
+    let mut beaten = Instant::now();
+    while ended.is_none() || !work.is_empty() {
+        tokio::select! {
+            read = reads.recv(), if ended.is_none() && work.len() < AT_ONCE => match read {
+                Some(Read::Piece(part, from, raw)) => work.push(catalog.put_piece(id.clone(), part, from, raw)),
+                Some(Read::End(end)) => ended = Some(end),
+                Some(Read::Failed(why)) => return Err(Failure::runtime(why)),
+                None => return Err(Failure::runtime("reading from the server has ended early")),
+            },
+            Some(stored) = work.next(), if !work.is_empty() => record.stored += stored?,
+            _ = tick.tick() => {
+                progress.show();
+                if beaten.elapsed() >= BEAT {
+                    if catalog.mark(&id).await?.is_none_or(|mark| mark.state == State::Removing) {
+                        return Err(taken_for_dead(&id));
+                    }
+                    (beat, beaten) = (beat + 1, Instant::now());
+                    catalog.put_mark(&id, &Mark::here(State::Making, beat, now())).await?;
+                }
+            }
+        }
+    }
+    progress.end();
+    let Some(end) = ended else { return Err(Failure::runtime("the backup has no end")) };
+    record.end = end.end;
+    record.manifest = end.manifest;
+    record.streams = begun
+        .tablespaces
+        .into_iter()
+        .zip(end.streams)
+        .map(|(of, bytes)| {
+            let (oid, location) = of.place.map_or((None, None), |(oid, location)| (Some(oid), Some(location)));
+            Stream { oid, location, bytes }
+        })
+        .collect();
+    record.ended = now();
+    finish(&catalog, &id, &record).await?;
+    clean(&catalog, &others, clock).await;
+    report(&catalog, &record, args, clock).await
+}
+
+/// Writes the record, unless somebody has begun to remove the backup: a cleaner writes its mark first and looks for the record then.
+async fn finish(catalog: &Catalog, id: &BackupId, record: &Record) -> Result<(), Failure> {
+    catalog.put_record(id, record).await?;
+    if catalog.mark(id).await?.is_none_or(|mark| mark.state == State::Removing) {
+        catalog.remove_record(id).await?;
+        return Err(taken_for_dead(id));
+    }
+    catalog.remove_mark(id).await
+}
+
+fn taken_for_dead(id: &BackupId) -> Failure {
+    Failure::runtime(format!(
+        "the backup {id} was taken for dead by another one, which removed it: it gave no sign for a minute"
+    ))
+}
+
+/// Returns the other backups without a record, with their marks.
+async fn observe(catalog: &Catalog, own: &BackupId) -> Result<Vec<(BackupId, Option<Mark>)>, Failure> {
+    let mut observed = Vec::new();
+    for id in catalog.unfinished().await?.into_iter().filter(|id| id != own) {
+        let mark = catalog.mark(&id).await?;
+        observed.push((id, mark));
+    }
+    Ok(observed)
+}
+
+/// Removes what dead backups have left. Failures are said, and left to the next one.
+async fn clean(catalog: &Catalog, observed: &[(BackupId, Option<Mark>)], since: Instant) {
+    for (id, first) in observed {
+        let cleaned = async {
+            let mark = catalog.mark(id).await?;
+            if !is_dead(first.as_ref(), mark.as_ref(), since.elapsed(), now()) {
+                return Ok(None);
+            }
+            catalog.put_mark(id, &Mark::here(State::Removing, 0, now())).await?;
+            if catalog.has_record(id).await? {
+                return Ok(None);
+            }
+            catalog.remove_data(id).await.map(Some)
+        };
+        match cleaned.await {
+            Ok(Some(bytes)) => {
+                terminal::note(format_args!("removed the rest of the backup {id}, which was killed ({})", size(bytes)));
+            }
+            Ok(None) => {}
+            Err(failure) => terminal::note(format_args!("the rest of the backup {id} is not removed: {failure}")),
+        }
+    }
+}
+
+/// Waits until the archive has the WAL of the backup, and says so.
+async fn report(catalog: &Catalog, record: &Record, args: &TakeArgs, clock: Instant) -> Result<(), Failure> {
+    if args.json {
+        terminal::raw(&String::from_utf8_lossy(&record.render()));
+        terminal::raw("\n");
+    } else {
+        terminal::line(format_args!(
+            "backup {}: {} in {} files of the archive's format take {}, {:.1} s; WAL from {} to {}",
+            record.id,
+            size(record.bytes()),
+            record.streams.len(),
+            size(record.stored),
+            clock.elapsed().as_secs_f64(),
+            record.start.lsn,
+            record.end
+        ));
+    }
+    let waiting = Instant::now();
+    let Point { lsn, timeline } = record.end;
+    loop {
+        let reach = catalog.reach(timeline, record.start.lsn).await?;
+        if reach >= lsn {
+            terminal::note(format_args!("restorable: the archive has the WAL up to {reach} on timeline {timeline}"));
+            return Ok(());
+        }
+        if waiting.elapsed() >= args.wait {
+            return Err(Failure::runtime(format!(
+                "the backup {} is complete and not restorable yet: it needs WAL up to {lsn} on timeline {timeline}, and the archive {} has it \
+                 up to {reach}",
+                record.id,
+                catalog.name()
+            ))
+            .advise("a relay with this [relay.archive] must run and follow the cluster: its alarm and metrics say why it is behind"));
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// Reads the backup from the server, and gives it on in pieces; ends when nobody takes them.
+fn read(mut backup: BaseBackup, to: &mpsc::Sender<Read>, counter: &AtomicU64) {
+    if let Err(why) = read_pieces(&mut backup, to, counter) {
+        let _ = to.blocking_send(Read::Failed(why));
+    }
+}
+
+fn read_pieces(backup: &mut BaseBackup, to: &mpsc::Sender<Read>, counter: &AtomicU64) -> Result<(), String> {
+    const PIECE: usize = BLOCK as usize;
+    let mut streams = vec![0_u64; backup.begun().tablespaces.len()];
+    let mut has_begun = vec![false; streams.len()];
+    let mut manifest = 0_u64;
+    let mut part: Option<BackupPart> = None;
+    let mut piece: Vec<u8> = Vec::new();
+    let mut from = 0_u64;
+    let mut end = None;
+    let gone = || "the backup was given up".to_owned();
+    let flush = |part: Option<BackupPart>, from: &mut u64, piece: Vec<u8>| -> Result<(), String> {
+        let Some(part) = part.filter(|_| !piece.is_empty()) else { return Ok(()) };
+        let length = piece.len() as u64;
+        to.blocking_send(Read::Piece(part, *from, piece)).map_err(|_| gone())?;
+        *from += length;
+        Ok(())
+    };
+    while let Some(event) = backup.event().map_err(|error| error.to_string())? {
+        match event {
+            BackupEvent::Archive(index) => {
+                flush(part, &mut from, std::mem::take(&mut piece))?;
+                if std::mem::replace(&mut has_begun[index], true) {
+                    return Err("the server sent a tablespace twice".into());
+                }
+                let number = u16::try_from(index).map_err(|_| "too many tablespaces".to_owned())?;
+                (part, from) = (Some(BackupPart::Stream(number)), 0);
+            }
+            BackupEvent::Manifest => {
+                flush(part, &mut from, std::mem::take(&mut piece))?;
+                (part, from) = (Some(BackupPart::Manifest), 0);
+            }
+            BackupEvent::Data(data) => {
+                let bytes = data.len() as u64;
+                match part {
+                    Some(BackupPart::Stream(index)) => streams[usize::from(index)] += bytes,
+                    Some(_) => manifest += bytes,
+                    None => return Err("the server sent data of no tablespace".into()),
+                }
+                if manifest > crate::manifest::LARGEST {
+                    return Err(format!("the server's manifest has more than {} bytes", crate::manifest::LARGEST));
+                }
+                counter.fetch_add(bytes, Ordering::Relaxed);
+                let mut data = &data[..];
+                while !data.is_empty() {
+                    if piece.capacity() == 0 {
+                        piece.reserve_exact(PIECE);
+                    }
+                    let here = data.len().min(PIECE - piece.len());
+                    piece.extend_from_slice(&data[..here]);
+                    data = &data[here..];
+                    if piece.len() == PIECE {
+                        flush(part, &mut from, std::mem::take(&mut piece))?;
+                    }
+                }
+            }
+            BackupEvent::End(point) => end = Some(Point::from(point)),
+        }
+    }
+    flush(part, &mut from, piece)?;
+    if has_begun.contains(&false) || manifest == 0 {
+        return Err("the server ended the backup before all of it was sent".into());
+    }
+    let end = end.ok_or("the server ended the backup without its end position")?;
+    to.blocking_send(Read::End(Box::new(Ended { end, streams, manifest }))).map_err(|_| gone())
+}
+
+/// A line on a terminal that shows how far a backup is.
+struct Progress {
+    expected: Option<u64>,
+    counter: Counter,
+    started: Instant,
+    is_shown: bool,
+}
+
+impl Progress {
+    fn new(expected: Option<u64>, counter: Counter) -> Progress {
+        Progress { expected, counter, started: Instant::now(), is_shown: std::io::stderr().is_terminal() }
+    }
+
+    fn show(&self) {
+        use std::io::Write as _;
+        if !self.is_shown {
+            return;
+        }
+        let done = self.counter.load(Ordering::Relaxed);
+        let share = match self.expected {
+            Some(expected) if expected > 0 => {
+                format!(" of {} ({} %)", size(expected), (done * 100 / expected).min(100))
+            }
+            _ => String::new(),
+        };
+        let rate = done as f64 / self.started.elapsed().as_secs_f64().max(0.1);
+        let _ = write!(std::io::stderr(), "\r{}{share}, {}/s   ", size(done), size(rate as u64));
+    }
+
+    fn end(&self) {
+        if self.is_shown {
+            self.show();
+            terminal::note("");
+        }
+    }
+}

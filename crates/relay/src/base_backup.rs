@@ -1,0 +1,245 @@
+//! `BASE_BACKUP` over a replication connection: the driver of [`wire::replication::BackupOptions`]. Blocking.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use wire::message;
+use wire::replication::{BackupMessage, BackupOptions, BackupPoint, BackupTablespace, Rows};
+
+use crate::ask::{Role, identify, role, show};
+use crate::error::{Cause, Peer, SessionError};
+use crate::session::{Login, STEP, Session};
+use crate::upstream::parse_size;
+
+/// Longest time until the server has done the checkpoint that a backup begins with.
+const CHECKPOINT: Duration = Duration::from_secs(3600);
+/// Longest time without a message.
+const SILENCE: Duration = Duration::from_secs(600);
+/// Most tablespaces of a cluster.
+const MOST_TABLESPACES: usize = 4096;
+
+/// Address and login of a server.
+#[derive(Debug, Clone, Copy)]
+pub struct ServerAccess<'a> {
+    /// Configured name, for errors.
+    pub name: &'a str,
+    /// `host:port`, or the path of a Unix socket.
+    pub address: &'a str,
+    /// A user with the REPLICATION attribute.
+    pub user: &'a str,
+    /// Password of the user.
+    pub password: Option<&'a str>,
+    /// None for a connection without TLS.
+    pub connector: Option<&'a Arc<tls::Connector>>,
+}
+
+/// A connection to a server that can give a base backup.
+pub struct BackupSession {
+    session: Session,
+    /// Identifier of the cluster.
+    pub system: u64,
+    /// Segment size in bytes.
+    pub segment_size: u64,
+    /// Timeline of the server.
+    pub timeline: u32,
+    /// True for a server in recovery.
+    pub is_standby: bool,
+}
+
+/// One piece of a base backup, in the order of arrival.
+#[derive(Debug, PartialEq, Eq)]
+pub enum BackupEvent {
+    /// The archive of a tablespace begins: its index in [`Begun::tablespaces`].
+    Archive(usize),
+    /// The manifest begins.
+    Manifest,
+    /// Bytes of the archive or of the manifest.
+    Data(Vec<u8>),
+    /// End of the backup. It needs the WAL up to this position.
+    End(BackupPoint),
+}
+
+/// Start of a base backup.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Begun {
+    /// Position of the checkpoint's redo record: WAL is needed from here on.
+    pub start: BackupPoint,
+    /// The tablespaces; the data directory is one without a place.
+    pub tablespaces: Vec<BackupTablespace>,
+}
+
+/// A running base backup.
+pub struct BaseBackup {
+    session: Session,
+    begun: Begun,
+    /// True for one copy with typed messages (15 and later).
+    typed: bool,
+    /// Number of copies that have begun, before 15.
+    copies: usize,
+    in_copy: bool,
+}
+
+impl BackupSession {
+    /// Connects to a server, and queries its identity.
+    ///
+    /// # Errors
+    /// The server cannot be reached, refuses, or is a relay.
+    pub fn open(server: &ServerAccess<'_>) -> Result<BackupSession, SessionError> {
+        let login = Login {
+            peer: Peer::Server(server.name.into()),
+            address: server.address,
+            user: server.user,
+            password: server.password,
+            application_name: "kingpost backup",
+            connector: server.connector.cloned(),
+            host_timeout: Duration::from_secs(60),
+            step: STEP,
+        };
+        let mut session = Session::open::<SessionError>(&login, |_| Ok(()))?;
+        if session.is_relay() {
+            return Err(session.failed(Cause::Protocol("a relay has no data files: name a server".into())));
+        }
+        let remote = identify(&mut session)?;
+        let shown = show(&mut session, "wal_segment_size")?;
+        let segment_size = parse_size(&shown)
+            .ok_or_else(|| session.failed(Cause::Protocol(format!("wal_segment_size is {shown:?}"))))?;
+        let is_standby = role(&mut session)? == Role::Follower;
+        Ok(BackupSession { session, system: remote.system, segment_size, timeline: remote.timeline, is_standby })
+    }
+
+    /// Returns the version as the server reported it.
+    #[must_use]
+    pub fn server_version(&self) -> &str {
+        self.session.server_version()
+    }
+
+    /// Queries a setting.
+    ///
+    /// # Errors
+    /// The server does not know it, or fails.
+    pub fn show(&mut self, name: &str) -> Result<String, SessionError> {
+        show(&mut self.session, name)
+    }
+
+    /// Returns the major version of the server.
+    #[must_use]
+    pub fn major(&self) -> u32 {
+        crate::shared::major(self.session.server_version())
+    }
+
+    /// Starts a base backup; returns after the server's checkpoint.
+    ///
+    /// # Errors
+    /// The server refuses, or fails.
+    pub fn start(mut self, options: &BackupOptions) -> Result<BaseBackup, SessionError> {
+        let typed = self.major() >= 15;
+        let command = options.command(self.major());
+        self.session.set_patience(CHECKPOINT, SILENCE)?;
+        match begin(&mut self.session, &command) {
+            Ok(begun) => {
+                self.session.set_patience(SILENCE, SILENCE)?;
+                Ok(BaseBackup { session: self.session, begun, typed, copies: 0, in_copy: false })
+            }
+            Err(cause) => Err(self.session.failed(cause)),
+        }
+    }
+}
+
+fn begin(session: &mut Session, command: &str) -> Result<Begun, Cause> {
+    let wrong = |what: &str| Cause::Protocol(format!("unexpected {what}"));
+    session.send(|out| message::query(out, command))?;
+    let (mut start, mut tablespaces) = (None, None::<Vec<BackupTablespace>>);
+    loop {
+        let (tag, data) = session.message("BASE_BACKUP")?;
+        match tag {
+            b'T' if start.is_some() => tablespaces = Some(Vec::new()),
+            b'D' => {
+                let row = Rows::read(&data).ok_or_else(|| wrong("row"))?;
+                match &mut tablespaces {
+                    None => start = Some(row.backup_point().ok_or_else(|| wrong("start of a backup"))?),
+                    Some(tablespaces) if tablespaces.len() < MOST_TABLESPACES => {
+                        tablespaces.push(row.backup_tablespace().ok_or_else(|| wrong("tablespace of a backup"))?);
+                    }
+                    Some(_) => return Err(Cause::Protocol(format!("more than {MOST_TABLESPACES} tablespaces"))),
+                }
+            }
+            b'C' => {
+                if let (Some(start), Some(tablespaces)) = (start, tablespaces.take()) {
+                    return Ok(Begun { start, tablespaces });
+                }
+            }
+            b'T' | b'N' | b'S' => {}
+            b'Z' => return Err(wrong("end of a backup that has not begun")),
+            _ => return Err(wrong(&format!("message {:?} before a backup", char::from(tag)))),
+        }
+    }
+}
+
+impl BaseBackup {
+    /// Returns the start and the tablespaces.
+    #[must_use]
+    pub fn begun(&self) -> &Begun {
+        &self.begun
+    }
+
+    /// Returns the next piece; None after the end.
+    ///
+    /// # Errors
+    /// The server fails, ends the backup, or closes the connection.
+    pub fn event(&mut self) -> Result<Option<BackupEvent>, SessionError> {
+        self.next_event().map_err(|cause| self.session.failed(cause))
+    }
+
+    fn next_event(&mut self) -> Result<Option<BackupEvent>, Cause> {
+        let wrong = |what: &str| Cause::Protocol(format!("unexpected {what} in a backup"));
+        loop {
+            let (tag, mut data) = self.session.message("BASE_BACKUP")?;
+            match tag {
+                b'H' => {
+                    self.in_copy = true;
+                    if self.typed {
+                        continue;
+                    }
+                    self.copies += 1;
+                    let is_archive = self.copies <= self.begun.tablespaces.len();
+                    return match self.copies - self.begun.tablespaces.len().min(self.copies) {
+                        _ if is_archive => Ok(Some(BackupEvent::Archive(self.copies - 1))),
+                        1 => Ok(Some(BackupEvent::Manifest)),
+                        _ => Err(wrong("copy")),
+                    };
+                }
+                b'd' if self.in_copy && !self.typed => return Ok(Some(BackupEvent::Data(data))),
+                b'd' if self.in_copy => match BackupMessage::read(&data).ok_or_else(|| wrong("message"))? {
+                    BackupMessage::Archive(name) => {
+                        let index = self.archive(name).ok_or_else(|| wrong(&format!("archive {name:?}")))?;
+                        return Ok(Some(BackupEvent::Archive(index)));
+                    }
+                    BackupMessage::Manifest => return Ok(Some(BackupEvent::Manifest)),
+                    BackupMessage::Data(_) => {
+                        data.remove(0);
+                        return Ok(Some(BackupEvent::Data(data)));
+                    }
+                    BackupMessage::Progress => {}
+                },
+                b'c' => self.in_copy = false,
+                b'D' if !self.in_copy => {
+                    let end = Rows::read(&data).and_then(|row| row.backup_point()).ok_or_else(|| wrong("row"))?;
+                    return Ok(Some(BackupEvent::End(end)));
+                }
+                b'T' | b'C' | b'N' | b'S' => {}
+                b'Z' => return Ok(None),
+                _ => return Err(wrong(&format!("message {:?}", char::from(tag)))),
+            }
+        }
+    }
+
+    /// Returns the index of the tablespace of an archive's name, `base.tar` or `OID.tar`.
+    fn archive(&self, name: &str) -> Option<usize> {
+        let oid = match name.strip_suffix(".tar")? {
+            "base" => None,
+            digits => Some(digits.parse::<u32>().ok()?),
+        };
+        let is = |of: &BackupTablespace| of.place.as_ref().map(|(oid, _)| *oid) == oid;
+        self.begun.tablespaces.iter().position(is)
+    }
+}
