@@ -15,6 +15,7 @@ macro_rules! targets {
 targets! {
     admin "../fuzz_targets/admin.rs",
     archive_objects "../fuzz_targets/archive.rs",
+    backup_parts "../fuzz_targets/backup.rs",
     binlog_events "../fuzz_targets/binlog.rs",
     classifier "../fuzz_targets/classifier.rs",
     config "../fuzz_targets/config.rs",

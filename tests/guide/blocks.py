@@ -36,6 +36,7 @@ UP = "plain:up"
 README, QUICK, OPERATIONS = "README.md", "docs/guide/quickstart.md", "docs/guide/operations.md"
 REGISTRY, REGISTRY_OPERATIONS = "docs/guide/registry.md", "docs/guide/registry-operations.md"
 REGISTRY_CONFIG = "docs/guide/registry-config.md"
+BACKUP = "docs/guide/backup.md"
 RELAY, FAULTS = "docs/guide/relay.md", "docs/guide/runbooks/relay-faults.md"
 CONFIGURATION, FAILOVER = "docs/guide/configuration.md", "docs/guide/failover.md"
 RELAYS, PIECES = "relays:relays", "plain:configuration"
@@ -149,6 +150,13 @@ SCRIPTS: list[tuple[str, str, str]] = [
 # wrong flag in such a block is not noticed.
 ELSEWHERE: list[tuple[str, str, str, list[str]]] = [
     ("docs/guide/archive.md", "restore_command =", "tests/e2e/archive.rs", ["relay fetch %f %p", "--archive"]),
+    (BACKUP, "kingpost backup --config", "tests/e2e/backup.rs", ["\"backup\", \"--label\"", "\"--max-rate\""]),
+    (BACKUP, "kingpost backup list", "tests/e2e/backup.rs", ["\"backup\", \"show\", \"latest\"", "\"backup\", \"verify\"", "\"prune\", \"--keep\""]),
+    (BACKUP, "kingpost restore --config", "tests/e2e/backup.rs", ["\"restore\", \"--at\""]),
+    ("docs/guide/runbooks/table-dropped.md", "kingpost restore --config", "tests/e2e/backup.rs", ["DROP TABLE", "\"restore\", \"--at\""]),
+    ("docs/guide/runbooks/host-burnt-down.md", "kingpost restore --standby", "tests/e2e/backup.rs", ["\"restore\", \"--standby\""]),
+    ("docs/guide/runbooks/region-gone.md", "kingpost backup list --config", "tests/e2e/backup.rs", ["\"backup\", \"list\""]),
+    ("docs/guide/runbooks/region-gone.md", "kingpost restore --config", "tests/e2e/backup.rs", ["\"--verify\""]),
     ("docs/guide/containers.md", "docker run --read-only", "scripts/try-image", ["readonly"]),
     ("docs/guide/relay-mariadb.md", "CHANGE MASTER TO", "tests/harness/mariadb.rs", ["CHANGE MASTER TO", "slave_pos", "MASTER_SSL=0"]),
     ("docs/guide/relay-mariadb.md", "kingpost relay reset", "tests/e2e/binlog_faults.rs", ["relay.reset("]),

@@ -114,6 +114,9 @@ pub struct RestoreArgs {
     /// State of the server at the moment: promote, pause (it can be queried first, with hot_standby), or shutdown
     #[arg(long, default_value = "promote", value_name = "ACTION", value_parser = ["promote", "pause", "shutdown"])]
     pub then: String,
+    /// Makes a standby, which goes on with WAL behind the end of the archive by streaming: set primary_conninfo before its start
+    #[arg(long, conflicts_with_all = ["at", "before", "then", "verify"])]
+    pub standby: bool,
     /// Starts the server on a socket of its own, waits for the end of recovery, runs a query and, where it is installed, pg_amcheck, and stops it
     #[arg(long, conflicts_with = "then")]
     pub verify: bool,

@@ -44,6 +44,11 @@ pub(crate) fn settings(
     settings
 }
 
+/// Returns the settings of a standby, which follows the newest timeline.
+pub(crate) fn standby_settings(restore_command: &str) -> Vec<(&'static str, String)> {
+    vec![("restore_command", restore_command.to_owned()), ("recovery_target_timeline", "latest".into())]
+}
+
 /// Returns the text of `postgresql.auto.conf`: that of the backup, with these settings in place of those of an earlier recovery.
 pub(crate) fn auto_conf(text: &str, settings: &[(&'static str, String)]) -> String {
     let is_replaced = |line: &&str| {
@@ -65,15 +70,17 @@ pub(crate) fn quote(value: &str) -> String {
     format!("'{}'", value.replace('\\', "\\\\").replace('\'', "''"))
 }
 
-/// Returns the `restore_command` that reads the archive of a configuration file; the recovery stops after an error, where it would end early.
-pub(crate) fn restore_command(program: &Path, config: &Path) -> String {
+/// Returns the `restore_command` that reads the archive of a configuration file. After an error a recovery stops, where it would end early; a standby
+/// tries again.
+pub(crate) fn restore_command(program: &Path, config: &Path, is_standby: bool) -> String {
     let word = |path: &Path| {
         let text = path.display().to_string();
         // For the shell, and then for the server, which replaces %.
         format!("'{}'", text.replace('\'', r"'\''")).replace('%', "%%")
     };
     // No directory of a relay on this host: it may be another cluster's.
-    format!("{} relay fetch %f %p --dir /nonexistent --archive {} --stop-recovery", word(program), word(config))
+    let stop = if is_standby { "" } else { " --stop-recovery" };
+    format!("{} relay fetch %f %p --dir /nonexistent --archive {}{stop}", word(program), word(config))
 }
 
 /// Returns the directory of a tablespace: as given, else below the data directory.
@@ -138,9 +145,10 @@ mod tests {
 
     #[test]
     fn a_command_for_any_path() {
-        let command = restore_command(Path::new("/opt/it's/kingpost"), Path::new("/etc/100%.toml"));
+        let command = restore_command(Path::new("/opt/it's/kingpost"), Path::new("/etc/100%.toml"), false);
         assert!(command.starts_with(r"'/opt/it'\''s/kingpost' relay fetch %f %p "), "{command}");
         assert!(command.contains("--archive '/etc/100%%.toml' --stop-recovery"), "{command}");
+        assert!(restore_command(Path::new("/k"), Path::new("/c"), true).ends_with("--archive '/c'"));
     }
 
     #[test]

@@ -60,13 +60,23 @@ pub(crate) fn restore(config: &Config, args: &RestoreArgs) -> Result<(), Failure
     let config_path = std::path::absolute(&args.config.config);
     let config_path = config_path.map_err(|error| Failure::path("use", &args.config.config, &error))?;
     let action = if args.verify { "promote" } else { &args.then };
-    let command = recovery::restore_command(&program, &config_path);
-    let settings = recovery::settings(&args.at, *timeline, args.before, action, &command);
+    let command = recovery::restore_command(&program, &config_path, args.standby);
+    let settings = match args.standby {
+        true => recovery::standby_settings(&command),
+        false => recovery::settings(&args.at, *timeline, args.before, action, &command),
+    };
     let places = places(record, &to, args)?;
     unpack_all(record, readers, &to, &places)?;
-    complete(record, &to, &places, &settings)?;
+    complete(record, &to, &places, &settings, args.standby)?;
     for (oid, location, place) in &places {
         terminal::note(format_args!("tablespace {oid}, which was in {location}, is in {}", place.display()));
+    }
+    if args.standby {
+        terminal::line(format_args!(
+            "restored to {} as a standby: set primary_conninfo, and start the server",
+            to.display()
+        ));
+        return Ok(());
     }
     let Some(programs) = programs else {
         terminal::line(format_args!(
@@ -225,6 +235,7 @@ fn complete(
     to: &Path,
     places: &[(u32, String, PathBuf)],
     settings: &[(&'static str, String)],
+    is_standby: bool,
 ) -> Result<(), Failure> {
     if !to.join("backup_label").is_file() {
         return Err(Failure::runtime(format!(
@@ -239,7 +250,7 @@ fn complete(
         Err(error) => return Err(Failure::path("read", &auto, &error)),
     };
     write(&auto, recovery::auto_conf(&before, settings).as_bytes())?;
-    write(&to.join("recovery.signal"), b"")?;
+    write(&to.join(if is_standby { "standby.signal" } else { "recovery.signal" }), b"")?;
     if !to.join("postgresql.conf").exists() {
         write(&to.join("postgresql.conf"), recovery::minimal_conf(record).as_bytes())?;
     }
