@@ -225,6 +225,8 @@ async fn across_a_promotion_the_branch_is_chosen_or_asked_for() {
     assert!(asked.contains("choose one with --timeline"), "{asked}");
 
     // A backup of the new timeline; with it the window moves on.
+    replica.execute("SELECT pg_switch_wal()").await;
+    replica.execute("INSERT INTO t VALUES ('later')").await;
     done(&config, &["backup", "--from", replica.name()]);
     let pruned = done(&config, &["backup", "prune", "--keep", "0", "--dry-run"]);
     assert!(pruned.contains("would remove the backup 20"), "{pruned}");
@@ -234,7 +236,7 @@ async fn across_a_promotion_the_branch_is_chosen_or_asked_for() {
     assert!(after.len() < before.len(), "{after:?}");
     assert_eq!(after.keys().filter(|name| name.starts_with("backup/")).count(), 1, "{after:?}");
     assert!(after.keys().all(|name| !name.contains("/00000001")), "WAL of timeline 1 is not needed: {after:?}");
-    assert_eq!(rows("newest", &[]).await, "before common after");
+    assert_eq!(rows("newest", &[]).await, "before common after later");
 
     // A standby from the archive alone, which then streams.
     let dir = to.join("standby");
@@ -246,7 +248,10 @@ async fn across_a_promotion_the_branch_is_chosen_or_asked_for() {
     standby.start().await;
     replica.execute("INSERT INTO t VALUES ('streamed')").await;
     standby.wait_caught_up(replica).await;
-    assert_eq!(standby.query("SELECT string_agg(x, ' ' ORDER BY ctid) FROM t").await, "before common after streamed");
+    assert_eq!(
+        standby.query("SELECT string_agg(x, ' ' ORDER BY ctid) FROM t").await,
+        "before common after later streamed"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

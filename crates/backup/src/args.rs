@@ -99,7 +99,7 @@ pub struct RestoreArgs {
     /// The data directory to make: empty, or not there
     #[arg(long, value_name = "DIR")]
     pub to: PathBuf,
-    /// Stops just before the moment, where a commit or a record is exactly there
+    /// Stops just before the moment, where a commit has exactly that time
     #[arg(long)]
     pub before: bool,
     /// Timeline to restore along, where several have the moment

@@ -192,8 +192,7 @@ pub(crate) fn backup<'a>(
         let before = match target {
             Target::Latest | Target::Name(_) => true,
             Target::Lsn(at) => lsn <= *at,
-            // The whole second must have passed.
-            Target::Time(at, _) => i64::try_from(record.ended).is_ok_and(|ended| (ended + 1) * 1_000_000 <= *at),
+            Target::Time(at, _) => record.ended_micros <= *at,
         };
         before && timelines.passes(timeline, on, lsn)
     };
@@ -213,7 +212,7 @@ pub(crate) fn backup<'a>(
     records.iter().filter(fits).max_by_key(|record| (record.end.lsn, record.ended)).ok_or_else(|| {
         let on_way = records.iter().filter(|record| timelines.passes(timeline, record.end.timeline, record.end.lsn));
         let oldest = on_way.min_by_key(|record| record.end.lsn).map(|record| {
-            let ended = show_time(i64::try_from(record.ended).unwrap_or(0).saturating_mul(1_000_000));
+            let ended = show_time(record.ended_micros);
             format!("; the oldest, {}, ended at {} ({ended})", record.id, record.end)
         });
         ChoiceError::NoBackup { target: shown, timeline, oldest: oldest.unwrap_or_default() }
@@ -316,8 +315,8 @@ mod tests {
             (Target::Lsn(Lsn(0x600)), 2, Some(1)),
             (Target::Lsn(Lsn(0x600)), 1, Some(2)),
             (Target::Lsn(Lsn(0xff)), 2, None),
-            (Target::Time(31_000_000, true), 2, Some(1)),
-            (Target::Time(30_999_999, true), 2, Some(0)),
+            (Target::Time(30_000_000, true), 2, Some(1)),
+            (Target::Time(29_999_999, true), 2, Some(0)),
             (Target::Time(1, true), 2, None),
         ] {
             let chosen = backup(&records, &tree(), &target, timeline, None);

@@ -44,6 +44,12 @@ pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
+/// Returns the time, in microseconds since 1970.
+pub(crate) fn now_micros() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}
+
 impl Catalog {
     /// Opens an archive for reading.
     pub(crate) async fn attach(config: &ArchiveConfig) -> Result<Catalog, Failure> {
@@ -383,6 +389,35 @@ impl Catalog {
         }
         side.to = side.to.max(walker.end().unwrap_or(fork));
         Ok((side.to > fork).then_some(side))
+    }
+
+    /// Returns the start of the last record before `end`, where the archived WAL of a timeline ends. None: its segment has no whole record.
+    pub(crate) async fn last_record(&self, timeline: u32, end: Lsn) -> Result<Option<Lsn>, Failure> {
+        let Identity { system_id, segment_size: size } = self.archive.identity();
+        let segment_size = SegmentSize::new(size).map_err(|error| Failure::environment(error.to_string()))?;
+        let number = end.0.saturating_sub(1) / size;
+        let Some(file) = segment(timeline, number, size) else { return Ok(None) };
+        let identity = relay::log::Identity { system_id, segment_size };
+        let mut walker = Walker::new(identity, Timeline(timeline), Lsn(number * size));
+        let (mut rest, mut ended) = (Vec::new(), false);
+        let take = |bytes: &[u8], _| {
+            rest.extend_from_slice(bytes);
+            let whole = rest.len() / PAGE_BYTES * PAGE_BYTES;
+            let (pages, _) = rest.as_chunks::<PAGE_BYTES>();
+            for page in pages {
+                ended = ended || walker.page(page).is_err();
+            }
+            rest.drain(..whole);
+            Ok::<(), ArchiveError>(())
+        };
+        self.archive.fetch(&file, take).await.map_err(failed)?;
+        if !ended && !rest.is_empty() {
+            rest.resize(PAGE_BYTES, 0);
+            let (pages, _) = rest.as_chunks::<PAGE_BYTES>();
+            // The walk stops behind the last record.
+            let _ = pages.first().map(|page| walker.page(page));
+        }
+        Ok(walker.last_record().filter(|last| *last < end))
     }
 
     /// Returns the objects of WAL that `is_needed` refuses, asked for with the timeline and the end of a segment.

@@ -68,6 +68,8 @@ pub(crate) struct Record {
     /// Times by the clock of this program's host, in seconds since 1970.
     pub(crate) started: u64,
     pub(crate) ended: u64,
+    /// The end once more, in microseconds, for the comparison with a moment.
+    pub(crate) ended_micros: i64,
     pub(crate) start: Point,
     pub(crate) end: Point,
     pub(crate) streams: Vec<Stream>,
@@ -100,6 +102,7 @@ impl Record {
             server_version: String::new(),
             started,
             ended: started,
+            ended_micros: i64::try_from(started).unwrap_or(0).saturating_mul(1_000_000),
             start,
             end: start,
             streams: Vec::new(),

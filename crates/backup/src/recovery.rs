@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::branch::{Target, show_time};
 use crate::record::Record;
+use watermark::Lsn;
 use wire::replication::position;
 
 /// Settings of an earlier recovery, which a restore replaces.
@@ -39,9 +40,23 @@ pub(crate) fn settings(
         Target::Lsn(lsn) => settings.push(("recovery_target_lsn", position(lsn.0))),
         Target::Name(name) => settings.push(("recovery_target_name", name.clone())),
     }
-    settings.push(("recovery_target_inclusive", if before { "off" } else { "on" }.into()));
+    // A position is a moment between records: the one that begins there is not part of it.
+    let is_inclusive = !before && !matches!(target, Target::Lsn(_));
+    settings.push(("recovery_target_inclusive", if is_inclusive { "on" } else { "off" }.into()));
     settings.push(("recovery_target_action", action.to_owned()));
     settings
+}
+
+/// Replaces the target by the last record of the archived WAL, which is replayed: a server that finds no record behind a position says that it did not
+/// reach it.
+pub(crate) fn end_with(settings: &mut [(&'static str, String)], last_record: Lsn) {
+    for (name, value) in settings {
+        match *name {
+            "recovery_target_lsn" => *value = position(last_record.0),
+            "recovery_target_inclusive" => *value = "on".into(),
+            _ => {}
+        }
+    }
 }
 
 /// Returns the settings of a standby, which follows the newest timeline.
@@ -108,8 +123,6 @@ pub(crate) fn minimal_conf(record: &Record) -> String {
 
 #[cfg(test)]
 mod tests {
-    use watermark::Lsn;
-
     use super::*;
 
     #[test]
@@ -131,6 +144,13 @@ mod tests {
         ] {
             assert_eq!(auto_conf("", &settings(&target, 3, before, "promote", "c")), expected);
         }
+        let mut at_end = settings(&Target::Lsn(Lsn(0x500_0028)), 3, false, "promote", "c");
+        assert!(at_end.contains(&("recovery_target_inclusive", "off".into())), "{at_end:?}");
+        end_with(&mut at_end, Lsn(0x500_0000));
+        assert_eq!(
+            at_end[2..4],
+            [("recovery_target_lsn", "0/5000000".into()), ("recovery_target_inclusive", "on".into())]
+        );
         let time = settings(&Target::Time(1_795_884_277_500_000, false), 1, false, "pause", "c");
         assert!(time.contains(&("recovery_target_time", "2026-11-28 16:44:37.500000+00".into())), "{time:?}");
     }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use archive::BackupPart;
 use config::Config;
 use process::{Failure, terminal};
+use watermark::Lsn;
 
 use crate::args::RestoreArgs;
 use crate::branch::{self, Target};
@@ -26,6 +27,8 @@ const MARK: &str = "RESTORE_IS_UNFINISHED";
 struct Plan {
     record: Record,
     timeline: u32,
+    /// Start of the last archived record, for a position that is its end.
+    last_record: Option<Lsn>,
 }
 
 /// Restores.
@@ -46,7 +49,7 @@ pub(crate) fn restore(config: &Config, args: &RestoreArgs) -> Result<(), Failure
         Ok::<_, Failure>((plan, readers))
     })?;
     let programs = args.verify.then(|| server::programs(args.pg_bin.as_deref(), plan.record.major())).transpose()?;
-    let Plan { record, timeline } = &plan;
+    let Plan { record, timeline, last_record } = &plan;
     terminal::note(format_args!(
         "restoring {} on timeline {timeline} to {}, from the backup {} of {}",
         args.at,
@@ -61,10 +64,13 @@ pub(crate) fn restore(config: &Config, args: &RestoreArgs) -> Result<(), Failure
     let config_path = config_path.map_err(|error| Failure::path("use", &args.config.config, &error))?;
     let action = if args.verify { "promote" } else { &args.then };
     let command = recovery::restore_command(&program, &config_path, args.standby);
-    let settings = match args.standby {
+    let mut settings = match args.standby {
         true => recovery::standby_settings(&command),
         false => recovery::settings(&args.at, *timeline, args.before, action, &command),
     };
+    if let Some(last_record) = last_record {
+        recovery::end_with(&mut settings, *last_record);
+    }
     let places = places(record, &to, args)?;
     unpack_all(record, readers, &to, &places)?;
     complete(record, &to, &places, &settings, args.standby)?;
@@ -112,7 +118,11 @@ async fn plan(catalog: &Catalog, args: &RestoreArgs) -> Result<Plan, Failure> {
             record.id
         )));
     }
-    Ok(Plan { record: record.clone(), timeline })
+    let last_record = match args.at {
+        Target::Lsn(at) if at == reach => catalog.last_record(on, at).await?,
+        _ => None,
+    };
+    Ok(Plan { record: record.clone(), timeline, last_record })
 }
 
 /// Readers of all parts of a backup: the manifest first.

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use wire::replication::BackupOptions;
 
 use crate::args::TakeArgs;
-use crate::catalog::{Catalog, Counter, now};
+use crate::catalog::{Catalog, Counter, now, now_micros};
 use crate::mark::{BEAT, Mark, State, is_dead};
 use crate::record::{NEEDED, Point, Record, Stream, is_number};
 use crate::size;
@@ -189,7 +189,7 @@ async fn run(config: &Config, args: &TakeArgs, server: Server) -> Result<(), Fai
             Stream { oid, location, bytes }
         })
         .collect();
-    record.ended = now();
+    (record.ended, record.ended_micros) = (now(), now_micros());
     finish(&catalog, &id, &record).await?;
     clean(&catalog, &others, clock).await;
     report(&catalog, &record, args, clock).await
