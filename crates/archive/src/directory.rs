@@ -113,7 +113,7 @@ fn write(
     let open = || OpenOptions::new().write(true).create_new(true).mode(0o640).open(&unfinished);
     let opened = open().or_else(|error| match error.kind() {
         // The directory went with its last object meanwhile.
-        io::ErrorKind::NotFound => root.make_parents(path).and_then(|()| open()),
+        io::ErrorKind::NotFound => root.check().and_then(|()| root.make_parents(path)).and_then(|()| open()),
         _ => Err(error),
     });
     let written = opened.and_then(|mut file| {
