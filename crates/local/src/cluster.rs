@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use super::children::{Account, Launcher};
 use super::dir::{Directory, Engine, FORMAT, State};
-use super::install::{self, Installation};
 use super::plan::{Part, plan};
 use super::postgres::{self, Server};
 use super::relay::{self, LocalRelay};
 use super::stop::Stop;
 use process::Failure;
+use process::postgresql::{self, Installation};
 
 /// Longest time for a replica with existing data to stream; after it, its data are made again.
 const FOLLOW_LIMIT: Duration = Duration::from_secs(20);
@@ -73,8 +73,8 @@ impl Cluster {
     pub(super) fn prepare(directory: &Directory, pg_bin: Option<&Path>, stop: Stop) -> Result<Cluster, Failure> {
         let previous = directory.state()?;
         let usable = previous.as_ref().filter(|state| state.complete);
-        let installation = install::find(pg_bin, usable.map(|state| (state.version, state.bin.as_path())))?;
-        let account = Account::choose(&directory.path, Engine::Postgresql)?;
+        let installation = postgresql::find(pg_bin, usable.map(|state| (state.version, state.bin.as_path())))?;
+        let account = Account::choose(&directory.path, Engine::Postgresql.account())?;
         let programs = (Engine::Postgresql, installation.version, installation.bin.clone());
         let state = State::taken_up(directory, previous.as_ref(), account.as_ref(), programs)?;
         let launcher = Launcher { account, logs: directory.logs(), cwd: state.data.clone(), stop };

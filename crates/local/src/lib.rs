@@ -11,7 +11,6 @@ mod args;
 mod children;
 mod cluster;
 mod dir;
-mod install;
 mod mariadb;
 mod plan;
 mod port;
@@ -396,9 +395,9 @@ pub fn down(args: &DownArgs) -> Result<(), Failure> {
     control_runtime()?.block_on(async {
         let (_lock, mut stopped) = end_up(&directory, args.timeout).await?;
         if let Some(state) = directory.state()? {
-            let installation = install::Installation { bin: state.bin.clone(), version: state.version };
+            let installation = process::postgresql::Installation { bin: state.bin.clone(), version: state.version };
             let launcher = Launcher {
-                account: children::Account::choose(&directory.path, state.engine)?,
+                account: children::Account::choose(&directory.path, state.engine.account())?,
                 logs: directory.logs(),
                 cwd: state.data.clone(),
                 stop: Stop::listen()?,

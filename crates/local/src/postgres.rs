@@ -8,10 +8,10 @@ use tokio::process::{Child, Command};
 use tokio_postgres::{NoTls, SimpleQueryMessage, SimpleQueryRow};
 
 use super::children::{self, Launcher, Starting};
-use super::install::Installation;
 use super::plan::OnDisk;
 use super::port::Attempts;
 use process::Failure;
+use process::postgresql::Installation;
 
 /// Superuser of the local cluster.
 pub(super) const SUPERUSER: &str = "postgres";

@@ -56,7 +56,7 @@ impl Cluster {
     pub(super) fn prepare(directory: &Directory, stop: Stop) -> Result<Cluster, Failure> {
         let previous = directory.state()?;
         let programs = Programs::find()?;
-        let account = Account::choose(&directory.path, Engine::Mariadb)?;
+        let account = Account::choose(&directory.path, Engine::Mariadb.account())?;
         let what = (Engine::Mariadb, programs.version, PathBuf::new());
         let state = State::taken_up(directory, previous.as_ref(), account.as_ref(), what)?;
         let launcher = Launcher { account, logs: directory.logs(), cwd: state.data.clone(), stop };

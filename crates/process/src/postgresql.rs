@@ -1,24 +1,27 @@
-//! Search for PostgreSQL's programs.
+//! PostgreSQL's programs: the search for them, by version.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use process::Failure;
+use crate::Failure;
 
 /// Supported major versions.
 const SUPPORTED: std::ops::RangeInclusive<u32> = 13..=19;
-/// Programs that `up` runs.
+/// Programs that have to be there.
 const PROGRAMS: [&str; 5] = ["postgres", "initdb", "pg_ctl", "pg_basebackup", "pg_controldata"];
 
 /// PostgreSQL's programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Installation {
-    pub(super) bin: PathBuf,
-    pub(super) version: u32,
+pub struct Installation {
+    /// Directory of the programs.
+    pub bin: PathBuf,
+    /// Major version.
+    pub version: u32,
 }
 
 impl Installation {
-    pub(super) fn program(&self, name: &str) -> PathBuf {
+    /// Returns the path of a program.
+    pub fn program(&self, name: &str) -> PathBuf {
         self.bin.join(name)
     }
 }
@@ -28,7 +31,7 @@ impl Installation {
 ///
 /// # Errors
 /// No programs found, or none of the version that is needed.
-pub(super) fn find(explicit: Option<&Path>, data: Option<(u32, &Path)>) -> Result<Installation, Failure> {
+pub fn find(explicit: Option<&Path>, data: Option<(u32, &Path)>) -> Result<Installation, Failure> {
     let (places, tried) = match explicit {
         Some(bin) => {
             let found = probe(bin).map_err(|why| {
