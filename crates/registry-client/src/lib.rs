@@ -5,9 +5,11 @@ mod args;
 mod client;
 mod configs;
 mod import;
+mod member;
 pub mod nodes;
 mod source;
 
 pub use args::{ConfigCommand, ConfigImportArgs, ImportArgs, RegisterArgs, RegistryCommand, RemoteArgs};
 pub use client::run;
+pub use member::{Entry, Member};
 pub use source::Sources;

@@ -96,13 +96,13 @@ impl Sources {
     }
 }
 
-struct Asked {
-    remotes: Vec<Remote>,
+pub(crate) struct Asked {
+    pub(crate) remotes: Vec<Remote>,
     path: String,
 }
 
 impl Asked {
-    fn new(from: &RegistrySource) -> Result<Asked, Failure> {
+    pub(crate) fn new(from: &RegistrySource) -> Result<Asked, Failure> {
         let remote = |url: &String| Remote::new(url, from.token.clone())?.secured(from.ca_file.as_deref(), None, None);
         let remotes = from.urls.iter().map(remote).collect::<Result<_, Failure>>()?;
         let path = format!("/v1/namespaces/{}/services/{}/instances", segment(&from.namespace), segment(&from.service));
@@ -161,7 +161,7 @@ fn take(nodes: Vec<NodeConfig>, list: &watch::Sender<Vec<NodeConfig>>) {
 
 /// Returns the instances that can be nodes, by name. Health is not considered: this proxy may reach a server that a registry cannot. An isolated
 /// instance is no node.
-fn nodes(answer: &Value) -> Vec<NodeConfig> {
+pub(crate) fn nodes(answer: &Value) -> Vec<NodeConfig> {
     let instances = answer["instances"].as_array().into_iter().flatten();
     let mut nodes: Vec<NodeConfig> =
         instances.filter(|instance| instance["isolate"] != true).filter_map(node).collect();

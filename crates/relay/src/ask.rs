@@ -92,6 +92,20 @@ pub fn make_slot(relay: &RelayAccess<'_>, slot: &str) -> Result<(), SessionError
     }
 }
 
+/// Drops a physical slot on a relay, if it exists.
+///
+/// # Errors
+/// The relay cannot be reached, or refuses: a standby may use the slot.
+pub fn drop_slot(relay: &RelayAccess<'_>, slot: &str) -> Result<(), SessionError> {
+    let mut session = relay.open("kingpost node")?;
+    match session.ask(&format!("DROP_REPLICATION_SLOT \"{slot}\"")) {
+        Ok(_) => Ok(()),
+        // undefined_object
+        Err(error) if error.sqlstate() == Some("42704") => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 /// Status of a relay, as any user may query it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probe {

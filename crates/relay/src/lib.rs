@@ -45,7 +45,7 @@ mod surroundings;
 mod upstream;
 
 pub use archiver::ArchiveStatus;
-pub use ask::{Probe, RelayAccess, look, make_slot, order, probe};
+pub use ask::{Probe, RelayAccess, drop_slot, look, make_slot, order, probe};
 pub use base_backup::{BackupEvent, BackupSession, BaseBackup, Begun, ServerAccess};
 pub use binlog::{
     BinlogAccess, BinlogDownstream, BinlogRelay, BinlogSession, BinlogStanding, BinlogStatus, last_source,

@@ -1,0 +1,92 @@
+//! One server's own entry in a registry: registration, the list of its peers, and its removal.
+
+use hyper::Method;
+use serde_json::{Value, json};
+use topology::{NodeConfig, RegistrySource};
+
+use crate::source::{Asked, nodes};
+use process::Failure;
+use process::http::segment;
+
+/// A member of a service in a registry.
+pub struct Member {
+    asked: Asked,
+    namespace: String,
+    service: String,
+}
+
+/// The entry of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Name of the server.
+    pub name: String,
+    /// Address, host:port.
+    pub address: String,
+    /// `primary` or `replica`, or another state of its agent.
+    pub role: String,
+    /// Share of reads; 0 takes reads off it.
+    pub weight: u32,
+    /// Zone of the server.
+    pub zone: Option<String>,
+}
+
+impl Member {
+    /// Prepares access to the registry; connects to nobody.
+    ///
+    /// # Errors
+    /// An address or a file cannot be used.
+    pub fn new(from: &RegistrySource) -> Result<Member, Failure> {
+        Ok(Member { asked: Asked::new(from)?, namespace: from.namespace.clone(), service: from.service.clone() })
+    }
+
+    /// Registers the entry; the registry does not write an unchanged one.
+    ///
+    /// # Errors
+    /// No node of the registry answers, or the first that does refuses.
+    pub async fn register(&self, entry: &Entry) -> Result<(), Failure> {
+        let (host, port) = entry.address.rsplit_once(':').unwrap_or((&entry.address, "5432"));
+        let port: u16 =
+            port.parse().map_err(|_| Failure::config(format!("{:?}: expected host:port", entry.address)))?;
+        let instance = json!({
+            "id": entry.name, "service": self.service, "host": host.trim_matches(['[', ']']), "port": port,
+            "protocol": "postgresql", "weight": entry.weight, "metadata": { "role": entry.role },
+            "location": { "zone": entry.zone.as_deref().unwrap_or_default() },
+            "check": { "type": "postgres" },
+        });
+        let answer = self.ask(Method::POST, "instances", Some(&json!({ "instances": [instance] }))).await?;
+        match answer["results"][0]["error"]["message"].as_str() {
+            Some(why) => Err(Failure::runtime(format!("the registry refused the server {}: {why}", entry.name))),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the servers of the service.
+    ///
+    /// # Errors
+    /// No node of the registry answers.
+    pub async fn nodes(&self) -> Result<Vec<NodeConfig>, Failure> {
+        let path = format!("services/{}/instances", segment(&self.service));
+        Ok(nodes(&self.ask(Method::GET, &path, None).await?))
+    }
+
+    /// Removes the entry of a server.
+    ///
+    /// # Errors
+    /// No node of the registry answers.
+    pub async fn deregister(&self, name: &str) -> Result<(), Failure> {
+        self.ask(Method::POST, "deregistrations", Some(&json!({ "ids": [name] }))).await.map(drop)
+    }
+
+    /// Asks the registry's nodes in turn.
+    async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
+        let path = format!("/v1/namespaces/{}/{path}", segment(&self.namespace));
+        let mut last = Failure::config("the registry has no address: set cluster.from.urls");
+        for remote in &self.asked.remotes {
+            match remote.ask(method.clone(), &path, body).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => last = failure,
+            }
+        }
+        Err(last)
+    }
+}
