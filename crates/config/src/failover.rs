@@ -26,6 +26,9 @@ use crate::etcd::EtcdConfig;
         pub acknowledgements: usize = 1, range(1, 100);
         /// Longest time for one step.
         pub step_timeout: Duration = Duration::from_secs(60);
+        /// Lease of the agents of `kingpost node` ([node] lease): a promotion waits for so long after the fence, so that a primary that is cut off
+        /// has stopped by then. "0s": no wait.
+        pub lease: Duration = Duration::ZERO;
         /// Zones whose nodes may become the primary without being named by --to; none: all.
         pub zones: Vec<String> = Vec::new();
         /// A standby that lacks more than this many bytes does not become the primary without being named. Not given: there is no limit.
@@ -58,6 +61,7 @@ impl fmt::Debug for FailoverConfig {
             .field("tls", &self.tls)
             .field("acknowledgements", &self.acknowledgements)
             .field("step_timeout", &self.step_timeout)
+            .field("lease", &self.lease)
             .field("zones", &self.zones)
             .field("lag_limit", &self.lag_limit)
             .field("stop", &self.stop)

@@ -13,6 +13,7 @@ pub mod etcd;
 pub mod failover;
 mod guide;
 mod json_schema;
+pub mod node;
 pub mod otlp;
 mod overrides;
 mod problem;
@@ -33,6 +34,7 @@ use settings::{Key, Kind, Table as _};
 use topology::ClusterConfig;
 
 use crate::failover::FailoverConfig;
+use crate::node::NodeAgentConfig;
 use crate::otlp::OtlpConfig;
 use crate::registry::RegistryConfig;
 use process::{Failure, LogConfig};
@@ -90,6 +92,8 @@ settings::settings! {
         pub relay: RelayConfig = RelayConfig::default();
         /// Settings of `kingpost failover`, `switchover` and `watch` beside `[cluster]`.
         pub failover: FailoverConfig = FailoverConfig::default();
+        /// Settings of `kingpost node`, the agent of one server.
+        pub node: NodeAgentConfig = NodeAgentConfig::default();
         /// `kingpost registry`. A file that configures only this needs nothing of what is above.
         pub registry: RegistryConfig = RegistryConfig::default();
         /// Reading of the passwords of `[proxy]` and `[cluster]` that are in files or come from commands. A file is also read again when it has
@@ -105,10 +109,11 @@ settings::settings! {
 }
 
 impl Config {
-    /// True if the file has no settings of a proxy, and has settings of a relay or of failovers, which need none. It may name servers for those, and
+    /// True if the file has no settings of a proxy, and has settings of a relay, of failovers or of an agent, which need none. It may name servers for those, and
     /// a relay's file the other relays.
     pub fn needs_no_proxy(&self) -> bool {
         let (relay, failover) = (self.relay != RelayConfig::default(), self.failover != FailoverConfig::default());
+        let failover = failover || self.node != NodeAgentConfig::default();
         let no_nodes = self.clusters.is_empty() && self.cluster.nodes.is_empty() && self.cluster.from.urls.is_empty();
         let silent = self.proxy == ProxyConfig::default();
         (relay || failover) && (silent || (relay && no_nodes && self.proxy.users.is_empty()))

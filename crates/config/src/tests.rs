@@ -150,7 +150,7 @@ fn golden_messages() {
                 "k.toml:10:19: proxy.pool.connect_timeout: found \"0s\", expected a duration above zero such as \"30s\", \"500ms\" or \"1h\"",
                 "k.toml:12:10: cluster.nodes[0].address: missing, expected a string",
                 "k.toml:12:18: cluster.nodes[0].name: found the integer 3, expected a string",
-                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, clusters, relay, failover, registry, passwords, console, metrics, log",
+                "k.toml:13:2: extra: unknown key, expected one of proxy, cluster, clusters, relay, failover, node, registry, passwords, console, metrics, log",
             ],
         ),
         // Nodes from a registry.

@@ -317,6 +317,12 @@ impl ClusterClients {
         self.ask_relay(relay, LOOK, move |relay| ::relay::make_slot(relay, &slot)).await
     }
 
+    /// Drops a physical slot on a relay, if it exists.
+    pub(super) async fn drop_slot(&self, relay: &str, slot: &str) -> PeerResult<()> {
+        let slot = slot.to_owned();
+        self.ask_relay(relay, LOOK, move |relay| ::relay::drop_slot(relay, &slot)).await
+    }
+
     /// Runs a blocking request to a relay, off the runtime.
     async fn ask_relay<T: Send + 'static>(
         &self,

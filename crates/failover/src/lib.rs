@@ -33,6 +33,7 @@ mod lock;
 #[cfg(test)]
 mod model;
 mod note;
+pub mod observe;
 mod pause;
 mod plan;
 mod postgresql;

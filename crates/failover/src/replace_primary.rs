@@ -1,5 +1,10 @@
 //! Replacement of a lost primary, or the continuation of an interrupted run.
 
+use std::cell::Cell;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 use super::engine::Promoted;
 use super::failover_run::{FailoverRun, Guard};
 use super::judge::{FailoverDecision, course};
@@ -76,8 +81,32 @@ pub(super) async fn replace_primary(
         return Ok(());
     }
     steps.prepared(survey, to, old.as_deref())?;
-    let promoted = steps.elect(survey, timeline, to, old.as_deref(), guard).await?;
+    let guard = LeaseGuard { guard, lease: steps.config.failover.lease, fenced: Cell::new(Instant::now()) };
+    let promoted = steps.elect(survey, timeline, to, old.as_deref(), &guard).await?;
     steps.settle(survey, &promoted, steps.proxies_look(&promoted)).await
+}
+
+/// A guard that lets a node be promoted only after the lease of the old primary's agent has ended. The relays are fenced before the election, and a
+/// fenced relay renews no lease.
+struct LeaseGuard<'a, G> {
+    guard: &'a G,
+    lease: Duration,
+    /// Latest time of the fence.
+    fenced: Cell<Instant>,
+}
+
+impl<G: Guard> Guard for LeaseGuard<'_, G> {
+    async fn before_election(&self) -> Result<(), String> {
+        self.fenced.set(Instant::now());
+        self.guard.before_election().await
+    }
+
+    async fn before_promotion(&self) -> Result<(), String> {
+        if !self.lease.is_zero() {
+            tokio::time::sleep_until(self.fenced.get() + self.lease).await;
+        }
+        self.guard.before_promotion().await
+    }
 }
 
 /// Completes a failover after the promotion.

@@ -13,7 +13,7 @@ pub(super) fn check(config: &Config, stat: &dyn Fn(&Path) -> Stat, findings: &mu
     if *failover == FailoverConfig::default() {
         return;
     }
-    if config.cluster.nodes.is_empty() {
+    if config.cluster.nodes.is_empty() && config.cluster.from.urls.is_empty() {
         findings.error("failover", "found no [[cluster.nodes]]: there is nothing to fail over to");
     }
     let (in_place, file) = (failover.password.is_some(), failover.password_file.as_deref());
