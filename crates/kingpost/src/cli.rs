@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use daemon::{ConsoleCommand, ProxyArgs, RegistryArgs, RelayArgs};
 use failover::{FailoverArgs, SwitchoverArgs, WatchArgs};
 use local::{DownArgs, StatusArgs, UpArgs};
+use node::NodeArgs;
 use process::{EXIT_CODES, LogFormat};
 use translate::{FromDatabasesArgs, FromPgdogArgs, FromPgpoolArgs};
 
@@ -78,6 +79,12 @@ pub(crate) enum Command {
     /// the one that gets the lock acts.
     #[command(after_help = EXIT_CODES)]
     Watch(WatchArgs),
+    /// Runs the agent of one PostgreSQL server: makes its data, starts it, has it follow, and brings it back after a failover
+    ///
+    /// The agent never decides which server is primary: `kingpost failover` and `watch` do. SIGTERM and SIGINT stop the agent, and the server with it
+    /// unless node.server is "detached"; a second one stops at once.
+    #[command(after_help = EXIT_CODES)]
+    Node(NodeArgs),
     /// Takes a base backup of a server into the archive of the WAL, or lists, shows, verifies and removes backups
     ///
     /// From a standby that answers, else from the primary, over the replication protocol. A backup that is killed is not there.

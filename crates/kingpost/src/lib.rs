@@ -3,6 +3,7 @@
 //! ```text
 //!  cli ─▶ daemon (proxy, relay, registry, console) ─▶ auth, handover, registry-client ─▶ metrics ─▶ config ─▶ process
 //!     ├─▶ failover, switchover, watch ─▶ failover
+//!     ├─▶ node ───────────────────────▶ node ─▶ failover, registry-client
 //!     ├─▶ up, down, status ───────────▶ local ─▶ daemon
 //!     ├─▶ backup, restore ────────────▶ backup
 //!     ├─▶ config from-… ──────────────▶ translate
@@ -87,6 +88,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Failover(args) => failover::failover(&args, &log),
         Command::Switchover(args) => failover::switchover(&args, &log),
         Command::Watch(args) => failover::watch(&args, &log),
+        Command::Node(args) => node::node(&args, &log),
         Command::Backup(args) => backup::backup(&args),
         Command::Restore(args) => backup::restore(&args),
         Command::Completions { shell } => {

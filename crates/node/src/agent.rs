@@ -1,0 +1,567 @@
+//! The agent: observes, lets the supervisor decide, and acts; one turn each interval.
+
+use std::time::Duration;
+
+use config::Config;
+use failover::observe::{Observed, Observer, Peer, PeerState, Voice};
+use process::{Failure, systemd};
+use registry_client::Entry;
+use tokio::sync::watch;
+use topology::NodeConfig;
+use watermark::Lsn;
+
+use crate::controldata::{self, OnDisk};
+use crate::directory::{Directory, NodeIdentity};
+use crate::hands::Hands;
+use crate::lease::{self, LeaseClock};
+use crate::mandate::{self, Leader, Mandate};
+use crate::settings_file;
+use crate::supervise::{Action, Data, Decision, Lease, Observation, Permits, Server, State, Trouble, Up, decide};
+
+/// Time without WAL after which a standby is led elsewhere: a failover in progress leads it sooner.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest pause between two attempts that fail.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Share of reads of a server without a configured one.
+const WEIGHT: u32 = 100;
+
+/// Sets the fence, in the files, and ends all sessions but those of agents and failovers.
+const FENCE: [&str; 3] = [
+    "ALTER SYSTEM SET default_transaction_read_only = on",
+    "SELECT pg_catalog.pg_reload_conf()::text",
+    "SELECT count(pg_catalog.pg_terminate_backend(pid))::text FROM pg_catalog.pg_stat_activity \
+     WHERE backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
+     AND NOT (usename = current_user AND starts_with(application_name, 'kingpost '))",
+];
+const UNFENCE: [&str; 2] =
+    ["ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_catalog.pg_reload_conf()::text"];
+/// Query of the settings that pg_rewind needs.
+const REWINDABLE: &str = "SELECT CASE \
+     WHEN current_setting('is_superuser') <> 'on' THEN 'its user is no superuser' \
+     WHEN current_setting('full_page_writes') <> 'on' THEN 'full_page_writes is off' \
+     WHEN current_setting('wal_log_hints') <> 'on' AND current_setting('data_checksums') <> 'on' \
+          THEN 'wal_log_hints is off, and there are no data checksums' END";
+
+/// An agent.
+pub(crate) struct Agent {
+    pub(crate) config: Config,
+    pub(crate) name: String,
+    pub(crate) address: String,
+    pub(crate) observer: Observer,
+    pub(crate) hands: Hands,
+    pub(crate) identity: NodeIdentity,
+    pub(crate) permits: Permits,
+    pub(crate) lease: LeaseClock,
+    /// Entry in the registry; None before the server has answered.
+    pub(crate) entry: watch::Sender<Option<Entry>>,
+    /// Servers that the registry has.
+    pub(crate) listed: watch::Receiver<Vec<NodeConfig>>,
+    pub(crate) memory: Memory,
+}
+
+/// Memory of earlier turns. Nothing in it is needed after a restart.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    /// Last reported state and reason.
+    reported: Option<(State, Option<Trouble>)>,
+    /// Fork of the own timeline from the leader's: own and leader's timeline, position.
+    fork: Option<(u32, u32, Lsn)>,
+    /// Time since which a standby has received nothing.
+    silent_since: Option<Duration>,
+    /// Number of failed actions since the server last answered, and the last reason.
+    failures: u32,
+    trouble: Option<String>,
+    checked_rights: bool,
+}
+
+/// An upstream of a standby.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Upstream {
+    /// Name of the relay; None for a server.
+    relay: Option<String>,
+    host: String,
+    port: u16,
+}
+
+impl Agent {
+    /// Runs turn after turn.
+    pub(crate) async fn run(&mut self) -> Result<(), Failure> {
+        loop {
+            let acted = self.turn().await?;
+            if std::process::id() == 1 {
+                crate::reap::reap(self.hands.child());
+            }
+            let pause = match self.memory.failures {
+                0 if acted => Duration::ZERO,
+                0 => self.config.node.interval,
+                failures => self.config.node.interval.saturating_mul(1 << failures.min(6)).min(LONGEST_PAUSE),
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Observes, decides and acts once; returns true if there was something to do.
+    async fn turn(&mut self) -> Result<bool, Failure> {
+        self.take_list()?;
+        let asked = lease::now();
+        let seen = self.observer.observe().await;
+        let observation = self.observation(&seen, asked).await;
+        let decision = decide(&observation);
+        self.report(&decision, &observation);
+        self.check_rights(&observation).await;
+        if decision.action == Action::Wait {
+            if decision.state == State::Fenced && matches!(observation.server, Server::Up(_)) {
+                // Sessions that have come since.
+                let _ = self.observer.run(&self.name, &FENCE[2..]).await;
+            }
+            return Ok(false);
+        }
+        let done = self.act(&decision.action, &seen, &observation).await;
+        match done {
+            Ok(()) => Ok(decision.action != Action::Lead),
+            Err(failure) => {
+                self.memory.failures += 1;
+                let text = failure.to_string();
+                if self.memory.trouble.as_ref() != Some(&text) {
+                    tracing::error!(state = %decision.state, "{text}");
+                }
+                self.memory.trouble = Some(text);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Takes over the servers that the registry has.
+    fn take_list(&mut self) -> Result<(), Failure> {
+        if !self.listed.has_changed().unwrap_or(false) {
+            return Ok(());
+        }
+        let mut nodes = self.listed.borrow_and_update().clone();
+        if nodes.is_empty() {
+            return Ok(());
+        }
+        if !nodes.iter().any(|node| node.name == self.name) {
+            nodes.push(NodeConfig::new(&self.name, &self.address));
+        }
+        if nodes != self.config.cluster.nodes {
+            self.config.cluster.nodes = nodes;
+            self.observer = Observer::new(&self.config)?;
+        }
+        Ok(())
+    }
+
+    /// True if the registry has other servers of the cluster, whether they answer or not.
+    fn others_are_listed(&self) -> bool {
+        self.listed.borrow().iter().any(|node| node.name != self.name)
+    }
+
+    async fn observation(&mut self, seen: &Observed, asked: Duration) -> Observation {
+        let mut leader = mandate::leader(seen, &self.name);
+        let runs = self.hands.runs();
+        let state = seen.servers.iter().find(|server| server.name == self.name);
+        let state = state.and_then(|server| server.state.as_ref().ok()).filter(|_| runs).cloned();
+        let data = match &state {
+            Some(state) => self.running_data(state),
+            None => self.data().await,
+        };
+        let own = match (&state, &data) {
+            (Some(state), _) => Some((state.system, state.timeline)),
+            (None, Data::Present(disk)) => Some((disk.system, disk.timeline)),
+            _ => None,
+        };
+        let mut word = Mandate::Stands;
+        if let Some((system, timeline)) = own {
+            word = mandate::mandate(seen, &self.name, system, timeline);
+            if let Some(leader) = &mut leader {
+                leader.fork = self.fork(timeline, leader).await;
+            }
+        }
+        if self.hands.directory.is_new() {
+            let confirmed =
+                seen.relays.is_empty() || seen.relays.iter().any(|relay| matches!(relay.voice, Voice::State(_)));
+            match word {
+                Mandate::Stands if confirmed => {
+                    if let Err(failure) = self.hands.directory.set_new(false) {
+                        tracing::warn!("{failure}");
+                    }
+                }
+                // Its relays have never had any WAL: no other server can have been promoted.
+                Mandate::Unknown { .. } => word = Mandate::Stands,
+                _ => {}
+            }
+        }
+        if word == Mandate::Stands {
+            self.lease.renew(asked);
+        }
+        let led = leader.as_ref().map(|leader| upstreams(seen, leader)).unwrap_or_default();
+        let server = match state {
+            Some(state) => Server::Up(self.up(&state, &led)),
+            None if runs => Server::Silent,
+            None => Server::Down,
+        };
+        if let Server::Up(_) = server {
+            (self.memory.failures, self.memory.trouble) = (0, None);
+        }
+        Observation {
+            data,
+            server,
+            leader,
+            cluster_exists: mandate::cluster_exists(seen, &self.name) || self.others_are_listed(),
+            mandate: word,
+            lease: if self.config.failover.relays.is_empty() { Lease::Valid } else { self.lease.state(lease::now()) },
+            fenced: self.hands.directory.is_fenced(),
+            permits: self.permits,
+        }
+    }
+
+    fn up(&mut self, state: &PeerState, led: &[Upstream]) -> Up {
+        let now = lease::now();
+        let silent_since = match state.standby && !state.receiving {
+            true => Some(self.memory.silent_since.unwrap_or(now)),
+            false => None,
+        };
+        self.memory.silent_since = silent_since;
+        let leads = |(host, port): &(String, u16)| led.iter().any(|to| to.host == *host && to.port == *port);
+        Up {
+            standby: state.standby,
+            timeline: state.timeline,
+            system: state.system,
+            has: state.has,
+            receiving: state.receiving,
+            patience_over: silent_since.is_some_and(|since| now.saturating_sub(since) >= PATIENCE),
+            led: state.upstream.as_ref().is_some_and(leads),
+            locked: state.locked,
+        }
+    }
+
+    /// Returns the data of a running server, from its own answer.
+    fn running_data(&self, state: &PeerState) -> Data {
+        Data::Present(OnDisk {
+            system: state.system,
+            standby: state.standby,
+            timeline: state.timeline,
+            clean: false,
+            checkpoint: Lsn(0),
+            segment: 16 << 20,
+        })
+    }
+
+    /// Reads the data of a server that does not answer.
+    async fn data(&self) -> Data {
+        let directory = &self.hands.directory;
+        if self.config.node.volume && !Directory::is_mounted(&directory.path) {
+            return Data::Strange(Trouble::Vanished);
+        }
+        if directory.rewinding().exists() && !directory.data().exists() {
+            return Data::HalfRewound;
+        }
+        let disk = match self.hands.inspect().await {
+            Ok(Some(disk)) => disk,
+            Ok(None) => return Data::Missing { known: self.identity.system.is_some() },
+            Err(failure) => return Data::Strange(Trouble::Other(failure.to_string())),
+        };
+        let programs = self.hands.installation.version;
+        match (self.identity.system, self.hands.version()) {
+            (_, Some(data)) if data != programs => Data::Strange(Trouble::OtherVersion { data, programs }),
+            (None, _) => Data::Strange(Trouble::Unknown),
+            (Some(theirs), _) if theirs != disk.system => {
+                Data::Strange(Trouble::OtherSystem { own: disk.system, theirs })
+            }
+            _ => Data::Present(disk),
+        }
+    }
+
+    /// Returns the position at which the leader's history leaves a timeline, from its history file.
+    async fn fork(&mut self, timeline: u32, leader: &Leader) -> Option<Lsn> {
+        if leader.timeline <= timeline {
+            return None;
+        }
+        if let Some((own, theirs, fork)) = self.memory.fork
+            && (own, theirs) == (timeline, leader.timeline)
+        {
+            return Some(fork);
+        }
+        let read = format!("SELECT pg_catalog.pg_read_file('pg_wal/{:08X}.history')", leader.timeline);
+        let history = match self.observer.run(&leader.name, &[&read]).await {
+            Ok(history) => history?,
+            Err(why) => {
+                tracing::debug!(leader = leader.name, why, "cannot read the history file");
+                return None;
+            }
+        };
+        let fork = controldata::fork(&history, timeline)?;
+        self.memory.fork = Some((timeline, leader.timeline, fork));
+        Some(fork)
+    }
+
+    async fn act(&mut self, action: &Action, seen: &Observed, observation: &Observation) -> Result<(), Failure> {
+        match action {
+            Action::Wait => Ok(()),
+            Action::Initialise => {
+                self.hands.directory.set_new(true)?;
+                self.hands.initialise().await?;
+                self.remember_data().await
+            }
+            Action::Clone => {
+                self.hands.directory.set_new(false)?;
+                let (leader, upstream) = self.source(seen, observation)?;
+                self.make_slot(&leader, &upstream).await?;
+                let (host, port) = split(&leader.address);
+                let slot = settings_file::slot(&self.name);
+                self.hands.clone_from(&host, port, (&upstream.host, upstream.port), &slot).await?;
+                self.hands.directory.set_fenced(false)?;
+                self.remember_data().await?;
+                self.hands.directory.set_copy_wanted(false)
+            }
+            Action::SetAside => {
+                let aside = self.set_aside()?;
+                tracing::warn!(kept = %aside.display(), "the data could not be rewound; they are made anew");
+                self.permits.join = true;
+                Ok(())
+            }
+            Action::StartPrimary => {
+                self.lease.renew(lease::now());
+                self.start()
+            }
+            Action::StartStandby => {
+                if let Ok((leader, upstream)) = self.source(seen, observation) {
+                    if let Err(failure) = self.make_slot(&leader, &upstream).await {
+                        tracing::warn!("{failure}");
+                    }
+                    let slot = settings_file::slot(&self.name);
+                    let data = self.hands.directory.data();
+                    self.hands.follow(&data, (&upstream.host, upstream.port), &slot)?;
+                }
+                self.start()
+            }
+            Action::StopFast => {
+                self.hands.stop(false).await;
+                Ok(())
+            }
+            Action::StopNow => {
+                self.hands.stop(true).await;
+                Ok(())
+            }
+            Action::Lead => {
+                let (leader, upstream) = self.source(seen, observation)?;
+                self.make_slot(&leader, &upstream).await?;
+                if matches!(&observation.server, Server::Up(up) if up.led) {
+                    return Ok(());
+                }
+                let conninfo = self.hands.conninfo(&upstream.host, upstream.port, "").replace('\'', "''");
+                let slot = settings_file::slot(&self.name);
+                let run = [
+                    format!("ALTER SYSTEM SET primary_conninfo = '{conninfo}'"),
+                    format!("ALTER SYSTEM SET primary_slot_name = '{slot}'"),
+                    "SELECT pg_catalog.pg_reload_conf()::text".to_owned(),
+                ];
+                let run: Vec<&str> = run.iter().map(String::as_str).collect();
+                self.on_own(&run).await
+            }
+            Action::BecomeStandby => {
+                let (leader, upstream) = self.source(seen, observation)?;
+                self.make_slot(&leader, &upstream).await?;
+                let slot = settings_file::slot(&self.name);
+                let data = self.hands.directory.data();
+                self.hands.make_standby(&data, (&upstream.host, upstream.port), &slot)?;
+                self.hands.directory.set_fenced(false)
+            }
+            Action::Rewind => self.rewind(seen, observation).await,
+            Action::Fence => {
+                self.hands.directory.set_fenced(true)?;
+                self.on_own(&FENCE).await
+            }
+            Action::Unfence => {
+                self.on_own(&UNFENCE).await?;
+                self.hands.directory.set_fenced(false)
+            }
+        }
+    }
+
+    async fn rewind(&mut self, seen: &Observed, observation: &Observation) -> Result<(), Failure> {
+        let (leader, upstream) = self.source(seen, observation)?;
+        // Until its first checkpoint the control file of a promoted server has the old timeline, and pg_rewind finds nothing to do.
+        let checkpoint = self.observer.checkpoint(&leader.name).await;
+        checkpoint.map_err(|why| {
+            Failure::runtime(format!("cannot rewind to {}: it made no checkpoint: {why}", leader.name))
+        })?;
+        self.make_slot(&leader, &upstream).await?;
+        self.hands.stop(false).await;
+        let Some(disk) = self.hands.inspect().await? else { return Ok(()) };
+        let fork = leader.fork.unwrap_or(Lsn(0));
+        let (host, port) = split(&leader.address);
+        let slot = settings_file::slot(&self.name);
+        let to = (&*upstream.host, upstream.port);
+        self.hands.rewind((&host, port), (leader.timeline, fork), &disk, to, &slot).await?;
+        tracing::info!(leader = leader.name, timeline = leader.timeline, "the data were rewound");
+        self.hands.directory.set_fenced(false)
+    }
+
+    /// Moves the data, or the half-rewound data, out of the way.
+    pub(crate) fn set_aside(&self) -> Result<std::path::PathBuf, Failure> {
+        let directory = &self.hands.directory;
+        let from = if directory.rewinding().exists() { directory.rewinding() } else { directory.data() };
+        directory.set_aside(&from, self.config.node.aside)
+    }
+
+    /// Runs statements on the own server.
+    async fn on_own(&self, statements: &[&str]) -> Result<(), Failure> {
+        let run = self.observer.run(&self.name, statements).await;
+        run.map(drop).map_err(|why| Failure::runtime(format!("cannot set up the server {}: {why}", self.name)))
+    }
+
+    fn start(&mut self) -> Result<(), Failure> {
+        // A server that ended without an answer: the next start comes later.
+        if self.memory.failures > 0 {
+            tracing::warn!("the server did not come up; the end of its log:\n{}", self.hands.log_tail());
+        }
+        self.memory.failures += 1;
+        self.memory.checked_rights = false;
+        self.hands.spawn()
+    }
+
+    /// Writes the identity of the data.
+    pub(crate) async fn remember_data(&mut self) -> Result<(), Failure> {
+        let disk = self.hands.inspect().await?;
+        let disk = disk.ok_or_else(|| Failure::environment("there are no data to take over"))?;
+        self.identity.system = Some(disk.system);
+        self.identity.version = self.hands.version();
+        self.hands.directory.set_identity(&self.identity)
+    }
+
+    /// Returns the leader, and the upstream that this node follows.
+    fn source(&self, seen: &Observed, observation: &Observation) -> Result<(Leader, Upstream), Failure> {
+        let leader = observation.leader.clone();
+        let leader = leader.ok_or_else(|| Failure::runtime("no primary answers"))?;
+        let upstream = upstreams(seen, &leader).into_iter().next();
+        let upstream = upstream.ok_or_else(|| Failure::runtime("there is nothing to follow"))?;
+        Ok((leader, upstream))
+    }
+
+    /// Creates the node's slot at its upstream.
+    async fn make_slot(&self, leader: &Leader, upstream: &Upstream) -> Result<(), Failure> {
+        let slot = settings_file::slot(&self.name);
+        let made = match &upstream.relay {
+            Some(relay) => self.observer.make_slot(relay, &slot).await,
+            None => {
+                let make = format!(
+                    "SELECT pg_catalog.pg_create_physical_replication_slot('{slot}', true)::text \
+                     WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots WHERE slot_name = '{slot}')"
+                );
+                self.observer.run(&leader.name, &[&make]).await.map(drop)
+            }
+        };
+        let at = upstream.relay.as_deref().unwrap_or(&leader.name);
+        made.map_err(|why| Failure::runtime(format!("cannot create the slot {slot} on {at}: {why}")))
+    }
+
+    /// Warns once a start if a rewind would fail: the first failover is too late to find out.
+    async fn check_rights(&mut self, observation: &Observation) {
+        if self.memory.checked_rights || !matches!(&observation.server, Server::Up(_)) {
+            return;
+        }
+        match self.observer.run(&self.name, &[REWINDABLE]).await {
+            Ok(why) => {
+                self.memory.checked_rights = true;
+                if let Some(why) = why {
+                    tracing::warn!(
+                        why,
+                        "pg_rewind cannot be used on this server: after a failover its data are copied anew"
+                    );
+                }
+            }
+            Err(why) => tracing::debug!(why, "cannot check the settings that pg_rewind needs"),
+        }
+    }
+
+    /// Shows a changed state in the log, to the service manager and in the registry.
+    fn report(&mut self, decision: &Decision, observation: &Observation) {
+        let now = (decision.state, decision.why.clone());
+        if self.memory.reported.as_ref() != Some(&now) {
+            let why = decision.why.as_ref().map(ToString::to_string).unwrap_or_default();
+            match decision.state {
+                State::Broken | State::Fenced => {
+                    tracing::warn!(node = self.name, state = %decision.state, "state changed: {why}")
+                }
+                _ if why.is_empty() => tracing::info!(node = self.name, state = %decision.state, "state changed"),
+                _ => tracing::info!(node = self.name, state = %decision.state, "state changed: {why}"),
+            }
+            systemd::notify(&format!("STATUS={}: {why}", decision.state));
+            self.memory.reported = Some(now);
+        }
+        let Server::Up(up) = &observation.server else { return };
+        let role = match decision.state {
+            State::Primary => "primary".to_owned(),
+            State::Following if up.standby => "replica".to_owned(),
+            state => state.to_string(),
+        };
+        let own = self.config.cluster.nodes.iter().find(|node| node.name == self.name);
+        let entry = Entry {
+            name: self.name.clone(),
+            address: self.address.clone(),
+            role,
+            weight: WEIGHT,
+            zone: own.and_then(|node| node.zone.clone()),
+        };
+        self.entry.send_if_modified(|before| before.replace(entry.clone()).as_ref() != Some(&entry));
+    }
+
+    /// Takes reads off the server, waits for clients to leave, and stops it.
+    pub(crate) async fn end(&mut self) {
+        let drain = self.config.node.drain;
+        if !drain.is_zero() && self.entry.borrow().is_some() {
+            self.entry.send_modify(|entry| {
+                if let Some(entry) = entry {
+                    entry.weight = 0;
+                }
+            });
+            tokio::time::sleep(drain).await;
+        }
+        if self.hands.runs() {
+            self.hands.stop(false).await;
+        }
+    }
+
+    /// Removes what the other servers and relays keep for this one; returns what could not be removed.
+    pub(crate) async fn leave(&self) -> Vec<String> {
+        let slot = settings_file::slot(&self.name);
+        let mut left = self.observer.drop_slots(&slot).await;
+        let seen = self.observer.observe().await;
+        let drop = format!(
+            "SELECT pg_catalog.pg_drop_replication_slot(slot_name)::text FROM pg_catalog.pg_replication_slots \
+             WHERE slot_name = '{slot}'"
+        );
+        for Peer { name, state, .. } in seen.servers.iter().filter(|server| server.name != self.name) {
+            let dropped = match state {
+                Ok(_) => self.observer.run(name, &[&drop]).await.map(|_| ()),
+                Err(why) => Err(why.clone()),
+            };
+            if let Err(why) = dropped {
+                left.push(format!("{name}: {why}"));
+            }
+        }
+        left
+    }
+}
+
+/// Returns the upstreams that a standby may have, the best first: relays that stream on the leader's timeline, then the leader.
+fn upstreams(seen: &Observed, leader: &Leader) -> Vec<Upstream> {
+    let upstream = |relay: Option<&str>, address: &str| {
+        let (host, port) = split(address);
+        Upstream { relay: relay.map(str::to_owned), host, port }
+    };
+    let relays = seen.relays.iter().filter(|relay| match &relay.voice {
+        Voice::State(state) => {
+            state.system == leader.system && state.timeline >= leader.timeline && state.state == "streaming"
+        }
+        _ => false,
+    });
+    let relays = relays.map(|relay| upstream(Some(&relay.name), &relay.address));
+    relays.chain([upstream(None, &leader.address)]).collect()
+}
+
+/// Splits an address into host and port.
+pub(crate) fn split(address: &str) -> (String, u16) {
+    let (host, port) = address.rsplit_once(':').unwrap_or((address, "5432"));
+    (host.trim_matches(['[', ']']).to_owned(), port.parse().unwrap_or(5432))
+}

@@ -1,0 +1,87 @@
+//! `postgresql.auto.conf` of a stopped server, and connection strings in it. Pure.
+
+/// Settings that a node never takes over from another, nor from its own past as a primary.
+const OWN: [&str; 4] =
+    ["primary_conninfo", "primary_slot_name", "default_transaction_read_only", "recovery_target_timeline"];
+/// Part of the value by which a switchover locks a server.
+const LOCK: &str = "kingpost_switchover";
+
+/// Returns the file without the settings of another part in the cluster: upstream, fence, and the lock of a switchover.
+pub(crate) fn cleaned(text: &str) -> String {
+    let is_own = |line: &str| {
+        let name = line.trim_start().split([' ', '=', '\t']).next().unwrap_or_default();
+        OWN.contains(&name) || line.contains(LOCK)
+    };
+    text.lines().filter(|line| !is_own(line)).map(|line| format!("{line}\n")).collect()
+}
+
+/// Returns the file with the upstream of a standby.
+pub(crate) fn following(text: &str, conninfo: &str, slot: &str) -> String {
+    format!(
+        "{}primary_conninfo = '{}'\nprimary_slot_name = '{}'\n",
+        cleaned(text),
+        conninfo.replace('\'', "''"),
+        slot.replace('\'', "''")
+    )
+}
+
+/// Makes a connection string of keywords and values; those without a value are left out.
+pub(crate) fn conninfo(pairs: &[(&str, &str)]) -> String {
+    let set = pairs.iter().filter(|(_, value)| !value.is_empty());
+    let words: Vec<String> =
+        set.map(|(name, value)| format!("{name}='{}'", value.replace('\\', "\\\\").replace('\'', "\\'"))).collect();
+    words.join(" ")
+}
+
+/// Returns a password file's content: one login, at any host.
+pub(crate) fn password_file(user: &str, password: &str) -> String {
+    let escaped = |text: &str| text.replace('\\', "\\\\").replace(':', "\\:");
+    format!("*:*:*:{}:{}\n", escaped(user), escaped(password))
+}
+
+/// Makes the name of a node's slot: lower-case letters, digits and underscores, 63 bytes at most.
+pub(crate) fn slot(name: &str) -> String {
+    let plain = name.chars().map(|c| match c.to_ascii_lowercase() {
+        c if c.is_ascii_lowercase() || c.is_ascii_digit() => c,
+        _ => '_',
+    });
+    let mut slot: String = "kingpost_".chars().chain(plain).collect();
+    slot.truncate(63);
+    slot
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn files() {
+        let text = "# Do not edit\nwork_mem = '8MB'\nprimary_conninfo = 'host=a'\nprimary_slot_name = 'x'\n\
+                    default_transaction_read_only = 'on'\n\
+                    session_preload_libraries = 'kingpost_switchover_has_locked_this_server'\n";
+        assert_eq!(cleaned(text), "# Do not edit\nwork_mem = '8MB'\n");
+        assert_eq!(
+            following(text, "host='b'", "s"),
+            "# Do not edit\nwork_mem = '8MB'\nprimary_conninfo = 'host=''b'''\nprimary_slot_name = 's'\n"
+        );
+    }
+
+    #[test]
+    fn words() {
+        assert_eq!(conninfo(&[("host", "a b"), ("sslmode", ""), ("user", "o'x\\")]), r"host='a b' user='o\'x\\'");
+        assert_eq!(password_file("u", r"a:b\"), "*:*:*:u:a\\:b\\\\\n");
+        assert_eq!(slot("DB-1.example"), "kingpost_db_1_example");
+        assert_eq!(slot(&"x".repeat(99)).len(), 63);
+    }
+
+    proptest! {
+        #[test]
+        fn a_file_is_cleaned_once(text in "(primary_conninfo = 'x'\n|a = 'b'\n|\\PC{0,20}\n){0,6}") {
+            let once = cleaned(&text);
+            prop_assert_eq!(cleaned(&once), once.clone());
+            prop_assert_eq!(cleaned(&following(&text, "host=x", "s")), once);
+        }
+    }
+}
