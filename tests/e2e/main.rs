@@ -50,6 +50,7 @@ mod mysql;
 mod mysql_faults;
 mod name_maps;
 mod newest;
+mod node;
 mod oauth;
 mod oauth_https;
 mod oauth_postgresql;
