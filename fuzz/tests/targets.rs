@@ -24,6 +24,7 @@ targets! {
     filter "../fuzz_targets/filter.rs",
     hba "../fuzz_targets/hba.rs",
     moving "../fuzz_targets/moving.rs",
+    node "../fuzz_targets/node.rs",
     oauth "../fuzz_targets/oauth.rs",
     orders "../fuzz_targets/orders.rs",
     peers "../fuzz_targets/peers.rs",

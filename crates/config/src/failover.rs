@@ -28,7 +28,7 @@ use crate::etcd::EtcdConfig;
         pub step_timeout: Duration = Duration::from_secs(60);
         /// Lease of the agents of `kingpost node` ([node] lease): a promotion waits for so long after the fence, so that a primary that is cut off
         /// has stopped by then. "0s": no wait.
-        pub lease: Duration = Duration::ZERO;
+        pub lease: Duration = Duration::ZERO, or_never();
         /// Zones whose nodes may become the primary without being named by --to; none: all.
         pub zones: Vec<String> = Vec::new();
         /// A standby that lacks more than this many bytes does not become the primary without being named. Not given: there is no limit.

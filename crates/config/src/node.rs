@@ -13,7 +13,7 @@ use std::time::Duration;
         pub address: String = String::new();
         /// Directory of the agent. The server's data are in its directory data.
         pub directory: PathBuf = PathBuf::from("/var/lib/kingpost/node");
-        /// True if the directory has to be a mounted volume: the agent waits until it is.
+        /// True if the directory has to be a mounted volume: the agent waits for it.
         pub volume: bool = false;
         /// The server's listen_addresses.
         pub listen_addresses: String = "*".into();
@@ -28,9 +28,9 @@ use std::time::Duration;
         pub interval: Duration = Duration::from_secs(1);
         /// Time within which a primary's agent has to hear from most of the relays that its timeline goes on. After half of it the server refuses
         /// writes, after three quarters it is stopped. "0s", or no `[[failover.relays]]`: no fence.
-        pub lease: Duration = Duration::from_secs(20);
+        pub lease: Duration = Duration::from_secs(20), or_never();
         /// Time for clients to leave before an attached server is stopped: the registry has its weight as 0.
-        pub drain: Duration = Duration::ZERO;
+        pub drain: Duration = Duration::ZERO, or_never();
         /// Longest time for a clean stop of the server, before an immediate one.
         pub stop_timeout: Duration = Duration::from_secs(60);
         /// Longest time for a copy of the primary's data, or for a rewind.

@@ -59,6 +59,12 @@ pub fn translated(program: &str, text: &str) -> Result<String, String> {
     translate::translated(program, text).map_err(|failure| failure.to_string())
 }
 
+/// Reads a text as each of the files that an agent reads; returns the settings that a standby keeps.
+#[must_use]
+pub fn kept_settings(text: &str) -> String {
+    node::kept_settings(text)
+}
+
 fn dispatch(cli: Cli) -> Result<(), Failure> {
     let log = process::LogFlags { level: cli.log_level, format: cli.log_format };
     match cli.command {

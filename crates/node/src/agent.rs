@@ -22,6 +22,8 @@ use crate::supervise::{Action, Data, Decision, Lease, Observation, Permits, Serv
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest pause between two attempts that fail.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Interval between two looks at the lease.
+const LEASE_PACE: Duration = Duration::from_millis(100);
 /// Share of reads of a server without a configured one.
 const WEIGHT: u32 = 100;
 
@@ -72,6 +74,8 @@ pub(crate) struct Memory {
     failures: u32,
     trouble: Option<String>,
     checked_rights: bool,
+    /// True if the server was primary in the last turn.
+    is_primary: bool,
 }
 
 /// An upstream of a standby.
@@ -87,7 +91,19 @@ impl Agent {
     /// Runs turn after turn.
     pub(crate) async fn run(&mut self) -> Result<(), Failure> {
         loop {
-            let acted = self.turn().await?;
+            let lease = self.lease;
+            let is_primary = self.memory.is_primary && !self.config.failover.relays.is_empty();
+            let acted = tokio::select! {
+                biased;
+                acted = self.turn() => acted?,
+                // Whatever the turn waits for: a server that hangs, a host that is lost.
+                () = over(lease), if is_primary => {
+                    tracing::error!("the lease has ended while the agent waited: the server is stopped at once");
+                    self.hands.stop(true).await;
+                    self.memory.is_primary = false;
+                    true
+                }
+            };
             if std::process::id() == 1 {
                 crate::reap::reap(self.hands.child());
             }
@@ -118,7 +134,13 @@ impl Agent {
         }
         let done = self.act(&decision.action, &seen, &observation).await;
         match done {
-            Ok(()) => Ok(decision.action != Action::Lead),
+            Ok(()) => {
+                // A start has succeeded only when the server answers.
+                if !matches!(decision.action, Action::StartPrimary | Action::StartStandby) {
+                    (self.memory.failures, self.memory.trouble) = (0, None);
+                }
+                Ok(decision.action != Action::Lead)
+            }
             Err(failure) => {
                 self.memory.failures += 1;
                 let text = failure.to_string();
@@ -132,7 +154,7 @@ impl Agent {
     }
 
     /// Takes over the servers that the registry has.
-    fn take_list(&mut self) -> Result<(), Failure> {
+    pub(crate) fn take_list(&mut self) -> Result<(), Failure> {
         if !self.listed.has_changed().unwrap_or(false) {
             return Ok(());
         }
@@ -199,6 +221,7 @@ impl Agent {
             None if runs => Server::Silent,
             None => Server::Down,
         };
+        self.memory.is_primary = matches!(&server, Server::Up(up) if !up.standby && !up.locked);
         if let Server::Up(_) = server {
             (self.memory.failures, self.memory.trouble) = (0, None);
         }
@@ -541,6 +564,13 @@ impl Agent {
             }
         }
         left
+    }
+}
+
+/// Returns once a lease has ended.
+async fn over(lease: LeaseClock) {
+    while lease.state(lease::now()) != Lease::Over {
+        tokio::time::sleep(LEASE_PACE).await;
     }
 }
 

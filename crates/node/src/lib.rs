@@ -30,6 +30,7 @@ use process::{Failure, INTERRUPTED, LogFlags, StopSignals, control_runtime, logg
 use registry_client::{Entry, Member};
 use tokio::sync::watch;
 use topology::NodeConfig;
+use watermark::Lsn;
 
 use agent::{Agent, Memory, split};
 pub use args::NodeArgs;
@@ -52,6 +53,14 @@ pub fn node(args: &NodeArgs, log: &LogFlags) -> Result<(), Failure> {
     let result = runtime.block_on(run(config, args));
     runtime.shutdown_background();
     result
+}
+
+/// Reads a text as control data, as the history of a timeline and as settings; returns the settings that a standby keeps.
+#[must_use]
+pub fn kept_settings(text: &str) -> String {
+    let _ = (controldata::parse(text, false, 0), controldata::fork(text, 1));
+    let _ = text.lines().filter(|line| controldata::is_left_segment(line, 2, Lsn(7), 16 << 20)).count();
+    settings_file::cleaned(text)
 }
 
 /// Reads the configuration; without a file, the environment alone.
@@ -141,16 +150,16 @@ async fn run(config: Config, args: &NodeArgs) -> Result<(), Failure> {
     let (entry, entries) = watch::channel(None);
     let (list, listed) = watch::channel(Vec::new());
     let mut agent = prepare(config, args, directory, entry, listed)?;
-    if args.leave {
-        return leave(&agent, member.as_ref()).await;
-    }
     if let Some(member) = &member {
         // The first list: nothing may be made before the others are known.
         match member.nodes().await {
             Ok(nodes) => drop(list.send_replace(nodes)),
-            Err(failure) if args.init => tracing::warn!("{failure}"),
+            Err(failure) if args.init || args.leave => tracing::warn!("{failure}"),
             Err(failure) => return Err(failure),
         }
+    }
+    if args.leave {
+        return leave(&mut agent, member.as_ref()).await;
     }
     if args.adopt {
         agent.remember_data().await?;
@@ -272,11 +281,12 @@ async fn rebuild(agent: &mut Agent) -> Result<(), Failure> {
 }
 
 /// Removes the server from the registry, and its slots from the others.
-async fn leave(agent: &Agent, member: Option<&Member>) -> Result<(), Failure> {
+async fn leave(agent: &mut Agent, member: Option<&Member>) -> Result<(), Failure> {
     if let Some(member) = member {
         member.deregister(&agent.name).await?;
         terminal::line(format_args!("{} is no longer in the registry", agent.name));
     }
+    agent.take_list()?;
     let left = agent.leave().await;
     if left.is_empty() {
         terminal::line(format_args!("nobody keeps a slot for {}", agent.name));
