@@ -219,6 +219,7 @@ impl Hands {
                 own.push((name, read(&data.join(name))?));
             }
         }
+        self.clear_pid_file()?;
         self.directory.rename(&data, &rewinding)?;
         let mut command = self.command("pg_rewind");
         command.arg("-D").arg(&rewinding).arg("--source-server").arg(self.conninfo(host, port, "postgres"));
@@ -279,8 +280,24 @@ impl Hands {
         self.child.as_ref().and_then(Child::id)
     }
 
+    /// Removes the pid file of a server that is gone. Its number may be that of another process since, or of one that nobody has waited for, and
+    /// PostgreSQL would take that for the server.
+    fn clear_pid_file(&self) -> Result<(), Failure> {
+        let data = self.directory.data();
+        let file = data.join("postmaster.pid");
+        if !file.exists() {
+            return Ok(());
+        }
+        if works_in(&data) {
+            return Err(Failure::runtime(format!("processes of a killed server still work in {}", data.display()))
+                .advise("they end by themselves, and the agent goes on then"));
+        }
+        std::fs::remove_file(&file).map_err(|error| Failure::path("remove", &file, &error))
+    }
+
     /// Starts the server's process, and waits for nothing.
     pub(crate) fn spawn(&mut self) -> Result<(), Failure> {
+        self.clear_pid_file()?;
         let mut command = self.command("postgres");
         for (name, value) in [
             ("port", self.start.port.to_string()),
@@ -340,6 +357,13 @@ impl Hands {
     }
 }
 
+/// True if a process has this working directory, as a server and its children have that of the data.
+fn works_in(data: &Path) -> bool {
+    let Ok(data) = std::fs::canonicalize(data) else { return false };
+    let Ok(processes) = std::fs::read_dir("/proc") else { return true };
+    processes.flatten().any(|process| std::fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| cwd == data))
+}
+
 fn read(path: &Path) -> Result<String, Failure> {
     let size = std::fs::metadata(path).map_err(|error| Failure::path("read", path, &error))?.len();
     if size > LARGEST {
@@ -356,4 +380,17 @@ fn append(path: &Path, text: &str) -> Result<(), Failure> {
     let append =
         || -> std::io::Result<()> { std::fs::OpenOptions::new().append(true).open(path)?.write_all(text.as_bytes()) };
     append().map_err(|error| Failure::path("write", path, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn processes_are_known_by_their_working_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(works_in(&std::env::current_dir().unwrap()));
+        assert!(!works_in(dir.path()));
+    }
 }
