@@ -126,7 +126,7 @@ impl Agent {
         self.report(&decision, &observation);
         self.check_rights(&observation).await;
         if decision.action == Action::Wait {
-            if decision.state == State::Fenced && matches!(observation.server, Server::Up(_)) {
+            if decision.state == State::Fenced && matches!(&observation.server, Server::Up(up) if !up.locked) {
                 // Sessions that have come since.
                 let _ = self.observer.run(&self.name, &FENCE[2..]).await;
             }
