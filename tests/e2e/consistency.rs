@@ -239,7 +239,7 @@ async fn a_read_behind_its_write_runs_on_a_replica_that_has_the_write() {
     assert_eq!(checks, 0.0, "checks that were not to be made");
 }
 
-/// What is only about the session writes nothing that the next read has to see.
+/// A statement that is only about the session writes nothing that the next read has to see.
 #[tokio::test]
 async fn a_read_behind_a_set_runs_on_a_replica() {
     let cluster = Cluster::builder().replicas(1).log_statements().start().await;
