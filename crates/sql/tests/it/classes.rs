@@ -118,6 +118,27 @@ fn what_holds_for_the_transaction_only() {
 }
 
 #[test]
+fn what_reads_the_time_of_its_transaction() {
+    for (text, expected) in [
+        ("select now()", true),
+        ("select a from t where b > pg_catalog.transaction_timestamp() - interval '1 day'", true),
+        ("select current_timestamp(3), localtime", true),
+        ("select 1 from t where a = current_date", true),
+        ("select age(b) from t", true),
+        ("select (select now())", true),
+        ("insert into t values (now())", true),
+        ("select age(a, b) from t", false),
+        ("select statement_timestamp(), clock_timestamp()", false),
+        ("select current_user, session_user, current_catalog, current_schema, current_role", false),
+        ("select my.now()", false),
+        ("select now from t", false),
+    ] {
+        let class = Classifier::new(ClassifierConfig::default()).classify(text.as_bytes());
+        assert_eq!(class.flags.has(Flags::BEGIN_TIME), expected, "{text}");
+    }
+}
+
+#[test]
 fn advisory_locks() {
     for (text, expected) in [
         ("select pg_advisory_lock(1)", true),
@@ -582,6 +603,7 @@ fn session_state() {
 #[test]
 fn transactions() {
     let begin = |read_only| Class { control: Control::Begin { read_only }, ..WRITE };
+    let one_snapshot = |read_only| Class { flags: Flags::ONE_SNAPSHOT, ..begin(read_only) };
     let inside = Class { flags: Flags::TRANSACTION, ..WRITE };
     let several = Class { flags: Flags::TRANSACTION.with(Flags::MULTI), ..WRITE };
     for (text, want) in [
@@ -589,10 +611,14 @@ fn transactions() {
         ("BEGIN TRANSACTION", begin(false)),
         ("start transaction", begin(false)),
         ("begin read only", begin(true)),
-        ("begin work isolation level repeatable read, read only", begin(true)),
-        ("begin isolation level repeatable read read only deferrable", begin(true)),
-        ("start transaction read only, isolation level serializable", begin(false)),
-        ("begin isolation level serializable, isolation level read committed, read only", begin(true)),
+        ("begin isolation level read committed, not deferrable", begin(false)),
+        ("begin isolation level read uncommitted", begin(false)),
+        ("begin isolation level repeatable read", one_snapshot(false)),
+        ("begin work isolation level repeatable read, read only", one_snapshot(true)),
+        ("begin isolation level repeatable read read only deferrable", one_snapshot(true)),
+        ("start transaction read only, isolation level serializable", one_snapshot(false)),
+        // In doubt.
+        ("begin isolation level serializable, isolation level read committed, read only", one_snapshot(true)),
         ("begin read only, read write", begin(false)),
         ("begin read write, read only", begin(true)),
         ("commit", Class { control: Control::Commit, ..WRITE }),
