@@ -12,6 +12,7 @@ use kingpost_tests::{
     within,
 };
 
+use crate::backup::done;
 use crate::relay::wait_durable;
 use crate::relay_life::Small;
 
@@ -469,12 +470,27 @@ async fn an_archive_in_s3() {
     let scratch = tempfile::tempdir().unwrap();
     same_as_primary(&archive, primary, end, scratch.path());
     assert_eq!(fetch(&archive, "000000010000000000000077", &scratch.path().join("no"), &[]), (Some(1), String::new()));
-    primary.kill9().await;
     let open = Command::new("chmod").args(["644"]).arg(&credentials).arg(&ca).status().unwrap();
     assert!(open.success());
+    // A base backup in the bucket, and the way back.
+    let backups = cluster.dir().join("backups.toml");
+    let node = format!("[[cluster.nodes]]\nname = \"n0\"\naddress = \"127.0.0.1:{}\"\n", primary.port());
+    std::fs::write(&backups, std::fs::read_to_string(&archive).unwrap() + &node).unwrap();
+    assert!(done(&backups, &["backup", "--label", "in s3"]).contains("restorable"));
+    let listed = done(&backups, &["backup", "list"]);
+    assert!(listed.contains("restorable  in s3"), "{listed}");
+    done(&backups, &["backup", "verify"]);
+    let to = open_dir("to").join("data");
+    let said = done(&backups, &["restore", "--to", to.to_str().unwrap(), "--verify"]);
+    assert!(to.join("global/pg_control").exists(), "{said}");
+    done(&backups, &["backup", "--label", "the second"]);
+    primary.kill9().await;
     let restored = cluster.copy("restored", ("restore_command", &restore_command(&archive)));
     std::fs::write(restored.dir().join("recovery.signal"), "").unwrap();
     restored.start().await;
     restored.wait_value("SELECT pg_is_in_recovery()", "f").await;
     assert_eq!(restored.query("SELECT count(*) FROM load").await, (22 * 900).to_string());
+    done(&backups, &["backup", "prune", "--keep", "0"]);
+    let listed = done(&backups, &["backup", "list"]);
+    assert!(listed.contains("the second") && !listed.contains("in s3"), "{listed}");
 }

@@ -39,7 +39,7 @@ fn text(output: &Output) -> String {
 }
 
 /// Runs `kingpost`, which must succeed; returns its output.
-fn done(config: &Path, args: &[&str]) -> String {
+pub(crate) fn done(config: &Path, args: &[&str]) -> String {
     let output = kingpost(config, args);
     assert!(output.status.success(), "{args:?}: {:?}\n{}", output.status, text(&output));
     text(&output)
