@@ -9,7 +9,7 @@
 //! An entry is named by group and data id within a namespace. Each change gives it a new version; older versions are kept, so that a roll-back is a
 //! publication of an older content. A gray release is a second content, for clients at listed addresses.
 //!
-//! Rows are keys of a reserved namespace ([`crate::NamespaceName::of_config`]), so all stores hold them without a migration, and no key-value front
+//! Rows are keys of a reserved namespace (`NamespaceName::of_config`), so all stores hold them without a migration, and no key-value front
 //! reaches them:
 //!
 //! ```text
