@@ -2,10 +2,11 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -27,9 +28,13 @@ pub struct DirectoryStore {
 #[derive(Debug)]
 struct Root {
     path: PathBuf,
-    /// Device and inode of the directory when it was first used: another one may be the place where it was mounted.
-    seen: Mutex<Option<(u64, u64)>>,
+    /// Identity of the directory when it was first used: another one may be the place where it was mounted.
+    seen: Mutex<Option<Identity>>,
 }
+
+/// Device and inode of a directory, and its birth where the file system knows it: the numbers of a file system that is unmounted go to the next
+/// one.
+type Identity = (u64, u64, Option<SystemTime>);
 
 impl DirectoryStore {
     /// Makes the store of a directory.
@@ -44,12 +49,13 @@ impl DirectoryStore {
         &self,
         tried: &'static str,
         path: &str,
-        work: impl FnOnce(&Root, &Path) -> io::Result<T> + Send + 'static,
+        work: impl FnOnce(&HeldRoot, &Path) -> io::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let (root, target) = (Arc::clone(&self.root), self.root.path.join(path));
+        let (root, relative) = (Arc::clone(&self.root), PathBuf::from(path));
         let done = tokio::task::spawn_blocking(move || {
-            root.check()?;
-            work(&root, &target)
+            let held = root.hold()?;
+            let target = held.path.join(relative);
+            work(&held, &target)
         });
         let failed = |why: String| StoreError::Failed { tried, path: path.into(), store: self.name.clone(), why };
         match tokio::time::timeout(self.timeout, done).await {
@@ -64,19 +70,32 @@ impl DirectoryStore {
     }
 }
 
+/// The root, open for one operation: files below `path` stay on one file system, whatever is mounted or unmounted meanwhile.
+struct HeldRoot {
+    path: PathBuf,
+    _directory: File,
+}
+
 impl Root {
-    fn check(&self) -> io::Result<()> {
-        let found = fs::metadata(&self.path)?;
-        let found = (found.dev(), found.ino());
+    /// Opens the directory, which has to be the one that was used first.
+    fn hold(&self) -> io::Result<HeldRoot> {
+        let directory = File::open(&self.path)?;
+        let found = directory.metadata()?;
+        let found = (found.dev(), found.ino(), found.created().ok());
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if *seen.get_or_insert(found) != found {
             return Err(io::Error::other(
                 "the directory is another one than before, perhaps because a file system is not mounted any more",
             ));
         }
-        Ok(())
+        // Linux leads a path through this name to the open directory itself.
+        let through = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+        let path = if through.exists() { through } else { self.path.clone() };
+        Ok(HeldRoot { path, _directory: directory })
     }
+}
 
+impl HeldRoot {
     /// Makes the directories of `path` that are missing, durably.
     fn make_parents(&self, path: &Path) -> io::Result<()> {
         let Some(parent) = path.parent().filter(|parent| *parent != self.path) else { return Ok(()) };
@@ -98,7 +117,7 @@ fn sync_parent(path: &Path) -> io::Result<()> {
 
 /// Writes a file beside `path`, durably; `named` gives it its name.
 fn write(
-    root: &Root,
+    root: &HeldRoot,
     path: &Path,
     object: &[u8],
     named: impl FnOnce(&Path) -> io::Result<Created>,
@@ -113,7 +132,7 @@ fn write(
     let open = || OpenOptions::new().write(true).create_new(true).mode(0o640).open(&unfinished);
     let opened = open().or_else(|error| match error.kind() {
         // The directory went with its last object meanwhile.
-        io::ErrorKind::NotFound => root.check().and_then(|()| root.make_parents(path)).and_then(|()| open()),
+        io::ErrorKind::NotFound => root.make_parents(path).and_then(|()| open()),
         _ => Err(error),
     });
     let written = opened.and_then(|mut file| {
@@ -137,7 +156,7 @@ impl Store for DirectoryStore {
     }
 
     async fn create(&self, path: &str, object: Bytes) -> Result<Created, StoreError> {
-        let create = move |root: &Root, path: &Path| {
+        let create = move |root: &HeldRoot, path: &Path| {
             if path.exists() {
                 return Ok(Created::Exists);
             }
@@ -161,14 +180,14 @@ impl Store for DirectoryStore {
     }
 
     async fn overwrite(&self, path: &str, object: Bytes) -> Result<(), StoreError> {
-        let overwrite = move |root: &Root, path: &Path| {
+        let overwrite = move |root: &HeldRoot, path: &Path| {
             write(root, path, &object, |unfinished| fs::rename(unfinished, path).map(|()| Created::New)).map(|_| ())
         };
         self.run("write", path, overwrite).await
     }
 
     async fn read(&self, path: &str, bytes: Option<usize>) -> Result<Option<Bytes>, StoreError> {
-        let read = move |_: &Root, path: &Path| {
+        let read = move |_: &HeldRoot, path: &Path| {
             let file = match File::open(path) {
                 Ok(file) => file,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -186,7 +205,7 @@ impl Store for DirectoryStore {
 
     async fn list(&self, directory: &str) -> Result<Vec<Listed>, StoreError> {
         let prefix = directory.to_owned();
-        let list = move |_: &Root, path: &Path| {
+        let list = move |_: &HeldRoot, path: &Path| {
             let entries = match fs::read_dir(path) {
                 Ok(entries) => entries,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(Vec::new())),
@@ -218,7 +237,7 @@ impl Store for DirectoryStore {
 
     async fn directories(&self, directory: &str) -> Result<Vec<String>, StoreError> {
         let prefix = directory.to_owned();
-        let list = move |_: &Root, path: &Path| {
+        let list = move |_: &HeldRoot, path: &Path| {
             let entries = match fs::read_dir(path) {
                 Ok(entries) => entries,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(Vec::new())),
@@ -243,7 +262,7 @@ impl Store for DirectoryStore {
     }
 
     async fn remove(&self, path: &str) -> Result<(), StoreError> {
-        let remove = |root: &Root, path: &Path| match fs::remove_file(path) {
+        let remove = |root: &HeldRoot, path: &Path| match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => {
                 // The last object leaves empty directories.
