@@ -167,7 +167,6 @@ ELSEWHERE: list[tuple[str, str, str, list[str]]] = [
     (REGISTRY, "kingpost registry agent", "tests/e2e/registry_agent.rs", ["\"registry\", \"agent\", \"--url\"", "\"--ttl\""]),
     (REGISTRY, "curl -X PUT http://127.0.0.1:8632/v1/acl/bootstrap", "tests/e2e/registry_acl.rs", ["\"/v1/acl/bootstrap\""]),
     (REGISTRY_CONFIG, "kingpost registry config import", "tests/e2e/registry_config.rs", ['"registry", "config", "import"', '"--nacos"']),
-    ("docs/guide/node.md", "# /etc/kingpost/node.toml", "tests/e2e/node.rs", ["failover", "relays"]),
     ("docs/guide/node.md", "kingpost node --config", "tests/e2e/node.rs", ["\"--init\"", "\"--join\"", "\"--name\"", "\"--address\""]),
     ("docs/guide/tikv.md", "tests/tikv/setup --up", "tests/tikv/setup", ["--up", "--registry"]),
 ]
