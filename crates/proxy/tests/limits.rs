@@ -36,8 +36,6 @@ const INTERNAL: &[(&str, &str)] = &[
     ("prepared/baseline.rs", "MOST_UNTOLD"),
     ("session/client.rs", "UNIT_MAX_KEPT"),
     ("session/statements.rs", "MOST_CLOSED"),
-    ("session/put_off.rs", "MOST_SPARE"),
-    ("session/replay.rs", "MOST_SPARE"),
     ("lane/mod.rs", "MANY"),
     ("lane/cost.rs", "MOST_STRIKES"),
     ("memory/buffer.rs", "MOST_KEPT"),

@@ -5,5 +5,5 @@ mod pooled_box;
 pub mod token;
 
 pub(in crate::core) use buffer::{Buffers, Output};
-pub(in crate::core) use pooled_box::{Idle, PooledBox, Spare};
+pub(in crate::core) use pooled_box::{Idle, PooledBox, Spare, keep_spare, take_spare};
 pub(in crate::core) use token::{Kind, Token};

@@ -11,6 +11,20 @@ const MOST_KEPT: usize = 1024;
 /// Unused boxes.
 pub(in crate::core) type Spare<T> = RefCell<Vec<Box<T>>>;
 
+/// Takes an unused box of this thread, or makes one.
+pub(in crate::core) fn take_spare<T: Default>(spare: &'static LocalKey<Spare<T>>) -> Box<T> {
+    spare.with_borrow_mut(Vec::pop).unwrap_or_default()
+}
+
+/// Keeps a box for the next use on this thread, unless there are many.
+pub(in crate::core) fn keep_spare<T>(spare: &'static LocalKey<Spare<T>>, unused: Box<T>) {
+    spare.with_borrow_mut(|spare| {
+        if spare.len() < MOST_KEPT {
+            spare.push(unused);
+        }
+    });
+}
+
 /// A value that is `T::IDLE`, and takes the room of one pointer, until it is changed.
 pub(in crate::core) struct PooledBox<T: Idle>(Option<Box<T>>);
 
@@ -39,11 +53,7 @@ impl<T: Idle> PooledBox<T> {
     /// Sets the value to `T::IDLE`.
     pub(in crate::core) fn reset(&mut self) {
         if let Some(used) = self.0.take() {
-            T::spare().with_borrow_mut(|spare| {
-                if spare.len() < MOST_KEPT {
-                    spare.push(used);
-                }
-            });
+            keep_spare(T::spare(), used);
         }
     }
 }

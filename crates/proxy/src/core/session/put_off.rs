@@ -5,10 +5,8 @@ use std::sync::Arc;
 
 use topology::{NodeId, Term};
 
+use crate::core::memory::{Spare, keep_spare, take_spare};
 use crate::core::prepared::Statement;
-
-/// Most spare boxes that one thread keeps.
-const MOST_SPARE: usize = 1024;
 
 /// The transaction of a client. Takes the room of one pointer while there is none.
 #[derive(Debug, Default)]
@@ -45,8 +43,7 @@ impl EarlyReads {
 
 thread_local! {
     /// Unused boxes: a client that begins transactions again and again allocates nothing.
-    #[expect(clippy::vec_box, reason = "it is the box that goes from one client to the next")]
-    static SPARE: RefCell<Vec<Box<Transaction>>> = const { RefCell::new(Vec::new()) };
+    static SPARE: Spare<Transaction> = const { RefCell::new(Vec::new()) };
 }
 
 impl PutOff {
@@ -67,7 +64,7 @@ impl PutOff {
 
     /// Begins a transaction.
     pub(in crate::core) fn begin(&mut self, begin: PutOffBegin) {
-        let transaction = self.0.get_or_insert_with(|| SPARE.with_borrow_mut(Vec::pop).unwrap_or_default());
+        let transaction = self.0.get_or_insert_with(|| take_spare(&SPARE));
         transaction.begin = Some(begin);
     }
 
@@ -76,11 +73,7 @@ impl PutOff {
         let mut transaction = self.0.take()?;
         let begin = transaction.begin.take();
         transaction.reads = None;
-        SPARE.with_borrow_mut(|spare| {
-            if spare.len() < MOST_SPARE {
-                spare.push(transaction);
-            }
-        });
+        keep_spare(&SPARE, transaction);
         begin
     }
 

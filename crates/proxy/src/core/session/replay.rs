@@ -3,11 +3,8 @@
 use std::cell::RefCell;
 
 use super::put_off::PutOffBegin;
-use crate::core::memory::Buffers;
+use crate::core::memory::{Buffers, Spare, keep_spare, take_spare};
 use crate::core::prepared::{Names, Undo};
-
-/// Most spare boxes that one thread keeps.
-const MOST_SPARE: usize = 1024;
 
 /// Takes the room of one pointer while the client has no such unit.
 #[derive(Debug, Default)]
@@ -24,14 +21,13 @@ struct Kept {
 
 thread_local! {
     /// Unused boxes: a client that is busy again and again allocates nothing.
-    #[expect(clippy::vec_box, reason = "it is the box that goes from one client to the next")]
-    static SPARE: RefCell<Vec<Box<Kept>>> = const { RefCell::new(Vec::new()) };
+    static SPARE: Spare<Kept> = const { RefCell::new(Vec::new()) };
 }
 
 impl Replay {
     /// Keeps `unit`; a unit kept before is dropped.
     pub(in crate::core) fn keep(&mut self, unit: &[u8], buffers: &mut Buffers) {
-        let kept = self.0.get_or_insert_with(|| SPARE.with_borrow_mut(Vec::pop).unwrap_or_default());
+        let kept = self.0.get_or_insert_with(|| take_spare(&SPARE));
         kept.unit.clear();
         buffers.lend(&mut kept.unit).extend_from_slice(unit);
     }
@@ -75,7 +71,7 @@ impl Replay {
             names.undo(undo);
         }
         let (unit, begun) = (std::mem::take(&mut kept.unit), kept.begun.take());
-        give(kept);
+        keep_spare(&SPARE, kept);
         Some((unit, begun))
     }
 
@@ -85,17 +81,9 @@ impl Replay {
         buffers.give(std::mem::take(&mut kept.unit));
         kept.undo.clear();
         kept.begun = None;
-        give(kept);
+        keep_spare(&SPARE, kept);
         true
     }
-}
-
-fn give(kept: Box<Kept>) {
-    SPARE.with_borrow_mut(|spare| {
-        if spare.len() < MOST_SPARE {
-            spare.push(kept);
-        }
-    });
 }
 
 #[cfg(test)]
