@@ -68,12 +68,45 @@ impl DirectoryStore {
             Err(_) => Err(failed(format!("no answer within {:?}", self.timeout))),
         }
     }
+
+    /// Lists what `take` returns for the entries of a directory.
+    async fn entries<T: Send + 'static>(
+        &self,
+        directory: &str,
+        take: impl Fn(&fs::DirEntry, &str) -> io::Result<Option<T>> + Send + 'static,
+    ) -> Result<Vec<T>, StoreError> {
+        let taken = self.run("list", directory, move |_, path| read_entries(path, take)).await?;
+        taken.ok_or_else(|| StoreError::TooMany { directory: directory.into(), store: self.name.clone() })
+    }
 }
 
 /// The root, open for one operation: files below `path` stay on one file system, whatever is mounted or unmounted meanwhile.
 struct HeldRoot {
     path: PathBuf,
     _directory: File,
+}
+
+/// Lists what `take` returns for the entries of a directory, none if the directory does not exist; `None` if there are too many.
+fn read_entries<T>(
+    path: &Path,
+    take: impl Fn(&fs::DirEntry, &str) -> io::Result<Option<T>>,
+) -> io::Result<Option<Vec<T>>> {
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(Vec::new())),
+        Err(error) => return Err(error),
+    };
+    let mut taken = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let Some(one) = take(&entry, &name)? else { continue };
+        if taken.len() == MOST_LISTED {
+            return Ok(None);
+        }
+        taken.push(one);
+    }
+    Ok(Some(taken))
 }
 
 impl Root {
@@ -205,60 +238,22 @@ impl Store for DirectoryStore {
 
     async fn list(&self, directory: &str) -> Result<Vec<Listed>, StoreError> {
         let prefix = directory.to_owned();
-        let list = move |_: &HeldRoot, path: &Path| {
-            let entries = match fs::read_dir(path) {
-                Ok(entries) => entries,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(Vec::new())),
-                Err(error) => return Err(error),
-            };
-            let mut listed = Vec::new();
-            for entry in entries {
-                let entry = entry?;
-                let Ok(name) = entry.file_name().into_string() else { continue };
-                let metadata = match entry.metadata() {
-                    Ok(metadata) => metadata,
-                    // Removed meanwhile.
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                    Err(error) => return Err(error),
-                };
-                if !metadata.is_file() || name.ends_with(UNFINISHED) {
-                    continue;
-                }
-                if listed.len() == MOST_LISTED {
-                    return Ok(None);
-                }
-                listed.push(Listed { path: format!("{prefix}/{name}"), size: metadata.len() });
+        self.entries(directory, move |entry, name| match entry.metadata() {
+            Ok(metadata) if metadata.is_file() && !name.ends_with(UNFINISHED) => {
+                Ok(Some(Listed { path: format!("{prefix}/{name}"), size: metadata.len() }))
             }
-            Ok(Some(listed))
-        };
-        let listed = self.run("list", directory, list).await?;
-        listed.ok_or_else(|| StoreError::TooMany { directory: directory.into(), store: self.name.clone() })
+            Ok(_) => Ok(None),
+            // Removed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        })
+        .await
     }
 
     async fn directories(&self, directory: &str) -> Result<Vec<String>, StoreError> {
         let prefix = directory.to_owned();
-        let list = move |_: &HeldRoot, path: &Path| {
-            let entries = match fs::read_dir(path) {
-                Ok(entries) => entries,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(Vec::new())),
-                Err(error) => return Err(error),
-            };
-            let mut listed = Vec::new();
-            for entry in entries {
-                let entry = entry?;
-                let Ok(name) = entry.file_name().into_string() else { continue };
-                if !entry.file_type()?.is_dir() {
-                    continue;
-                }
-                if listed.len() == MOST_LISTED {
-                    return Ok(None);
-                }
-                listed.push(format!("{prefix}/{name}"));
-            }
-            Ok(Some(listed))
-        };
-        let listed = self.run("list", directory, list).await?;
-        listed.ok_or_else(|| StoreError::TooMany { directory: directory.into(), store: self.name.clone() })
+        self.entries(directory, move |entry, name| Ok(entry.file_type()?.is_dir().then(|| format!("{prefix}/{name}"))))
+            .await
     }
 
     async fn remove(&self, path: &str) -> Result<(), StoreError> {

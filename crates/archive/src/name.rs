@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Most raw bytes that one object covers. A larger segment is archived in several blocks, so that memory stays bounded.
 pub const BLOCK: u64 = 16 << 20;
@@ -105,6 +106,9 @@ impl Kind {
     }
 }
 
+/// End of the year 9999: the last second with a name.
+const LAST_SECOND: u64 = 253_402_300_799;
+
 /// Name of a base backup: the time of its start, `20261128T164437Z`, and eight random digits.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BackupId(String);
@@ -113,10 +117,9 @@ impl BackupId {
     /// Makes a name. `seconds`: the time since 1970.
     #[must_use]
     pub fn new(seconds: u64, random: u32) -> BackupId {
-        let (year, month, day) = civil(seconds / 86_400);
-        let of_day = seconds % 86_400;
-        let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-        BackupId(format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}Z-{random:08x}"))
+        let time = UNIX_EPOCH + Duration::from_secs(seconds.min(LAST_SECOND));
+        let time = humantime::format_rfc3339_seconds(time).to_string().replace(['-', ':'], "");
+        BackupId(format!("{time}-{random:08x}"))
     }
 
     /// Parses a name.
@@ -142,19 +145,6 @@ impl fmt::Display for BackupId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
-}
-
-/// Returns year, month and day of a day, counted from 1970-01-01.
-fn civil(days: u64) -> (u64, u64, u64) {
-    // Eras of 400 years that begin on the first of March: the leap day is the last of a year.
-    let days = days + 719_468;
-    let (era, of_era) = (days / 146_097, days % 146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    (era * 400 + year + u64::from(month <= 2), month, day)
 }
 
 /// A part of a base backup.
