@@ -41,6 +41,7 @@ mod reply;
 mod request;
 mod server;
 mod stats;
+mod time;
 mod watch_right;
 mod xds;
 

@@ -69,6 +69,11 @@ impl ConfigKey {
     pub fn id(&self) -> &str {
         &self.id
     }
+
+    /// True for the name of an entry that clients of Nacos encrypt: such an entry is a secret.
+    pub fn is_encrypted(&self) -> bool {
+        self.id.starts_with("cipher-")
+    }
 }
 
 impl fmt::Display for ConfigKey {

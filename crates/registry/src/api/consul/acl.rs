@@ -18,6 +18,7 @@ use super::wire::Object;
 use crate::WriteError;
 use crate::api::acl::{ALL, ANONYMOUS, BUILTIN, PolicyRow, Row, Stored, TokenRow, View, bootstrapped, digest_of};
 use crate::api::auth::{Auth, Caller, hash_of};
+use crate::api::time::rfc3339;
 use crate::api::{ApiError, Context, Reply, Request, namespace};
 use crate::kv::{Entry, Operation};
 use crate::rights::{Access, Policy, Resource};
@@ -112,11 +113,6 @@ fn scope(request: &Request, caller: &Caller, body: &Value) -> Result<String, Api
         (None, "") => Ok(caller.only_namespace().unwrap_or("default").to_owned()),
         (None, said) => Ok(namespace(said)?.as_str().to_owned()),
     }
-}
-
-fn rfc3339(millis: i64) -> String {
-    let since = Duration::from_millis(u64::try_from(millis).unwrap_or(0));
-    humantime::format_rfc3339_millis(UNIX_EPOCH + since).to_string()
 }
 
 /// True for a UUID in its usual form.

@@ -44,6 +44,7 @@ pub(super) async fn handle(
         Op::GetConfig => get(&configs, request, &key()?).await,
         Op::PutConfig => {
             let body: Publication = request.json()?;
+            let key = key()?;
             let expected = body.if_md5.map_or(Expected::Anything, Expected::Md5);
             let new = NewConfig {
                 content: body.content,
@@ -51,10 +52,10 @@ pub(super) async fn handle(
                 description: body.description,
                 app: body.app,
                 tags: body.tags,
-                secret: body.secret.or_else(|| is_secret(route.id)),
+                secret: body.secret.or_else(|| key.is_encrypted().then_some(true)),
                 cipher_key: body.cipher_key,
             };
-            let change = configs.publish(&key()?, &new, &expected, &body.addresses).await?;
+            let change = configs.publish(&key, &new, &expected, &body.addresses).await?;
             Ok(Reply::ok(&json!({ "changed": change.wrote, "entry": change.entry.as_ref().map(shown) })))
         }
         Op::DeleteConfig => {
@@ -81,11 +82,6 @@ pub(super) async fn handle(
         }
         _ => Err(ApiError::NoSuchPath(route.namespace.into())),
     }
-}
-
-/// True for an entry that its client has encrypted; `None`: as it is.
-fn is_secret(id: &str) -> Option<bool> {
-    id.starts_with("cipher-").then_some(true)
 }
 
 fn missing(key: &ConfigKey) -> ApiError {

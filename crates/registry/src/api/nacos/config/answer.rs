@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::*;
+use crate::api::time::{rfc3339, time_of};
 use crate::model::Digest;
 
 /// Returns an answer in the envelope.
@@ -66,8 +67,8 @@ pub(super) fn past(entry: &ConfigEntry, namespace: &str, with_content: bool) -> 
         ("publishType", json!("formal")),
         ("srcUser", json!(user)),
         ("srcIp", json!("")),
-        ("createdTime", json!(rfc3339(entry.created))),
-        ("lastModifiedTime", json!(rfc3339(time))),
+        ("createdTime", json!(with_zone(entry.created))),
+        ("lastModifiedTime", json!(with_zone(time))),
         ("modifyTime", json!(time)),
         ("restored", json!(entry.restored)),
     ] {
@@ -84,39 +85,14 @@ pub(super) fn page(found: &[ConfigEntry], (number, size): (u64, u64), shown: imp
     json!({ "totalCount": count, "pageNumber": number, "pagesAvailable": count.div_ceil(size), "pageItems": items })
 }
 
-/// Returns year, month, day, and the seconds of the day, of a time in milliseconds since 1970.
-fn civil(millis: i64) -> (i64, i64, i64, i64, i64) {
-    let seconds = millis.div_euclid(1000);
-    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    // Days since 0000-03-01, in eras of 400 years.
-    let from = days + 719_468;
-    let (era, day_of_era) = (from.div_euclid(146_097), from.rem_euclid(146_097));
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
-    (year, month, day, second, days)
-}
-
 /// Formats a time as `2020-12-05T01:48:03.380+0000`.
-fn rfc3339(millis: i64) -> String {
-    let (year, month, day, second, _) = civil(millis);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    let milli = millis.rem_euclid(1000);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}+0000")
+fn with_zone(millis: i64) -> String {
+    rfc3339(millis).replace('Z', "+0000")
 }
 
 /// Formats a time for a header: `Sun, 06 Nov 1994 08:49:37 GMT`.
 pub(super) fn http_date(millis: i64) -> String {
-    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
-    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let (year, month, day, second, days) = civil(millis);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    let weekday = DAYS[days.rem_euclid(7) as usize];
-    let month = MONTHS[(month - 1) as usize % 12];
-    format!("{weekday}, {day:02} {month} {year:04} {hour:02}:{minute:02}:{second:02} GMT")
+    httpdate::fmt_http_date(time_of(millis))
 }
 
 #[cfg(test)]
@@ -130,7 +106,7 @@ mod tests {
             (784_111_777_000, "1994-11-06T08:49:37.000+0000", "Sun, 06 Nov 1994 08:49:37 GMT"),
             (1_709_164_800_999, "2024-02-29T00:00:00.999+0000", "Thu, 29 Feb 2024 00:00:00 GMT"),
         ] {
-            assert_eq!((rfc3339(millis).as_str(), http_date(millis).as_str()), (text, header));
+            assert_eq!((with_zone(millis).as_str(), http_date(millis).as_str()), (text, header));
         }
     }
 }

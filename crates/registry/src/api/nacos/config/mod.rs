@@ -375,7 +375,7 @@ impl Call<'_> {
 
 /// True for an entry with the tag `secret`, and for one that its client has encrypted; `None`: as it is.
 pub(super) fn is_secret(key: &ConfigKey, tags: &str) -> Option<bool> {
-    (key.id().starts_with("cipher-") || list_of(tags).iter().any(|tag| tag == "secret")).then_some(true)
+    (key.is_encrypted() || list_of(tags).iter().any(|tag| tag == "secret")).then_some(true)
 }
 
 #[cfg(test)]
