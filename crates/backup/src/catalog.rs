@@ -12,7 +12,7 @@ use archive::{
 };
 use futures_util::StreamExt as _;
 use process::Failure;
-use relay::log::{PAGE_BYTES, SegmentSize, Timeline, Walker};
+use relay::log::{PAGE_BYTES, Segment, SegmentSize, Timeline, Walker};
 use tokio::sync::mpsc;
 use watermark::Lsn;
 
@@ -32,6 +32,7 @@ const MOST_SEARCHED: u64 = 1 << 30;
 #[derive(Debug, Clone)]
 pub(crate) struct Catalog {
     archive: Archive,
+    size: SegmentSize,
 }
 
 /// Makes the failure of an archive.
@@ -54,15 +55,18 @@ impl Catalog {
     /// Opens an archive for reading.
     pub(crate) async fn attach(config: &ArchiveConfig) -> Result<Catalog, Failure> {
         let store = archive::open(config).map_err(ArchiveError::from).map_err(failed)?;
-        let archive = Archive::attach(store).await.map_err(failed)?;
-        Ok(Catalog { archive })
+        Catalog::of(Archive::attach(store).await.map_err(failed)?)
     }
 
     /// Opens the archive of a cluster for writing; an empty store becomes one.
     pub(crate) async fn open(config: &ArchiveConfig, identity: Identity) -> Result<Catalog, Failure> {
         let store = archive::open(config).map_err(ArchiveError::from).map_err(failed)?;
-        let archive = Archive::open(store, identity, false).await.map_err(failed)?;
-        Ok(Catalog { archive })
+        Catalog::of(Archive::open(store, identity, false).await.map_err(failed)?)
+    }
+
+    fn of(archive: Archive) -> Result<Catalog, Failure> {
+        let size = SegmentSize::new(archive.identity().segment_size);
+        Ok(Catalog { size: size.map_err(|error| Failure::environment(error.to_string()))?, archive })
     }
 
     /// Returns the location of the archive.
@@ -268,11 +272,11 @@ impl Catalog {
 
     /// Returns the end of the WAL of a timeline that has no gap from `from` on; `from`, or less, if the archive does not have it.
     pub(crate) async fn reach(&self, timeline: u32, from: Lsn) -> Result<Lsn, Failure> {
-        let size = self.archive.identity().segment_size;
+        let size = self.size.bytes();
         let mut listed: Option<(String, HashSet<String>)> = None;
-        let mut number = from.0 / size;
+        let mut number = self.size.number(from);
         loop {
-            let Some(file) = segment(timeline, number, size) else { return Ok(Lsn(number.saturating_mul(size))) };
+            let Some(file) = segment(timeline, number, self.size) else { return Ok(Lsn(number.saturating_mul(size))) };
             let directory = block_directory(&file);
             let held = match &mut listed {
                 Some((of, held)) if *of == directory => held,
@@ -310,7 +314,7 @@ impl Catalog {
         for (on, left) in way.skip_while(|(on, _)| *on != from.timeline) {
             let end = self.reach(on, at).await?;
             // The segment in which a timeline is left is the next one's as well.
-            let next_begins = Lsn(left.0 - left.0 % self.archive.identity().segment_size);
+            let next_begins = self.size.start_of(left);
             if end > at {
                 (at, reached) = (end.min(left), on);
             }
@@ -339,45 +343,54 @@ impl Catalog {
         Ok(sides)
     }
 
+    /// Makes a walker that begins with a segment.
+    fn walker(&self, timeline: u32, number: u64) -> Walker {
+        let identity = relay::log::Identity { system_id: self.archive.identity().system_id, segment_size: self.size };
+        Walker::new(identity, Timeline(timeline), self.size.start(number))
+    }
+
+    /// Walks over the archived bytes of a segment. Returns true if the walk may go on with the next one.
+    async fn walk(&self, file: &FileName, walker: &mut Walker) -> Result<bool, Failure> {
+        let (mut rest, mut ended) = (Vec::new(), false);
+        let take = |bytes: &[u8], _| {
+            rest.extend_from_slice(bytes);
+            let whole = rest.len() / PAGE_BYTES * PAGE_BYTES;
+            let (pages, _) = rest.as_chunks::<PAGE_BYTES>();
+            for page in pages {
+                ended = ended || walker.page(page).is_err();
+            }
+            rest.drain(..whole);
+            Ok::<(), ArchiveError>(())
+        };
+        let found = self.archive.fetch(file, take).await.map_err(failed)?;
+        if !ended && !rest.is_empty() {
+            rest.resize(PAGE_BYTES, 0);
+            let (pages, _) = rest.as_chunks::<PAGE_BYTES>();
+            // The end of what was archived: the walk stops in this page, behind the last record.
+            ended = true;
+            let _ = pages.first().map(|page| walker.page(page));
+        }
+        Ok(found && !ended)
+    }
+
     /// Reads the WAL of a timeline from the segment of `begin` on. None: it has no record behind `fork`.
     async fn side(&self, timeline: u32, fork: Lsn, begin: Lsn) -> Result<Option<Side>, Failure> {
-        let Identity { system_id, segment_size: size } = self.archive.identity();
-        let segment_size = SegmentSize::new(size).map_err(|error| Failure::environment(error.to_string()))?;
-        let identity = relay::log::Identity { system_id, segment_size };
-        let first = begin.0 / size;
-        let mut walker = Walker::new(identity, Timeline(timeline), Lsn(first * size)).with_landmarks();
+        let size = self.size.bytes();
+        let first = self.size.number(begin);
+        let mut walker = self.walker(timeline, first).with_landmarks();
         let mut side = Side { timeline, from: fork, to: fork, after: None, until: None, names: Vec::new() };
-        let (mut number, mut ended) = (first, false);
-        while !ended {
+        let (mut number, mut goes_on) = (first, true);
+        while goes_on {
             if (number - first) * size >= MOST_SEARCHED {
                 side.until = Some(i64::MAX);
-                side.to = Lsn(number * size);
+                side.to = self.size.start(number);
                 break;
             }
-            let Some(file) = segment(timeline, number, size) else { break };
-            let mut rest: Vec<u8> = Vec::new();
-            let mut take = |bytes: &[u8], _| {
-                rest.extend_from_slice(bytes);
-                let whole = rest.len() / PAGE_BYTES * PAGE_BYTES;
-                let (pages, _) = rest.as_chunks::<PAGE_BYTES>();
-                for page in pages {
-                    ended = ended || walker.page(page).is_err();
-                }
-                rest.drain(..whole);
-                Ok::<(), ArchiveError>(())
-            };
-            let found = self.archive.fetch(&file, &mut take).await.map_err(failed)?;
-            if !ended && !rest.is_empty() {
-                rest.resize(PAGE_BYTES, 0);
-                let (pages, _) = rest.as_chunks::<PAGE_BYTES>();
-                // The end of what was archived: the walk stops in this page.
-                ended = true;
-                let _ = pages.first().map(|page| walker.page(page));
-            }
-            ended |= !found;
+            let Some(file) = segment(timeline, number, self.size) else { break };
+            goes_on = self.walk(&file, &mut walker).await?;
             number += 1;
             // A segment that is not whole is the last.
-            ended |= walker.at() < Lsn(number * size);
+            goes_on &= walker.at() >= Lsn(number * size);
             for mark in walker.landmarks() {
                 match mark.name {
                     Some(name) if mark.end > fork && side.names.len() < 1000 => side.names.push(name),
@@ -393,30 +406,10 @@ impl Catalog {
 
     /// Returns the start of the last record before `end`, where the archived WAL of a timeline ends. None: its segment has no whole record.
     pub(crate) async fn last_record(&self, timeline: u32, end: Lsn) -> Result<Option<Lsn>, Failure> {
-        let Identity { system_id, segment_size: size } = self.archive.identity();
-        let segment_size = SegmentSize::new(size).map_err(|error| Failure::environment(error.to_string()))?;
-        let number = end.0.saturating_sub(1) / size;
-        let Some(file) = segment(timeline, number, size) else { return Ok(None) };
-        let identity = relay::log::Identity { system_id, segment_size };
-        let mut walker = Walker::new(identity, Timeline(timeline), Lsn(number * size));
-        let (mut rest, mut ended) = (Vec::new(), false);
-        let take = |bytes: &[u8], _| {
-            rest.extend_from_slice(bytes);
-            let whole = rest.len() / PAGE_BYTES * PAGE_BYTES;
-            let (pages, _) = rest.as_chunks::<PAGE_BYTES>();
-            for page in pages {
-                ended = ended || walker.page(page).is_err();
-            }
-            rest.drain(..whole);
-            Ok::<(), ArchiveError>(())
-        };
-        self.archive.fetch(&file, take).await.map_err(failed)?;
-        if !ended && !rest.is_empty() {
-            rest.resize(PAGE_BYTES, 0);
-            let (pages, _) = rest.as_chunks::<PAGE_BYTES>();
-            // The walk stops behind the last record.
-            let _ = pages.first().map(|page| walker.page(page));
-        }
+        let number = self.size.number(Lsn(end.0.saturating_sub(1)));
+        let Some(file) = segment(timeline, number, self.size) else { return Ok(None) };
+        let mut walker = self.walker(timeline, number);
+        self.walk(&file, &mut walker).await?;
         Ok(walker.last_record().filter(|last| *last < end))
     }
 
@@ -425,14 +418,13 @@ impl Catalog {
         &self,
         is_needed: impl Fn(u32, Lsn) -> bool,
     ) -> Result<BTreeMap<String, u64>, Failure> {
-        let size = self.archive.identity().segment_size;
         let mut found = BTreeMap::new();
         let parts = self.archive.directories("part").await.map_err(failed)?;
         let wal = self.wal_directories().await?.into_iter().map(|(directory, _)| directory);
         for directory in wal.chain(parts) {
             for object in self.archive.list(&directory).await.map_err(failed)? {
                 let name = object.path.split('/').find_map(|word| FileName::parse(word.get(..24)?));
-                let Some((timeline, end)) = name.and_then(|name| end_of(name.as_str(), size)) else { continue };
+                let Some((timeline, end)) = name.and_then(|name| end_of(name.as_str(), self.size)) else { continue };
                 if !is_needed(timeline, end) {
                     found.insert(object.path, object.size);
                 }
@@ -453,17 +445,15 @@ fn whole(id: &BackupId, part: BackupPart) -> Span {
 }
 
 /// Returns the name of a segment. None: its position is beyond the last.
-fn segment(timeline: u32, number: u64, size: u64) -> Option<FileName> {
-    let per = (1_u64 << 32) / size;
-    let high = u32::try_from(number / per).ok()?;
-    FileName::parse(&format!("{timeline:08X}{high:08X}{:08X}", number % per))
+fn segment(timeline: u32, number: u64, size: SegmentSize) -> Option<FileName> {
+    let segment = Segment { number, timeline: Timeline(timeline) };
+    FileName::parse(&segment.name(size)).filter(|_| number <= u64::MAX / size.bytes())
 }
 
 /// Returns the timeline of a segment and the position of its end.
-fn end_of(name: &str, size: u64) -> Option<(u32, Lsn)> {
-    let digits = |range: std::ops::Range<usize>| u64::from_str_radix(name.get(range)?, 16).ok();
-    let number = digits(8..16)?.checked_mul((1_u64 << 32) / size)?.checked_add(digits(16..24)?)?;
-    Some((u32::try_from(digits(0..8)?).ok()?, Lsn(number.checked_add(1)?.checked_mul(size)?)))
+fn end_of(name: &str, size: SegmentSize) -> Option<(u32, Lsn)> {
+    let segment = Segment::of_name(name, size)?;
+    Some((segment.timeline.0, size.start(segment.number + 1)))
 }
 
 /// A part of a backup as a byte stream, for a thread that may block.
@@ -504,12 +494,12 @@ mod tests {
 
     #[test]
     fn segments() {
-        let size = 16 << 20;
+        let size = SegmentSize::DEFAULT;
         for (number, name) in [(1, "000000020000000000000001"), (0x1ff, "0000000200000001000000FF")] {
             assert_eq!(segment(2, number, size).unwrap().as_str(), name);
-            assert_eq!(end_of(name, size), Some((2, Lsn((number + 1) * size))));
+            assert_eq!(end_of(name, size), Some((2, Lsn((number + 1) * size.bytes()))));
         }
-        assert_eq!(segment(2, u64::MAX / size, size).unwrap().as_str(), "00000002FFFFFFFF000000FF");
+        assert_eq!(segment(2, u64::MAX / size.bytes(), size).unwrap().as_str(), "00000002FFFFFFFF000000FF");
         assert_eq!(segment(2, u64::MAX, size), None);
     }
 }

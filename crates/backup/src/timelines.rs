@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use relay::log::{History, Timeline};
 use watermark::Lsn;
-use wire::replication::read_position;
 
 /// Most ancestors of a timeline.
 const MOST: usize = 10_000;
@@ -20,25 +20,11 @@ impl Timelines {
 
     /// Adds a timeline with the content of its history file: lines of timeline, position and a reason. The error says what is wrong with the file.
     pub(crate) fn add_history(&mut self, timeline: u32, content: &[u8]) -> Result<(), String> {
-        let text = String::from_utf8_lossy(content);
-        let mut ancestors: Vec<(u32, Lsn)> = Vec::new();
-        for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
-            let mut words = line.split_whitespace();
-            let parsed = words.next().and_then(|word| word.parse::<u32>().ok());
-            let at = words.next().and_then(read_position).map(Lsn);
-            let (Some(parent), Some(at)) = (parsed, at) else {
-                return Err(format!(
-                    "the line {:?} has no timeline and position",
-                    line.chars().take(80).collect::<String>()
-                ));
-            };
-            let ordered = ancestors.last().is_none_or(|(before, end)| *before < parent && *end <= at);
-            if !ordered || parent >= timeline || ancestors.len() == MOST {
-                return Err(format!("timeline {parent} stands in a place where it cannot be"));
-            }
-            ancestors.push((parent, at));
+        let history = History::parse(Timeline(timeline), content).map_err(|error| error.to_string())?;
+        if history.ancestors.len() > MOST {
+            return Err(format!("it has more than {MOST} ancestors"));
         }
-        self.0.insert(timeline, ancestors);
+        self.0.insert(timeline, history.ancestors.into_iter().map(|(ancestor, at)| (ancestor.0, at)).collect());
         Ok(())
     }
 
