@@ -126,11 +126,6 @@ pub(super) fn mark(stop: &StopAt, name: &str, say: impl FnOnce(std::fmt::Argumen
     }
 }
 
-pub(super) fn split(address: &str) -> (String, String) {
-    let (host, port) = address.rsplit_once(':').unwrap_or((address, "5432"));
-    (host.trim_matches(['[', ']']).to_owned(), port.to_owned())
-}
-
 /// Time limit of a name resolution.
 const RESOLVE: Duration = Duration::from_secs(2);
 

@@ -11,10 +11,11 @@ use futures_util::stream::FuturesUnordered;
 
 use super::conninfo;
 use super::engine::Promoted;
-use super::failover_run::{FailoverRun, same, split};
+use super::failover_run::{FailoverRun, same};
 use super::pause;
 use super::plan::{ServerState, Survey};
 use process::Failure;
+use process::address::split;
 
 /// Interval between two checks of a condition that is waited for.
 const PACE: Duration = Duration::from_millis(100);
@@ -212,8 +213,8 @@ impl FailoverRun {
         if self.receives_from(state, address).await {
             return Ok(());
         }
-        let (host, port) = split(address);
-        let Some(changed) = port.parse().ok().and_then(|port| conninfo::with_endpoint(conninfo, &host, port)) else {
+        let (host, port) = split(address, "5432");
+        let Some(changed) = port.parse().ok().and_then(|port| conninfo::with_endpoint(conninfo, host, port)) else {
             self.say(format_args!("{node}'s primary_conninfo is not of keywords: set it to {address} by hand"));
             return Ok(());
         };

@@ -3,10 +3,11 @@
 use ::relay::Order;
 
 use super::engine::Promoted;
-use super::failover_run::{FailoverRun, split};
+use super::failover_run::FailoverRun;
 use super::hooks::{self, Hook};
 use super::lock;
 use super::plan::{Locked, Survey};
+use process::address::split;
 use process::terminal;
 
 impl FailoverRun {
@@ -75,8 +76,8 @@ impl FailoverRun {
 
     /// Returns instructions for a person on the server's machine.
     fn recipe(&self, primary: &str, upstream: &str, timeline: u32) -> String {
-        let (primary_host, primary_port) = split(primary);
-        let (host, port) = split(upstream);
+        let (primary_host, primary_port) = split(primary, "5432");
+        let (host, port) = split(upstream, "5432");
         let user = &self.config.failover.user;
         let source = format!("host={primary_host} port={primary_port} user={user} dbname=postgres");
         format!(

@@ -32,6 +32,12 @@ pub fn host(address: &str) -> &str {
     address.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']'])
 }
 
+/// Splits `host:port` into the host, without the brackets of an IPv6 address, and the port; `port` if there is none.
+pub fn split<'a>(address: &'a str, port: &'a str) -> (&'a str, &'a str) {
+    let (host, port) = address.rsplit_once(':').unwrap_or((address, port));
+    (host.trim_matches(['[', ']']), port)
+}
+
 /// Parses `host:port`, `http://host:port` or `https://host:port`, also with slashes at the end: true for HTTPS, and `host:port`. `None` for another text.
 pub fn of_url(url: &str) -> Option<(bool, &str)> {
     let (is_secure, address) = match url.strip_prefix("https://") {

@@ -5,7 +5,7 @@ use hyper::Method;
 use serde_json::{Value, json};
 
 use super::client::of;
-use super::import::source;
+use super::import::{source, strange};
 use crate::args::{ConfigCommand, ConfigImportArgs};
 use process::Failure;
 use process::http::{Remote, segment};
@@ -195,10 +195,6 @@ fn of_nacos(entry: &Value) -> Option<Value> {
         }
     }
     Some(body)
-}
-
-fn strange(url: &str, why: &str) -> Failure {
-    Failure::runtime(format!("cannot import from {url}: {why}"))
 }
 
 #[cfg(test)]

@@ -246,7 +246,7 @@ fn named(args: &ImportArgs) -> Result<NamespaceName, Failure> {
     NamespaceName::new(&args.namespace).map_err(|error| Failure::config(format!("--namespace: {error}")))
 }
 
-fn strange(url: &str, why: &str) -> Failure {
+pub(super) fn strange(url: &str, why: &str) -> Failure {
     Failure::runtime(format!("cannot import from {url}: {why}"))
 }
 

@@ -6,6 +6,7 @@ use topology::{NodeConfig, RegistrySource};
 
 use crate::source::{Asked, nodes};
 use process::Failure;
+use process::address::split;
 use process::http::segment;
 
 /// A member of a service in a registry.
@@ -44,11 +45,11 @@ impl Member {
     /// # Errors
     /// No node of the registry answers, or the first that does refuses.
     pub async fn register(&self, entry: &Entry) -> Result<(), Failure> {
-        let (host, port) = entry.address.rsplit_once(':').unwrap_or((&entry.address, "5432"));
+        let (host, port) = split(&entry.address, "5432");
         let port: u16 =
             port.parse().map_err(|_| Failure::config(format!("{:?}: expected host:port", entry.address)))?;
         let instance = json!({
-            "id": entry.name, "service": self.service, "host": host.trim_matches(['[', ']']), "port": port,
+            "id": entry.name, "service": self.service, "host": host, "port": port,
             "protocol": "postgresql", "weight": entry.weight, "metadata": { "role": entry.role },
             "location": { "zone": entry.zone.as_deref().unwrap_or_default() },
             "check": { "type": "postgres" },
