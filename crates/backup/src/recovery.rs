@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::branch::{Target, show_time};
 use crate::record::Record;
+use process::settings_file;
 use watermark::Lsn;
 use wire::replication::position;
 
@@ -66,23 +67,11 @@ pub(crate) fn standby_settings(restore_command: &str) -> Vec<(&'static str, Stri
 
 /// Returns the text of `postgresql.auto.conf`: that of the backup, with these settings in place of those of an earlier recovery.
 pub(crate) fn auto_conf(text: &str, settings: &[(&'static str, String)]) -> String {
-    let is_replaced = |line: &&str| {
-        let name = line.trim_start().split(|c: char| c == '=' || c.is_whitespace()).next().unwrap_or_default();
-        !REPLACED.contains(&name.to_ascii_lowercase().as_str())
-    };
-    let mut out = String::new();
-    for line in text.lines().filter(is_replaced) {
-        let _ = writeln!(out, "{line}");
-    }
+    let mut out = settings_file::without(text, |name, _| REPLACED.contains(&name));
     for (name, value) in settings {
-        let _ = writeln!(out, "{name} = {}", quote(value));
+        out.push_str(&settings_file::setting(name, value));
     }
     out
-}
-
-/// Quotes a value of a configuration file.
-pub(crate) fn quote(value: &str) -> String {
-    format!("'{}'", value.replace('\\', "\\\\").replace('\'', "''"))
 }
 
 /// Returns the `restore_command` that reads the archive of a configuration file. After an error a recovery stops, where it would end early; a standby

@@ -19,8 +19,12 @@ pub(super) fn with_endpoint(conninfo: &str, host: &str, port: u16) -> Option<Str
     pairs.retain(|(key, _)| !matches!(key.as_str(), "host" | "hostaddr" | "port"));
     pairs.insert(0, ("port".into(), port.to_string()));
     pairs.insert(0, ("host".into(), host.into()));
-    let written = pairs.iter().map(|(key, value)| format!("{key}={}", quoted(value)));
-    Some(written.collect::<Vec<_>>().join(" "))
+    Some(write(pairs.iter().map(|(key, value)| (key.as_str(), value.as_str()))))
+}
+
+/// Writes a connection string of keywords and values.
+pub fn write<'a>(pairs: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    pairs.map(|(key, value)| format!("{key}={}", quoted(value))).collect::<Vec<_>>().join(" ")
 }
 
 fn quoted(value: &str) -> String {

@@ -18,7 +18,7 @@ mod ballot;
 mod binlog_servers;
 mod cluster_clients;
 mod cluster_monitor;
-mod conninfo;
+pub mod conninfo;
 mod elect;
 mod elector;
 mod engine;

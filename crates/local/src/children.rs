@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use tokio::process::{Child, Command};
@@ -12,6 +11,7 @@ use process::Failure;
 pub(super) use process::server::{
     Account, Identity, PID_FILES, end_server, free_space, kill_server, log_file, quit_server, server, tail,
 };
+use process::server::{run_tool, tool};
 
 /// Longest time from the start of a server to an answer, recovery included.
 const START_LIMIT: Duration = Duration::from_secs(300);
@@ -94,47 +94,18 @@ pub(super) struct Launcher {
 }
 
 impl Launcher {
-    /// Makes a command in a process group of its own, so that a Ctrl-C in the terminal does not reach it.
+    /// Makes a command for a program.
     pub(super) fn command(&self, program: &Path) -> Command {
-        let mut command = Command::new(program);
-        command.env_clear().env("LC_ALL", "C").current_dir(&self.cwd).stdin(Stdio::null()).process_group(0);
-        for name in ["PATH", "TZ", "TMPDIR", "LD_LIBRARY_PATH"] {
-            if let Some(value) = std::env::var_os(name) {
-                command.env(name, value);
-            }
-        }
-        if let Some(account) = &self.account {
-            command.uid(account.uid).gid(account.gid);
-        }
-        command
+        tool(program, &self.cwd, self.account.as_ref())
     }
 
     /// Runs a tool to its end. Its output is in `logs/<name>.log`, whose end is in the failure.
     ///
     /// # Errors
     /// The tool cannot be started, fails, takes longer than `limit`, or a signal came; the tool is killed then.
-    pub(super) async fn run(&self, name: &str, mut command: Command, limit: Duration) -> Result<(), Failure> {
+    pub(super) async fn run(&self, name: &str, command: Command, limit: Duration) -> Result<(), Failure> {
         let log = self.logs.join(format!("{name}.log"));
-        let (output, errors) = log_file(&log, true)?;
-        command.stdout(output).stderr(errors).kill_on_drop(true);
         let program = command.as_std().get_program().to_string_lossy().into_owned();
-        let mut child =
-            command.spawn().map_err(|error| Failure::environment(format!("cannot start {program}: {error}")))?;
-        let status = tokio::select! {
-            status = child.wait() => status.map_err(|error| Failure::runtime(format!("cannot wait for {program}: {error}")))?,
-            () = tokio::time::sleep(limit) => {
-                let _ = child.kill().await;
-                return Err(Failure::runtime(format!("{program} took longer than {} s and was ended", limit.as_secs())));
-            }
-            failure = self.stop.failure() => {
-                let _ = child.kill().await;
-                return Err(failure);
-            }
-        };
-        if status.success() {
-            return Ok(());
-        }
-        Err(Failure::environment(format!("{program} failed ({status}); the end of {}:", log.display()))
-            .advise(format!("{}\n{}", tail(&log, 12), free_space(&self.cwd))))
+        run_tool(&program, command, (&log, &self.cwd), limit, self.stop.failure()).await
     }
 }

@@ -11,7 +11,7 @@ use super::children::{self, Launcher, Starting};
 use super::plan::OnDisk;
 use super::port::Attempts;
 use process::Failure;
-use process::postgresql::Installation;
+use process::postgresql::{ControlData, Installation};
 
 /// Superuser of the local cluster.
 pub(super) const SUPERUSER: &str = "postgres";
@@ -96,40 +96,17 @@ pub(super) async fn inspect(
     launcher: &Launcher,
     data: &Path,
 ) -> Result<Option<OnDisk>, Failure> {
-    if !data.join("global/pg_control").is_file() {
-        return Ok(None);
-    }
-    let mut command = launcher.command(&installation.program("pg_controldata"));
-    command.arg("-D").arg(data).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
-    let output = tokio::time::timeout(Duration::from_secs(30), command.output())
-        .await
-        .map_err(|_| Failure::runtime(format!("pg_controldata of {} took longer than 30 s", data.display())))?
-        .map_err(|error| Failure::environment(format!("cannot start pg_controldata: {error}")))?;
-    let standby = data.join("standby.signal").exists();
-    let histories = std::fs::read_dir(data.join("pg_wal")).map_or(0, |entries| {
-        entries.flatten().filter_map(|entry| history_timeline(&entry.file_name().to_string_lossy())).max().unwrap_or(0)
-    });
-    Ok(parse_controldata(&String::from_utf8_lossy(&output.stdout), standby, histories))
+    let command = launcher.command(&installation.program("pg_controldata"));
+    Ok(ControlData::read(command, data).await?.as_ref().and_then(on_disk))
 }
 
-/// Reads the timeline from the name of a history file such as `00000002.history`.
-fn history_timeline(name: &str) -> Option<u32> {
-    u32::from_str_radix(name.strip_suffix(".history")?, 16).ok()
-}
-
-/// Parses pg_controldata's output. `histories` is the highest timeline with a history file: a primary that died right after its promotion may lack
-/// its first checkpoint, but has the file; a replica may have the file of a timeline that it never reached.
-fn parse_controldata(text: &str, standby: bool, histories: u32) -> Option<OnDisk> {
-    let field = |name: &str| {
-        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim).map(str::to_owned))
-    };
-    let checkpoint: u32 = field("Latest checkpoint's TimeLineID")?.parse().ok()?;
-    let recovery: u32 = field("Min recovery ending loc's timeline")?.parse().ok()?;
-    let lsn = |name| parse_lsn(&field(name)?);
+/// Returns the state of a data directory; `None` if pg_controldata is not understood.
+fn on_disk(control: &ControlData) -> Option<OnDisk> {
+    let lsn = |name| parse_lsn(control.field(name)?);
     Some(OnDisk {
-        system: field("Database system identifier")?.parse().ok()?,
-        standby,
-        timeline: checkpoint.max(recovery).max(if standby { 0 } else { histories }),
+        system: control.system()?,
+        standby: control.is_standby(),
+        timeline: control.timeline()?,
         lsn: lsn("Latest checkpoint location")?.max(lsn("Minimum recovery ending location")?),
     })
 }
@@ -301,6 +278,8 @@ pub(super) fn describe(error: &tokio_postgres::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use process::postgresql::history_timeline;
+
     use super::*;
 
     const CONTROL: &str = "\
@@ -315,12 +294,13 @@ Min recovery ending loc's timeline:   2
 
     #[test]
     fn controldata() {
-        let on_disk =
+        let read = |text: &str, standby, histories| on_disk(&ControlData::new(text.into(), standby, histories));
+        let expected =
             |standby, timeline| Some(OnDisk { system: 7300000000000000001, standby, timeline, lsn: 0x0400_0100 });
-        assert_eq!(parse_controldata(CONTROL, true, 5), on_disk(true, 2));
-        assert_eq!(parse_controldata(CONTROL, false, 5), on_disk(false, 5));
-        assert_eq!(parse_controldata(CONTROL, false, 0), on_disk(false, 2));
-        assert_eq!(parse_controldata("", true, 0), None);
+        assert_eq!(read(CONTROL, true, 5), expected(true, 2));
+        assert_eq!(read(CONTROL, false, 5), expected(false, 5));
+        assert_eq!(read(CONTROL, false, 0), expected(false, 2));
+        assert_eq!(read("", true, 0), None);
     }
 
     #[test]

@@ -304,7 +304,8 @@ impl Agent {
         {
             return Some(fork);
         }
-        let read = format!("SELECT pg_catalog.pg_read_file('pg_wal/{:08X}.history')", leader.timeline);
+        let name = relay::log::Timeline(leader.timeline).history_name();
+        let read = format!("SELECT pg_catalog.pg_read_file('pg_wal/{name}')");
         let history = match self.observer.run(&leader.name, &[&read]).await {
             Ok(history) => history?,
             Err(why) => {
@@ -312,7 +313,7 @@ impl Agent {
                 return None;
             }
         };
-        let fork = controldata::fork(&history, timeline)?;
+        let fork = controldata::fork(&history, leader.timeline, timeline)?;
         self.memory.fork = Some((timeline, leader.timeline, fork));
         Some(fork)
     }
@@ -592,6 +593,6 @@ fn upstreams(seen: &Observed, leader: &Leader) -> Vec<Upstream> {
 
 /// Splits an address into host and port.
 pub(crate) fn split(address: &str) -> (String, u16) {
-    let (host, port) = address.rsplit_once(':').unwrap_or((address, "5432"));
-    (host.trim_matches(['[', ']']).to_owned(), port.parse().unwrap_or(5432))
+    let (host, port) = process::address::split(address, "5432");
+    (host.to_owned(), port.parse().unwrap_or(5432))
 }

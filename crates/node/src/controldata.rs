@@ -1,5 +1,7 @@
 //! State of a stopped server, from pg_controldata and the files of its data directory. Pure.
 
+use process::postgresql::ControlData;
+use relay::log::{History, Segment, SegmentSize, Timeline};
 use watermark::Lsn;
 
 /// State of a data directory.
@@ -19,53 +21,34 @@ pub(crate) struct OnDisk {
     pub(crate) segment: u64,
 }
 
-/// Parses pg_controldata's output. `histories` is the highest timeline with a history file: a primary that died right after its promotion may lack
-/// its first checkpoint, but has the file.
-pub(crate) fn parse(text: &str, standby: bool, histories: u32) -> Option<OnDisk> {
-    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim));
-    let checkpoint: u32 = field("Latest checkpoint's TimeLineID")?.parse().ok()?;
-    let recovery: u32 = field("Min recovery ending loc's timeline")?.parse().ok()?;
+/// Returns the state of a data directory; None if pg_controldata is not understood.
+pub(crate) fn on_disk(control: &ControlData) -> Option<OnDisk> {
     Some(OnDisk {
-        system: field("Database system identifier")?.parse().ok()?,
-        standby,
-        timeline: checkpoint.max(recovery).max(if standby { 0 } else { histories }),
-        clean: field("Database cluster state")? == "shut down",
-        checkpoint: lsn(field("Latest checkpoint location")?)?,
-        segment: field("Bytes per WAL segment")?.parse().ok().filter(|bytes: &u64| bytes.is_power_of_two())?,
+        system: control.system()?,
+        standby: control.is_standby(),
+        timeline: control.timeline()?,
+        clean: control.field("Database cluster state")? == "shut down",
+        checkpoint: control.field("Latest checkpoint location")?.parse().ok()?,
+        segment: control.field("Bytes per WAL segment")?.parse().ok().filter(|bytes: &u64| bytes.is_power_of_two())?,
     })
 }
 
-/// Parses an LSN such as `16/B374D848`.
-fn lsn(text: &str) -> Option<Lsn> {
-    let (high, low) = text.split_once('/')?;
-    Some(Lsn(u64::from(u32::from_str_radix(high, 16).ok()?) << 32 | u64::from(u32::from_str_radix(low, 16).ok()?)))
-}
-
-/// Reads the timeline from the name of a history file such as `00000002.history`.
-pub(crate) fn history_timeline(name: &str) -> Option<u32> {
-    u32::from_str_radix(name.strip_suffix(".history").filter(|hex| hex.len() == 8)?, 16).ok()
-}
-
-/// Returns the position at which the history of a newer timeline leaves `timeline`, from the newer one's history file.
-pub(crate) fn fork(history: &str, timeline: u32) -> Option<Lsn> {
-    history.lines().find_map(|line| {
-        let mut fields = line.split_whitespace();
-        (fields.next()?.parse() == Ok(timeline)).then(|| lsn(fields.next()?))?
-    })
+/// Returns the position at which the history of the timeline `leader` leaves `timeline`, from the leader's history file.
+pub(crate) fn fork(history: &str, leader: u32, timeline: u32) -> Option<Lsn> {
+    let history = History::parse(Timeline(leader), history.as_bytes()).ok()?;
+    history.left(Timeline(timeline)).map(|(at, _)| at)
 }
 
 /// True if a file in pg_wal is a segment of an older timeline that also has what this server alone wrote: the one of the fork, or a later one.
 pub(crate) fn is_left_segment(name: &str, leader: u32, fork: Lsn, segment: u64) -> bool {
-    let hex = |range| u32::from_str_radix(name.get(range).unwrap_or_default(), 16).ok();
-    let (24, Some(timeline), Some(high), Some(low)) = (name.len(), hex(0..8), hex(8..16), hex(16..24)) else {
-        return false;
-    };
-    let per_file = (1_u64 << 32) / segment;
-    timeline < leader && u64::from(high) * per_file + u64::from(low) >= fork.0 / segment
+    let Ok(size) = SegmentSize::new(segment) else { return false };
+    let segment = Segment::of_name(name, size);
+    segment.is_some_and(|segment| segment.timeline < Timeline(leader) && segment.number >= size.number(fork))
 }
 
 #[cfg(test)]
 mod tests {
+    use process::postgresql::history_timeline;
     use proptest::prelude::*;
 
     use super::*;
@@ -79,6 +62,10 @@ Latest checkpoint's TimeLineID:       2
 Min recovery ending loc's timeline:   0
 Bytes per WAL segment:                16777216
 ";
+
+    fn parse(text: &str, standby: bool, histories: u32) -> Option<OnDisk> {
+        on_disk(&ControlData::new(text.into(), standby, histories))
+    }
 
     #[test]
     fn control_data() {
@@ -105,9 +92,9 @@ Bytes per WAL segment:                16777216
     #[test]
     fn forks() {
         let history = "1\t0/3000000\tno recovery target specified\n\n2\t1/A0\tbefore 2000-01-01\n";
-        assert_eq!(fork(history, 1), Some(Lsn(0x300_0000)));
-        assert_eq!(fork(history, 2), Some(Lsn(0x1_0000_00a0)));
-        assert_eq!(fork(history, 3), None);
+        assert_eq!(fork(history, 3, 1), Some(Lsn(0x300_0000)));
+        assert_eq!(fork(history, 3, 2), Some(Lsn(0x1_0000_00a0)));
+        assert_eq!(fork(history, 3, 3), None);
     }
 
     #[test]
@@ -129,7 +116,7 @@ Bytes per WAL segment:                16777216
     proptest! {
         #[test]
         fn never_panics(text in "\\PC{0,80}", timeline: u32) {
-            let _ = (parse(&text, false, 0), fork(&text, timeline), history_timeline(&text));
+            let _ = (parse(&text, false, 0), fork(&text, timeline, 1), history_timeline(&text));
             let _ = is_left_segment(&text, timeline, Lsn(7), 16 << 20);
         }
     }

@@ -1,12 +1,11 @@
 //! PostgreSQL's programs and signals, as the agent uses them. No decisions.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
 use process::Failure;
-use process::postgresql::Installation;
-use process::server::{free_space, kill_server, log_file, quit_server, server, stop_server, tail};
+use process::postgresql::{ControlData, Installation};
+use process::server::{kill_server, log_file, quit_server, run_tool, server, stop_server, tail, tool};
 use tokio::process::{Child, Command};
 use watermark::Lsn;
 
@@ -16,8 +15,6 @@ use crate::settings_file;
 
 /// Longest time for initdb.
 const INITDB: Duration = Duration::from_secs(120);
-/// Longest time for pg_controldata.
-const LOOK: Duration = Duration::from_secs(30);
 /// Longest time for an immediate stop, before SIGKILL.
 const QUIT: Duration = Duration::from_secs(10);
 /// Interval between two checks of a server that stops.
@@ -87,40 +84,13 @@ impl Hands {
 
     /// Makes a command as the servers' user, in a process group of its own, without the agent's environment.
     fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(self.installation.program(program));
-        command.env_clear().env("LC_ALL", "C").current_dir(&self.directory.path).stdin(Stdio::null()).process_group(0);
-        for name in ["PATH", "TZ", "TMPDIR", "LD_LIBRARY_PATH"] {
-            if let Some(value) = std::env::var_os(name) {
-                command.env(name, value);
-            }
-        }
-        if let Some(account) = &self.directory.account {
-            command.uid(account.uid).gid(account.gid);
-        }
-        command
+        tool(&self.installation.program(program), &self.directory.path, self.directory.account.as_ref())
     }
 
     /// Runs a tool to its end.
-    async fn run(&self, name: &str, mut command: Command, limit: Duration) -> Result<(), Failure> {
-        let log = self.directory.log(name);
-        let (output, errors) = log_file(&log, true)?;
-        command.stdout(output).stderr(errors).kill_on_drop(true);
-        let spawned = command.spawn();
-        let mut child = spawned.map_err(|error| Failure::environment(format!("cannot start {name}: {error}")))?;
-        let ended = tokio::time::timeout(limit, child.wait()).await;
-        let Ok(status) = ended else {
-            let _ = child.kill().await;
-            return Err(Failure::runtime(format!("{name} took longer than {} s and was ended", limit.as_secs())));
-        };
-        let status = status.map_err(|error| Failure::runtime(format!("cannot wait for {name}: {error}")))?;
-        if status.success() {
-            return Ok(());
-        }
-        Err(Failure::environment(format!("{name} failed ({status}); the end of {}:", log.display())).advise(format!(
-            "{}\n{}",
-            tail(&log, 12),
-            free_space(&self.directory.path)
-        )))
+    async fn run(&self, name: &str, command: Command, limit: Duration) -> Result<(), Failure> {
+        let places = (&*self.directory.log(name), &*self.directory.path);
+        run_tool(name, command, places, limit, std::future::pending()).await
     }
 
     /// Returns the connection string for a server or relay.
@@ -244,21 +214,8 @@ impl Hands {
     /// Reads the data directory; None without complete data.
     pub(crate) async fn inspect(&self) -> Result<Option<OnDisk>, Failure> {
         let data = self.directory.data();
-        if !data.join("global/pg_control").is_file() {
-            return Ok(None);
-        }
-        let mut command = self.command("pg_controldata");
-        command.arg("-D").arg(&data).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
-        let output = tokio::time::timeout(LOOK, command.output())
-            .await
-            .map_err(|_| Failure::runtime(format!("pg_controldata took longer than {} s", LOOK.as_secs())))?
-            .map_err(|error| Failure::environment(format!("cannot start pg_controldata: {error}")))?;
-        let histories = std::fs::read_dir(data.join("pg_wal")).map_or(0, |entries| {
-            let names = entries.flatten().map(|entry| entry.file_name());
-            names.filter_map(|name| controldata::history_timeline(&name.to_string_lossy())).max().unwrap_or(0)
-        });
-        let text = String::from_utf8_lossy(&output.stdout);
-        controldata::parse(&text, data.join("standby.signal").exists(), histories).map(Some).ok_or_else(|| {
+        let Some(control) = ControlData::read(self.command("pg_controldata"), &data).await? else { return Ok(None) };
+        controldata::on_disk(&control).map(Some).ok_or_else(|| {
             Failure::environment(format!("pg_controldata does not understand {}", data.display()))
                 .advise("the control file is damaged: `kingpost node --rebuild` copies the primary's data anew")
         })

@@ -26,6 +26,7 @@ use std::time::Duration;
 use config::node::Attachment;
 use config::{Config, load, parse, stat_file, warn};
 use failover::observe::Observer;
+use process::postgresql::ControlData;
 use process::{Failure, INTERRUPTED, LogFlags, StopSignals, control_runtime, logging, systemd, terminal};
 use registry_client::{Entry, Member};
 use tokio::sync::watch;
@@ -58,7 +59,7 @@ pub fn node(args: &NodeArgs, log: &LogFlags) -> Result<(), Failure> {
 /// Reads a text as control data, as the history of a timeline and as settings; returns the settings that a standby keeps.
 #[must_use]
 pub fn kept_settings(text: &str) -> String {
-    let _ = (controldata::parse(text, false, 0), controldata::fork(text, 1));
+    let _ = (controldata::on_disk(&ControlData::new(text.into(), false, 0)), controldata::fork(text, 2, 1));
     let _ = text.lines().filter(|line| controldata::is_left_segment(line, 2, Lsn(7), 16 << 20)).count();
     settings_file::cleaned(text)
 }

@@ -1,5 +1,7 @@
 //! `postgresql.auto.conf` of a stopped server, and connection strings in it. Pure.
 
+use process::settings_file::{setting, without};
+
 /// Settings that a node never takes over from another, nor from its own past as a primary.
 const OWN: [&str; 4] =
     ["primary_conninfo", "primary_slot_name", "default_transaction_read_only", "recovery_target_timeline"];
@@ -8,29 +10,17 @@ const LOCK: &str = "kingpost_switchover";
 
 /// Returns the file without the settings of another part in the cluster: upstream, fence, and the lock of a switchover.
 pub(crate) fn cleaned(text: &str) -> String {
-    let is_own = |line: &str| {
-        let name = line.trim_start().split([' ', '=', '\t']).next().unwrap_or_default();
-        OWN.contains(&name) || line.contains(LOCK)
-    };
-    text.lines().filter(|line| !is_own(line)).map(|line| format!("{line}\n")).collect()
+    without(text, |name, line| OWN.contains(&name) || line.contains(LOCK))
 }
 
 /// Returns the file with the upstream of a standby.
 pub(crate) fn following(text: &str, conninfo: &str, slot: &str) -> String {
-    format!(
-        "{}primary_conninfo = '{}'\nprimary_slot_name = '{}'\n",
-        cleaned(text),
-        conninfo.replace('\'', "''"),
-        slot.replace('\'', "''")
-    )
+    [cleaned(text), setting("primary_conninfo", conninfo), setting("primary_slot_name", slot)].concat()
 }
 
 /// Makes a connection string of keywords and values; those without a value are left out.
 pub(crate) fn conninfo(pairs: &[(&str, &str)]) -> String {
-    let set = pairs.iter().filter(|(_, value)| !value.is_empty());
-    let words: Vec<String> =
-        set.map(|(name, value)| format!("{name}='{}'", value.replace('\\', "\\\\").replace('\'', "\\'"))).collect();
-    words.join(" ")
+    failover::conninfo::write(pairs.iter().copied().filter(|(_, value)| !value.is_empty()))
 }
 
 /// Returns a password file's content: one login, at any host.

@@ -11,6 +11,7 @@ pub mod logging;
 pub mod postgresql;
 mod runtime;
 pub mod server;
+pub mod settings_file;
 mod signals;
 pub mod systemd;
 pub mod terminal;

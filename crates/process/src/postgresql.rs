@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use crate::Failure;
 
@@ -24,6 +25,75 @@ impl Installation {
     pub fn program(&self, name: &str) -> PathBuf {
         self.bin.join(name)
     }
+}
+
+/// Longest time for pg_controldata.
+const LOOK: Duration = Duration::from_secs(30);
+
+/// Control data of a stopped server: pg_controldata's output, and what the files beside it add.
+#[derive(Debug, Clone)]
+pub struct ControlData {
+    text: String,
+    standby: bool,
+    histories: u32,
+}
+
+impl ControlData {
+    /// Makes the control data of `text`, pg_controldata's output. `histories` is the highest timeline with a history file.
+    pub fn new(text: String, standby: bool, histories: u32) -> ControlData {
+        ControlData { text, standby, histories }
+    }
+
+    /// Reads a data directory; `None` without complete data. `command`: pg_controldata, without arguments.
+    ///
+    /// # Errors
+    /// The program cannot be started, or takes too long.
+    pub async fn read(mut command: tokio::process::Command, data: &Path) -> Result<Option<ControlData>, Failure> {
+        if !data.join("global/pg_control").is_file() {
+            return Ok(None);
+        }
+        command.arg("-D").arg(data).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+        let output = tokio::time::timeout(LOOK, command.output())
+            .await
+            .map_err(|_| {
+                Failure::runtime(format!("pg_controldata of {} took longer than {} s", data.display(), LOOK.as_secs()))
+            })?
+            .map_err(|error| Failure::environment(format!("cannot start pg_controldata: {error}")))?;
+        let histories = std::fs::read_dir(data.join("pg_wal")).map_or(0, |entries| {
+            let names = entries.flatten().map(|entry| entry.file_name());
+            names.filter_map(|name| history_timeline(&name.to_string_lossy())).max().unwrap_or(0)
+        });
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        Ok(Some(ControlData::new(text, data.join("standby.signal").exists(), histories)))
+    }
+
+    /// Returns the value of a line.
+    pub fn field(&self, name: &str) -> Option<&str> {
+        self.text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
+    }
+
+    /// True if the server would start in recovery.
+    pub fn is_standby(&self) -> bool {
+        self.standby
+    }
+
+    /// Returns the system identifier.
+    pub fn system(&self) -> Option<u64> {
+        self.field("Database system identifier")?.parse().ok()
+    }
+
+    /// Returns the highest timeline that the server has been on. A primary that died right after its promotion may lack its first checkpoint, but
+    /// has the history file; a standby may have the file of a timeline that it never reached.
+    pub fn timeline(&self) -> Option<u32> {
+        let checkpoint: u32 = self.field("Latest checkpoint's TimeLineID")?.parse().ok()?;
+        let recovery: u32 = self.field("Min recovery ending loc's timeline")?.parse().ok()?;
+        Some(checkpoint.max(recovery).max(if self.standby { 0 } else { self.histories }))
+    }
+}
+
+/// Reads the timeline from the name of a history file such as `00000002.history`.
+pub fn history_timeline(name: &str) -> Option<u32> {
+    u32::from_str_radix(name.strip_suffix(".history").filter(|hex| hex.len() == 8)?, 16).ok()
 }
 
 /// Finds the programs: only in `explicit` if given, else the newest. `data`: the version that existing data need, and the last directory of its

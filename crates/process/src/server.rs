@@ -4,9 +4,12 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde::{Deserialize, Serialize};
+use tokio::process::Command;
 
 use crate::Failure;
 
@@ -168,6 +171,58 @@ fn choose_account(owner: u32, group: u32, usual: &str, passwd: &str) -> Option<A
     }
     let accounts: Vec<Account> = accounts.filter(|account| account.uid != 0).collect();
     [usual, "nobody"].iter().find_map(|name| accounts.iter().find(|account| account.name == *name).cloned())
+}
+
+/// Makes a command as an account, in a process group of its own, so that a Ctrl-C in the terminal does not reach it, and without environment
+/// variables of this process that would change its behaviour. `cwd`: a directory that the account can enter.
+pub fn tool(program: &Path, cwd: &Path, account: Option<&Account>) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("LC_ALL", "C").current_dir(cwd).stdin(Stdio::null()).process_group(0);
+    for name in ["PATH", "TZ", "TMPDIR", "LD_LIBRARY_PATH"] {
+        if let Some(value) = std::env::var_os(name) {
+            command.env(name, value);
+        }
+    }
+    if let Some(account) = account {
+        command.uid(account.uid).gid(account.gid);
+    }
+    command
+}
+
+/// Runs a tool to its end, with its output in `log`, whose end is in the failure. `name`: the tool in messages; `space`: a path on the file system
+/// that it writes to.
+///
+/// # Errors
+/// The tool cannot be started, fails, takes longer than `limit`, or `stop` came; the tool is killed then.
+pub async fn run_tool(
+    name: &str,
+    mut command: Command,
+    (log, space): (&Path, &Path),
+    limit: Duration,
+    stop: impl Future<Output = Failure>,
+) -> Result<(), Failure> {
+    let (output, errors) = log_file(log, true)?;
+    command.stdout(output).stderr(errors).kill_on_drop(true);
+    let mut child = command.spawn().map_err(|error| Failure::environment(format!("cannot start {name}: {error}")))?;
+    let status = tokio::select! {
+        status = child.wait() => status.map_err(|error| Failure::runtime(format!("cannot wait for {name}: {error}")))?,
+        () = tokio::time::sleep(limit) => {
+            let _ = child.kill().await;
+            return Err(Failure::runtime(format!("{name} took longer than {} s and was ended", limit.as_secs())));
+        }
+        failure = stop => {
+            let _ = child.kill().await;
+            return Err(failure);
+        }
+    };
+    if status.success() {
+        return Ok(());
+    }
+    Err(Failure::environment(format!("{name} failed ({status}); the end of {}:", log.display())).advise(format!(
+        "{}\n{}",
+        tail(log, 12),
+        free_space(space)
+    )))
 }
 
 /// Opens a log for a program's output and errors. Truncates it if `anew`, or if it has grown beyond 64 MiB.
