@@ -164,10 +164,11 @@ impl Node {
         self.log().contains(marker)
     }
 
-    /// Returns the harness's configuration: a superuser in the tests' database.
+    /// Returns the harness's configuration: a superuser in the tests' database. A test may give the server a short `statement_timeout`. It does not
+    /// end the harness's statements: a `SET` would come too late.
     pub fn admin_config(&self) -> Config {
         let mut config = self.endpoint().config();
-        config.user("postgres").application_name("harness");
+        config.user("postgres").application_name("harness").options("-c statement_timeout=0");
         config
     }
 
@@ -223,7 +224,7 @@ impl Node {
     /// When it fails, gives no row, or gives NULL.
     pub async fn query_past_lock(&self, sql: &str) -> String {
         let mut config = self.admin_config();
-        config.options("-c session_preload_libraries=");
+        config.options("-c statement_timeout=0 -c session_preload_libraries=");
         self.query_as(&config, sql).await.unwrap_or_else(|| panic!("{}: {sql} gave nothing", self.name))
     }
 

@@ -154,9 +154,7 @@ impl World {
                 }
                 first.execute("select pg_reload_conf()").await;
                 first.wait_value("show timezone", "Asia/Tokyo").await;
-                let admin = first.admin().await;
-                admin.batch_execute("set statement_timeout = 0").await.expect("a setting");
-                Some(admin)
+                Some(first.admin().await)
             }
         };
         World { cluster, admins, replica, dirty: true, sessions: 0 }
