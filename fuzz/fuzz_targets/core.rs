@@ -31,6 +31,7 @@ impl World {
         let node = |i: u16, role| NodeView {
             node: Arc::new(Node::new(NodeId(i), format!("n{i}"))),
             address: Address::Tcp(([127, 0, 0, 1], i).into()),
+            socket: None,
             role,
             usable: true,
             weight: 10,

@@ -46,6 +46,7 @@ fn core() -> Core {
     let node = NodeView {
         node: Arc::new(Node::new(NodeId(0), "n0")),
         address: Address::Tcp(([127, 0, 0, 1], 1).into()),
+        socket: None,
         role: Role::Primary,
         usable: true,
         weight: 10,

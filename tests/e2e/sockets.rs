@@ -1,8 +1,8 @@
-//! Unix sockets for clients: permissions.
+//! Unix sockets: of the proxy, with their permissions; of servers, configured or found on the proxy's host.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use kingpost_tests::{Cluster, DATABASE, Kingpost, ShowLogs, USER, unique};
+use kingpost_tests::{Cluster, Cut, DATABASE, Kingpost, KingpostBuilder, ShowLogs, USER, unique, user};
 use toml::Table;
 
 use crate::common::{only_kingpost, value};
@@ -107,4 +107,86 @@ async fn servers_are_reached_by_unix_sockets() {
     cluster.nodes()[1].promote().await;
     let client = connect(&kingpost, "bert", "", "second").await;
     client.batch_execute("CREATE TEMP TABLE written (n int)").await.unwrap();
+}
+
+/// Where a server's session comes from: its port, or the socket.
+const WAY: &str = "SELECT coalesce(inet_server_port()::text, 'socket')";
+
+/// A server of this host gets connections by its Unix socket, found by the proxy, from users of whom it asks the same there as by TCP.
+#[tokio::test]
+async fn a_local_server_is_reached_by_its_socket_where_that_is_as_strict() {
+    if only_kingpost() {
+        return;
+    }
+    let dir = kingpost_tests::new_dir("local");
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let hba = |strict: &str| {
+        format!(
+            "local all postgres trust\nlocal all same scram-sha-256\nlocal all strict {strict}\nlocal all lax trust\n\
+             local all open trust\nhost replication all 127.0.0.1/32 trust\nhost all postgres 127.0.0.1/32 trust\n\
+             host all open 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
+        )
+    };
+    let builder = Cluster::builder().hba(&hba("reject"));
+    let cluster = builder.setting("unix_socket_directories", &format!("@none, {}", dir.display())).start().await;
+    let _logs = ShowLogs(cluster.dir());
+    let primary = cluster.primary();
+    for role in ["same", "strict", "lax", "open"] {
+        primary.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD 'of {role}'")).await;
+    }
+    let forwarder = Cut::to(primary.port());
+    let builder = || -> KingpostBuilder {
+        ["same", "strict", "open"]
+            .into_iter()
+            .fold(Kingpost::of(&cluster), |kingpost, role| {
+                kingpost.add("proxy.users", user(role, &format!("of {role}")))
+            })
+            .add("proxy.users", user("lax", "wrong"))
+            .set("proxy.pool.size", 1)
+            .set("proxy.workers", 1)
+    };
+    let kingpost = builder().start().await;
+    let way = async |kingpost: &Kingpost, role: &str| value(&connect(kingpost, role, "", DATABASE).await, WAY).await;
+    let (socket, tcp) = ("socket".to_owned(), primary.port().to_string());
+    assert_eq!(way(&kingpost, "same").await, socket);
+    assert_eq!(way(&kingpost, "strict").await, tcp);
+    // The first shows that TCP asks for as little as the socket.
+    assert_eq!(way(&kingpost, "open").await, tcp);
+    let console = crate::console::console(&kingpost).await;
+    console.simple_query("RECONNECT").await.unwrap();
+    assert_eq!(way(&kingpost, "open").await, socket);
+    // The socket would let this user in without a password.
+    let mut config = kingpost.endpoint().config();
+    config.user("lax").dbname(DATABASE);
+    let error = match kingpost.endpoint().try_connect(&config).await {
+        Ok(client) => client.simple_query(WAY).await.expect_err("a wrong password by TCP"),
+        Err(error) => error,
+    };
+    assert!(format!("{error:?}").contains("password authentication failed"), "{error:?}");
+
+    // The server reads another pg_hba.conf.
+    primary.replace_hba(&hba("scram-sha-256"));
+    primary.execute("SELECT pg_reload_conf()").await;
+    let reconnected = async |role: &str, expected: &str| {
+        console.simple_query("RECONNECT").await.unwrap();
+        Some(way(&kingpost, role).await).filter(|way| way == expected)
+    };
+    cluster.wait("the socket, after the reload", async || reconnected("strict", &socket).await).await;
+    std::fs::remove_file(dir.join(format!(".s.PGSQL.{}", primary.port()))).unwrap();
+    cluster.wait("TCP, after the socket's file is gone", async || reconnected("same", &tcp).await).await;
+    drop(kingpost);
+
+    // A forwarder may be there for a reason, and an operator may not want sockets.
+    let mut through = Table::new();
+    through.insert("name".into(), "n0".into());
+    through.insert("address".into(), format!("127.0.0.1:{}", forwarder.port()).into());
+    primary.stop().await;
+    primary.start().await;
+    for (kingpost, expected) in [
+        (builder().start().await, &socket),
+        (builder().set("cluster.nodes", vec![toml::Value::Table(through)]).start().await, &tcp),
+        (builder().set("cluster.local_sockets", false).start().await, &tcp),
+    ] {
+        assert_eq!(&way(&kingpost, "same").await, expected);
+    }
 }

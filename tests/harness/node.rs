@@ -99,17 +99,18 @@ impl Node {
         }
         text.push_str("include_if_exists = 'dynamic.conf'\n");
         std::fs::write(dir.join("postgresql.conf"), text).expect("write postgresql.conf");
-        if let Some(hba) = hba {
-            std::fs::write(dir.join("pg_hba.conf"), hba).expect("write pg_hba.conf");
-        }
-        Node {
+        let node = Node {
             name: name.into(),
             dir,
             logs: logs.into(),
             port,
             process: Mutex::new(None),
             dynamic: Mutex::new(Dynamic::default()),
+        };
+        if let Some(hba) = hba {
+            node.replace_hba(hba);
         }
+        node
     }
 
     /// Takes a data directory that something else made, with its own settings but for the port.
@@ -147,6 +148,14 @@ impl Node {
     /// Returns the endpoint for direct connections of the tests' clients.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint::new(self.port(), &self.logs)
+    }
+
+    /// Writes another `pg_hba.conf`, which the server reads with its next reload.
+    ///
+    /// # Panics
+    /// When the file cannot be written.
+    pub fn replace_hba(&self, hba: &str) {
+        std::fs::write(self.dir.join("pg_hba.conf"), hba).expect("write pg_hba.conf");
     }
 
     /// Returns the log so far.

@@ -1,7 +1,10 @@
 //! A prober's session: the queries to a node, and the meaning of its answers.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::timeout;
 use tokio_postgres::Statement;
 use tokio_postgres::types::PgLsn;
 use tracing::{info, warn};
@@ -9,8 +12,9 @@ use watermark::Lsn;
 use wire::control::Settings;
 
 use crate::decide::{Facts, Position};
+use crate::local_socket;
 use crate::offer::{self, ASK_ROLE, ASK_SNAPSHOT, Numbers, Offered};
-use crate::probe::{ProbeError, Prober, Session, connect};
+use crate::probe::{ProbeError, Prober, Reached, Session, connect};
 
 /// `standby` is read first and once: a server leaves recovery but does not return to it, so the columns for a standby can still be answered when it
 /// has just been promoted. The timeline that is followed is the one being received; a standby that receives nothing has only the control file, which
@@ -62,6 +66,7 @@ pub(crate) struct Watched {
     pub(crate) slots_held: u64,
     /// [`NodeView::settings`](crate::NodeView::settings) as of the last complete answer.
     pub(crate) settings: u64,
+    socket: Option<Arc<Path>>,
 }
 
 impl Watched {
@@ -77,6 +82,11 @@ impl Watched {
             Numbers::None => ASK_ROLE,
         };
         let ask = session.client.prepare(text).await?;
+        let socket = match prober.config.may_use_local_sockets() {
+            // Time for the questions of the probe must be left.
+            true => timeout(prober.config.probe_timeout / 4, local_socket::find(&session, &prober.config)).await,
+            false => Ok(None),
+        };
         Ok(Watched {
             session,
             offered,
@@ -86,7 +96,13 @@ impl Watched {
             fresh: true,
             slots_held: 0,
             settings: settings_number(opened()),
+            socket: socket.ok().flatten(),
         })
+    }
+
+    /// Returns the addresses at which this session has reached the node.
+    pub(crate) fn reached(&self) -> Reached {
+        Reached { address: self.session.address.clone(), socket: self.socket.clone() }
     }
 
     /// Queries only the position of a standby: None if that is not possible without the complete query, and `ask` must be used. Possible for a

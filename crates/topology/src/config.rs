@@ -42,6 +42,10 @@ use std::time::Duration;
         /// Shortest time between two questions to the primary about its LSN while several sessions wait for one; three times as long between two that
         /// make it flush its log (`[proxy.gate]`, flush).
         pub oracle_pace: Duration = Duration::from_millis(1);
+        /// Clients' connections to a server on this host go through its Unix socket, which costs less than TCP: if the server itself names the
+        /// socket (pg_monitor may read that), the file is there, and `[cluster.tls]` mode is "disable" or "prefer". A user whom pg_hba.conf refuses
+        /// there, or asks for less than over TCP, goes on by TCP.
+        pub local_sockets: bool = true;
         /// The servers. Which one is primary is found out, not configured.
         pub nodes: Vec<NodeConfig> = Vec::new(), shown_table();
         /// A registry that has the list of nodes, instead of `[[cluster.nodes]]` here: the instances of a service. Which of them is primary, and how
@@ -285,6 +289,11 @@ impl ClusterConfig {
     /// The first error in them.
     pub fn connector(&self) -> Result<Option<tls::Connector>, StartError> {
         Ok(tls::Connector::new(&self.tls)?)
+    }
+
+    /// True if connections may go through a server's Unix socket in place of its TCP address.
+    pub(crate) fn may_use_local_sockets(&self) -> bool {
+        self.local_sockets && matches!(self.tls.mode, tls::ConnectMode::Disable | tls::ConnectMode::Prefer)
     }
 
     /// Checks that a topology can be started with this configuration, without reading files (see [`connector`](Self::connector)).

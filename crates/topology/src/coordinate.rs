@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -41,6 +42,7 @@ struct Member {
     config: Option<NodeConfig>,
     target: Target,
     address: Address,
+    socket: Option<Arc<Path>>,
     /// The number of its configuration.
     settings: u64,
     signal: Arc<Signal>,
@@ -144,6 +146,7 @@ impl Coordinator {
                     if member.target != target || member.config.is_none() {
                         moved.push(member.node.id);
                         member.address = unresolved(&target);
+                        member.socket = None;
                         member.target = target;
                         member.prober = None;
                     }
@@ -155,6 +158,7 @@ impl Coordinator {
                         node: Arc::new(Node::new(id, node.name.clone())),
                         config: Some(node.clone()),
                         address: unresolved(&target),
+                        socket: None,
                         target,
                         settings: 0,
                         signal: Arc::new(Signal::default()),
@@ -171,6 +175,10 @@ impl Coordinator {
             }
         }
         for index in 0..self.members.len() {
+            if restart {
+                // TLS may be required from now on.
+                self.members[index].socket = None;
+            }
             if self.members[index].config.is_some() && (restart || self.members[index].prober.is_none()) {
                 self.probe(index);
             }
@@ -207,8 +215,8 @@ impl Coordinator {
         if member.config.is_none() || member.generation != message.generation {
             return;
         }
-        if let Some(address) = message.address {
-            member.address = address;
+        if let Some(reached) = message.reached {
+            (member.address, member.socket) = (reached.address, reached.socket);
         }
         if let Report::Up(facts) = &message.report {
             member.node.reported.position.store(facts.log_position().0, Ordering::Relaxed);
@@ -254,6 +262,7 @@ impl Coordinator {
             .map(|(member, outcome)| NodeView {
                 node: Arc::clone(&member.node),
                 address: member.address.clone(),
+                socket: member.socket.clone(),
                 role: outcome.role,
                 usable: outcome.usable,
                 weight: outcome.weight,
@@ -373,7 +382,7 @@ impl Coordinator {
 
 fn same(a: &View, b: &View) -> bool {
     let node = |(a, b): (&NodeView, &NodeView)| {
-        a.address == b.address
+        (&a.address, &a.socket) == (&b.address, &b.socket)
             && (a.role, a.usable, a.weight, a.settings) == (b.role, b.usable, b.weight, b.settings)
             && a.zone == b.zone
     };

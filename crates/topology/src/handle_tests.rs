@@ -10,6 +10,7 @@ fn view(primary: Option<NodeId>) -> View {
     let node = |index: u16| NodeView {
         node: Arc::new(Node::new(NodeId(index), format!("n{index}"))),
         address: Address::Tcp(([127, 0, 0, 1], 1).into()),
+        socket: None,
         role: if primary == Some(NodeId(index)) { Role::Primary } else { Role::Replica },
         usable: true,
         weight: 10,

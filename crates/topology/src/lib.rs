@@ -40,6 +40,7 @@ mod facts;
 mod flush;
 mod handle;
 mod lag;
+mod local_socket;
 mod offer;
 mod oracle;
 mod outcome;

@@ -1,7 +1,7 @@
 //! One task a node: keeps a session, asks it, reports.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -59,14 +59,23 @@ impl Signal {
     }
 }
 
-/// Message of a prober: its report, and the address that it last reached.
+/// Addresses at which a prober has reached its node.
+#[derive(Debug, Clone)]
+pub(crate) struct Reached {
+    /// The configured address, resolved.
+    pub(crate) address: Address,
+    /// The Unix socket of a server that was reached by TCP on this host.
+    pub(crate) socket: Option<Arc<Path>>,
+}
+
+/// Message of a prober: its report, and the addresses that it last reached.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) node: NodeId,
     /// Generation of the prober: reports of a replaced prober are ignored.
     pub(crate) generation: u64,
     pub(crate) report: Report,
-    pub(crate) address: Option<Address>,
+    pub(crate) reached: Option<Reached>,
     /// Bytes of WAL that the node keeps for the slot that is furthest behind; None: not in this answer.
     pub(crate) slots_held: Option<u64>,
     /// Number of the node's configuration; None: likewise.
@@ -143,6 +152,8 @@ pub(crate) struct Session {
     pub(crate) client: Arc<Client>,
     pub(crate) closed: JoinHandle<()>,
     pub(crate) address: Address,
+    /// This end of a TCP connection.
+    pub(crate) ours: Option<SocketAddr>,
 }
 
 /// Connects and logs in, as `application`, to a server in a session with these settings; or to a proxy's console, without. Resolves names anew
@@ -168,7 +179,7 @@ pub(crate) async fn connect(
                 .await
                 .map_err(|source| ProbeError::Connect { to: path.display().to_string(), source })?;
             let (client, connection) = login.connect_raw(stream, NoTls).await?;
-            drive(client, connection, Address::Unix(PathBuf::clone(path)))
+            drive(client, connection, Address::Unix(PathBuf::clone(path)), None)
         }
         Target::Tcp { host, port } => 'reached: {
             let found: Vec<SocketAddr> = tokio::net::lookup_host((host.as_str(), *port))
@@ -195,15 +206,16 @@ pub(crate) async fn connect(
                     Ok(stream) => {
                         // Only time is lost if one of them fails.
                         let _ = (stream.set_nodelay(true), notice_silence(&stream));
+                        let ours = stream.local_addr().ok();
                         let address = Address::Tcp(address);
                         break 'reached match secure {
                             None => {
                                 let (client, connection) = login.connect_raw(stream, NoTls).await?;
-                                drive(client, connection, address)
+                                drive(client, connection, address, ours)
                             }
                             Some(target) => {
                                 let (client, connection) = login.connect_raw(stream, Named::from(target)).await?;
-                                drive(client, connection, address)
+                                drive(client, connection, address, ours)
                             }
                         };
                     }
@@ -227,14 +239,19 @@ fn notice_silence(stream: &TcpStream) -> rustix::io::Result<()> {
     sockopt::set_tcp_keepintvl(stream, KEEPALIVE)
 }
 
-fn drive<S, T>(client: Client, connection: tokio_postgres::Connection<S, T>, address: Address) -> Session
+fn drive<S, T>(
+    client: Client,
+    connection: tokio_postgres::Connection<S, T>,
+    address: Address,
+    ours: Option<SocketAddr>,
+) -> Session
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
     // The way it ended does not matter: users of the client get the error, and a prober only needs to know that it ended.
     let closed = tokio::spawn(async move { drop(connection.await) });
-    Session { client: Arc::new(client), closed, address }
+    Session { client: Arc::new(client), closed, address, ours }
 }
 
 // === impl Next ===
@@ -285,7 +302,7 @@ impl Prober {
                     None => watched.ask().await,
                 }
             });
-            let (report, address) = match probe.await.unwrap_or(Err(ProbeError::Timeout(limit))) {
+            let (report, reached) = match probe.await.unwrap_or(Err(ProbeError::Timeout(limit))) {
                 Ok(facts) => {
                     failures = 0;
                     standby = match facts.position {
@@ -295,7 +312,7 @@ impl Prober {
                         }
                         Position::Primary { .. } | Position::Disowned => None,
                     };
-                    (Report::Up(facts), session.as_ref().map(|watched| watched.session.address.clone()))
+                    (Report::Up(facts), session.as_ref().map(Watched::reached))
                 }
                 Err(error) => {
                     self.shared.note_refusal(&error);
@@ -306,7 +323,7 @@ impl Prober {
             };
             let slots_held = session.as_ref().map(|watched| watched.slots_held);
             let settings = session.as_ref().map(|watched| watched.settings);
-            if !self.send(report, address, slots_held, settings).await {
+            if !self.send(report, reached, slots_held, settings).await {
                 return;
             }
             let Some(next) = self.pause(&mut session, failures, standby, &mut awaited).await else {
@@ -323,12 +340,12 @@ impl Prober {
     async fn send(
         &self,
         report: Report,
-        address: Option<Address>,
+        reached: Option<Reached>,
         slots_held: Option<u64>,
         settings: Option<u64>,
     ) -> bool {
         let (node, generation) = (self.node, self.generation);
-        let message = Message { node, generation, report, address, slots_held, settings };
+        let message = Message { node, generation, report, reached, slots_held, settings };
         self.reports.send(message).await.is_ok()
     }
 

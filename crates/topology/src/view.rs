@@ -1,7 +1,7 @@
 //! Snapshot of a cluster for its readers.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -122,6 +122,8 @@ pub struct NodeView {
     pub node: Arc<Node>,
     /// Resolved address. Meaningful once `usable`: until a name has been resolved it is 0.0.0.0.
     pub address: Address,
+    /// Unix socket of the same server, if it is on this host and `address` is TCP: a shorter way for connections that need no TLS.
+    pub socket: Option<Arc<Path>>,
     /// Role.
     pub role: Role,
     /// True if the node may be given new work: reached by the last probes, not ejected; for a replica also: lag within the limit.

@@ -7,6 +7,7 @@
 mod budget;
 mod crowd;
 mod greetings;
+mod local_socket;
 mod pools;
 mod room;
 
@@ -14,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use topology::{NodeId, Role};
+use topology::{Address, NodeId, Role};
 use wire::Sqlstate;
 
 use crate::config::PoolMode;
@@ -35,6 +36,7 @@ use budget::Full;
 pub(crate) use budget::{Budget, Budgets, MOST_WORKERS};
 pub(in crate::core) use crowd::Crowd;
 use greetings::Greetings;
+pub(in crate::core) use local_socket::LocalSocket;
 pub(in crate::core) use pools::Pools;
 
 /// A database, by the name that clients use, and a user.
@@ -126,6 +128,8 @@ pub(in crate::core) struct PoolNode {
     failed: Option<Box<Failed>>,
     /// Selection of the secret that the node is offered.
     pub secret_selection: SecretSelection,
+    /// Choice between the node's Unix socket and TCP.
+    pub local_socket: LocalSocket,
     /// True if the node refused the login; it may be a replica on which the database does not exist yet.
     pub refused: bool,
     /// True if another worker was asked for a connection.
@@ -467,6 +471,7 @@ impl Core {
                 failures: 0,
                 failed: None,
                 secret_selection: SecretSelection::default(),
+                local_socket: LocalSocket::default(),
                 refused: false,
                 asked: false,
                 published: false,
@@ -1094,13 +1099,44 @@ impl Core {
     pub(in crate::core) fn open(&mut self, p: usize, node: NodeId) {
         let index = self.servers.vacant_key();
         let token = self.token(Kind::Server, index);
-        self.servers.insert(Server::new(token, p, node, self.params.none().clone(), self.now));
+        let mut server = Server::new(token, p, node, self.params.none().clone(), self.now);
+        let socket = self.local_socket(p, node);
+        server.by_socket = socket.is_some();
+        self.servers.insert(server);
         self.pools[p].servers += 1;
         self.metrics.servers.add(1);
-        match self.address(node) {
+        match socket.or_else(|| self.address(node)) {
             Some(address) => self.effects.push(Effect::Connect { token, address }),
             None => debug_assert!(false, "a node of the view has an address"),
         }
+    }
+
+    /// Returns the node's Unix socket, if the pool's next connection may go there.
+    fn local_socket(&mut self, p: usize, node: NodeId) -> Option<Address> {
+        let view = self.view.node(node)?;
+        let path = view.socket.as_ref()?;
+        let place = self.pools[p].nodes.get_mut(usize::from(node.0))?;
+        place.local_socket.may_try(view.settings, self.now).then(|| Address::Unix(path.to_path_buf()))
+    }
+
+    /// Gives up a connection by the node's Unix socket, and has the next one opened at once: a note in the pool's choice sends it by TCP.
+    pub(in crate::core) fn leave_socket(
+        &mut self,
+        s: usize,
+        why: &str,
+        note: impl FnOnce(&mut LocalSocket, u64, Instant),
+    ) {
+        let (p, node) = (self.servers[s].pool, self.servers[s].node);
+        let view = self.view.node(node);
+        let settings = view.map_or(0, |view| view.settings);
+        note(&mut self.pools[p].nodes[usize::from(node.0)].local_socket, settings, self.now);
+        tracing::info!(
+            node = view.map(|view| view.node.name.as_str()),
+            why,
+            "a connection by the server's Unix socket goes on by TCP"
+        );
+        self.drop_server(s);
+        self.pump(p);
     }
 
     /// Takes a connection that is open and logged in into the pool.

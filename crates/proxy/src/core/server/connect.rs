@@ -25,6 +25,8 @@ enum Failure {
     Node(String),
     /// The server refused this user or database, so waiting would not help.
     Refused(Vec<u8>),
+    /// The Unix socket is not to be used.
+    Socket(String),
     /// The server accepts no more connections: of this user, to this database, or at all.
     Full(String, Crowd),
 }
@@ -35,6 +37,9 @@ impl Core {
             return;
         }
         let node = self.servers[s].node;
+        if self.servers[s].by_socket {
+            return self.begin_server_login(s);
+        }
         let Some(address) = self.address(node) else {
             return self.open_failed(s, "the node is no longer known", false);
         };
@@ -274,8 +279,10 @@ impl Core {
             })
         };
         let unexpected = || Failure::Node("authentication messages out of order".into());
-        match payload::authentication(data).ok_or_else(unexpected)? {
-            Authentication::Ok => {}
+        let asked = payload::authentication(data).ok_or_else(unexpected)?;
+        self.servers[s].proof_asked |= !matches!(asked, Authentication::Ok);
+        match asked {
+            Authentication::Ok => return self.is_let_in(s),
             Authentication::Cleartext => {
                 let node = self.servers[s].node;
                 let local = matches!(self.address(node), Some(Address::Unix(_)));
@@ -339,8 +346,43 @@ impl Core {
         Ok(())
     }
 
+    /// Handles the server's word that the login is done.
+    fn is_let_in(&mut self, s: usize) -> Result<(), Failure> {
+        let server = &self.servers[s];
+        let (by_socket, proof_asked, node) = (server.by_socket, server.proof_asked, server.node);
+        let Some(settings) = self.view.node(node).filter(|view| view.socket.is_some()).map(|view| view.settings) else {
+            return Ok(());
+        };
+        // The connections of listeners and tunnels are in no pool, and they go by TCP only.
+        if server.listener || server.tunnel.is_some() {
+            return Ok(());
+        }
+        let choice = &mut self.pools[server.pool].nodes[usize::from(node.0)].local_socket;
+        if !by_socket {
+            choice.tcp_login(settings, proof_asked);
+        } else if !proof_asked && !choice.asked_for_nothing(settings) {
+            return Err(Failure::Socket("it asks for no proof there, and perhaps for one by TCP".into()));
+        }
+        Ok(())
+    }
+
+    /// True if the server may let this user in by TCP, where pg_hba.conf has other rules.
+    fn is_refused_at_socket(&self, s: usize, error: &[u8]) -> bool {
+        self.servers[s].by_socket && payload::sqlstate(error).is_some_and(|code| code.0.starts_with(b"28"))
+    }
+
     fn login_failed(&mut self, s: usize, failure: Failure) {
         match failure {
+            // Its state says already why.
+            Failure::Socket(why) => self.leave_socket(s, &why, |_, _, _| ()),
+            Failure::Refused(error) if self.is_refused_at_socket(s, &error) => {
+                let is_password = payload::sqlstate(&error) == Some(Sqlstate::INVALID_PASSWORD);
+                self.leave_socket(s, &payload::error_message(&error), |choice, settings, now| match is_password {
+                    // Another password may be right at both.
+                    true => choice.failed(settings, now),
+                    false => choice.refused(settings),
+                });
+            }
             Failure::Refused(error) if self.offers_another_secret(s, &error) => {
                 self.open_failed(s, &payload::error_message(&error), false);
             }

@@ -98,6 +98,10 @@ pub(crate) struct Server {
     /// Clean-up that is due before another client gets the connection.
     pub(in crate::core) cleaning: Cleaning,
 
+    /// True if the connection goes to the Unix socket of a server whose configured address is TCP.
+    pub(in crate::core) by_socket: bool,
+    /// True if the server has asked for a proof of who logs in.
+    pub(in crate::core) proof_asked: bool,
     /// The FATAL error that the server sent before it closed.
     pub(in crate::core) fatal: Option<LastWord>,
     /// Set if the connection speaks TLS; holds the data for SCRAM channel binding.
@@ -316,6 +320,8 @@ impl Server {
             meter: Meter { measured: 0, answered: 0, timing: Timing::none(now), ended: None, rows: 0, error: None },
             own: Own::default(),
             cleaning: Cleaning::default(),
+            by_socket: false,
+            proof_asked: false,
             fatal: None,
             identity: None,
             key: (0, Vec::new()),

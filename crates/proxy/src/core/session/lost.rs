@@ -8,7 +8,7 @@ use super::client::{Aborted, Attempts, PassThrough, Phase};
 use super::login::error;
 use super::termination::{Cause, InFlight, Loss, Outcome, cause, outcome};
 use crate::core::parameters::Applied;
-use crate::core::pool::NodeRequest;
+use crate::core::pool::{LocalSocket, NodeRequest};
 use crate::core::prepared::StatementName;
 use crate::core::server::{Cleaning, LastWord, Note, Request, ServerPhase, Work};
 use crate::core::{Core, Effect};
@@ -174,6 +174,9 @@ impl Core {
             return self.tunnel_lost(s, &why);
         }
         if !matches!(server.phase, ServerPhase::Ready) {
+            if self.servers[s].by_socket {
+                return self.leave_socket(s, &why, LocalSocket::failed);
+            }
             return self.open_failed(s, &why, true);
         }
         let node = server.node;

@@ -2,12 +2,14 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rcgen::{CertificateParams, KeyPair};
 use tls::{ClientCert, ConnectConfig, ConnectMode, Identity, ListenConfig, ListenMode};
 use topology::{Address, ClusterConfig, Node, NodeConfig, NodeId, NodeView, Role, Term, Topology, View};
+use wire::Sqlstate;
 use wire::message::{self, Status};
 
 use crate::config::{AuthMethod, ProxyConfig, UserConfig};
@@ -21,6 +23,8 @@ const GSS: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x30];
 struct World {
     core: Core,
     now: Instant,
+    /// Address of the last connection to a server.
+    way: Address,
     _files: tempfile::TempDir,
 }
 
@@ -54,6 +58,16 @@ fn user(name: &str, auth: Option<AuthMethod>) -> UserConfig {
 
 impl World {
     fn new(auth: AuthMethod, mode: ListenMode, client_cert: ClientCert, servers: ConnectMode) -> World {
+        World::with_socket(auth, mode, client_cert, servers, None)
+    }
+
+    fn with_socket(
+        auth: AuthMethod,
+        mode: ListenMode,
+        client_cert: ClientCert,
+        servers: ConnectMode,
+        socket: Option<&str>,
+    ) -> World {
         let files = tempfile::tempdir().unwrap();
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(vec!["proxy".to_owned()]).unwrap().self_signed(&key).unwrap();
@@ -77,6 +91,7 @@ impl World {
         let node = NodeView {
             node: Arc::new(Node::new(NodeId(0), "n0")),
             address: Address::Tcp(([127, 0, 0, 1], 5432).into()),
+            socket: socket.map(|path| Path::new(path).into()),
             role: Role::Primary,
             usable: true,
             weight: 10,
@@ -92,7 +107,7 @@ impl World {
         let shared = Shared::new(topology, 1, [7; 32]);
         let now = Instant::now();
         let core = Core::new(0, shared, Arc::new(Settings::new(&config).unwrap()), Arc::default(), now);
-        World { core, now, _files: files }
+        World { core, now, way: Address::Tcp(([0; 4], 0).into()), _files: files }
     }
 
     fn settle(&mut self, of: Token) -> Came {
@@ -116,7 +131,10 @@ impl World {
                         Secure::Connect(_) => "connect",
                     });
                 }
-                Effect::Connect { token, .. } => came.connect = Some(token),
+                Effect::Connect { token, address } => {
+                    came.connect = Some(token);
+                    self.way = address;
+                }
                 Effect::Close { token, last } if token == of => {
                     came.out.extend(last);
                     came.closed = true;
@@ -125,6 +143,14 @@ impl World {
             }
         }
         came
+    }
+
+    /// Returns how the last connection to a server goes.
+    fn way(&self) -> &'static str {
+        match self.way {
+            Address::Tcp(_) => "tcp",
+            Address::Unix(_) => "socket",
+        }
     }
 
     fn client(&mut self) -> Token {
@@ -380,5 +406,72 @@ fn a_server_gets_a_password_in_clear_over_tls_only() {
         world.settle(server);
         let came = world.gives(server, b"R\0\0\0\x08\0\0\0\x03");
         assert_eq!((came.says("secret"), came.closed), (good, !good), "{came:?}");
+    }
+}
+
+#[test]
+fn a_local_socket_lets_in_nobody_whom_tcp_keeps_out() {
+    const OPEN: &[u8] = b"R\0\0\0\x08\0\0\0\0";
+    const CLEAR: &[u8] = b"R\0\0\0\x08\0\0\0\x03";
+    const MD5: &[u8] = b"R\0\0\0\x0c\0\0\0\x05salt";
+    let said = |code: &str| {
+        let mut out = Vec::new();
+        crate::core::session::error(&mut out, Sqlstate(code.as_bytes().try_into().unwrap()), "no");
+        out
+    };
+    let (refused, password, unknown) = (said("28000"), said("28P01"), said("3D000"));
+    for (case, socket, tcp, next) in [
+        // By the socket; behind it by TCP, if that is tried; the way of the pool's next connection.
+        ("the same proof", &[MD5, OPEN].concat()[..], None, "socket"),
+        ("no proof at both", OPEN, Some(OPEN), "socket"),
+        ("no proof at the socket only", OPEN, Some(MD5), "tcp"),
+        ("a password in clear", CLEAR, Some(MD5), "tcp"),
+        ("a role that may not", &refused, Some(MD5), "tcp"),
+        ("a wrong password", &password, Some(MD5), "tcp"),
+        ("no such database", &unknown, None, "socket"),
+        ("no server", b"", Some(MD5), "tcp"),
+    ] {
+        let socket_path = "/run/postgresql/.s.PGSQL.5432";
+        let mut world = World::with_socket(
+            AuthMethod::Md5,
+            ListenMode::Allow,
+            ClientCert::None,
+            ConnectMode::Prefer,
+            Some(socket_path),
+        );
+        let client = world.client();
+        let came = world.gives(client, &login());
+        let salt: [u8; 4] = came.out[9..].try_into().unwrap();
+        let mut answer = Vec::new();
+        message::password(&mut answer, &wire::md5::Verifier::new("u", "secret").answer(salt));
+        let server = world.gives(client, &answer).connect.unwrap();
+        assert_eq!(world.way(), "socket", "{case}");
+        if socket.is_empty() {
+            world.core.closed(server, "no such file");
+        } else {
+            world.core.connected(server);
+            assert!(world.settle(server).says("kingpost"), "{case}: the login, without a request for TLS");
+            world.core.received(server, socket);
+        }
+        let came = world.settle(server);
+        assert!(!came.says("secret"), "{case}: no password in clear");
+        if let Some(tcp) = tcp {
+            let server = came.connect.unwrap_or_else(|| panic!("{case}: another connection"));
+            assert_eq!(world.way(), "tcp", "{case}");
+            world.core.connected(server);
+            world.settle(server);
+            world.gives(server, b"N");
+            world.core.received(server, tcp);
+            let mut rest = Vec::new();
+            if tcp == MD5 {
+                rest.extend_from_slice(OPEN);
+            }
+            message::ready(&mut rest, Status::Idle);
+            world.core.received(server, &rest);
+            world.settle(server);
+        }
+        world.core.open_one(0, NodeId(0));
+        world.settle(server);
+        assert_eq!(world.way(), next, "{case}");
     }
 }

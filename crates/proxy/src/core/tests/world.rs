@@ -189,6 +189,7 @@ fn view(nodes: &[Arc<Node>], primary: Option<usize>, timeline: u32) -> View {
     let entry = |(i, node): (usize, &Arc<Node>)| NodeView {
         node: node.clone(),
         address: Address::Tcp(([127, 0, 0, 1], 1000 + i as u16).into()),
+        socket: None,
         role: if Some(i) == primary { Role::Primary } else { Role::Replica },
         usable: true,
         weight: 10,
