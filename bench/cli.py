@@ -71,6 +71,8 @@ def parser():
     text = "rows in each of sysbench's 4 tables (default 100000)"
     option(on, "--table-size", text, type=_positive, default=100_000, metavar="N")
     option(on, "--jobs", "pgbench's threads (default 2)", type=_positive, default=2, metavar="N")
+    text = "Unix sockets on both sides of direct, kingpost and pgbouncer, in place of TCP (pgbench's loads)"
+    option(on, "--sockets", text, action="store_true")
     option(on, "--pg-bin", "PostgreSQL's programs (default: PATH, then Debian's newest)", metavar="DIR")
     text = "where temporary data goes (default: the system's)"
     option(on, "--dir", text, type=pathlib.Path, metavar="DIR")

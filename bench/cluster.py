@@ -66,6 +66,7 @@ class Cluster:
     bin: pathlib.Path
     workspace: object
     max_connections: int
+    sockets: bool = False  # reached by Unix sockets, not by TCP
     ports: list = field(default_factory=list)
     postmasters: list = field(default_factory=list)
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -88,7 +89,13 @@ class Cluster:
 
     def settings(self):
         """Everything that is not PostgreSQL's default."""
-        return SETTINGS | {"max_connections": str(self.max_connections)}
+        directory = {"unix_socket_directories": str(self.socket_directory)} if self.sockets else {}
+        return SETTINGS | {"max_connections": str(self.max_connections)} | directory
+
+    @property
+    def socket_directory(self):
+        """Where the servers' Unix sockets are; None when they are reached by TCP."""
+        return self.workspace.path if self.sockets else None
 
     def version(self):
         """`PostgreSQL 15.18` or the like."""

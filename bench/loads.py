@@ -54,7 +54,7 @@ def _pgbench(cluster, endpoint, workspace, script, mode, clients, seconds, durat
     prefix = workspace.path / f"pgbench-{time.monotonic_ns()}"
     command = [
         cluster.bin / "pgbench",
-        *("-h", "127.0.0.1", "-p", endpoint.port, "-U", USER),
+        *("-h", endpoint.host, "-p", endpoint.port, "-U", USER),
         *("-n", "-b", "select-only" if select_only else "tpcb-like", "-M", mode),
         *("-c", clients, "-j", jobs, "-T", duration, "-P", 1),
         # Every transaction in the log would cost the client as much as some proxies cost: a tenth is plenty.

@@ -52,6 +52,7 @@ class Nodes:
     """Ports of the database servers a peer stands in front of; the first is the primary's."""
 
     ports: tuple
+    socket_directory: object = None  # of the servers' Unix sockets; None: by TCP
 
 
 class Peer:
@@ -63,6 +64,8 @@ class Peer:
     version_arguments = ("--version",)
     # Whether clients share server connections. One that doesn't cannot be asked to hold thousands of idle clients.
     pools = True
+    # Whether it is measured with Unix sockets on both sides.
+    sockets = False
 
     def __init__(self, binary):
         self.binary = binary
@@ -92,12 +95,17 @@ class Kingpost(Peer):
     programs = ("kingpost",)
     # None but where asked for: an older one compared with does not know them.
     proxy_settings, pool_settings = (), ()
+    sockets = True
 
     def command(self, workspace, directory, port, nodes, terms):
         self._metrics = free_port()
+        listen = [f'"127.0.0.1:{port}"']
+        if nodes.socket_directory:
+            # The servers' own sockets are found by the proxy.
+            listen.append(f'"{directory}/.s.PGSQL.{port}"')
         lines = [
             "[proxy]",
-            f'listen = ["127.0.0.1:{port}"]',
+            f"listen = [{', '.join(listen)}]",
             f"workers = {terms.workers}",
             *self.proxy_settings,
             'auth = "trust"',
@@ -137,6 +145,7 @@ class PgBouncer(Peer):
 
     kind = "pgbouncer"
     programs = ("pgbouncer",)
+    sockets = True
 
     def _number(self):
         found = re.search(r"(\d+)\.(\d+)", self.version)
@@ -151,11 +160,11 @@ class PgBouncer(Peer):
         users = workspace.write(directory / "users.txt", f'"{USER}" ""\n')
         lines = [
             "[databases]",
-            f"{DATABASE} = host=127.0.0.1 port={nodes.ports[0]} dbname={DATABASE}",
+            f"{DATABASE} = host={nodes.socket_directory or '127.0.0.1'} port={nodes.ports[0]} dbname={DATABASE}",
             "[pgbouncer]",
             "listen_addr = 127.0.0.1",
             f"listen_port = {port}",
-            "unix_socket_dir =",
+            f"unix_socket_dir = {directory if nodes.socket_directory else ''}".rstrip(),
             "auth_type = trust",
             f"auth_file = {users}",
             "pool_mode = transaction",
@@ -390,6 +399,7 @@ class Endpoint:
 
     port: int
     pid: int | None
+    host: str = "127.0.0.1"  # or the directory of its Unix socket
     login_seconds: dict = field(default_factory=dict)
 
 
@@ -397,12 +407,14 @@ class Endpoint:
 def running(target, inventory, workspace, cluster, terms, label=""):
     """The target, started and answering queries, for as long as the `with` block. Raises PeerUnavailable."""
     if target.peer is None:
-        yield Endpoint(cluster.primary, None)
+        yield Endpoint(cluster.primary, None, *([str(cluster.socket_directory)] if cluster.sockets else []))
         return
     peer = inventory.found.get(target.peer)
     if not peer:
         raise PeerUnavailable(inventory.missing.get(target.peer, "not found"))
-    nodes = Nodes(tuple(cluster.ports) if target.split else (cluster.primary,))
+    if cluster.sockets and not peer.sockets:
+        raise PeerUnavailable("measured by TCP only")
+    nodes = Nodes(tuple(cluster.ports) if target.split else (cluster.primary,), cluster.socket_directory)
     with ExitStack() as stack:
         for attempt in range(START_ATTEMPTS):
             directory = workspace.directory(f"{target.name}{label}-{attempt}-{time.monotonic_ns()}")
@@ -413,7 +425,7 @@ def running(target, inventory, workspace, cluster, terms, label=""):
                 break
         else:
             raise PeerUnavailable(f"does not start: {tail(log, 3) or 'it said nothing'}")
-        yield Endpoint(port, process.pid)
+        yield Endpoint(port, process.pid, *([str(directory)] if cluster.sockets else []))
 
 
 def _becomes_ready(peer, process, port, directory):

@@ -192,11 +192,12 @@ def conditions(results):
     """Versions and settings, everything that a figure depends on."""
     machine, settings = results["machine"], results["settings"]
     versions = "; ".join(f"{name}: {text}" for name, text in results["versions"].items() if text)
+    by = "Unix sockets" if settings.get("sockets") else "loopback TCP"
     lines = [
         f"- {machine['cpu']}, {machine['cores']} cores, {machine['memory_kib'] >> 20} GiB, {machine['system']}, "
         f"kernel {machine['kernel']}.",
         f"- {versions}." + (f" Kingpost at commit {results['commit']}." if results["commit"] else ""),
-        f"- Everything on loopback TCP, trust, no TLS; transaction mode; pools of {settings['pool']} a node (HAProxy "
+        f"- Everything on {by}, trust, no TLS; transaction mode; pools of {settings['pool']} a node (HAProxy "
         f"and direct: a server connection for each client); {settings['workers']} threads a proxy, "
         "PgBouncer one process.",
         f"- pgbench scale {settings['pgbench_scale']}, -j {settings['pgbench_jobs']}; PostgreSQL not at its defaults: "

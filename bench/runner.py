@@ -111,6 +111,7 @@ def execute(planned, inventory, workspace, pg_bin, options, out, save):
             "repetitions": options.repetitions,
             "pgbench_scale": options.scale,
             "pgbench_jobs": options.jobs,
+            "sockets": options.sockets,
             "sysbench": sysbench_options(options) if "sysbench" in families else [],
             "targets": {target.name: target.about for case in planned for target in case.targets},
         },
@@ -118,7 +119,7 @@ def execute(planned, inventory, workspace, pg_bin, options, out, save):
     }
     # A case's connections may still be ending when the next one's begin: twice, and every peer's pool.
     connections = 2 * busiest + options.pool * (len(peers) + 2) + 50
-    with Cluster(pg_bin, workspace, connections) as cluster:
+    with Cluster(pg_bin, workspace, connections, options.sockets) as cluster:
         out(f"PostgreSQL primary on port {cluster.primary}: loading data …")
         results["versions"]["postgresql"] = cluster.version()
         results["versions"]["pgbench"] = program_version([str(pg_bin / "pgbench"), "--version"])
