@@ -281,7 +281,8 @@ fn written_config(
          [registry]\nlisten = {registry:?}\nauth = \"none\"\nstore = {:?}\n\n\
          [console]\nlisten = \"{console}\"\n\n\
          [[console.tokens]]\nname = \"local\"\nsha256 = \"{}\"\nrole = \"operator\"\n\n\
-         [cluster]\nname = \"local\"\nuser = \"{}\"\ndatabase = \"postgres\"\n",
+         [cluster]\nname = \"local\"\nuser = \"{}\"\ndatabase = \"postgres\"\n\
+         # By TCP, so that inet_server_port() says which server has answered.\nlocal_sockets = false\n",
         format!("sqlite:{}", store.display()),
         process::token::hash(token),
         postgres::SUPERUSER
