@@ -63,7 +63,7 @@ def _count(target, inventory, workspace, cluster, workers, seconds):
         command = ["strace", "-f", "-qq", "-e", f"trace={CALLS}", "-o", str(log), "-p", str(endpoint.pid)]
         tracer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         stack.callback(stop, tracer, signal.SIGINT)
-        _attached(endpoint.pid, tracer.pid)
+        attached(endpoint.pid, tracer.pid)
         pgbench = [cluster.bin / "pgbench", "-h", "127.0.0.1", "-p", endpoint.port, "-U", USER, "-n", "-S"]
         pgbench += ["-c", CLIENTS, "-j", 2, "-T", int(seconds), DATABASE]
         said = workspace.call(pgbench, seconds + 60)
@@ -76,7 +76,7 @@ def _count(target, inventory, workspace, cluster, workers, seconds):
         return {"letters": letters / int(found[1]), "turns": turns / int(found[1]), "transactions": int(found[1])}
 
 
-def _attached(pid, tracer):
+def attached(pid, tracer):
     """Waits until each thread is traced."""
     until = time.monotonic() + 10
     while time.monotonic() < until:

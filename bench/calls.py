@@ -1,0 +1,104 @@
+"""`bench/run --only calls`: the system calls of a transaction, by name, of each proxy.
+
+`strace -c` counts them, and slows everything down: so no times are shown. A transaction of TPC-B is seven texts, so the least that a proxy needs
+without batches is a receive and a send for each on either side: 28. Batches need fewer.
+"""
+
+import re
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import ExitStack
+from statistics import median
+
+from bench.cluster import DATABASE, USER, Cluster
+from bench.errors import BenchError, PeerUnavailable, RunFailed
+from bench.peers import Terms, running
+from bench.plan import Target
+from bench.process import stop
+from bench.window import save
+from bench.workers import attached
+
+CLIENTS = 64
+# pgbench's script and protocol.
+LOADS = {"TPC-B simple": ("tpcb-like", "simple"), "TPC-B prepared": ("tpcb-like", "prepared"), "-S simple": ("select-only", "simple")}
+# Calls below this number a transaction are one row.
+FEW = 0.02
+
+
+def run(options, inventory, workspace, pg_bin, say, out):
+    """Measures; writes and returns the table."""
+    if not shutil.which("strace"):
+        raise BenchError("strace is not found on PATH (Debian: apt install strace)")
+    names = [name for name in inventory.found if name.startswith(("kingpost", "pgbouncer"))]
+    wanted = options.targets or ["kingpost", "kingpost-uring", "pgbouncer"]
+    chosen = [Target(name, name) for name in names if name in wanted]
+    if not chosen:
+        raise BenchError(f"none of {', '.join(wanted)} is here: {', '.join(names)}")
+    rows, name, text = [], time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-calls", ""
+    with Cluster(pg_bin, workspace, CLIENTS + options.pool + 50, options.sockets) as cluster:
+        cluster.load_pgbench(20, 300)
+        for repetition in range(options.repetitions):
+            for load in LOADS:
+                for target in chosen:
+                    try:
+                        calls = _count(target, inventory, workspace, cluster, load, options)
+                    except (PeerUnavailable, RunFailed, BenchError) as error:
+                        say(f"{load}, without {target.name}: {error}")
+                        continue
+                    say(f"{load}, {target.name}: {sum(calls.values()):.2f} calls")
+                    rows.append((target.name, repetition, load, calls))
+                    text = save(out, name, options.command, cluster.version(), rows, markdown(rows))
+    say(f"written: {name}.md and .json in {out.name}")
+    return text
+
+
+def _count(target, inventory, workspace, cluster, load, options):
+    """Calls a transaction, by name."""
+    script, mode = LOADS[load]
+    with ExitStack() as stack:
+        terms = Terms(options.pool, options.workers, CLIENTS + 100)
+        endpoint = stack.enter_context(running(target, inventory, workspace, cluster, terms))
+        log = workspace.path / "calls"
+        command = ["strace", "-c", "-f", "-qq", "-o", str(log), "-p", str(endpoint.pid)]
+        tracer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        stack.callback(stop, tracer, signal.SIGINT)
+        attached(endpoint.pid, tracer.pid)
+        pgbench = [cluster.bin / "pgbench", "-h", endpoint.host, "-p", endpoint.port, "-U", USER, "-n", "-b", script, "-M", mode]
+        pgbench += ["-c", CLIENTS, "-j", 2, "-T", int(options.seconds), DATABASE]
+        said = workspace.call(pgbench, options.seconds + 60)
+        # It detaches, and its table is whole.
+        stop(tracer, signal.SIGINT)
+        found = re.search(r"transactions actually processed: (\d+)", said)
+        if not found or int(found[1]) == 0:
+            raise RunFailed("pgbench has done nothing")
+        return {call: count / int(found[1]) for call, count in counts(log.read_text(encoding="utf-8")).items()}
+
+
+def counts(table):
+    """The calls in a table of `strace -c`."""
+    rows = re.findall(r"^\s*[\d.]+\s+[\d.]+\s+\d+\s+(\d+)\s+(?:\d+\s+)?(\w+)$", table, re.MULTILINE)
+    return {call: int(number) for number, call in rows if call != "total"}
+
+
+def markdown(rows):
+    """Medians over the repetitions: a table for each load, a column for each target."""
+    lines = []
+    for load in LOADS:
+        targets = list(dict.fromkeys(row[0] for row in rows if row[2] == load))
+        if not targets:
+            continue
+        of = {target: [row[3] for row in rows if (row[0], row[2]) == (target, load)] for target in targets}
+        mid = {
+            target: {call: median(run.get(call, 0) for run in runs) for call in {call for run in runs for call in run}}
+            for target, runs in of.items()
+        }
+        calls = sorted({call for found in mid.values() for call in found}, key=lambda call: -max(found.get(call, 0) for found in mid.values()))
+        lines += [f"| {load} | {' | '.join(targets)} |", "|---|" + "---:|" * len(targets)]
+        kept = [call for call in calls if max(found.get(call, 0) for found in mid.values()) >= FEW]
+        for call in kept:
+            lines.append(f"| `{call}` | " + " | ".join(f"{mid[target].get(call, 0):.2f}" for target in targets) + " |")
+        lines.append("| all | " + " | ".join(f"{sum(mid[target].values()):.2f}" for target in targets) + " |")
+        lines.append("")
+    return "\n".join(lines)
