@@ -109,7 +109,7 @@ async fn servers_are_reached_by_unix_sockets() {
     client.batch_execute("CREATE TEMP TABLE written (n int)").await.unwrap();
 }
 
-/// Where a server's session comes from: its port, or the socket.
+/// Query for the way of a session: the port of its server, or a socket.
 const WAY: &str = "SELECT coalesce(inet_server_port()::text, 'socket')";
 
 /// A server of this host gets connections by its Unix socket, found by the proxy, from users of whom it asks the same there as by TCP.

@@ -281,6 +281,8 @@ pub enum StartError {
 
 /// Maximum number of nodes of a cluster, including those removed since the start.
 pub const MOST_NODES: usize = 1024;
+/// Maximum number of relays of a cluster.
+pub const MOST_RELAYS: usize = 16;
 
 impl ClusterConfig {
     /// Reads the files of `tls`; None if TLS is disabled.
@@ -324,8 +326,8 @@ impl ClusterConfig {
             }
             Target::of(node)?;
         }
-        if self.relays.len() > crate::relays::MOST_RELAYS {
-            return Err(StartError::TooManyRelays { cluster: cluster(), most: crate::relays::MOST_RELAYS });
+        if self.relays.len() > MOST_RELAYS {
+            return Err(StartError::TooManyRelays { cluster: cluster(), most: MOST_RELAYS });
         }
         let mut names = HashSet::new();
         for relay in &self.relays {

@@ -52,12 +52,12 @@ pub mod times;
 mod view;
 
 pub use config::{
-    Candidacy, ClusterConfig, MOST_NODES, NodeConfig, Positions, RegistrySource, RelayConfig, StartError,
+    Candidacy, ClusterConfig, MOST_NODES, MOST_RELAYS, NodeConfig, Positions, RegistrySource, RelayConfig, StartError,
 };
 pub use flush::Flushing;
 pub use handle::{NotReady, Topology};
 pub use proof::TermProof;
-pub use relays::{Durable, MOST_RELAYS, RelayStatus};
+pub use relays::{Durable, RelayStatus};
 pub use session::{ConnectError, connect};
 pub use times::OracleTimes;
 pub use view::{Address, Node, NodeId, NodeView, ReportedPosition, Role, Term, View, WEIGHT_SCALE};

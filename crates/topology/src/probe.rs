@@ -152,7 +152,7 @@ pub(crate) struct Session {
     pub(crate) client: Arc<Client>,
     pub(crate) closed: JoinHandle<()>,
     pub(crate) address: Address,
-    /// This end of a TCP connection.
+    /// Our end of a TCP connection.
     pub(crate) ours: Option<SocketAddr>,
 }
 

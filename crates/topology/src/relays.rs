@@ -28,13 +28,10 @@ use wire::replication::{ANSWERS_QUESTIONS, Flushed, Promised, Question};
 use wire::scram::{Client as Scram, Credential, MECHANISM};
 use wire::{Frame, HEADER, message};
 
-use crate::config::{ClusterConfig, RelayConfig, Target};
+use crate::config::{ClusterConfig, MOST_RELAYS, RelayConfig, Target};
 use crate::handle::Shared;
 use crate::proof::{self, TermProof};
 use crate::view::Term;
-
-/// Maximum number of relays of a cluster.
-pub const MOST_RELAYS: usize = 16;
 
 /// Maximum time to connect and log in.
 const LOGIN: Duration = Duration::from_secs(5);

@@ -17,7 +17,7 @@ pub(in crate::core) struct LocalSocket {
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Nothing speaks against the socket.
+    /// The socket may be tried.
     #[default]
     Untried,
     /// The socket lets this user in without proof. It is unknown if TCP does.
