@@ -387,8 +387,10 @@ class Inventory:
                 inventory.missing[name] = "not built: cargo build --release" if built else "no such file"
                 continue
             peer = inventory.found[name] = KINDS[kind](workspace.adopt(path, name))
-            if name in KINGPOST_VARIANTS:
-                peer.proxy_settings, peer.pool_settings = KINGPOST_VARIANTS[name]
+            # Also of another binary: kingpost-uring-before.
+            variant = next((of for of in KINGPOST_VARIANTS if f"{name}-".startswith(f"{of}-")), None)
+            if variant:
+                peer.proxy_settings, peer.pool_settings = KINGPOST_VARIANTS[variant]
         return inventory
 
 
